@@ -83,7 +83,6 @@ class _Search(Walk):
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        self.notes: list[str] = []
         #: what was emitted, and before which operator: masks of several layers are made once
         self.shared: dict[tuple[Any, ...], tuple[int, Value]] = {}
 
@@ -98,13 +97,12 @@ class _Search(Walk):
             raise NoMatchError("its scores are no matrix")
         return self.attention(op)
 
-    def note(self, op: Operator, found: Found | NoMatchError) -> None:
+    def note(self, op: Operator, found: Found | NoMatchError) -> str:
         """What was found, or why it is none."""
-        if isinstance(found, Found):
-            made = next(o.op for o in found.operators if isinstance(o.op, TiledAttention))
-            self.notes.append(f"'{result(found.op).name}' is attention{described(made)}")
-        else:
-            self.notes.append(f"softmax '{result(op).name}' is not attention: {found}")
+        if not isinstance(found, Found):
+            return f"softmax '{result(op).name}' is not attention: {found}"
+        made = next(o.op for o in found.operators if isinstance(o.op, TiledAttention))
+        return f"'{result(found.op).name}' is attention{described(made)}"
 
     def attention(self, softmax: Operator) -> Found:
         """From a softmax down to the second product, and up to the first."""

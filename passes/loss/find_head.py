@@ -105,7 +105,6 @@ class _Search(Search):
     def __init__(self, graph: Graph, kept: Sequence[str], *, large: bool) -> None:
         super().__init__(graph)
         self.kept, self.large = set(kept), large
-        self.notes: list[str] = []
         self.words = 0
         self.logits: set[str] = set()
 
@@ -117,13 +116,11 @@ class _Search(Search):
                 found.update(v.name for v in o.writes())
         return found
 
-    def note(self, op: Operator, found: Found | NoMatchError) -> None:
+    def note(self, op: Operator, found: Found | NoMatchError) -> str:
         """What was found, or why it is no head."""
-        name = result(op).name
         if isinstance(found, Found):
-            self.notes.append(f"'{name}' and its product are a head of {self.words:,} words")
-        else:
-            self.notes.append(f"cross entropy '{name}' is not fused with a product: {found}")
+            return f"'{result(op).name}' and its product are a head of {self.words:,} words"
+        return f"cross entropy '{result(op).name}' is not fused with a product: {found}"
 
     # -- a loss ---------------------------------------------------------------------------------------------------
 

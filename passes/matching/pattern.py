@@ -8,8 +8,8 @@ are that number; None is an operand that is absent, `...` any.  Operands of Add,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, TypeAlias
 
@@ -18,130 +18,68 @@ from ...language.ir import Operator, Value
 from .graph import COMMUTATIVE, Graph
 
 Captures: TypeAlias = "dict[str, Any]"
-
-
-class Pattern:
-    """What a value may be."""
-
-    def matches(self, graph: Graph, v: Value, names: Captures) -> Iterator[Captures]:
-        """All ways to match a value, given what names stand for; each with what they stand for then."""
-        raise NotImplementedError
-
-    def named(self, name: str) -> Pattern:
-        """The same pattern; the value gets a name."""
-        return _Named(self, name)
-
-
 Term: TypeAlias = "Pattern | str | float | EllipsisType | None"
 
 
-def matches(term: Term, graph: Graph, v: Value | None, names: Captures) -> Iterator[Captures]:
-    """All ways to match an operand."""
-    if term is ... or (term is None and v is None):
+@dataclass(frozen=True)
+class Pattern:
+    """What a value may be: all ways to match one, given what names stand for, each with what they stand for then.
+
+    `kinds`: the operators that make such a value.
+    """
+
+    ways: Callable[[Graph, Value, Captures], Iterator[Captures]]
+    kinds: tuple[str, ...] = ()
+
+    def named(self, name: str) -> Pattern:
+        """The same pattern; the value gets a name."""
+        return Pattern(lambda g, v, names: _each((self, name), g, (v, v), names), self.kinds)
+
+
+def _ways(term: Term, graph: Graph, v: Value | None, names: Captures) -> Iterator[Captures]:
+    if isinstance(term, Pattern):
+        yield from term.ways(graph, v, names) if v is not None else ()
+    elif isinstance(term, str) and v is not None:
+        if names.get(term, v) == v:
+            yield {**names, term: v}
+    elif term is ... or (term is None and v is None) or (isinstance(term, (int, float)) and graph.number(v) == term):
         yield names
-    elif v is None or term is None:
-        return
-    elif isinstance(term, str):
-        yield from _bound(names, term, v)
-    elif isinstance(term, Pattern):
-        yield from term.matches(graph, v, names)
-    elif graph.number(v) == term:
-        yield names
 
 
-def _bound(names: Captures, name: str, what: Any) -> Iterator[Captures]:
-    if name not in names:
-        yield {**names, name: what}
-    elif names[name] == what:
-        yield names
-
-
-@dataclass(frozen=True)
-class _Named(Pattern):
-    inner: Term
-    name: str
-
-    def matches(self, graph: Graph, v: Value, names: Captures) -> Iterator[Captures]:
-        for found in matches(self.inner, graph, v, names):
-            yield from _bound(found, self.name, v)
-
-
-@dataclass(frozen=True)
-class AnyOf(Pattern):
-    """One of several patterns, the first that fits."""
-
-    options: tuple[Term, ...]
-
-    def matches(self, graph: Graph, v: Value, names: Captures) -> Iterator[Captures]:
-        for option in self.options:
-            yield from matches(option, graph, v, names)
-
-
-@dataclass(frozen=True)
-class _Number(Pattern):
-    name: str
-    fits: Callable[[float], bool]
-
-    def matches(self, graph: Graph, v: Value, names: Captures) -> Iterator[Captures]:
-        found = graph.number(v)
-        if found is not None and self.fits(found):
-            yield from _bound(names, self.name, found)
-
-
-@dataclass(frozen=True)
-class _Through(Pattern):
-    kinds: tuple[str, ...]
-    inner: Term
-
-    def matches(self, graph: Graph, v: Value, names: Captures) -> Iterator[Captures]:
-        yield from matches(self.inner, graph, v, names)
-        op = graph.producer(v, *self.kinds)
-        if op is not None and op.inputs[0] is not None and all(graph.number(r) is not None for r in op.inputs[1:]):
-            yield from self.matches(graph, op.inputs[0], names)
-
-
-@dataclass(frozen=True)
-class Operation(Pattern):
-    """The first result of an operator of some kinds; attributes are equal, or named."""
-
-    kinds: tuple[str, ...]
-    inputs: tuple[Term, ...]
-    attributes: dict[str, Any] = field(hash=False)
-
-    def matches(self, graph: Graph, v: Value, names: Captures) -> Iterator[Captures]:
-        op = graph.producer(v, *self.kinds)
-        if op is not None and op.outputs[0] == v:
-            yield from self.matches_operator(graph, op, names)
-
-    def matches_operator(self, graph: Graph, op: Operator, names: Captures) -> Iterator[Captures]:
-        """All ways to match an operator."""
-        names = {**names}
-        for key, wanted in self.attributes.items():
-            there = getattr(op.op, key)
-            if there != (names.setdefault(wanted, there) if isinstance(wanted, str) else wanted):
-                return
-        given = [*op.inputs, *[None] * (len(self.inputs) - len(op.inputs))]
-        wanted = [*self.inputs, *[None] * (len(given) - len(self.inputs))]
-        yield from _each(wanted, graph, given, names)
-        if op.op.name in COMMUTATIVE and len(given) == 2 and given[0] != given[1]:
-            yield from _each(wanted, graph, given[::-1], names)
-
-
-def _each(terms: list[Term], graph: Graph, given: list[Value | None], names: Captures) -> Iterator[Captures]:
+def _each(terms: Sequence[Term], graph: Graph, given: Sequence[Value | None], names: Captures) -> Iterator[Captures]:
+    """All ways to match some values."""
     if not terms:
         yield names
         return
-    for found in matches(terms[0], graph, given[0], names):
+    for found in _ways(terms[0], graph, given[0], names):
         yield from _each(terms[1:], graph, given[1:], found)
 
 
 class _Operations:
-    """`op.Exp("x")` is a pattern; `op["Log", "Log1p"]("x")` of several kinds."""
+    """`op.Exp("x")` is a pattern, the first result of an Exp; `op["Log", "Log1p"]("x")` of several kinds."""
 
-    def __getitem__(self, kinds: tuple[str, ...]) -> Callable[..., Operation]:
-        return lambda *inputs, **attributes: Operation(kinds, inputs, attributes)
+    def __getitem__(self, kinds: tuple[str, ...]) -> Callable[..., Pattern]:
+        def pattern(*inputs: Term, **attributes: Any) -> Pattern:
+            def ways(graph: Graph, v: Value, names: Captures) -> Iterator[Captures]:
+                op = graph.producer(v, *kinds)
+                if op is None or op.outputs[0] != v:
+                    return
+                names = {**names}
+                for key, wanted in attributes.items():
+                    there = getattr(op.op, key)
+                    if there != (names.setdefault(wanted, there) if isinstance(wanted, str) else wanted):
+                        return
+                given = (*op.inputs, *[None] * (len(inputs) - len(op.inputs)))
+                terms = (*inputs, *[None] * (len(given) - len(inputs)))
+                yield from _each(terms, graph, given, names)
+                if op.op.name in COMMUTATIVE and given[0] != given[1]:
+                    yield from _each(terms, graph, given[::-1], names)
 
-    def __getattr__(self, kind: str) -> Callable[..., Operation]:
+            return Pattern(ways, kinds)
+
+        return pattern
+
+    def __getattr__(self, kind: str) -> Callable[..., Pattern]:
         return self[(kind,)]
 
 
@@ -150,17 +88,31 @@ op = _Operations()
 
 def any_of(*options: Term) -> Pattern:
     """The first of these that fits."""
-    return AnyOf(options)
+    kinds = tuple(kind for o in options if isinstance(o, Pattern) for kind in o.kinds)
+    return Pattern(lambda graph, v, names: (n for o in options for n in _ways(o, graph, v, names)), kinds)
 
 
 def number(name: str, fits: Callable[[float], bool] = lambda c: True) -> Pattern:
     """A constant of one number, which gets a name."""
-    return _Number(name, fits)
+
+    def ways(graph: Graph, v: Value, names: Captures) -> Iterator[Captures]:
+        c = graph.number(v)
+        if c is not None and fits(c) and names.get(name, c) == c:
+            yield {**names, name: c}
+
+    return Pattern(ways)
 
 
 def through(kinds: tuple[str, ...], inner: Term) -> Pattern:
     """A pattern behind any number of operators of these kinds, whose other operands are numbers."""
-    return _Through(kinds, inner)
+
+    def ways(graph: Graph, v: Value, names: Captures) -> Iterator[Captures]:
+        yield from _ways(inner, graph, v, names)
+        op = graph.producer(v, *kinds)
+        if op is not None and op.inputs[0] is not None and all(graph.number(r) is not None for r in op.inputs[1:]):
+            yield from ways(graph, op.inputs[0], names)
+
+    return Pattern(ways)
 
 
 @dataclass(frozen=True)
@@ -181,4 +133,4 @@ class Match:
 
 def match(pattern: Term, graph: Graph, v: Value | None, **names: Any) -> Captures | None:
     """What the names of a pattern stand for, where a value fits; None where it does not.  `names`: known before."""
-    return next(matches(pattern, graph, v, names), None)
+    return next(_ways(pattern, graph, v, names), None)

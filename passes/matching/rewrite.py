@@ -11,7 +11,7 @@ from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
 from ..cleanup.dead_code import prune
 from .graph import Graph, NoMatchError, result
-from .pattern import AnyOf, Match, Operation, Term
+from .pattern import Match, Pattern, match
 
 
 class Found(NamedTuple):
@@ -31,6 +31,8 @@ class Search:
         self.graph, self.block = graph, graph.block
         #: by the names of the results of the operators that they replace
         self.found: dict[str, Sequence[Operator]] = {}
+        #: what came of each operator
+        self.notes: list[str] = []
 
     @cached_property
     def b(self) -> Builder:
@@ -41,21 +43,23 @@ class Search:
         """What an operator is part of, and what takes its place; NoMatchError with the reason where it is no part."""
         raise NotImplementedError
 
-    def note(self, op: Operator, found: Found | NoMatchError) -> None:
-        """Is told what came of each."""
+    def note(self, op: Operator, found: Found | NoMatchError) -> str:
+        """What came of an operator, for users."""
+        return ""
 
     def run(self) -> bool:
         """Looks at all; whether anything was found."""
         for op in self.block.operators:
             if op.op.name not in self.kinds or op.role not in self.roles:
                 continue
-            self.b.operators.clear()
+            self.b.operators = []
+            found: Found | NoMatchError
             try:
                 found = self.at(op)
                 self.found[result(found.op).name] = found.operators
-                self.note(op, found)
             except NoMatchError as e:
-                self.note(op, e)
+                found = e
+            self.notes.append(self.note(op, found))
         return bool(self.found)
 
     def emitted(self, op: Operator, made: Value, role: Role | None = None) -> Found:
@@ -81,14 +85,8 @@ class Search:
 class Rule:
     """A pattern, and what emits its replacement: the last value, or None where it is to stay."""
 
-    pattern: Term
+    pattern: Pattern
     make: Callable[[Match], Value | None]
-
-    @property
-    def operations(self) -> tuple[Operation, ...]:
-        """The pattern; the options of one with several."""
-        options = self.pattern.options if isinstance(self.pattern, AnyOf) else (self.pattern,)
-        return tuple(o for o in options if isinstance(o, Operation))
 
 
 class _Rules(Search):
@@ -96,21 +94,19 @@ class _Rules(Search):
 
     def __init__(self, block: Block, rules: Sequence[Rule]) -> None:
         super().__init__(Graph(block))
-        self.rules: dict[str, list[tuple[Operation, Rule]]] = {}
+        self.rules: dict[str, list[Rule]] = {}
         for rule in rules:
-            for p in rule.operations:
-                for kind in p.kinds:
-                    self.rules.setdefault(kind, []).append((p, rule))
+            for kind in dict.fromkeys(rule.pattern.kinds):
+                self.rules.setdefault(kind, []).append(rule)
         self.kinds = self.rules.keys()  # type: ignore[misc]
 
     def at(self, op: Operator) -> Found:
         out = result(op)
-        for p, rule in self.rules[op.op.name]:
-            names = next(p.matches_operator(self.graph, op, {}), None)
+        for rule in self.rules[op.op.name]:
+            names = match(rule.pattern, self.graph, out)
             if names is None:
                 continue
-            self.b.operators.clear()
-            self.b.prefix = out.name
+            self.b.operators, self.b.prefix = [], out.name
             made = rule.make(Match(self.graph, self.b, op, names))
             if made is not None and made.type == out.type:
                 found = self.emitted(op, made)
