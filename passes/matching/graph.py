@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ...language.ir import Block, Operator, Role, Value
+from ...language.ir import Block, Free, Operator, Role, Value
 from ..cleanup.dead_code import prune
 from .known import Known
 
@@ -56,7 +56,7 @@ class Graph:
     def _readers(self) -> dict[str, list[Operator]]:
         found: dict[str, list[Operator]] = {}
         for op in self._counted:
-            for v in op.reads():
+            for v in () if isinstance(op.op, Free) else op.reads():
                 found.setdefault(v.name, []).append(op)
         return found
 
