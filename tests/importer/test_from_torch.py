@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,23 +16,10 @@ import recompute as rc
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "small_cases"))
+from beside import Net  # noqa: E402
+
 nn, F = torch.nn, torch.nn.functional
-
-
-class Net(nn.Module):
-    """A function of itself and its inputs, with parts."""
-
-    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(self, *inputs)
 
 
 class Reversed(torch.autograd.Function):
