@@ -342,9 +342,12 @@ class Program:
         """
         return _modes().evaluate(self, feed, fetch_list, place, averaged=averaged)
 
-    def digests(self) -> dict[str, str]:
-        """Digests of parameters, buffers and state, by name and part, as ranks compare them.  Linear in their bytes."""
-        return _modes().values_to_compare(self)
+    def digests(self, mesh: Any = None, rank: int = 0) -> dict[str, str]:
+        """Digests of parameters, buffers and state, by name and part, as ranks compare them.  Linear in their bytes.
+
+        `mesh`, `rank`: where it runs, if it was written for ranks by hand (`Program.mesh` is None).
+        """
+        return _modes().values_to_compare(self, mesh, rank)
 
     def freeze(self, patterns: str | Sequence[str], *, eval: bool = False) -> Program:
         """Stops the training of parameters that names or globs match; returns the program.
