@@ -18,6 +18,7 @@ from ..language.ir import Block, Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.verify import verify
 from ..passes.cleanup.for_test import ForTest, in_inference
+from ..passes.pipelines.forward import own_forward
 from ..passes.sharding.zero import read_gathered
 from ..support.patterns import Patterns
 from .averages import applied
@@ -90,7 +91,7 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
     if program.division is not None:  # a rank has parts of parameters: it gathers them
         how = dataclasses.replace(program.division, again=False)
         made.block, _ = read_gathered(made.block, list(program.sharded), how)
-    made.block = verify(made.block)
+    made.block = verify(made.block if program.pipe is None else own_forward(made.block, program.pipe))
     if made.data is not program.data:
         share_arrays(made, program)
     drawn = [next(op.writes()).name for op in made.operators if op.op.random]
