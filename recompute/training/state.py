@@ -67,7 +67,7 @@ def _must_be_whole(program: Program) -> None:
     if program.first_stages:
         raise UsageError(
             f"program '{program.block.name}' is one stage of a pipeline: this rank has a part of the parameters and "
-            "state, and files of all stages together are not written yet; program.data has this rank's arrays by name"
+            "state. rc.Trainer(..., mesh=...) writes checkpoints of all stages; rc.load_state reads a stage's part"
         )
 
 
