@@ -21,7 +21,7 @@ from ..runtime.communication.agreement import must_be_same
 from ..runtime.communication.started import given_rank, started_together
 from ..training.origin import values_to_compare
 from ..training.parallel import DataParallel
-from ..training.pipeline import cuts_of
+from ..training.stages import cuts_of
 from ..training.protocol import AnyOptimizer
 
 T = TypeVar("T")
@@ -241,7 +241,7 @@ def shared(
 def _with_cuts(optimizer: DataParallel, program: Program) -> DataParallel:
     """The same with the cuts of a pipeline by name: those of smaller batches and of the evaluation are the same."""
     parallel = optimizer._parallel
-    if parallel.pipe is not None:
+    if parallel is not None and parallel.pipe is not None:
         optimizer._parallel = dataclasses.replace(parallel, cuts=cuts_of(program, parallel.pipe, parallel.cuts))
     return optimizer
 
