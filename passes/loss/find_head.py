@@ -107,6 +107,7 @@ class _Search(Search):
     def __init__(self, graph: Graph, kept: Sequence[str], *, large: bool) -> None:
         super().__init__(graph)
         self.kept, self.large = set(kept), large
+        graph.outputs = tuple(kept)  # others may leave the block's outputs
         self.words = 0
         self.logits: set[str] = set()
 
