@@ -76,7 +76,7 @@ class _Chains:
         if not self.extend(chain, v, first, self.allowed(v)) or all(map(_is_view, chain.operators)):
             return
         inside = {next(o.writes()).name for o in chain.operators}
-        if inside.union(self.persistent).issuperset(r.name for o in chain.operators for r in o.reads()):
+        if all(r.name in inside or r.name in self.persistent for o in chain.operators for r in o.reads()):
             return  # a parameter in another precision, which all of its readers share
         new: dict[str, Value] = {}
         for o in chain.operators:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Concatenate, ParamSpec, Protocol, overload
 
@@ -63,6 +63,10 @@ def edits(function: Callable[Concatenate[Graph, P], None]) -> Editing[P]:
     return edit
 
 
+#: nodes that are inserted, by the identity of another node
+Added = Mapping[int, Sequence[onnx.NodeProto]]
+
+
 class Graph:
     """The graph of a model while it is edited; `nodes` are its own."""
 
@@ -100,10 +104,25 @@ class Graph:
 
     def readers(self, name: str) -> list[onnx.NodeProto]:
         """Nodes that read a value themselves.  UsageError if a subgraph does."""
-        found = [n for n in self.nodes if name in n.input]
-        if any(name in names_read([n]) for n in self.nodes if n.attribute and name not in n.input):
-            raise UsageError(f"'{name}' is read inside an If, Loop or Scan, where it cannot be edited")
-        return found
+        return self.reading()(name)
+
+    def reading(self) -> Callable[[str], list[onnx.NodeProto]]:
+        """`readers` of the graph as it is now, for many values."""
+        found: dict[str, list[onnx.NodeProto]] = {}
+        inside: set[str] = set()
+        for n in self.nodes:
+            own = dict.fromkeys(n.input)
+            for name in own:
+                found.setdefault(name, []).append(n)
+            if n.attribute:
+                inside.update(name for name in names_read([n]) if name not in own)
+
+        def readers(name: str) -> list[onnx.NodeProto]:
+            if name in inside:
+                raise UsageError(f"'{name}' is read inside an If, Loop or Scan, where it cannot be edited")
+            return found.get(name, [])
+
+        return readers
 
     def fresh(self, wish: str) -> str:
         """`wish`, or `wish_1`, `wish_2`, ... where the graph has a value of that name; it is then taken."""
@@ -135,12 +154,12 @@ class Graph:
     def constant_matrix(self, name: str) -> np.ndarray:
         """The contents of a weight: of an initializer, a Constant or a fill, or dequantised.  UsageError for others."""
         found = self.constant(name)
-        node = self.makers().get(name)
-        if found is None and node is not None and node.op_type == "ConstantOfShape":
+        node = self.makers().get(name) if found is None else None
+        if node is not None and node.op_type == "ConstantOfShape":
             shape = self.constant(node.input[0])
             value = onnx.numpy_helper.to_array(node.attribute[0].t) if node.attribute else np.zeros(1, np.float32)
             found = None if shape is None else np.full(tuple(shape.tolist()), value[0], value.dtype)
-        elif found is None and node is not None and node.op_type == "DequantizeLinear":
+        elif node is not None and node.op_type == "DequantizeLinear":
             codes, scale = self.constant(node.input[0]), self.constant(node.input[1])
             if codes is not None and scale is not None and len(node.input) == 2:
                 axis = next((a.i for a in node.attribute if a.name == "axis"), 1) % codes.ndim
@@ -150,9 +169,14 @@ class Graph:
             raise UsageError(f"the contents of '{name}' are not in the model")
         return found
 
-    def place(self, node: onnx.NodeProto) -> int:
-        """The position of a node."""
-        return next(i for i, n in enumerate(self.nodes) if n is node)
+    def places(self) -> dict[int, int]:
+        """The positions of nodes, by their identity."""
+        return {id(n): i for i, n in enumerate(self.nodes)}
+
+    def insert(self, before: Added, after: Added | None = None) -> None:
+        """Inserts nodes before and behind others, which are named by their identity."""
+        after = after or {}
+        self.nodes = [m for n in self.nodes for m in (*before.get(id(n), ()), n, *after.get(id(n), ()))]
 
     def place_of(self, value: str) -> int:
         """The position of the node that writes a value; -1 for inputs and initializers."""
@@ -163,10 +187,10 @@ class Graph:
         fill_tensor(self.model.graph.initializer.add(), name, array)
         self.tensors[name] = self.model.graph.initializer[-1]
 
-    def remove_tensor(self, name: str) -> None:
-        """Removes an initializer, and its declaration as an input in old models."""
+    def remove_tensors(self, names: Collection[str]) -> None:
+        """Removes initializers, and their declarations as inputs in old models."""
         for field in (self.model.graph.initializer, self.model.graph.input, self.model.graph.value_info):
-            for i in [i for i, t in enumerate(field) if t.name == name][::-1]:
+            for i in [i for i, t in enumerate(field) if t.name in names][::-1]:
                 del field[i]
         self.tensors = {t.name: t for t in self.model.graph.initializer}
 
@@ -191,7 +215,7 @@ class Graph:
             if name in names_read(self.nodes) or name in self.outputs():
                 continue
             if name in self.tensors:
-                self.remove_tensor(name)
+                self.remove_tensors([name])
             elif name in makers:
                 self.nodes = [n for n in self.nodes if n is not makers[name]]
                 left += makers[name].input

@@ -11,8 +11,10 @@ from onnx import helper
 from ..errors import UsageError
 from .graph import Graph, edits
 from .lora import chosen
-from .merge import replace_weight
 from .weights import Weight, matrices, weight_of
+
+#: nodes by the identity of the one that they come before
+Inserted = dict[int, list[onnx.NodeProto]]
 
 __all__ = ["quantize_frozen"]
 
@@ -32,20 +34,29 @@ def quantize_frozen(model: Graph, patterns: str | Sequence[str] | None = None) -
     ModelProto, or a Program for a Program.  `patterns`: names or globs of weights (default: all of linear layers).
     Adapters come after it: `rc.lora(rc.quantize_frozen(model), ...)`.  UsageError for weights that are read otherwise.
     """
-    for w in _linear(model) if patterns is None else chosen(model, patterns, "quantize_frozen"):
-        if w.kind != "linear":
-            raise UsageError(
-                f"'{w.name}' is a table that Gather reads: only weights of linear layers are stored in 8 bits"
-            )
-        _store(model, w)
+    weights = _linear(model) if patterns is None else chosen(model, patterns, "quantize_frozen")
+    if tables := [w.name for w in weights if w.kind != "linear"]:
+        raise UsageError(
+            f"'{tables[0]}' is a table that Gather reads: only weights of linear layers are stored in 8 bits"
+        )
+    readers, makers = model.reading(), model.makers()
+    before: Inserted = {}
+    frozen = [name for w in weights for name in _store(model, w, readers(w.name), before)]
+    model.insert(before)
+    made = [makers[w.name] for w in weights if w.name in makers]
+    gone = set(map(id, made))
+    model.nodes = [n for n in model.nodes if id(n) not in gone]
+    model.remove_tensors({w.name for w in weights})
+    model.drop_unread([i for n in made for i in n.input])
+    model.freeze(frozen)
 
 
 def _linear(model: Graph) -> list[Weight]:
     """All weights that only linear layers read."""
-    found = []
+    found, readers = [], model.reading()
     for name, (shape, kind) in matrices(model).items():
         try:
-            w = weight_of(model, name, shape, kind)
+            w = weight_of(readers, name, shape, kind)
         except UsageError:
             continue
         if w.kind == "linear" and model.constant(name) is not None:
@@ -67,7 +78,11 @@ def quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     return codes.astype(np.int8), scale
 
 
-def _store(model: Graph, w: Weight) -> None:
+def _store(
+    model: Graph, w: Weight, readers: Sequence[onnx.NodeProto], before: dict[int, list[onnx.NodeProto]]
+) -> list[str]:
+    """Adds codes and scales of a weight, and to `before` what makes it of them for each of its readers; what of it is
+    frozen."""
     if w.onnx_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16):
         raise UsageError(f"'{w.name}' is neither float32 nor float16: DequantizeLinear makes no other weights")
     array = model.constant(w.name)
@@ -79,14 +94,11 @@ def _store(model: Graph, w: Weight) -> None:
     except UsageError as e:
         raise UsageError(f"'{w.name}': {e}") from None
     names = model.fresh(f"{w.name}.int8"), model.fresh(f"{w.name}.scale")
-    readers = model.readers(w.name)
     made = [w.name, *(model.fresh(w.name) for _ in readers[1:])]
-    replace_weight(model, w.name, array)  # a Constant node becomes an initializer
-    model.remove_tensor(w.name)
     for name, contents in zip(names, (codes, scale), strict=True):
         model.add_tensor(name, contents)
     for value, node in zip(made, readers, strict=True):
-        at = model.place(node)
         node.input[:] = [value if i == w.name else i for i in node.input]
-        model.nodes.insert(at, helper.make_node("DequantizeLinear", names, [value], name=value, axis=axis))
-    model.freeze([w.name, names[1]])
+        again = helper.make_node("DequantizeLinear", names, [value], name=value, axis=axis)
+        before.setdefault(id(node), []).append(again)
+    return [w.name, names[1]]

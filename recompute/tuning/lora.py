@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -152,7 +153,8 @@ def chosen(model: Graph, patterns: str | Sequence[str], who: str) -> list[Weight
     if useless is not None:
         refuse_codes(model, useless, who)
         raise UsageError(f"{who}: no matrix of the model is called '{useless}'{nearest(useless, known)}")
-    return [weight_of(model, n, shape, kind) for n, (shape, kind) in known.items() if wanted.fit(n)]
+    readers = model.reading()
+    return [weight_of(readers, n, shape, kind) for n, (shape, kind) in known.items() if wanted.fit(n)]
 
 
 def refuse_codes(model: Graph, pattern: str, who: str) -> None:
@@ -202,10 +204,18 @@ def add_adapters(
         if model.fresh(name) != name:
             raise UsageError(f"the model has a value '{name}' already, which an adapter would be called")
         model.add_tensor(name, arrays[name])
+    before, after = defaultdict[int, list[onnx.NodeProto]](list), dict[int, list[onnx.NodeProto]]()
+    places, makers = model.places(), model.makers()
     for a, w in zip(adapters, weights, strict=True):
         if a.dora and a.kind == "embedding":
             raise UsageError(f"DoRA of tables is not supported: '{a.weight}' is read by Gather; leave it out, or dora")
-        _Writer(model, a, w).write()
+        first = min(places[id(s.node)] for s in w.sites)
+        if a.dora and a.weight in makers:
+            first = max(first, places[id(makers[a.weight])] + 1)
+        shared, own = _Writer(model, a, w).written()
+        before[id(model.nodes[first])] += shared
+        after.update((id(site.node), nodes) for site, nodes in zip(w.sites, own, strict=True))
+    model.insert(before, after)
     model.set_trained([*names, *train])
     model.say(ADAPTERS, [asdict(a) for a in adapters])
 
@@ -227,25 +237,23 @@ class _Writer:
         array = np.array(value, self.numbers) if isinstance(value, float) else np.array([value], np.int64)
         return self.put("Constant", [], what, value=onnx.numpy_helper.from_array(array))
 
-    def write(self) -> None:
+    def written(self) -> tuple[list[onnx.NodeProto], list[list[onnx.NodeProto]]]:
+        """The nodes that all readers of the weight share, and those behind each."""
         a, names = self.a, self.a.tensors
         down = self.put("Transpose", [names["A"]], "lora_A.turned", perm=[1, 0])
         up = self.put("Transpose", [names["B"]], "lora_B.turned", perm=[1, 0])
         factor = self.number(a.factor, "lora_factor")
         ratio = self.ratio(down, up, factor) if a.dora else ""
         shared, self.made = self.made, []
-        first = min(self.model.place(s.node) for s in self.w.sites)
-        if a.dora:  # the weight may be made by a node
-            first = max(first, self.model.place_of(a.weight) + 1)
-        self.model.nodes[first:first] = shared
+        own = []
         for k, site in enumerate(self.w.sites):
             found = self.site(site, down, up, factor, ratio)
             found["added"] = [n.output[0] for n in (*self.made, *(shared if k == 0 else ()))]
             found["added"].append(found["output"])
-            at = self.model.place(site.node)
-            self.model.nodes[at + 1 : at + 1] = self.made
+            own.append(self.made)
             self.made = []
             a.sites.append(found)
+        return shared, own
 
     def site(self, site: Site, down: str, up: str, factor: str, ratio: str) -> dict[str, Any]:
         """Writes what is added to one reader of the weight; its entry of the metadata."""

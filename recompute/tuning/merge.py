@@ -63,22 +63,22 @@ def _contents(graph: Graph, name: str) -> np.ndarray:
 
 def without_adapters(graph: Graph, adapters: list[Adapter]) -> None:
     """Takes adapters out of a graph: its nodes are those of the base again."""
-    for a in adapters:
-        added = {name for s in a.sites for name in s["added"]}
-        graph.nodes = [n for n in graph.nodes if not added.intersection(n.output)]
-        for site in a.sites:
-            for node in graph.nodes:
-                if site["base"] in node.output:
-                    node.output[0] = site["output"]
-                    node.input.extend([site["bias"]] if site["bias"] else [])
-        graph.drop_unread(a.tensors.values())
+    sites = [s for a in adapters for s in a.sites]
+    added = {name for s in sites for name in s["added"]}
+    graph.nodes = [n for n in graph.nodes if added.isdisjoint(n.output)]
+    makers = graph.makers()
+    for site in sites:
+        if (node := makers.get(site["base"])) is not None:
+            node.output[0] = site["output"]
+            node.input.extend([site["bias"]] if site["bias"] else [])
+    graph.drop_unread([name for a in adapters for name in a.tensors.values()])
     graph.say(ADAPTERS, None)
     graph.set_trained(None)
 
 
 def replace_weight(graph: Graph, name: str, array: np.ndarray) -> None:
     """Gives a weight other contents; one that a node makes becomes an initializer."""
-    maker = graph.makers().get(name)
+    maker = None if name in graph.tensors else graph.makers().get(name)
     if maker is not None:
         graph.nodes.remove(maker)
         graph.drop_unread(maker.input)

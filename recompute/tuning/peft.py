@@ -100,7 +100,7 @@ def _stored_turned(model: Graph, name: str) -> bool:
     """Whether a tensor is the weight of a linear layer that is stored [in, out], which PyTorch stores [out, in]."""
     known = matrices(model)
     try:
-        w = weight_of(model, name, *known[name]) if name in known else None
+        w = weight_of(model.reading(), name, *known[name]) if name in known else None
     except UsageError:  # something else reads it
         return False
     return w is not None and w.kind == "linear" and not w.turned
@@ -150,14 +150,14 @@ def load_adapter(model: Graph, folder: str | PathLike[str]) -> None:
             continue
         kinds[name.removesuffix(end)], what = _PARTS[end]
         found.setdefault(name.removesuffix(end), {})[what] = array
-    known, alpha_of = matrices(model), _alphas(config, folder)
+    known, readers, alpha_of = matrices(model), model.reading(), _alphas(config, folder)
     adapters: list[Adapter] = []
     weights: list[Weight] = []
     arrays: dict[str, np.ndarray] = {}
     for module, parts in found.items():
         name = _match(module, [n.removesuffix(".weight") for n in known])
         weight = f"{name}.weight" if f"{name}.weight" in known else name
-        w = weight_of(model, weight, *known[weight])
+        w = weight_of(readers, weight, *known[weight])
         a = _adapter(module, w, parts, config, alpha_of(module))
         _check(module, a, w, parts, kinds[module])
         adapters.append(a)
@@ -277,6 +277,6 @@ def _replace(model: Graph, name: str, array: np.ndarray) -> str:
             f"the adapter does not fit the model: '{name}' is {list(array.shape)}, not {list(tensor.dims)}"
         )
     numbers = tensor_array(tensor).dtype
-    model.remove_tensor(own)
+    model.remove_tensors([own])
     model.add_tensor(own, array.astype(numbers))
     return own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx
@@ -72,13 +73,15 @@ def matrices(model: Graph) -> dict[str, tuple[tuple[int, int], int]]:
     return {n: (s, k) for n, (s, k) in found.items() if len(s) == 2 and k in floats}
 
 
-def weight_of(model: Graph, name: str, shape: tuple[int, int], onnx_type: int) -> Weight:
-    """A weight with its readers.  UsageError where one of them is no linear layer and no table."""
+def weight_of(
+    readers: Callable[[str], list[onnx.NodeProto]], name: str, shape: tuple[int, int], onnx_type: int
+) -> Weight:
+    """A weight with its readers (`Graph.reading`).  UsageError where one of them is no linear layer and no table."""
     sites: list[Site] = []
-    for node in model.readers(name):
+    for node in readers(name):
         if node.op_type == "Transpose" and node.domain in _STANDARD and len(shape) == 2:
             turned = node.output[0]
-            sites += [_site(name, n, turned, turned=True) for n in model.readers(turned)]
+            sites += [_site(name, n, turned, turned=True) for n in readers(turned)]
         else:
             sites.append(_site(name, node, name, turned=False))
     if not sites:

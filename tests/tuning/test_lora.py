@@ -175,3 +175,15 @@ def test_models_that_pytorch_exported(name: str, patterns: str) -> None:
         onnxruntime.InferenceSession(rc.merge_adapters(program).SerializeToString()).run([name], feed)[0],
         program.evaluate(feed, [name])[0], rtol=0, atol=2e-5,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", [rc.lora, rc.quantize_frozen])
+def test_a_graph_is_searched_once_for_all_weights(edit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each weight: a large model would take quadratic time."""
+    from recompute.tuning.graph import Graph
+
+    calls = []
+    reading = Graph.reading
+    monkeypatch.setattr(Graph, "reading", lambda self: calls.append(self) or reading(self))
+    assert len(edit(llama(), LINEAR).graph.initializer) > 7
+    assert 1 <= len(calls) <= 2
