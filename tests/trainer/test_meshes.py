@@ -104,7 +104,7 @@ def _on_ranks(mesh: str, folder: Path, one: dict[str, Any], zero: int = 0) -> di
     return found
 
 
-@pytest.mark.parametrize(("mesh", "zero"), [("pp=2", 0), pytest.param("dp=2,pp=2", 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("mesh", "zero"), [("pp=2", 0), ("dp=2,pp=2", 1)])
 def test_a_pipeline_has_the_bits_of_one_process(
     mpi: None, mesh: str, zero: int, one: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_pipeline_has_the_bits_of_one_process(
     assert _without_files(run("dp=1", tmp_path / "cut", resume=True)) == _without_files(one["all"])
 
 
-@pytest.mark.parametrize(("mesh", "zero"), [("tp=2", 0), pytest.param("dp=2,tp=2", 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("mesh", "zero"), [("tp=2", 0), ("dp=2,tp=2", 3)])
 def test_divided_operators_have_the_results_of_one_process(
     mpi: None, mesh: str, zero: int, one: dict[str, Any], tmp_path: Path
 ) -> None:
