@@ -88,6 +88,14 @@ def test_imports_point_one_way() -> None:
     assert not wrong
 
 
+def test_the_page_has_the_layers() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
+    line = page.partition("Imports point one way: ")[2].partition(".")[0]
+    shown = [set(names.split(", ")) for names in " ".join(line.split()).split(" → ")]
+    layers = iter(LAYERS)
+    assert all(any(names <= layer for layer in layers) for names in shown), shown
+
+
 def test_imports_by_name_are_for_plug_ins() -> None:
     assert graph().calling("import_module") == BY_NAME
     assert not graph().calling("__import__")

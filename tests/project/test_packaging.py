@@ -175,7 +175,8 @@ def test_a_missing_docstring_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+    "page",
+    ["README.md", "CONTRIBUTING.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))],
 )
 def test_names_of_the_api_in_documents_are_there(page: str) -> None:
     for path in sorted(set(re.findall(r"\brc((?:\.[A-Za-z_]\w*)+)", (ROOT / page).read_text()))):
