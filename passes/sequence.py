@@ -12,6 +12,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+from ..boundary import as_block
+from ..errors import expect
 from ..language.ir import Block, Operator
 from ..language.kernels import accepting, provider
 from ..language.types import TensorType
@@ -66,6 +68,8 @@ def step_passes(
     optimizers run on the forward pass, and the user's `checkpoints`; without it, the block is already a training step.
     `offload`: the checkpoints are offloaded.
     """
+    if plan is not None:
+        expect("plan", plan, RecomputePlan, "a RecomputePlan")
     return [
         *(training_passes(target, loss, checkpoints) if loss is not None else ()),
         *cleanup_passes(target, planned=plan is not None and not plan.only_approximates),
@@ -92,7 +96,7 @@ def training_passes(target: Target, loss: str, checkpoints: Sequence[str] = ()) 
 
 def cleanup_passes(target: Target, *, planned: bool = False) -> list[Pass]:
     """The first passes of any step.  `planned`: a plan will define which normalised values are recomputed."""
-    rebuild = target.rebuild and not planned
+    rebuild = expect("target", target, Target, "an rc.Target").rebuild and not planned
     weights = [TemporaryWeights()] if target.rebuild else []
     return [Unplan(), DeadCode(), *weights, *([Rebuild()] if rebuild else ()), CommitUpdates()]
 
@@ -167,7 +171,7 @@ def cleaned(block: Block, target: Target, *, planned: bool = False) -> Block:
     Without outputs, dead code is undefined: the block is returned unchanged.
     """
     passes = cleanup_passes(target, planned=planned)
-    return run_passes(block, passes if block.outputs else passes[:1])
+    return run_passes(block, passes if as_block(block).outputs else passes[:1])
 
 
 def lowered(block: Block, target: Target) -> Block:

@@ -151,11 +151,10 @@ def _given(job: Job, model: dict[str, Any], update: Callable[[str], None]) -> An
         job.optimizer(), args.cluster, zero=args.zero or 0, micro_batches=args.micro_batches, batch=args.batch,
         schedule=args.schedule or "1f1b", chunks=args.chunks or 1, accumulate="running",
     )  # fmt: skip
-    count = args.cluster.size("pp")
     found = estimate_stages(
         args.model, optimizer, checkpoints=job.checkpoint_patterns(), network=args.network,
         target=target if args.device is None else as_published(target),
-        done=lambda n: update(f"compiled {n} of {count} stages"), **model,
+        progress=update, **model,
     )  # fmt: skip
     job.report.cluster = found.to_dict()
     job.say(str(found))

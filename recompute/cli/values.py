@@ -27,10 +27,10 @@ def finite(x: Any) -> Any:
 def target_of(args: argparse.Namespace) -> Target:
     """The target that the options describe."""
     from ..passes.target import Target
-    from ..places import named_place
+    from ..places import as_place
 
     return Target(
-        named_place(args.place),
+        as_place(args.place),
         args.providers,
         args.cost,
         args.precision,
@@ -43,7 +43,7 @@ def target_of(args: argparse.Namespace) -> Target:
 
 def loading_of(args: argparse.Namespace) -> Loading:
     """How the options say that the model is loaded, batch and shapes aside."""
-    from ..budgets import parse_bytes
+    from ..budgets import as_bytes
     from ..compiling.sources import Loading
 
     return Loading(
@@ -52,7 +52,7 @@ def loading_of(args: argparse.Namespace) -> Loading:
         unroll=split(args.unroll) if isinstance(args.unroll, str) else bool(args.unroll),
         seed=args.seed,
         max_seconds=args.max_seconds,
-        max_bytes=None if args.max_bytes is None else parse_bytes(args.max_bytes),
+        max_bytes=None if args.max_bytes is None else as_bytes(args.max_bytes),
         dims=sizes(args.dim),
         set=dict(bound(s) for s in args.set),
     )

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..boundary import as_loss, as_names, as_program, as_texts
 from ..budgets import Budget
 from ..cost import CostModel, kept_bytes, link_of, operator_cost, step_seconds, this_cpu
-from ..errors import NotFiniteError, UsageError, nearest
+from ..errors import NotFiniteError, UsageError, expect, nearest
 from ..language.ir import Block, Free, Role, Value
-from ..language.program import Program
+from ..language.program import Program, Variable
 from ..passes import RecomputePlan, Target, memory_report, offloaded, run_passes, step_passes, without_gc
 from ..passes.base import dump_block, dumping
 from ..passes.offloading.transfers import StepTimes, simulate
@@ -71,14 +72,14 @@ class CompiledStep:
 
 def compile_step(
     program: Program,
-    loss: str,
+    loss: str | Variable,
     optimizer: AnyOptimizer,
     *,
-    checkpoints: Sequence[str] | str | None = None,
+    checkpoints: Sequence[str | Variable] | str | Variable | None = None,
     budget: str | int | Budget | None = None,
     recompute: Request | None = None,
     target: Target | None = None,
-    fetch: Sequence[str] | str = (),
+    fetch: Sequence[str | Variable] | str | Variable = (),
     dump: Path | str | None = None,
     plain: CompiledStep | None = None,
     **options: Any,
@@ -96,8 +97,10 @@ def compile_step(
     `plain`: the compiled step without recomputation, if it exists already, to save planning time.  UsageError for
     unknown options.
     """
+    loss = as_loss(as_program(program), loss).name
+    checkpoints = None if checkpoints is None else as_names(checkpoints, "checkpoints")
     target = target_from(target, options)
-    fetch = [fetch] if isinstance(fetch, str) else fetch
+    fetch = as_texts(fetch, "fetch")
     wanted, offload = _request_from(budget, recompute, options)
     optimizer, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
     target = target_of(target)
@@ -121,7 +124,9 @@ def compile_step(
 
 def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) -> tuple[Request | None, bool]:
     """The request, and whether checkpoints are offloaded.  UsageError for unknown `options`."""
-    names = ("strategy", "plan", "offload", "slicing", "effort", "seconds", "progress", "allowed")
+    if wanted is not None:
+        expect("recompute", wanted, Request, "a request of recompute.planning")
+    names = ("strategy", "plan", "offload", "slicing", "effort", "seconds", "progress", "approximations")
     given: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
     given["options"] = options.pop("strategy_options", None)
     if options:
@@ -137,7 +142,7 @@ def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) 
 
 
 def _asked(
-    optimizer: AnyOptimizer, wanted: Request | None, checkpoints: Sequence[str] | str | None, *, offload: bool
+    optimizer: AnyOptimizer, wanted: Request | None, checkpoints: Sequence[str | Variable] | None, *, offload: bool
 ) -> tuple[Any, Request | None]:
     """The optimizer, with the checkpoints, and the request, which may be the optimizer's."""
     if isinstance(optimizer, RecomputeOptimizer) and optimizer.recomputes and offload:
@@ -152,12 +157,12 @@ def _asked(
     elif isinstance(optimizer, RecomputeOptimizer) and wanted is not None and optimizer.whole:
         wanted, optimizer = dataclasses.replace(wanted, slices=optimizer.whole), optimizer.before_slices()
     if checkpoints is not None:
-        allowed = wanted.allowed if wanted is not None else ()
+        approximations = wanted.approximations if wanted is not None else ()
         if wanted is not None and wanted.plans:
             raise UsageError("checkpoints and a budget, strategy or plan both define what is kept: give one of them")
         optimizer = RecomputeOptimizer(optimizer).set_checkpoints(checkpoints).set_offload(offload)
-        if allowed:
-            optimizer.set_approximations([str(a) for a in allowed])
+        if approximations:
+            optimizer.set_approximations([str(a) for a in approximations])
         wanted = None
     elif offload and wanted is None:
         raise UsageError("offload needs checkpoints (the values to offload) or a budget")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 import onnx
 
+from ..boundary import as_path, as_program, as_texts
 from ..errors import ModelError, UsageError
 from ..importer.graphs import first_output
 from ..importer.subgraph import scope_of
@@ -53,6 +53,7 @@ def export_trained(
     if averaged:
         with applied(program):
             return export_trained(program, path, outputs=outputs)
+    as_program(program)
     if program.source is None:
         raise UsageError("export_trained needs a program that load() read from an ONNX model; this one has no source")
     source = program.source
@@ -69,14 +70,14 @@ def export_trained(
     if new is not None:
         model = with_appended(model, program, new)
     model = quantised(model, program)
-    wanted = None if outputs is None else [o.name if isinstance(o, Variable) else o for o in outputs]
+    wanted = None if outputs is None else as_texts(outputs, "outputs")
     restricted(model.graph, _outputs(program, model.graph) if wanted is None else wanted)
     ours = [i for i, o in enumerate(model.opset_import) if o.domain == DOMAIN]
     for at in reversed(ours):  # `in_inference` has left no such node
         del model.opset_import[at]
     if path is not None:
         external = [e.value for t in all_tensors(program.source.graph) for e in t.external_data if e.key == "location"]
-        save_beside(model, Path(path), keep=external)
+        save_beside(model, as_path(path), keep=external)
     return model
 
 

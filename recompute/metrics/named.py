@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ..errors import UsageError, nearest
+from ..errors import UsageError, expect, nearest
 from .base import Metric
 from .classification import F1, Accuracy, TopK
 from .perplexity import Perplexity
@@ -27,7 +27,7 @@ NAMES = tuple(_NAMED)
 
 def named(name: str) -> Metric:
     """A new metric with its default settings, by one of `NAMES`, or "topK" for a number K.  UsageError for others."""
-    found = re.fullmatch(r"top([1-9][0-9]{0,5})", name)
+    found = re.fullmatch(r"top([1-9][0-9]{0,5})", expect("metric", name, str, "a name such as 'accuracy'"))
     if found:
         return TopK(int(found[1]))
     if name not in _NAMED:

@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from ..boundary import as_program, as_texts
 from ..communication.mesh import Mesh
 from ..compiling.steps import attach_loss
-from ..errors import NotFiniteError, UsageError, nearest
+from ..errors import NotFiniteError, UsageError, expect, nearest
 from ..exporter.trained import export_trained
 from ..language.program import Program, Variable
 from ..metrics.named import named
-from ..places import Place
+from ..places import Place, as_place
 from ..runtime.communication.memory import ResidentGrowth
 from ..training.averages import applied, averages_of
-from ..training.protocol import AnyOptimizer
+from ..training.protocol import AnyOptimizer, as_optimizer
 from .alike import compare_evaluations, compare_runs, in_step
 from .batches import Epoch, ahead, batches, samples_of
 from .callbacks import Callback, EarlyStopping, better, mode_of, monitored
@@ -46,9 +47,9 @@ class Trainer:
     `RecomputeOptimizer`) makes a training step; or a training step, with `optimizer` None.  `loss`: a Variable, the
     name of a value or of a function of `rc.losses` (None: the program's own, or the natural one).  `metrics`: objects
     of `rc.metrics`, for the evaluation.  `seed`: of the order of samples; the same seed gives the same run, to the bit.
-    `place`: where it runs (None: the CPU).  `callbacks`: see `Callback`.  `monitor`: the result that says which
-    epoch is the best, such as "eval.accuracy" (default: the loss).  `quiet`: prints nothing; else the peak before
-    the first step, a line for each epoch, and a progress bar on a terminal.
+    `place`: where it runs, such as "cuda:0" (None: the CPU).  `callbacks`: see `Callback`.  `monitor`: the result that
+    says which epoch is the best, such as "eval.accuracy" (default: the loss).  `quiet`: prints nothing; else the peak
+    before the first step, a line for each epoch, and a progress bar on a terminal.
 
     Where the optimizer keeps moving averages of the weights (`rc.ExponentialMovingAverage`), these are evaluated and
     exported.  After `fit` the program has the trained weights: `rc.export_trained(program)`, `program.evaluate(...)`.
@@ -67,7 +68,7 @@ class Trainer:
         loss: str | Variable | Callable[[Program], Variable] | None = None,
         metrics: Sequence[Any] = (),
         seed: int = 0,
-        place: Place | None = None,
+        place: Place | str | None = None,
         callbacks: Sequence[Callback] = (),
         monitor: str = "",
         quiet: bool = False,
@@ -77,6 +78,10 @@ class Trainer:
     ) -> None:
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 63:
             raise UsageError(f"seed must be a whole number in [0, 2^63), not {seed!r}")
+        as_program(program)
+        optimizer = None if optimizer is None else as_optimizer(optimizer)
+        metrics = expect("metrics", metrics, Iterable, "a list of rc.metrics")
+        place = as_place(place)
         name = program.loss if optimizer is None and loss is None else attach_loss(program, loss)[0]
         self.ranks = ranks_of(mesh, place)
         optimizer = shared(optimizer, self.ranks, program.block.batch, zero, micro_batches)
@@ -87,7 +92,7 @@ class Trainer:
         self.metrics = [(named(m) if isinstance(m, str) else m).bind(program) for m in metrics]
         needed = [program[n].name for m in self.metrics for n in m.needs]
         self.programs = Programs(program, name, optimizer, place, needed, self.ranks)
-        self.callbacks = list(callbacks)
+        self.callbacks = list(expect("callbacks", callbacks, Iterable, "a list of rc.Callback"))
         wrong = next((c for c in self.callbacks if not isinstance(c, Callback)), None)
         if wrong is not None:
             raise UsageError(f"a callback must inherit from rc.Callback, not {type(wrong).__name__}")
@@ -148,7 +153,9 @@ class Trainer:
 
         UsageError for data that do not fit the model, JobError for a folder that cannot be written.
         """
-        _whole("epochs", epochs)
+        _whole("epochs", expect("epochs", epochs, (int, np.integer), "a whole number of at least 1"))
+        if save is not None:
+            expect("save", save, (str, PathLike, Saving), "a folder or an rc.Saving")
         saving = Saving(save) if isinstance(save, (str, PathLike)) else save
         run = self._begin(data, epochs, eval_data, shuffle, drop_last, saving)
         compare_runs(self, run, resume=resume, drop_last=drop_last, eval_batch=eval_batch)
@@ -425,7 +432,7 @@ class Trainer:
 
         With a mesh, each process computes all of them.
         """
-        names = [o.name if isinstance(o, Variable) else o for o in outputs]
+        names = as_texts(outputs, "outputs")
         inputs = self.program.for_test(None, names).block.inputs
         feeding = Feeding(data, self.program, inputs, self.seed, False)
         feeding.batch = _whole("batch", batch) or self.programs.batch

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..boundary import as_texts
 from ..errors import UsageError
 from ..language.builder import Builder
 from ..language.ir import Operator, Role, Value
@@ -26,7 +27,7 @@ from ..ops.shape.reshape import Cast
 from ..passes.gradient.precision import PRECISIONS, Precision, check_precision
 from .base import begin_training, number, program_of
 from .finite import unchecked_name
-from .protocol import AnyOptimizer, ParamsGrads, StatefulWrapper
+from .protocol import AnyOptimizer, ParamsGrads, StatefulWrapper, as_optimizer
 from .recompute_optimizer import RecomputeOptimizer
 
 __all__ = [
@@ -82,7 +83,7 @@ class MixedPrecision(StatefulWrapper):
             )
         super().__init__(optimizer)
         self.precision = check_precision(precision)
-        self._full = (full,) if isinstance(full, str) else tuple(full)
+        self._full = tuple(as_texts(full, "full"))
         if not isinstance(loss_scaling, LossScaling):
             wanted = precision == "fp16" if loss_scaling is None else loss_scaling
             loss_scaling = LossScaling() if wanted else None
@@ -187,7 +188,7 @@ def decorate(
     The defaults are those of `LossScaling`.  The scale falls after every step that is not finite.
     """
     names = {"float16": "fp16", "fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
-    if dtype not in names:
+    if not isinstance(dtype, str) or dtype not in names:
         raise UsageError(f"amp: dtype must be 'float16' or 'bfloat16', not {dtype!r}")
     scaling = LossScaling(init_loss_scaling, incr_ratio, decr_ratio, incr_every_n_steps, use_dynamic_loss_scaling)
     scaled = scaling if names[dtype] == "fp16" else None
@@ -199,8 +200,7 @@ def with_precision(optimizer: AnyOptimizer, precision: str | None) -> Any:
 
     UsageError if it has a precision already, or is not an optimizer.
     """
-    if not hasattr(optimizer, "minimize"):
-        raise UsageError(f"an optimizer is needed, such as rc.Adam(), not {optimizer!r}")
+    as_optimizer(optimizer)
     if precision is None:
         return optimizer
     check_precision(precision)

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import UsageError, nearest
+from ..boundary import as_function, as_names, as_program
+from ..errors import UsageError, expect, nearest
 from ..language.builder import Builder
 from ..language.ir import Block, Operator, Role, Value
 from ..language.program import Program, Variable
@@ -23,7 +24,7 @@ from ..passes.gradient.autodiff import differentiate
 from ..passes.loss.find_head import FindHead
 from ..passes.patterns.find_gates import FindGates
 from ..passes.patterns.find_norms import FindNorms
-from .groups import Group, assigned, groups_from
+from .groups import Group, assigned, called, groups_from
 from .protocol import AnyOptimizer, ParamsGrads
 
 
@@ -53,13 +54,17 @@ class Optimizer(AnyOptimizer):
         apply_decay_param_fun: Callable[[str], bool] | None = None,
         grad_clip: Any = None,
         groups: Sequence[Mapping[str, Any]] = (),
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            raise UsageError(f"{type(self).__name__} has no option '{name}'{called(name, type(self))}")
         if not hasattr(learning_rate, "build"):
             learning_rate = number("learning_rate", learning_rate)
         self._rate = learning_rate
         self._parameters = parameters
         self.weight_decay = 0.0 if weight_decay is None else number("weight_decay", weight_decay)
-        self._decays = apply_decay_param_fun or (lambda name: True)
+        decays = apply_decay_param_fun or (lambda name: True)
+        self._decays = as_function(decays, "apply_decay_param_fun", "a parameter's name")
         if grad_clip is not None and not hasattr(grad_clip, "scaled"):
             raise UsageError(f"grad_clip must be a ClipGradBy... object of recompute.clip, not {grad_clip!r}")
         self._clip = grad_clip
@@ -101,8 +106,8 @@ class Optimizer(AnyOptimizer):
         program = program_of(loss)
         must_be_untrained(program)
         wanted = parameter_list if parameter_list is not None else self._parameters
-        names = names_of(program, wanted or (), "parameter_list")
-        no_grad = names_of(program, no_grad_set or (), "no_grad_set")
+        names = names_of(program, () if wanted is None else wanted, "parameter_list")
+        no_grad = names_of(program, () if no_grad_set is None else no_grad_set, "no_grad_set")
         begin_training(program, loss.name, no_grad)
         fuse_large_head(program, loss.name)
         before = len(program.operators)
@@ -113,7 +118,8 @@ class Optimizer(AnyOptimizer):
         outputs = tuple(dict.fromkeys([*block.outputs, loss.name]))
         program.block = verify(block.with_operators(block.operators, outputs=outputs))
         program.gradients = [(p.name, g.name) for p, g in pairs]
-        for callback in callbacks or ():
+        for callback in expect("callbacks", callbacks or (), Iterable, "a list of functions"):
+            as_function(callback, "a callback", "a block and an operator")
             for op in program.operators[before:]:
                 callback(program.block, {"operator": op})
         return [(Variable(program, p), Variable(program, g)) for p, g in pairs]
@@ -128,9 +134,9 @@ class Optimizer(AnyOptimizer):
 
         `unscale` emits the factor (f32[]) by which all gradients are multiplied first; if it is 0, the step is skipped.
         """
-        pairs = list(params_grads)
-        if not pairs:
-            raise UsageError("apply_gradients needs at least one (parameter, gradient) pair")
+        pairs = _pairs(params_grads)
+        if unscale is not None:
+            as_function(unscale, "unscale", "a builder and gradients")
         program = program_of(pairs[0][0])
         must_be_untrained(program)
         if any(v.program is not program for pair in pairs for v in pair):
@@ -356,9 +362,7 @@ def fraction(name: str, value: Any) -> float:
 
 def program_of(v: Any) -> Program:
     """The program of a Variable.  UsageError for what is no Variable."""
-    if not isinstance(v, Variable):
-        raise UsageError(f"a Variable is needed (a loss function returns one; or program['name']), not {v!r}")
-    return v.program
+    return expect("loss", v, Variable, "a Variable, such as a loss function returns, or program['loss']").program
 
 
 def fuse_large_head(program: Program, loss: str) -> None:
@@ -369,11 +373,21 @@ def fuse_large_head(program: Program, loss: str) -> None:
 
 def must_be_untrained(program: Program) -> None:
     """UsageError where the program has updates already."""
-    if any(o.role is Role.OPTIMIZE for o in program.operators):
+    if any(o.role is Role.OPTIMIZE for o in as_program(program).operators):
         raise UsageError(
             f"program '{program.block.name}' is already a training step: its parameters are updated once per step; "
             "call minimize on a program without updates (clone() it before)"
         )
+
+
+def _pairs(params_grads: Iterable[tuple[Variable, Variable]]) -> ParamsGrads:
+    """The pairs of parameters and gradients.  UsageError for all else, and for none."""
+    wanted = "at least one (parameter, gradient) pair, as backward returns them"
+    pairs = list(expect("params_grads", params_grads, Iterable, wanted))
+    fit = all(isinstance(p, tuple) and len(p) == 2 and all(isinstance(v, Variable) for v in p) for p in pairs)
+    if not pairs or not fit:
+        raise UsageError(f"params_grads must be {wanted}, not {params_grads!r}")
+    return pairs
 
 
 def _check_pairs(program: Program, pairs: Sequence[tuple[Variable, Variable]]) -> None:
@@ -392,16 +406,8 @@ def _check_pairs(program: Program, pairs: Sequence[tuple[Variable, Variable]]) -
 
 def names_of(program: Program, wanted: Any, what: str) -> list[str]:
     """Value names of names, aliases, globs and Variables.  UsageError for Variables of another program."""
-    if isinstance(wanted, (str, Variable)):
-        wanted = [wanted]
-    names = []
-    for w in wanted:
-        if isinstance(w, Variable):
-            if w.program is not program:
-                raise UsageError(f"{what}: '{w.name}' belongs to another program")
-            names.append(w.name)
-        elif isinstance(w, str):
-            names.append(program.aliases.get(w, w))
-        else:
-            raise UsageError(f"{what} takes names and Variables, not {w!r}")
-    return names
+    names = as_names(wanted, what)
+    for w in names:
+        if isinstance(w, Variable) and w.program is not program:
+            raise UsageError(f"{what}: '{w.name}' belongs to another program")
+    return [w.name if isinstance(w, Variable) else program.aliases.get(w, w) for w in names]

@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..language.ir import Operator
 from ..language.program import Program, Variable
 
-__all__ = ["AnyOptimizer", "ParamsGrads", "StatefulWrapper", "WrappedOptimizer"]
+__all__ = ["AnyOptimizer", "ParamsGrads", "StatefulWrapper", "WrappedOptimizer", "as_optimizer"]
 
 ParamsGrads = list[tuple[Variable, Variable]]
 
@@ -79,6 +79,14 @@ class AnyOptimizer(Protocol):
         ...
 
 
+def as_optimizer(optimizer: AnyOptimizer, what: str = "optimizer") -> AnyOptimizer:
+    """The optimizer.  UsageError for what lacks its methods, and for a class of optimizers."""
+    methods = all(callable(getattr(optimizer, name, None)) for name in ("minimize", "backward", "apply_gradients"))
+    if isinstance(optimizer, type) or not methods:
+        raise UsageError(f"{what} must be an optimizer, such as rc.Adam(), not {optimizer!r}")
+    return optimizer
+
+
 class WrappedOptimizer(AnyOptimizer):
     """An optimizer that wraps another one, `inner`, and forwards every method that a subclass does not override.
 
@@ -86,9 +94,7 @@ class WrappedOptimizer(AnyOptimizer):
     """
 
     def __init__(self, inner: Any) -> None:
-        if not hasattr(inner, "backward") or not hasattr(inner, "apply_gradients"):
-            raise UsageError(f"{type(self).__name__} wraps an optimizer, not {inner!r}")
-        self.inner = inner
+        self.inner: Any = as_optimizer(inner, f"{type(self).__name__}: optimizer")
 
     def backward(
         self,

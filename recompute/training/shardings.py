@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..communication.mesh import Mesh
-from ..errors import UsageError, nearest
+from ..errors import UsageError, expect, nearest
 from ..language.axes import Cut
 from ..language.factors import Place
 from ..language.ir import Block, Value
@@ -81,6 +81,7 @@ def shard(value: Variable | Program, names: str = "", *, axis: str = "tp", dim: 
 
 def _values(program: Program, name: str) -> list[Value]:
     values = program.block.values()
+    name = expect("rc.shard: names", name, str, "the name or glob of values")
     name = program.aliases.get(name, name)
     found = [values[name]] if name in values else [values[n] for n in fnmatch.filter(values, name)]
     if not found:
