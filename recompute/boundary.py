@@ -37,17 +37,19 @@ def as_names(names: Any, what: str) -> list[str | Variable]:
     return [expect(what, name, (str, Variable), wanted) for name in expect(what, given, Iterable, wanted)]
 
 
-def as_texts(names: Any, what: str) -> list[str]:
-    """The same, Variables by their names."""
-    return [name.name if isinstance(name, Variable) else name for name in as_names(names, what)]
+def as_texts(names: Any, what: str, program: Program | None = None) -> list[str]:
+    """The same, Variables by their names; UsageError for those of another program than `program`, if it is given."""
+    given = as_names(names, what)
+    for name in given:
+        if program is not None and isinstance(name, Variable) and name.program is not program:
+            raise UsageError(f"{what}: '{name.name}' belongs to another program")
+    return [name.name if isinstance(name, Variable) else name for name in given]
 
 
 def as_loss(program: Program, loss: Variable | str) -> Variable:
     """A value of the program: the Variable, or the one of this name.  UsageError for all else."""
-    name = expect("loss", loss, (str, Variable), "a Variable or the name of a value")
-    if isinstance(name, Variable) and name.program is not program:
-        raise UsageError(f"loss: '{name.name}' belongs to another program")
-    return program[name if isinstance(name, str) else name.name]
+    expect("loss", loss, (str, Variable), "a Variable or the name of a value")
+    return program[as_texts(loss, "loss", program)[0]]
 
 
 def as_path(path: str | os.PathLike[str], what: str = "path") -> Path:

@@ -23,7 +23,7 @@ class Mesh:
 
     axes: tuple[tuple[str, int], ...] = ()
 
-    def __init__(self, axes: Mesh | str | Mapping[str, int] | Sequence[tuple[str, int]] = (), /, **sizes: int) -> None:
+    def __init__(self, axes: Mesh | str | Mapping[str, int] | Sequence[tuple[str, int]] = (), **sizes: int) -> None:
         if sizes and axes:
             raise UsageError("a mesh is given by its axes or as a text: give one of them")
         given: Any = sizes or axes

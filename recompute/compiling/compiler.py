@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..boundary import as_loss, as_names, as_program, as_texts
+from ..boundary import as_loss, as_program, as_texts
 from ..budgets import Budget
 from ..cost import CostModel, kept_bytes, link_of, operator_cost, step_seconds, this_cpu
 from ..errors import NotFiniteError, UsageError, expect, nearest
@@ -98,10 +98,11 @@ def compile_step(
     unknown options.
     """
     loss = as_loss(as_program(program), loss).name
-    checkpoints = None if checkpoints is None else as_names(checkpoints, "checkpoints")
+    checkpoints = None if checkpoints is None else as_texts(checkpoints, "checkpoints", program)
     target = target_from(target, options)
-    fetch = as_texts(fetch, "fetch")
+    fetch = as_texts(fetch, "fetch", program)
     wanted, offload = _request_from(budget, recompute, options)
+    expect("plain", plain, (CompiledStep, type(None)), "a compiled step")
     optimizer, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
     target = target_of(target)
     with without_gc(), dumping(dump):

@@ -65,7 +65,7 @@ def export_step(
     step = _Step(program, inside=state == "defaults")
     for op in step.block.operators:
         step.add(op)
-    names = [program[f].name for f in as_texts(fetch, "fetch")]
+    names = [program[f].name for f in as_texts(fetch, "fetch", program)]
     return step.model(names, plan_metadata)
 
 

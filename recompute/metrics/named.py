@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..errors import UsageError, expect, nearest
 from .base import Metric
@@ -33,3 +33,10 @@ def named(name: str) -> Metric:
     if name not in _NAMED:
         raise UsageError(f"there is no metric '{name}'{nearest(name, NAMES)}; there are {', '.join(NAMES)}")
     return _NAMED[name]()
+
+
+def as_metrics(metrics: Iterable[Metric | str]) -> list[Metric]:
+    """The metrics, those that are given by name included.  UsageError for all else."""
+    given = expect("metrics", metrics, Iterable, "a list of rc.metrics")
+    found = (named(m) if isinstance(m, str) else m for m in given)
+    return [expect("a metric", m, Metric, "one of rc.metrics or its name") for m in found]

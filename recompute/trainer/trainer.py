@@ -17,14 +17,14 @@ from ..compiling.steps import attach_loss
 from ..errors import NotFiniteError, UsageError, expect, nearest
 from ..exporter.trained import export_trained
 from ..language.program import Program, Variable
-from ..metrics.named import named
-from ..places import Place, as_place
+from ..metrics.named import as_metrics
+from ..places import Place
 from ..runtime.communication.memory import ResidentGrowth
 from ..training.averages import applied, averages_of
 from ..training.protocol import AnyOptimizer, as_optimizer
 from .alike import compare_evaluations, compare_runs, in_step
 from .batches import Epoch, ahead, batches, samples_of
-from .callbacks import Callback, EarlyStopping, better, mode_of, monitored
+from .callbacks import Callback, EarlyStopping, as_callbacks, better, mode_of, monitored
 from .evaluation import evaluated
 from .feeding import Feeding
 from .folder import occupied_by
@@ -78,24 +78,18 @@ class Trainer:
     ) -> None:
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 63:
             raise UsageError(f"seed must be a whole number in [0, 2^63), not {seed!r}")
-        as_program(program)
         optimizer = None if optimizer is None else as_optimizer(optimizer)
-        metrics = expect("metrics", metrics, Iterable, "a list of rc.metrics")
-        place = as_place(place)
-        name = program.loss if optimizer is None and loss is None else attach_loss(program, loss)[0]
+        name = as_program(program).loss if optimizer is None and loss is None else attach_loss(program, loss)[0]
         self.ranks = ranks_of(mesh, place)
         optimizer = shared(optimizer, self.ranks, program.block.batch, zero, micro_batches)
         if not name:
             raise UsageError("the training step does not say what its loss is: give loss=")
         self.program, self.loss, self.seed, self.quiet = program, name, int(seed), quiet or not self.ranks.leads
         self.monitor = monitor
-        self.metrics = [(named(m) if isinstance(m, str) else m).bind(program) for m in metrics]
+        self.metrics = [m.bind(program) for m in as_metrics(metrics)]
         needed = [program[n].name for m in self.metrics for n in m.needs]
         self.programs = Programs(program, name, optimizer, place, needed, self.ranks)
-        self.callbacks = list(expect("callbacks", callbacks, Iterable, "a list of rc.Callback"))
-        wrong = next((c for c in self.callbacks if not isinstance(c, Callback)), None)
-        if wrong is not None:
-            raise UsageError(f"a callback must inherit from rc.Callback, not {type(wrong).__name__}")
+        self.callbacks = as_callbacks(callbacks)
         #: prints a line of progress, unless `quiet`
         self.say: Callable[[str], object] = print
         self.averages = bool(averages_of(program))
@@ -154,9 +148,7 @@ class Trainer:
         UsageError for data that do not fit the model, JobError for a folder that cannot be written.
         """
         _whole("epochs", expect("epochs", epochs, (int, np.integer), "a whole number of at least 1"))
-        if save is not None:
-            expect("save", save, (str, PathLike, Saving), "a folder or an rc.Saving")
-        saving = Saving(save) if isinstance(save, (str, PathLike)) else save
+        saving = save if save is None or isinstance(save, Saving) else Saving(save)
         run = self._begin(data, epochs, eval_data, shuffle, drop_last, saving)
         compare_runs(self, run, resume=resume, drop_last=drop_last, eval_batch=eval_batch)
         with occupied_by(self.ranks, None if saving is None else saving.folder):

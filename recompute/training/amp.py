@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..boundary import as_texts
-from ..errors import UsageError
+from ..errors import UsageError, expect
 from ..language.builder import Builder
 from ..language.ir import Operator, Role, Value
 from ..language.program import Program, Variable
@@ -84,6 +84,7 @@ class MixedPrecision(StatefulWrapper):
         super().__init__(optimizer)
         self.precision = check_precision(precision)
         self._full = tuple(as_texts(full, "full"))
+        expect("loss_scaling", loss_scaling, (LossScaling, bool, type(None)), "rc.amp.LossScaling(...), True or False")
         if not isinstance(loss_scaling, LossScaling):
             wanted = precision == "fp16" if loss_scaling is None else loss_scaling
             loss_scaling = LossScaling() if wanted else None

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..boundary import as_function, as_names, as_program
+from ..boundary import as_function, as_program, as_texts
 from ..errors import UsageError, expect, nearest
 from ..language.builder import Builder
 from ..language.ir import Block, Operator, Role, Value
@@ -406,8 +406,4 @@ def _check_pairs(program: Program, pairs: Sequence[tuple[Variable, Variable]]) -
 
 def names_of(program: Program, wanted: Any, what: str) -> list[str]:
     """Value names of names, aliases, globs and Variables.  UsageError for Variables of another program."""
-    names = as_names(wanted, what)
-    for w in names:
-        if isinstance(w, Variable) and w.program is not program:
-            raise UsageError(f"{what}: '{w.name}' belongs to another program")
-    return [w.name if isinstance(w, Variable) else program.aliases.get(w, w) for w in names]
+    return [program.aliases.get(name, name) for name in as_texts(wanted, what, program)]

@@ -82,7 +82,8 @@ class Parallel:
             raise UsageError(f"accumulate must be one of {', '.join(ACCUMULATE)}, not {self.accumulate!r}")
         for name in ("micro_batches", "batch", "chunks"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            none = value is None and name != "chunks"
+            if not none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise UsageError(f"data parallelism: {name} must be a whole number of at least 1, not {value!r}")
         if self.micro_batches is not None and self.micro_batches % self.sharing:
             raise UsageError(

@@ -94,7 +94,7 @@ class WrappedOptimizer(AnyOptimizer):
     """
 
     def __init__(self, inner: Any) -> None:
-        self.inner: Any = as_optimizer(inner, f"{type(self).__name__}: optimizer")
+        self.inner: Any = as_optimizer(inner, f"what {type(self).__name__} wraps")
 
     def backward(
         self,

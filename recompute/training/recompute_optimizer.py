@@ -133,8 +133,8 @@ class RecomputeOptimizer(WrappedOptimizer):
 
         `approximations`: "sketch:0.2" (weight gradients from a fifth of the rows), "bits:4" (slopes of activations in 4
         bits), "store:8" (kept values in 8 bits), or several, separated by commas (see docs/approximation.md).  With a
-        budget, as few are used as it takes, and only where they are faster than recomputation; without one, all that save
-        memory, also between checkpoints.  The forward pass stays exact.  UsageError for other texts.
+        budget, as few are used as it takes, and only where they are faster than recomputation; without one, all that
+        save memory, also between checkpoints.  The forward pass stays exact.  UsageError for other texts.
         """
         self._allowed = tuple(map(str, parse_permissions(approximations)))
         return self

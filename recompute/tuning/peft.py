@@ -62,6 +62,8 @@ def save_adapter(model: Program | onnx.ModelProto, folder: str | PathLike[str], 
     from safetensors.numpy import save
 
     expect("model", model, (Program, onnx.ModelProto), "a Program or an ONNX model")
+    folder = as_path(folder, "folder")
+    expect("prefix", prefix, str, "a text")
     proto = model.source if isinstance(model, Program) else model
     adapters = adapters_of(proto) if proto is not None else []
     if not adapters:
