@@ -86,16 +86,16 @@ def compile_step(
 ) -> CompiledStep:
     """Compiles a copy of `program` into a training step: backward pass, recomputation, updates, memory plan.
 
-    `optimizer`: any of `rc.optimizers`.  By default nothing is recomputed.  `checkpoints`: values to keep, all others
-    are recomputed; `budget`: recompute as much as necessary to fit (`"8GiB"`, bytes, `"60%"` of the plain step's peak);
-    `recompute`: a request, `request(budget, strategy, ...)` of `recompute.planning`, whose arguments can also be given
-    directly: `strategy`, `strategy_options`, `plan`, `offload` (copy the checkpoints to host memory; with a budget,
-    the values for which this is faster than recomputing, docs/offload.md), `slicing` (False: no part of the step runs
-    in slices; docs/transformers.md), `effort`, `seconds`, `progress` (see
-    `RecomputeOptimizer.set_budget`).  `target`: place, kernel providers, cost model and precision (`rc.Target`; None:
-    this CPU); its fields can also be given directly.  `dump`: a folder for the program's text after each pass.
-    `plain`: the compiled step without recomputation, if it exists already, to save planning time.  UsageError for
-    unknown options.
+    `loss`, `checkpoints`, `fetch`: names or Variables.  `optimizer`: any of `rc.optimizers`.  By default nothing is
+    recomputed.  `checkpoints`: values to keep, all others are recomputed; `budget`: recompute as much as necessary to
+    fit (`"8GiB"`, bytes, `"60%"` of the plain step's peak); `recompute`: a request, `request(budget, strategy, ...)` of
+    `recompute.planning`, whose arguments can also be given directly: `strategy`, `strategy_options`, `plan`, `offload`
+    (copy the checkpoints to host memory; with a budget, the values for which this is faster than recomputing,
+    docs/offload.md), `slicing` (False: no part of the step runs in slices; docs/transformers.md), `approximations`,
+    `effort`, `seconds`, `progress` (see `RecomputeOptimizer.set_budget`).  `target`: place, kernel providers, cost model
+    and precision (`rc.Target`; None: this CPU); its fields can also be given directly.  `dump`: a folder for the
+    program's text after each pass.  `plain`: the compiled step without recomputation, if it exists already, to save
+    planning time.  UsageError for unknown options.
     """
     loss = as_loss(as_program(program), loss).name
     checkpoints = None if checkpoints is None else as_texts(checkpoints, "checkpoints", program)

@@ -18,7 +18,7 @@ from ..errors import NotFiniteError, UsageError, expect, nearest
 from ..exporter.trained import export_trained
 from ..language.program import Program, Variable
 from ..metrics.named import as_metrics
-from ..places import Place
+from ..places import Place, as_place
 from ..runtime.communication.memory import ResidentGrowth
 from ..training.averages import applied, averages_of
 from ..training.protocol import AnyOptimizer, as_optimizer
@@ -80,6 +80,7 @@ class Trainer:
             raise UsageError(f"seed must be a whole number in [0, 2^63), not {seed!r}")
         optimizer = None if optimizer is None else as_optimizer(optimizer)
         name = as_program(program).loss if optimizer is None and loss is None else attach_loss(program, loss)[0]
+        place = as_place(place)
         self.ranks = ranks_of(mesh, place)
         optimizer = shared(optimizer, self.ranks, program.block.batch, zero, micro_batches)
         if not name:
