@@ -92,15 +92,13 @@ def compile_step(
     `recompute.planning`, whose arguments can also be given directly: `strategy`, `strategy_options`, `plan`, `offload`
     (copy the checkpoints to host memory; with a budget, the values for which this is faster than recomputing,
     docs/offload.md), `slicing` (False: no part of the step runs in slices; docs/transformers.md), `approximations`,
-    `effort`, `seconds`, `progress` (see `RecomputeOptimizer.set_budget`).  `target`: place, kernel providers, cost model
-    and precision (`rc.Target`; None: this CPU); its fields can also be given directly.  `dump`: a folder for the
-    program's text after each pass.  `plain`: the compiled step without recomputation, if it exists already, to save
-    planning time.  UsageError for unknown options.
+    `effort`, `seconds`, `progress` (see `RecomputeOptimizer.set_budget`).  `target`: an `rc.Target` (None: this CPU);
+    its fields can also be given directly.  `dump`: a folder for the program's text after each pass.  `plain`: the
+    compiled step without recomputation, if there is one, to save planning time.  UsageError for unknown options.
     """
-    loss = as_loss(as_program(program), loss).name
+    loss, fetch = as_loss(as_program(program), loss).name, as_texts(fetch, "fetch", program)
     checkpoints = None if checkpoints is None else as_texts(checkpoints, "checkpoints", program)
     target = target_from(target, options)
-    fetch = as_texts(fetch, "fetch", program)
     wanted, offload = _request_from(budget, recompute, options)
     expect("plain", plain, (CompiledStep, type(None)), "a compiled step")
     optimizer, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
