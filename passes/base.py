@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from ..boundary import as_block, as_path
 from ..errors import UsageError, VerifyError, expect, nearest
 from ..language.ir import Block
+from ..language.program import Program
 from ..language.text import show
 from ..language.verify import verify
 from ..support.files import make_folder, replacing, together
@@ -43,6 +44,14 @@ class Pass:
         """The rewritten block; the one given is never changed."""
         raise NotImplementedError
 
+    def rewrite(self, program: Program) -> Block:
+        """The rewritten block of a program.
+
+        A pass that needs more than the block overrides this: it may read and set the contents of arrays, declare
+        state, and change the (parameter, gradient) pairs.  `apply_passes` gives the program its new block.
+        """
+        return self.run(program.block)
+
     def __str__(self) -> str:
         options = [
             f"{f.name}={_show_option(getattr(self, f.name))}"
@@ -52,10 +61,40 @@ class Pass:
         return self.name + (f"{{{','.join(options)}}}" if options else "")
 
 
+@dataclass(frozen=True)
+class ForwardPass(Pass):
+    """A pass over the forward pass, before differentiation, which leaves outputs as they are.
+
+    What it changes is changed again where the program is made at another batch.
+
+    `kept`: values that stay beside the outputs, because the loss or the user needs them.
+    """
+
+    kept: tuple[str, ...] = ()
+
+    def rewrite(self, program: Program) -> Block:
+        """The block itself where the pass changes nothing."""
+        block = program.block
+        values = block.values()
+        kept = dict.fromkeys([*block.outputs, *(n for n in self.kept if n in values)])
+        marked = block.with_operators(block.operators, outputs=tuple(kept))
+        found = self.changed(marked, program)
+        if found is marked:
+            return block
+        program.also_at_other_batches(program.again, lambda made: apply_passes(made, [self]))
+        return found.with_operators(found.operators, outputs=block.outputs)
+
+    def changed(self, block: Block, program: Program) -> Block:
+        """The rewritten block, whose outputs all stay; `program`: whose block it is."""
+        return self.run(block)
+
+
 def _show_option(value: Any) -> str:
+    if isinstance(value, Pass):
+        return str(value)
     if isinstance(value, tuple):
         return f"[{','.join(map(_show_option, value))}]"
-    if callable(value) or dataclasses.is_dataclass(value):
+    if callable(value) or (dataclasses.is_dataclass(value) and type(value).__str__ is object.__str__):
         return "..."
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -108,15 +147,25 @@ def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None 
         if dump is not None:
             dump_block("input", block)
         for p in passes:
-            after = p.run(block)
-            try:
-                if not p.verifies:
-                    verify(after)
-            except VerifyError as e:
-                raise VerifyError(f"pass '{p}' broke the program; {_reproducer(p, block)}\n{e}") from None
-            block = after
+            block = _checked(p, block, p.run(block))
             dump_block(p.name, block)
     return block
+
+
+def apply_passes(program: Program, passes: Sequence[Pass]) -> None:
+    """Rewrites a program by passes, in order, with the verifier after each that changes it; see `run_passes`."""
+    for p in passes:
+        before = program.block
+        program.block = _checked(p, before, p.rewrite(program))
+        dump_block(p.name, program.block)
+
+
+def _checked(p: Pass, before: Block, after: Block) -> Block:
+    """The block after a pass.  VerifyError with a reproducer if it is broken."""
+    try:
+        return after if p.verifies or after is before else verify(after)
+    except VerifyError as e:
+        raise VerifyError(f"pass '{p}' broke the program; {_reproducer(p, before)}\n{e}") from None
 
 
 @contextlib.contextmanager

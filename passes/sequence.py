@@ -1,10 +1,10 @@
-"""The list of passes of a training step, in order, defined only here.
+"""The list of passes that compile a training step, in order, defined only here.
 
     for p in step_passes(target): print(p)
 
-Each phase is a function of its own, because optimizers and planners stop between them: an optimizer gives gradients to
-its user before it adds updates, and a planner compares many plans for one step.  `recompute-compile --print-passes`
-prints the list, `--dump-ir` writes the program after each.
+Each phase is a function of its own, because planners stop between them: they compare many plans for one step.  The
+passes that make the step are those of `recompute.training.pipeline`.  `recompute-compile --print-passes` prints both
+lists, `--dump-ir` writes the program after each pass.
 """
 
 from __future__ import annotations
@@ -18,18 +18,13 @@ from ..language.ir import Block, Operator
 from ..language.kernels import accepting, provider
 from ..language.types import TensorType
 from .approximation.approximate import Approximate
-from .attention.find_attention import FindAttention
 from .base import Pass, run_passes
 from .cleanup.commit_updates import CommitUpdates
 from .cleanup.dead_code import DeadCode
-from .cleanup.eager_updates import EagerUpdates
 from .communication.buckets import Buckets
 from .communication.overlap import Overlap
 from .communication.regather import Regather
 from .communication.tree_sums import TreeSums
-from .gradient.autodiff import Autodiff
-from .gradient.precision import Precision
-from .loss.find_head import FindHead
 from .lowering.channels_last import ChannelsLast
 from .lowering.choose_kernels import ChooseKernels
 from .lowering.fold_transposes import FoldTransposes
@@ -39,8 +34,6 @@ from .lowering.scatter_gradients import ScatterGradients
 from .memory.liveness import Liveness
 from .memory.memory_plan import MemoryPlan
 from .offloading.offload import Offload, offloaded, without_copies
-from .patterns.find_gates import FindGates
-from .patterns.find_norms import FindNorms
 from .recomputation.rebuild import Rebuild
 from .recomputation.recompute import Recompute, RecomputePlan
 from .recomputation.split_norms import FuseNorms, OpenNorms, SplitNorms
@@ -53,44 +46,21 @@ from .target import Target
 
 
 def step_passes(
-    target: Target,
-    plan: RecomputePlan | None = None,
-    *,
-    scheduled: bool = False,
-    loss: str | None = None,
-    checkpoints: Sequence[str] = (),
-    offload: bool = False,
+    target: Target, plan: RecomputePlan | None = None, *, scheduled: bool = False, moved: Sequence[str] = ()
 ) -> list[Pass]:
     """The passes that compile a training step, in order.
 
     `target`: a resolved target.  `plan`: a planner's plan (None: no planning), for the operators of the step before the
-    pass "recompute"; `scheduled`: the plan is for the order made by `schedule`.  `loss`: include the passes that
-    optimizers run on the forward pass, and the user's `checkpoints`; without it, the block is already a training step.
-    `offload`: the checkpoints are offloaded.
+    pass "recompute"; `scheduled`: the plan is for the order made by `schedule`.  `moved`: without a plan, checkpoints
+    that are offloaded.  The passes that make the step come before (`recompute.training.pipeline`).
     """
     if plan is not None:
         expect("plan", plan, RecomputePlan, "a RecomputePlan")
     return [
-        *(training_passes(target, loss, checkpoints) if loss is not None else ()),
         *cleanup_passes(target, planned=plan is not None and not plan.only_approximates),
         *(plan_passes(target, plan, scheduled=scheduled) if plan is not None else ()),
         *lowering_passes(target),
-        *memory_passes(target, plan.offloads if plan is not None else (checkpoints if offload else ())),
-    ]
-
-
-def training_passes(target: Target, loss: str, checkpoints: Sequence[str] = ()) -> list[Pass]:
-    """The passes that optimizers run; they add the updates before "eager-updates"."""
-    low = target.precision not in (None, "fp32")
-    return [
-        FindNorms(),
-        FindGates(),
-        *([FindAttention()] if target.fuse_attention else ()),
-        *([FindHead(loss)] if target.fuse_head and not low else ()),
-        *([Precision(target.precision, (loss,))] if low and target.precision is not None else ()),
-        Autodiff(loss),
-        *([Recompute(tuple(checkpoints))] if checkpoints else ()),
-        EagerUpdates(),
+        *memory_passes(target, plan.offloads if plan is not None else moved),
     ]
 
 

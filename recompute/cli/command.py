@@ -247,16 +247,28 @@ class _Job(ModelJob):
 
     def print_passes(self) -> None:
         """Prints the passes of the step in order, without reading a model."""
+        from ..compiling.compiler import with_precision
+        from ..language.program import Program
         from ..passes import RecomputePlan, step_passes
+        from ..passes.gradient.stop_on_nan import StopOnNan
         from ..planning.step import target_of as resolved
         from ..support.tables import passes_table
+        from ..training.pipeline import pipeline
         from .job import request_of
 
-        args = self.args
-        plan = None if request_of(args) is None else RecomputePlan()
-        checkpoints = self.checkpoint_patterns() or ()
-        target = resolved(target_of(args))
-        found = step_passes(target, plan, loss=args.loss or "loss", checkpoints=checkpoints, offload=args.offload)
+        args, loss = self.args, self.args.loss or "loss"
+        request, checkpoints = request_of(args), tuple(self.checkpoint_patterns() or ())
+        spec = with_precision(self.optimizer(), args.precision)
+        if request is None:
+            spec = spec.with_(checkpoints=checkpoints, offload=bool(checkpoints) and args.offload)
+        else:
+            spec = spec.before_slices()
+        moved = checkpoints if spec.offload else ()
+        found = [
+            *([StopOnNan(loss)] if args.stop_on_nan else ()),
+            *pipeline(spec, Program(), loss),
+            *step_passes(resolved(target_of(args)), None if request is None else RecomputePlan(), moved=moved),
+        ]
         cli_ending.say(passes_table(found))
 
     def print_parameters(self, program: Any) -> None:

@@ -93,12 +93,14 @@ def sharing(args: argparse.Namespace, optimizer: Any, program: Any) -> Any:
     if args.ranks is None:
         return optimizer
     from ..analysis.ranks import at_parallel
+    from ..training.protocol import spec_of
 
     batch = program.block.batch
     if batch is None:
         raise UsageError(f"--mesh: {args.model} has no input with a batch that ranks could share")
     check_batch(args, batch)
-    return at_parallel(optimizer, dataclasses.replace(optimizer._parallel, batch=batch))
+    parallel = spec_of(optimizer).parallel
+    return at_parallel(optimizer, dataclasses.replace(parallel, batch=batch))
 
 
 def report_ranks(job: Job) -> None:
@@ -116,10 +118,11 @@ def estimate(job: Job, program: Any, loss: str, plain: Any, step: Any) -> None:
         return
     from ..analysis.ranks import Makers, at_parallel, estimate_ranks
     from ..compiling.compiler import compile_step
+    from ..training.protocol import spec_of
     from .values import target_of
 
     batch = program.block.batch
-    parallel = sharing(args, job.optimizer(), program)._parallel
+    parallel = spec_of(sharing(args, job.optimizer(), program)).parallel
 
     def made(other: Any, **kept: Any) -> Any:
         there = other if other.batch is not None else dataclasses.replace(other, batch=batch)

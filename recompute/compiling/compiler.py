@@ -18,6 +18,7 @@ from ..language.ir import Block, Free, Role, Value
 from ..language.program import Program, Variable
 from ..passes import RecomputePlan, Target, memory_report, offloaded, run_passes, step_passes, without_gc
 from ..passes.base import dump_block, dumping
+from ..passes.gradient.precision import check_precision
 from ..passes.offloading.transfers import StepTimes, simulate
 from ..passes.planners.fit.problem import Fitting
 from ..passes.target import target_fields, target_from
@@ -25,9 +26,10 @@ from ..planning.figures import PlanFigures
 from ..planning.request import Request, request
 from ..planning.saved import SavedPlan, saved_plan
 from ..planning.step import fitting_of, lower, plan_step, target_of
-from ..training.amp import with_precision
-from ..training.optimizers import RecomputeOptimizer, RecomputeWarning
-from ..training.protocol import AnyOptimizer
+from ..training.protocol import AnyOptimizer, RecomputeWarning, minimize, spec_of
+from ..training.recompute_optimizer import as_checkpoints
+from ..training.scaling import LossScaling
+from ..training.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class CompiledStep:
 
 def compile_step(
     program: Program,
-    loss: str | Variable,
-    optimizer: AnyOptimizer,
+    loss: str,
+    optimizer: AnyOptimizer | Spec,
     *,
     checkpoints: Sequence[str | Variable] | str | Variable | None = None,
     budget: str | int | Budget | None = None,
@@ -100,11 +102,10 @@ def compile_step(
     checkpoints = None if checkpoints is None else as_texts(checkpoints, "checkpoints", program)
     target = target_from(target, options)
     wanted, offload = _request_from(budget, recompute, options)
-    expect("plain", plain, (CompiledStep, type(None)), "a compiled step")
-    optimizer, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
+    spec, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
     target = target_of(target)
     with without_gc(), dumping(dump):
-        step = _made(program, loss, optimizer, fetch, target)
+        step = _made(program, loss, spec, fetch, target)
         saved = None
         if wanted is not None:
             with dumping(None):  # the plans that are tried
@@ -141,35 +142,46 @@ def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) 
 
 
 def _asked(
-    optimizer: AnyOptimizer, wanted: Request | None, checkpoints: Sequence[str | Variable] | None, *, offload: bool
-) -> tuple[Any, Request | None]:
-    """The optimizer, with the checkpoints, and the request, which may be the optimizer's."""
-    if isinstance(optimizer, RecomputeOptimizer) and optimizer.recomputes and offload:
+    spec: Spec, wanted: Request | None, checkpoints: Sequence[str] | str | None, *, offload: bool
+) -> tuple[Spec, Request | None]:
+    """The spec of the step that a planner gets, or that has the checkpoints; and the request, which may be its own."""
+    if spec.recomputes and offload:
         raise UsageError("offload does not apply to a RecomputeOptimizer: set its enable_offload instead")
-    if isinstance(optimizer, RecomputeOptimizer) and (own := optimizer.request) is not None:
-        if wanted is not None or checkpoints is not None:
-            raise UsageError(
-                "the RecomputeOptimizer and the arguments of compile_step both define what is recomputed: give one of "
-                "them"
-            )
-        wanted, optimizer = own, optimizer.before_slices()
-    elif isinstance(optimizer, RecomputeOptimizer) and wanted is not None and optimizer.whole:
-        wanted, optimizer = dataclasses.replace(wanted, slices=optimizer.whole), optimizer.before_slices()
-    if checkpoints is not None:
-        approximations = wanted.approximations if wanted is not None else ()
+    own, whole = spec.request, spec.whole
+    if own is not None and (wanted is not None or checkpoints is not None):
+        raise UsageError(
+            "the RecomputeOptimizer and the arguments of compile_step both define what is recomputed: give one of them"
+        )
+    if checkpoints is not None or (spec.checkpoints and wanted is not None):
         if wanted is not None and wanted.plans:
             raise UsageError("checkpoints and a budget, strategy or plan both define what is kept: give one of them")
-        optimizer = RecomputeOptimizer(optimizer).set_checkpoints(checkpoints).set_offload(offload)
-        if approximations:
-            optimizer.set_approximations([str(a) for a in approximations])
-        wanted = None
-    elif offload and wanted is None:
+        names = spec.checkpoints if checkpoints is None else as_checkpoints(checkpoints)
+        allowed = spec.allowed if wanted is None else tuple(map(str, wanted.allowed))
+        return spec.with_(checkpoints=names, offload=offload or spec.offload, allowed=allowed), None
+    if own is not None:
+        return spec.before_slices(), own
+    if wanted is not None:
+        return spec.before_slices(), dataclasses.replace(wanted, slices=whole or wanted.slices)
+    if offload:
         raise UsageError("offload needs checkpoints (the values to offload) or a budget")
-    return optimizer, wanted
+    return spec, None
+
+
+def with_precision(optimizer: AnyOptimizer | Spec, precision: str | None) -> Spec:
+    """An optimizer's spec in a precision (None: as it is).  UsageError if it has one already."""
+    spec = spec_of(optimizer)
+    if precision is None:
+        return spec
+    check_precision(precision)
+    if spec.precision is not None:
+        raise UsageError("the optimizer and the arguments both set the precision: give one of them")
+    if precision == "fp32":
+        return spec
+    return spec.with_(precision=precision, scaling=LossScaling() if precision == "fp16" else None)
 
 
 def _made(
-    program: Program, loss: str, optimizer: AnyOptimizer, fetch: Sequence[str], target: Target | None = None
+    program: Program, loss: str, spec: Spec | AnyOptimizer, fetch: Sequence[str], target: Target | None = None
 ) -> Program:
     """A copy of the program with its backward pass and updates."""
     loss = program[loss].name
@@ -185,19 +197,17 @@ def _made(
     dump_block("forward", step.block)
     with warnings.catch_warnings():  # the notes of the plan repeat them
         warnings.simplefilter("ignore", RecomputeWarning)
-        optimizer.minimize(step[loss])
-    dump_block("step", step.block)
+        minimize(spec, step[loss])
     return step
 
 
-def plain_fitting(program: Program, loss: str, optimizer: AnyOptimizer, target: Target | None = None) -> Fitting:
+def plain_fitting(program: Program, loss: str, optimizer: AnyOptimizer | Spec, target: Target | None = None) -> Fitting:
     """The plain step of a program, as input of planners."""
     target = target_of(target)
-    optimizer = with_precision(optimizer, target.precision)
+    spec = with_precision(optimizer, target.precision)
     with without_gc():
-        if not isinstance(optimizer, RecomputeOptimizer) or not optimizer.whole:
-            return fitting_of(_made(program, loss, optimizer, (), target).block, target)
-        return fitting_of(_made(program, loss, optimizer.before_slices(), (), target).block, target).of(optimizer.whole)
+        found = fitting_of(_made(program, loss, spec.before_slices(), (), target).block, target)
+        return found.of(spec.whole) if spec.whole else found
 
 
 def batch_of(program: Program) -> int | None:

@@ -18,15 +18,16 @@ from ..errors import JobError, ModelWarning, UsageError, nearest
 from ..language.ir import Block, Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.verify import verify
+from ..passes.base import Pass, apply_passes
 from ..passes.cleanup.for_test import ForTest, in_inference
-from ..passes.sharding.zero import read_gathered
-from ..places import as_place
+from ..passes.sharding.divide_axis import DivideForward
+from ..passes.sharding.zero import GatherParameters
 from ..support.patterns import Patterns
 from .averages import applied
-from .base import must_be_untrained
 from .origin import values_to_compare
+from .programs import must_be_untrained
 from .quantisation import must_have_ranges, running_ends
-from .shardings import divided_forward
+from .shardings import axes_of
 
 __all__ = ["at_other_batches", "evaluate", "for_test", "freeze", "share_arrays", "values_to_compare"]
 
@@ -86,13 +87,13 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
     else:
         made = _at(program, batch)
         names = tuple(_name(made, n) for n in names)
-    made.block = ForTest(names).run(made.block)
+    made.divided = program.divided
+    passes: list[Pass] = [ForTest(names)]
     if program.divided:
-        made.block = divided_forward(program, made.block)
-    if program.division is not None:  # a rank has parts of parameters: it gathers them
-        how = dataclasses.replace(program.division, again=False)
-        made.block, _ = read_gathered(made.block, list(program.sharded), how)
-    made.block = verify(made.block)
+        passes.append(DivideForward(tuple(axis for axis, _ in axes_of(program.mesh))))
+    if (how := program.division) is not None:  # a rank has parts of parameters: it gathers them
+        passes.append(GatherParameters(how.axis, how.ranks, how.rank, how.parts, names=tuple(program.sharded)))
+    apply_passes(made, passes)
     if made.data is not program.data:
         share_arrays(made, program)
     drawn = [next(op.writes()).name for op in made.operators if op.op.random]
