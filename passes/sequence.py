@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from ..boundary import as_block
+from ..boundary import as_block, as_texts
 from ..errors import expect
 from ..language.ir import Block, Operator
 from ..language.kernels import accepting, provider
@@ -56,6 +56,7 @@ def step_passes(
     """
     if plan is not None:
         expect("plan", plan, RecomputePlan, "a RecomputePlan")
+    moved = as_texts(moved, "moved")
     return [
         *cleanup_passes(target, planned=plan is not None and not plan.only_approximates),
         *(plan_passes(target, plan, scheduled=scheduled) if plan is not None else ()),

@@ -27,7 +27,6 @@ from ..planning.request import Request, request
 from ..planning.saved import SavedPlan, saved_plan
 from ..planning.step import fitting_of, lower, plan_step, target_of
 from ..training.protocol import AnyOptimizer, RecomputeWarning, minimize, spec_of
-from ..training.recompute_optimizer import as_checkpoints
 from ..training.scaling import LossScaling
 from ..training.spec import Spec
 
@@ -74,7 +73,7 @@ class CompiledStep:
 
 def compile_step(
     program: Program,
-    loss: str,
+    loss: str | Variable,
     optimizer: AnyOptimizer | Spec,
     *,
     checkpoints: Sequence[str | Variable] | str | Variable | None = None,
@@ -102,6 +101,7 @@ def compile_step(
     checkpoints = None if checkpoints is None else as_texts(checkpoints, "checkpoints", program)
     target = target_from(target, options)
     wanted, offload = _request_from(budget, recompute, options)
+    expect("plain", plain, (CompiledStep, type(None)), "a compiled step")
     spec, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
     target = target_of(target)
     with without_gc(), dumping(dump):
@@ -142,7 +142,7 @@ def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) 
 
 
 def _asked(
-    spec: Spec, wanted: Request | None, checkpoints: Sequence[str] | str | None, *, offload: bool
+    spec: Spec, wanted: Request | None, checkpoints: Sequence[str] | None, *, offload: bool
 ) -> tuple[Spec, Request | None]:
     """The spec of the step that a planner gets, or that has the checkpoints; and the request, which may be its own."""
     if spec.recomputes and offload:
@@ -155,8 +155,8 @@ def _asked(
     if checkpoints is not None or (spec.checkpoints and wanted is not None):
         if wanted is not None and wanted.plans:
             raise UsageError("checkpoints and a budget, strategy or plan both define what is kept: give one of them")
-        names = spec.checkpoints if checkpoints is None else as_checkpoints(checkpoints)
-        allowed = spec.allowed if wanted is None else tuple(map(str, wanted.allowed))
+        names = spec.checkpoints if checkpoints is None else tuple(checkpoints)
+        allowed = spec.allowed if wanted is None else tuple(map(str, wanted.approximations))
         return spec.with_(checkpoints=names, offload=offload or spec.offload, allowed=allowed), None
     if own is not None:
         return spec.before_slices(), own

@@ -63,9 +63,11 @@ class Steps:
         stop_on_nan: bool = False,
     ) -> None:
         spec = spec_of(Adam() if optimizer is None else optimizer)
-        checkpoints = checkpoints or spec.checkpoints or None
+        checkpoints = (spec.checkpoints or None) if checkpoints is None else checkpoints
         offload = offload or spec.offload
-        self.asked = None if checkpoints is None else _names(checkpoints)
+        self.asked = None if checkpoints is None else tuple(as_texts(checkpoints, "checkpoints"))
+        if self.asked == ():
+            raise UsageError("checkpoints is empty: give names or globs, or None to keep everything")
         self.spec = spec.only_slices()
         self._loss = loss.name if isinstance(loss, Variable) else loss
         self.target, self._offload = target_of(target), offload

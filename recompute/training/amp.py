@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import UsageError
+from ..boundary import as_texts
+from ..errors import UsageError, expect
 from ..language.program import Program
 from ..passes.gradient.precision import check_precision
-from .protocol import AnyOptimizer, StatefulWrapper, spec_of
+from .protocol import AnyOptimizer, StatefulWrapper, as_optimizer, spec_of
 from .recompute_optimizer import RecomputeOptimizer
 from .scaling import LossScaling, state_names
 from .spec import Spec
@@ -93,4 +94,5 @@ def decorate(
 
 def with_precision(optimizer: AnyOptimizer, precision: str | None) -> AnyOptimizer:
     """The optimizer in a precision (None or "fp32": as it is)."""
-    return optimizer if precision in (None, "fp32") else MixedPrecision(optimizer, str(precision))
+    as_optimizer(optimizer)
+    return optimizer if precision in (None, "fp32") else MixedPrecision(optimizer, check_precision(str(precision)))

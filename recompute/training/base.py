@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..boundary import as_function, as_program, as_texts
-from ..errors import UsageError, expect, nearest
+from ..boundary import as_function
+from ..errors import UsageError, nearest
 from ..language.builder import Builder
 from ..language.ir import Operator, Role, Value
 from ..language.program import Program, Variable
@@ -18,7 +18,7 @@ from ..language.types import DTYPES, TensorType
 from ..ops.loss.scale import InverseIfFinite
 from ..ops.optimizer.base import Update, work_dtype
 from ..ops.optimizer.updates import Increment
-from .groups import Group, assigned, groups_from
+from .groups import Group, assigned, called, groups_from
 from .numbers import number
 from .protocol import SpecOptimizer
 from .spec import Spec

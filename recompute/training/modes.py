@@ -22,6 +22,7 @@ from ..passes.base import Pass, apply_passes
 from ..passes.cleanup.for_test import ForTest, in_inference
 from ..passes.sharding.divide_axis import DivideForward
 from ..passes.sharding.zero import GatherParameters
+from ..places import as_place
 from ..support.patterns import Patterns
 from .averages import applied
 from .origin import values_to_compare

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..budgets import Budget, parse_budget
-from ..cost import CostModel
-from ..errors import UsageError
+from ..boundary import as_names, as_texts
+from ..budgets import Budget, as_budget
+from ..cost import CostModel, as_cost
+from ..errors import UsageError, expect
 from ..language.program import Variable
 from ..passes import Target
 from ..passes.approximation.base import parse_permissions
@@ -60,7 +61,7 @@ class RecomputeOptimizer(WrappedOptimizer):
 
         A single string is one name (Paddle treats it as a list of letters).
         """
-        self._checkpoints = list(as_checkpoints(checkpoints))
+        self._checkpoints = as_names(checkpoints, "checkpoints")
         return self
 
     _set_checkpoints = set_checkpoints
@@ -206,16 +207,3 @@ class RecomputeOptimizer(WrappedOptimizer):
                 "set_budget('8GiB') to use a planner; "
                 "candidates are outputs of layers, `[op.outputs[0].name for op in program.operators]`"
             )
-
-
-def as_checkpoints(checkpoints: Sequence[str | Variable] | str | Variable) -> tuple[str | Variable, ...]:
-    """Names and Variables; one of them is one checkpoint.  UsageError for anything else."""
-    if isinstance(checkpoints, (str, Variable)):
-        return (checkpoints,)
-    if not isinstance(checkpoints, Iterable):
-        raise UsageError(f"checkpoints must be a list of names or Variables, not {checkpoints!r}")
-    found = tuple(checkpoints)
-    for c in found:
-        if not isinstance(c, (str, Variable)):
-            raise UsageError(f"a checkpoint must be a name or a Variable, not {c!r}")
-    return found

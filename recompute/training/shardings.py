@@ -6,7 +6,7 @@ import fnmatch
 from dataclasses import dataclass
 
 from ..communication.mesh import Mesh
-from ..errors import UsageError, nearest
+from ..errors import UsageError, expect, nearest
 from ..language.ir import Value
 from ..language.program import Program, Variable
 from ..passes.sharding.divide_axis import DivideAxis

@@ -9,7 +9,7 @@ from ...errors import UsageError
 from ..amp import decorate
 from ..optimizers import Adam, AdamW, GradientMergeOptimizer, Lamb, Lars, Momentum, Optimizer, RecomputeOptimizer
 from ..parallel import DataParallel
-from ..protocol import AnyOptimizer, spec_of
+from ..protocol import AnyOptimizer, as_optimizer, spec_of
 from .combining import micro_batches, refused_pair, shards, switched_on
 from .strategy import DistributedStrategy
 from .world import World, current_or_one
