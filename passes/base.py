@@ -28,17 +28,25 @@ PASSES: dict[str, type[Pass]] = {}
 
 @dataclass(frozen=True)
 class Pass:
-    """A function from block to block whose fields are its options.  Defining a subclass registers it."""
+    """A function from block to block whose fields are its options.  A subclass is registered, unless `abstract`."""
 
     #: whether all that it gives was verified already, as it runs other passes
     verifies: ClassVar[bool] = False
+    #: facts that the passes before must have given: "gradients", "updates", "frees", "addresses"
+    needs: ClassVar[tuple[str, ...]] = ()
+    #: facts that must not hold yet: nothing is added behind the frees
+    refuses: ClassVar[tuple[str, ...]] = ("frees",)
+    #: facts that hold afterwards, and those that do not any more
+    gives: ClassVar[tuple[str, ...]] = ()
+    takes: ClassVar[tuple[str, ...]] = ()
     #: the name in pipelines and on the command line, from the class's name: DeadCode → dead-code
     name: ClassVar[str] = ""
 
-    def __init_subclass__(cls, **kw: Any) -> None:
+    def __init_subclass__(cls, abstract: bool = False, **kw: Any) -> None:
         super().__init_subclass__(**kw)
         cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
-        PASSES[cls.name] = cls
+        if not abstract:
+            PASSES[cls.name] = cls
 
     def run(self, block: Block) -> Block:
         """The rewritten block; the one given is never changed."""
@@ -56,13 +64,13 @@ class Pass:
         options = [
             f"{f.name}={_show_option(getattr(self, f.name))}"
             for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
+            if f.repr and getattr(self, f.name) != f.default
         ]
         return self.name + (f"{{{','.join(options)}}}" if options else "")
 
 
 @dataclass(frozen=True)
-class ForwardPass(Pass):
+class ForwardPass(Pass, abstract=True):
     """A pass over the forward pass, before differentiation, which leaves outputs as they are.
 
     What it changes is changed again where the program is made at another batch.
@@ -70,6 +78,7 @@ class ForwardPass(Pass):
     `kept`: values that stay beside the outputs, because the loss or the user needs them.
     """
 
+    refuses = ("gradients",)
     kept: tuple[str, ...] = ()
 
     def rewrite(self, program: Program) -> Block:
@@ -124,6 +133,11 @@ def dumping(folder: Path | str | None) -> Iterator[None]:
             _DUMP.reset(token)
 
 
+def is_dumping() -> bool:
+    """Whether texts are written now."""
+    return _DUMP.get() is not None
+
+
 def dump_block(name: str, block: Block) -> None:
     """Writes a program's text to the folder of `dumping`, if there is one."""
     dump = _DUMP.get()
@@ -150,6 +164,24 @@ def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None 
             block = _checked(p, block, p.run(block))
             dump_block(p.name, block)
     return block
+
+
+def check_order(passes: Sequence[Pass]) -> None:
+    """UsageError where a pass of a list comes before one that it needs, or behind one that it refuses."""
+    facts: dict[str, str] = {}
+    for p in passes:
+        for fact in p.needs:
+            if fact not in facts:
+                first = [q.name for q in passes if fact in q.gives]
+                raise UsageError(
+                    f"pass '{p.name}' needs {fact}: put it behind {first[0] if first else 'what makes them'}"
+                )
+        for fact in p.refuses:
+            if fact in facts:
+                raise UsageError(f"pass '{p.name}' comes too late: put it before '{facts[fact]}', which makes {fact}")
+        facts |= dict.fromkeys(p.gives, p.name)
+        for fact in p.takes:
+            facts.pop(fact, None)
 
 
 def apply_passes(program: Program, passes: Sequence[Pass]) -> None:

@@ -25,6 +25,7 @@ from .communication.buckets import Buckets
 from .communication.overlap import Overlap
 from .communication.regather import Regather
 from .communication.tree_sums import TreeSums
+from .inserting import with_inserted
 from .lowering.channels_last import ChannelsLast
 from .lowering.choose_kernels import ChooseKernels
 from .lowering.fold_transposes import FoldTransposes
@@ -69,7 +70,8 @@ def cleanup_passes(target: Target, *, planned: bool = False) -> list[Pass]:
     """The first passes of any step.  `planned`: a plan will define which normalised values are recomputed."""
     rebuild = expect("target", target, Target, "an rc.Target").rebuild and not planned
     weights = [TemporaryWeights()] if target.rebuild else []
-    return [Unplan(), DeadCode(), *weights, *([Rebuild()] if rebuild else ()), CommitUpdates()]
+    found = [Unplan(), DeadCode(), *weights, *([Rebuild()] if rebuild else ()), CommitUpdates()]
+    return with_inserted(found, target.insertions)
 
 
 def numbered_passes(target: Target, *, scheduled: bool = False) -> list[Pass]:
@@ -109,10 +111,11 @@ def lowering_passes(target: Target) -> list[Pass]:
     """The passes that lower a step for the kernels of a place; without kernel providers, communication only."""
     names = target.kernels
     if not names:
-        return _communication()
+        return with_inserted(_communication(), target.insertions)
     fusion: list[Pass] = [OpenNorms(), Fusion(device=target.on_device)] if {"loops", "cuda"} & set(names) else []
     gradients = [FoldTransposes(), ScatterGradients(names)]
-    return [*_communication(), *gradients, ChannelsLast(names), *fusion, ChooseKernels(names)]
+    found = [*_communication(), *gradients, ChannelsLast(names), *fusion, ChooseKernels(names)]
+    return with_inserted(found, target.insertions)
 
 
 def _communication() -> list[Pass]:

@@ -26,6 +26,9 @@ class Autodiff(Pass):
     gradients in place of outputs (`Program.gradients`).
     """
 
+    refuses = ("gradients",)
+    gives = ("gradients",)
+
     loss: str = "loss"
     parameters: tuple[str, ...] = ()
     no_grad: tuple[str, ...] = ()

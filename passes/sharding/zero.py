@@ -47,7 +47,7 @@ class Sharded:
 
 
 @dataclass(frozen=True)
-class _Zero(Pass):
+class _Zero(Pass, abstract=True):
     """A pass of ZeRO: the fields are those of `Sharded`."""
 
     axis: str = "dp"
@@ -65,6 +65,9 @@ class _Zero(Pass):
 @dataclass(frozen=True)
 class ShardParameters(_Zero):
     """Make trained parameters and their gradients shards, one a rank (ZeRO), with the shards' contents."""
+
+    needs = ("gradients",)
+    refuses = ("updates",)
 
     def run(self, block: Block) -> Block:
         """The block with shards in place of all parameters, gathered where they are read; gradients stay."""

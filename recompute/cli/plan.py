@@ -152,7 +152,7 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
         "approximations": wanted.approximations,
     }
     try:
-        step = job.compile(program, loss, dump=args.dump_ir, plain=plain, **options)
+        step = job.compile(program, loss, plain=plain, **options)
     except BudgetError as e:
         if wanted.budget is None:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import warnings
@@ -17,16 +18,20 @@ from ..errors import NotFiniteError, UsageError, expect, nearest
 from ..language.ir import Block, Free, Role, Value
 from ..language.program import Program, Variable
 from ..passes import RecomputePlan, Target, memory_report, offloaded, run_passes, step_passes, without_gc
-from ..passes.base import dump_block, dumping
+from ..passes.base import dump_block, dumping, is_dumping
 from ..passes.gradient.precision import check_precision
+from ..passes.inserting import check_places
 from ..passes.offloading.transfers import StepTimes, simulate
 from ..passes.planners.fit.problem import Fitting
+from ..passes.sequence import cleanup_passes, lowering_passes
 from ..passes.target import target_fields, target_from
 from ..planning.figures import PlanFigures
 from ..planning.request import Request, request
 from ..planning.saved import SavedPlan, saved_plan
 from ..planning.step import fitting_of, lower, plan_step, target_of
-from ..training.protocol import AnyOptimizer, RecomputeWarning, minimize, spec_of
+from ..training.pipeline import pipeline
+from ..training.protocol import AnyOptimizer, Described, RecomputeWarning, spec_of
+from ..training.recompute_optimizer import as_checkpoints
 from ..training.scaling import LossScaling
 from ..training.spec import Spec
 
@@ -60,7 +65,8 @@ class StepFigures:
 class CompiledStep:
     """A training step ready to run: its program with planned memory, its plan, and its figures.
 
-    `cost`: the cost model of its estimated times.  `planned`: the figures of a planner's plan.
+    `cost`: the cost model of its estimated times.  `planned`: the figures of a planner's plan.  `made`: the step before
+    it was planned or lowered.
     """
 
     program: Program
@@ -69,6 +75,7 @@ class CompiledStep:
     cost: CostModel = field(default_factory=this_cpu)
     planned: PlanFigures | None = None
     saved: SavedPlan | None = None
+    made: Block | None = None
 
 
 def compile_step(
@@ -87,15 +94,16 @@ def compile_step(
 ) -> CompiledStep:
     """Compiles a copy of `program` into a training step: backward pass, recomputation, updates, memory plan.
 
-    `loss`, `checkpoints`, `fetch`: names or Variables.  `optimizer`: any of `rc.optimizers`.  By default nothing is
-    recomputed.  `checkpoints`: values to keep, all others are recomputed; `budget`: recompute as much as necessary to
-    fit (`"8GiB"`, bytes, `"60%"` of the plain step's peak); `recompute`: a request, `request(budget, strategy, ...)` of
-    `recompute.planning`, whose arguments can also be given directly: `strategy`, `strategy_options`, `plan`, `offload`
-    (copy the checkpoints to host memory; with a budget, the values for which this is faster than recomputing,
-    docs/offload.md), `slicing` (False: no part of the step runs in slices; docs/transformers.md), `approximations`,
-    `effort`, `seconds`, `progress` (see `RecomputeOptimizer.set_budget`).  `target`: an `rc.Target` (None: this CPU);
-    its fields can also be given directly.  `dump`: a folder for the program's text after each pass.  `plain`: the
-    compiled step without recomputation, if there is one, to save planning time.  UsageError for unknown options.
+    `optimizer`: any of `rc.optimizers`.  By default nothing is recomputed.  `checkpoints`: values to keep, all others
+    are recomputed; `budget`: recompute as much as necessary to fit (`"8GiB"`, bytes, `"60%"` of the plain step's peak);
+    `recompute`: a request, `request(budget, strategy, ...)` of `recompute.planning`, whose arguments can also be given
+    directly: `strategy`, `strategy_options`, `plan`, `offload` (copy the checkpoints to host memory; with a budget,
+    the values for which this is faster than recomputing, docs/offload.md), `slicing` (False: no part of the step runs
+    in slices; docs/transformers.md), `effort`, `seconds`, `progress` (see
+    `RecomputeOptimizer.set_budget`).  `target`: place, kernel providers, cost model and precision (`rc.Target`; None:
+    this CPU); its fields can also be given directly.  `dump`: a folder for the program's text after each pass.
+    `plain`: the compiled step without recomputation, of the same program, if it exists already, to save time.
+    UsageError for unknown options.
     """
     loss, fetch = as_loss(as_program(program), loss).name, as_texts(fetch, "fetch", program)
     checkpoints = None if checkpoints is None else as_texts(checkpoints, "checkpoints", program)
@@ -104,14 +112,14 @@ def compile_step(
     expect("plain", plain, (CompiledStep, type(None)), "a compiled step")
     spec, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
     target = target_of(target)
-    with without_gc(), dumping(dump):
-        step = _made(program, loss, spec, fetch, target)
-        saved = None
+    with without_gc(), dumping(dump) if dump is not None else contextlib.nullcontext():
+        again = plain is not None and not is_dumping() and not spec.whole
+        step = plain.program.clone(plain.made) if again and plain else _made(program, loss, spec, fetch, target)
+        saved, made = None, step.block
         if wanted is not None:
             with dumping(None):  # the plans that are tried
-                made = step.block
                 fitted = plan_step(step, wanted, target, plain=None if plain is None else plain.program.compiled)
-            if dump is not None:
+            if is_dumping():
                 run_passes(made, step_passes(target, fitted.plan, scheduled=fitted.scheduled))
             step.planned = dataclasses.replace(step.planned, kept=tuple(n for n in step.planned.kept if n in program))
             saved = saved_plan(fitted, step.planned, program.block.name, batch_of(program))
@@ -119,7 +127,7 @@ def compile_step(
             lower(step, target)
         found = figures(step.block, target.cost, step.logical)
         assert target.cost is not None
-        return CompiledStep(step, step.plan, found, target.cost, step.planned, saved)
+        return CompiledStep(step, step.plan, found, target.cost, step.planned, saved, made)
 
 
 def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) -> tuple[Request | None, bool]:
@@ -191,13 +199,17 @@ def _made(
         source=program.source,
     )
     step.take_origin(program)
-    step.fuse_attention &= target is None or target.fuse_attention
-    step.fuse_head &= target is None or target.fuse_head
     step.fetched = tuple(fetch)
+    spec = spec_of(spec).with_(target=target)
+    if target is not None and target.inserted:
+        check_places(
+            target.insertions, [*pipeline(spec, step, loss), *cleanup_passes(target), *lowering_passes(target)]
+        )
     dump_block("forward", step.block)
     with warnings.catch_warnings():  # the notes of the plan repeat them
         warnings.simplefilter("ignore", RecomputeWarning)
-        minimize(spec, step[loss])
+        Described(spec).minimize(step[loss])
+    dump_block("step", step.block)
     return step
 
 

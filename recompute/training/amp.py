@@ -7,6 +7,7 @@ optimizer's state stay float32.  With float16 the loss is scaled (training/scali
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..boundary import as_texts
 from ..errors import UsageError, expect
@@ -92,7 +93,7 @@ def decorate(
     return MixedPrecision(optimizer, names[dtype], full=custom_black_varnames, loss_scaling=scaled)
 
 
-def with_precision(optimizer: AnyOptimizer, precision: str | None) -> AnyOptimizer:
+def with_precision(optimizer: AnyOptimizer, precision: str | None) -> Any:
     """The optimizer in a precision (None or "fp32": as it is)."""
     as_optimizer(optimizer)
     return optimizer if precision in (None, "fp32") else MixedPrecision(optimizer, check_precision(str(precision)))

@@ -56,6 +56,8 @@ class Merge:
 class AtWholeBatch(Pass):
     """Make the forward pass at the batch of all `k_steps` micro-batches: `batch`, or (0) that many of the program's."""
 
+    refuses = ("gradients",)
+
     k_steps: int = 1
     batch: int = 0
 
@@ -87,6 +89,9 @@ class AtWholeBatch(Pass):
 @dataclass(frozen=True)
 class ScaleGradients(Pass):
     """Multiply gradients by `times`: sums over micro-batches in place of means."""
+
+    needs = ("gradients",)
+    refuses = ("updates",)
 
     times: int = 1
 

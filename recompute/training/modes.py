@@ -89,12 +89,7 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
         made = _at(program, batch)
         names = tuple(_name(made, n) for n in names)
     made.divided = program.divided
-    passes: list[Pass] = [ForTest(names)]
-    if program.divided:
-        passes.append(DivideForward(tuple(axis for axis, _ in axes_of(program.mesh))))
-    if (how := program.division) is not None:  # a rank has parts of parameters: it gathers them
-        passes.append(GatherParameters(how.axis, how.ranks, how.rank, how.parts, names=tuple(program.sharded)))
-    apply_passes(made, passes)
+    apply_passes(made, evaluation_passes(program, names))
     if made.data is not program.data:
         share_arrays(made, program)
     drawn = [next(op.writes()).name for op in made.operators if op.op.random]
@@ -106,6 +101,16 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
             stacklevel=3,
         )
     return made
+
+
+def evaluation_passes(program: Program, outputs: Sequence[str] = ()) -> list[Pass]:
+    """The passes that make the forward pass of a trained program its evaluation; `outputs`: what is computed."""
+    passes: list[Pass] = [ForTest(tuple(outputs))]
+    if program.divided:
+        passes.append(DivideForward(tuple(axis for axis, _ in axes_of(program.mesh))))
+    if (how := program.division) is not None:  # a rank has parts of parameters: it gathers them
+        passes.append(GatherParameters(how.axis, how.ranks, how.rank, how.parts, names=tuple(program.sharded)))
+    return passes
 
 
 def _at(program: Program, batch: int) -> Program:

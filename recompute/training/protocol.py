@@ -14,7 +14,6 @@ from ..boundary import as_function
 from ..errors import UsageError, expect
 from ..language.ir import Operator, Role
 from ..language.program import Program, Variable
-from ..language.verify import verify
 from ..passes import Target
 from ..passes.base import apply_passes
 from ..planning.figures import interruption
@@ -200,27 +199,6 @@ class SpecOptimizer(AnyOptimizer):
         """Notes the program whose state this optimizer, and those inside of it, have."""
 
 
-def _pairs(params_grads: Iterable[tuple[Variable, Variable]]) -> ParamsGrads:
-    """The pairs of parameters and gradients.  UsageError for all else, and for none."""
-    wanted = "at least one (parameter, gradient) pair, as backward returns them"
-    pairs = list(expect("params_grads", params_grads, Iterable, wanted))
-    fit = all(isinstance(p, tuple) and len(p) == 2 and all(isinstance(v, Variable) for v in p) for p in pairs)
-    if not pairs or not fit:
-        raise UsageError(f"params_grads must be {wanted}, not {params_grads!r}")
-    return pairs
-
-
-class _Described(SpecOptimizer):
-    """A spec as an optimizer."""
-
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
-
-    @property
-    def spec(self) -> Spec:
-        return self._spec
-
-
 @contextlib.contextmanager
 def restored(program: Program) -> Iterator[None]:
     """Inside, an error leaves the program as it was: its block, its facts, and which arrays it has."""
@@ -235,11 +213,6 @@ def restored(program: Program) -> Iterator[None]:
         raise
 
 
-def minimize(spec: Spec | AnyOptimizer, loss: Variable) -> None:
-    """Makes the program of a loss the training step that `spec` describes."""
-    _Described(spec_of(spec)).minimize(loss)
-
-
 def planned(program: Program, spec: Spec) -> None:
     """Plans a training step as `spec` asks."""
     assert spec.request is not None
@@ -247,7 +220,6 @@ def planned(program: Program, spec: Spec) -> None:
     if spec.cost is not None:
         target = dataclasses.replace(target, cost=spec.cost)
     plan_step(program, spec.request, target_of(target), apart=True)
-    verify(program.block)
     if program.planned.interrupted:
         warnings.warn(interruption(program.planned), RecomputeWarning, stacklevel=4)
 
@@ -301,6 +273,19 @@ class WrappedOptimizer(SpecOptimizer):
     def set_lr(self, value: float, **group: Any) -> None:
         """Sets the learning rate from the next step on; `group`: as for `get_lr`."""
         self.inner.set_lr(value, **group)
+
+
+class Described(WrappedOptimizer):
+    """The optimizer of a spec."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec.rule.optimizer if isinstance(spec.rule, OtherRule) else spec.rule)
+        self._spec = spec
+
+    @property
+    def spec(self) -> Spec:
+        """The spec itself."""
+        return self._spec
 
 
 class StatefulWrapper(WrappedOptimizer):

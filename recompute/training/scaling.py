@@ -73,6 +73,8 @@ class ScaleLoss(Pass):
 class UpdateScale(Pass):
     """Adapt the scale of the loss at the end of a step: the fields are those of `LossScaling`."""
 
+    needs = ("updates",)
+
     growth: float = 2.0
     backoff: float = 0.5
     interval: int = 2000
@@ -95,6 +97,9 @@ class UpdateScale(Pass):
 @dataclass(frozen=True)
 class UncastGradients(Pass):
     """Have updates read the operands of gradients that are casts from a lower precision: they compute in float32."""
+
+    needs = ("gradients",)
+    refuses = ("updates",)
 
     def run(self, block: Block) -> Block:
         """The block itself: which values are gradients is known of a program."""

@@ -51,6 +51,8 @@ def busiest(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> int:
 class CutStages(Pass):
     """Cut the forward pass into the stages of a pipeline, behind the values `cuts` (None: of equal time)."""
 
+    refuses = ("gradients",)
+
     pipe: Pipe
     cuts: tuple[str, ...] | None = None
 

@@ -49,12 +49,16 @@ class Updates(Pass):
     `scale`: the state by which gradients were multiplied; a step whose gradients are not finite is skipped.
     """
 
+    needs = ("gradients",)
+    refuses = ("updates",)
+    gives = ("updates",)
+
     rule: Any
     scale: str = ""
 
     def __str__(self) -> str:
-        scale = f"{{scale={self.scale}}}" if self.scale else ""
-        return f"{type(self.rule).__name__}{scale}"
+        scale = f",scale={self.scale}" if self.scale else ""
+        return f"{self.name}{{rule={type(self.rule).__name__}{scale}}}"
 
     def run(self, block: Block) -> Block:
         """The block itself: which values are gradients is known of a program."""
@@ -70,6 +74,8 @@ class Updates(Pass):
 @dataclass(frozen=True)
 class CountStep(Pass):
     """Increment the step counter of an optimizer, `rule`, at the end; a step that loss scaling skips does not count."""
+
+    needs = ("updates",)
 
     rule: Any
 
@@ -92,6 +98,8 @@ class AverageWeights(Pass):
 
     average ← decay · average + (1 - decay) · weight; see `recompute.ExponentialMovingAverage`.
     """
+
+    needs = ("updates",)
 
     decay: float = 0.999
     thres_steps: bool = False
