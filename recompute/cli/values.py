@@ -27,13 +27,12 @@ def finite(x: Any) -> Any:
 def target_of(args: argparse.Namespace) -> Target:
     """The target that the options describe."""
     from ..passes.target import Target
-    from ..places import named_place
     from ..support.plug_ins import import_file
 
     for path in getattr(args, "load_passes", ()):
         import_file(path)
     return Target(
-        as_place(args.place),
+        args.place,
         args.providers,
         args.cost,
         args.precision,

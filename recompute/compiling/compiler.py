@@ -31,7 +31,6 @@ from ..planning.saved import SavedPlan, saved_plan
 from ..planning.step import fitting_of, lower, plan_step, target_of
 from ..training.pipeline import pipeline
 from ..training.protocol import AnyOptimizer, Described, RecomputeWarning, spec_of
-from ..training.recompute_optimizer import as_checkpoints
 from ..training.scaling import LossScaling
 from ..training.spec import Spec
 

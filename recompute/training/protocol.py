@@ -213,6 +213,16 @@ def restored(program: Program) -> Iterator[None]:
         raise
 
 
+def _pairs(params_grads: Iterable[tuple[Variable, Variable]]) -> ParamsGrads:
+    """The pairs of parameters and gradients.  UsageError for all else, and for none."""
+    wanted = "at least one (parameter, gradient) pair, as backward returns them"
+    pairs = list(expect("params_grads", params_grads, Iterable, wanted))
+    fit = all(isinstance(p, tuple) and len(p) == 2 and all(isinstance(v, Variable) for v in p) for p in pairs)
+    if not pairs or not fit:
+        raise UsageError(f"params_grads must be {wanted}, not {params_grads!r}")
+    return pairs
+
+
 def planned(program: Program, spec: Spec) -> None:
     """Plans a training step as `spec` asks."""
     assert spec.request is not None
