@@ -98,7 +98,7 @@ def compile_step(
     `recompute`: a request, `request(budget, strategy, ...)` of `recompute.planning`, whose arguments can also be given
     directly: `strategy`, `strategy_options`, `plan`, `offload` (copy the checkpoints to host memory; with a budget,
     the values for which this is faster than recomputing, docs/offload.md), `slicing` (False: no part of the step runs
-    in slices; docs/transformers.md), `effort`, `seconds`, `progress` (see
+    in slices; docs/transformers.md), `approximations`, `effort`, `seconds`, `progress` (see
     `RecomputeOptimizer.set_budget`).  `target`: place, kernel providers, cost model and precision (`rc.Target`; None:
     this CPU); its fields can also be given directly.  `dump`: a folder for the program's text after each pass.
     `plain`: the compiled step without recomputation, of the same program, if it exists already, to save time.

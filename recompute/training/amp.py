@@ -18,7 +18,7 @@ from .recompute_optimizer import RecomputeOptimizer
 from .scaling import LossScaling, state_names
 from .spec import Spec
 
-__all__ = ["LossScaling", "MixedPrecision", "decorate"]
+__all__ = ["LossScaling", "MixedPrecision", "decorate", "with_precision"]
 
 
 class MixedPrecision(StatefulWrapper):
