@@ -131,7 +131,7 @@ class Executor:
                 f"program '{program.block.name}' cannot train: its parameters hold their averages until the end of "
                 "`applied(program)`"
             )
-        if program.mesh is not None and self.compares and program not in self._alike:
+        if self.engine is not None and self.compares and program not in self._alike:
             self._compare(program, session)
         self._feed(session, {} if feed is None else feed)
         if not session.keeps_newest and isinstance(program.data, Arrays):  # what a device has trained is copied back
@@ -151,9 +151,11 @@ class Executor:
 
         UsageError, on all of them, that names what is different.
         """
-        if self.engine is not None and self.engine.mesh.ranks > 1 and far_waits(session.block):
+        engine = self.engine
+        if engine is not None and engine.mesh.ranks > 1 and far_waits(session.block):
             facts = {} if program.origin is None else program.origin.facts
-            must_be_same(self.engine, "the comparison of all ranks' weights", facts, program.digests())
+            values = program.digests(engine.mesh, engine.rank)
+            must_be_same(engine, "the comparison of all ranks' weights", facts, values)
         self._alike.add(program)
 
     def session(

@@ -22,7 +22,7 @@ Optimizers = tuple[Callable[[Any], torch.optim.Optimizer], Callable[[], Any]]
 SGD: Optimizers = (lambda weights: torch.optim.SGD(weights, lr=_RATE), lambda: rc.SGD(_RATE))
 
 
-class Made(nn.Module):
+class Net(nn.Module):
     """A module of a function of itself and the inputs, with the parameters, buffers and modules that it is given."""
 
     def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
@@ -73,7 +73,7 @@ def add(
             name,
             _HOSTS[host] + number if number else source,
             said,
-            lambda: Made(loss, **{k: part() for k, part in parts.items()}),
+            lambda: Net(loss, **{k: part() for k, part in parts.items()}),
             lambda: tuple(torch.randn(*x) if isinstance(x, tuple) else x for x in inputs) or (torch.ones(1),),
             optimizers,
         )

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import RecomputeError
-from ...language.builder import Builder
-from ...language.ir import Block, Operator, Role, Value
+from ...language.ir import Block, Operator, Value
 from ...language.program import Program
 from ...ops.attention.tiled import TiledAttention
 from ..base import ForwardPass
-from ..cleanup.dead_code import prune
-from .known import Known
+from ..matching.graph import Graph, NoMatchError, result
+from ..matching.rewrite import Found
 from .levels import Level, finest, refined
 from .masks import Bias, Masks
-from .scores import NotAttentionError, Scores, Walk, Weights
+from .scores import Scores, Walk, Weights
 
 
 @dataclass(frozen=True)
@@ -43,32 +43,9 @@ class FindAttention(ForwardPass):
 
 def find_attention(block: Block, data: Mapping[str, Any] | None = None) -> tuple[Block, list[str]]:
     """The rewritten block, and a note for each softmax: what was found, or why it is none."""
-    search: _Search | None = None
-    notes: list[str] = []
-    made: dict[int, list[Operator]] = {}
-    for i, op in enumerate(block.operators):
-        if op.op.name not in ("Softmax", "TiledAttention") or op.role is not Role.FORWARD:
-            continue
-        search = search or _Search(block, data or {})
-        search.builder.operators.clear()
-        try:
-            if op.op.name == "TiledAttention":
-                made[i] = search.again(op) or [op]
-                at, what = i, described(next(o.op for o in made[i] if isinstance(o.op, TiledAttention)))
-            else:
-                at, found_here = search.attention(op)
-                made[at] = search.once(at, found_here)
-                what = described(next(o.op for o in found_here if isinstance(o.op, TiledAttention)))
-            notes.append(f"'{next(block.operators[at].writes()).name}' is attention{what}")
-        except NotAttentionError as e:
-            notes.append(f"softmax '{next(op.writes()).name}' is not attention: {e}")
-    if search is None or not made:
-        return block, notes
-    operators = [new for i, op in enumerate(block.operators) for new in made.get(i, [op])]
-    constants = (*block.constants, *search.builder.constants)
-    found = block.with_operators(operators, constants=constants)
-    kept = prune(operators, found.outputs, (Role.FORWARD,))
-    return _without_masks(found.with_operators(kept), block), notes
+    search = _Search(Graph(block, data))
+    found = search.rewritten()
+    return _without_masks(found, block), search.notes
 
 
 def described(op: TiledAttention) -> str:
@@ -86,6 +63,8 @@ def described(op: TiledAttention) -> str:
 
 def _without_masks(block: Block, before: Block) -> Block:
     """The block without the buffers that were read before and are read no more."""
+    if block is before:
+        return block
     read, had = ({v.name for o in b.operators for v in o.reads()}.union(b.outputs) for b in (block, before))
     gone = had - read
     return block.with_operators(block.operators, buffers=tuple(v for v in block.buffers if v.name not in gone))
@@ -105,38 +84,54 @@ class _Operand:
 class _Search(Walk):
     """Rewrites one attention of a block at a time."""
 
-    def __init__(self, block: Block, data: Mapping[str, Any]) -> None:
-        super().__init__(block, Known(block, data), Builder.on(block))
-        #: what was emitted, and before which operator: masks of several layers are made once
-        self.emitted: dict[tuple[Any, ...], tuple[int, Value]] = {}
+    kinds = ("Softmax", "TiledAttention")
 
-    def attention(self, softmax: Operator) -> tuple[int, list[Operator]]:
-        """The index of the second product, and the operators that take its place."""
-        made = next(softmax.writes())
-        if softmax.op.axis not in (-1, made.ndim - 1):  # type: ignore[attr-defined]
-            raise NotAttentionError(f"it is along axis {softmax.op.axis}")  # type: ignore[attr-defined]
-        if made.ndim < 2:
-            raise NotAttentionError("its scores are no matrix")
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        #: what was emitted, and before which operator: masks of several layers are made once
+        self.shared: dict[tuple[Any, ...], tuple[int, Value]] = {}
+
+    def at(self, op: Operator) -> Found:
+        """The second product, and the operators that take its place."""
+        if op.op.name == "TiledAttention":
+            return Found(op, self.again(op) or [op])
+        weights = result(op)
+        if op.op.axis not in (-1, weights.ndim - 1):  # type: ignore[attr-defined]
+            raise NoMatchError(f"it is along axis {op.op.axis}")  # type: ignore[attr-defined]
+        if weights.ndim < 2:
+            raise NoMatchError("its scores are no matrix")
+        return self.attention(op)
+
+    def note(self, op: Operator, found: Found | NoMatchError) -> str:
+        """What was found, or why it is none."""
+        if not isinstance(found, Found):
+            return f"softmax '{result(op).name}' is not attention: {found}"
+        made = next(o.op for o in found.operators if isinstance(o.op, TiledAttention))
+        return f"'{result(found.op).name}' is attention{described(made)}"
+
+    def attention(self, softmax: Operator) -> Found:
+        """From a softmax down to the second product, and up to the first."""
         weights = self.weights(softmax)
         product, scores = self.scores(softmax)
         for condition, inside in weights.cleared:
             if not scores.masks.clear(condition, inside):
-                raise NotAttentionError("its weights are set to 0 where its scores are not hidden")
-        return weights.product, self.emit(weights, product, scores)
+                raise NoMatchError("its weights are set to 0 where its scores are not hidden")
+        return Found(weights.product, self.once(weights.product, self.emit(weights, product, scores)))
 
-    def once(self, at: int, operators: list[Operator]) -> list[Operator]:
-        """The operators that come before operator `at`, but those that an earlier attention has too."""
+    def once(self, last: Operator, operators: list[Operator]) -> list[Operator]:
+        """The operators that come before an operator, but those that an earlier attention has too."""
         names: dict[str, Value] = {}
         found = []
+        at = self.graph.places[result(last).name]
         for i, op in enumerate(operators):
             o = op.reading(names)
-            made = next(o.writes())
+            made = result(o)
             key = (o.op, o.inputs)
-            before, same = self.emitted.get(key, (at, made))
+            before, same = self.shared.get(key, (at, made))
             if before < at and i < len(operators) - 1:
                 names[made.name] = same
                 continue
-            self.emitted.setdefault(key, (at, made))
+            self.shared.setdefault(key, (at, made))
             found.append(o)
         return found
 
@@ -146,7 +141,7 @@ class _Search(Walk):
         """Where queries, keys or values come from, above scaling, transposition, repetition, regrouping, and casts from
         `dtype`, in which the values are."""
         if v is None or v.ndim < 2:
-            raise NotAttentionError("queries, keys or values are no matrices")
+            raise NoMatchError("queries, keys or values are no matrices")
         own = (1,) * (len(level) - v.ndim + 2) + v.shape[:-2]
         best = at = _Operand(v, own, level, swapped=swapped)
         for _ in range(24):
@@ -161,40 +156,33 @@ class _Search(Walk):
 
     def step(self, at: _Operand, dtype: str) -> _Operand | None:
         """One operator further up; None where it does something else."""
-        op = self.producer(at.value)
+        op = self.graph.producer(at.value)
         source = op.inputs[0] if op is not None and op.inputs else None
         if op is None or source is None:
             return None
-        name, shape = op.op.name, at.value.shape
+        name, shape, lead = op.op.name, at.value.shape, source.shape[:-2]
         if name == "Identity" or (name == "Cast" and source.dtype == dtype != at.value.dtype):
             return replace(at, value=source)
         if name in ("Mul", "Div"):
-            return self.scaling(op, at)
-        lead = source.shape[:-2]
-        if name == "Transpose" and op.op.perm == (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2):  # type: ignore[attr-defined]
+            rest, factor = self.graph.scaled(op) or (source, 0.0)
+            return replace(at, value=rest, scale=at.scale * factor) if factor and math.isfinite(factor) else None
+        if name == "Transpose" and op.op.perm == _swapped(len(shape)):  # type: ignore[attr-defined]
             return replace(at, value=source, swapped=not at.swapped)
-        if name == "Reshape" and source.ndim >= 2 and source.shape[-2:] == shape[-2:] and at.own == at.level:
+        same = name in ("Reshape", "Expand") and source.ndim >= 2 and source.shape[-2:] == shape[-2:]
+        if not same or at.own != at.level:
+            return None
+        if name == "Reshape":
             return replace(at, value=source, own=lead, level=lead)
-        if name == "Expand" and source.ndim >= 2 and source.shape[-2:] == shape[-2:] and at.own == at.level:
-            return replace(at, value=source, own=(1,) * (len(at.level) - len(lead)) + lead)
-        return None
-
-    def scaling(self, op: Operator, at: _Operand) -> _Operand | None:
-        """Above a product with a number."""
-        for rest, by in (op.inputs, op.inputs[::-1]) if op.op.name == "Mul" else (op.inputs,):
-            factor = self.known.number(by)
-            if factor and rest is not None and rest.shape == at.value.shape:
-                return replace(at, value=rest, scale=at.scale * (factor if op.op.name == "Mul" else 1 / factor))
-        return None
+        return replace(at, value=source, own=(1,) * (len(at.level) - len(lead)) + lead)
 
     # -- the operator -------------------------------------------------------------------------------------------
 
     def emit(self, weights: Weights, product: Operator, scores: Scores) -> list[Operator]:
         """The operators that take the place of the second product."""
-        op = self.block.operators[weights.product]
+        op = weights.product
         if product.op.transA:  # type: ignore[attr-defined]
-            raise NotAttentionError("its queries are transposed")
-        y, top = next(op.writes()), next(product.writes()).shape[:-2]
+            raise NoMatchError("its queries are transposed")
+        y, top = result(op), result(product).shape[:-2]
         q = self.operand(product.inputs[0], top, False, y.dtype)
         k = self.operand(product.inputs[1], top, not product.op.transB, y.dtype)  # type: ignore[attr-defined]
         v = self.operand(op.inputs[1], y.shape[:-2], bool(op.op.transB), y.dtype)  # type: ignore[attr-defined]
@@ -212,10 +200,8 @@ class _Search(Walk):
         assert isinstance(attention, TiledAttention) and q is not None and k is not None and v is not None
         if attention.rows or len(op.outputs) > 1:
             return None
-        level, y = q.shape[:-2], next(op.writes())
-        masks = Masks(
-            self.known, self.builder, self.producer, q.shape[-2], k.shape[-2], attention.first, attention.last
-        )
+        level, y = q.shape[:-2], result(op)
+        masks = Masks(self.graph, self.b, q.shape[-2], k.shape[-2], attention.first, attention.last)
         if bias is not None:
             masks.add(bias, level, 1.0)
         operands = [_Operand(q, level, level), *(self.operand(x, level, False, q.dtype) for x in (k, v))]
@@ -237,13 +223,13 @@ class _Search(Walk):
         step: Value | None,
     ) -> list[Operator]:
         """The operators that make y."""
-        b, masks = self.builder, scores.masks
+        b, masks = self.b, scores.masks
         fine = finest([*(x.level for x in operands), *levels])
         if fine is None:
-            raise NotAttentionError("its leading axes are regrouped")
+            raise NoMatchError("its leading axes are regrouped")
         q, k, v = (self.fitted(x, fine) for x in operands)
         if len({x.dtype for x in (q, k, v)}) > 1:
-            raise NotAttentionError("queries, keys and values differ in type")
+            raise NoMatchError("queries, keys and values differ in type")
         for by, level in scores.factors:
             q = b.Mul(q, self.regrouped(by, level, fine))
         if tuple(q.shape[:-2]) != fine:
@@ -261,11 +247,11 @@ class _Search(Walk):
         return [o.renamed({found.name: y.name}) for o in b.operators]
 
     def applied(self, attention: TiledAttention, inputs: list[Value | None]) -> Value:
-        """Emits attention; NotAttentionError where its rule refuses the types."""
+        """Emits attention; NoMatchError where its rule refuses the types."""
         try:
-            found = self.builder.emit(attention, *inputs, want=1)
+            found = self.b.emit(attention, *inputs, want=1)
         except RecomputeError as e:
-            raise NotAttentionError(str(e)) from None
+            raise NoMatchError(str(e)) from None
         assert isinstance(found, Value)
         return found
 
@@ -273,19 +259,17 @@ class _Search(Walk):
         """An operand at the finest level, as rows."""
         lead = refined(x.own, x.level, fine)
         if lead is None:
-            raise NotAttentionError("its leading axes are regrouped")
+            raise NoMatchError("its leading axes are regrouped")
         v = self.rows(x.value) if x.swapped else x.value
         shape = (*lead, *v.shape[-2:])
-        return v if v.shape == shape else self.builder.Reshape(v, shape=shape)
+        return v if v.shape == shape else self.b.Reshape(v, shape=shape)
 
     def rows(self, v: Value) -> Value:
         """A matrix with its last two axes swapped: what was transposed, or a Transpose."""
-        op = self.producer(v)
-        swap = (*range(v.ndim - 2), v.ndim - 1, v.ndim - 2)
-        if op is not None and op.op.name == "Transpose" and op.inputs[0] is not None:
-            perm = tuple(op.op.perm)  # type: ignore[attr-defined]
-            return self.builder.Transpose(op.inputs[0], perm=tuple(perm[i] for i in swap))
-        return self.builder.Transpose(v, perm=swap)
+        op, perm = self.graph.producer(v, "Transpose"), _swapped(v.ndim)
+        if op is None:
+            return self.b.Transpose(v, perm=perm)
+        return self.b.Transpose(op.inputs[0], perm=tuple(op.op.perm[i] for i in perm))  # type: ignore[attr-defined]
 
     def regrouped(self, x: Value, level: Level, fine: Level) -> Value:
         """A bias or factor at the finest level."""
@@ -293,6 +277,11 @@ class _Search(Walk):
             return x
         lead = refined(x.shape[:-2], level, fine)
         if lead is None:
-            raise NotAttentionError("a bias does not broadcast to the scores")
+            raise NoMatchError("a bias does not broadcast to the scores")
         shape = (*lead, *x.shape[-2:])
-        return x if x.shape == shape else self.builder.Reshape(x, shape=shape)
+        return x if x.shape == shape else self.b.Reshape(x, shape=shape)
+
+
+def _swapped(ndim: int) -> tuple[int, ...]:
+    """The order of axes with the last two swapped."""
+    return (*range(ndim - 2), ndim - 1, ndim - 2)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from ...language.builder import Builder
 from ...language.ir import Operator, Value
-from .known import FAR_BELOW, Band, Known
+from ..matching.graph import Graph
+from ..matching.known import FAR_BELOW, Band
 from .levels import Level
 
 #: masks below these lose, in rounding, the scores that they are added to
@@ -53,9 +54,8 @@ class Masks:
     window, and such queries (`dead`) get the mean of the values afterwards.
     """
 
-    known: Known
+    graph: Graph
     builder: Builder
-    producer: Callable[[Value | None], Operator | None]
     queries: int
     keys: int
     first: int | None = None
@@ -67,7 +67,7 @@ class Masks:
 
     def settle(self) -> None:
         """Makes windows of bands."""
-        fed = any(self.known.fed(e.value) for e in self.entries)
+        fed = any(self.graph.known.fed(e.value) for e in self.entries)
         masks = [e for e in self.entries if e.band is not None or self.may_hide(e)]
         bands = [e for e in masks if e.band is not None]
         alike = len({(e.number, e.group) if isinstance(e, Hidden) else e for e in masks}) == 1
@@ -88,48 +88,40 @@ class Masks:
         """Whether what a band hides has a finite score."""
         if isinstance(e, Hidden):
             return math.isfinite(e.number)
-        return math.isfinite(self.known.least(e.value))
+        return math.isfinite(self.graph.known.least(e.value))
 
     def add(self, v: Value, level: Level, factor: float) -> None:
         """A bias, times a factor: its summands one by one."""
-        op = self.producer(v)
+        op = None if v in self.graph.known else self.graph.producer(v)
         name = "" if op is None else op.op.name
-        if factor > 0 and (band := self.known.band(v, True, self.queries, self.keys)) is not None:
+        if factor > 0 and (band := self.graph.known.band(v, True, self.queries, self.keys)) is not None:
             if band != Band():
                 self.entries.append(Bias(v, level, factor, band))
-            return None
-        if op is None or v in self.known:
-            pass
-        elif name == "Add":
-            for x in op.inputs:
-                if x is not None and self.known.number(x) != 0:
+        elif op is not None and name == "Add":
+            for x in op.reads():
+                if self.graph.known.number(x) != 0:
                     self.add(x, level, factor)
-            return None
-        elif name == "Identity" or (name == "Cast" and self.floats(op)) or (name == "Expand" and self.repeats(op, v)):
-            assert op.inputs[0] is not None
-            return self.add(op.inputs[0], level, factor)
-        elif name == "Where" and factor == 1 and self.choice(op, level, v.dtype):
-            return None
-        self.entries.append(Bias(v, level, factor))
-        return None
+        elif op is not None and self.passes(op, v):
+            self.add(next(op.reads()), level, factor)
+        elif op is None or name != "Where" or factor != 1 or not self.choice(op, level, v.dtype):
+            self.entries.append(Bias(v, level, factor))
 
-    @staticmethod
-    def floats(op: Operator) -> bool:
-        """Whether a cast is of floats."""
-        return op.inputs[0] is not None and op.inputs[0].type.is_float
-
-    def repeats(self, op: Operator, v: Value) -> bool:
-        """Whether an Expand leaves queries and keys as they are, or repeats what is the same for all."""
-        source = op.inputs[0]
-        return source is not None and source.ndim >= 2 and v.shape[-2:] == (self.queries, self.keys)
+    def passes(self, op: Operator, v: Value) -> bool:
+        """Whether an operator leaves a bias what it is: a cast of floats, an Expand that leaves queries and keys as
+        they are, or repeats what is the same for all."""
+        name, source = op.op.name, op.inputs[0] if op.inputs else None
+        if source is None or name == "Identity":
+            return name == "Identity"
+        repeats = source.ndim >= 2 and v.shape[-2:] == (self.queries, self.keys)
+        return (name == "Cast" and source.type.is_float) or (name == "Expand" and repeats)
 
     def choice(self, op: Operator, level: Level, dtype: str) -> bool:
         """Where(condition, bias, far below), or the other way round, as a mask and a bias."""
         condition, a, b = op.inputs
         for bias, low, allowed in ((a, b, True), (b, a, False)):
-            number = self.known.number(low)
+            number = self.graph.known.number(low)
             if condition is not None and bias is not None and number is not None and number <= FAR_BELOW:
-                known = self.known.number(bias)
+                known = self.graph.known.number(bias)
                 if known is not None and known != 0:
                     return False
                 group = 1 + max((e.group for e in self.entries if isinstance(e, Hidden)), default=0)
@@ -141,31 +133,30 @@ class Masks:
 
     def hide(self, condition: Value, allowed: bool, number: float, level: Level, dtype: str, group: int = 0) -> None:
         """Scores are `number` where the condition does not allow them: its parts one by one."""
-        band = self.known.band(condition, allowed, self.queries, self.keys) if number <= FAR_BELOW else None
+        band = self.graph.known.band(condition, allowed, self.queries, self.keys) if number <= FAR_BELOW else None
         if band is not None:
             if band != Band():
                 self.entries.append(Hidden(condition, level, allowed, number, dtype, band, group))
-            return None
-        op = self.producer(condition)
-        name = "" if op is None or condition in self.known else op.op.name
-        if op is not None and name == "Not" and op.inputs[0] is not None:
-            return self.hide(op.inputs[0], not allowed, number, level, dtype, group)
+            return
+        op = None if condition in self.graph.known else self.graph.producer(condition)
+        name = "" if op is None else op.op.name
+        source = None if op is None or not op.inputs else op.inputs[0]
         if op is not None and name == ("And" if allowed else "Or"):
-            for x in op.inputs:
-                if x is not None:
-                    self.hide(x, allowed, number, level, dtype, group)
-            return None
-        if op is not None and name in ("Identity", "Expand") and op.inputs[0] is not None and op.inputs[0].ndim >= 2:
-            return self.hide(op.inputs[0], allowed, number, level, dtype, group)
-        self.entries.append(Hidden(condition, level, allowed, number, dtype, group=group))
-        return None
+            for x in op.reads():
+                self.hide(x, allowed, number, level, dtype, group)
+        elif name == "Not" and source is not None:
+            self.hide(source, not allowed, number, level, dtype, group)
+        elif name in ("Identity", "Expand") and source is not None and source.ndim >= 2:
+            self.hide(source, allowed, number, level, dtype, group)
+        else:
+            self.entries.append(Hidden(condition, level, allowed, number, dtype, group=group))
 
     def clear(self, condition: Value, inside: bool) -> bool:
         """Whether weights that are set to 0 where a condition is `inside` are those that it hid before.
 
         They are hidden altogether then, so that a query that sees nothing gets 0.
         """
-        parts = Masks(self.known, self.builder, self.producer, self.queries, self.keys)
+        parts = Masks(self.graph, self.builder, self.queries, self.keys)
         parts.hide(condition, not inside, -math.inf, (), "f32")
         for x in parts.entries:
             same = [i for i, e in enumerate(self.entries) if _same(e, x)]
@@ -202,9 +193,9 @@ class Masks:
         """Whether an entry is a mask: what is learned, and what is known to be mild, is none."""
         if isinstance(e, Hidden):
             return True
-        if e.value in self.known:
-            return self.known.least(e.value) <= _MILD
-        return self.known.fed(e.value) and not self.known.learned(e.value)
+        if e.value in self.graph.known:
+            return self.graph.known.least(e.value) <= _MILD
+        return self.graph.known.fed(e.value) and not self.graph.known.learned(e.value)
 
     def finite_somewhere(self, e: Bias | Hidden) -> bool:
         """Whether a mask may hide with a finite number."""

@@ -8,16 +8,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...language.builder import Builder
-from ...language.ir import Block, Operator, Role, Value
+from ...language.ir import Block, Operator, Value
+from ...ops.loss.cross_entropy import LabelLoss
 from ...ops.loss.linear_cross_entropy import LinearCrossEntropy
 from ..base import Pass
 from ..cleanup.dead_code import prune
+from ..matching.graph import FORWARD, Graph, NoMatchError, operands, result
+from ..matching.pattern import Pattern, match, number, op
+from ..matching.rewrite import Found, Search
 
 #: bytes of logits from which on training makes a head one operator without being asked
 LARGE = 1 << 21
 #: and rows: with fewer, most of the logits are held at a time
 ROWS = 512
-_FORWARD = (Role.FORWARD, Role.LOSS)
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,6 @@ class FindHead(Pass):
     def run(self, block: Block) -> Block:
         """The block itself if there is no head."""
         return find_head(block, self.loss, self.kept, large=self.large)[0]
-
-
-class _NotHeadError(Exception):
-    """Why a cross entropy is no head."""
 
 
 @dataclass
@@ -72,134 +71,97 @@ def find_head(
     block's outputs, but can be fetched: a product of their own makes them then.  `large`: only logits of 512
     rows and 2 MiB or more in float32 or float64 (products in halves are left to the libraries of a device).
     """
-    search = _Search(block, loss, kept, large=large)
-    notes: list[str] = []
-    made: dict[int, list[Operator]] = {}
-    for i, op in enumerate(block.operators):
-        if op.op.name not in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss") or op.role not in _FORWARD:
-            continue
-        name = next(op.writes()).name
-        try:
-            at, operators = search.head(i, op)
-            made[at] = operators
-            notes.append(f"'{name}' and its product are a head of {search.words:,} words")
-        except _NotHeadError as e:
-            notes.append(f"cross entropy '{name}' is not fused with a product: {e}")
-    if not made:
-        return block, notes
-    operators = [new for i, op in enumerate(block.operators) for new in made.get(i, [op])]
-    constants = (*block.constants, *search.builder.constants)
+    search = _Search(Graph(block, outputs=None if loss is None else [loss, *kept]), kept, large=large)
+    if not search.run():
+        return block, search.notes
+    operators = search.operators()
+    constants = (*block.constants, *search.b.constants)
     behind = search.behind(operators)
     outputs = tuple(n for n in block.outputs if n not in behind)
     fetchable = (*outputs, *behind.intersection(block.outputs), *([loss] if loss else ()))
-    found = block.with_operators(prune(operators, fetchable, _FORWARD), outputs=outputs, constants=constants)
-    return found, notes
+    return block.with_operators(
+        prune(operators, fetchable, FORWARD), outputs=outputs, constants=constants
+    ), search.notes
 
 
-class _Search:
+def _smoothed(rule: LabelLoss, labels: Value) -> Pattern:
+    """Smoothed labels as `losses.cross_entropy` writes them: the loss, and an even part from its log-probabilities."""
+    ignored = op.Equal("labels", "ignored")
+    even: Pattern = op.Neg(op.ReduceSum("logarithms", axes=(1,)))
+    if rule.ignore_index is not None:
+        even = op.Where(ignored, 0.0, even)
+    if rule.reduction != "none":
+        even = op.ReduceSum(even)
+    if rule.reduction == "mean":
+        counted = op.ReduceSum(op.Where(ignored, 0.0, 1.0))
+        even = op.Div(even, float(labels.size) if rule.ignore_index is None else counted)
+    return op.Add(op.Mul("value", number("rest")), op.Mul(even, number("share")))
+
+
+class _Search(Search):
     """Follows operators of a block."""
 
-    def __init__(self, block: Block, loss: str | None, kept: Sequence[str], *, large: bool) -> None:
-        self.block, self.kept, self.large = block, set(kept), large
-        self.producers = block.producers()
-        self.builder = Builder.on(block)
-        self.values = {c.value.name: c for c in block.constants}
-        needed = prune(block.operators, [loss, *kept], _FORWARD) if loss is not None else block.operators
-        self.readers: dict[str, list[Operator]] = {}
-        for op in needed:
-            for v in op.reads():
-                self.readers.setdefault(v.name, []).append(op)
+    kinds = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+    roles = FORWARD
+
+    def __init__(self, graph: Graph, kept: Sequence[str], *, large: bool) -> None:
+        super().__init__(graph)
+        self.kept, self.large = set(kept), large
         self.words = 0
         self.logits: set[str] = set()
-
-    def producer(self, v: Value | None) -> Operator | None:
-        at = None if v is None else self.producers.get(v.name)
-        return None if at is None else self.block.operators[at]
-
-    def number(self, v: Value | None) -> float | None:
-        """A constant's only number."""
-        c = None if v is None else self.values.get(v.name)
-        return float(c.data[0]) if c is not None and len(c.data) == 1 and c.value.type.is_float else None
 
     def behind(self, operators: Sequence[Operator]) -> set[str]:
         """Values that are made from the logits of heads that were found."""
         found = set(self.logits)
-        for op in operators:
-            if any(v.name in found for v in op.reads()):
-                found.update(v.name for v in op.writes())
+        for o in operators:
+            if any(v.name in found for v in o.reads()):
+                found.update(v.name for v in o.writes())
         return found
+
+    def note(self, op: Operator, found: Found | NoMatchError) -> str:
+        """What was found, or why it is no head."""
+        if isinstance(found, Found):
+            return f"'{result(op).name}' and its product are a head of {self.words:,} words"
+        return f"cross entropy '{result(op).name}' is not fused with a product: {found}"
 
     # -- a loss ---------------------------------------------------------------------------------------------------
 
-    def head(self, i: int, op: Operator) -> tuple[int, list[Operator]]:
-        """The index of the operator that makes the loss, and the operators that take its place."""
-        rule: Any = op.op
+    def at(self, op: Operator) -> Found:
+        """The operator that makes the loss, and the operators that take its place."""
         scores, labels = op.inputs[:2]
         assert scores is not None and labels is not None
         if len(op.inputs) > 2 and op.inputs[2] is not None:
-            raise _NotHeadError("it has class weights")
+            raise NoMatchError("it has class weights")
         if self.large and (scores.nbytes < LARGE or labels.size < ROWS):
-            raise _NotHeadError(f"its logits are small ({labels.size} rows, {scores.nbytes:,} bytes)")
-        at, smoothing = i, 0.0
-        if len(op.outputs) > 1 and (log_prob := op.outputs[1]) is not None and self.readers.get(log_prob.name):
-            at, smoothing = self.smoothing(op, log_prob)
-        chain = _Chain(logarithms=rule.name == "NegativeLogLikelihoodLoss")
+            raise NoMatchError(f"its logits are small ({labels.size} rows, {scores.nbytes:,} bytes)")
+        last, smoothing = op, 0.0
+        if len(op.outputs) > 1 and (logarithms := op.outputs[1]) is not None and self.graph.readers(logarithms):
+            last, smoothing = self.smoothing(op, logarithms, labels)
+        chain = _Chain(logarithms=op.op.name == "NegativeLogLikelihoodLoss")
         product = self.product(scores, chain)
-        return at, self.emit(op, self.block.operators[at], product, chain, smoothing)
+        return self.emit(op, last, product, chain, smoothing)
+
+    def smoothing(self, op: Operator, logarithms: Value, labels: Value) -> tuple[Operator, float]:
+        """The operator that adds the even part of smoothed labels to a loss, and the share of that part."""
+        assert isinstance(op.op, LabelLoss)
+        pattern, value = _smoothed(op.op, labels), result(op)
+        for last in self.graph.below(self.graph.readers(logarithms)[0], 7):
+            names = match(pattern, self.graph, result(last), labels=labels, logarithms=logarithms, value=value)
+            if names is None or len(self.graph.readers(logarithms)) + len(self.graph.readers(value)) != 2:
+                continue
+            share = names["share"] * logarithms.shape[1]
+            ignored = self.graph.known.constants.get(names["ignored"].name) if "ignored" in names else None
+            same = op.op.ignore_index is None or (ignored is not None and ignored.data == (op.op.ignore_index,))
+            if same and math.isclose(names["rest"] + share, 1.0, rel_tol=1e-5):
+                return last, share
+        raise NoMatchError("its log-probabilities are read")
 
     def only_reader(self, v: Value) -> None:
-        count = len(self.readers.get(v.name, ()))
+        count = len(self.graph.readers(v))
         if count > 1:
-            raise _NotHeadError(f"'{v.name}' has {count} readers")
+            raise NoMatchError(f"'{v.name}' has {count} readers")
         if v.name in self.kept:
-            raise _NotHeadError(f"'{v.name}' is fetched")
-
-    def smoothing(self, op: Operator, log_prob: Value) -> tuple[int, float]:
-        """The operator that adds the even part of smoothed labels to a loss, as `losses.cross_entropy` writes it, and
-        the share of that part."""
-        rule: Any = op.op
-        value, labels = next(op.writes()), op.inputs[1]
-        ignores, reduction = rule.ignore_index is not None, rule.reduction
-        path = ["ReduceSum", "Neg", *(["Where"] if ignores else []), *(["ReduceSum"] if reduction != "none" else [])]
-        path += [*(["Div"] if reduction == "mean" else []), "Mul", "Add"]
-        steps, v = [], log_prob
-        for name in path:
-            readers = self.readers.get(v.name, [])
-            if len(readers) != 1 or readers[0].op.name != name or v.name in self.kept:
-                raise _NotHeadError("its log-probabilities are read")
-            steps.append(readers[0])
-            v = next(readers[0].writes())
-        first, *_, scaled, total = steps
-        share = (self.number(scaled.inputs[1]) or 0.0) * log_prob.shape[1]
-        rest = self.readers.get(value.name, [])
-        fits = len(rest) == 1 and rest[0].op.name == "Mul" and set(rest[0].writes()) < set(total.reads())
-        fits = fits and math.isclose((self.number(rest[0].inputs[1]) or 0.0) + share, 1.0, rel_tol=1e-5)
-        if not fits or tuple(first.op.axes) != (1,):  # type: ignore[attr-defined]
-            raise _NotHeadError("its log-probabilities are read")
-        for step in steps:
-            if step.op.name == "Where" and not self.ignoring(step.inputs[0], labels, rule.ignore_index):
-                raise _NotHeadError("labels of its even part are ignored by another rule")
-            if step.op.name == "Div" and not self.counting(step.inputs[1], labels, rule.ignore_index):
-                raise _NotHeadError("the mean of its even part has another count")
-        return self.producers[v.name], share
-
-    def ignoring(self, condition: Value | None, labels: Value | None, ignored: int) -> bool:
-        """Whether a condition is that a label is the ignored one."""
-        op = self.producer(condition)
-        if op is None or op.op.name != "Equal" or op.inputs[0] != labels or op.inputs[1] is None:
-            return False
-        c = self.values.get(op.inputs[1].name)
-        return c is not None and list(c.data) == [ignored]
-
-    def counting(self, count: Value | None, labels: Value | None, ignored: int | None) -> bool:
-        """Whether a value is the number of labels that count."""
-        if ignored is None:
-            return labels is not None and self.number(count) == labels.size
-        op = self.producer(count)
-        each = None if op is None or op.op.name != "ReduceSum" else self.producer(op.inputs[0])
-        if each is None or each.op.name != "Where" or not self.ignoring(each.inputs[0], labels, ignored):
-            return False
-        return [self.number(v) for v in each.inputs[1:]] == [0.0, 1.0]
+            raise NoMatchError(f"'{v.name}' is fetched")
 
     # -- from the scores up to the product --------------------------------------------------------------------------
 
@@ -211,14 +173,14 @@ class _Search:
             assert seen is not None
             chain.names.append(seen.name)
             self.only_reader(seen)
-            op = self.producer(seen)
+            op = self.graph.producer(seen)
             if op is None:
-                raise _NotHeadError("no product makes its scores")
+                raise NoMatchError("no product makes its scores")
             if op.op.name in ("MatMul", "Gemm"):
                 if chain.logarithms:
-                    raise _NotHeadError("no LogSoftmax makes its scores")
+                    raise NoMatchError("no LogSoftmax makes its scores")
                 if classes != seen.ndim - 1:
-                    raise _NotHeadError("its classes are not the last axis of a product")
+                    raise NoMatchError("its classes are not the last axis of a product")
                 return op
             seen, classes = self.above(op, seen, classes, chain)
 
@@ -227,10 +189,10 @@ class _Search:
         name, rule, x = op.op.name, op.op, op.inputs[0]
         last = classes == v.ndim - 1
         if x is None:
-            raise _NotHeadError(f"a {name} makes its scores")
+            raise NoMatchError(f"a {name} makes its scores")
         if name in ("Cast", "Identity"):
             if not x.type.is_float:
-                raise _NotHeadError("its scores are whole numbers")
+                raise NoMatchError("its scores are whole numbers")
             return x, classes
         if name == "LogSoftmax" and chain.logarithms and rule.axis % v.ndim == classes:  # type: ignore[attr-defined]
             chain.logarithms = False
@@ -247,54 +209,48 @@ class _Search:
             chain.moves.append(_sliced(op, classes))
             return x, classes
         if chain.logarithms:
-            raise _NotHeadError(f"a {name} makes its log-probabilities")
+            raise NoMatchError(f"a {name} makes its log-probabilities")
         if name in ("Mul", "Div"):
             return self.scaled(op, chain), classes
         if name == "Tanh":
             if chain.cap or chain.bias is not None or chain.factor <= 0:
-                raise _NotHeadError("a Tanh of its scores is no soft cap")
+                raise NoMatchError("a Tanh of its scores is no soft cap")
             chain.cap, chain.factor = chain.factor, 1.0
             return x, classes
         if name == "Add" and last:
             return self.biased(op, v, chain), classes
-        raise _NotHeadError(f"a {name} makes its scores")
+        raise NoMatchError(f"a {name} makes its scores")
 
     def scaled(self, op: Operator, chain: _Chain) -> Value:
         """The other factor of a product with a constant."""
-        a, b = op.inputs
-        assert a is not None and b is not None
-        number, rest = self.number(b), a
-        if number is None and op.op.name == "Mul":
-            number, rest = self.number(a), b
-        if number is None or not number or not math.isfinite(number):
-            raise _NotHeadError("its scores are scaled by what is no constant")
+        rest, number = self.graph.scaled(op) or (None, 0.0)
+        if rest is None or not number or not math.isfinite(number):
+            raise NoMatchError("its scores are scaled by what is no constant")
         if chain.bias is not None:
-            raise _NotHeadError("a bias is added to scaled scores")
-        chain.factor *= number if op.op.name == "Mul" else 1 / number
+            raise NoMatchError("a bias is added to scaled scores")
+        chain.factor *= number
         return rest
 
     def biased(self, op: Operator, v: Value, chain: _Chain) -> Value:
         """The summand that is the product; the other is a number a word."""
-        a, b = op.inputs
-        assert a is not None and b is not None
-        for rest, bias in ((a, b), (b, a)):
+        for rest, bias in operands(op):
             if rest.shape == v.shape and bias.size == v.shape[-1] == bias.shape[-1] and chain.bias is None:
                 chain.bias = bias
                 return rest
-        raise _NotHeadError("what is added to its scores is no bias")
+        raise NoMatchError("what is added to its scores is no bias")
 
     # -- what takes their place -----------------------------------------------------------------------------------
 
-    def emit(self, op: Operator, last: Operator, product: Operator, chain: _Chain, smoothing: float) -> list[Operator]:
+    def emit(self, op: Operator, last: Operator, product: Operator, chain: _Chain, smoothing: float) -> Found:
         """The operators that take the place of the loss's last one."""
-        b, rule, made = self.builder, product.op, next(product.writes())
+        b = self.b
         x, w, transposed, bias, factor = self.factors(product, chain)
         for move in reversed(chain.moves):
             x = move(b, x)
-        loss, labels = next(last.writes()), op.inputs[1]
+        loss, labels = result(last), op.inputs[1]
         assert labels is not None
         if x.shape[:-1] != labels.shape:
-            raise _NotHeadError("its labels are no rows of the product")
+            raise NoMatchError("its labels are no rows of the product")
         given: Any = op.op
         head = LinearCrossEntropy(
             reduction=given.reduction,
@@ -307,15 +263,14 @@ class _Search:
         try:
             head.infer(x.type, w.type, None if bias is None else bias.type, labels.type)
         except Exception as e:
-            raise _NotHeadError(str(e)) from None
+            raise NoMatchError(str(e)) from None
         found = b.emit(head, x, w, bias, labels)
         if found.dtype != loss.dtype:
             found = b.Cast(found, to=loss.dtype)
-        operators = [replace(o.renamed({found.name: loss.name}), role=product.role) for o in b.operators]
-        b.operators.clear()
-        self.words = made.shape[-1] if rule.name in ("MatMul", "Gemm") else 0
+        done = self.emitted(last, found, product.role)
+        self.words = result(product).shape[-1]
         self.logits.update(n for n in chain.names if n != loss.name)
-        return operators
+        return done
 
     def factors(self, product: Operator, chain: _Chain) -> tuple[Value, Value, int, Value | None, float]:
         """x, the vocabulary's matrix, whether it is [words, d], the bias, and the factor of the logits."""
@@ -325,29 +280,27 @@ class _Search:
         factor = chain.factor
         assert x is not None and w is not None
         if self.large and x.dtype in ("f16", "bf16"):
-            raise _NotHeadError("its product is in a low precision")
+            raise NoMatchError("its product is in a low precision")
         if rule.transA or w.ndim != 2 or x.ndim < 2:
-            raise _NotHeadError("its product is not of rows and one matrix")
+            raise NoMatchError("its product is not of rows and one matrix")
         if rule.name == "Gemm":
             if rule.alpha != 1.0 and not (bias is None and chain.bias is None):
-                raise _NotHeadError("its product has a factor besides a bias")
+                raise NoMatchError("its product has a factor besides a bias")
             factor *= rule.alpha
             if rule.beta != 1.0 and bias is not None:
-                raise _NotHeadError("its bias has a factor")
+                raise NoMatchError("its bias has a factor")
         if bias is not None and chain.bias is not None:
-            raise _NotHeadError("it has two biases")
+            raise NoMatchError("it has two biases")
         bias = chain.bias if bias is None else bias
-        if bias is not None and bias.size != next(product.writes()).shape[-1]:
-            raise _NotHeadError("its bias is no number a word")
+        if bias is not None and bias.size != result(product).shape[-1]:
+            raise NoMatchError("its bias is no number a word")
         transposed = int(rule.transB)
-        above = self.producer(w)
-        while above is not None and above.op.name == "Transpose" and tuple(above.op.perm) == (1, 0):  # type: ignore[attr-defined]
+        while (above := self.graph.producer(w, "Transpose")) is not None and above.op.perm == (1, 0):  # type: ignore[attr-defined]
             assert above.inputs[0] is not None
             w, transposed = above.inputs[0], 1 - transposed
-            above = self.producer(w)
         if bias is not None:
-            bias = bias if bias.ndim == 1 else self.builder.Reshape(bias, shape=(bias.size,))
-            bias = bias if bias.dtype == x.dtype else self.builder.Cast(bias, to=x.dtype)
+            bias = bias if bias.ndim == 1 else self.b.Reshape(bias, shape=(bias.size,))
+            bias = bias if bias.dtype == x.dtype else self.b.Cast(bias, to=x.dtype)
         return x, w, transposed, bias, factor * (chain.cap or 1.0)
 
 

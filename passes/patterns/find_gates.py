@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ...language.builder import Builder
-from ...language.ir import Block, Operator, Role, Value
+from ...language.ir import Block, Operator, Value
 from ...language.op import Op
 from ...ops.elementwise.gated import Gelu, Swish
-from ..attention.known import Known
 from ..base import ForwardPass
-from ..cleanup.dead_code import prune
+from ..matching.graph import Graph, NoMatchError, result
+from ..matching.rewrite import Found, Search
 
 #: coefficients of powers of x and of the gate, by their exponents
 Polynomial = Mapping[tuple[int, int], float]
@@ -20,7 +19,7 @@ Polynomial = Mapping[tuple[int, int], float]
 _CLOSE = 1e-6
 #: how far x may be above its gate, and the result below
 _STEPS = 8
-_GATES = ("Sigmoid", "Tanh", "Erf")
+_STEP = ("Mul", "Div", "Add", "Sub")
 _TANH = math.sqrt(2 / math.pi)
 _HALVES = {(1, 0): 0.5, (1, 1): 0.5}
 
@@ -41,15 +40,7 @@ class FindGates(ForwardPass):
 
 def find_gates(block: Block) -> Block:
     """The block with gated activations as operators; values on the way that are read elsewhere, or outputs, stay."""
-    gates = [op for op in block.operators if op.op.name in _GATES and op.role is Role.FORWARD]
-    if not gates:
-        return block
-    search = _Search(block)
-    made = {at: new for gate in gates for at, new in [search.activation(gate) or (-1, gate)] if at >= 0}
-    if not made:
-        return block
-    operators = [made.get(i, op) for i, op in enumerate(block.operators)]
-    return block.with_operators(prune(operators, block.outputs, (Role.FORWARD,)))
+    return _Search(Graph(block)).rewritten()
 
 
 def _like(found: Polynomial | None, wanted: Polynomial) -> bool:
@@ -58,27 +49,25 @@ def _like(found: Polynomial | None, wanted: Polynomial) -> bool:
     return all(math.isclose(found[k], wanted[k], rel_tol=_CLOSE) for k in wanted)
 
 
-class _Search:
+class _Search(Search):
     """Reads polynomials off a block."""
 
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.known = Known(block, {})
-        self.producers, self.readers = block.producers(), block.consumers()
-        self.builder = Builder.on(block)
+    kinds = ("Sigmoid", "Tanh", "Erf")
 
-    def activation(self, gate: Operator) -> tuple[int, Operator] | None:
-        """The index of the last operator of an activation with this gate, and what takes its place."""
-        z, g = gate.inputs[0], next(gate.writes())
-        if z is None or g.name in self.block.outputs:
-            return None
-        for x in self.sources(z):
+    def at(self, gate: Operator) -> Found:
+        """The last operator of an activation with this gate, and what takes its place."""
+        z = gate.inputs[0]
+        for x in [] if z is None else self.sources(z):
             op, wanted = self.formula(gate.op.name, self.polynomial(z, x, None))
-            at = None if op is None else self.result(g, x, wanted)
-            if at is not None and op is not None:
-                last = self.block.operators[at]
-                return at, replace(last, op=op, inputs=(x,))
-        return None
+            if op is None:
+                continue
+            for last in self.graph.below(gate, _STEPS):
+                y = result(last)
+                if last is not gate and (last.op.name not in _STEP or y.type != x.type):
+                    break
+                if _like(self.polynomial(y, x, result(gate)), wanted):
+                    return Found(last, (replace(last, op=op, inputs=(x,)),))
+        raise NoMatchError
 
     def formula(self, name: str, inside: Polynomial | None) -> tuple[Op | None, Polynomial]:
         """The activation whose gate has this argument, and what its result has to be."""
@@ -95,52 +84,26 @@ class _Search:
         found = {z.name: z}
         front = [z]
         for _ in range(_STEPS):
-            above = [v for f in front for v in self.operands(f) if v.type == z.type]
-            front = [v for v in dict.fromkeys(above) if v.name not in found and v not in self.known]
+            makers = [self.graph.producer(v, *_STEP) for v in front]
+            above = [v for op in makers if op is not None for v in op.reads() if v.type == z.type]
+            front = [v for v in dict.fromkeys(above) if v.name not in found and v not in self.graph.known]
             found.update((v.name, v) for v in front)
         return list(found.values())
 
-    def operands(self, v: Value) -> list[Value]:
-        op = self.producer(v)
-        return [] if op is None else [r for r in op.inputs if r is not None]
-
-    def producer(self, v: Value) -> Operator | None:
-        """The product, quotient, sum or difference that makes a value."""
-        at = self.producers.get(v.name)
-        op = None if at is None else self.block.operators[at]
-        return op if op is not None and op.op.name in ("Mul", "Div", "Add", "Sub") else None
-
-    def polynomial(self, v: Value, x: Value, gate: Value | None, depth: int = 0) -> Polynomial | None:
+    def polynomial(self, v: Value | None, x: Value, gate: Value | None, depth: int = 0) -> Polynomial | None:
         """A value as a polynomial in x and a gate; None where it is none, or none of a low degree."""
         if v == x:
             return {(1, 0): 1.0}
         if v == gate:
             return {(0, 1): 1.0}
-        number = self.known.number(v)
+        number = self.graph.number(v)
         if number is not None:
             return {(0, 0): number}
-        op = self.producer(v)
+        op = self.graph.producer(v, *_STEP)
         if op is None or depth > _STEPS:
             return None
-        a, b = (None if r is None else self.polynomial(r, x, gate, depth + 1) for r in op.inputs)
+        a, b = (self.polynomial(r, x, gate, depth + 1) for r in op.inputs)
         return None if a is None or b is None else _combined(op.op.name, a, b)
-
-    def result(self, gate: Value, x: Value, wanted: Polynomial) -> int | None:
-        """The index of the operator that makes what is wanted, with all that the gate is for on the way to it."""
-        v = gate
-        for _ in range(_STEPS):
-            readers = self.readers.get(v.name, [])
-            if len(readers) != 1 or v.name in self.block.outputs:
-                return None
-            op = self.block.operators[readers[0]]
-            if op.role is not Role.FORWARD or op.op.name not in ("Mul", "Div", "Add", "Sub"):
-                return None
-            v = next(op.writes())
-            if v.type != x.type:
-                return None
-            if _like(self.polynomial(v, x, gate), wanted):
-                return readers[0]
-        return None
 
 
 def _plain(alpha: float) -> float:

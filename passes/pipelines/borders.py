@@ -81,6 +81,20 @@ class _Cutting:
         return self.there[v.name, stage]
 
 
+def without_borders(block: Block) -> Block:
+    """A forward pass with borders as one process has it, uncut; the block itself without borders."""
+    there: dict[str, Value] = {}
+    operators = []
+    for o in block.operators:
+        read = {v.name: there[v.name] for v in o.reads() if v.name in there}
+        if isinstance(o.op, Border):
+            (x,), (y,) = o.reads(), o.writes()
+            there[y.name] = read.get(x.name, x)
+        else:
+            operators.append(o.reading(read))
+    return block.with_operators(operators) if there else block
+
+
 def _ends(block: Block, cuts: Sequence[str]) -> list[int]:
     """The positions of the operators that make the cuts."""
     forward = [o for o in block.operators if o.role in FORWARD_ROLES]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...language.ir import Block, Operator, Role, Value
+from ..matching.graph import Graph, result
 
 #: operators that only move values, or choose among them: what they make of quantized values is quantized
 _MOVES = frozenset(["Reshape", "Transpose", "MaxPool", "Identity", "Dropout", "Detach"])
@@ -28,9 +29,8 @@ class Layer:
 
 def layers_of(block: Block) -> list[Layer]:
     """All of a block's forward pass, in order."""
-    weights = {v.name for v in (*block.parameters, *block.buffers)}
-    producers = block.producers()
-    found = (_layer(block, i, weights, producers) for i in range(len(block.operators)))
+    graph, weights = Graph(block), {v.name for v in (*block.parameters, *block.buffers)}
+    found = (_layer(graph, i, op, weights) for i, op in enumerate(block.operators))
     return [layer for layer in found if layer is not None]
 
 
@@ -39,19 +39,15 @@ def named(block: Block, layer: Layer) -> tuple[str, str]:
     return layer.weight.name, next(block.operators[layer.at].writes()).name
 
 
-def _layer(block: Block, at: int, weights: set[str], producers: dict[str, int]) -> Layer | None:
-    op = block.operators[at]
+def _layer(graph: Graph, at: int, op: Operator, weights: set[str]) -> Layer | None:
     axis = _channels(op) if op.role is Role.FORWARD else None
     if axis is None:
         return None
     x, w = op.inputs[:2]
     reader = at
-    made = producers.get(w.name) if w is not None else None
-    if w is not None and w.name not in weights and made is not None and block.operators[made].op.name == "Transpose":
-        reader = made
-        perm = block.operators[made].op.perm  # type: ignore[attr-defined]
-        w = block.operators[made].inputs[0]
-        assert w is not None
+    if w is not None and w.name not in weights and (turned := graph.producer(w, "Transpose")) is not None:
+        reader = graph.places[w.name]
+        perm, w = turned.op.perm, next(turned.reads())  # type: ignore[attr-defined]
         axis = perm[axis] if perm is not None else w.ndim - 1 - axis
     if x is None or w is None or w.name not in weights or x.name in weights or w.dtype not in ("f32", "f64"):
         return None
@@ -69,37 +65,25 @@ def _channels(op: Operator) -> int | None:
     return (0 if kind.transB else 1) if plain else None  # type: ignore[attr-defined]
 
 
-def root_of(block: Block, producers: Mapping[str, int], x: Value) -> Value:
+def root_of(graph: Graph, x: Value) -> Value:
     """The value of which x is a rearrangement, or a part."""
-    while x.name in producers:
-        op = block.operators[producers[x.name]]
-        if op.op.name not in _MOVES or op.role is not Role.FORWARD or op.inputs[0] is None or op.outputs[0] != x:
-            break
-        x = op.inputs[0]
-    return x
+    return graph.above(x, *_MOVES)
 
 
-def end_of(block: Block, readers: Mapping[str, list[int]], held: Collection[str], layer: Layer) -> Value | None:
+def end_of(graph: Graph, held: Collection[str], layer: Layer) -> Value | None:
     """What a layer makes, behind its bias, normalisation and activation; None where it is a result of the program, or
     only a loss reads it.  `held`: parameters and buffers."""
-    op = block.operators[layer.at]
-    v = next(op.writes())
+    op = graph.block.operators[layer.at]
     steps = ["Add"] if op.op.name == "MatMul" else [*_NORMS] if op.op.name == "Conv" else []
     for wanted in (steps, [*_CLIPS]):
-        after = _only_reader(block, readers, v)
-        if after is None or after.op.name not in wanted:
+        v = result(op)
+        after = [*graph.below(op, 1)][-1]
+        if after is op or after.op.name not in wanted:
             continue
         if after.op.name == "Add" and not any(r != v and r.name in held and r.ndim <= 1 for r in after.reads()):
             continue
-        if after.op.name in _NORMS and after.inputs[0] != v:
-            continue
-        v = next(after.writes())
-    read = any(block.operators[i].role is Role.FORWARD for i in readers.get(v.name, ()))
-    return v if read and v.name not in block.outputs else None
-
-
-def _only_reader(block: Block, readers: Mapping[str, list[int]], v: Value) -> Operator | None:
-    found = readers.get(v.name, [])
-    if len(found) != 1 or v.name in block.outputs or block.operators[found[0]].role is not Role.FORWARD:
-        return None
-    return block.operators[found[0]]
+        if after.op.name not in _NORMS or after.inputs[0] == v:
+            op = after
+    v = result(op)
+    read = any(reader.role is Role.FORWARD for reader in graph.readers(v))
+    return v if read and v.name not in graph.outputs else None

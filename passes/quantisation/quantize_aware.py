@@ -14,6 +14,7 @@ from ...ops.quantisation.fake_quantize import FakeQuantize
 from ...ops.quantisation.ranges import MovingRange, RangeScale, RangeZero
 from ...support.patterns import Patterns
 from ..base import Pass
+from ..matching.graph import Graph
 from .layers import Layer, end_of, layers_of, named, root_of
 
 
@@ -81,12 +82,12 @@ class _Rewrite:
 
     def run(self, layers: Iterable[Layer]) -> Block:
         chosen = list(layers)
+        graph = Graph(self.block)
         held = {v.name for v in (*self.block.parameters, *self.block.buffers)}
         roots: dict[str, Value] = {}
         weights: dict[tuple[str, int], Value] = {}
         for layer in chosen:
-            x = root_of(self.block, self.producers, layer.x)
-            end = end_of(self.block, self.readers, held, layer)
+            x, end = root_of(graph, layer.x), end_of(graph, held, layer)
             roots.update((v.name, v) for v in (x, end) if v is not None)
         for v in roots.values():
             self.activation(v)

@@ -7,20 +7,18 @@ vocabulary-parallel cross entropy, Shoeybi et al. 2019, arXiv 1909.08053).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from ...language.axes import Cut, of_operator
 from ...language.builder import Builder
 from ...language.factors import Place
-from ...language.ir import Block, Operator, Role, Value
+from ...language.ir import Block, Operator, Value
 from ...ops.indexing.gather import Gather
 from ...ops.linear.products import Gemm, MatMul
 from ...ops.loss.cross_entropy import LabelLoss, SoftmaxCrossEntropyGrad, SoftmaxCrossEntropyLoss
-from ...ops.shape.reshape import Cast, Identity, Reshape, Transpose
+from ...ops.shape.reshape import Transpose
+from ..matching.graph import FORWARD, Graph
 from .reshard import Division
-
-#: the roles of a forward pass
-_FORWARD = (Role.FORWARD, Role.LOSS)
 
 
 def vocabularies(block: Block, how: Division) -> dict[str, Cut]:
@@ -34,12 +32,12 @@ def vocabularies(block: Block, how: Division) -> dict[str, Cut]:
         if cut is not None:
             found[w.name] = cut
     parameters = {v.name: v for v in block.parameters}
-    makers = _makers(block)
+    graph = Graph(block)
     inputs = {v.name: v for v in block.inputs}
     for o in block.operators:
-        if not isinstance(o.op, Gather) or o.role not in _FORWARD or o.inputs[0] is None or o.inputs[1] is None:
+        if not isinstance(o.op, Gather) or o.role not in FORWARD or o.inputs[0] is None or o.inputs[1] is None:
             continue
-        w, source = _source(o.inputs[0], makers), _source(o.inputs[1], makers)
+        w, source = (graph.above(v, "Cast", "Identity", "Reshape") for v in o.inputs[:2] if v is not None)
         if w.name not in parameters or w.ndim != 2 or o.op.axis % 2 or source.name not in inputs:
             continue
         cut = how.cut(w.type, 0)
@@ -73,56 +71,41 @@ def open_losses(block: Block, cuts: Mapping[str, Cut]) -> Block:
 
 def _heads(block: Block) -> Iterator[tuple[Operator, Value, int]]:
     """Cross entropies that can be written out; the matrix that makes their scores, and its axis of words."""
-    makers, parameters = _makers(block), {v.name for v in block.parameters}
-    readers: dict[str, list[Operator]] = {}
+    graph, parameters = Graph(block), {v.name for v in block.parameters}
     for o in block.operators:
-        for v in o.reads():
-            readers.setdefault(v.name, []).append(o)
-    for o in block.operators:
-        if not isinstance(o.op, SoftmaxCrossEntropyLoss) or o.role not in _FORWARD or not _can_open(block, o, readers):
+        if not isinstance(o.op, SoftmaxCrossEntropyLoss) or o.role not in FORWARD or not _can_open(graph, o):
             continue
         assert o.inputs[0] is not None
-        product = _product(o.inputs[0], 1, makers)
+        product = _product(o.inputs[0], 1, graph)
         if product is None or product.inputs[1] is None:
             continue
         w, axis = product.inputs[1], 0 if product.op.transB else 1  # type: ignore[attr-defined]
-        while w.name not in parameters and (maker := makers.get(w.name)) is not None:
-            if isinstance(maker.op, Transpose) and maker.op.perm == (1, 0):
+        while w.name not in parameters and (maker := graph.producer(w, "Transpose", "Cast", "Identity")) is not None:
+            if isinstance(maker.op, Transpose):
+                if maker.op.perm != (1, 0):
+                    break
                 axis = 1 - axis
-            elif not isinstance(maker.op, (Cast, Identity)):
-                break
             w = next(maker.reads())
         if w.name in parameters and w.ndim == 2:
             yield o, w, axis
 
 
-def _can_open(block: Block, o: Operator, readers: Mapping[str, Sequence[Operator]]) -> bool:
+def _can_open(graph: Graph, o: Operator) -> bool:
     """Whether a loss has no weights of classes, is no mean, and its log-probabilities are for its gradient alone."""
     assert isinstance(o.op, LabelLoss)
     if o.op.reduction == "mean" or (len(o.inputs) > 2 and o.inputs[2] is not None):
         return False
     if len(o.outputs) < 2 or o.outputs[1] is None:
         return True
-    later = readers.get(o.outputs[1].name, ())
-    return o.outputs[1].name not in block.outputs and all(
+    later = graph.readers(o.outputs[1])
+    return o.outputs[1].name not in graph.outputs and all(
         isinstance(r.op, SoftmaxCrossEntropyGrad) and r.inputs[0] == o.outputs[1] for r in later
     )
 
 
-def _makers(block: Block) -> dict[str, Operator]:
-    return {v.name: o for o in block.operators for v in o.writes() if not o.op.updates}
-
-
-def _source(v: Value, makers: Mapping[str, Operator]) -> Value:
-    """Where a value comes from, through casts and other shapes."""
-    while (o := makers.get(v.name)) is not None and isinstance(o.op, (Cast, Identity, Reshape)):
-        v = next(o.reads())
-    return v
-
-
-def _product(v: Value, axis: int, makers: Mapping[str, Operator]) -> Operator | None:
+def _product(v: Value, axis: int, graph: Graph) -> Operator | None:
     """The product whose columns are `axis` of v; None where something else makes it."""
-    while (o := makers.get(v.name)) is not None and o.inputs and (x := o.inputs[0]) is not None:
+    while (o := graph.producer(v)) is not None and o.inputs and (x := o.inputs[0]) is not None:
         if isinstance(o.op, (MatMul, Gemm)):
             return o if axis == v.ndim - 1 and o.inputs[1] is not None and o.inputs[1].ndim == 2 else None
         same = (f.inputs[0] for f in of_operator(o) if f.outputs[0] == Place(axis) and not f.whole)

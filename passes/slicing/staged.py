@@ -271,7 +271,8 @@ class StagePieces(RankPieces):
         return {v.name for i in foreign for v in self.graph.operators[i].writes()}
 
     def own_part(self, block: Block) -> Block:
-        """The block without operators and parameters that this rank does not need."""
+        """The block without operators and parameters that this rank does not need; buffers that no stage needs stay, so
+        that the stages have together what one rank has."""
         needs = set[str]().union(*(self.plan.needs[s] for s in self.pipe.own()))
         made = {v.name for v in block.declared()}
         operators: list[Operator] = []
@@ -284,10 +285,11 @@ class StagePieces(RankPieces):
                 raise UsageError(f"pipeline: '{missing}' is read by stages {list(self.pipe.own())}, but is not there")
         operators = prune(operators, needs)
         read = {v.name for o in operators for v in (*o.reads(), *o.writes())} | set(block.outputs)
+        others = {v.name for o in self.block.operators for v in (*o.reads(), *o.writes())} - read
         return dataclasses.replace(
             block,
             parameters=_kept(block.parameters, read),
-            buffers=_kept(block.buffers, read),
+            buffers=tuple(v for v in block.buffers if v.name not in others),
             constants=tuple(c for c in block.constants if c.value.name in read),
             operators=tuple(operators),
         )

@@ -23,7 +23,8 @@ memory is printed before anything runs.  FILE: .npz with one array a column,
   --optimizer NAME       sgd, momentum, adamw, ... (default: adam); --lr X
   --checkpoints A,B,...  keep these values, and recompute the others; or
   --memory-budget SIZE   choose what to recompute to fit 16GiB, 500MB, 60%, ...
-  --mesh dp=N            N processes of mpiexec share each step; --zero STAGE
+  --mesh dp=N,tp=M,...   processes of mpiexec share each step: samples along dp,
+                         layers along pp, operators along tp; --zero STAGE
   --save DIR             checkpoints, log.jsonl, and the trained model.onnx
   --resume               go on from the newest checkpoint in DIR, to the bit
   --json FILE            losses, metrics, memory, and the hash of the weights
@@ -46,7 +47,7 @@ def parser() -> Parser:
     p.add_argument("model", help="an .onnx file, or the name of a network in the zoo", nargs="?")
     _add_data(p.add_argument_group("data"))
     _add_run(p.add_argument_group("the run"))
-    _add_ranks(p.add_argument_group("several processes (mpiexec -n N recompute-train ... --mesh dp=N)"))
+    _add_ranks(p.add_argument_group("several processes (mpiexec -n N recompute-train ... --mesh MESH)"))
     what = p.add_argument_group("what to train")
     what.add_argument("--checkpoints", metavar="A,B,...", help="values to keep, others are recomputed")
     what.add_argument("--memory-budget", dest="budget", metavar="SIZE", help="recompute as much as is needed to fit")
@@ -99,14 +100,20 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_ranks(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--mesh", metavar="dp=N", help="N processes share each step; --batch is that of all of them")
+    group.add_argument(
+        "--mesh",
+        metavar="MESH",
+        help="such as dp=4 or dp=2,tp=2: as many processes share each step; they have other samples along dp, other "
+        "layers along pp, parts of operators along tp, cp and ep; --batch is that of all of them",
+    )
     group.add_argument(
         "--zero", type=int, choices=(0, 1, 2, 3), default=0, help="what they divide (default: 0, nothing)"
     )
     group.add_argument(
         "--micro-batches", type=whole, metavar="V",
-        help="cut each step into V pieces: the same V gives the same bits on any number of ranks (default: the largest "
-        "power of two, at most 8, that divides the batch; a multiple of --gradient-merge, not fewer than the ranks)",
+        help="cut each step into V pieces: the same V gives the same bits for any number of ranks along dp (default: "
+        "the largest power of two, at most 8, that divides the batch; a multiple of --gradient-merge, not fewer than "
+        "the ranks along dp)",
     )  # fmt: skip
     group.add_argument("--log-ranks", action="store_true", help="a log of each rank in --save, log.rank1.jsonl, ...")
 
@@ -129,7 +136,7 @@ def check(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}")
     for name in ("zero", "micro_batches", "log_ranks"):
         if getattr(args, name) and args.mesh is None:
-            raise UsageError(f"--{name.replace('_', '-')} is of several processes: give --mesh dp=N")
+            raise UsageError(f"--{name.replace('_', '-')} is of several processes: give --mesh, such as dp=N")
     if not 0 <= args.seed < 1 << 63:
         raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
     if args.warmup < 0:

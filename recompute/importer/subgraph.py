@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 
 from ..errors import ModelError, ModelWarning
+from ..language.types import Value
 from .graphs import first_output, graphs_of, names_read
 from .inputs import inputs_behind, unknown
 from .schema import describe
@@ -195,19 +197,23 @@ def _take_both(importer: ImportState, node: onnx.NodeProto) -> None:
     base, why = first_output(node), f"its condition {unknown(importer, node.input[0])}"
     if importer.type_of(node.input[0]).size != 1:
         raise ModelError(f"its condition has {importer.type_of(node.input[0]).size} elements, it needs one")
+    shape, condition, otherwise = (f"{base}/condition{ending}" for ending in ("/shape", "", "/not"))
+    importer.known[shape] = importer.constant(np.zeros(0, np.int64))
+    make = onnx.helper.make_node
+    importer.run_nodes([make("Reshape", [node.input[0], shape], [condition]), make("Not", [condition], [otherwise])])
     found: list[list[str]] = []
     problems = importer.problems()
     for branch in ("then_branch", "else_branch"):
         body = _branch(importer, node, branch)
         if _draws(body.nodes):
             raise ModelError(f"{why}; its {branch} draws random numbers or updates statistics, so that it may not run")
+        start = len(importer.builder.operators)
         names = body.inline(f"{base}/{branch}", {})
+        _gate(importer, start, importer.value(condition if branch == "then_branch" else otherwise, "", 0))
         found.append([names.get(o.name, o.name) for o in body.graph.output])
     if importer.problems() > problems:
         raise ModelError(f"{why}, or else both of its branches must run")
-    shape, condition = f"{base}/condition/shape", f"{base}/condition"
-    importer.known[shape] = importer.constant(np.zeros(0, np.int64))
-    nodes = [onnx.helper.make_node("Reshape", [node.input[0], shape], [condition])]
+    nodes = []
     for out, a, b in zip(node.output, *found, strict=False):
         if not out:
             continue
@@ -216,7 +222,7 @@ def _take_both(importer: ImportState, node: onnx.NodeProto) -> None:
         one, other = importer.type_of(a), importer.type_of(b)
         if one != other:
             raise ModelError(f"{why}; its branches give '{out}' the types {one} and {other}")
-        nodes.append(onnx.helper.make_node("Where", [condition, a, b], [out]))
+        nodes.append(make("Where", [condition, a, b], [out]))
     importer.used.update(names_read(nodes))
     warnings.warn(
         f"{describe(node)}: its condition is computed from data, so that both of its branches are computed and one is "
@@ -225,6 +231,18 @@ def _take_both(importer: ImportState, node: onnx.NodeProto) -> None:
         stacklevel=2,
     )
     importer.run_nodes(nodes)
+
+
+def _gate(importer: ImportState, start: int, chosen: Value) -> None:
+    """Stops gradients of the operators from `start` on, a branch's, at all that they read from outside, unless it is
+    chosen: 0 · NaN is NaN."""
+    builder = importer.builder
+    body, builder.operators[start:] = builder.operators[start:], []
+    own = {v.name for o in body for v in o.writes()} | {c.value.name for c in builder.constants}
+    own.update(v.name for v in (*importer.inputs, *importer.buffers.values()))  # those have no gradient
+    read = {v.name: v for o in body for v in o.reads() if v.type.is_float and v.name not in own}
+    gated = {name: builder.Gate(v, chosen) for name, v in read.items()}
+    builder.operators += [replace(o, inputs=tuple(v and gated.get(v.name, v) for v in o.inputs)) for o in body]
 
 
 def _bound(behind: Sequence[str]) -> str:

@@ -163,6 +163,8 @@ class Program:
     division: Any = None
     #: the first stage of a pipeline that has each parameter; {} without one
     first_stages: Mapping[str, int] = MappingProxyType({})
+    #: this rank's place in a pipeline, where it is evaluated in one (`passes.pipelines.schedules.Pipe`)
+    pipe: Any = None
     #: the values that axes of the mesh divide, as the user wishes (`recompute.training.shardings.Sharding`)
     shardings: Mapping[str, Any] = MappingProxyType({})
     #: the parameters and state that they do divide (`recompute.training.shardings.DividedValue`)
@@ -302,7 +304,8 @@ class Program:
         other.gradients = list(self.gradients)
         other.plan, other.planned, other.compiled = self.plan, self.planned, self.compiled
         other.sharded, other.divided, other.division = self.sharded, self.divided, self.division
-        other.first_stages, other.slices, other.fetched = self.first_stages, self.slices, self.fetched
+        other.first_stages, other.pipe = self.first_stages, self.pipe
+        other.slices, other.fetched = self.slices, self.fetched
         other.take_origin(self)
         return other
 
@@ -342,9 +345,12 @@ class Program:
         """
         return _modes().evaluate(self, feed, fetch_list, place, averaged=averaged)
 
-    def digests(self) -> dict[str, str]:
-        """Digests of parameters, buffers and state, by name and part, as ranks compare them.  Linear in their bytes."""
-        return _modes().values_to_compare(self)
+    def digests(self, mesh: Any = None, rank: int = 0) -> dict[str, str]:
+        """Digests of parameters, buffers and state, by name and part, as ranks compare them.  Linear in their bytes.
+
+        `mesh`, `rank`: where it runs, if it was written for ranks by hand (`Program.mesh` is None).
+        """
+        return _modes().values_to_compare(self, mesh, rank)
 
     def freeze(self, patterns: str | Sequence[str], *, eval: bool = False) -> Program:
         """Stops the training of parameters that names or globs match; returns the program.

@@ -42,20 +42,19 @@ class Scores:
 
 def scores_of(name: str, made: Callable[[str], Step | None]) -> Scores:
     """What a value is made of; `made` tells how a value is made (None: it is declared)."""
-    moves, step = before_moves(name, made)
+    moves, base = before_moves(name, made)
+    step = made(base)
     found = None if step is None else _activation(step, made)
     return Scores("", name) if found is None else Scores(*found, tuple(reversed(moves)))
 
 
-def before_moves(name: str, made: Callable[[str], Step | None]) -> tuple[list[str], Step | None]:
-    """Moved copies from a value back, and how what they are copies of is made."""
+def before_moves(name: str, made: Callable[[str], Step | None]) -> tuple[list[str], str]:
+    """Moved copies from a value back, and what they are copies of."""
     moves = []
-    step = made(name)
-    while step is not None and step.kind in MOVES:
+    while (step := made(name)) is not None and step.kind in MOVES:
         moves.append(name)
         name = step.reads[0]
-        step = made(name)
-    return moves, step
+    return moves, name
 
 
 def _activation(step: Step, made: Callable[[str], Step | None]) -> tuple[str, str, int | None] | None:

@@ -33,7 +33,8 @@ class Wanted:
     """What a network gave: arrays by the program's names.
 
     `gradients`: None where it gave none.  `exact`: by kind and name, what it gives in float64; what is near that is
-    right, too, and what the network itself errs is no difference.
+    right, too, and what the network itself errs is no difference.  `rounding`: the largest difference of a gradient, of
+    its largest magnitude, that may be rounding.
     """
 
     feed: Mapping[str, np.ndarray]
@@ -41,6 +42,7 @@ class Wanted:
     gradients: Mapping[str, np.ndarray | None] = field(default_factory=dict)
     buffers: Mapping[str, np.ndarray] = field(default_factory=dict)
     exact: Mapping[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    rounding: float = 0.0
 
 
 def differences(program: Program, wanted: Wanted, loss: str) -> list[str]:
@@ -58,7 +60,7 @@ def told(program: Program, made: Mapping[tuple[str, str], np.ndarray | None], wa
         largest = max((_largest(a) for a in there.values() if a is not None), default=0.0)
         for name, theirs in there.items():
             ours, exact = made.get((kind, name)), wanted.exact.get((kind, name))
-            limit = _limit(program, name)
+            limit = max(_limit(program, name), wanted.rounding if kind == "gradient of" else 0.0)
             if ours is not None and theirs is not None and exact is not None and exact.shape == ours.shape:
                 if distance(ours, exact, largest)[0] <= limit:
                     continue

@@ -16,17 +16,23 @@ from .call import INNER, Call, tensors_of
 from .causes import functions, hooks
 from .check_import import Wanted, run_once, told
 
+#: how far a gradient may be from its module's, if float64 has no difference
+_KINK = 0.5
 #: the loss of a module that has none: the sum of its outputs, each element times a number of its own
 _PROBE = "recompute.probe"
 
 
 @dataclass
 class Result:
-    """Sentences: what differs, what may be the cause, and why nothing was compared."""
+    """Sentences: what differs, what may be the cause, and why nothing was compared.
+
+    `rounding`: only gradients differ, and rounding may be why: an activation that comes to lie on the other side of 0.
+    """
 
     different: list[str] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    rounding: bool = False
 
 
 def compare_with_module(program: Program, module: Any, call: Call, all_trained: bool) -> Result:
@@ -62,9 +68,13 @@ def compare_with_module(program: Program, module: Any, call: Call, all_trained: 
     wanted = Wanted(feed, outputs, own, kept)
     made = run_once(probe, wanted, loss)
     found = told(probe, made, wanted)
-    if found and not hooks(module) and (exact := _exact(module, call, outputs)):  # copies have no hooks
-        found = told(probe, made, replace(wanted, exact=exact))
-    return Result(found, [f"the gradient that {n} defines by hand" for n in theirs.functions] if found else [])
+    double = in_float64(module, call) if found and not hooks(module) else None  # copies have no hooks
+    if double is not None:
+        wanted = replace(wanted, exact=_exact(*double, outputs))
+        found = told(probe, made, wanted)
+    causes = [f"the gradient that {n} defines by hand" for n in theirs.functions] if found else []
+    near = bool(found and double) and not told(probe, made, replace(wanted, rounding=_KINK))
+    return Result(found, causes, rounding=near)
 
 
 class _Draws(Exception):
@@ -110,18 +120,26 @@ def _module_step(module: Any, call: Call) -> _Step:
     )
 
 
-def _exact(module: Any, call: Call, outputs: Mapping[str, np.ndarray]) -> dict[tuple[str, str], np.ndarray]:
-    """What a copy of the module gives in float64; {} where it cannot be computed so."""
+def in_float64(module: Any, call: Call) -> tuple[Any, Call] | None:
+    """Copies of a module and its call in float64; None where it has no other type, or cannot be copied."""
     import torch
 
     if all(t.dtype == torch.float64 for t in tensors_of(module).values() if t.is_floating_point()):
-        return {}
+        return None
     try:
-        other = copy.deepcopy(call.module).double()
-        double = replace(_with_inputs(call, lambda x: x.double()), module=other)
-        with _without_dropout():
-            made = _module_step(other if call.module is module else getattr(other, INNER), double)
-    except Exception:  # modules that compute in one type only, or cannot be copied
+        whole = copy.deepcopy(call.module).double()
+    except Exception:
+        return None
+    double = replace(_with_inputs(call, lambda x: x.double()), module=whole)
+    return (whole if call.module is module else getattr(whole, INNER)), double
+
+
+def _exact(module: Any, double: Call, outputs: Mapping[str, np.ndarray]) -> dict[tuple[str, str], np.ndarray]:
+    """What a module gives in float64; {} where it computes in another type only."""
+    try:
+        with _restored(module), _without_dropout():
+            made = _module_step(module, double)
+    except Exception:
         return {}
     found = {("output", n): a for n, a in zip(outputs, made.outputs, strict=False)}
     found |= {("gradient of", n): g for n, g in made.gradients.items() if g is not None}

@@ -22,7 +22,7 @@ from ..importer.state import BUFFERS
 from .call import INNER, Call, tensors_of, with_buffers
 from .causes import dropped_arguments
 from .functions import kept_gradients
-from .lowering import lowered, plain_attention
+from .lowering import lowered, plain_attention, strided
 from .names import rename, without_prefix
 
 #: the name of an output that is what a buffer holds afterwards
@@ -74,7 +74,7 @@ def exported(call: Call, exporter: str) -> Iterator[Exported]:
             if plain and error is None:
                 break
             try:
-                with _quiet(), _plain_attention(plain):
+                with _quiet(), _written_out(plain, one.dynamic):
                     found = export(one)
             except Exception as e:
                 error = error or e
@@ -103,13 +103,21 @@ def _tell(failed: list[str]) -> None:
         )
 
 
-def _plain_attention(wanted: bool) -> contextlib.AbstractContextManager[Any]:
-    """Attention as plain operators, which exporters take where they do not take its kernels."""
-    if not wanted:
-        return contextlib.nullcontext()
+@contextlib.contextmanager
+def _written_out(attention: bool, dynamic: bool) -> Iterator[None]:
+    """Within: functions as plain operators that exporters take where they do not take PyTorch's own, or take wrongly.
+
+    `attention`: that of scaled dot products too.
+    """
     import torch
 
-    return mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", plain_attention)
+    with contextlib.ExitStack() as stack:
+        for of in (torch, torch.Tensor):
+            stack.enter_context(mock.patch.object(of, "as_strided", strided(of.as_strided, dynamic)))
+        if attention:
+            name = "scaled_dot_product_attention"
+            stack.enter_context(mock.patch.object(torch.nn.functional, name, plain_attention))
+        yield
 
 
 # -- dynamo -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ..importer.load import load
 from ..language.program import Program
 from .call import INNER, Call, arguments, input_names, with_loss
 from .causes import hooks, refuse
-from .compare import compare_with_module
+from .compare import Result, compare_with_module, in_float64
 from .export import Exported, exported
 from .names import initializers, mark_training, without_prefix
 
@@ -67,7 +67,7 @@ def from_torch(
         whole = with_loss(module, loss, len(args), list(kwargs))
         call = Call(whole, (*args, *kwargs.values(), *targets), {}, call.inputs, ["loss"], dynamic_batch)
     program, found = _first(call, exporter, module, trainable, options)
-    _check(program, found, module, call, trainable, options, check)
+    _check(program, found, module, call, exporter, trainable, options, check)
     return program
 
 
@@ -118,6 +118,7 @@ def _check(
     found: Exported,
     module: Any,
     call: Call,
+    exporter: str,
     trainable: Sequence[str] | None,
     options: dict[str, Any],
     check: bool | str,
@@ -130,9 +131,9 @@ def _check(
         told = "; ".join(["from_torch(check=False): the program is not compared with its module", *said, *unseen])
         warnings.warn(told, ModelWarning, stacklevel=3)
         return
-    plain = found.without_dropout()
-    other = program if plain is None else _loaded(plain, module, call, trainable, options)
-    result = compare_with_module(other, module, call, trainable is None)
+    result = _compared(program, found, module, call, trainable, options)
+    if result.rounding and _same_in_float64(module, call, exporter, trainable, options):
+        result = Result()
     causes = [*unseen, *found.causes, *result.causes]
     if result.different:
         more = f"\nwhat may be the cause: {'; '.join(causes)}" if causes else ""
@@ -148,6 +149,38 @@ def _check(
             raise ModelError(text)
     elif unseen or result.skipped:
         warnings.warn("; ".join([*unseen, *result.skipped]), ModelWarning, stacklevel=3)
+
+
+def _compared(
+    program: Program,
+    found: Exported,
+    module: Any,
+    call: Call,
+    trainable: Sequence[str] | None,
+    options: dict[str, Any],
+) -> Result:
+    """What program and module have otherwise, dropout switched off in both."""
+    plain = found.without_dropout()
+    other = program if plain is None else _loaded(plain, module, call, trainable, options)
+    return compare_with_module(other, module, call, trainable is None)
+
+
+def _same_in_float64(
+    module: Any, call: Call, exporter: str, trainable: Sequence[str] | None, options: dict[str, Any]
+) -> bool:
+    """Whether a copy of the module in float64, exported and loaded anew, trains as it should."""
+    double = in_float64(module, call)
+    if double is None:
+        return False
+    module, call = double
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program, found = _first(call, exporter, module, trainable, options)
+            result = _compared(program, found, module, call, trainable, options)
+        except ModelError:
+            return False
+    return not (result.different or result.skipped)
 
 
 def _missing(program: Program, module: Any, trainable: Sequence[str] | None) -> list[str]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 #: arguments that the exporter drops, of operators that are written out here
 LOWERED = {
     "aten.embedding": {"padding_idx", "scale_grad_by_freq"},
@@ -301,3 +303,29 @@ def plain_attention(
         hidden = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, float("-inf")) if hidden else scores + attn_mask
     return torch.dropout(torch.softmax(scores, -1), dropout_p, True) @ v
+
+
+def strided(original: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
+    """`torch.as_strided`, which exporters apply to a copy without gaps, for tensors that lie otherwise in memory."""
+
+    def as_strided(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+        import torch
+
+        if x.is_contiguous() and not storage_offset and not x.storage_offset():
+            return original(x, size, stride, storage_offset)
+        start = x.storage_offset()
+        held = {int(at): i for i, at in enumerate(_places_in_memory(x.shape, x.stride(), start).flat)}
+        read = _places_in_memory(size, stride, start if storage_offset is None else storage_offset)
+        if not held.keys() >= set(read.flat):
+            raise NotImplementedError("as_strided reads memory that its tensor does not have: take the whole tensor")
+        if dynamic:
+            raise NotImplementedError("as_strided of a tensor with gaps takes the example's batch only")
+        index = [held[at] for at in read.reshape(-1).tolist()]
+        return x.reshape(-1)[torch.tensor(index)].reshape(read.shape)
+
+    return as_strided
+
+
+def _places_in_memory(size: Any, stride: Any, start: int) -> np.ndarray:
+    axes = np.indices([int(n) for n in size])
+    return start + sum((a * int(n) for a, n in zip(axes, stride, strict=True)), np.zeros(axes.shape[1:], np.int64))

@@ -8,32 +8,49 @@ from typing import Any
 import numpy as np
 
 from ..errors import RecomputeError, UsageError
+from ..training.parallel import PIPELINE
 from .alike import in_step
 from .batches import ahead, samples_of
 from .feeding import Feeding
 from .programs import Programs
 from .progress import Progress
+from .ranks import DATA, Ranks
+
+#: outputs, the batch that metrics read, and its samples
+_Batch = tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]
 
 
 def evaluated(programs: Programs, metrics: Sequence[Any], data: Feeding, progress: Progress) -> dict[str, Any]:
     """The mean loss and the metrics over a dataset, the same on all ranks.
 
-    Each rank runs whole batches, and rank 0 adds up their results in the order of the dataset, so that they do not
-    depend on the number of ranks.  UsageError without samples.
+    Ranks that read the same share of a training batch evaluate a whole batch together, those of other shares another
+    one, and rank 0 adds up the results in the order of the dataset, so that they do not depend on the number of ranks.
+    UsageError without samples.
     """
-    ranks, names = programs.ranks, programs.fetched(training=False)
+    ranks = programs.ranks
     sums, done = _Sums(metrics, data.name), 0
-    with ahead(data.in_order(ranks.rank, ranks.size)) as feeds:
+    with ahead(data.in_order(ranks.share, ranks.shares)) as feeds:
         for feed, new in in_step(feeds, data, ranks):
             program = programs.evaluation(samples_of(feed))
+            names = programs.fetched(program, training=False)
             inputs = {v.name for v in program.block.inputs}
             values = programs.executor.run(program, {n: a for n, a in feed.items() if n in inputs}, names)
-            own = dict(zip(names, values, strict=True)), feed if metrics else {}, samples_of(feed)
-            for outputs, batch, count in ranks.gather("the results of an evaluation", own)[:new]:
-                sums.add(float(outputs[names[0]].reshape(())), outputs, batch, count)
+            found = dict(zip(names, values, strict=True)) if ranks.is_first(DATA, PIPELINE) else {}
+            own = found, feed if metrics and ranks.is_first(DATA) else {}, samples_of(feed)
+            for outputs, batch, count in _by_share(ranks.gather("the results of an evaluation", own), ranks)[:new]:
+                sums.add(float(outputs[programs.loss].reshape(())), outputs, batch, count)
             done += new
             progress.evaluating(done, data.count())
     return ranks.first("the results of an evaluation", sums.results)
+
+
+def _by_share(found: Sequence[_Batch], ranks: Ranks) -> list[_Batch]:
+    """What the ranks of each share have together: a stage of a pipeline has some of the outputs."""
+    together: dict[int, _Batch] = {}
+    for rank, (outputs, batch, count) in enumerate(found):
+        others = together.get(ranks.share_of(rank), ({}, {}, count))
+        together[ranks.share_of(rank)] = {**others[0], **outputs}, {**others[1], **batch}, count
+    return [together[share] for share in sorted(together)]
 
 
 class _Sums:

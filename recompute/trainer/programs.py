@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..communication.mesh import Mesh
 from ..errors import RecomputeError, UsageError
 from ..language.ir import Role, Value
 from ..language.program import Program
+from ..ops.communication.base import Communication
 from ..passes import memory_report
 from ..places import CPUPlace, Place
 from ..runtime import Executor
@@ -18,6 +20,7 @@ from ..training.origin import options_of
 from ..training.protocol import AnyOptimizer
 from ..training.recompute_optimizer import RecomputeOptimizer
 from .ranks import ONE, Ranks
+from .stages import minimized
 
 #: the options of recomputation and slices that change results
 _CHANGING: dict[type, frozenset[str]] = {RecomputeOptimizer: frozenset({"_slices", "_allowed", "_merge"})}
@@ -70,7 +73,7 @@ class Programs:
         self.options = options_of(optimizer, _CHANGING)
         self._most = program.block.batch or 1  # samples of a micro-batch, with gradient merge
         if optimizer is not None:
-            optimizer.minimize(program[loss])
+            minimized(program, loss, optimizer)
         elif not any(o.role is Role.OPTIMIZE for o in program.operators):
             raise UsageError("the program has no updates: give an optimizer, or call its minimize(loss) before")
         self.program = program
@@ -94,13 +97,19 @@ class Programs:
     def rows(self, batch: int) -> slice:
         """The rows of a batch that this rank reads."""
         own = self.training(batch).block.batch or batch
-        return slice(None) if own == batch else slice(self.ranks.rank * own, (self.ranks.rank + 1) * own)
+        return slice(None) if own == batch else slice(self.ranks.share * own, (self.ranks.share + 1) * own)
 
     @property
     def micro_batches(self) -> int | None:
         """Into how many pieces ranks cut a step; None without ranks."""
         parallel = getattr(self._optimizer, "_parallel", None)
         return None if parallel is None else int(parallel.micro_batches)
+
+    def idle_axes(self) -> list[str]:
+        """Notes on axes of the mesh along which nothing can be divided."""
+        used = {o.op.axis for o in self.program.operators if isinstance(o.op, Communication)}
+        idle = [a for a, size in (self.ranks.mesh or Mesh()).axes if size > 1 and a not in used]
+        return [f"nothing of this model is divided along {a}: the ranks along it compute the same" for a in idle]
 
     @property
     def evaluated(self) -> int:
@@ -112,7 +121,7 @@ class Programs:
         for is_training, batches in ((True, training), (False, evaluation)):
             for batch in batches:
                 program = self.training(batch) if is_training else self.evaluation(batch)
-                self.executor.session(program, self.fetched(training=is_training))
+                self.executor.session(program, self.fetched(program, training=is_training))
 
     def evaluation(self, batch: int) -> Program:
         """The forward pass in inference mode at a batch, with the loss."""
@@ -128,17 +137,25 @@ class Programs:
             return str(e).partition("\n")[0]
         return ""
 
-    def _minimized(self, batch: int) -> Program:
-        if self._again is None or self._optimizer is None:
+    def _forward(self, batch: int) -> Program:
+        """The forward pass at another batch, divided among ranks as it was asked for."""
+        if self._again is None:
             raise UsageError(f"the model fixes its batch at {self.batch}")
+        made = self._again(batch)
+        made.shardings = self.program.shardings
+        return made
+
+    def _minimized(self, batch: int) -> Program:
         try:
-            made = self._again(batch)
+            made = self._forward(batch)
             unused(self._optimizer, batch, self._most).minimize(made[self.loss])
         except UsageError:  # a plan that is for the other batch
             if not isinstance(self._optimizer, RecomputeOptimizer):
                 raise
-            made = self._again(batch)
+            made = self._forward(batch)
             unused(self._optimizer.without_plan(), batch, self._most).minimize(made[self.loss])
+        if dict(_shapes(made)) != dict(_shapes(self.program)):
+            raise UsageError(f"at a batch of {batch} ranks would have other parts of parameters than at {self.batch}")
         share_arrays(made, self.program)
         return made
 
@@ -156,7 +173,7 @@ class Programs:
         for is_training, batches in ((True, training), (False, evaluation)):
             for batch in batches:
                 program = self.training(batch) if is_training else self.evaluation(batch)
-                block = self.executor.planned(program, self.fetched(training=is_training))
+                block = self.executor.planned(program, self.fetched(program, training=is_training))
                 arenas[is_training].append(memory_report(block).arena)
                 values |= {self._held(program, v): v.nbytes for v in block.persistent()}
         count: Any = (lambda sizes: max(sizes, default=0)) if self._shares else sum
@@ -164,9 +181,11 @@ class Programs:
         self.executor.share_arena(arena)
         return Peak(sum(values.values()), arena, count(arenas[True]), count(arenas[False]))
 
-    def fetched(self, *, training: bool) -> tuple[str, ...]:
-        """What a run returns, the loss first."""
-        return (self.loss,) if training else self.outputs
+    def fetched(self, program: Program, *, training: bool) -> tuple[str, ...]:
+        """What a run of one of these programs returns; of a stage's evaluation, what the stage makes."""
+        if training:
+            return (self.loss,)
+        return self.outputs if self.program.pipe is None else program.block.outputs
 
     @property
     def _shares(self) -> bool:
@@ -183,13 +202,17 @@ class Programs:
         arrays: dict[Any, int] = {}
         for is_training, programs in ((True, self._training), (False, self._evaluation)):
             for program in programs.values():
-                session = self.executor.bound(program, self.fetched(training=is_training))
+                session = self.executor.bound(program, self.fetched(program, training=is_training))
                 if session is None:
                     continue
                 own = {self._held(program, v): session.arrays[v.name].nbytes for v in session.block.persistent()}
                 arrays |= own
                 arenas[id(getattr(session, "arena", session))] = session.measured_peak_bytes - sum(own.values())
         return sum(arenas.values()) + sum(arrays.values())
+
+
+def _shapes(program: Program) -> Iterator[tuple[str, tuple[int, ...]]]:
+    return ((v.name, v.shape) for v in program.block.parameters)
 
 
 def unused(optimizer: Any, batch: int | None = None, most: int = 1) -> Any:

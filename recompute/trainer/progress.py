@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..support.tables import human_bytes
@@ -70,14 +70,16 @@ def shown(peak: int, *, quiet: bool) -> Iterator[Progress]:
         yield _Bar(bar, peak)
 
 
-def begin_lines(history: History, ranks: int = 1) -> list[str]:
-    """What is known before the first step: notes, the memory, where the run goes on."""
+def begin_lines(history: History, ranks: Sequence[int]) -> list[str]:
+    """What is known before the first step: notes, the memory, that of other `ranks`, where the run goes on."""
     peaks = history.peak_bytes
     parts = [f"training {human_bytes(peaks['training'])}"]
     if peaks["evaluation"]:
         parts.append(f"evaluation {human_bytes(peaks['evaluation'])}, in the same arena")
     lines = [f"note: {note}" for note in history.notes]
-    each = f", on each of {ranks} ranks" if ranks > 1 else ""
+    each = f", on each of {len(ranks)} ranks" if len(ranks) > 1 else ""
+    if len(set(ranks)) > 1:
+        each = f", on rank 0; at most {human_bytes(max(ranks))} on one of {len(ranks)} ranks"
     lines.append(f"peak memory: {human_bytes(peaks['predicted'])} ({', '.join(parts)}){each}")
     return lines + ([] if history.resumed_at is None else [f"resumed after step {history.resumed_at:,}"])
 

@@ -6,6 +6,7 @@ and what each decides for itself (a signal) through `agreed`, so that all of the
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -21,8 +22,11 @@ from ..runtime.communication.started import given_rank, started_together
 from ..training.origin import values_to_compare
 from ..training.parallel import DataParallel
 from ..training.protocol import AnyOptimizer
+from ..training.stages import cuts_of
 
 T = TypeVar("T")
+#: the axis of a mesh along which ranks read other samples
+DATA = "dp"
 #: micro-batches of a step, at most, where nobody says how many
 _MICRO = 8
 
@@ -40,6 +44,25 @@ class Ranks:
     def leads(self) -> bool:
         """Whether this process prints, writes files and calls callbacks."""
         return self.rank == 0
+
+    @property
+    def shares(self) -> int:
+        """Into how many shares ranks divide a batch: as many as there are along the mesh's axis "dp"."""
+        return 1 if self.mesh is None else dict(self.mesh.axes).get(DATA, 1)
+
+    @property
+    def share(self) -> int:
+        """Which of the shares of a batch this rank reads."""
+        return self.share_of(self.rank)
+
+    def share_of(self, rank: int) -> int:
+        """Which of the shares of a batch a rank reads: the same one for all that differ along other axes alone."""
+        return 0 if self.mesh is None or self.shares == 1 else self.mesh.coordinate(rank, DATA)
+
+    def is_first(self, *others: str) -> bool:
+        """Whether this rank is the first one along all axes of the mesh but `others`."""
+        axes = () if self.mesh is None else [name for name, _ in self.mesh.axes if name not in others]
+        return self.mesh is None or not any(self.mesh.coordinate(self.rank, name) for name in axes)
 
     def collect(self, what: str, value: T) -> list[T]:
         """What every rank gives, in their order; `what` says what it is for."""
@@ -127,17 +150,17 @@ class _Many(Ranks):
 
 
 def ranks_of(mesh: Mesh | str | Ranks | None, place: Place | str | None = None) -> Ranks:
-    """The ranks of a mesh such as "dp=4"; one process for "dp=1", and without a mesh.
+    """The ranks of a mesh such as "dp=4" or "dp=2,tp=2"; one process for "dp=1", and without a mesh.
 
-    UsageError where other processes were started than the mesh has, or where the mesh has other axes than "dp".
+    UsageError where other processes were started than the mesh has.
     """
     if isinstance(mesh, Ranks):
         return mesh
     if mesh is None:
         return Ranks()
     found = meet(mesh)
-    if [name for name, _ in found.axes] != ["dp"]:
-        raise UsageError(f"mesh '{found}': a run has the one axis dp so far, such as dp={max(found.ranks, 2)}")
+    if not found.axes:
+        raise UsageError("the mesh has no axis: give dp=N, tp=N, pp=N, cp=N or ep=N, or several, such as dp=2,tp=2")
     if found.ranks == 1:
         if started_together() > 1:
             raise UsageError(
@@ -190,11 +213,11 @@ def ends_like_first(error: str) -> bool:
 
 
 def shared(
-    optimizer: AnyOptimizer | None, ranks: Ranks, batch: int | None, zero: int, micro_batches: int | None
+    optimizer: AnyOptimizer | None, ranks: Ranks, program: Program, zero: int, micro_batches: int | None
 ) -> AnyOptimizer | None:
     """The optimizer for a step of which each rank computes its part; itself without a mesh.
 
-    `batch`: that of the program, without gradient merge.
+    `program`: the forward pass, of the batch without gradient merge.
     """
     if ranks.mesh is None:
         for name, value in (("zero", zero), ("micro_batches", micro_batches)):
@@ -203,14 +226,24 @@ def shared(
         return optimizer
     if optimizer is None:
         raise UsageError("a mesh needs an optimizer: the program is a training step of one process already")
+    batch = program.block.batch
     if batch is None:
         raise UsageError("the inputs of the program have no common first dimension, which ranks could share")
     merged = getattr(optimizer, "_merge", None)
     each = 1 if merged is None else merged.k_steps
     samples = batch * each if merged is None or merged.batch is None else merged.batch
-    pieces = micro_batches or _pieces(samples, ranks.size, each)
-    _check(samples, pieces, ranks.size)
-    return DataParallel(optimizer, ranks.mesh, ranks.rank, zero=zero, micro_batches=pieces, batch=samples)
+    pieces = micro_batches or _pieces(samples, ranks.shares, each)
+    _check(samples, pieces, ranks.shares)
+    found = DataParallel(optimizer, ranks.mesh, ranks.rank, zero=zero, micro_batches=pieces, batch=samples)
+    return _with_cuts(found, program)
+
+
+def _with_cuts(optimizer: DataParallel, program: Program) -> DataParallel:
+    """The same with the cuts of a pipeline by name: those of smaller batches and of the evaluation are the same."""
+    parallel = optimizer._parallel
+    if parallel is not None and parallel.pipe is not None:
+        optimizer._parallel = dataclasses.replace(parallel, cuts=cuts_of(program, parallel.pipe, parallel.cuts))
+    return optimizer
 
 
 def _pieces(samples: int, ranks: int, each: int) -> int:

@@ -45,6 +45,7 @@ class Run:
     reason: str = ""  # why all of them do
     best_step: int | None = None
     ranks: Ranks = ONE
+    peaks: list[int] = field(default_factory=list)  # predicted, of all ranks
     progress: Progress = field(default_factory=Progress)
 
     @property

@@ -54,10 +54,11 @@ class Trainer:
     Where the optimizer keeps moving averages of the weights (`rc.ExponentialMovingAverage`), these are evaluated and
     exported.  After `fit` the program has the trained weights: `rc.export_trained(program)`, `program.evaluate(...)`.
 
-    `mesh` ("dp=4" or a `recompute.Mesh`): this is one of so many processes, which share each step; the program's batch
-    is that of all of them.  `zero`: what they divide (see `rc.DataParallel`).  `micro_batches`: how many pieces the
-    batch is cut into; the same number gives the same bits on any number of ranks (default: the largest power of two,
-    at most 8, that divides the batch; not fewer than the ranks).  All make the same calls; callbacks run on rank 0.
+    `mesh` ("dp=4", "dp=2,tp=2", or a `recompute.Mesh`): this is one of so many processes, which share a step: samples
+    along dp, layers along pp, operators along other axes (see `rc.DataParallel`); the program's batch is that of all of
+    them.  `zero`: what those along dp divide.  `micro_batches`: how many pieces the batch is cut into; the same number
+    gives the same bits for any number of ranks along dp (default: the largest power of two, at most 8, that divides the
+    batch; not fewer than these ranks).  All make the same calls; callbacks run on rank 0.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Trainer:
         name = as_program(program).loss if optimizer is None and loss is None else attach_loss(program, loss)[0]
         place = as_place(place)
         self.ranks = ranks_of(mesh, place)
-        optimizer = shared(optimizer, self.ranks, program.block.batch, zero, micro_batches)
+        optimizer = shared(optimizer, self.ranks, program, zero, micro_batches)
         if not name:
             raise UsageError("the training step does not say what its loss is: give loss=")
         self.program, self.loss, self.seed, self.quiet = program, name, int(seed), quiet or not self.ranks.leads
@@ -184,7 +185,7 @@ class Trainer:
     def _epochs(self, run: Run) -> None:
         """The epochs that are left."""
         if not self.quiet:
-            for line in begin_lines(run.history, self.ranks.size):
+            for line in begin_lines(run.history, run.peaks):
                 self.say(line)
         for callback in self._called:
             callback.on_begin(self)
@@ -200,17 +201,15 @@ class Trainer:
     ) -> Run:
         """The run before its first step: the data are checked."""
         feeding = Feeding(data, self.program, self.programs.inputs(training=True), self.seed, shuffle)
-        other = None
-        if eval_data is not None:
-            other = self._evaluating(eval_data)
+        other = None if eval_data is None else self._evaluating(eval_data)
         epoch = None
-        notes: list[str] = []
+        notes = self.programs.idle_axes()
         if feeding.samples is not None:
             batch = self.programs.batch
             if feeding.samples < 1:
                 raise UsageError(f"{feeding.name} has no samples")
             rest = feeding.samples % batch
-            why = self.programs.why_not(rest) if rest and not drop_last else ""
+            why = self.ranks.agreed(self.programs.why_not(rest) if rest and not drop_last else "")
             if why:
                 notes.append(
                     f"{rest} of {feeding.samples:,} samples are left out of each epoch (others each time), as the last "
@@ -246,6 +245,7 @@ class Trainer:
         peak = self.programs.plan(training, evaluation)
         if self.ranks.mesh is not None:  # so that memory that grows while steps run is none of theirs
             self.programs.bind(training, evaluation)
+        run.peaks = self.ranks.collect("the predicted memory of all ranks", peak.total)
         run.history.peak_bytes = {
             "predicted": peak.total, "training": peak.values + peak.training, "evaluation": peak.evaluation and
             peak.values + peak.evaluation,
@@ -334,7 +334,7 @@ class Trainer:
         program = self.programs.training(count)
         number = run.history.steps + 1
         try:
-            (value,) = self.executor.run(program, feed, self.programs.fetched(training=True))
+            (value,) = self.executor.run(program, feed, self.programs.fetched(program, training=True))
         except NotFiniteError as e:
             raise NotFiniteError(f"step {number}: {e}") from None
         loss = float(value.reshape(()))

@@ -1,7 +1,7 @@
 """What all ranks have together: one file of the state, a hash of the weights, a program for export.
 
-A rank's part of a value (ZeRO) is a range of the value's elements, so that the file and the hash are those of one
-process, whatever the number of ranks.
+A rank has some of a value's elements (ZeRO, divided operators), or values of its own stages (pipelines): the file and
+the hash are those of one process, whatever the mesh.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,62 @@ import numpy as np
 
 from ..language.program import Program
 from ..language.types import TensorType
-from ..training.parts import parts_of, stored, whole_types
+from ..passes.pipelines.borders import without_borders
+from ..training.parts import Part, parts_of, stored, whole_types
 from ..training.state import contents
 from .ranks import Ranks
+
+#: names with arrays
+_Arrays = Iterator[tuple[str, "np.ndarray | None"]]
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A parameter, buffer or state of the ranks together: its whole type, and the first rank that has some of it.
+
+    `part`: what that rank has of it; None: all of it.
+    """
+
+    type: TensorType
+    rank: int
+    part: Part | None
+
+
+def _values(program: Program, ranks: Ranks, *, state: bool = True) -> dict[str, _Value]:
+    """What ranks have together, by name, without or with the `state`: in a pipeline, each has that of its stages."""
+    parts, left_out = parts_of(program), set() if state else {v.name for v in program.block.state}
+    own = {n: (t, parts.get(n)) for n, t in whole_types(program).items() if n not in left_out}
+    found: dict[str, _Value] = {}
+    for rank, theirs in enumerate(ranks.collect("what each rank has", own)):
+        for name, (its_type, part) in (theirs or {}).items():
+            found.setdefault(name, _Value(its_type, rank, part))
+    return found
+
+
+def _joined(program: Program, values: Mapping[str, _Value], ranks: Ranks, *, everywhere: bool = False) -> _Arrays:
+    """The values with their whole contents, on rank 0 or on all ranks; None where a rank does not get them."""
+    own = {v.name: v for v in stored(program)}
+    for name, value in sorted(values.items()):
+        array = contents(program, own[name]) if name in own else None
+        if value.part is None and value.rank == 0 and (not everywhere or program.pipe is None):
+            yield name, array
+            continue
+        sent = None if value.part is None and value.rank != ranks.rank else array
+        found = (ranks.collect if everywhere else ranks.gather)(f"the contents of '{name}'", sent)
+        if not found:
+            yield name, None
+        else:
+            yield name, found[value.rank] if value.part is None else value.part.joined(found)
 
 
 def write_state(program: Program, path: Path, ranks: Ranks) -> None:
     """Writes parameters, buffers and state of all ranks as one safetensors file, the bytes of `rc.save_state`.
 
-    Each rank writes its parts, rank 0 also what all have; all of it is on the disk when this returns.  All ranks call
-    it, with the same path.
+    Each rank writes its parts, and what it is the first to have; all of it is on the disk when this returns.  All ranks
+    call it, with the same path.
     """
-    header, offsets, size = _layout(whole_types(program))
+    values = _values(program, ranks)
+    header, offsets, size = _layout({n: v.type for n, v in values.items()})
 
     def begin() -> None:
         if ranks.leads:
@@ -42,7 +87,7 @@ def write_state(program: Program, path: Path, ranks: Ranks) -> None:
         with open(path, "r+b") as file:
             for v in stored(program):
                 part = parts.get(v.name)
-                if part is None and not ranks.leads:
+                if part is None and values[v.name].rank != ranks.rank:
                     continue
                 array = contents(program, v)
                 spans = [(0, 0, array.size)] if part is None else part.spans()
@@ -58,14 +103,11 @@ def write_state(program: Program, path: Path, ranks: Ranks) -> None:
 
 def weights_sha256(program: Program, ranks: Ranks) -> str:
     """A hash of all parameters and buffers: names in order, types, contents."""
-    digest, types, parts = hashlib.sha256(), whole_types(program), parts_of(program)
-    for v in sorted((*program.block.parameters, *program.block.buffers), key=lambda v: v.name):
-        digest.update(f"{v.name}:{types[v.name]};".encode())
-        own = contents(program, v)
-        if v.name in parts:
-            found = ranks.gather(f"the hash of '{v.name}'", own[: parts[v.name].count])
-            own = parts[v.name].joined(found) if found else own
-        digest.update(_bytes(own) if own.size else b"")
+    digest = hashlib.sha256()
+    values = _values(program, ranks, state=False)
+    for name, whole in _joined(program, values, ranks):
+        digest.update(f"{name}:{values[name].type};".encode())
+        digest.update(_bytes(whole) if whole is not None and whole.size else b"")
     return ranks.first("the hash of the weights", digest.hexdigest)
 
 
@@ -74,20 +116,15 @@ def whole_program(program: Program, ranks: Ranks, *, everywhere: bool = False) -
 
     The program itself, where nothing is divided.
     """
-    if program.division is None and not program.divided:
+    if program.division is None and not program.divided and program.pipe is None:
         return program if everywhere or ranks.leads else None
-    parts, collect = parts_of(program), ranks.collect if everywhere else ranks.gather
-    arrays: dict[str, Any] = {v.name: program.data[v.name] for v in program.block.buffers}
-    for v in program.block.parameters:
-        arrays[v.name] = own = contents(program, v)
-        if v.name in parts:
-            found = collect(f"the parts of '{v.name}'", own[: parts[v.name].count])
-            arrays[v.name] = parts[v.name].joined(found) if found else None
+    values = _values(program, ranks, state=False)
+    arrays: dict[str, Any] = dict(_joined(program, values, ranks, everywhere=everywhere))
     if not everywhere and not ranks.leads:
         return None
-    made = Program(program.forward_block, {**program.data, **arrays}, source=program.source)
+    made = Program(without_borders(program.forward_block), {**program.data, **arrays}, source=program.source)
     made.take_origin(program)
-    made.loss = program.loss
+    made.forward, made.loss = None, program.loss
     return made
 
 

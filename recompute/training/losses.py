@@ -245,7 +245,7 @@ def _natural(program: Program, out: Variable) -> tuple[str, str]:
     if any(v.value.type == out.value.type for v in program.inputs):
         return "mse", "has the shape of an input"
     if out.value.ndim in (3, 5) and any(v.value.ndim == 4 and v.value.type.is_float for v in program.inputs):
-        step = before_moves(out.name, made)[1]
+        step = made(before_moves(out.name, made)[1])
         if step is not None and step.kind in ("Concat", "Conv"):  # boxes beside scores, or anchors of a map
             return "", ""
     if out.value.ndim in (2, 3) and out.shape[-1] > 1:

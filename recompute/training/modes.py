@@ -20,6 +20,7 @@ from ..language.program import Program, Variable
 from ..language.verify import verify
 from ..passes.base import Pass, apply_passes
 from ..passes.cleanup.for_test import ForTest, in_inference
+from ..passes.pipelines.forward import OwnForward
 from ..passes.sharding.divide_axis import DivideForward
 from ..passes.sharding.zero import GatherParameters
 from ..places import as_place
@@ -110,6 +111,8 @@ def evaluation_passes(program: Program, outputs: Sequence[str] = ()) -> list[Pas
         passes.append(DivideForward(tuple(axis for axis, _ in axes_of(program.mesh))))
     if (how := program.division) is not None:  # a rank has parts of parameters: it gathers them
         passes.append(GatherParameters(how.axis, how.ranks, how.rank, how.parts, names=tuple(program.sharded)))
+    if program.pipe is not None:
+        passes.append(OwnForward(program.pipe))
     return passes
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ..communication.mesh import Mesh
+from ..communication.replicated import HIDDEN, replicated
 from ..language.program import Program, Variable
 from ..language.text import show
 from .parts import Part, parts_of, stored
@@ -56,12 +58,29 @@ def held(program: Program) -> dict[str, str]:
     return {f"'{v.name}'{_place(parts.get(v.name))}": digest(program.data[v.name]) for v in there}
 
 
-def values_to_compare(program: Program) -> dict[str, str]:
-    """`held`, and digests of the whole values that were divided, if nothing was changed since."""
+def values_to_compare(program: Program, mesh: Mesh | None = None, rank: int = 0) -> dict[str, str]:
+    """`held`, and digests of the whole values that were divided, if nothing was changed since.
+
+    Of a program that was made for no mesh: what a rank of `mesh` must have alike with others (see `replicated`).
+    """
+    if program.mesh is None and mesh is not None:
+        return _written_by_hand(program, mesh, rank)
     found = held(program)
     origin = program.origin
     if origin is not None and origin.whole and all(found.get(n) == d for n, d in origin.held.items()):
         return {**found, **{f"'{n}' (whole)": d for n, d in origin.whole.items()}}
+    return found
+
+
+def _written_by_hand(program: Program, mesh: Mesh, rank: int) -> dict[str, str]:
+    arrays = {c.value.name: c.numpy() for c in program.logical.constants}
+    found = {}
+    for name, replica in replicated(program.logical).items():
+        array = arrays.get(name, dict.get(program.data, name))
+        if array is not None:
+            at = [f"{axis}={mesh.coordinate(rank, axis)}" for axis, _ in mesh.axes if axis not in replica.axes]
+            place = f" (at {', '.join(at)})" * bool(at)
+            found[f"'{name}'{place}{HIDDEN}{replica.how}"] = digest(array)
     return found
 
 

@@ -45,12 +45,14 @@ class Part:
     padded: int = 0
     along: str = ""
 
-    def joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The whole value from what all ranks have, in their order."""
+    def joined(self, parts: Sequence[np.ndarray | None]) -> np.ndarray:
+        """The whole value from what all ranks have, in their order; None: a rank of another stage has nothing."""
         if self.mesh == ONE:
-            return np.concatenate(parts)[: self.whole.size].reshape(self.whole.shape)
-        found = np.empty(self.whole.size, parts[0].dtype)
+            return np.concatenate([p for p in parts if p is not None])[: self.whole.size].reshape(self.whole.shape)
+        found = np.empty(self.whole.size, self.whole.numpy)
         for rank, part in enumerate(parts):
+            if part is None:
+                continue
             own = self.elements(rank)
             found[own] = part.reshape(-1)[: own.size].reshape(own.shape)
         return found.reshape(self.whole.shape)

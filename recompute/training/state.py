@@ -68,7 +68,7 @@ def _must_be_whole(program: Program) -> None:
     if program.first_stages:
         raise UsageError(
             f"program '{program.block.name}' is one stage of a pipeline: this rank has a part of the parameters and "
-            "state, and files of all stages together are not written yet; program.data has this rank's arrays by name"
+            "state. rc.Trainer(..., mesh=...) writes checkpoints of all stages; rc.load_state reads a stage's part"
         )
 
 
@@ -185,7 +185,7 @@ def _check(program: Program, given: Mapping[str, str], strict: bool, what: str) 
     ]
     if strict:
         problems += [f"'{n}' ({t}) is missing" for n, t in wanted.items() if n not in given]
-        unknown = [n for n in given if n not in wanted]
+        unknown = [n for n in given if n not in wanted and not program.first_stages]  # what other stages have
         problems += [f"the program has no '{n}'{nearest(n, wanted) if len(unknown) < _MOST else ''}" for n in unknown]
     if problems:
         more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,21 +14,22 @@ from onnx import helper
 from ..boundary import as_texts
 from ..errors import UsageError, expect
 from ..importer.schema import describe
-from ..language.scores import MOVES
+from ..language.scores import MOVES, Step, before_moves, scores_of
 from ..language.types import DTYPES, dtype_from_onnx
 from .graph import Graph, edits
 from .weights import matrices
 
 __all__ = ["drawn", "features_out", "replace_head"]
 
-#: operators behind a head that take any number of features: they move numbers, make probabilities, pool or resize
-_BEHIND = MOVES | {
-    "Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid", "Exp", "Log", "Sub", "Div", "Mul", "Relu", "Clip", "Dropout",
-    "GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "ReduceMean", "Resize", "Upsample",
-}  # fmt: skip
-#: further ones that may read what is behind a head
-_READERS = _BEHIND | {
-    "Add", "Neg", "Reciprocal", "ReduceMax", "ReduceSum", "ReduceLogSumExp", "ArgMax", "TopK", "Shape", "Round",
+#: operators with one input that is no constant, through which a head is found; they take any number of features
+_THROUGH = frozenset([
+    "Exp", "Log", "HardSigmoid", "Sub", "Div", "Mul", "Relu", "Clip", "Dropout", "GlobalAveragePool", "GlobalMaxPool",
+    "AveragePool", "MaxPool", "ReduceMean", "Resize", "Upsample",
+])  # fmt: skip
+#: what may read a value behind a head
+_READERS = MOVES | _THROUGH | {
+    "Softmax", "LogSoftmax", "Sigmoid", "Add", "Neg", "Reciprocal", "ReduceMax", "ReduceSum", "ReduceLogSumExp",
+    "ArgMax", "TopK", "Shape", "Round",
 }  # fmt: skip
 
 
@@ -96,18 +97,19 @@ def replace_head(
 
 def _head(model: Graph, name: str) -> Head | None:
     """The layer behind a value; None where something else makes it."""
-    makers, known = model.makers(), matrices(model)
-    node, add, relu = makers.get(name), None, False
-    while node is not None and node.op_type not in ("MatMul", "Gemm", "Conv"):
-        rest = [i for i in node.input if i and not _constant(model, makers, i)]
-        if node.op_type == "Add" and len(rest) == 1:
-            add = node
-        elif node.op_type in _BEHIND and rest and (len(rest) == 1 or _shifted(makers, rest)):
-            add, relu = None, relu or node.op_type == "Relu"
-        else:
-            return None
-        node = makers.get(rest[0])
-    if node is None or any(a.name in ("transA", "group") and a.i > (a.name == "group") for a in node.attribute):
+    makers, known, add, relu, before = model.makers(), matrices(model), None, False, ""
+    made = _steps(model, makers)
+    while name != before:
+        before, name = name, before_moves(scores_of(name, made).source, made)[1]
+        node = makers.get(name)
+        rest = [] if node is None else [i for i in node.input if i and not _constant(model, makers, i)]
+        if node is not None and node.op_type in _THROUGH and len(rest) == 1:
+            name, relu = rest[0], relu or node.op_type == "Relu"
+    if node is not None and node.op_type == "Add" and len(rest) == 1:
+        add, node = node, makers.get(rest[0])
+    if node is None or node.op_type not in ("MatMul", "Gemm", "Conv"):
+        return None
+    if any(a.name in ("transA", "group") and a.i > (a.name == "group") for a in node.attribute):
         return None
     weight = node.input[1]
     if node.op_type == "Conv":
@@ -115,22 +117,26 @@ def _head(model: Graph, name: str) -> Head | None:
         if held is None or (relu and held.shape[2:] != (1,) * (held.ndim - 2)):
             return None
         return Head(node, add, weight, held.shape, helper.np_dtype_to_tensor_dtype(held.dtype))
-    before = makers.get(weight)
-    if before is not None and before.op_type == "Transpose":
-        weight = before.input[0]
+    turned = makers.get(weight)
+    if turned is not None and turned.op_type == "Transpose":
+        weight = turned.input[0]
     if relu or weight not in known or node.input[0] in known:
         return None
     return Head(node, add, weight, *known[weight])
 
 
-def _shifted(makers: dict[str, onnx.NodeProto], rest: list[str]) -> bool:
-    """Whether what is subtracted from a value, or multiplied by it, is made of it: softmax that is written out."""
-    other = makers.get(rest[1])
-    while other is not None and other.op_type in ("Reciprocal", "ReduceMax", "ReduceSum", "Identity"):
-        if other.input[0] == rest[0]:
-            return True
-        other = makers.get(other.input[0])
-    return False
+def _steps(model: Graph, makers: dict[str, onnx.NodeProto]) -> Callable[[str], Step | None]:
+    """How the values of a graph are made."""
+
+    def made(name: str) -> Step | None:
+        node = makers.get(name)
+        if node is None:
+            return None
+        given = model.constant(node.input[1]) if node.op_type == "ReduceSum" and len(node.input) > 1 else None
+        axes = next((list(a.ints) for a in node.attribute if a.name == "axes"), [] if given is None else given.tolist())
+        return Step(node.op_type, tuple(node.input), axes[0] if len(axes) == 1 else None)
+
+    return made
 
 
 def _constant(model: Graph, makers: dict[str, onnx.NodeProto], name: str) -> bool:

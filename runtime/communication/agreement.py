@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ...communication.events import Event, check_mesh, digest, events
 from ...communication.mesh import Mesh
+from ...communication.replicated import HIDDEN
 from ...communication.verify_ranks import verify_events
 from ...errors import UsageError, VerifyError
 from ...language.ir import Block
@@ -81,6 +82,7 @@ def check_same(found: Sequence[tuple[Mapping[str, str], Mapping[str, str]]]) -> 
     if different:
         name, here = different[0]
         more = f", and {len(different) - 1} more" if len(different) > 1 else ""
+        name = name.partition(HIDDEN)[0]
         shown = _by_rank([f"digest {d}" for d in here.values()], list(here))
         raise UsageError(f"the ranks do not have the same contents of {name}{more}: {shown}; {_ONE_MODEL}")
 

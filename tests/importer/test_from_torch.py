@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,23 +16,10 @@ import recompute as rc
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "small_cases"))
+from beside import Net  # noqa: E402
+
 nn, F = torch.nn, torch.nn.functional
-
-
-class Net(nn.Module):
-    """A function of itself and its inputs, with parts."""
-
-    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(self, *inputs)
 
 
 class Reversed(torch.autograd.Function):
@@ -200,6 +189,48 @@ def test_trains_as_in_pytorch(name: str) -> None:
     rc.write_back(program, module)
     for (n, ours), other in zip(module.state_dict().items(), theirs.state_dict().values(), strict=True):
         np.testing.assert_allclose(ours.numpy(), other.numpy(), rtol=1e-6, atol=1e-9, err_msg=n)
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_strides_are_those_of_memory(exporter: str) -> None:
+    """Exporters take the tensor for one without gaps: overlapping windows of a transposed one."""
+    module = Net(lambda m, x: m.a(x).t().as_strided((2, 2, 3), (6, 1, 3), 1).pow(2).mean(), a=_a())
+    rc.from_torch(module, _x(), exporter=exporter)
+
+
+def test_strides_outside_of_their_tensor_are_refused() -> None:
+    module = Net(lambda m, x: m.a(x)[1:].as_strided((2, 3), (3, 1), 0).pow(2).mean(), a=_a())
+    with pytest.raises(rc.ModelError, match="as_strided reads memory that its tensor does not have"):
+        rc.from_torch(module, _x(), exporter="torchscript")
+
+
+@pytest.mark.parametrize(
+    ("factor", "types", "kind", "right"),
+    [
+        (1.1, "f4", "gradient of", True),
+        (2.0, "f4", "gradient of", False),
+        (1.1, "f4f8", "gradient of", False),
+        (1.1, "f4", "output", False),
+    ],
+)
+def test_what_differs_in_float32_only_is_rounding(
+    factor: float, types: str, kind: str, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients, up to half of their magnitude; a ReLU at 0 does that."""
+    from recompute.pytorch import compare
+
+    def run_once(*given: Any) -> Any:
+        found = compare_run_once(*given)
+        return {k: a * factor if k[0] == kind and a.dtype.str[1:] in types else a for k, a in found.items()}
+
+    compare_run_once = compare.run_once
+    monkeypatch.setattr(compare, "run_once", run_once)
+    module = Net(_mean, a=_a(), b=nn.Linear(3, 1))
+    if right:
+        rc.from_torch(module, _x())
+        return
+    with pytest.raises(rc.ModelError, match=f"{kind} '.*' differs"):
+        rc.from_torch(module, _x())
 
 
 def _hooked(m: Any, x: Any) -> Any:

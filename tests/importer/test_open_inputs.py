@@ -70,6 +70,55 @@ def test_both_branches_are_computed_where_the_condition_is_not_known() -> None:
     np.testing.assert_allclose(moved, np.tile(2 * X.sum(0)[:, None] / 8, (1, 4)), rtol=1e-3, atol=1e-5)
 
 
+UNSAFE = {
+    "root": [helper.make_node("Sqrt", ["p"], ["t"])],
+    "root of nothing": [helper.make_node("Sub", ["p", "p"], ["n"]), helper.make_node("Sqrt", ["n"], ["t"])],
+    "quotient": [helper.make_node("Sub", ["p", "p"], ["n"]), helper.make_node("Div", ["p", "n"], ["t"])],
+    "logarithm of a root": [helper.make_node("Sqrt", ["p"], ["n"]), helper.make_node("Log", ["n"], ["t"])],
+    "exponential": [
+        helper.make_node("Exp", ["huge"], ["n"]),
+        helper.make_node("Mul", ["p", "n"], ["e"]),
+        helper.make_node("Exp", ["e"], ["t"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_branch_that_is_not_chosen_has_no_part_in_gradients(name: str, inside: bool) -> None:
+    """y = (a · w)² where a > 0, else what has no finite value or gradient there; w's gradient is that of the square,
+    and 0 for the weight of the other branch, and of a branch in it."""
+    make = helper.make_node
+    other = _branch("e", [make("Mul", ["a", "v"], ["p"]), *UNSAFE[name]], {"v": np.full((2, 3), 2, np.float32)}, (2, 3))
+    other.output[0].name = "t"
+    if inside:
+        again = _branch("u", [make("Mul", ["w", "w"], ["u"])], {}, (2, 3))
+        nodes = [make("If", ["c"], ["i"], then_branch=again, else_branch=other), make("Mul", ["i", "w"], ["e"])]
+        other = _branch("e", nodes, {}, (2, 3))
+    then = _branch("s", [make("Mul", ["a", "w"], ["q"]), make("Mul", ["q", "q"], ["s"])], {}, (2, 3))
+    nodes = [
+        make("Mul", ["x", "w"], ["a"]),
+        make("ReduceMax", ["x"], ["top"], keepdims=0),
+        make("Less", ["top", "zero"], ["c"]),
+        make("If", ["c"], ["y"], then_branch=then, else_branch=other),
+    ]
+    w = np.array([[1, 2, 3], [-1, 0.5, 2]], np.float32)
+    tensors = {"w": w, "zero": np.array(0, np.float32), "huge": np.array(1000, np.float32)}
+    model = _model(nodes, [value("x", 1, [2, 3])], [value("y", 1, [2, 3])], tensors)
+    with pytest.warns(ModelWarning, match="both of its branches"):
+        program = rc.load(model)
+    x = -np.abs(X[:2, :3]) - 0.5
+    loss = rc.losses.mse(program)
+    (label,) = (v.name for v in program.inputs if v.name != "x")
+    rc.SGD(1.0).minimize(loss)
+    before = {n: a.copy() for n, a in program.data.items()}
+    y = (x * w * w) ** 2
+    rc.Executor().run(program, {"x": x, label: y - 3}, [loss])
+    (inner,) = (n for n in before if n.endswith("/v"))
+    np.testing.assert_array_equal(program.data[inner], before[inner])
+    np.testing.assert_allclose(w - np.asarray(program.data["w"]), 4 * x**2 * w**3, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("nodes", "shape", "why"),
     [

@@ -85,7 +85,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", ["operator", "pass", "golden", "planner", "network", "family"])
+@pytest.mark.parametrize("name", ["operator", "pass", "pattern", "golden", "planner", "network", "family"])
 def test_example_works_from_one_file(name: str, outcomes: dict[str, str]) -> None:
     if outcomes[name].startswith("skip: "):
         pytest.skip(outcomes[name])
@@ -93,11 +93,12 @@ def test_example_works_from_one_file(name: str, outcomes: dict[str, str]) -> Non
 
 
 def test_every_kind_has_one_file_and_one_check() -> None:
-    assert set(RUN) == {"operator", "pass", "planner", "network", "family"}
+    assert set(RUN) == {"operator", "pass", "pattern", "planner", "network", "family"}
     folders = sorted(str(Path(path).parent) for path in FILES)
     assert folders == [
         "models",
         "passes/cleanup",
+        "passes/patterns",
         "passes/planners/methods",
         "recompute/ops/elementwise",
         "runtime/cpu/kernels",

@@ -254,19 +254,20 @@ def test_started_alone(command: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "start it as `mpiexec -n 4 recompute-train ... --mesh dp=4`" in done.stderr or "MPI library" in done.stderr
 
 
+def of_batch(batch: int) -> rc.Program:
+    return rc.load(trainer_cases.model(), batch=batch)
+
+
 def test_what_does_not_fit() -> None:
     with pytest.raises(UsageError, match="zero is of ranks: give a mesh"):
         trainer(zero=1)
-    with pytest.raises(UsageError, match="one axis dp"):
-        trainer(mesh="tp=2")
     with pytest.raises(UsageError, match="16 samples cannot be cut into 3 equal micro-batches"):
         trainer(mesh="dp=1", micro_batches=3)
     two = Ranks(rc.Mesh.of(dp=2))
-    two.size = 2
     with pytest.raises(UsageError, match="15 samples cannot be shared equally by 2 ranks"):
-        shared(rc.Adam(), two, 15, 0, None)
+        shared(rc.Adam(), two, of_batch(15), 0, None)
     with pytest.raises(UsageError, match="12 micro-batches on 2 ranks are 6 on each: give a power of two"):
-        shared(rc.Adam(), two, 24, 0, 12)
+        shared(rc.Adam(), two, of_batch(24), 0, 12)
 
 
 @pytest.mark.parametrize(
@@ -276,9 +277,8 @@ def test_what_does_not_fit() -> None:
 )  # fmt: skip
 def test_micro_batches_by_default(batch: int, ranks: int, merged: int, pieces: int) -> None:
     many = Ranks(rc.Mesh.of(dp=ranks))
-    many.size = ranks
     optimizer = rc.Adam() if merged == 1 else rc.GradientMerge(rc.Adam(), merged)
-    found: Any = shared(optimizer, many, batch, 0, None)
+    found: Any = shared(optimizer, many, of_batch(batch), 0, None)
     assert found._parallel.micro_batches == pieces
     assert found._parallel.batch == batch * merged
 

@@ -131,6 +131,33 @@ def step(rank: int, what: str, zero: int) -> None:
     rc.Executor().run(program, rows, [loss])
 
 
+HAND = """program p {{
+  input %x: f32[4,3]
+  param %w: f32[3,5]
+  param %own: f32[3,5]
+  const %lr: f32[] = [{rate}]
+  %y: f32[4,5] = Gemm(%x, %w)
+  %g: f32[3,5] = Gemm(%x, %y) {{transA=1}}
+  communicate %s: f32[3,5] = AllReduce(%g) {{axis="dp", ranks=2, number=0}}
+  communicate %t: f32[3,5] = CommWait(%s, %g)
+  %w: f32[3,5] = SGDUpdate(%w, %t, %lr)
+  %own: f32[3,5] = SGDUpdate(%own, %g, %lr)
+  output %y
+}}"""
+
+#: what differs → what the error names
+HAND_CASES = {"w": "w", "rate": "lr"}
+
+
+def by_hand(rank: int, what: str) -> None:
+    """A step of a program of no mesh, whose gradients it adds up itself; the weights %own are each rank's."""
+    other = what if rank else ""
+    arrays = {n: np.full((3, 5), 2.0 if other == n else 1.0, np.float32) for n in ("w", "own")}
+    program = rc.Program(rc.verify(rc.parse(HAND.format(rate=0.5 if other == "rate" else 0.1))), arrays)
+    rc.Executor(mesh=MESH).run(program, {"x": np.full((4, 3), rank + 1, np.float32)})
+    assert not np.array_equal(arrays["w"], np.ones((3, 5)))
+
+
 def _main(folder: Path) -> None:
     rank = int(os.environ["PMI_RANK"])
     found = {what: said(lambda what=what: fitted(rank, what, folder)) for what in CASES}  # type: ignore[misc]
@@ -139,6 +166,8 @@ def _main(folder: Path) -> None:
     for what in ("contents", "rate", "nothing"):
         for zero in (0, 3):
             found[f"step: {what}, {zero}"] = said(lambda w=what, z=zero: step(rank, w, z))  # type: ignore[misc]
+    for what in ("w", "rate", "own"):
+        found[f"by hand: {what}"] = said(lambda w=what: by_hand(rank, w))  # type: ignore[misc]
     one = made(rank, "")
     for what in ("stream", "sizes"):
         found[what] = said(lambda w=what: made(rank, "").fit(streamed(rank, w)))  # type: ignore[misc]
@@ -165,6 +194,8 @@ def test_every_difference_is_named_on_all_ranks(mpi: None, tmp_path: Path) -> No
             "the ranks do not have the same Adam.learning_rate: 0.1 on rank 0; 0.5 on rank 1"
         )
         wanted[f"step: nothing, {zero}"] = "nothing"
+    wanted |= {f"by hand: {n}": f"the ranks do not have the same contents of '{v}':" for n, v in HAND_CASES.items()}
+    wanted["by hand: own"] = "nothing"
     wanted["stream"] = "the ranks do not have the same batch 3 of "
     wanted["sizes"] = wanted["evaluated stream"] = "the ranks do not have the same batch 2 of "
     wanted["evaluated"] = "the ranks do not have the same data of the evaluation"

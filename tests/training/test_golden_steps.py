@@ -65,7 +65,9 @@ def made(name: str) -> tuple[Program, list[Pass]]:
 def test_step(name: str, request: pytest.FixtureRequest) -> None:
     program, passes = made(name)
     text = "".join(f"; {p}\n" for p in passes) + show(program.block)
-    if program.sharded or program.divided:
+    if program.sharded or program.divided or program.first_stages:
+        if program.first_stages:
+            program.pipe = CASES[name]().spec.parallel.pipe
         forward = Program(program.forward_block, program.data)
         forward.divided = program.divided
         evaluation = evaluation_passes(program)

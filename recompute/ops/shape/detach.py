@@ -1,9 +1,12 @@
-"""Detach: a value through which no gradient flows."""
+"""Values through which no gradient flows, ever or on a condition."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from ...language.factors import aligned
 from .reshape import Copied
 
 
@@ -19,3 +22,42 @@ class Detach(Copied, onnx="Identity"):
     def samples(cls, draw):
         """One matrix."""
         yield draw.case(cls(), draw("f64[2,3]"), gradient=False)
+
+
+@dataclass(frozen=True)
+class Gate(Copied):
+    """x, of one bool's condition: where it is false no gradient flows, whatever it is.
+
+    What a branch reads that is computed but not chosen: its operators may have gradients that are infinite or NaN.
+    """
+
+    autocast_inputs = (0,)
+
+    def infer(self, x, condition):
+        """x's type."""
+        if condition.dtype != "bool" or condition.shape:
+            raise self.fail("the condition is one bool", x, condition)
+        return (x,)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy or 0."""
+        return [b.Where(ins[1], grads[0], b.constant(0, grads[0])), None]
+
+    def axis_factors(self, ins, outs):
+        """All of x."""
+        return aligned(ins, outs)
+
+    def channels_last(self, ins, outs, rank):
+        """Not turned."""
+        return None
+
+    def export(self, g, ins, outs):
+        """x."""
+        g.node("Identity", ins[:1], outs)
+        return True
+
+    @classmethod
+    def samples(cls, draw):
+        """Open and closed."""
+        yield draw.case(cls(), draw("f64[2,3]"), np.array(True))
+        yield draw.case(cls(), draw("f64[2,3]"), np.array(False), gradient=False)

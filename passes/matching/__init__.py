@@ -1,0 +1,1 @@
+"""What patterns are written in, and what finds them: graphs of blocks, patterns, rewriting."""
