@@ -16,7 +16,7 @@ import time
 import recompute as rc
 from recompute import models
 from recompute.analysis.biggest_batch import SLICES, largest_fitting
-from recompute.budgets import parse_bytes
+from recompute.budgets import as_bytes
 from recompute.compiling.steps import Steps
 from recompute.cost import device
 
@@ -53,7 +53,7 @@ def state(name: str, budget: int, args: argparse.Namespace) -> None:
 def table(name: str, args: argparse.Namespace) -> None:
     """The rows of one network."""
     sequence, optimizer = NETWORKS[name]
-    budget = parse_bytes(args.budget)
+    budget = as_bytes(args.budget)
     options = {"seq": sequence}
     weights = sum(map(math.prod, models.parameters(models.build(name, weights=False, **options)).values()))
     print(f"{name}: sequence {sequence:,}, {weights:,} parameters, {optimizer.__name__}, {args.precision}", flush=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 
+from ..errors import UsageError
 from ..support.files import replacing
 from . import build, info, names, parameters
 
@@ -63,7 +64,7 @@ def _parse_options(name: str, pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
-            raise ValueError(f"--option wants KEY=VALUE, not {pair!r}")
+            raise UsageError(f"--option wants KEY=VALUE, not {pair!r}")
         # An unknown key is left to build(), whose message names the nearest ones.
         values[key] = _parse_value(key, text, defaults.get(key, ""))
     return values
@@ -78,7 +79,7 @@ def _parse_value(key: str, text: str, default: Any) -> Any:
             return parts[0] if key == "image" and len(parts) == 1 else parts
         return type(default)(text)
     except (KeyError, ValueError):
-        raise ValueError(f"--option {key}={text}: expected a value like {default!r}") from None
+        raise UsageError(f"--option {key}={text}: expected a value like {default!r}") from None
 
 
 def _size(shape: tuple[int, ...]) -> int:

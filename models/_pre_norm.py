@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..errors import UsageError
 from .common import Init, Net
 from .registry import Family
 
@@ -38,7 +39,7 @@ class PreNorm(Family):
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
-            raise ValueError(f"option 'hidden' ({self.hidden}) must be a multiple of 'heads' ({self.heads})")
+            raise UsageError(f"option 'hidden' ({self.hidden}) must be a multiple of 'heads' ({self.heads})")
 
     def layer(self, net: Net, x: str, mask: str | None, block: str) -> str:
         """A layer whose values and parameters begin with `block`: its results are `<block>.attn.out`, `<block>.out`."""

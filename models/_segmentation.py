@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..errors import UsageError
 from .common import BATCH, InputSpec, integers
 from .registry import Family
 
@@ -26,7 +27,7 @@ class Segmentation(Family):
         return integers("label", (BATCH, *self.image), high=self.classes)
 
     def need_multiple(self, of: int, why: str) -> None:
-        """ValueError where a side of the image is no multiple of `of`."""
+        """UsageError where a side of the image is no multiple of `of`."""
         if any(side % of for side in self.image):
             height, width = self.image
-            raise ValueError(f"option 'image' must be multiples of {of} ({why}), not {height}x{width}")
+            raise UsageError(f"option 'image' must be multiples of {of} ({why}), not {height}x{width}")

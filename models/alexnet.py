@@ -6,6 +6,7 @@ Parameters have torchvision's names and layouts, so that its weights can be copi
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..errors import UsageError
 from .common import BATCH, InputSpec, Net, glorot_uniform, he_uniform, integers, scaled
 from .registry import Family, Variant, register
 
@@ -39,7 +40,7 @@ class AlexNet(Family):
 
     def __post_init__(self) -> None:
         if self.image < _LEAST:
-            raise ValueError(f"option 'image' must be at least {_LEAST}, or the last pool has no room: {self.image}")
+            raise UsageError(f"option 'image' must be at least {_LEAST}, or the last pool has no room: {self.image}")
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 from onnx import TensorProto
 
+from ..errors import UsageError
 from .common import BATCH, ZEROS, Init, InputSpec, Net, integers
 from .registry import Family, Variant, register
 
@@ -58,12 +59,12 @@ class Bert(Family):
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
-            raise ValueError(f"option 'hidden' ({self.hidden}) must be a multiple of 'heads' ({self.heads})")
+            raise UsageError(f"option 'hidden' ({self.hidden}) must be a multiple of 'heads' ({self.heads})")
         if self.seq + self.first_position > self.positions:
             less = f" less {self.first_position}" if self.first_position else ""
-            raise ValueError(f"option 'seq' ({self.seq}) must not exceed 'positions' ({self.positions}){less}")
+            raise UsageError(f"option 'seq' ({self.seq}) must not exceed 'positions' ({self.positions}){less}")
         if self.head not in _HEADS:
-            raise ValueError(f"option 'head' must be one of {', '.join(_HEADS)}, not {self.head!r}")
+            raise UsageError(f"option 'head' must be one of {', '.join(_HEADS)}, not {self.head!r}")
 
     @property
     def task(self) -> str:  # type: ignore[override]

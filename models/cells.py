@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..errors import UsageError
 from ._cell_parts import Parts
 from .common import BATCH, InputSpec, Net, integers
 from .registry import Family, Variant, register
@@ -67,9 +68,9 @@ class _Searched(Family):
 
     def __post_init__(self) -> None:
         if self.cells < 3:
-            raise ValueError(f"option 'cells' must be at least 3 (two of them halve the size), not {self.cells}")
+            raise UsageError(f"option 'cells' must be at least 3 (two of them halve the size), not {self.cells}")
         if self.image % 4:
-            raise ValueError(f"option 'image' must be a multiple of 4 (it is halved twice), not {self.image}")
+            raise UsageError(f"option 'image' must be a multiple of 4 (it is halved twice), not {self.image}")
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)

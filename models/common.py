@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ..errors import UsageError, expect
 from ..support.room import need_room
 
 OPSET = 20
@@ -127,7 +128,7 @@ class Net:
 
     def _define(self, name: str) -> None:
         if name in self._names:
-            raise ValueError(f"value {name!r} is defined twice in this network; names must be unique")
+            raise UsageError(f"value {name!r} is defined twice in this network; names must be unique")
         self._names.add(name)
 
     def input(self, spec: InputSpec) -> str:
@@ -347,6 +348,7 @@ class Net:
 
 def parameters(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     """The trainable parameters of a network of this zoo, with or without weights, as name to shape."""
+    expect("model", model, onnx.ModelProto, "an ONNX model")
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     shapes = {name: tuple(tensor.dims) for name, tensor in tensors.items() if tensor.data_type == TensorProto.FLOAT}
     for node in model.graph.node:

@@ -8,6 +8,7 @@ does best here.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..errors import UsageError
 from .common import BATCH, InputSpec, Net, integers
 from .registry import Family, Variant, register
 
@@ -42,9 +43,9 @@ class DenseNet(Family):
 
     def __post_init__(self) -> None:
         if not self.blocks or min(self.blocks) < 1:
-            raise ValueError(f"option 'blocks' must be sizes of at least 1, not {self.blocks}")
+            raise UsageError(f"option 'blocks' must be sizes of at least 1, not {self.blocks}")
         if self.image < 4 << len(self.blocks) - 1:
-            raise ValueError(f"option 'image' ({self.image}) is too small for {len(self.blocks)} blocks")
+            raise UsageError(f"option 'image' ({self.image}) is too small for {len(self.blocks)} blocks")
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..errors import UsageError
 from .common import BATCH, ONES, ZEROS, Init, InputSpec, Net, integers
 from .registry import Family, Variant, register
 from .resnet import trunk
@@ -64,12 +65,12 @@ class Fcos(Family):
 
     def __post_init__(self) -> None:
         if len(self.blocks) != 4 or min(self.blocks) < 1:
-            raise ValueError(f"option 'blocks' must be four sizes of at least 1, not {self.blocks}")
+            raise UsageError(f"option 'blocks' must be four sizes of at least 1, not {self.blocks}")
         if any(side % 32 for side in self.image):
             height, width = self.image
-            raise ValueError(f"option 'image' must be multiples of 32 (five strides halve them), not {height}x{width}")
+            raise UsageError(f"option 'image' must be multiples of 32 (five strides halve them), not {height}x{width}")
         if self.channels % self.groups:
-            raise ValueError(f"option 'groups' must divide the {self.channels} channels, not be {self.groups}")
+            raise UsageError(f"option 'groups' must divide the {self.channels} channels, not be {self.groups}")
 
     def sizes(self) -> list[tuple[int, int]]:
         """Height and width of each level."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..errors import UsageError
 from ._pre_norm import STD, Parts, PreNorm
 from .common import BATCH, Init, InputSpec, Net, integers
 from .registry import Variant, register
@@ -55,7 +56,7 @@ class Gpt2(PreNorm):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.seq > self.context:
-            raise ValueError(f"option 'seq' ({self.seq}) must not exceed 'context' ({self.context})")
+            raise UsageError(f"option 'seq' ({self.seq}) must not exceed 'context' ({self.context})")
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return (integers("input_ids", (BATCH, self.seq), high=self.vocab),)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..errors import UsageError
 from .common import BATCH, InputSpec, Net, integers, scaled
 from .googlenet import conv_bn
 from .registry import Family, Variant, register
@@ -29,7 +30,7 @@ class InceptionV3(Family):
 
     def __post_init__(self) -> None:
         if self.image < _LEAST:
-            raise ValueError(f"option 'image' must be at least {_LEAST} (the stem is not padded), not {self.image}")
+            raise UsageError(f"option 'image' must be at least {_LEAST} (the stem is not padded), not {self.image}")
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)

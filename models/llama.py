@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..errors import UsageError
 from .common import BATCH, ONES, Init, InputSpec, Net, integers
 from .registry import Family, Variant, register
 
@@ -60,9 +61,9 @@ class Llama(Family):
 
     def __post_init__(self) -> None:
         if self.hidden % (2 * self.heads):
-            raise ValueError(f"option 'hidden' ({self.hidden}) must be a multiple of twice 'heads' ({self.heads})")
+            raise UsageError(f"option 'hidden' ({self.hidden}) must be a multiple of twice 'heads' ({self.heads})")
         if self.heads % self.groups:
-            raise ValueError(f"option 'heads' ({self.heads}) must be a multiple of 'groups' ({self.groups})")
+            raise UsageError(f"option 'heads' ({self.heads}) must be a multiple of 'groups' ({self.groups})")
 
     @property
     def size(self) -> int:

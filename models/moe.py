@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
+from ..errors import UsageError
 from .common import Init, Net
 from .llama import Llama
 from .registry import Variant, register
@@ -49,9 +50,9 @@ class Moe(Llama):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.experts < 2:
-            raise ValueError(f"option 'experts' must be at least 2, as two take each token, not {self.experts}")
+            raise UsageError(f"option 'experts' must be at least 2, as two take each token, not {self.experts}")
         if self.seq % self.tokens:
-            raise ValueError(f"option 'seq' ({self.seq}) must be a multiple of 'tokens' ({self.tokens})")
+            raise UsageError(f"option 'seq' ({self.seq}) must be a multiple of 'tokens' ({self.tokens})")
 
     def _feed_forward(self, net: Net, x: str, layer: str) -> str:
         """x + combined(experts(dispatched(norm(x)))), called `<layer>.out`."""

@@ -6,6 +6,7 @@ averages to 1, 2, 3 and 6 squares a side. The blocks have the names and layouts 
 
 from dataclasses import dataclass
 
+from ..errors import UsageError
 from ._segmentation import Segmentation
 from .common import BATCH, Net
 from .registry import Variant, register
@@ -35,10 +36,10 @@ class PspNet(Segmentation):
 
     def __post_init__(self) -> None:
         if len(self.blocks) != 4 or min(self.blocks) < 1:
-            raise ValueError(f"option 'blocks' must be four sizes of at least 1, not {self.blocks}")
+            raise UsageError(f"option 'blocks' must be four sizes of at least 1, not {self.blocks}")
         if min(self._sizes()) < max(_BINS):
             height, width = self.image
-            raise ValueError(f"option 'image' must be at least 41x41 (the pyramid has 6 bins), not {height}x{width}")
+            raise UsageError(f"option 'image' must be at least 41x41 (the pyramid has 6 bins), not {height}x{width}")
 
     def _sizes(self) -> tuple[int, ...]:
         """An eighth of the image's, rounded up: three strides of 2."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import onnx
 
+from ..errors import UsageError, expect
 from .common import BATCH, Dim, InputSpec, Net
 
 
@@ -94,7 +95,7 @@ def register(*variants: Variant) -> Callable[[FamilyType], FamilyType]:
     def decorate(family: FamilyType) -> FamilyType:
         for variant in variants:
             if variant.name in _REGISTRY:
-                raise ValueError(f"two networks are called {variant.name!r}")
+                raise UsageError(f"two networks are called {variant.name!r}")
             _REGISTRY[variant.name] = (family, variant)
         return family
 
@@ -110,7 +111,7 @@ def info(name: str, **options: Any) -> ZooEntry:
     """The entry of a network; with options, the entry of the network that `build` makes with them.
 
     Raises:
-        ValueError: the name or an option is unknown, or an option's value does not fit.
+        UsageError: the name or an option is unknown, or an option's value does not fit.
     """
     variant, family = _resolve(name, options)
     return ZooEntry(
@@ -141,11 +142,11 @@ def build(
         options: see `info(name).options`.
 
     Raises:
-        ValueError: the name or an option is unknown, or a value does not fit.
+        UsageError: the name or an option is unknown, or a value does not fit.
     """
     variant, family = _resolve(name, options)
-    if not 0 <= seed < 1 << 64:
-        raise ValueError(f"seed must be in [0, 2**64), not {seed}")
+    if not 0 <= expect("seed", seed, int, "a whole number") < 1 << 64:
+        raise UsageError(f"seed must be in [0, 2**64), not {seed}")
     net = Net(batch=_check_batch(batch), weights=weights, seed=seed)
     for spec in family.inputs():
         net.input(spec)
@@ -154,15 +155,15 @@ def build(
 
 
 def _resolve(name: str, options: Mapping[str, Any]) -> tuple[Variant, Family]:
-    if name not in _REGISTRY:
-        raise ValueError(f"unknown network {name!r}; {_nearest(name, names())}")
+    if expect("network", name, str, "the name of one") not in _REGISTRY:
+        raise UsageError(f"unknown network {name!r}; {_nearest(name, names())}")
     family_type, variant = _REGISTRY[name]
     family = family_type(**variant.options)
     defaults = _options(family)
     checked = {}
     for key, value in options.items():
         if key not in defaults:
-            raise ValueError(f"network {name!r} has no option {key!r}; {_nearest(key, list(defaults))}")
+            raise UsageError(f"network {name!r} has no option {key!r}; {_nearest(key, list(defaults))}")
         checked[key] = _check_option(name, key, value, defaults[key])
     return variant, replace(family, **checked)
 
@@ -186,13 +187,13 @@ def _check_option(name: str, key: str, value: Any, default: Any) -> Any:
     where = f"option {key!r} of network {name!r}"
     if type(value) is not type(default):
         wanted, given = type(default).__name__, type(value).__name__
-        raise ValueError(f"{where} must be of type {wanted} like its default {default!r}, not {given} {value!r}")
+        raise UsageError(f"{where} must be of type {wanted} like its default {default!r}, not {given} {value!r}")
     if type(value) is int and value < 1:
-        raise ValueError(f"{where} must be at least 1, not {value}")
+        raise UsageError(f"{where} must be at least 1, not {value}")
     if key == "image" and type(value) is tuple and [type(v) is int and v > 0 for v in value] != [True, True]:
-        raise ValueError(f"{where} must be a size or (height, width), each at least 1, not {value!r}")
+        raise UsageError(f"{where} must be a size or (height, width), each at least 1, not {value!r}")
     if type(value) is float and not 0.0 <= value < 1.0:
-        raise ValueError(f"{where} must be in [0, 1), not {value}")
+        raise UsageError(f"{where} must be in [0, 1), not {value}")
     return value
 
 
@@ -202,5 +203,5 @@ def _check_batch(batch: Dim | None) -> Dim:
     sized = type(batch) is int and batch >= 1
     named = isinstance(batch, str) and batch.isidentifier()
     if not (sized or named):
-        raise ValueError(f"batch must be a size of at least 1, a symbol such as 'N', or None, not {batch!r}")
+        raise UsageError(f"batch must be a size of at least 1, a symbol such as 'N', or None, not {batch!r}")
     return batch

@@ -6,6 +6,7 @@ Parameters have torchvision's names and layouts, so that its weights can be copi
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..errors import UsageError
 from .common import BATCH, ONES, Init, InputSpec, Net, glorot_uniform, integers
 from .registry import Family, Variant, register
 
@@ -45,7 +46,7 @@ class ResNet(Family):
 
     def __post_init__(self) -> None:
         if len(self.blocks) != 4 or min(self.blocks) < 1:
-            raise ValueError(f"option 'blocks' must be four sizes of at least 1, not {self.blocks}")
+            raise UsageError(f"option 'blocks' must be four sizes of at least 1, not {self.blocks}")
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ..errors import UsageError
 from ._segmentation import Segmentation
 from .common import BATCH, InputSpec, Net, integers
 from .registry import Variant, register
@@ -28,7 +29,7 @@ class UNet(Segmentation):
             self.need_multiple(1 << _DEPTH, "four pools halve them")
         elif any(_sizes(side) is None for side in self.image):
             height, width = self.image
-            raise ValueError(f"option 'image': {height}x{width} does not halve four times in unpadded convolutions")
+            raise UsageError(f"option 'image': {height}x{width} does not halve four times in unpadded convolutions")
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return (InputSpec("x", "float32", (BATCH, self.channels, *self.image)),)

@@ -6,6 +6,7 @@ Parameters have torchvision's names and layouts, so that its weights can be copi
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..errors import UsageError
 from .common import BATCH, InputSpec, Net, glorot_uniform, he_uniform, integers
 from .registry import Family, Variant, register
 
@@ -46,9 +47,9 @@ class Vgg(Family):
 
     def __post_init__(self) -> None:
         if len(self.blocks) != len(_CHANNELS) or min(self.blocks) < 1:
-            raise ValueError(f"option 'blocks' must be five sizes of at least 1, not {self.blocks}")
+            raise UsageError(f"option 'blocks' must be five sizes of at least 1, not {self.blocks}")
         if self.image % 32:
-            raise ValueError(f"option 'image' must be a multiple of 32 (five pools halve it), not {self.image}")
+            raise UsageError(f"option 'image' must be a multiple of 32 (five pools halve it), not {self.image}")
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)

@@ -7,6 +7,7 @@ Parameters have the names of timm's port; a weight used by MatMul is stored [in,
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..errors import UsageError
 from ._pre_norm import STD, Parts, PreNorm
 from .common import BATCH, ZEROS, Init, InputSpec, Net, integers
 from .registry import Variant, register
@@ -43,7 +44,7 @@ class ViT(PreNorm):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.image % self.patch:
-            raise ValueError(f"option 'image' ({self.image}) must be a multiple of 'patch' ({self.patch})")
+            raise UsageError(f"option 'image' ({self.image}) must be a multiple of 'patch' ({self.patch})")
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)

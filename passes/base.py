@@ -9,12 +9,13 @@ import gc
 import re
 import tempfile
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..errors import UsageError, VerifyError, nearest
+from ..boundary import as_block, as_path
+from ..errors import UsageError, VerifyError, expect, nearest
 from ..language.ir import Block
 from ..language.program import Program
 from ..language.text import show
@@ -121,7 +122,7 @@ _DUMP: contextvars.ContextVar[_Dump | None] = contextvars.ContextVar("dump", def
 @contextlib.contextmanager
 def dumping(folder: Path | str | None) -> Iterator[None]:
     """Inside, the program's text is written to a folder after each pass, numbered in order (None: not written)."""
-    dump = None if folder is None else _Dump(Path(folder))
+    dump = None if folder is None else _Dump(as_path(folder, "dump"))
     with together() if dump is not None else contextlib.nullcontext():
         if dump is not None:
             make_folder(dump.folder)
@@ -153,6 +154,9 @@ def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None 
     `dump`: a folder for the text before the first and after each pass.  If a pass breaks the program, the VerifyError
     names the pass and a file that reproduces the error.
     """
+    block = as_block(block)
+    wanted = "a list of passes, such as rc.pipeline gives"
+    passes = [expect("passes", p, Pass, wanted) for p in expect("passes", passes, Iterable, wanted)]
     with dumping(dump) if dump is not None else contextlib.nullcontext():
         if dump is not None:
             dump_block("input", block)
@@ -220,7 +224,7 @@ def pipeline(text: str) -> list[Pass]:
     UsageError for an unknown pass or option, with the nearest names.
     """
     found = []
-    for part in _split(text):
+    for part in _split(expect("a pipeline", text, str, "a text such as 'dead-code,liveness'")):
         match = re.match(r"^([\w-]+)(?:\{(.*)\})?$", part, re.DOTALL)
         if not match:
             raise UsageError(f"cannot read '{part}' in the pipeline (expected name or name{{option=value}})")

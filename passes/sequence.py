@@ -12,6 +12,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+from ..boundary import as_block, as_texts
+from ..errors import expect
 from ..language.ir import Block, Operator
 from ..language.kernels import accepting, provider
 from ..language.types import TensorType
@@ -53,6 +55,9 @@ def step_passes(
     pass "recompute"; `scheduled`: the plan is for the order made by `schedule`.  `moved`: without a plan, checkpoints
     that are offloaded.  The passes that make the step come before (`recompute.training.pipeline`).
     """
+    if plan is not None:
+        expect("plan", plan, RecomputePlan, "a RecomputePlan")
+    moved = as_texts(moved, "moved")
     return [
         *cleanup_passes(target, planned=plan is not None and not plan.only_approximates),
         *(plan_passes(target, plan, scheduled=scheduled) if plan is not None else ()),
@@ -63,7 +68,7 @@ def step_passes(
 
 def cleanup_passes(target: Target, *, planned: bool = False) -> list[Pass]:
     """The first passes of any step.  `planned`: a plan will define which normalised values are recomputed."""
-    rebuild = target.rebuild and not planned
+    rebuild = expect("target", target, Target, "an rc.Target").rebuild and not planned
     weights = [TemporaryWeights()] if target.rebuild else []
     found = [Unplan(), DeadCode(), *weights, *([Rebuild()] if rebuild else ()), CommitUpdates()]
     return with_inserted(found, target.insertions)
@@ -140,7 +145,7 @@ def cleaned(block: Block, target: Target, *, planned: bool = False) -> Block:
     Without outputs, dead code is undefined: the block is returned unchanged.
     """
     passes = cleanup_passes(target, planned=planned)
-    return run_passes(block, passes if block.outputs else passes[:1])
+    return run_passes(block, passes if as_block(block).outputs else passes[:1])
 
 
 def lowered(block: Block, target: Target) -> Block:

@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from ..errors import UsageError, nearest
-from ..language.ir import Operator
-from ..places import CPUPlace, CUDAPlace, Place
+from ..boundary import as_texts
+from ..devices import CostModel, as_cost
+from ..errors import UsageError, expect, nearest
+from ..places import CPUPlace, CUDAPlace, Place, as_place
+from .gradient.precision import check_precision
 from .inserting import Insertion, insertion
 from .offloading.transfers import LINK, Link
 
-
-class CostModel(Protocol):
-    """A cost model: returns the same cost for the same operator during the whole process."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-
-    def seconds(self, operator: Operator) -> float:
-        """Time of one operator."""
+#: what `inserted` takes
+_TEXTS = "texts such as 'after:autodiff=my-pass'"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Target:
     """The target of a compilation.
 
-    `place`: where the step will run; compiling needs no device.  `providers`: kernel providers in order of preference
-    (None: all for the place; `("numpy",)`: the operators' own numerics).  `cost`: the cost model (None: the data sheet
-    of the place's device, or this CPU's roofline).  `precision`: "fp32", "tf32", "bf16" or "fp16" (None: that of the
-    optimizer).  `schedule`: whether independent operators may be reordered to lower the peak.  `rebuild`: whether
-    normalised values that gradients read may be recomputed from values that are kept anyway
-    (passes/recomputation/rebuild.py).  `fuse_attention`, `fuse_head`: whether optimizers make attention, and a large
-    product with a vocabulary and its cross entropy, one operator each (passes/attention/find_attention.py,
-    passes/loss/find_head.py); of no effect on what is a training step already.  `link`: the rate of copies to host
-    memory, which `resolved` takes from `cost`.  `inserted`: passes of the user's own, such as "after:autodiff=my-pass"
-    (passes/inserting.py).
+    `place`: where the step will run (a place, or its name such as "cuda:0"); compiling needs no device.  `providers`:
+    kernel providers in order of preference (None: all for the place; `("numpy",)`: the operators' own numerics).
+    `cost`: the cost model, or the name of a device such as "h200" (None: the data sheet of the place's device, or this
+    CPU's roofline).  `precision`: "fp32", "tf32", "bf16" or "fp16" (None: that of the optimizer).  `schedule`: whether
+    independent operators may be reordered to lower the peak.  `rebuild`: whether normalised values that gradients read
+    may be recomputed from values that are kept anyway (passes/recomputation/rebuild.py).  `fuse_attention`,
+    `fuse_head`: whether optimizers make attention, and a large product with a vocabulary and its cross entropy, one
+    operator each (passes/attention/find_attention.py, passes/loss/find_head.py); of no effect on what is a training
+    step already.  `link`: the rate of copies to host memory, which `resolved` takes from `cost`.  `inserted`: passes of
+    the user's own, such as "after:autodiff=my-pass" (passes/inserting.py).
     """
 
     place: Place = CPUPlace()  # noqa: RUF009 - frozen
@@ -52,13 +46,35 @@ class Target:
     link: Link = LINK
     inserted: Sequence[str | Insertion] = ()
 
-    def __post_init__(self) -> None:
-        given = (self.inserted,) if isinstance(self.inserted, (str, Insertion)) else self.inserted
-        object.__setattr__(self, "inserted", tuple(map(insertion, given)))
-        if isinstance(self.providers, str):
-            object.__setattr__(self, "providers", tuple(self.providers.split(",")))
-        elif self.providers is not None:
-            object.__setattr__(self, "providers", tuple(self.providers))
+    def __init__(
+        self,
+        place: Place | str | None = None,
+        providers: Sequence[str] | str | None = None,
+        cost: CostModel | str | None = None,
+        precision: str | None = None,
+        schedule: bool = True,
+        rebuild: bool = True,
+        fuse_attention: bool = True,
+        fuse_head: bool = True,
+        link: Link = LINK,
+        inserted: Sequence[str | Insertion] | str | Insertion = (),
+    ) -> None:
+        more = (inserted,) if isinstance(inserted, (str, Insertion)) else expect("inserted", inserted, Iterable, _TEXTS)
+        names = providers.split(",") if isinstance(providers, str) else providers
+        fields = {
+            "place": as_place(place),
+            "providers": None if names is None else tuple(as_texts(names, "providers")),
+            "cost": None if cost is None else as_cost(cost),
+            "precision": None if precision is None else check_precision(precision),
+            "schedule": expect("schedule", schedule, bool, "True or False"),
+            "rebuild": expect("rebuild", rebuild, bool, "True or False"),
+            "fuse_attention": expect("fuse_attention", fuse_attention, bool, "True or False"),
+            "fuse_head": expect("fuse_head", fuse_head, bool, "True or False"),
+            "link": link,
+            "inserted": tuple(insertion(expect("inserted", x, (str, Insertion), _TEXTS)) for x in more),
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
 
     @property
     def on_device(self) -> bool:
@@ -92,6 +108,8 @@ def target_from(target: Target | None, options: dict[str, Any]) -> Target:
     """The target, or one made from its fields, which are removed from `options`.  UsageError if both are given."""
     given = {name: options.pop(name) for name in target_fields() if name in options}
     given = {name: value for name, value in given.items() if value is not None}
+    if target is not None:
+        expect("target", target, Target, "an rc.Target")
     if target is not None and given:
         name = next(iter(given))
         raise UsageError(f"target and {name} both define the target: give target=rc.Target({name}=..., ...)")

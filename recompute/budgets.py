@@ -33,7 +33,7 @@ class Budget:
         return self.text
 
 
-def parse_budget(amount: str | int | Budget) -> Budget:
+def as_budget(amount: str | int | Budget) -> Budget:
     """A budget: `16GiB`, `16GB`, `500MB`, `1.5G` (= 1.5GiB), a number of bytes, or `60%` of the plain step's peak.
 
     UsageError for anything else.
@@ -63,9 +63,9 @@ def parse_budget(amount: str | int | Budget) -> Budget:
     return Budget(text, bytes=int(found))
 
 
-def parse_bytes(text: str | int) -> int:
-    """Bytes from an amount as in `parse_budget`; UsageError for a share."""
-    budget = parse_budget(text)
+def as_bytes(text: str | int) -> int:
+    """Bytes from an amount as in `as_budget`; UsageError for a share."""
+    budget = as_budget(text)
     if budget.bytes is None:
         raise UsageError(f"'{text}' is a share of the plain step's peak, but an amount is needed here ({_EXPECTED})")
     return budget.bytes

@@ -9,7 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 #: the middle of longer names, and of longer messages, is left out
 _LONGEST_NAME, _LONGEST_MESSAGE = 240, 8000
@@ -103,9 +105,16 @@ class MissingExtraError(JobError, ImportError):
     """An optional library is missing; the message names the extra that installs it."""
 
 
-def nearest(name: str, known: Iterable[str], n: int = 3, *, close: bool = False) -> str:
+def expect(what: str, value: T, kinds: type | tuple[type, ...], wanted: str) -> T:
+    """The argument `what`, if it is of one of the kinds; else UsageError: "`what` must be `wanted`, not ..."."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is int):
+        raise UsageError(f"{what} must be {wanted}, not {printable(repr(value), _LONGEST_NAME)}")
+    return value
+
+
+def nearest(name: object, known: Iterable[str], n: int = 3, *, close: bool = False) -> str:
     """` (did you mean a, b?)` with the most similar names, or "" if there are none; `close`: misspellings only."""
-    known = list(known)
+    name, known = str(name), list(known)
     found = difflib.get_close_matches(name, known, n=n, cutoff=0.85 if close else 0.5)
     if not found and not close:
         found = [k for k in known if name and name.lower() in k.lower()][:n]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import UsageError, nearest
+from .errors import UsageError, expect, nearest
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,9 @@ class CUDAPlace:
     """CUDA device number `device`, through CuPy (extra `cuda12` or `cuda13`)."""
 
     device: int = 0
+
+    def __post_init__(self) -> None:
+        expect("CUDAPlace: device", self.device, int, "the number of a device")
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,14 @@ class EmulatedCUDAPlace(CUDAPlace):
 Place = CPUPlace | CUDAPlace
 
 
-def named_place(text: str) -> Place:
-    """The place called `cpu`, `cuda`, `cuda:1` or `emulated`.  UsageError for other names."""
+def as_place(place: Place | str | None) -> Place:
+    """A place, or the one called `cpu`, `cuda`, `cuda:1` or `emulated`; None: the CPU.  UsageError for all else."""
+    if place is None:
+        return CPUPlace()
+    if not isinstance(place, str):
+        wanted = "rc.CPUPlace(), rc.CUDAPlace(0) or a name such as 'cuda:0'"
+        return expect("place", place, (CPUPlace, CUDAPlace), wanted)
+    text = place
     kind, _, number = text.partition(":")
     if kind == "cuda" and (number.isdecimal() or number == text[5:] == ""):
         return CUDAPlace(int(number or 0))
@@ -41,5 +50,5 @@ def named_place(text: str) -> Place:
         gpu = text.lower().startswith(("gpu", "cuda", "nvidia", "device"))
         number = "".join(c for c in text if c.isdecimal())
         hint = f" (did you mean cuda{':' * bool(number)}{number}?)" if gpu else nearest(text, ("cpu", "emulated"))
-        raise UsageError(f"--place knows cpu, cuda, cuda:N and emulated, not '{text}'{hint}")
+        raise UsageError(f"place must be cpu, cuda, cuda:N or emulated, not '{text}'{hint}")
     return CPUPlace() if text == "cpu" else EmulatedCUDAPlace()

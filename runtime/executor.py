@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ..communication.mesh import Mesh
+from ..boundary import as_function, as_names, as_program
+from ..communication.mesh import Mesh, as_mesh
 from ..errors import JobError, NotFiniteError, UsageError, nearest
 from ..language.ir import Block, Value
 from ..language.program import Arrays, Compiled, Program, Variable
 from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
-from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place
+from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place, as_place
 from ..support.threads import exclusively
 from .communication.agreement import must_be_same
 from .communication.engine import Alone, Engine
@@ -48,7 +49,7 @@ _IN_USE = (
 
 
 class Executor:
-    """Runs programs on a place.  `place=None` is the CPU.
+    """Runs programs on a place (or the one of this name, such as "cuda:0").  `place=None` is the CPU.
 
     The first run of a program (with a given fetch list) plans its memory and binds its buffers; further runs only
     compute.  `schedule`: independent operators may be reordered to lower the peak; `rebuild`: normalised values that
@@ -64,7 +65,7 @@ class Executor:
 
     def __init__(
         self,
-        place: Place | None = None,
+        place: Place | str | None = None,
         *,
         schedule: bool = True,
         rebuild: bool = True,
@@ -72,7 +73,7 @@ class Executor:
         mesh: Mesh | str | None = None,
         engine: Engine | None = None,
     ) -> None:
-        self.place = place or CPUPlace()
+        self.place = as_place(place)
         self.engine = _engine(self.place, mesh, engine)
         self.target = resolved(Target(self.place, providers, schedule=schedule, rebuild=rebuild))
         self._open = _opener(self.place, self.engine)
@@ -160,14 +161,15 @@ class Executor:
     def session(
         self,
         program: Program,
-        fetch: Sequence[str] = (),
+        fetch_list: Sequence[str | Variable] = (),
         progress: Callable[[int, int], None] = lambda done, count: None,
     ) -> Any:
         """The session of a program for a fetch list; created at the first call, and again if either changes.
 
         `progress`: see `Session`.
         """
-        wanted = tuple(sorted(set(fetch)))
+        wanted = tuple(sorted(set(_names(program, fetch_list))))
+        as_function(progress, "progress", "how many operators are bound, and of how many")
         bound = self._sessions.get(program)
         if bound is None or not bound.serves(program, wanted):
             if bound is not None:
@@ -208,8 +210,9 @@ class Executor:
 
     def bound(self, program: Program, fetch_list: Sequence[str | Variable] = ()) -> Any:
         """The session of a program for a fetch list, if it is there already; else None."""
+        wanted = tuple(sorted(set(_names(program, fetch_list))))
         found = self._sessions.get(program)
-        fits = found is not None and found.serves(program, tuple(sorted(set(_names(program, fetch_list)))))
+        fits = found is not None and found.serves(program, wanted)
         return found.session if found is not None and fits else None
 
     def share_arena(self, nbytes: int) -> None:
@@ -314,16 +317,10 @@ def _short(e: BaseException) -> str:
 
 def _names(program: Program, fetch_list: Any) -> list[str]:
     """Names of the values to fetch, aliases resolved."""
-    if not isinstance(program, Program):
-        raise UsageError(f"a Program is needed, not {type(program).__name__}")
-    wanted = [fetch_list] if isinstance(fetch_list, (str, Variable)) else fetch_list or ()
-    names = []
-    for f in wanted:
-        if not isinstance(f, (str, Variable)):
-            raise UsageError(f"fetch_list takes names and Variables, not {f!r}")
-        name = f.name if isinstance(f, Variable) else f
-        names.append(program[name].name if name in program.aliases else name)
-    return names
+    as_program(program)
+    given = () if fetch_list is None else as_names(fetch_list, "fetch_list")
+    names = (f.name if isinstance(f, Variable) else f for f in given)
+    return [program[name].name if name in program.aliases else name for name in names]
 
 
 def _list(values: Mapping[str, Value]) -> str:
@@ -336,8 +333,8 @@ def _engine(place: Place, mesh: Mesh | str | None, engine: Engine | None, shared
         return None
     if engine is not None:
         return engine
-    found = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
-    assert found is not None
+    assert mesh is not None
+    found = as_mesh(mesh)
     if found.ranks == 1 and not given_rank():
         return Alone(found)
     if isinstance(place, CUDAPlace) and not isinstance(place, EmulatedCUDAPlace):

@@ -20,7 +20,7 @@ import numpy as np
 
 import recompute as rc
 from recompute.communication.mesh import Mesh
-from recompute.places import named_place
+from recompute.places import as_place
 from recompute.training.parallel import DataParallel
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -73,7 +73,7 @@ def main(place: str, folder: str, *pairs: str) -> None:
     ranks, rank = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
     program, loss = made(ranks, rank, options)
     mesh = mesh_of(ranks, options)
-    executor = rc.Executor(named_place(place), mesh=mesh)
+    executor = rc.Executor(as_place(place), mesh=mesh)
     session = executor.session(program, [loss])
     if options.get("graphs") == "0":
         session.device.graphs = False

@@ -6,10 +6,10 @@ A kind is one file of this folder with a subclass of `Approximation`, which regi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from ...errors import UsageError, nearest
+from ...errors import UsageError, expect, nearest
 from ...language.ir import Value
 from ...language.types import TensorType
 from ...support.plug_ins import import_all
@@ -69,9 +69,10 @@ def parse_permissions(text: str | Sequence[str | Approximation]) -> tuple[Approx
     UsageError for unknown kinds, bad settings, and a kind given twice.
     """
     load_kinds()
-    given = [text] if isinstance(text, str) else list(text)
-    if not all(isinstance(t, (str, Approximation)) for t in given):
-        raise UsageError(f"approximations must be texts such as 'sketch:0.2' or 'bits:4', not {text!r}")
+    wanted = "a text such as 'sketch:0.2,bits:4', or a list of such"
+    given = [text] if isinstance(text, str) else list(expect("approximations", text, Iterable, wanted))
+    for t in given:
+        expect("approximations", t, (str, Approximation), wanted)
     found: dict[str, Approximation] = {}
     for part in (p.strip() for t in given for p in str(t).split(",")):
         made = parse_approximation(part)

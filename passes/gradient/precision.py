@@ -22,8 +22,8 @@ PRECISIONS: Mapping[str, str | None] = {"fp32": None, "tf32": None, "bf16": "bf1
 
 def check_precision(name: str) -> str:
     """The name itself.  UsageError for others."""
-    if name not in PRECISIONS:
-        raise UsageError(f"unknown precision '{name}'{nearest(str(name), PRECISIONS)}; known: {', '.join(PRECISIONS)}")
+    if not isinstance(name, str) or name not in PRECISIONS:
+        raise UsageError(f"unknown precision '{name}'{nearest(name, PRECISIONS)}; known: {', '.join(PRECISIONS)}")
     return name
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...errors import UsageError
+from ...boundary import as_block
+from ...errors import UsageError, expect
 from ...language.ir import Block, Free, Value
 from ..base import Pass
 from .packing import Lifetime, height, pack
@@ -116,7 +117,8 @@ def live_profile(block: Block, align: int = 1, *, host: bool = False) -> Iterato
     Each allocation counts once, whichever of its values are alive, scratch while its operator runs, inputs from the
     start.  Sizes are rounded up to multiples of `align` bytes.  `host`: of host memory instead of the device's.
     """
-    return _profile(block, _storages_of(block), align, host)
+    expect("align", align, int, "a number of bytes")
+    return _profile(block, _storages_of(as_block(block)), align, host)
 
 
 def _profile(block: Block, found: Sequence[Storage], align: int, host: bool) -> Iterator[tuple[int, int]]:
@@ -136,7 +138,7 @@ def _profile(block: Block, found: Sequence[Storage], align: int, host: bool) -> 
 
 def memory_report(block: Block) -> MemoryReport:
     """The figures of a planned block."""
-    found = block.facts.get("memory report")
+    found = as_block(block).facts.get("memory report")
     if found is None:
         found = block.facts["memory report"] = _report(block, _storages_of(block))
     return found

@@ -14,6 +14,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from ...boundary import as_block
 from ...errors import UsageError, nearest
 from ...language.builder import Names
 from ...language.ir import Block, Free, Operator, Role, Value
@@ -74,7 +75,9 @@ def roofline(op: Operator) -> float:
 
 def offloaded(block: Block) -> tuple[str, ...]:
     """Names of the values that a block offloads, in order."""
-    return tuple(dict.fromkeys(next(op.reads()).name for op in block.operators if isinstance(op.op, ops.Offload)))
+    return tuple(
+        dict.fromkeys(next(op.reads()).name for op in as_block(block).operators if isinstance(op.op, ops.Offload))
+    )
 
 
 def without_copies(block: Block) -> Block:

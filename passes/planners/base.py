@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...errors import UsageError, nearest
+from ...errors import UsageError, expect, nearest
 from ...support.plug_ins import import_all as import_folder
 from ..recomputation.recompute import RecomputePlan
 from .core.problem import RematerialisationProblem
@@ -87,7 +87,7 @@ class Planned:
 def planner(strategy: str, **options: Any) -> Planner:
     """The planner of a name.  UsageError for unknown names and options, with the nearest."""
     import_all()
-    cls = PLANNERS.get(strategy)
+    cls = PLANNERS.get(expect("strategy", strategy, str, "a name such as 'auto'"))
     if cls is None:
         raise UsageError(
             f"there is no strategy '{strategy}'{nearest(strategy, PLANNERS)}; known: {', '.join(sorted(PLANNERS))}"

@@ -13,7 +13,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...errors import UsageError, nearest
+from ...boundary import as_block, as_texts
+from ...errors import UsageError, expect, nearest
 from ...language.ir import Block, Operator, Role, Value
 from ...language.program import Program
 from ..base import Pass
@@ -166,7 +167,9 @@ def plan_from_checkpoints(block: Block, checkpoints: Sequence[str], loss: str | 
 
     `loss` serves the note about checkpoints that the loss does not depend on.  UsageError for unknown names.
     """
-    values = block.values()
+    values = as_block(block).values()
+    checkpoints = as_texts(checkpoints, "checkpoints")
+    expect("loss", loss, (str, type(None)), "the name of a value")
     for name in checkpoints:
         if name not in values:
             raise UsageError(f"there is no value '{name}' to checkpoint{nearest(name, values)}")

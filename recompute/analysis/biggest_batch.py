@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..budgets import parse_bytes
+from ..budgets import as_bytes
 from ..communication.links import Network
 from ..compiling.sources import Model
 from ..compiling.steps import Loss, Steps
@@ -137,7 +137,7 @@ def max_batch(
         target=target_given(target, fields, "max_batch"),
     )  # fmt: skip
     watch = Watch(effort=effort or 1.0, seconds=seconds)
-    return max_batch_of(steps, parse_bytes(budget), watch=watch, slicing=slicing, network=network)
+    return max_batch_of(steps, as_bytes(budget), watch=watch, slicing=slicing, network=network)
 
 
 def max_batch_of(

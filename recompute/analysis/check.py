@@ -14,7 +14,7 @@ from ..errors import one_line
 from ..language.ir import Role
 from ..language.program import Program
 from ..passes import RecomputePlan
-from ..places import named_place
+from ..places import as_place
 from ..support.files import apart
 from .gradient_error import gradient_errors
 
@@ -25,7 +25,7 @@ FORWARD_TOLERANCE = 1e-3
 def check_step(job: Any, program: Program, plain: CompiledStep, step: CompiledStep, loss: str) -> dict[str, Any]:
     """Runs both comparisons, prints the largest differences, and returns them."""
     result: dict[str, Any] = {"passed": True}
-    feed, place = next(job.batches(program)), named_place(job.args.place)
+    feed, place = next(job.batches(program)), as_place(job.args.place)
     forward = forward_difference(job, program, feed)
     result["forward"] = forward
     if forward.get("largest_relative_difference", 0.0) > FORWARD_TOLERANCE:

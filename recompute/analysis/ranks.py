@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..communication.links import ACROSS, INSIDE, Network
-from ..communication.mesh import Mesh
+from ..communication.links import ACROSS, INSIDE, Network, as_network
+from ..communication.mesh import Mesh, as_mesh
 from ..communication.verify_ranks import verify_ranks
 from ..compiling.compiler import CompiledStep
 from ..compiling.steps import Kept, Steps
@@ -124,9 +124,7 @@ class RanksEstimate:
 
 def mesh_of(mesh: Mesh | str) -> Mesh:
     """A mesh of which one step is compiled.  UsageError for axes along which nothing is divided."""
-    found = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
-    if not isinstance(found, Mesh):
-        raise UsageError(f"mesh must be a recompute.Mesh, or a text such as 'dp=8', not {mesh!r}")
+    found = as_mesh(mesh)
     if dict(found.axes).get("pp", 1) > 1:
         raise UsageError(f"mesh {found}: stages of a pipeline ('pp') are estimated by rc.estimate_stages: leave pp out")
     if not found.axes:
@@ -136,11 +134,10 @@ def mesh_of(mesh: Mesh | str) -> Mesh:
 
 def network_of(network: Network | str | None, mesh: Mesh) -> Network | None:
     """The network between the ranks of a mesh.  UsageError where it lacks a link."""
-    found = Network.parse(network) if isinstance(network, str) else network
-    if found is not None and not isinstance(found, Network):
-        raise UsageError(f"network must be a text such as 'node=8,nvlink=450GB/s,net=50GB/s', not {network!r}")
-    if found is not None:
-        found.check(mesh)
+    if network is None:
+        return None
+    found = as_network(network)
+    found.check(mesh)
     return found
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..boundary import as_function
 from ..communication.links import Network
 from ..communication.mesh import Mesh
 from ..communication.verify_ranks import verify_ranks
@@ -114,7 +115,7 @@ def estimate_stages(
     checkpoints: Sequence[str] | None = None,
     network: Network | str | None = None,
     target: Target | None = None,
-    done: Callable[[int], object] = lambda count: None,
+    progress: Callable[[str], Any] | None = None,
     **model_options: Any,
 ) -> StagesEstimate:
     """The estimate of a step of a pipeline: `rc.DataParallel(rc.Adam(), rc.Mesh.of(dp=2, pp=4), batch=64,
@@ -123,7 +124,7 @@ def estimate_stages(
     A rank of each stage is compiled, to the byte (in a network with few layers of the other stages, where these are
     identical: what a rank takes does not depend on them), and the step of all ranks is simulated with the target's
     cost model and the network's links (None: communication takes no time).  The verifier of all ranks runs over them.
-    `done` is called with the number of stages that are compiled; other arguments are those of `rc.estimate` (`loss`,
+    `progress` is called with what is being done, a text; other arguments are those of `rc.estimate` (`loss`,
     `options`, `input_shapes`, `trainable`).  UsageError without a batch or stages, and for what cannot be divided.
     """
     parallel = spec_of(optimizer).parallel
@@ -137,7 +138,12 @@ def estimate_stages(
     mesh: Mesh = parallel.mesh
     between = network_of(network, mesh)
     steps = Steps(model, optimizer=optimizer, checkpoints=checkpoints, target=target, **model_options)
-    compiled = compiled_stages(steps, parallel, range(mesh.size(PIPELINE)), checkpoints, done)
+    count, say = mesh.size(PIPELINE), as_function(progress or (lambda text: None), "progress", "a text")
+
+    def done(compiled: int) -> None:
+        say(f"compiled {compiled} of {count} stages")
+
+    compiled = compiled_stages(steps, parallel, range(count), checkpoints, done)
     flops = facts_of(steps.program(parallel.batch)[0].block).step_flops(1)
     return simulated(parallel, compiled, steps.target, between, flops)
 

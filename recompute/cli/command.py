@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import JobError, UsageError
-from ..places import named_place
+from ..places import as_place
 from ..support.files import replacing, together
 from . import ending as cli_ending
 from .frozen import report_frozen
@@ -52,7 +52,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise UsageError(f"{where}: an .onnx file or a zoo name (--list-models prints them; -h helps)")
     if args.run is not None and args.run < 1:
         raise UsageError(f"--run needs at least 1 step, not {args.run}")
-    there = named_place(args.place)
+    there = as_place(args.place)
     if args.run is not None and args.place != "cpu":
         from ..runtime import Executor
 
@@ -308,7 +308,7 @@ class _Job(ModelJob):
 
         batches = self.batches(step.program)
         quiet = self.args.quiet
-        executor = Executor(named_place(self.args.place))
+        executor = Executor(as_place(self.args.place))
         with progress_binding(quiet=quiet) as binding:
             session = executor.session(step.program, [loss], binding)
         with progress_bar(self.args.run, quiet=quiet) as progress:

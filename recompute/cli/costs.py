@@ -53,9 +53,9 @@ def _prices(args: argparse.Namespace) -> bool:
 def chosen(args: argparse.Namespace) -> Iterator[None]:
     """Sets `args.cost`, the cost model.  Measured times are saved even if the job fails or is interrupted."""
     from ..cost import costs_of
-    from ..places import named_place
+    from ..places import as_place
 
-    args.cost = args.cost or costs_of(named_place(args.place))
+    args.cost = args.cost or costs_of(as_place(args.place))
     if not _prices(args):
         yield
         return

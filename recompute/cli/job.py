@@ -47,7 +47,9 @@ def request_of(args: argparse.Namespace) -> Request | None:
     budget = None if args.plan is not None else args.budget
     limits: dict[str, Any] = {"effort": args.effort, "seconds": args.seconds} if budget is not None else {}
     limits["slicing"] = not args.no_slicing
-    return request(budget, args.strategy, None, args.plan, offload=args.offload, allowed=args.allow or (), **limits)
+    return request(
+        budget, args.strategy, None, args.plan, offload=args.offload, approximations=args.allow or (), **limits
+    )
 
 
 def steps_of(job: Job) -> Steps:

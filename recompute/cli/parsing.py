@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-from ..budgets import Budget, parse_budget
+from ..budgets import Budget, as_budget
 from ..errors import UsageError, nearest
 from .ending import say
 
@@ -141,7 +141,7 @@ def _setting(text: str, value: str) -> Any:
 def given_budget(text: str, *, small: bool = False) -> Budget:
     """--memory-budget.  UsageError for a small number without a unit, hardly meant in bytes, unless `small`."""
     try:
-        budget = parse_budget(text)
+        budget = as_budget(text)
     except UsageError as e:
         raise UsageError(f"--memory-budget: {e}") from None
     text, amount = text.strip(), budget.bytes

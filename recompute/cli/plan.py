@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..budgets import parse_budget
+from ..budgets import as_budget
 from ..errors import BudgetError, UsageError, one_line
 from ..passes.approximation.base import parse_permissions
 from ..planning.figures import interruption
@@ -146,8 +146,11 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
         "strategy": wanted.strategy,
         "plan": wanted.plan,
         "offload": wanted.offload,
+        "effort": args.effort,
+        "seconds": args.seconds,
+        "slicing": wanted.slicing,
+        "approximations": wanted.approximations,
     }
-    options |= {"effort": args.effort, "seconds": args.seconds, "slicing": wanted.slicing, "allowed": wanted.allowed}
     try:
         step = job.compile(program, loss, plain=plain, **options)
     except BudgetError as e:
@@ -258,7 +261,7 @@ def _compared(job: Job, program: Any, loss: str, fitting: Any, checkpoints: list
     from ..analysis.compare import compare, compare_text
 
     plain = fitting.plain.peak
-    budget = (job.args.budget or parse_budget(_COMPARED_AT)).within(plain)
+    budget = (job.args.budget or as_budget(_COMPARED_AT)).within(plain)
     # the default budget may be below the least possible peak (large parameters): take the middle then
     if job.args.budget is None and (least := fitting.least) > budget:
         budget = (least + plain) // 2
@@ -300,7 +303,7 @@ def plan_problem(job: Job) -> None:
     args = job.args
     problem = read_problem(args.model)
     plain = simulate(problem, range(len(problem)))
-    budget = (args.budget or parse_budget(_COMPARED_AT)).within(plain.peak)
+    budget = (args.budget or as_budget(_COMPARED_AT)).within(plain.peak)
     import_all()
     quick = {name: dict(cls.quick) for name, cls in PLANNERS.items() if cls.quick is not None}
     wanted = quick if args.compare else {args.strategy or "auto": {}}

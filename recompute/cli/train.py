@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import RecomputeError, UsageError
-from ..places import CPUPlace, named_place
+from ..places import CPUPlace, as_place
 from ..runtime.communication.started import given_rank
 from ..support.files import replacing
 from ..trainer.ranks import Ranks, ends_like_first, meet, ranks_of
@@ -39,7 +39,7 @@ def _run(argv: Sequence[str] | None, args: argparse.Namespace) -> int:
     try:
         parser().parse_args(argv, args)
         meet(args.mesh)
-        ranks = ranks_of(args.mesh, None if args.mesh is None else named_place(args.place))
+        ranks = ranks_of(args.mesh, None if args.mesh is None else as_place(args.place))
     except RecomputeError as e:
         if ends_like_first(str(e)):
             return e.exit_code
@@ -76,7 +76,7 @@ class _TrainJob(ModelJob):
         assert isinstance(data, Dataset)
         evaluation = None if args.eval is None else dataset(args.eval)
         _check_classes(data, evaluation)
-        place = named_place(args.place)
+        place = as_place(args.place)
         program = self.load()
         if args.batch is not None and program.block.batch != args.batch:
             raise UsageError(
@@ -134,7 +134,7 @@ class _TrainJob(ModelJob):
             return found.set_checkpoints(patterns)
         if args.budget is None:
             return found
-        place = named_place(args.place)
+        place = as_place(args.place)
         target = None if isinstance(place, CPUPlace) else Target(place)
         # slices would add gradients up in another order: the bits of a run must not depend on its budget
         return found.set_budget(args.budget, target=target, slicing=False)

@@ -27,13 +27,12 @@ def finite(x: Any) -> Any:
 def target_of(args: argparse.Namespace) -> Target:
     """The target that the options describe."""
     from ..passes.target import Target
-    from ..places import named_place
     from ..support.plug_ins import import_file
 
     for path in getattr(args, "load_passes", ()):
         import_file(path)
     return Target(
-        named_place(args.place),
+        args.place,
         args.providers,
         args.cost,
         args.precision,
@@ -47,7 +46,7 @@ def target_of(args: argparse.Namespace) -> Target:
 
 def loading_of(args: argparse.Namespace) -> Loading:
     """How the options say that the model is loaded, batch and shapes aside."""
-    from ..budgets import parse_bytes
+    from ..budgets import as_bytes
     from ..compiling.sources import Loading
 
     return Loading(
@@ -56,7 +55,7 @@ def loading_of(args: argparse.Namespace) -> Loading:
         unroll=split(args.unroll) if isinstance(args.unroll, str) else bool(args.unroll),
         seed=args.seed,
         max_seconds=args.max_seconds,
-        max_bytes=None if args.max_bytes is None else parse_bytes(args.max_bytes),
+        max_bytes=None if args.max_bytes is None else as_bytes(args.max_bytes),
         dims=sizes(args.dim),
         set=dict(bound(s) for s in args.set),
     )

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from ..errors import UsageError, nearest
+from ..errors import UsageError, expect, nearest
 from ..language.ir import Block
 from ..language.types import TensorType
 from ..ops.communication.base import Communication, Traffic, doublings
@@ -193,3 +193,10 @@ def traffic_of(block: Block) -> dict[str, Traffic]:
         so_far = found.get(o.op.axis, Traffic(0, 0))
         found[o.op.axis] = Traffic(so_far.bytes + one.bytes, so_far.steps + one.steps)
     return found
+
+
+def as_network(network: Network | str) -> Network:
+    """A network, or the one of a text.  UsageError for all else."""
+    if isinstance(network, str):
+        return Network.parse(network)
+    return expect("network", network, Network, "a text such as 'node=8,nvlink=450GB/s,net=50GB/s'")

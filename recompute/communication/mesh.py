@@ -5,23 +5,38 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ..errors import UsageError, nearest
+from ..errors import UsageError, expect, nearest
 
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Mesh:
-    """Axes and their sizes, `(("dp", 2), ("pp", 4))`.
+    """Axes and their sizes: `Mesh(dp=2, pp=4)`, `Mesh("dp=2,pp=4")` or `Mesh((("dp", 2), ("pp", 4)))`.
 
     Ranks are numbered in row-major order: those that are neighbours along the last axis have consecutive numbers.
     """
 
     axes: tuple[tuple[str, int], ...] = ()
 
-    def __post_init__(self) -> None:
+    def __init__(self, axes: Mesh | str | Mapping[str, int] | Sequence[tuple[str, int]] = (), **sizes: int) -> None:
+        if sizes and axes:
+            raise UsageError("a mesh is given by its axes or as a text: give one of them")
+        given: Any = sizes or axes
+        if isinstance(given, str):
+            given = Mesh.parse(given)
+        pairs = given.axes if isinstance(given, Mesh) else given.items() if isinstance(given, Mapping) else given
+        wanted = "rc.Mesh(dp=2, pp=4) or a text such as 'dp=2,pp=4'"
+        expect("mesh", pairs, Iterable, wanted)
+        pairs = tuple(tuple(expect("mesh", pair, (tuple, list), wanted)) for pair in pairs)
+        for pair in pairs:
+            if len(pair) != 2 or not isinstance(pair[0], str):
+                raise UsageError(f"mesh must be {wanted}, not {axes!r}")
+        object.__setattr__(self, "axes", pairs)
         names = [name for name, _ in self.axes]
         for name, size in self.axes:
             if not _AXIS.match(name) or names.count(name) > 1:
@@ -38,7 +53,7 @@ class Mesh:
     def parse(text: str) -> Mesh:
         """A mesh from `dp=2,pp=4`.  UsageError for other texts."""
         axes = []
-        for part in filter(None, text.replace(" ", "").split(",")):
+        for part in filter(None, expect("mesh", text, str, "a text such as 'dp=2,pp=4'").replace(" ", "").split(",")):
             name, equals, size = part.partition("=")
             if not equals or not re.fullmatch(r"[0-9]{1,9}", size):
                 raise UsageError(f"mesh '{text}': give AXIS=RANKS, separated by commas, such as dp=2,pp=4")
@@ -79,6 +94,11 @@ class Mesh:
 
     def _stride(self, axis: str) -> int:
         return _strides(self.axes)[self._place(axis)]
+
+
+def as_mesh(mesh: Mesh | str | Mapping[str, int]) -> Mesh:
+    """A mesh, or one from a text such as "dp=2,pp=4" or from sizes by axis.  UsageError for all else."""
+    return mesh if isinstance(mesh, Mesh) else Mesh(mesh)
 
 
 @functools.lru_cache(maxsize=64)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..boundary import as_loss, as_program, as_texts
 from ..budgets import Budget
 from ..cost import CostModel, kept_bytes, link_of, operator_cost, step_seconds, this_cpu
-from ..errors import NotFiniteError, UsageError, nearest
+from ..errors import NotFiniteError, UsageError, expect, nearest
 from ..language.ir import Block, Free, Role, Value
-from ..language.program import Program
+from ..language.program import Program, Variable
 from ..passes import RecomputePlan, Target, memory_report, offloaded, run_passes, step_passes, without_gc
 from ..passes.base import dump_block, dumping, is_dumping
 from ..passes.gradient.precision import check_precision
@@ -30,7 +31,6 @@ from ..planning.saved import SavedPlan, saved_plan
 from ..planning.step import fitting_of, lower, plan_step, target_of
 from ..training.pipeline import pipeline
 from ..training.protocol import AnyOptimizer, Described, RecomputeWarning, spec_of
-from ..training.recompute_optimizer import as_checkpoints
 from ..training.scaling import LossScaling
 from ..training.spec import Spec
 
@@ -79,14 +79,14 @@ class CompiledStep:
 
 def compile_step(
     program: Program,
-    loss: str,
+    loss: str | Variable,
     optimizer: AnyOptimizer | Spec,
     *,
-    checkpoints: Sequence[str] | str | None = None,
+    checkpoints: Sequence[str | Variable] | str | Variable | None = None,
     budget: str | int | Budget | None = None,
     recompute: Request | None = None,
     target: Target | None = None,
-    fetch: Sequence[str] | str = (),
+    fetch: Sequence[str | Variable] | str | Variable = (),
     dump: Path | str | None = None,
     plain: CompiledStep | None = None,
     **options: Any,
@@ -98,15 +98,17 @@ def compile_step(
     `recompute`: a request, `request(budget, strategy, ...)` of `recompute.planning`, whose arguments can also be given
     directly: `strategy`, `strategy_options`, `plan`, `offload` (copy the checkpoints to host memory; with a budget,
     the values for which this is faster than recomputing, docs/offload.md), `slicing` (False: no part of the step runs
-    in slices; docs/transformers.md), `effort`, `seconds`, `progress` (see
+    in slices; docs/transformers.md), `approximations`, `effort`, `seconds`, `progress` (see
     `RecomputeOptimizer.set_budget`).  `target`: place, kernel providers, cost model and precision (`rc.Target`; None:
     this CPU); its fields can also be given directly.  `dump`: a folder for the program's text after each pass.
     `plain`: the compiled step without recomputation, of the same program, if it exists already, to save time.
     UsageError for unknown options.
     """
+    loss, fetch = as_loss(as_program(program), loss).name, as_texts(fetch, "fetch", program)
+    checkpoints = None if checkpoints is None else as_texts(checkpoints, "checkpoints", program)
     target = target_from(target, options)
-    fetch = [fetch] if isinstance(fetch, str) else fetch
     wanted, offload = _request_from(budget, recompute, options)
+    expect("plain", plain, (CompiledStep, type(None)), "a compiled step")
     spec, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
     target = target_of(target)
     with without_gc(), dumping(dump) if dump is not None else contextlib.nullcontext():
@@ -129,7 +131,9 @@ def compile_step(
 
 def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) -> tuple[Request | None, bool]:
     """The request, and whether checkpoints are offloaded.  UsageError for unknown `options`."""
-    names = ("strategy", "plan", "offload", "slicing", "effort", "seconds", "progress", "allowed")
+    if wanted is not None:
+        expect("recompute", wanted, Request, "a request of recompute.planning")
+    names = ("strategy", "plan", "offload", "slicing", "effort", "seconds", "progress", "approximations")
     given: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
     given["options"] = options.pop("strategy_options", None)
     if options:
@@ -145,7 +149,7 @@ def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) 
 
 
 def _asked(
-    spec: Spec, wanted: Request | None, checkpoints: Sequence[str] | str | None, *, offload: bool
+    spec: Spec, wanted: Request | None, checkpoints: Sequence[str] | None, *, offload: bool
 ) -> tuple[Spec, Request | None]:
     """The spec of the step that a planner gets, or that has the checkpoints; and the request, which may be its own."""
     if spec.recomputes and offload:
@@ -158,8 +162,8 @@ def _asked(
     if checkpoints is not None or (spec.checkpoints and wanted is not None):
         if wanted is not None and wanted.plans:
             raise UsageError("checkpoints and a budget, strategy or plan both define what is kept: give one of them")
-        names = spec.checkpoints if checkpoints is None else as_checkpoints(checkpoints)
-        allowed = spec.allowed if wanted is None else tuple(map(str, wanted.allowed))
+        names = spec.checkpoints if checkpoints is None else tuple(checkpoints)
+        allowed = spec.allowed if wanted is None else tuple(map(str, wanted.approximations))
         return spec.with_(checkpoints=names, offload=offload or spec.offload, allowed=allowed), None
     if own is not None:
         return spec.before_slices(), own

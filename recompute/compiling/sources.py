@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from .. import models
-from ..errors import UsageError, nearest
+from ..errors import UsageError, expect, nearest
 from ..importer import load as onnx_import
 from ..importer.convert import prepare
 from ..importer.model import open_dimensions, read_model
@@ -75,6 +75,8 @@ def source_of(
     model: Model, shapes: Mapping[str, Sequence[int]], options: Mapping[str, Any], loading: Loading
 ) -> Source:
     """The source of a model.  UsageError for options that do not apply to it."""
+    wanted = "a path, the name of a network, an ONNX model or a Program"
+    expect("model", model, (str, os.PathLike, onnx.ModelProto, Program), wanted)
     if isinstance(model, Program):
         if shapes or options or loading != Loading():
             raise UsageError("a Program is loaded already: give shapes, options and what trains to rc.load")

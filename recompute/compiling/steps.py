@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..boundary import as_loss, as_program, as_texts
 from ..cost import CostModel
-from ..errors import UsageError, nearest
+from ..errors import UsageError, expect, nearest
 from ..language.ir import Block, Role
 from ..language.program import Compiled, Program, Variable
 from ..language.verify import trusted
@@ -62,14 +63,18 @@ class Steps:
         stop_on_nan: bool = False,
     ) -> None:
         spec = spec_of(Adam() if optimizer is None else optimizer)
-        checkpoints = checkpoints or spec.checkpoints or None
+        checkpoints = (spec.checkpoints or None) if checkpoints is None else checkpoints
         offload = offload or spec.offload
-        self.asked = None if checkpoints is None else _names(checkpoints)
+        self.asked = None if checkpoints is None else tuple(as_texts(checkpoints, "checkpoints"))
+        if self.asked == ():
+            raise UsageError("checkpoints is empty: give names or globs, or None to keep everything")
         self.spec = spec.only_slices()
         self._loss = loss.name if isinstance(loss, Variable) else loss
         self.target, self._offload = target_of(target), offload
         assert self.target.cost is not None
         self.cost: CostModel = self.target.cost
+        expect("input_shapes", {} if input_shapes is None else input_shapes, Mapping, "shapes by input")
+        expect("options", {} if options is None else options, Mapping, "the network's options by name")
         self._source = source_of(model, input_shapes or {}, options or {}, loading or Loading(trainable=trainable))
         self._stop_on_nan = stop_on_nan
         if self.target.precision is not None and self.is_step:
@@ -260,10 +265,14 @@ def attach_loss(program: Program, wanted: Loss, stop: bool = False) -> tuple[str
 
 
 def _attached(program: Program, wanted: Loss) -> tuple[str, str]:
+    as_program(program)
     if isinstance(wanted, Variable):
         wanted = wanted.name
     if callable(wanted):
-        return wanted(program).name, "as asked"
+        made = expect("loss", wanted(program), Variable, "a function that returns a Variable of the program")
+        return as_loss(program, made).name, "as asked"
+    if wanted is not None:
+        expect("loss", wanted, str, "a Variable, the name of a value or of a loss, or a function of the program")
     if wanted is not None and wanted in program and program[wanted].value.size == 1:
         return program[wanted].name, "as asked"
     if wanted is not None:
@@ -287,10 +296,3 @@ def _loss_names(program: Program) -> dict[str, str]:
         return next(n for n in itertools.chain([wish], (f"{wish}_{i}" for i in itertools.count(1))) if n not in program)
 
     return {"name": free("loss"), "label_name": free("label")}
-
-
-def _names(checkpoints: Sequence[Any] | str | Variable) -> tuple[str, ...]:
-    items = [checkpoints] if isinstance(checkpoints, (str, Variable)) else list(checkpoints)
-    if not items:
-        raise UsageError("checkpoints is empty: give names or globs, or None to keep everything")
-    return tuple(c.name if isinstance(c, Variable) else c for c in items)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError, nearest
+from ..boundary import as_program
+from ..errors import UsageError, expect, nearest
 from ..language.ir import Block, Role, Value
 from ..language.program import Program
 from .npz import array, check_size, header, opened
@@ -31,9 +32,10 @@ def synthetic_batch(program: Program, seed: int = 0, specs: Mapping[str, Any] | 
 
     `specs` (name → object with `sample(generator, batch=...)`) draws the inputs that it names.
     """
-    g = np.random.default_rng(seed)
+    g = np.random.default_rng(expect("seed", seed, (int, np.integer), "a whole number"))
+    specs = expect("specs", {} if specs is None else specs, Mapping, "what draws them, by input")
     batch = {}
-    for v in program.block.inputs:
+    for v in as_program(program).block.inputs:
         if specs and v.name in specs:
             batch[v.name] = np.asarray(specs[v.name].sample(g, batch=v.shape[0] if v.shape else 1), v.type.numpy)
         elif v.type.is_float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import ModelError, UsageError, nearest
+from ..errors import ModelError, UsageError, expect, nearest
 from .arrays import Arrays, from_arrays, mapped_npy
 from .base import Dataset, Stream
 from .cifar import cifar10, is_cifar
@@ -107,7 +107,8 @@ def _sources(columns: Columns | None) -> set[str] | None:
     """The names in the source of the columns that are kept; None: all."""
     if columns is None or isinstance(columns, str):
         return None
-    values = columns.values() if isinstance(columns, Mapping) else columns
+    wanted = "names of columns, or names of inputs by column"
+    values = columns.values() if isinstance(columns, Mapping) else expect("columns", columns, Iterable, wanted)
     return {name for value in values for name in ((value,) if isinstance(value, str) else value)}
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..boundary import as_block
 from ..language.ir import Block, Value
 
 #: operators whose results are the elements of their first input
@@ -37,7 +38,7 @@ class Limit(NamedTuple):
 
 def limits_of(block: Block) -> dict[str, Limit]:
     """The limit of every integer input whose readers have one."""
-    found = {v.name: limit_of(block, v) for v in block.inputs if v.type.numpy.kind in "iu"}
+    found = {v.name: limit_of(block, v) for v in as_block(block).inputs if v.type.numpy.kind in "iu"}
     return {name: limit for name, limit in found.items() if limit is not None}
 
 

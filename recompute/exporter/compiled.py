@@ -16,7 +16,8 @@ import numpy as np
 import onnx
 from google.protobuf.message import EncodeError
 
-from ..errors import ModelError, RecomputeError, UsageError
+from ..boundary import as_path
+from ..errors import ModelError, RecomputeError, UsageError, expect
 from ..importer.model import read_model
 from ..importer.tensors import tensor_array
 from ..language.ir import Block, Value
@@ -47,7 +48,9 @@ def save_model(model: onnx.ModelProto, path: str | PathLike[str], *, external_ab
     time, so that the old model stays intact until the new one is complete; then the old data file is removed).  The
     model is not changed.  ModelError if it cannot be written.
     """
-    save_beside(model, Path(path), external_above)
+    expect("model", model, onnx.ModelProto, "an ONNX model")
+    expect("external_above", external_above, int, "a number of bytes")
+    save_beside(model, as_path(path), external_above)
 
 
 def save_beside(

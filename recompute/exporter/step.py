@@ -19,7 +19,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ..errors import UsageError
+from ..boundary import as_path, as_program, as_texts
+from ..errors import UsageError, expect
 from ..importer.beside import STATE_FILE, in_state_file
 from ..language.builder import Names
 from ..language.ir import Block, Free, Operator, Value
@@ -58,12 +59,13 @@ def export_step(
 
     UsageError for an unknown fetch or a parameter without contents, ModelError for an operator without an ONNX form.
     """
+    as_program(program)
     if state not in ("defaults", "inputs"):
         raise UsageError(f"state must be 'defaults' or 'inputs', not {state!r}")
     step = _Step(program, inside=state == "defaults")
     for op in step.block.operators:
         step.add(op)
-    names = [program[f if isinstance(f, str) else f.name].name for f in fetch]
+    names = [program[f].name for f in as_texts(fetch, "fetch", program)]
     return step.model(names, plan_metadata)
 
 
@@ -82,7 +84,8 @@ def save_step(
     new contents).  `rc.load`, `rc.load_compiled` and the command line read both from `path`.  `metadata`: further
     entries of the model's.  A pipe or device gets one model with defaults.  Errors as for `export_step`, `save_model`.
     """
-    path = Path(path)
+    path = as_path(path)
+    expect("metadata", {} if metadata is None else metadata, Mapping, "texts by name")
     if is_special(path):
         model = export_step(program, fetch=fetch, plan_metadata=plan_metadata)
         set_metadata(model, metadata or {})

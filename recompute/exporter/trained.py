@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 import onnx
 
+from ..boundary import as_path, as_program, as_texts
 from ..errors import ModelError, UsageError
 from ..importer.graphs import first_output
 from ..importer.subgraph import scope_of
@@ -53,30 +53,29 @@ def export_trained(
     if averaged:
         with applied(program):
             return export_trained(program, path, outputs=outputs)
-    if program.source is None:
+    original = as_program(program).source
+    if original is None:
         raise UsageError("export_trained needs a program that load() read from an ONNX model; this one has no source")
-    source = program.source
     values = {v.name: v for v in (*program.block.parameters, *program.block.buffers)}
     new = appended_block(program)
     read = () if new is None else (v.name for op in new.operators for v in op.reads())
-    own = values.keys() & set(read) - _holders(source.graph) | range_buffers(program.forward_block)
+    own = values.keys() & set(read) - _holders(original.graph) | range_buffers(program.forward_block)
     updated = {v.name for op in program.block.operators if op.op.updates for v in op.writes()}
-    tensors = {t.name: t for t in source.graph.initializer}
+    tensors = {t.name: t for t in original.graph.initializer}
     trained = {n: v for n, v in values.items() if n not in own and (n in updated or _changed(program, v, tensors))}
-    source = _with_places(source, set(trained))
-    model = _with_trained(program, source, trained)
+    model = _with_trained(program, _with_places(original, set(trained)), trained)
     in_inference(model.graph)
     if new is not None:
         model = with_appended(model, program, new)
     model = quantised(model, program)
-    wanted = None if outputs is None else [o.name if isinstance(o, Variable) else o for o in outputs]
+    wanted = None if outputs is None else as_texts(outputs, "outputs")
     restricted(model.graph, _outputs(program, model.graph) if wanted is None else wanted)
     ours = [i for i, o in enumerate(model.opset_import) if o.domain == DOMAIN]
     for at in reversed(ours):  # `in_inference` has left no such node
         del model.opset_import[at]
     if path is not None:
-        external = [e.value for t in all_tensors(program.source.graph) for e in t.external_data if e.key == "location"]
-        save_beside(model, Path(path), keep=external)
+        external = [e.value for t in all_tensors(original.graph) for e in t.external_data if e.key == "location"]
+        save_beside(model, as_path(path), keep=external)
     return model
 
 

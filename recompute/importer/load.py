@@ -139,7 +139,7 @@ def _warn(importer: Importer, trainable: Sequence[str] | None) -> None:
 
 def _training(mode: str) -> bool | None:
     """What a mode says about Dropout and BatchNormalization.  UsageError if there is no such mode."""
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
     return MODES[mode]
 

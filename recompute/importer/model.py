@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from ..errors import ModelError, UsageError, nearest
+from ..errors import ModelError, UsageError, expect, nearest
 from ..language.types import DTYPES, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
 from ..support.files import regular
 from .beside import attach_state
@@ -39,7 +39,7 @@ def read_model(
     if isinstance(model, onnx.ModelProto):
         proto, folder = model, None
     else:
-        path = Path(model)
+        path = Path(expect("model", model, (str, PathLike), "a path or an ONNX model"))
         try:
             raw = regular(path).read_bytes()
         except OSError as e:
@@ -221,6 +221,8 @@ def fixed_inputs(
     UsageError if a dimension is not given, or if a given shape contradicts the model.
     """
     inputs = [i for i in graph.input if i.name not in initializers]
+    for shape in expect("input_shapes", shapes, Mapping, "shapes by input").values():
+        expect("input_shapes", shape, Sequence, "lists of dimensions by input")
     _check_names([i.name for i in graph.input], "input")
     _check_names([t.name for t in graph.initializer], "initializer")
     for name in shapes:

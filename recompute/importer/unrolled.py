@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import onnx
 
+from ..boundary import as_texts
 from ..errors import UsageError, nearest
 from .graphs import first_output
 from .limits import NODE, Budget
@@ -22,7 +23,7 @@ class Unrolled:
 
     def __init__(self, wanted: bool | Sequence[str]) -> None:
         self._all = wanted is True
-        patterns = [wanted] if isinstance(wanted, str) else [] if isinstance(wanted, bool) else wanted
+        patterns = [] if isinstance(wanted, bool) else as_texts(wanted, "unroll")
         self._found = dict.fromkeys(patterns, False)
 
     def chooses(self, budget: Budget, node: onnx.NodeProto, steps: int) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..errors import UsageError, nearest
+from ..errors import UsageError, expect, nearest
 from .builder import Builder
 from .ir import Block, Operator, Role, Value
 from .text import show
@@ -239,7 +239,7 @@ class Program:
 
     def __getitem__(self, name: str) -> Variable:
         values = self._values()
-        if name not in values:
+        if expect("a value's name", name, str, "a text") not in values:
             name = self.aliases.get(name, name)
         if name not in values and self.logical is not self.block:
             values = self.logical.values()

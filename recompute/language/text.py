@@ -26,7 +26,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, expect
 from .ir import Block, Constant, Free, Operator, Role, Value
 from .op import Op, op_class
 from .types import TensorType
@@ -101,7 +101,7 @@ def parse_applied(text: str) -> tuple[str, Op, tuple[str | None, ...]]:
 
 def show(block: Block) -> str:
     """The whole block as text."""
-    lines = [f"program {_show_word(block.name)} {{"]
+    lines = [f"program {_show_word(expect('block', block, Block, 'a Block').name)} {{"]
     if block.products:
         lines.append(f"  products {block.products}")
     for word, field in _DECLARATIONS:
@@ -243,7 +243,8 @@ class _Line:
 
 def parse(text: str) -> Block:
     """Parses a program's text.  UsageError with the line that cannot be parsed."""
-    lines = [(i, raw) for i, raw in enumerate(text.splitlines(), 1) if raw.strip() and raw.strip()[0] != ";"]
+    numbered = enumerate(expect("program", text, str, "a text").splitlines(), 1)
+    lines = [(i, raw) for i, raw in numbered if raw.strip() and raw.strip()[0] != ";"]
     if not lines:
         raise UsageError("the program text is empty")
     first = _Line(lines[0][1], lines[0][0])

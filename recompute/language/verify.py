@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from ..errors import RecomputeError, VerifyError
+from ..errors import RecomputeError, VerifyError, expect
 from .ir import Block, Free, Operator, Role, Value
 from .text import show_name, show_operator
 from .verify_addresses import check_addresses
@@ -43,7 +43,7 @@ def verify(block: Block) -> Block:
     Raises VerifyError with the operator and its neighbours.
     """
     if not _TRUSTED.get():
-        checker = _Checker(block)
+        checker = _Checker(expect("block", block, Block, "a Block, such as program.block"))
         if "verified" not in block.facts:
             checker.run()
             block.facts["verified"] = True  # all fields except the addresses, a dictionary

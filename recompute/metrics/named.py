@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from ..errors import UsageError, nearest
+from ..errors import UsageError, expect, nearest
 from .base import Metric
 from .classification import F1, Accuracy, TopK
 from .perplexity import Perplexity
@@ -27,9 +27,16 @@ NAMES = tuple(_NAMED)
 
 def named(name: str) -> Metric:
     """A new metric with its default settings, by one of `NAMES`, or "topK" for a number K.  UsageError for others."""
-    found = re.fullmatch(r"top([1-9][0-9]{0,5})", name)
+    found = re.fullmatch(r"top([1-9][0-9]{0,5})", expect("metric", name, str, "a name such as 'accuracy'"))
     if found:
         return TopK(int(found[1]))
     if name not in _NAMED:
         raise UsageError(f"there is no metric '{name}'{nearest(name, NAMES)}; there are {', '.join(NAMES)}")
     return _NAMED[name]()
+
+
+def as_metrics(metrics: Iterable[Metric | str]) -> list[Metric]:
+    """The metrics, those that are given by name included.  UsageError for all else."""
+    given = expect("metrics", metrics, Iterable, "a list of rc.metrics")
+    found = (named(m) if isinstance(m, str) else m for m in given)
+    return [expect("a metric", m, Metric, "one of rc.metrics or its name") for m in found]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..budgets import Budget, parse_budget
+from ..budgets import Budget, as_budget
 from ..errors import UsageError
 from ..passes import RecomputePlan
 from ..passes.approximation.base import Approximation, parse_permissions
@@ -30,7 +30,7 @@ class Request:
     `slicing`: with a budget, parts of the step may run in slices; `slices`: those in which it runs as a whole, in any
     case (see `RecomputeOptimizer.set_slices`).  `effort`, `seconds`: limits of planning (see
     `Watch`); `progress`: the function that is called with its progress
-    (None: a status line on a terminal).  `allowed`: approximations that the step may use, as few as it takes to fit a
+    (None: a status line on a terminal).  `approximations`: those that the step may use, as few as it takes to fit a
     budget and where they are faster than recomputation; without a budget, wherever they save memory.
     """
 
@@ -44,7 +44,7 @@ class Request:
     seconds: float | None = None
     progress: Callable[[Progress], Any] | None = None
     slices: tuple[str, ...] = ()
-    allowed: tuple[Approximation, ...] = ()
+    approximations: tuple[Approximation, ...] = ()
 
     @property
     def plans(self) -> bool:
@@ -63,15 +63,15 @@ def request(
     effort: float | None = None,
     seconds: float | None = None,
     progress: Callable[[Progress], Any] | None = None,
-    allowed: str | Sequence[str | Approximation] = (),
+    approximations: str | Sequence[str | Approximation] = (),
 ) -> Request | None:
     """The request; None if nothing is requested.  UsageError for arguments that are invalid or contradict each other.
 
-    `budget`: see `parse_budget`; `plan`: a plan, or the path of a saved one; `offload`: whether values may be
+    `budget`: see `as_budget`; `plan`: a plan, or the path of a saved one; `offload`: whether values may be
     offloaded (with a budget; a plan defines its own offloads); `slicing`: whether the strategy "auto" may run parts of
-    the step in slices; `effort`, `seconds`, `progress`, `allowed`: see `Request`.
+    the step in slices; `effort`, `seconds`, `progress`, `approximations`: see `Request`.
     """
-    permitted = parse_permissions(allowed) if allowed else ()
+    permitted = parse_permissions(approximations) if approximations else ()
     check_limits(effort, seconds, progress)
     if (effort is not None or seconds is not None) and budget is None:
         given = "effort" if effort is not None else "seconds"
@@ -89,7 +89,7 @@ def request(
     if budget is None and strategy is None:
         if options:
             raise UsageError("options belong to a strategy: name the strategy")
-        return Request(allowed=permitted) if permitted else None
+        return Request(approximations=permitted) if permitted else None
     if strategy is not None and not isinstance(strategy, str):
         raise UsageError(f"strategy must be a name such as '{DEFAULT}', not {strategy!r}")
     chosen = planner(strategy or DEFAULT, **(options or {}))
@@ -97,9 +97,9 @@ def request(
         raise needs_budget(DEFAULT)
     if effort is not None and not isinstance(chosen, Auto):
         raise UsageError(f"strategy '{chosen.strategy}' takes no effort: only 'auto' and 'optimal' do")
-    amount = None if budget is None else parse_budget(budget)
+    amount = None if budget is None else as_budget(budget)
     found = Request(amount, strategy, dict(options or {}), None, offload, slicing, effort or 1.0, seconds, progress)
-    return replace(found, allowed=permitted)
+    return replace(found, approximations=permitted)
 
 
 def _check_offload(strategy: str | None, plan: object) -> None:

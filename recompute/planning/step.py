@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..cost import priced, step_seconds
-from ..errors import UsageError
+from ..errors import UsageError, expect
 from ..language.ir import Block
 from ..language.program import Compiled, Program
 from ..passes import RecomputePlan, Target
@@ -53,7 +53,7 @@ packing.compile_with(_compiled_repair, _compiled_first_fit)
 
 def target_of(target: Target | None) -> Target:
     """The target with its kernel providers and cost model (None: this CPU, with all installed providers)."""
-    return priced(resolved(target or Target()))
+    return priced(resolved(Target() if target is None else expect("target", target, Target, "an rc.Target")))
 
 
 def lower(program: Program, target: Target) -> None:
@@ -130,7 +130,7 @@ def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[F
         watch.judge = functools.partial(_judged, fitting, budget)
         with watching(watch):
             if not wanted.plans:
-                fitted, strategy, bounded = approximated(fitting, wanted.allowed), NO_PLAN, False
+                fitted, strategy, bounded = approximated(fitting, wanted.approximations), NO_PLAN, False
             elif wanted.plan is not None:
                 fitted = planned_before(fitting, wanted.plan)
                 strategy = wanted.plan.strategy if isinstance(wanted.plan, SavedPlan) else "plan"
@@ -140,10 +140,10 @@ def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[F
                 slicing = wanted.slicing and strategy == DEFAULT
                 fitted = fit_within(
                     fitting, budget, strategy, wanted.options, offload=wanted.offload, slicing=slicing,
-                    allowed=wanted.allowed,
+                    allowed=wanted.approximations,
                 )  # fmt: skip
-                if budget is None and wanted.allowed:
-                    fitted = also_approximated(fitting, fitted, wanted.allowed)
+                if budget is None and wanted.approximations:
+                    fitted = also_approximated(fitting, fitted, wanted.approximations)
                 elif budget is None and not fitted.plan.reruns and chosen.heeds_budget:
                     raise needs_budget(strategy)
         seconds = watch.elapsed

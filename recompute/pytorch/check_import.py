@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ..boundary import as_path
 from ..errors import ModelError, UsageError, nearest
 from ..importer.load import load
 from ..language.program import Program
@@ -189,7 +190,7 @@ def _arrays(reference: str | PathLike[str] | Mapping[str, Any]) -> dict[str, np.
     if isinstance(reference, Mapping):
         return {n: np.asarray(a) for n, a in reference.items()}
     try:
-        with np.load(reference, allow_pickle=False) as file:
+        with np.load(as_path(reference, "reference"), allow_pickle=False) as file:
             return {n: file[n] for n in file.files}
     except (OSError, ValueError, AttributeError, EOFError, zipfile.BadZipFile) as e:
         raise UsageError(f"cannot read the reference '{reference}': {e}") from None

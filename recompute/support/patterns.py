@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+from ..errors import expect
 
 _GLOB = frozenset("*?[")
 
@@ -11,8 +13,10 @@ _GLOB = frozenset("*?[")
 class Patterns:
     """A list of names and globs."""
 
-    def __init__(self, patterns: str | Sequence[str]) -> None:
-        self._all = [patterns] if isinstance(patterns, str) else list(patterns)
+    def __init__(self, patterns: str | Sequence[str], what: str = "patterns") -> None:
+        wanted = "a name or glob, or a list of such"
+        given = [patterns] if isinstance(patterns, str) else expect(what, patterns, Iterable, wanted)
+        self._all = [expect(what, p, str, wanted) for p in given]
         self._names = set(self._all)
         self._globs = [p for p in self._names if not _GLOB.isdisjoint(p)]
 

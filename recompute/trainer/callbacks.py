@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, expect
 from .log import flat
 
 
@@ -91,3 +92,9 @@ class EarlyStopping(Callback):
     def set_state(self, state: dict[str, Any]) -> None:
         """Takes over what `state` returned."""
         self.best, self.waited = state.get("best"), int(state.get("waited", 0))
+
+
+def as_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
+    """The callbacks as a list.  UsageError for all else."""
+    given = expect("callbacks", callbacks, Iterable, "a list of rc.Callback")
+    return [expect("a callback", c, Callback, "of a class that inherits from rc.Callback") for c in given]

@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..communication.mesh import Mesh
+from ..communication.mesh import Mesh, as_mesh
 from ..errors import RecomputeError, UsageError
 from ..language.program import Program
-from ..places import CPUPlace, Place
+from ..places import CPUPlace, Place, as_place
 from ..runtime.communication.agreement import must_be_same
 from ..runtime.communication.started import given_rank, started_together
 from ..training.origin import values_to_compare
 from ..training.parallel import DataParallel
-from ..training.stages import cuts_of
 from ..training.protocol import AnyOptimizer
+from ..training.stages import cuts_of
 
 T = TypeVar("T")
 #: the axis of a mesh along which ranks read other samples
@@ -149,7 +149,7 @@ class _Many(Ranks):
         return bool(self.engine.ends_like_first(error))
 
 
-def ranks_of(mesh: Mesh | str | Ranks | None, place: Place | None = None) -> Ranks:
+def ranks_of(mesh: Mesh | str | Ranks | None, place: Place | str | None = None) -> Ranks:
     """The ranks of a mesh such as "dp=4" or "dp=2,tp=2"; one process for "dp=1", and without a mesh.
 
     UsageError where other processes were started than the mesh has.
@@ -167,7 +167,7 @@ def ranks_of(mesh: Mesh | str | Ranks | None, place: Place | None = None) -> Ran
                 f"the mesh {found} is one process, but {started_together()} were started: start it without mpiexec"
             )
         return Ranks(found)
-    if not isinstance(place or CPUPlace(), CPUPlace):
+    if not isinstance(as_place(place), CPUPlace):
         raise UsageError("several ranks run on the CPU only so far: leave the place out, or the mesh")
     from ..runtime.communication.mpi import load_mpi
 
@@ -191,7 +191,7 @@ def meet(mesh: Mesh | str | None) -> Mesh:
         from ..runtime.communication.mpi import compare_meshes, watch
 
         watch()
-    found = mesh if isinstance(mesh, Mesh) else Mesh.parse(mesh or "")
+    found = Mesh() if mesh is None else as_mesh(mesh)
     if together:
         compare_meshes(str(found))
     return found

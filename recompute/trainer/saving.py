@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ..boundary import as_path
 from ..errors import JobError, ModelError, UsageError
 from ..language.program import Program
 from ..support.files import make_folder, regular, why_no_folder
@@ -66,7 +67,8 @@ class Saving:
         for name, value in (("steps", steps), ("keep", keep)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
-        self.folder, self.steps, self.tensorboard, self.log_ranks = Path(folder), steps, tensorboard, log_ranks
+        self.folder = as_path(folder, "folder")
+        self.steps, self.tensorboard, self.log_ranks = steps, tensorboard, log_ranks
         self.checkpoints = Checkpoints(self.folder, keep)
 
     def due(self, step: int) -> bool:

@@ -11,19 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from ..boundary import as_program, as_texts
 from ..communication.mesh import Mesh
 from ..compiling.steps import attach_loss
-from ..errors import NotFiniteError, UsageError, nearest
+from ..errors import NotFiniteError, UsageError, expect, nearest
 from ..exporter.trained import export_trained
 from ..language.program import Program, Variable
-from ..metrics.named import named
-from ..places import Place
+from ..metrics.named import as_metrics
+from ..places import Place, as_place
 from ..runtime.communication.memory import ResidentGrowth
 from ..training.averages import applied, averages_of
-from ..training.protocol import AnyOptimizer
+from ..training.protocol import AnyOptimizer, as_optimizer
 from .alike import compare_evaluations, compare_runs, in_step
 from .batches import Epoch, ahead, batches, samples_of
-from .callbacks import Callback, EarlyStopping, better, mode_of, monitored
+from .callbacks import Callback, EarlyStopping, as_callbacks, better, mode_of, monitored
 from .evaluation import evaluated
 from .feeding import Feeding
 from .folder import occupied_by
@@ -46,9 +47,9 @@ class Trainer:
     `RecomputeOptimizer`) makes a training step; or a training step, with `optimizer` None.  `loss`: a Variable, the
     name of a value or of a function of `rc.losses` (None: the program's own, or the natural one).  `metrics`: objects
     of `rc.metrics`, for the evaluation.  `seed`: of the order of samples; the same seed gives the same run, to the bit.
-    `place`: where it runs (None: the CPU).  `callbacks`: see `Callback`.  `monitor`: the result that says which
-    epoch is the best, such as "eval.accuracy" (default: the loss).  `quiet`: prints nothing; else the peak before
-    the first step, a line for each epoch, and a progress bar on a terminal.
+    `place`: where it runs, such as "cuda:0" (None: the CPU).  `callbacks`: see `Callback`.  `monitor`: the result that
+    says which epoch is the best, such as "eval.accuracy" (default: the loss).  `quiet`: prints nothing; else the peak
+    before the first step, a line for each epoch, and a progress bar on a terminal.
 
     Where the optimizer keeps moving averages of the weights (`rc.ExponentialMovingAverage`), these are evaluated and
     exported.  After `fit` the program has the trained weights: `rc.export_trained(program)`, `program.evaluate(...)`.
@@ -68,7 +69,7 @@ class Trainer:
         loss: str | Variable | Callable[[Program], Variable] | None = None,
         metrics: Sequence[Any] = (),
         seed: int = 0,
-        place: Place | None = None,
+        place: Place | str | None = None,
         callbacks: Sequence[Callback] = (),
         monitor: str = "",
         quiet: bool = False,
@@ -78,20 +79,19 @@ class Trainer:
     ) -> None:
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 63:
             raise UsageError(f"seed must be a whole number in [0, 2^63), not {seed!r}")
-        name = program.loss if optimizer is None and loss is None else attach_loss(program, loss)[0]
+        optimizer = None if optimizer is None else as_optimizer(optimizer)
+        name = as_program(program).loss if optimizer is None and loss is None else attach_loss(program, loss)[0]
+        place = as_place(place)
         self.ranks = ranks_of(mesh, place)
         optimizer = shared(optimizer, self.ranks, program, zero, micro_batches)
         if not name:
             raise UsageError("the training step does not say what its loss is: give loss=")
         self.program, self.loss, self.seed, self.quiet = program, name, int(seed), quiet or not self.ranks.leads
         self.monitor = monitor
-        self.metrics = [(named(m) if isinstance(m, str) else m).bind(program) for m in metrics]
+        self.metrics = [m.bind(program) for m in as_metrics(metrics)]
         needed = [program[n].name for m in self.metrics for n in m.needs]
         self.programs = Programs(program, name, optimizer, place, needed, self.ranks)
-        self.callbacks = list(callbacks)
-        wrong = next((c for c in self.callbacks if not isinstance(c, Callback)), None)
-        if wrong is not None:
-            raise UsageError(f"a callback must inherit from rc.Callback, not {type(wrong).__name__}")
+        self.callbacks = as_callbacks(callbacks)
         #: prints a line of progress, unless `quiet`
         self.say: Callable[[str], object] = print
         self.averages = bool(averages_of(program))
@@ -149,8 +149,8 @@ class Trainer:
 
         UsageError for data that do not fit the model, JobError for a folder that cannot be written.
         """
-        _whole("epochs", epochs)
-        saving = Saving(save) if isinstance(save, (str, PathLike)) else save
+        _whole("epochs", expect("epochs", epochs, (int, np.integer), "a whole number of at least 1"))
+        saving = save if save is None or isinstance(save, Saving) else Saving(save)
         run = self._begin(data, epochs, eval_data, shuffle, drop_last, saving)
         compare_runs(self, run, resume=resume, drop_last=drop_last, eval_batch=eval_batch)
         with occupied_by(self.ranks, None if saving is None else saving.folder):
@@ -425,7 +425,7 @@ class Trainer:
 
         With a mesh, each process computes all of them.
         """
-        names = [o.name if isinstance(o, Variable) else o for o in outputs]
+        names = as_texts(outputs, "outputs")
         inputs = self.program.for_test(None, names).block.inputs
         feeding = Feeding(data, self.program, inputs, self.seed, False)
         feeding.batch = _whole("batch", batch) or self.programs.batch

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import UsageError
+from ..boundary import as_texts
+from ..errors import UsageError, expect
 from ..language.program import Program
 from ..passes.gradient.precision import check_precision
-from .protocol import AnyOptimizer, StatefulWrapper, spec_of
+from .protocol import AnyOptimizer, StatefulWrapper, as_optimizer, spec_of
 from .recompute_optimizer import RecomputeOptimizer
 from .scaling import LossScaling, state_names
 from .spec import Spec
 
-__all__ = ["LossScaling", "MixedPrecision", "decorate"]
+__all__ = ["LossScaling", "MixedPrecision", "decorate", "with_precision"]
 
 
 class MixedPrecision(StatefulWrapper):
@@ -42,7 +43,8 @@ class MixedPrecision(StatefulWrapper):
             )
         super().__init__(optimizer)
         self.precision = check_precision(precision)
-        self._full = (full,) if isinstance(full, str) else tuple(full)
+        self._full = tuple(as_texts(full, "full"))
+        expect("loss_scaling", loss_scaling, (LossScaling, bool, type(None)), "rc.amp.LossScaling(...), True or False")
         if not isinstance(loss_scaling, LossScaling):
             wanted = precision == "fp16" if loss_scaling is None else loss_scaling
             loss_scaling = LossScaling() if wanted else None
@@ -84,7 +86,7 @@ def decorate(
     The defaults are those of `LossScaling`.  The scale falls after every step that is not finite.
     """
     names = {"float16": "fp16", "fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
-    if dtype not in names:
+    if not isinstance(dtype, str) or dtype not in names:
         raise UsageError(f"amp: dtype must be 'float16' or 'bfloat16', not {dtype!r}")
     scaling = LossScaling(init_loss_scaling, incr_ratio, decr_ratio, incr_every_n_steps, use_dynamic_loss_scaling)
     scaled = scaling if names[dtype] == "fp16" else None
@@ -93,4 +95,5 @@ def decorate(
 
 def with_precision(optimizer: AnyOptimizer, precision: str | None) -> Any:
     """The optimizer in a precision (None or "fp32": as it is)."""
-    return optimizer if precision in (None, "fp32") else MixedPrecision(optimizer, str(precision))
+    as_optimizer(optimizer)
+    return optimizer if precision in (None, "fp32") else MixedPrecision(optimizer, check_precision(str(precision)))

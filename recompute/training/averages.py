@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from ..boundary import as_program
 from ..errors import UsageError
 from ..language.program import Program
 from ..ops.optimizer.average import AverageUpdate
@@ -65,7 +66,7 @@ EMA = ExponentialMovingAverage
 
 def averages_of(program: Program) -> dict[str, str]:
     """Parameter → the name of its average, for a program that was minimized with moving averages."""
-    block = program.logical
+    block = as_program(program).logical
     made = (o for o in block.operators if isinstance(o.op, AverageUpdate))
     return {o.inputs[1].name: o.inputs[0].name for o in made if o.inputs[0] is not None and o.inputs[1] is not None}
 

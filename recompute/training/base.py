@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..boundary import as_function
 from ..errors import UsageError, nearest
 from ..language.builder import Builder
 from ..language.ir import Operator, Role, Value
@@ -17,7 +18,7 @@ from ..language.types import DTYPES, TensorType
 from ..ops.loss.scale import InverseIfFinite
 from ..ops.optimizer.base import Update, work_dtype
 from ..ops.optimizer.updates import Increment
-from .groups import Group, assigned, groups_from
+from .groups import Group, assigned, called, groups_from
 from .numbers import number
 from .protocol import SpecOptimizer
 from .spec import Spec
@@ -49,13 +50,17 @@ class Optimizer(SpecOptimizer):
         apply_decay_param_fun: Callable[[str], bool] | None = None,
         grad_clip: Any = None,
         groups: Sequence[Mapping[str, Any]] = (),
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            raise UsageError(f"{type(self).__name__} has no option '{name}'{called(name, type(self))}")
         if not hasattr(learning_rate, "build"):
             learning_rate = number("learning_rate", learning_rate)
         self._rate = learning_rate
         self._parameters = parameters
         self.weight_decay = 0.0 if weight_decay is None else number("weight_decay", weight_decay)
-        self._decays = apply_decay_param_fun or (lambda name: True)
+        decays = apply_decay_param_fun or (lambda name: True)
+        self._decays = as_function(decays, "apply_decay_param_fun", "a parameter's name")
         if grad_clip is not None and not hasattr(grad_clip, "scaled"):
             raise UsageError(f"grad_clip must be a ClipGradBy... object of recompute.clip, not {grad_clip!r}")
         self._clip = grad_clip

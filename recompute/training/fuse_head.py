@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from ..language.program import Program
+from ..boundary import as_loss
+from ..language.program import Program, Variable
 from ..language.verify import verify
 from ..passes.loss.find_head import find_head
 from .programs import must_be_untrained
@@ -12,7 +13,7 @@ from .programs import must_be_untrained
 __all__ = ["fuse_head"]
 
 
-def fuse_head(program: Program, loss: str | None = None) -> list[str]:
+def fuse_head(program: Program, loss: str | Variable | None = None) -> list[str]:
     """Makes a product with the vocabulary's matrix and its cross entropy one operator, which never holds the logits.
 
     Returns a note for each cross entropy: what was found, or why it is no head.  Results agree to rounding.  The loss
@@ -22,6 +23,7 @@ def fuse_head(program: Program, loss: str | None = None) -> list[str]:
     unless `program.fuse_head` is False.
     """
     must_be_untrained(program)
+    loss = None if loss is None else as_loss(program, loss).name
     block, notes = find_head(program.block, loss)
     program.block = verify(block)
     program.also_at_other_batches(program.again, functools.partial(fuse_head, loss=loss))

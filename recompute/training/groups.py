@@ -86,6 +86,15 @@ def _settings(kind: type, index: int, given: Mapping[str, Any]) -> Iterator[tupl
         yield name, value
 
 
+def called(name: str, kind: type) -> str:
+    """What an option of another name is called here, for a message."""
+    known = _hyper_parameters(kind)
+    synonym = {"betas": "beta1 and beta2", **_SYNONYMS}.get(name, "")
+    if synonym.partition(" ")[0] in known:
+        return f": it is called {synonym} here"
+    return nearest(name, [*known, *_COMMON])
+
+
 def _hyper_parameters(kind: type) -> list[str]:
     """The options of a class of optimizers, its parents' included."""
     found: dict[str, None] = {}
@@ -95,7 +104,7 @@ def _hyper_parameters(kind: type) -> list[str]:
             continue
         parameters = inspect.signature(init).parameters.values()
         found.update((p.name, None) for p in list(parameters)[1:] if p.kind is not p.VAR_KEYWORD)
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters) or "grad_clip" in found:
             break
     return [name for name in found if name not in _COMMON]
 

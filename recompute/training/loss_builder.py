@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import UsageError, expect
 from ..language.ir import Role, Value
 from ..language.program import Program, Variable
 from ..language.scores import main_outputs, moved, scores_of, steps_of
@@ -31,7 +31,7 @@ class LossBuilder:
         if not output.value.type.is_float:
             raise UsageError(f"a loss needs a floating-point output, but '{output.name}' is {output.value.type}")
         self.program, self.name, self.reduction = output.program, name, reduction
-        if name in self.program:
+        if expect("name", name, str, "the name of the loss") in self.program:
             raise UsageError(f"the program already has a value '{name}': give the loss another name (name=...)")
         self.b = self.program.builder(Role.LOSS, name)
         self.output = self.x = output.value
@@ -74,7 +74,7 @@ class LossBuilder:
     def label(self, given: Variable | str | None, name: str, t: TensorType) -> Value:
         """The label: the given one, checked and cast to the type, or a new input."""
         if given is None:
-            if name in self.program:
+            if expect("label_name", name, str, "the name of an input") in self.program:
                 raise UsageError(
                     f"the program already has a value '{name}': pass it (label={name!r}) or name the new label's "
                     "input (label_name=...)"

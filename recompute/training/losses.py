@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
+from ..boundary import as_program
+from ..errors import UsageError, expect
 from ..language.builder import Builder
 from ..language.ir import Value
 from ..language.program import Program, Variable
@@ -108,7 +109,7 @@ def smooth_l1(
     output: Variable | Program, label: Variable | str | None = None, *, beta: float = 1.0, **options: Any
 ) -> Variable:
     """d²/(2 beta) where d = |output - label| < beta, else d - beta/2.  `options`: name, label_name, reduction."""
-    if not 0 <= beta < math.inf:
+    if not 0 <= expect("smooth_l1: beta", beta, (int, float), "a number") < math.inf:
         raise UsageError(f"smooth_l1: beta must be finite and not negative, but it is {beta}")
     if beta == 0:
         return l1(output, label, **options)
@@ -120,7 +121,7 @@ def huber(
     output: Variable | Program, label: Variable | str | None = None, *, delta: float = 1.0, **options: Any
 ) -> Variable:
     """d²/2 where d = |output - label| < delta, else delta·(d - delta/2).  `options`: name, label_name, reduction."""
-    if not 0 < delta < math.inf:
+    if not 0 < expect("huber: delta", delta, (int, float), "a number") < math.inf:
         raise UsageError(f"huber: delta must be finite and positive, but it is {delta}")
     return _elementwise(lambda b, x, y: _huber(b, x, y, delta, 1.0), output, label, **options)
 
@@ -155,6 +156,10 @@ def bce_with_logits(
 
     `pos_weight`: a number or an array that broadcasts to x; multiplies the loss of positive labels.
     """
+    try:
+        np.asarray(0 if pos_weight is None else pos_weight, np.float64)
+    except (TypeError, ValueError):
+        raise UsageError(f"pos_weight must be a number or an array, not {pos_weight!r}") from None
     return _elementwise(functools.partial(_bce_with_logits, pos_weight=pos_weight), output, label, **options)
 
 
@@ -199,7 +204,7 @@ def natural_loss(program: Program) -> tuple[str, str]:
     sigmoids bce, others mse.  UsageError if there is no floating-point output, and where it would be a guess: several
     unlike outputs, or the rows of a detector.
     """
-    floats = [v for v in program.outputs if v.value.type.is_float]
+    floats = [v for v in as_program(program).outputs if v.value.type.is_float]
     for v in floats:
         if v.shape == () or ("loss" in v.name.lower() and v.value.size == 1):
             return v.name, f"'{v.name}', which the model computes itself"
@@ -293,6 +298,8 @@ def _class_axis(loss: LossBuilder, axis: int | None) -> int:
     x = loss.x
     if not x.ndim:
         raise UsageError(f"'{x.name}' is a scalar: it has no class axis")
+    if axis is not None:
+        expect("axis", axis, (int, np.integer), "a whole number")
     if axis is None:
         axis = 1 if x.ndim in (2, 4, 5) else -1
     if not -x.ndim <= axis < x.ndim:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..boundary import as_names
 from ..errors import JobError, ModelWarning, UsageError, nearest
 from ..language.ir import Block, Operator, Role, Value
 from ..language.program import Program, Variable
@@ -22,6 +23,7 @@ from ..passes.cleanup.for_test import ForTest, in_inference
 from ..passes.pipelines.forward import OwnForward
 from ..passes.sharding.divide_axis import DivideForward
 from ..passes.sharding.zero import GatherParameters
+from ..places import as_place
 from ..support.patterns import Patterns
 from .averages import applied
 from .origin import values_to_compare
@@ -79,7 +81,7 @@ def _of(program: Program, x: Any) -> Any:
 
 def for_test(program: Program, batch: int | None = None, outputs: Sequence[str | Variable] | None = None) -> Program:
     """`Program.for_test`."""
-    names = () if outputs is None else tuple(_name(program, o) for o in outputs)
+    names = () if outputs is None else tuple(_name(program, o) for o in as_names(outputs, "outputs"))
     if batch is None or batch == program.forward_block.batch:
         made = Program(program.forward_block, program.data, source=program.source)
         made.take_origin(program)
@@ -176,7 +178,8 @@ def evaluate(
         raise JobError(f"program '{program.block.name}' is partly updated: {program.broken}; load a complete state")
     if not isinstance(feed, Mapping):
         raise UsageError(f"feed must be a dictionary of arrays by input, not {type(feed).__name__}")
-    wanted = [fetch_list] if isinstance(fetch_list, (str, Variable)) else fetch_list
+    wanted = None if fetch_list is None else as_names(fetch_list, "fetch_list")
+    place = as_place(place)
     source = program.forward_block
     key = (
         None if wanted is None else tuple(map(_text, wanted)),
@@ -234,10 +237,7 @@ def _name(program: Program, wanted: str | Variable) -> str:
 
 
 def _text(wanted: str | Variable) -> str:
-    name = wanted.name if isinstance(wanted, Variable) else wanted
-    if not isinstance(name, str):
-        raise UsageError(f"outputs are names and Variables, not {wanted!r}")
-    return name
+    return wanted.name if isinstance(wanted, Variable) else wanted
 
 
 # -- frozen parts -----------------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..communication.mesh import Mesh
+from ..boundary import as_texts
+from ..communication.mesh import Mesh, as_mesh
 from ..errors import UsageError
 from .parallel_options import PIPELINE, Parallel
 from .protocol import AnyOptimizer
@@ -18,10 +19,10 @@ class DataParallel(RecomputeOptimizer):
 
     Each rank makes the same program but for its share of the micro-batches, and runs it with its own rows of the batch
     (rank 0 the first ones); losses, gradients and parameters are those of the whole batch, with the same bits for every
-    number of ranks that share the same `micro_batches`.  `mesh`: a `recompute.Mesh` with the axis "dp"; `rank`: this
-    process's.  `micro_batches`: how many the batch of all ranks is cut into (default: one a rank); a power of two, for
-    the same bits.  `batch`: samples of a step of all ranks, if the program was loaded with all of them (default: the
-    program's batch for each micro-batch).
+    number of ranks that share the same `micro_batches`.  `mesh`: one with the axis "dp" (`rc.Mesh(dp=4)` or "dp=4");
+    `rank`: this process's.  `micro_batches`: how many the batch of all ranks is cut into (default: one a rank); a power
+    of two, for the same bits.  `batch`: samples of a step of all ranks, if the program was loaded with all of them
+    (default: the program's batch for each micro-batch).
 
     `zero`: 1 divides optimizer state and parameters among ranks, and parameters are gathered for the whole step; 2
     divides gradients, too; with 3 a parameter is dropped after its use in the forward pass, and gathered again.
@@ -48,8 +49,8 @@ class DataParallel(RecomputeOptimizer):
 
     def __init__(
         self,
-        inner_optimizer: AnyOptimizer,
-        mesh: Mesh,
+        optimizer: AnyOptimizer,
+        mesh: Mesh | str,
         rank: int = 0,
         *,
         zero: int = 0,
@@ -64,13 +65,14 @@ class DataParallel(RecomputeOptimizer):
         cuts: Sequence[str] | None = None,
         accumulate: str = "tree",
     ) -> None:
-        super().__init__(inner_optimizer)
-        if isinstance(inner_optimizer, RecomputeOptimizer):
-            self.__dict__.update(inner_optimizer.__dict__)
+        super().__init__(optimizer)
+        if isinstance(optimizer, RecomputeOptimizer):
+            self.__dict__.update(optimizer.__dict__)
         if self._parallel is not None:
             raise UsageError("the optimizer is data parallel already")
+        mesh = as_mesh(mesh)
         self._parallel = Parallel(
             mesh, rank, zero, micro_batches, batch, reduce, add=add, together=sync_batch_norm, sequence=sequence,
-            schedule=schedule, chunks=chunks, cuts=None if cuts is None else tuple(cuts),
+            schedule=schedule, chunks=chunks, cuts=None if cuts is None else tuple(as_texts(cuts, "cuts")),
             accumulate=accumulate,
         )  # fmt: skip

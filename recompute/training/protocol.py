@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import UsageError
+from ..boundary import as_function
+from ..errors import UsageError, expect
 from ..language.ir import Operator, Role
 from ..language.program import Program, Variable
 from ..passes import Target
@@ -24,7 +25,10 @@ from .programs import must_be_untrained, names_of, program_of
 from .spec import Spec
 from .updates import OtherRule
 
-__all__ = ["AnyOptimizer", "ParamsGrads", "RecomputeWarning", "SpecOptimizer", "StatefulWrapper", "WrappedOptimizer"]
+__all__ = [
+    "AnyOptimizer", "ParamsGrads", "RecomputeWarning", "SpecOptimizer", "StatefulWrapper", "WrappedOptimizer",
+    "as_optimizer",
+]  # fmt: skip
 
 
 class RecomputeWarning(UserWarning):
@@ -152,13 +156,14 @@ class SpecOptimizer(AnyOptimizer):
             program.slices = spec.whole
             program.mesh = None if spec.parallel is None else spec.parallel.mesh
             wanted = spec.rule.parameters if parameter_list is None else parameter_list
-            names = names_of(program, wanted or (), "parameter_list")
-            no_grad = names_of(program, no_grad_set or (), "no_grad_set")
+            names = names_of(program, () if wanted is None else wanted, "parameter_list")
+            no_grad = names_of(program, () if no_grad_set is None else no_grad_set, "no_grad_set")
             apply_passes(program, backward_passes(spec, program, loss.name, parameters=names, no_grad=no_grad))
             spec.rule.check(program, [p for p, _ in program.gradients])
         for note in program.plan.notes if spec.checkpoints and program.plan is not None else ():
             warnings.warn(note, RecomputeWarning, stacklevel=3)
-        for callback in callbacks or ():
+        for callback in expect("callbacks", callbacks or (), Iterable, "a list of functions"):
+            as_function(callback, "a callback", "a block and an operator")
             for op in program.operators:
                 if op.role is Role.BACKWARD:
                     callback(program.block, {"operator": op})
@@ -171,9 +176,7 @@ class SpecOptimizer(AnyOptimizer):
         With a budget, strategy or plan the step is planned: `program.plan` is the plan, `program.planned` has its
         figures (`PlanFigures`).  UsageError for pairs that do not fit, and where no plan does.
         """
-        pairs = list(params_grads)
-        if not pairs:
-            raise UsageError("apply_gradients needs at least one (parameter, gradient) pair")
+        pairs = _pairs(params_grads)
         program = program_of(pairs[0][0])
         must_be_untrained(program)
         if any(v.program is not program for pair in pairs for v in pair):
@@ -210,6 +213,16 @@ def restored(program: Program) -> Iterator[None]:
         raise
 
 
+def _pairs(params_grads: Iterable[tuple[Variable, Variable]]) -> ParamsGrads:
+    """The pairs of parameters and gradients.  UsageError for all else, and for none."""
+    wanted = "at least one (parameter, gradient) pair, as backward returns them"
+    pairs = list(expect("params_grads", params_grads, Iterable, wanted))
+    fit = all(isinstance(p, tuple) and len(p) == 2 and all(isinstance(v, Variable) for v in p) for p in pairs)
+    if not pairs or not fit:
+        raise UsageError(f"params_grads must be {wanted}, not {params_grads!r}")
+    return pairs
+
+
 def planned(program: Program, spec: Spec) -> None:
     """Plans a training step as `spec` asks."""
     assert spec.request is not None
@@ -228,18 +241,23 @@ def spec_of(optimizer: Any) -> Spec:
     """
     if isinstance(optimizer, Spec):
         return optimizer
-    if not hasattr(optimizer, "backward") or not hasattr(optimizer, "apply_gradients"):
-        raise UsageError(f"an optimizer is needed, such as rc.Adam(), not {optimizer!r}")
+    as_optimizer(optimizer)
     return optimizer.spec if hasattr(optimizer, "spec") else Spec(OtherRule(optimizer))
+
+
+def as_optimizer(optimizer: AnyOptimizer, what: str = "optimizer") -> AnyOptimizer:
+    """The optimizer.  UsageError for what lacks its methods, and for a class of optimizers."""
+    methods = all(callable(getattr(optimizer, name, None)) for name in ("backward", "apply_gradients"))
+    if isinstance(optimizer, type) or not methods:
+        raise UsageError(f"{what} must be an optimizer, such as rc.Adam(), not {optimizer!r}")
+    return optimizer
 
 
 class WrappedOptimizer(SpecOptimizer):
     """An optimizer that wraps another one, `inner`, and changes what it describes: a subclass overrides `spec`."""
 
     def __init__(self, inner: Any) -> None:
-        if not hasattr(inner, "backward") or not hasattr(inner, "apply_gradients"):
-            raise UsageError(f"{type(self).__name__} wraps an optimizer, not {inner!r}")
-        self.inner = inner
+        self.inner: Any = as_optimizer(inner, f"what {type(self).__name__} wraps")
 
     @property
     def spec(self) -> Spec:

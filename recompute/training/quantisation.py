@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import UsageError
+from ..boundary import as_texts
+from ..errors import UsageError, expect
 from ..language.ir import Operator, Value
 from ..language.program import Program
 from ..passes.base import apply_passes
@@ -44,11 +45,13 @@ def prepare_qat(
     sums of products may saturate.  UsageError for what does not fit.
     """
     must_be_untrained(program)
-    if activations not in _INTEGERS:
+    for what, flag in (("skip_first", skip_first), ("skip_last", skip_last), ("reduce_range", reduce_range)):
+        expect(what, flag, bool, "True or False")
+    if not isinstance(activations, str) or activations not in _INTEGERS:
         raise UsageError(f"activations must be 'uint8' or 'int8', not {activations!r}")
     low, high = _INTEGERS[activations]
     wanted, skipped = (
-        tuple(program.aliases.get(n, n) for n in ([p] if isinstance(p, str) else p)) for p in (layers, skip)
+        tuple(program.aliases.get(n, n) for n in as_texts(p, what)) for p, what in ((layers, "layers"), (skip, "skip"))
     )
     levels = 63 if reduce_range else 127
     rewrite = QuantizeAware(wanted, skipped, skip_first, skip_last, low, high, levels, fraction("momentum", momentum))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..budgets import Budget, parse_budget
-from ..cost import CostModel
-from ..errors import UsageError
+from ..boundary import as_names, as_texts
+from ..budgets import Budget, as_budget
+from ..cost import CostModel, as_cost
+from ..errors import UsageError, expect
 from ..language.program import Variable
 from ..passes import Target
 from ..passes.approximation.base import parse_permissions
@@ -60,7 +61,7 @@ class RecomputeOptimizer(WrappedOptimizer):
 
         A single string is one name (Paddle treats it as a list of letters).
         """
-        self._checkpoints = list(as_checkpoints(checkpoints))
+        self._checkpoints = as_names(checkpoints, "checkpoints")
         return self
 
     _set_checkpoints = set_checkpoints
@@ -69,7 +70,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         self,
         budget: str | int,
         *,
-        cost: CostModel | None = None,
+        cost: CostModel | str | None = None,
         target: Target | None = None,
         effort: float | None = None,
         seconds: float | None = None,
@@ -88,7 +89,9 @@ class RecomputeOptimizer(WrappedOptimizer):
         faster than recomputation (see `set_slices`).
         """
         check_limits(effort, seconds, progress)
-        self._budget, self._cost, self._target = parse_budget(budget), cost or self._cost, target or self._target
+        self._budget = as_budget(budget)
+        self._cost = self._cost if cost is None else as_cost(cost)
+        self._target = self._target if target is None else expect("target", target, Target, "an rc.Target")
         self._limits = {"effort": effort, "seconds": seconds, "progress": progress, "slicing": slicing}
         return self
 
@@ -101,22 +104,18 @@ class RecomputeOptimizer(WrappedOptimizer):
         recomputation: checkpoints and plans are those of one slice, and all slices repeat them.  UsageError for other
         texts.
         """
-        given = [slices] if isinstance(slices, str) else list(slices)
-        if not all(isinstance(s, str) for s in given):
-            raise UsageError(f"slices must be texts such as 'fc_1..fc_2:0:8' or 'all:0:4', not {slices!r}")
-        self._slices = tuple(str(parse_slicing(s)) for s in given)
+        self._slices = tuple(str(parse_slicing(s)) for s in as_texts(slices, "slices"))
         return self
 
-    def set_approximations(self, allowed: str | Sequence[str]) -> RecomputeOptimizer:
+    def set_approximations(self, approximations: str | Sequence[str]) -> RecomputeOptimizer:
         """Permits gradients to be approximated where that saves memory; returns self.
 
-        `allowed`: "sketch:0.2" (weight gradients from a fifth of the rows), "bits:4" (slopes of activations in 4 bits),
-        "store:8" (kept values in 8 bits), or several, separated by commas (see docs/approximation.md).  With a budget,
-        as few are used as it takes, and only where they are faster than recomputation; without one, all that save
-        memory, also between checkpoints.  The forward pass stays exact.  UsageError for other texts.
+        `approximations`: "sketch:0.2" (weight gradients from a fifth of the rows), "bits:4" (slopes of activations in 4
+        bits), "store:8" (kept values in 8 bits), or several, separated by commas (see docs/approximation.md).  With a
+        budget, as few are used as it takes, and only where they are faster than recomputation; without one, all that
+        save memory, also between checkpoints.  The forward pass stays exact.  UsageError for other texts.
         """
-        parse_permissions(allowed)
-        self._allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
+        self._allowed = tuple(map(str, parse_permissions(approximations)))
         return self
 
     @property
@@ -167,7 +166,8 @@ class RecomputeOptimizer(WrappedOptimizer):
         The plain step consists of the operators of `minimize` without dead code, with normalised values recomputed.
         Returns self.
         """
-        self._plan = request(plan=plan).plan  # type: ignore[union-attr]
+        wanted = request(plan=plan)
+        self._plan = None if wanted is None else wanted.plan
         return self
 
     @property
@@ -191,7 +191,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         """The request to a planner; None with checkpoints.  UsageError if both are set."""
         found = request(
             self._budget, self._strategy, self._options, self._plan, offload=self._offload,
-            allowed=() if self._checkpoints else self._allowed, **self._limits,
+            approximations=() if self._checkpoints else self._allowed, **self._limits,
         )  # fmt: skip
         if found is not None and self._checkpoints:
             raise UsageError(
@@ -207,16 +207,3 @@ class RecomputeOptimizer(WrappedOptimizer):
                 "set_budget('8GiB') to use a planner; "
                 "candidates are outputs of layers, `[op.outputs[0].name for op in program.operators]`"
             )
-
-
-def as_checkpoints(checkpoints: Sequence[str | Variable] | str | Variable) -> tuple[str | Variable, ...]:
-    """Names and Variables; one of them is one checkpoint.  UsageError for anything else."""
-    if isinstance(checkpoints, (str, Variable)):
-        return (checkpoints,)
-    if not isinstance(checkpoints, Iterable):
-        raise UsageError(f"checkpoints must be a list of names or Variables, not {checkpoints!r}")
-    found = tuple(checkpoints)
-    for c in found:
-        if not isinstance(c, (str, Variable)):
-            raise UsageError(f"a checkpoint must be a name or a Variable, not {c!r}")
-    return found

@@ -6,7 +6,7 @@ import fnmatch
 from dataclasses import dataclass
 
 from ..communication.mesh import Mesh
-from ..errors import UsageError, nearest
+from ..errors import UsageError, expect, nearest
 from ..language.ir import Value
 from ..language.program import Program, Variable
 from ..passes.sharding.divide_axis import DivideAxis
@@ -54,6 +54,7 @@ def shard(value: Variable | Program, names: str = "", *, axis: str = "tp", dim: 
 
 def _values(program: Program, name: str) -> list[Value]:
     values = program.block.values()
+    name = expect("rc.shard: names", name, str, "the name or glob of values")
     name = program.aliases.get(name, name)
     found = [values[name]] if name in values else [values[n] for n in fnmatch.filter(values, name)]
     if not found:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelError, OutOfMemoryError, UsageError, nearest
+from ..boundary import as_path, as_program
+from ..errors import ModelError, OutOfMemoryError, UsageError, expect, nearest
 from ..language.ir import Value
 from ..language.program import Program
 from ..language.types import TensorType, dtype_name
@@ -57,7 +58,7 @@ def state_dict(program: Program) -> dict[str, np.ndarray]:
 
 def _must_be_whole(program: Program) -> None:
     """UsageError where this process has parts of parameters."""
-    if program.division is not None or program.divided:
+    if as_program(program).division is not None or program.divided:
         raise UsageError(
             f"program '{program.block.name}' is divided among ranks: this one has a part of its parameters and state. "
             "rc.Trainer(..., mesh=...) writes checkpoints of all ranks together; rc.load_state reads a rank's part of "
@@ -79,6 +80,7 @@ def set_state_dict(program: Program, state: Mapping[str, Any], *, strict: bool =
     all differences.
     """
     _must_be_whole(program)
+    expect("state", state, Mapping, "arrays by name, as state_dict returns them")
     arrays = {name: a.get() if hasattr(a, "get") else np.asarray(a) for name, a in state.items()}
     _check(program, {n: _describe(a) for n, a in arrays.items()}, strict, "the state")
     for v in stored(program):
@@ -93,7 +95,7 @@ def save_state(program: Program, path: str | PathLike[str]) -> None:
     UsageError if a value has no contents yet, or is divided among ranks; ModelError if the file cannot be written.
     """
     _must_be_whole(program)
-    write_arrays({v.name: contents(program, v) for v in stored(program)}, path)
+    write_arrays({v.name: contents(program, v) for v in stored(program)}, as_path(path))
 
 
 def load_state(program: Program, path: str | PathLike[str], strict: bool = True) -> None:
@@ -105,6 +107,7 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
     """
     from safetensors import SafetensorError, safe_open
 
+    path = as_path(path)
     try:
         with safe_open(regular(path), framework="np") as file:
             found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  no mapping
@@ -172,7 +175,7 @@ def _type_text(dtype: str, shape: list[int]) -> str:
 
 def _check(program: Program, given: Mapping[str, str], strict: bool, what: str) -> None:
     """UsageError that lists all names that are missing, unknown or of another type."""
-    if program.averaged:
+    if as_program(program).averaged:
         raise UsageError(
             f"{what} cannot be loaded while parameters hold their averages: leave `applied(program)` first"
         )

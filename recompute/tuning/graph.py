@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ..errors import ModelWarning, UsageError, nearest
+from ..errors import ModelWarning, UsageError, expect, nearest
 from ..exporter.compiled import take_in, without_fields
 from ..exporter.function_builder import fill_tensor, set_metadata, tensor_of
 from ..importer.convert import prepare
@@ -126,7 +126,7 @@ class Graph:
 
     def fresh(self, wish: str) -> str:
         """`wish`, or `wish_1`, `wish_2`, ... where the graph has a value of that name; it is then taken."""
-        name, i = wish, 0
+        name, i = expect("name", wish, str, "the name of a value"), 0
         while name in self._taken:
             i += 1
             name = f"{wish}_{i}"
@@ -135,7 +135,7 @@ class Graph:
 
     def known(self, name: str) -> None:
         """UsageError unless the graph has a value of this name."""
-        if name not in self._taken:
+        if expect("a value", name, str, "a name") not in self._taken:
             raise UsageError(f"the model has no value '{name}'{nearest(name, self._taken)}")
 
     def outputs(self) -> list[str]:

@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ..errors import UsageError
+from ..boundary import as_texts
+from ..errors import UsageError, expect
 from ..importer.schema import describe
 from ..language.scores import MOVES, Step, before_moves, scores_of
 from ..language.types import DTYPES, dtype_from_onnx
@@ -75,7 +76,7 @@ def replace_head(
     """
     features_out(out_features)
     outputs = model.outputs()
-    names = [at] if isinstance(at, str) else list(at or outputs)
+    names = as_texts(outputs if at is None else at, "at")
     for name in names:
         model.known(name)
     heads = {name: _head(model, name) for name in names}
@@ -247,5 +248,6 @@ def features_out(size: object) -> None:
 
 def drawn(name: str, shape: tuple[int, ...], limit: float, seed: int) -> np.ndarray:
     """Uniform numbers in ±limit, in float64, which depend on the seed and the name only."""
+    expect("seed", seed, (int, np.integer), "a whole number")
     g = np.random.Generator(np.random.Philox(key=np.array([seed, zlib.crc32(name.encode())], np.uint64)))
     return g.uniform(-limit, limit, shape)

@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ..errors import ModelError, UsageError, nearest
+from ..errors import ModelError, UsageError, expect, nearest
 from ..importer.origin import detached
 from ..language.types import DTYPES, dtype_from_onnx
 from ..support.json_values import unfit
@@ -128,7 +128,9 @@ def lora(
     """
     if isinstance(r, bool) or not isinstance(r, (int, np.integer)) or r < 1:
         raise UsageError(f"r must be a whole number of at least 1, not {r!r}")
-    if not 0 <= dropout < 1:
+    number, flag = "a number", "True or False"
+    expect("alpha", alpha, (int, float, np.number), number), expect("dora", dora, bool, flag)
+    if not 0 <= expect("dropout", dropout, (int, float), number) < 1:
         raise UsageError(f"dropout must be a number from 0 to less than 1, not {dropout!r}")
     weights = chosen(model, patterns, "lora")
     wanted, floats = Patterns(train), _floats(model)

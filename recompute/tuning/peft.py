@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ..errors import ModelError, UsageError, nearest
+from ..boundary import as_path
+from ..errors import ModelError, UsageError, expect, nearest
 from ..importer.regex import Automaton
 from ..importer.tensors import tensor_array
 from ..importer.trained import said_to_train
@@ -60,6 +61,9 @@ def save_adapter(model: Program | onnx.ModelProto, folder: str | PathLike[str], 
     """
     from safetensors.numpy import save
 
+    expect("model", model, (Program, onnx.ModelProto), "a Program or an ONNX model")
+    folder = as_path(folder, "folder")
+    expect("prefix", prefix, str, "a text")
     proto = model.source if isinstance(model, Program) else model
     adapters = adapters_of(proto) if proto is not None else []
     if not adapters:
@@ -139,7 +143,7 @@ def load_adapter(model: Graph, folder: str | PathLike[str]) -> None:
     """
     if model.said(ADAPTERS):
         raise UsageError("the model has adapters already: merge them first (rc.merge_adapters)")
-    config, tensors = _read(Path(folder))
+    config, tensors = _read(as_path(folder, "folder"))
     found: dict[str, dict[str, np.ndarray]] = {}
     kinds: dict[str, str] = {}
     whole: dict[str, np.ndarray] = {}

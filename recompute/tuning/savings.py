@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..boundary import as_function, as_program
 from ..compiling.compiler import CompiledStep, compile_step
 from ..compiling.steps import Loss, attach_loss
 from ..errors import UsageError
@@ -83,7 +84,7 @@ def training(
 
     `optimizer`: default Adam; `loss`: as for `rc.estimate`, of a program that has none.
     """
-    if any(op.role is Role.OPTIMIZE for op in program.operators):
+    if any(op.role is Role.OPTIMIZE for op in as_program(program).operators):
         raise UsageError("the program is already a training step: compare programs from before minimize")
     own = Program(program.block, program.data, source=program.source)
     own.take_origin(program)
@@ -120,7 +121,8 @@ def savings(
     `beside`: the program to compare with (default: its model without adapters, weights in 8 bits in floating point
     again, and all of it training).  `optimizer`: a function that makes one.  Both steps are compiled, none is run.
     """
-    before = everything(program) if beside is None else beside
+    as_function(optimizer, "optimizer", "nothing and makes an optimizer, such as rc.Adam")
+    before = everything(as_program(program)) if beside is None else beside
     first, second = (training(p, optimizer(), loss=loss, target=target) for p in (before, program))
     return TrainingSaved(first, second)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...communication.mesh import Mesh
+from ...communication.mesh import Mesh, as_mesh
 from ...errors import JobError, MissingExtraError, UsageError, need_extra
 from ...language.ir import Block, Operator
 from ...ops.communication.base import Communication
@@ -74,7 +74,7 @@ class MpiEngine(Engine):
         self._watch = watch()
         self._mpi = load_mpi()
         size, self.rank = self._watch.size, self._watch.rank
-        self.mesh = Mesh.of(dp=size) if mesh is None else Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+        self.mesh = Mesh.of(dp=size) if mesh is None else as_mesh(mesh)
         compare_meshes(str(self.mesh))
         if self.mesh.ranks != size:
             raise UsageError(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute import Operator, TensorType, UsageError, Value, cost, profile, testing
+from recompute import Operator, TensorType, UsageError, Value, devices, profile, testing
 from recompute.cli import main
 from recompute.cost import DATASHEETS, Device, device, operator_cost, this_cpu
 from recompute.language.ir import Free
@@ -102,20 +102,20 @@ def test_the_roofline_is_the_longer_of_both() -> None:
 
 
 def test_rates_of_this_cpu_are_measured_once(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = cost.this_cpu.__wrapped__()
+    first = devices.this_cpu.__wrapped__()
     assert first.flops > 1e8 and first.bandwidth > 1e7 and len(list(own_cache.iterdir())) == 1
 
     def again() -> tuple[float, float]:
         raise AssertionError("measured again")
 
     with monkeypatch.context() as m:
-        m.setattr(cost, "_measured_rates", again)
-        assert cost.this_cpu.__wrapped__() == first
+        m.setattr(devices, "_measured_rates", again)
+        assert devices.this_cpu.__wrapped__() == first
     file = next(own_cache.iterdir())
     for broken in ("", "{", "[]", '{"flops": 1}', '{"flops": -1, "bandwidth": NaN}'):
         file.write_text(broken)
-        monkeypatch.setattr(cost, "_measured_rates", lambda: (3e9, 2e9))
-        assert cost.this_cpu.__wrapped__().flops == 3e9
+        monkeypatch.setattr(devices, "_measured_rates", lambda: (3e9, 2e9))
+        assert devices.this_cpu.__wrapped__().flops == 3e9
         assert json.loads(file.read_text())["bandwidth"] == 2e9
 
 

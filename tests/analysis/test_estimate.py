@@ -16,7 +16,7 @@ from recompute.analysis.alive import ROLES, layer_of
 from recompute.analysis.biggest_batch import largest_fitting
 from recompute.analysis.estimates import fit
 from recompute.analysis.strategies import equal_work, lowest_plan, spaced
-from recompute.budgets import parse_bytes
+from recompute.budgets import as_bytes
 from recompute.cli import main
 from recompute.compiling.compiler import checkpoint_candidates, compile_step
 from recompute.compiling.steps import Steps, attach_loss
@@ -265,13 +265,13 @@ def test_strategies_pick_candidates_evenly() -> None:
      ("4096", 4096), (4096, 4096)],
 )  # fmt: skip
 def test_amounts_of_memory(text: str | int, size: int) -> None:
-    assert parse_bytes(text) == size
+    assert as_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "abc", "16QiB", "-1GiB", "1e9", "0", "0.2", "16 GiB GiB", 0, -5])
 def test_nonsense_amounts(text: str | int) -> None:
     with pytest.raises(rc.UsageError, match=r"expected e\.g\. 16GiB|must be more than 0"):
-        parse_bytes(text)
+        as_bytes(text)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ def test_the_biggest_batch_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"micro_batches": 4}, "micro_batches are those of all ranks, but there is no mesh"),
         ({"network": NETWORK}, "network is between ranks, but there is no mesh"),
         ({"mesh": "dp=2,pp=2"}, "are estimated by rc.estimate_stages"),
-        ({"mesh": 4}, "mesh must be a recompute.Mesh"),
+        ({"mesh": 4}, "mesh must be rc.Mesh"),
         ({"mesh": "dp=2", "zero": 4}, "zero must be 0 .* 1, 2 or 3"),
         ({"mesh": "dp=4", "batch": 6}, "a batch of 6 cannot be cut into 4 equal micro-batches"),
         ({"mesh": "dp=4", "micro_batches": 6}, "6 micro-batches cannot be shared equally"),

@@ -33,7 +33,7 @@ def step(name: str, batch: int = 4, options: dict[str, Any] | None = None, **giv
 def test_peaks_of_roberta_fall_with_the_rate(rebuild: bool) -> None:
     rates = ("", "sketch:0.5", "sketch:0.2", "sketch:0.1", "sketch:0.1,bits:4")
     found = [
-        step("roberta-base", 64, LAYERS, rebuild=rebuild, **({"allowed": r} if r else {})).figures.peak_bytes
+        step("roberta-base", 64, LAYERS, rebuild=rebuild, **({"approximations": r} if r else {})).figures.peak_bytes
         for r in rates
     ]
     assert all(after < before for before, after in itertools.pairwise(found)), found
@@ -60,7 +60,9 @@ def test_a_budget_is_no_permission(name: str) -> None:
 
 def test_permission_puts_them_there() -> None:
     """What the tests above look for is found where it is."""
-    found = approximating(step("bert-tiny", 16, LAYERS, rebuild=False, allowed="sketch:0.2,bits:4").program.block)
+    found = approximating(
+        step("bert-tiny", 16, LAYERS, rebuild=False, approximations="sketch:0.2,bits:4").program.block
+    )
     assert found == {"Sketch", "SlopeCodes", "SlopeGrad"}
 
 
@@ -77,5 +79,5 @@ def test_what_the_exact_plan_took_leaves_work_for_approximations(monkeypatch: py
 
     monkeypatch.setattr(with_approximations, "_fewest", counted)
     small = {**LAYERS, "layers": 1, "hidden": 32, "dropout": 0.0}
-    made = step("roberta-base", 64, small, budget="70%", slicing=False, allowed="sketch:0.2,bits:4,store:8")
+    made = step("roberta-base", 64, small, budget="70%", slicing=False, approximations="sketch:0.2,bits:4,store:8")
     assert set(tried) == {False, True} and made.planned.approximations

@@ -103,7 +103,7 @@ def test_a_budget_takes_as_few_as_it_needs() -> None:
             loss.name,
             rc.SGD(0.1),
             budget=share,
-            allowed="store:8",
+            approximations="store:8",
             slicing=False,
             effort=0.1,
         )
@@ -120,7 +120,7 @@ def test_approximations_come_before_recomputation_where_that_is_faster() -> None
     program, loss = loaded()
     options = {"budget": "75%", "slicing": False, "effort": 0.1}
     exact_step = compile_step(program, loss.name, rc.SGD(0.1), **options)
-    step = compile_step(program, loss.name, rc.SGD(0.1), **options, allowed="sketch:0.2")
+    step = compile_step(program, loss.name, rc.SGD(0.1), **options, approximations="sketch:0.2")
     assert step.plan.before and step.planned.approximations == (*step.plan.before, *step.plan.approximations)
     assert step.planned.reruns and step.planned.seconds < exact_step.planned.seconds
     again = compile_step(program, loss.name, rc.SGD(0.1), plan=step.saved)
@@ -129,14 +129,14 @@ def test_approximations_come_before_recomputation_where_that_is_faster() -> None
 
 def test_nothing_lossy_where_the_step_fits() -> None:
     program, loss = loaded()
-    step = compile_step(program, loss.name, rc.SGD(0.1), budget="100%", allowed="store:2,sketch:0.2")
+    step = compile_step(program, loss.name, rc.SGD(0.1), budget="100%", approximations="store:2,sketch:0.2")
     assert not lossy(step.program.block) and not step.planned.approximations
 
 
 def test_a_strategy_without_a_budget() -> None:
     program, loss = loaded()
     plain = compile_step(program, loss.name, rc.SGD(0.1), strategy="chen")
-    step = compile_step(program, loss.name, rc.SGD(0.1), strategy="chen", allowed="store:8")
+    step = compile_step(program, loss.name, rc.SGD(0.1), strategy="chen", approximations="store:8")
     assert step.planned.reruns and step.planned.approximations
     assert step.figures.peak_bytes < plain.figures.peak_bytes
 
@@ -148,7 +148,7 @@ def test_gradient_errors() -> None:
     specs = {s.name: s for s in models.info(NETWORK[0], **NETWORK[1]).inputs}
     errors = {}
     for allowed in ("store:8", "store:2", "sketch:0.25:rows"):
-        step = compile_step(program, loss.name, rc.SGD(0.1), allowed=allowed)
+        step = compile_step(program, loss.name, rc.SGD(0.1), approximations=allowed)
         found = gradient_errors(plain, step, loss.name, synthetic_batch(plain.program, 0, specs))
         assert found["same_loss"] and found["worst"]["relative_error"] >= found["relative_error"] / 2
         errors[allowed] = found["relative_error"]
@@ -186,11 +186,11 @@ def test_bad_permissions(text: str, why: str) -> None:
 def test_what_cannot_be_combined() -> None:
     program, loss = loaded()
     with pytest.raises(UsageError, match="a plan already defines what is approximated"):
-        compile_step(program, loss.name, rc.SGD(0.1), plan=RecomputePlan(), allowed="store:8")
+        compile_step(program, loss.name, rc.SGD(0.1), plan=RecomputePlan(), approximations="store:8")
     with pytest.raises(UsageError, match="host memory are not combined with approximations"):
-        compile_step(program, loss.name, rc.SGD(0.1), budget="60%", offload=True, allowed="store:8")
+        compile_step(program, loss.name, rc.SGD(0.1), budget="60%", offload=True, approximations="store:8")
     with pytest.raises(UsageError, match="keeps 100,000 rows, and the products over the batch have 1,024 at most"):
-        compile_step(program, loss.name, rc.SGD(0.1), allowed="sketch:100000")
+        compile_step(program, loss.name, rc.SGD(0.1), approximations="sketch:100000")
 
 
 def minimized() -> Block:
@@ -296,7 +296,7 @@ def test_the_report_shows_what_stands_for_other_values() -> None:
     from recompute.report.timeline import timeline
 
     program, loss = loaded()
-    step = compile_step(program, loss.name, rc.SGD(0.1), allowed="sketch:0.2,bits:4,store:8")
+    step = compile_step(program, loss.name, rc.SGD(0.1), approximations="sketch:0.2,bits:4,store:8")
     found = {a.role for a in timeline(step.program.block, step.cost).allocations}
     assert "approximate" in found
     plain = compile_step(program, loss.name, rc.SGD(0.1))

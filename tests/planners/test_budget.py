@@ -10,7 +10,7 @@ import pytest
 
 import recompute as rc
 from recompute import models
-from recompute.budgets import parse_budget, parse_bytes
+from recompute.budgets import as_budget, as_bytes
 from recompute.compiling.compiler import compile_step
 from recompute.compiling.steps import attach_loss
 from recompute.cost import device
@@ -148,15 +148,15 @@ def test_below_what_is_possible() -> None:
 @pytest.mark.parametrize("text", ["", "x", "-1GB", "0", "0%", "1.5", "5 parsecs", "nan%"])
 def test_amounts_that_are_none(text: str) -> None:
     if text == "1.5":
-        assert parse_bytes(text) == 1
+        assert as_bytes(text) == 1
         return
     with pytest.raises(UsageError):
-        parse_budget(text)
+        as_budget(text)
 
 
 def test_amounts() -> None:
-    assert parse_budget("60%").within(1000) == 600
-    assert parse_budget("2 GiB").within(5) == 2 << 30
-    assert parse_budget(77).within(5) == 77
+    assert as_budget("60%").within(1000) == 600
+    assert as_budget("2 GiB").within(5) == 2 << 30
+    assert as_budget(77).within(5) == 77
     with pytest.raises(UsageError, match="share of the plain"):
-        parse_bytes("60%")
+        as_bytes("60%")

@@ -22,6 +22,7 @@ LAYERS = [
     {"errors", "version", "moved"},
     {"support", "budgets", "places"},
     {"language"},
+    {"boundary", "devices"},
     {"ops"},
     {"communication"},
     {"data"},

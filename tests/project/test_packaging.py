@@ -89,7 +89,7 @@ def imported(folder: Path) -> subprocess.CompletedProcess[str]:
     """Where `import recompute` finds the packages, in a process that is started in a folder."""
     names = ", ".join(f"recompute{name}" for name in ("", ".passes", ".passes.cleanup", ".runtime", ".models"))
     code = f"import {names}\nprint(*(m.__file__ for m in ({names})), sep='\\n')"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env=environment)
 
 

@@ -45,10 +45,10 @@ def test_wrong_feeds(feed: Any, why: str) -> None:
 
 def test_wrong_fetches() -> None:
     program, _ = step()
-    for fetch, why in ((["nope"], "no value 'nope' to fetch"), ([3], "takes names and Variables")):
+    for fetch, why in ((["nope"], "no value 'nope' to fetch"), ([3], "fetch_list must be a name or Variable")):
         with pytest.raises(rc.UsageError, match=why):
             rc.Executor().run(program, FEED, fetch)
-    with pytest.raises(rc.UsageError, match="a Program is needed"):
+    with pytest.raises(rc.UsageError, match="program must be a Program"):
         rc.Executor().run("program", FEED, [])  # type: ignore[arg-type]
 
 

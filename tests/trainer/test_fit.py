@@ -213,7 +213,7 @@ def test_what_a_run_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_callback_is_a_callback() -> None:
-    with pytest.raises(UsageError, match=r"a callback must inherit from rc\.Callback, not object"):
+    with pytest.raises(UsageError, match=r"a callback must be of a class that inherits from rc\.Callback, not <object"):
         trainer(callbacks=[object()])
 
 

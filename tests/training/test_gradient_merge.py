@@ -267,7 +267,7 @@ def test_steps_are_compiled_at_any_batch() -> None:
         (lambda: GradientMerge(rc.SGD(), True), "k_steps must be a whole number"),
         (lambda: GradientMerge(rc.SGD(), 4, batch=6), "6 samples cannot be cut into 4 equal"),
         (lambda: GradientMerge(rc.SGD(), 4, avg=1), "avg must be True or False"),
-        (lambda: GradientMerge("sgd", 4), "GradientMergeOptimizer wraps an optimizer"),
+        (lambda: GradientMerge("sgd", 4), "GradientMergeOptimizer wraps must be an optimizer"),
         (lambda: GradientMerge(rc.SGD(), 4), "cannot be made at another batch than 64: .*batch=64"),
         (lambda: merged(rc.SGD()).set_slices("all:0:2"), "are the same: give one of them"),
         (lambda: merged(rc.SGD()).set_checkpoints("h.0.out").set_offload(), "not combined with slices"),

@@ -354,7 +354,7 @@ def test_errors() -> None:
     program = linear_program(DATA["w"])
     with pytest.raises(UsageError, match=r"the loss must be one floating-point number, but 'w' is f64\[3,4\]"):
         rc.SGD(LR).minimize(program["w"])
-    with pytest.raises(UsageError, match="a Variable is needed"):
+    with pytest.raises(UsageError, match="loss must be a Variable"):
         rc.SGD(LR).minimize("loss")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no parameter is called 'weight'"):
         rc.SGD(LR, parameters=["weight"]).minimize(program["loss"])

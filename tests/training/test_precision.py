@@ -343,7 +343,7 @@ def test_optimizers_in_each_other() -> None:
     ("what", "message"),
     [
         (lambda: rc.MixedPrecision(rc.SGD(), "fp8"), "unknown precision 'fp8'"),
-        (lambda: rc.MixedPrecision("sgd"), "wraps an optimizer"),
+        (lambda: rc.MixedPrecision("sgd"), "wraps must be an optimizer"),
         (lambda: LossScaling(initial=0.0), "must be above 0"),
         (lambda: LossScaling(interval=0), "interval must be a number of steps"),
         (lambda: decorate(rc.SGD(), dtype="float8"), "'float16' or 'bfloat16'"),

@@ -286,7 +286,7 @@ def test_no_checkpoints() -> None:
     for wrong in (None, 3, [3]):
         with pytest.raises(UsageError, match="checkpoint"):
             rc.RecomputeOptimizer(rc.SGD(0.1)).set_checkpoints(wrong)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="wraps an optimizer"):
+    with pytest.raises(UsageError, match="wraps must be an optimizer"):
         rc.RecomputeOptimizer(0.1)
 
 

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...communication.links import Network
+from ...boundary import as_function
+from ...budgets import as_bytes
+from ...communication.links import Network, as_network
 from ...communication.mesh import Mesh
 from ...compiling.sources import Model
 from ...compiling.steps import Steps
 from ...cost import Device
-from ...errors import BudgetError, UsageError
+from ...errors import BudgetError, UsageError, expect
 from ...language.ir import Role
 from ...ops.convolution.conv import Conv
 from ...ops.linear.products import Gemm, MatMul
@@ -61,7 +63,7 @@ def find_mesh(
     batch: int,
     network: Network | str,
     optimizer: AnyOptimizer | None = None,
-    budget: int | None = None,
+    budget: int | str | None = None,
     target: Target | None = None,
     progress: Callable[[str], Any] | None = None,
     **model_options: Any,
@@ -69,8 +71,8 @@ def find_mesh(
     """Finds how `ranks` ranks train a model fastest at a batch of all of them.
 
     `network`: how fast ranks send, such as "node=8,nvlink=450GB/s,net=50GB/s"; tensor parallelism stays in a node.
-    `budget`: bytes of a rank (None: the device's memory).  `target`: with the cost model of a device, such as
-    `rc.Target(cost=rc.cost.device("h100-80"), precision="bf16")`.  `progress` is called with what is being done.
+    `budget`: that of a rank, `"70GiB"` or bytes (None: the device's memory).  `target`: with the cost model of a
+    device, such as `rc.Target(cost="h100-80", precision="bf16")`.  `progress` is called with what is being done.
     `model_options`: `loss`, `options`, `input_shapes`, `trainable` and `loading` of `Steps`.
     UsageError for a device of unknown memory without a budget, and for batches that ranks cannot share.
     """
@@ -114,20 +116,22 @@ class Search:
         batch: int,
         network: Network | str,
         optimizer: AnyOptimizer | None,
-        budget: int | None,
+        budget: int | str | None,
         target: Target | None,
         progress: Callable[[str], Any] | None,
         model_options: Mapping[str, Any],
     ) -> None:
-        self.ranks, self.batch, self.progress = ranks, batch, progress or (lambda text: None)
-        self.network = Network.parse(network) if isinstance(network, str) else network
+        self.progress = as_function(progress or (lambda text: None), "progress", "a text")
+        self.ranks = expect("ranks", ranks, int, "a whole number")
+        self.batch = expect("batch", batch, int, "a whole number")
+        self.network = as_network(network)
         self.network.check(Mesh.of(dp=ranks))
         self.target = as_published(target)
         assert isinstance(self.target.cost, Device)
         self.device = self.target.cost
         if budget is None and not self.device.memory:
             raise UsageError(f"the memory of '{self.device.name}' is not known: give a budget, the bytes of a rank")
-        self.budget = budget or self.device.memory
+        self.budget = self.device.memory if budget is None else as_bytes(budget)
         self.inner: AnyOptimizer = optimizer or Adam()
         first = DataParallel(self.inner, Mesh.of(dp=1), batch=1)
         self.steps = Steps(model, optimizer=first, target=self.target, **model_options)
@@ -320,8 +324,9 @@ class Search:
 def as_published(target: Target | None) -> Target:
     """The target with products at the part of the device's peak that published steps reach, and programs for CUDA where
     the device is a GPU, which has rates for halves.  UsageError without a device."""
-    if target is None or not isinstance(target.cost, Device):
-        raise UsageError("a mesh needs the rates of a device: give a target with cost=rc.cost.device('h100-80')")
+    if target is None or not isinstance(expect("target", target, Target, "an rc.Target").cost, Device):
+        raise UsageError("a mesh needs the rates of a device: give target=rc.Target(cost='h100-80')")
+    assert isinstance(target.cost, Device)
     place = CUDAPlace() if target.place == CPUPlace() and target.cost.f16 else target.place
     return dataclasses.replace(target, place=place, cost=dataclasses.replace(target.cost, reached=ACHIEVED))
 

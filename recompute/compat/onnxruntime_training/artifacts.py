@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ...budgets import parse_budget
+from ...budgets import as_budget
 from ...errors import UsageError, nearest
 from ...exporter.compiled import save_model, without_fields
 from ...exporter.function_builder import value_info
@@ -111,7 +111,7 @@ def _recomputation(further: Further) -> dict[str, Any]:
     if checkpoints is not None and budget is not None:
         raise UsageError("give checkpoints or a memory_budget: both define what is recomputed")
     if budget is not None:
-        parse_budget(budget)
+        as_budget(budget)
     names = None if checkpoints is None else _texts("checkpoints", checkpoints)
     return {"checkpoints": names, "memory_budget": budget}
 

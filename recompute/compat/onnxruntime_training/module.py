@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ...budgets import parse_budget
+from ...budgets import as_budget
 from ...errors import ModelError, UsageError
 from ...exporter.compiled import save_model, without_fields
 from ...exporter.function_builder import fill_tensor
@@ -18,7 +18,7 @@ from ...importer.load import load
 from ...language.program import Program, Variable
 from ...language.types import TensorType, dtype_from_onnx
 from ...passes import Target
-from ...places import named_place
+from ...places import as_place
 from ...planning.request import request
 from ...planning.step import plan_step, target_of
 from ...runtime import Executor
@@ -71,7 +71,7 @@ class Module:
         session_options: Any = None,
     ) -> None:
         if device != "cpu":
-            named_place(device)
+            as_place(device)
             raise UsageError(f"device '{device}': this interface runs on the CPU; rc.Executor(rc.CUDAPlace()) runs a "
                              "merged training step on a GPU (docs/gpu.md)")  # fmt: skip
         self.training, self.state = True, state
@@ -169,7 +169,7 @@ class Module:
         kept = tuple(dict.fromkeys([*block.outputs, *outputs, *gradients]))
         program.block = block.with_operators(block.operators, outputs=kept)
         if told["memory_budget"] is not None:
-            wanted = request(parse_budget(told["memory_budget"]))
+            wanted = request(as_budget(told["memory_budget"]))
             assert wanted is not None
             plan_step(program, wanted, target_of(Target(self._executor.place)), apart=True)
         return program, outputs, gradients

@@ -9,7 +9,7 @@ from ...errors import UsageError
 from ..amp import decorate
 from ..optimizers import Adam, AdamW, GradientMergeOptimizer, Lamb, Lars, Momentum, Optimizer, RecomputeOptimizer
 from ..parallel import DataParallel
-from ..protocol import AnyOptimizer, spec_of
+from ..protocol import AnyOptimizer, as_optimizer, spec_of
 from .combining import micro_batches, refused_pair, shards, switched_on
 from .strategy import DistributedStrategy
 from .world import World, current_or_one
@@ -33,7 +33,7 @@ def distributed_optimizer(optimizer: Any, strategy: DistributedStrategy | None =
     the batch of one rank's micro-batch; the loss and gradients are those of all ranks' samples.  UsageError for options
     that do not go together, naming both, and if it recomputes without checkpoints, budget or strategy.
     """
-    world = current_or_one()
+    optimizer, world = as_optimizer(optimizer), current_or_one()
     if strategy is None:
         strategy = world.strategy if world is not None and world.strategy is not None else DistributedStrategy()
     if not isinstance(strategy, DistributedStrategy):
