@@ -40,26 +40,7 @@ def parser() -> Parser:
     p.add_argument("model", help="an .onnx file, or the name of a network in the zoo (--list-models)", nargs="?")
     p.add_argument("--list-models", action="store_true", help="print the networks of the zoo and stop")
     _add_what(p)
-    out = p.add_argument_group("what to write")
-    out.add_argument("-o", "--output", type=Path, metavar="OUT.onnx", help="the training step as an ONNX file")
-    out.add_argument(
-        "--save-trained",
-        type=Path,
-        metavar="OUT.onnx",
-        help="with --run: the trained model as an ONNX file for inference",
-    )
-    out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-' for standard output)")
-    out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the text of the program after each pass")
-    says = "print the passes that compile the step, in order, and stop"
-    out.add_argument("--list-parameters", action="store_true", help="print which tensors train, and why, and stop")
-    out.add_argument("--print-passes", action="store_true", help=says)
-    out.add_argument(
-        "--insert-pass", action="append", default=[], metavar="after:NAME=PASS", help="also run a pass of your own "
-        "before or after one of --print-passes; may be repeated",
-    )  # fmt: skip
-    out.add_argument(
-        "--load-passes", action="append", default=[], metavar="FILE.py", help="run a Python file that defines passes"
-    )
+    _add_outputs(p)
     cli_memory.add_arguments(p)
     cli_plan.add_arguments(p)
     cli_ranks.add_arguments(p)
@@ -82,6 +63,30 @@ def parser() -> Parser:
     noise.add_argument("-v", "--verbose", action="store_true", help="print more details, and tracebacks of errors")
     noise.add_argument("-q", "--quiet", action="store_true", help="print errors only, and the last loss of --run")
     return p
+
+
+def _add_outputs(p: argparse.ArgumentParser) -> None:
+    """Options of what is written and printed, and of passes of one's own."""
+    out = p.add_argument_group("what to write")
+    out.add_argument("-o", "--output", type=Path, metavar="OUT.onnx", help="the training step as an ONNX file")
+    out.add_argument(
+        "--save-trained",
+        type=Path,
+        metavar="OUT.onnx",
+        help="with --run: the trained model as an ONNX file for inference",
+    )
+    out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-' for standard output)")
+    out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the text of the program after each pass")
+    says = "print the passes that compile the step, in order, and stop"
+    out.add_argument("--list-parameters", action="store_true", help="print which tensors train, and why, and stop")
+    out.add_argument("--print-passes", action="store_true", help=says)
+    out.add_argument(
+        "--insert-pass", action="append", default=[], metavar="after:NAME=PASS", help="also run a pass of your own "
+        "before or after one of --print-passes; may be repeated",
+    )  # fmt: skip
+    out.add_argument(
+        "--load-passes", action="append", default=[], metavar="FILE.py", help="run a Python file that defines passes"
+    )
 
 
 def _add_what(p: argparse.ArgumentParser) -> None:
