@@ -153,8 +153,6 @@ class Tree:
         skip = shutil.ignore_patterns("__pycache__", "onnx_backend")
         for name in ("recompute", "tests"):
             shutil.copytree(ROOT / name, root / name, ignore=skip)
-        for name in ("passes", "runtime", "models"):  # as setup.cfg has them
-            shutil.copytree(ROOT / name, root / "recompute" / name, ignore=skip)
         shutil.copy(ROOT / "pyproject.toml", root)
         os.environ.update({f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")})
         os.environ.update(PYTHONPATH=str(root), XDG_CACHE_HOME=str(root / "cache"), PYTEST_ADDOPTS="")

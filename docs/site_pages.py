@@ -7,7 +7,6 @@ name that is exported is documented, wherever its definition lies.
 from __future__ import annotations
 
 import atexit
-import importlib
 import inspect
 import logging
 import os
@@ -39,13 +38,11 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^()\s]+)\)")
 
 @event_priority(100)
 def on_config(config: Any) -> Any:
-    """The package as it is installed, in one folder: recompute/passes is the checkout's passes, and so on."""
+    """A copy of the package as it is installed, without links."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    for name in ("recompute", "recompute.passes", "recompute.runtime", "recompute.models"):
-        source = importlib.import_module(name).__path__[0]
-        target = folder / name.replace(".", "/")
-        shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.onnx"))
+    ignored = shutil.ignore_patterns("__pycache__", "*.onnx")
+    shutil.copytree(recompute.__path__[0], folder / "recompute", ignore=ignored)
     config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(folder)]
     for section in config.nav:
         if "API" in section:

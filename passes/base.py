@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from ..errors import UsageError, VerifyError, nearest
 from ..language.ir import Block
+from ..language.program import Program
 from ..language.text import show
 from ..language.verify import verify
 from ..support.files import make_folder, replacing, together
@@ -26,35 +27,82 @@ PASSES: dict[str, type[Pass]] = {}
 
 @dataclass(frozen=True)
 class Pass:
-    """A function from block to block whose fields are its options.  Defining a subclass registers it."""
+    """A function from block to block whose fields are its options.  A subclass is registered, unless `abstract`."""
 
     #: whether all that it gives was verified already, as it runs other passes
     verifies: ClassVar[bool] = False
+    #: facts that the passes before must have given: "gradients", "updates", "frees", "addresses"
+    needs: ClassVar[tuple[str, ...]] = ()
+    #: facts that must not hold yet: nothing is added behind the frees
+    refuses: ClassVar[tuple[str, ...]] = ("frees",)
+    #: facts that hold afterwards, and those that do not any more
+    gives: ClassVar[tuple[str, ...]] = ()
+    takes: ClassVar[tuple[str, ...]] = ()
     #: the name in pipelines and on the command line, from the class's name: DeadCode → dead-code
     name: ClassVar[str] = ""
 
-    def __init_subclass__(cls, **kw: Any) -> None:
+    def __init_subclass__(cls, abstract: bool = False, **kw: Any) -> None:
         super().__init_subclass__(**kw)
         cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
-        PASSES[cls.name] = cls
+        if not abstract:
+            PASSES[cls.name] = cls
 
     def run(self, block: Block) -> Block:
         """The rewritten block; the one given is never changed."""
         raise NotImplementedError
 
+    def rewrite(self, program: Program) -> Block:
+        """The rewritten block of a program.
+
+        A pass that needs more than the block overrides this: it may read and set the contents of arrays, declare
+        state, and change the (parameter, gradient) pairs.  `apply_passes` gives the program its new block.
+        """
+        return self.run(program.block)
+
     def __str__(self) -> str:
         options = [
             f"{f.name}={_show_option(getattr(self, f.name))}"
             for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
+            if f.repr and getattr(self, f.name) != f.default
         ]
         return self.name + (f"{{{','.join(options)}}}" if options else "")
 
 
+@dataclass(frozen=True)
+class ForwardPass(Pass, abstract=True):
+    """A pass over the forward pass, before differentiation, which leaves outputs as they are.
+
+    What it changes is changed again where the program is made at another batch.
+
+    `kept`: values that stay beside the outputs, because the loss or the user needs them.
+    """
+
+    refuses = ("gradients",)
+    kept: tuple[str, ...] = ()
+
+    def rewrite(self, program: Program) -> Block:
+        """The block itself where the pass changes nothing."""
+        block = program.block
+        values = block.values()
+        kept = dict.fromkeys([*block.outputs, *(n for n in self.kept if n in values)])
+        marked = block.with_operators(block.operators, outputs=tuple(kept))
+        found = self.changed(marked, program)
+        if found is marked:
+            return block
+        program.also_at_other_batches(program.again, lambda made: apply_passes(made, [self]))
+        return found.with_operators(found.operators, outputs=block.outputs)
+
+    def changed(self, block: Block, program: Program) -> Block:
+        """The rewritten block, whose outputs all stay; `program`: whose block it is."""
+        return self.run(block)
+
+
 def _show_option(value: Any) -> str:
+    if isinstance(value, Pass):
+        return str(value)
     if isinstance(value, tuple):
         return f"[{','.join(map(_show_option, value))}]"
-    if callable(value) or dataclasses.is_dataclass(value):
+    if callable(value) or (dataclasses.is_dataclass(value) and type(value).__str__ is object.__str__):
         return "..."
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -84,6 +132,11 @@ def dumping(folder: Path | str | None) -> Iterator[None]:
             _DUMP.reset(token)
 
 
+def is_dumping() -> bool:
+    """Whether texts are written now."""
+    return _DUMP.get() is not None
+
+
 def dump_block(name: str, block: Block) -> None:
     """Writes a program's text to the folder of `dumping`, if there is one."""
     dump = _DUMP.get()
@@ -104,15 +157,43 @@ def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None 
         if dump is not None:
             dump_block("input", block)
         for p in passes:
-            after = p.run(block)
-            try:
-                if not p.verifies:
-                    verify(after)
-            except VerifyError as e:
-                raise VerifyError(f"pass '{p}' broke the program; {_reproducer(p, block)}\n{e}") from None
-            block = after
+            block = _checked(p, block, p.run(block))
             dump_block(p.name, block)
     return block
+
+
+def check_order(passes: Sequence[Pass]) -> None:
+    """UsageError where a pass of a list comes before one that it needs, or behind one that it refuses."""
+    facts: dict[str, str] = {}
+    for p in passes:
+        for fact in p.needs:
+            if fact not in facts:
+                first = [q.name for q in passes if fact in q.gives]
+                raise UsageError(
+                    f"pass '{p.name}' needs {fact}: put it behind {first[0] if first else 'what makes them'}"
+                )
+        for fact in p.refuses:
+            if fact in facts:
+                raise UsageError(f"pass '{p.name}' comes too late: put it before '{facts[fact]}', which makes {fact}")
+        facts |= dict.fromkeys(p.gives, p.name)
+        for fact in p.takes:
+            facts.pop(fact, None)
+
+
+def apply_passes(program: Program, passes: Sequence[Pass]) -> None:
+    """Rewrites a program by passes, in order, with the verifier after each that changes it; see `run_passes`."""
+    for p in passes:
+        before = program.block
+        program.block = _checked(p, before, p.rewrite(program))
+        dump_block(p.name, program.block)
+
+
+def _checked(p: Pass, before: Block, after: Block) -> Block:
+    """The block after a pass.  VerifyError with a reproducer if it is broken."""
+    try:
+        return after if p.verifies or after is before else verify(after)
+    except VerifyError as e:
+        raise VerifyError(f"pass '{p}' broke the program; {_reproducer(p, before)}\n{e}") from None
 
 
 @contextlib.contextmanager

@@ -1,10 +1,10 @@
-"""The list of passes of a training step, in order, defined only here.
+"""The list of passes that compile a training step, in order, defined only here.
 
     for p in step_passes(target): print(p)
 
-Each phase is a function of its own, because optimizers and planners stop between them: an optimizer gives gradients to
-its user before it adds updates, and a planner compares many plans for one step.  `recompute-compile --print-passes`
-prints the list, `--dump-ir` writes the program after each.
+Each phase is a function of its own, because planners stop between them: they compare many plans for one step.  The
+passes that make the step are those of `recompute.training.pipeline`.  `recompute-compile --print-passes` prints both
+lists, `--dump-ir` writes the program after each pass.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ from ..language.ir import Block, Operator
 from ..language.kernels import accepting, provider
 from ..language.types import TensorType
 from .approximation.approximate import Approximate
-from .attention.find_attention import FindAttention
 from .base import Pass, run_passes
 from .cleanup.commit_updates import CommitUpdates
 from .cleanup.dead_code import DeadCode
-from .cleanup.eager_updates import EagerUpdates
 from .communication.buckets import Buckets
 from .communication.overlap import Overlap
 from .communication.regather import Regather
 from .communication.tree_sums import TreeSums
-from .gradient.autodiff import Autodiff
-from .gradient.precision import Precision
-from .loss.find_head import FindHead
+from .inserting import with_inserted
 from .lowering.channels_last import ChannelsLast
 from .lowering.choose_kernels import ChooseKernels
 from .lowering.fold_transposes import FoldTransposes
@@ -37,8 +33,6 @@ from .lowering.scatter_gradients import ScatterGradients
 from .memory.liveness import Liveness
 from .memory.memory_plan import MemoryPlan
 from .offloading.offload import Offload, offloaded, without_copies
-from .patterns.find_gates import FindGates
-from .patterns.find_norms import FindNorms
 from .recomputation.rebuild import Rebuild
 from .recomputation.recompute import Recompute, RecomputePlan
 from .recomputation.split_norms import FuseNorms, OpenNorms, SplitNorms
@@ -51,42 +45,19 @@ from .target import Target
 
 
 def step_passes(
-    target: Target,
-    plan: RecomputePlan | None = None,
-    *,
-    scheduled: bool = False,
-    loss: str | None = None,
-    checkpoints: Sequence[str] = (),
-    offload: bool = False,
+    target: Target, plan: RecomputePlan | None = None, *, scheduled: bool = False, moved: Sequence[str] = ()
 ) -> list[Pass]:
     """The passes that compile a training step, in order.
 
     `target`: a resolved target.  `plan`: a planner's plan (None: no planning), for the operators of the step before the
-    pass "recompute"; `scheduled`: the plan is for the order made by `schedule`.  `loss`: include the passes that
-    optimizers run on the forward pass, and the user's `checkpoints`; without it, the block is already a training step.
-    `offload`: the checkpoints are offloaded.
+    pass "recompute"; `scheduled`: the plan is for the order made by `schedule`.  `moved`: without a plan, checkpoints
+    that are offloaded.  The passes that make the step come before (`recompute.training.pipeline`).
     """
     return [
-        *(training_passes(target, loss, checkpoints) if loss is not None else ()),
         *cleanup_passes(target, planned=plan is not None and not plan.only_approximates),
         *(plan_passes(target, plan, scheduled=scheduled) if plan is not None else ()),
         *lowering_passes(target),
-        *memory_passes(target, plan.offloads if plan is not None else (checkpoints if offload else ())),
-    ]
-
-
-def training_passes(target: Target, loss: str, checkpoints: Sequence[str] = ()) -> list[Pass]:
-    """The passes that optimizers run; they add the updates before "eager-updates"."""
-    low = target.precision not in (None, "fp32")
-    return [
-        FindNorms(),
-        FindGates(),
-        *([FindAttention()] if target.fuse_attention else ()),
-        *([FindHead(loss)] if target.fuse_head and not low else ()),
-        *([Precision(target.precision, (loss,))] if low and target.precision is not None else ()),
-        Autodiff(loss),
-        *([Recompute(tuple(checkpoints))] if checkpoints else ()),
-        EagerUpdates(),
+        *memory_passes(target, plan.offloads if plan is not None else moved),
     ]
 
 
@@ -94,7 +65,8 @@ def cleanup_passes(target: Target, *, planned: bool = False) -> list[Pass]:
     """The first passes of any step.  `planned`: a plan will define which normalised values are recomputed."""
     rebuild = target.rebuild and not planned
     weights = [TemporaryWeights()] if target.rebuild else []
-    return [Unplan(), DeadCode(), *weights, *([Rebuild()] if rebuild else ()), CommitUpdates()]
+    found = [Unplan(), DeadCode(), *weights, *([Rebuild()] if rebuild else ()), CommitUpdates()]
+    return with_inserted(found, target.insertions)
 
 
 def numbered_passes(target: Target, *, scheduled: bool = False) -> list[Pass]:
@@ -134,10 +106,11 @@ def lowering_passes(target: Target) -> list[Pass]:
     """The passes that lower a step for the kernels of a place; without kernel providers, communication only."""
     names = target.kernels
     if not names:
-        return _communication()
+        return with_inserted(_communication(), target.insertions)
     fusion: list[Pass] = [OpenNorms(), Fusion(device=target.on_device)] if {"loops", "cuda"} & set(names) else []
     gradients = [FoldTransposes(), ScatterGradients(names)]
-    return [*_communication(), *gradients, ChannelsLast(names), *fusion, ChooseKernels(names)]
+    found = [*_communication(), *gradients, ChannelsLast(names), *fusion, ChooseKernels(names)]
+    return with_inserted(found, target.insertions)
 
 
 def _communication() -> list[Pass]:

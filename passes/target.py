@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ..errors import UsageError, nearest
 from ..language.ir import Operator
 from ..places import CPUPlace, CUDAPlace, Place
+from .inserting import Insertion, insertion
 from .offloading.transfers import LINK, Link
 
 
@@ -36,7 +37,8 @@ class Target:
     (passes/recomputation/rebuild.py).  `fuse_attention`, `fuse_head`: whether optimizers make attention, and a large
     product with a vocabulary and its cross entropy, one operator each (passes/attention/find_attention.py,
     passes/loss/find_head.py); of no effect on what is a training step already.  `link`: the rate of copies to host
-    memory, which `resolved` takes from `cost`.
+    memory, which `resolved` takes from `cost`.  `inserted`: passes of the user's own, such as "after:autodiff=my-pass"
+    (passes/inserting.py).
     """
 
     place: Place = CPUPlace()  # noqa: RUF009 - frozen
@@ -48,8 +50,11 @@ class Target:
     fuse_attention: bool = True
     fuse_head: bool = True
     link: Link = LINK
+    inserted: Sequence[str | Insertion] = ()
 
     def __post_init__(self) -> None:
+        given = (self.inserted,) if isinstance(self.inserted, (str, Insertion)) else self.inserted
+        object.__setattr__(self, "inserted", tuple(map(insertion, given)))
         if isinstance(self.providers, str):
             object.__setattr__(self, "providers", tuple(self.providers.split(",")))
         elif self.providers is not None:
@@ -66,13 +71,16 @@ class Target:
         assert self.providers is not None, "resolve the target first: its providers are those of a place"
         return tuple(self.providers)
 
+    @property
+    def insertions(self) -> tuple[Insertion, ...]:
+        """The passes that are inserted."""
+        return tuple(map(insertion, self.inserted))
+
     def makes_the_same_as(self, other: Target) -> bool:
         """Whether a step compiled for one of two resolved targets is that of the other, however it is priced."""
-        return type(self.place) is type(other.place) and (self.kernels, self.schedule, self.rebuild) == (
-            other.kernels,
-            other.schedule,
-            other.rebuild,
-        )
+        return type(self.place) is type(other.place) and (
+            self.kernels, self.schedule, self.rebuild, self.inserted
+        ) == (other.kernels, other.schedule, other.rebuild, other.inserted)  # fmt: skip
 
 
 def target_fields() -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from . import moved
@@ -15,6 +16,13 @@ from .language.text import parse, show
 from .language.types import TensorType
 from .language.verify import verify
 from .version import __version__
+
+if os.path.isfile(os.path.join(__path__[0], "passes")):
+    raise ImportError(
+        f"{os.path.join(__path__[0], 'passes')} is a file in place of a link to ../passes, because Git made this "
+        "checkout without symbolic links: clone it again with `git clone -c core.symlinks=true` (on Windows, in "
+        "developer mode)"
+    )
 
 #: name → module that defines it; imported at first use, so that `import recompute` is fast
 _LAZY = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -18,7 +19,8 @@ class ImportGraph:
     def __init__(self, folders: Mapping[str, Path]) -> None:
         self.files: dict[str, Path] = {}
         for package, folder in folders.items():
-            for path in sorted(folder.rglob("*.py")):
+            walk = os.walk(folder, followlinks=True)  # recompute/passes is a link
+            for path in sorted(Path(at, name) for at, _, names in walk for name in names if name.endswith(".py")):
                 parts = path.relative_to(folder).with_suffix("").parts
                 self.files[".".join((package, *(p for p in parts if p != "__init__")))] = path
         self._imports: dict[str, list[ast.Import | ast.ImportFrom]] = {}

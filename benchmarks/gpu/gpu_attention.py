@@ -26,7 +26,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
-from gpu_rows import overlay, wanted  # noqa: E402
+from gpu_rows import this_checkout, wanted  # noqa: E402
 
 #: calls before the clock starts, and how many are timed
 WARM, TIMES = 3, 20
@@ -227,7 +227,7 @@ def main() -> int:
     args = p.parse_args()
     if unknown := [x for x in args.precisions.split(",") if x not in AGREE]:
         p.error(f"--precisions knows {', '.join(AGREE)}, not {', '.join(unknown)}")
-    overlay()
+    this_checkout()
     from recompute.runtime.cuda.device import device as devices
     from recompute.runtime.cuda.device.emulator import EmulatedDevice
 

@@ -3,16 +3,13 @@ installed, and jobs are run in processes of their own."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,16 +152,11 @@ def wanted(title: str, beginnings: Sequence[str]) -> bool:
     return not beginnings or title.startswith(tuple(beginnings))
 
 
-def overlay() -> dict[str, str]:
-    """An environment in which `import recompute` takes this checkout: links to its folders, as setup.cfg maps them."""
-    folder = Path(tempfile.mkdtemp(prefix="recompute-overlay-")) / "recompute"
-    atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
-    folder.mkdir()
-    for path in (*(ROOT / "recompute").iterdir(), *(ROOT / n for n in ("passes", "runtime", "models"))):
-        (folder / path.name).symlink_to(path)
+def this_checkout() -> dict[str, str]:
+    """An environment in which `import recompute` takes this checkout."""
     before = os.environ.get("PYTHONPATH", "")
-    sys.path.insert(0, str(folder.parent))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(folder.parent), before) if p)}
+    sys.path.insert(0, str(ROOT))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), before) if p)}
 
 
 def rehearsed() -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import UsageError
 from ...language.ir import Block, Free
+from ...language.program import Program
 from ..base import Pass
 from ..cleanup.dead_code import DeadCode
+from ..recomputation.recompute import RecomputePlan
 from .base import Approximation, parse_permissions
 from .choices import best, named, parse_choice, step_of, write
 from .edits import Edits
@@ -31,14 +33,26 @@ class Approximate(Pass):
         """The block with approximations.  UsageError for choices that do not fit it, and where nothing can be done."""
         if any(isinstance(o.op, Free) for o in block.operators):
             raise UsageError("'approximate' comes before 'liveness': it adds operators, and frees must follow")
-        if not self.choices and not self.everywhere:
-            return block
-        choices = (*self.choices, *permitted_choices(block, parse_permissions(self.everywhere)))
-        step = step_of(block)
-        edits = Edits(step)
-        for candidate in named(step, [parse_choice(c) for c in choices]):
-            write(step, candidate, edits)
-        return DeadCode().run(edits.result())
+        return _approximated(block, self._chosen(block))
+
+    def rewrite(self, program: Program) -> Block:
+        """The same; the choices become part of the program's plan."""
+        choices = self._chosen(program.block)
+        program.plan = replace(program.plan or RecomputePlan(), approximations=choices)
+        return _approximated(program.block, choices)
+
+    def _chosen(self, block: Block) -> tuple[str, ...]:
+        return (*self.choices, *permitted_choices(block, parse_permissions(self.everywhere)))
+
+
+def _approximated(block: Block, choices: Sequence[str]) -> Block:
+    if not choices:
+        return block
+    step = step_of(block)
+    edits = Edits(step)
+    for candidate in named(step, [parse_choice(c) for c in choices]):
+        write(step, candidate, edits)
+    return DeadCode().run(edits.result())
 
 
 def permitted_choices(block: Block, permitted: Sequence[Approximation]) -> tuple[str, ...]:

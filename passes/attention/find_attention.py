@@ -9,8 +9,9 @@ from typing import Any
 from ...errors import RecomputeError
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
+from ...language.program import Program
 from ...ops.attention.tiled import TiledAttention
-from ..base import Pass
+from ..base import ForwardPass
 from ..cleanup.dead_code import prune
 from .known import Known
 from .levels import Level, finest, refined
@@ -19,7 +20,7 @@ from .scores import NotAttentionError, Scores, Walk, Weights
 
 
 @dataclass(frozen=True)
-class FindAttention(Pass):
+class FindAttention(ForwardPass):
     """Replace softmax(scale · q kᵀ + bias) v by TiledAttention, which keeps no scores.
 
     For the forward pass, before differentiation.  What is found: scaling by constants before or after the product, any
@@ -34,6 +35,10 @@ class FindAttention(Pass):
     def run(self, block: Block) -> Block:
         """The block itself if there is no attention."""
         return find_attention(block, self.data)[0]
+
+    def changed(self, block: Block, program: Program) -> Block:
+        """The same with the program's own arrays."""
+        return find_attention(block, program.data)[0]
 
 
 def find_attention(block: Block, data: Mapping[str, Any] | None = None) -> tuple[Block, list[str]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ...errors import UsageError, nearest
 from ...language.builder import Builder, reverse
 from ...language.ir import Block, Operator, Role, Value
+from ...language.program import Program
 from ..base import Pass
 from ..cleanup.dead_code import prune
 from .lean_gradients import drop_again, mask_before_routing
@@ -21,17 +22,32 @@ class Autodiff(Pass):
 
     `parameters`: names or globs of the parameters or inputs to differentiate by (default: all parameters);
     `no_grad`: names or globs of values through which no gradient flows.  A value's gradient is called NAME_grad.
+    `scale`: a value by which all gradients are multiplied (loss scaling).  A program notes the pairs of parameters and
+    gradients in place of outputs (`Program.gradients`).
     """
+
+    refuses = ("gradients",)
+    gives = ("gradients",)
 
     loss: str = "loss"
     parameters: tuple[str, ...] = ()
     no_grad: tuple[str, ...] = ()
+    scale: str = ""
 
     def run(self, block: Block) -> Block:
         """The block with backward operators after the forward ones; gradients join the outputs."""
-        after, pairs = differentiate(block, self.loss, self.parameters, self.no_grad)
+        after, pairs = differentiate(block, self.loss, self.parameters, self.no_grad, self.scale)
         outputs = dict.fromkeys([*block.outputs, self.loss, *(g.name for _, g in pairs)])
         return after.with_operators(after.operators, outputs=tuple(outputs))
+
+    def rewrite(self, program: Program) -> Block:
+        """The block with backward operators; UsageError where there is nothing to train."""
+        after, pairs = differentiate(program.block, self.loss, self.parameters, self.no_grad, self.scale)
+        if not pairs:
+            raise UsageError(f"the loss '{self.loss}' depends on no parameter that is trained")
+        program.gradients = [(p.name, g.name) for p, g in pairs]
+        outputs = tuple(dict.fromkeys([*after.outputs, self.loss]))
+        return after.with_operators(after.operators, outputs=outputs)
 
 
 def select(patterns: Sequence[str], values: Sequence[Value], what: str) -> list[Value]:
@@ -47,9 +63,11 @@ def select(patterns: Sequence[str], values: Sequence[Value], what: str) -> list[
 
 
 def differentiate(
-    block: Block, loss: str, parameters: Sequence[str] = (), no_grad: Sequence[str] = ()
+    block: Block, loss: str, parameters: Sequence[str] = (), no_grad: Sequence[str] = (), scale: str = ""
 ) -> tuple[Block, list[tuple[Value, Value]]]:
     """Adds the backward pass; returns the new block and (parameter, gradient) pairs.
+
+    `scale`: the value with which the gradient of the loss begins (default: 1).
 
     A parameter on which the loss does not depend has no pair.  If the forward pass updates state whose former value a
     gradient reads, the state is copied right before the update.
@@ -69,6 +87,9 @@ def differentiate(
     wanted = [v for v in wanted if v.name not in stop and v.type.is_float]
     b = Builder.on(block, role=Role.BACKWARD, prefix=f"{loss}.grad")
     seed = b.fill(1.0, values[loss])
+    if scale:
+        factor = values[scale]
+        seed = b.Mul(seed, factor if factor.dtype == seed.dtype else b.Cast(factor, to=seed.dtype))
     versions = Versions(b, block)
     grads, forward = reverse(b, versions.operators, {versions.last.get(loss, loss): seed}, wanted, versions.of(stop))
     pairs = [(v, grads[v.name]) for v in wanted if v.name in grads]

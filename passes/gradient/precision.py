@@ -40,6 +40,8 @@ class Precision(Pass):
     inputs, parameters, buffers and state.
     """
 
+    refuses = ("gradients",)
+
     to: str = "bf16"
     full: tuple[str, ...] = ()
 

@@ -28,6 +28,8 @@ class FindHead(Pass):
     only where it is known to pay.  For the forward pass, before differentiation; see `find_head`.
     """
 
+    refuses = ("gradients",)
+
     loss: str = "loss"
     kept: tuple[str, ...] = ()
     large: bool = True

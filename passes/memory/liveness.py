@@ -17,6 +17,8 @@ class Liveness(Pass):
     Outputs of the block, parameters, buffers, state and constants are never freed.
     """
 
+    gives = ("frees",)
+
     def run(self, block: Block) -> Block:
         """Frees of an earlier run are replaced."""
         operators = [with_scratch(o, None) for o in block.operators if not isinstance(o.op, Free)]

@@ -44,6 +44,10 @@ class MemoryPlan(Pass):
     which the exact packer (extra `plan`) may improve on the heuristics.
     """
 
+    needs = ("frees",)
+    refuses = ("addresses",)
+    gives = ("addresses",)
+
     exact: float = 0.0
 
     def run(self, block: Block) -> Block:

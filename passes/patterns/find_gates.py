@@ -11,7 +11,7 @@ from ...language.ir import Block, Operator, Role, Value
 from ...language.op import Op
 from ...ops.elementwise.gated import Gelu, Swish
 from ..attention.known import Known
-from ..base import Pass
+from ..base import ForwardPass
 from ..cleanup.dead_code import prune
 
 #: coefficients of powers of x and of the gate, by their exponents
@@ -26,7 +26,7 @@ _HALVES = {(1, 0): 0.5, (1, 1): 0.5}
 
 
 @dataclass(frozen=True)
-class FindGates(Pass):
+class FindGates(ForwardPass):
     """Replace x · sigmoid(αx) by Swish, and x/2 · (1 + erf(x/√2)), or the formula with tanh, by Gelu.
 
     For the forward pass, before differentiation.  Products and sums are compared as polynomials in x and the gate, so

@@ -12,12 +12,12 @@ from ...language.ir import Block, Operator, Role, Value
 from ...language.op import Op
 from ...ops.norm.fused import LayerNormalization, RMSNormalization
 from ..attention.known import Known
-from ..base import Pass
+from ..base import ForwardPass
 from ..cleanup.dead_code import prune
 
 
 @dataclass(frozen=True)
-class FindNorms(Pass):
+class FindNorms(ForwardPass):
     """Replace x / √(mean(x²) + ε) · scale by RMSNormalization, and what centres x before by LayerNormalization.
 
     For the forward pass, before differentiation.  What the exporters of PyTorch write is found: a square root and its

@@ -26,6 +26,8 @@ class FindStable(Pass):
     What they replace stays for its other readers, until `dead-code`.
     """
 
+    refuses = ("gradients",)
+
     def run(self, block: Block) -> Block:
         """The block itself if there is none."""
         return find_stable(block)

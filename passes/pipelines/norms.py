@@ -8,15 +8,38 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
+from ...language.program import Program
 from ...language.types import TensorType
 from ...ops.communication.base import Numbers, communicated
 from ...ops.communication.collectives import AllGather
 from ...ops.loss.scale import InverseIfFinite
 from ...ops.optimizer.norm_updates import GlobalNorm, SquareSums
+from ..base import Pass
 from .schedules import Pipe
+
+
+@dataclass(frozen=True)
+class NormsOverStages(Pass):
+    """Take global norms of gradients, and checks of finite values, over all stages of the pipeline `pipe`.
+
+    The gradient of a parameter that several stages have counts on the first of them.
+    """
+
+    pipe: Pipe
+
+    def run(self, block: Block) -> Block:
+        """All gradients count."""
+        return norms_over_stages(block, self.pipe, ())
+
+    def rewrite(self, program: Program) -> Block:
+        """Those count whose parameters' first stage is one of this rank's."""
+        own = self.pipe.own()
+        others = {g for p, g in program.gradients if program.first_stages.get(p, -1) not in own}
+        return norms_over_stages(program.block, self.pipe, others)
 
 
 def norms_over_stages(block: Block, pipe: Pipe, others: Collection[str]) -> Block:

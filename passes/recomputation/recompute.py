@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ...errors import UsageError, nearest
 from ...language.ir import Block, Operator, Role, Value
+from ...language.program import Program
 from ..base import Pass
 from ..cleanup.dead_code import drop_unused_outputs
 from ..cleanup.eager_updates import EagerUpdates
@@ -57,14 +58,47 @@ class RecomputePlan:
 
 @dataclass(frozen=True)
 class Recompute(Pass):
-    """Apply a plan, or make one from `checkpoints` first."""
+    """Apply a plan, or make one from `checkpoints` first.
+
+    `loss`: serves the notes about checkpoints that save nothing; `named`: the forward pass in which they were named, of
+    which attention, normalisations and a head have become one operator each since.
+    """
 
     checkpoints: tuple[str, ...] = ()
     plan: RecomputePlan | None = None
+    loss: str = ""
+    named: Block | None = field(default=None, compare=False, repr=False)
 
     def run(self, block: Block) -> Block:
         """Clones of forward operators before the backward operators that need them."""
         return apply(block, self.plan or plan_from_checkpoints(block, self.checkpoints))
+
+    def rewrite(self, program: Program) -> Block:
+        """The same; `program.plan` is the plan, whose notes tell which checkpoints save nothing."""
+        block, plan = program.block, self.plan
+        if plan is None:
+            names = list(self.checkpoints)
+            if self.named is not None and program.forward is not None:
+                names = _remaining(self.named, program.forward, names)
+            values = block.values()
+            gone = [n for n in names if n not in values]
+            plan = plan_from_checkpoints(block, [n for n in names if n in values], self.loss or None)
+            inside = [f"checkpoint '{n}' saves nothing: it is inside the head, which is one operator" for n in gone]
+            plan = replace(plan, notes=(*plan.notes, *inside))
+        program.plan = plan
+        return apply(block, plan)
+
+
+def _remaining(before: Block, after: Block, names: Sequence[str]) -> list[str]:
+    """The checkpoints after attention became one operator: in place of what is inside of it, its result."""
+    values, consumers = after.values(), before.consumers()
+    found: dict[str, None] = {}
+    for name in names:
+        while name not in values and consumers.get(name):
+            name = next(before.operators[consumers[name][-1]].writes()).name
+        if name in values:
+            found[name] = None
+    return list(found)
 
 
 def apply(block: Block, plan: RecomputePlan) -> Block:

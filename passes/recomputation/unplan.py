@@ -12,6 +12,9 @@ from ..base import Pass
 class Unplan(Pass):
     """Remove frees, chosen kernels and addresses."""
 
+    refuses = ()
+    takes = ("frees", "addresses")
+
     def run(self, block: Block) -> Block:
         """The block itself where it has none."""
         operators = [op for op in block.operators if not isinstance(op.op, Free)]

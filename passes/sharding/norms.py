@@ -7,6 +7,7 @@ parts that it has, so that it does not matter how many ranks share them.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Value
@@ -14,7 +15,26 @@ from ...ops.communication.base import Numbers, communicated
 from ...ops.communication.collectives import AllGather
 from ...ops.loss.scale import InverseIfFinite
 from ...ops.optimizer.norm_updates import GlobalNorm
+from ..base import Pass
 from .zero import Sharded
+
+
+@dataclass(frozen=True)
+class NormsOverRanks(Pass):
+    """Take global norms of gradients over `parts` parts, which the `ranks` ranks of the mesh's axis `axis` share.
+
+    `sharded`: gradients are shards (ZeRO), so that norms, and checks of finite values, are over all ranks.
+    """
+
+    axis: str = "dp"
+    ranks: int = 1
+    rank: int = 0
+    parts: int = 1
+    sharded: bool = False
+
+    def run(self, block: Block) -> Block:
+        """The block itself if there is one part."""
+        return norms_over_ranks(block, Sharded(self.axis, self.ranks, self.rank, self.parts), sharded=self.sharded)
 
 
 def norms_over_ranks(block: Block, how: Sharded, *, sharded: bool) -> Block:

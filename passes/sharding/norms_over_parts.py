@@ -4,13 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
+from ...language.program import Program
 from ...ops.communication.base import Numbers, communicated
 from ...ops.communication.collectives import AllGather, AllReduce
 from ...ops.loss.scale import InverseIfFinite
 from ...ops.optimizer.norm_updates import GlobalNorm
+from ..base import Pass
+
+
+@dataclass(frozen=True)
+class NormsOverParts(Pass):
+    """Take global norms of gradients of which ranks have parts (`DivideAxis`), and checks of finite values.
+
+    `axes` and `ranks`: of the mesh, what divides operators; `stages`: ranks are stages of a pipeline, too.
+    """
+
+    axes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    stages: bool = False
+
+    def run(self, block: Block) -> Block:
+        """The block itself: which gradients are divided is known of a program."""
+        return block
+
+    def rewrite(self, program: Program) -> Block:
+        """The block itself where nothing is divided."""
+        if not program.divided:
+            return program.block
+        cuts = {p: frozenset(d.axis for d, _ in v.cuts) for p, v in program.divided.items()}
+        gradients = {g: cuts[p] for p, g in program.gradients if p in cuts}
+        groups = {frozenset[str](), *cuts.values()} if self.stages else ()
+        return norms_over_parts(program.block, gradients, dict(zip(self.axes, self.ranks, strict=True)), groups)
 
 
 def norms_over_parts(

@@ -11,12 +11,16 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
+from ...language.program import Program
 from ...ops.communication.base import communicated
 from ...ops.communication.collectives import AllGather
 from ...ops.communication.shard import Shard, padded_size, unsharded
 from ...ops.shape.reshape import Cast
+from ..base import Pass
 
 #: the channel on which parameters are gathered: beside that of gradients, so that neither waits for the other
 CHANNEL = "weights"
@@ -40,6 +44,66 @@ class Sharded:
     def size(self, v: Value) -> int:
         """Elements of a rank's part."""
         return padded_size(v.size, self.parts) // self.ranks
+
+
+@dataclass(frozen=True)
+class _Zero(Pass, abstract=True):
+    """A pass of ZeRO: the fields are those of `Sharded`."""
+
+    axis: str = "dp"
+    ranks: int = 1
+    rank: int = 0
+    parts: int = 1
+    again: bool = False
+
+    @property
+    def how(self) -> Sharded:
+        """How parameters are divided."""
+        return Sharded(self.axis, self.ranks, self.rank, self.parts, self.again)
+
+
+@dataclass(frozen=True)
+class ShardParameters(_Zero):
+    """Make trained parameters and their gradients shards, one a rank (ZeRO), with the shards' contents."""
+
+    needs = ("gradients",)
+    refuses = ("updates",)
+
+    def run(self, block: Block) -> Block:
+        """The block with shards in place of all parameters, gathered where they are read; gradients stay."""
+        return read_gathered(block, [v.name for v in block.parameters], self.how)[0]
+
+    def rewrite(self, program: Program) -> Block:
+        """The same of the parameters that train, and of their gradients."""
+        how, names = self.how, program.gradients
+        whole = {v.name: v.type for v in program.block.parameters if v.name in dict(names)}
+        block, shards, program.gradients = shard_parameters(program.block, names, how)
+        for name, v in shards.items():
+            program.data[name] = _share(np.asarray(program.data[name]), how, v.size)
+        program.sharded, program.division = whole, how
+        return block
+
+
+@dataclass(frozen=True)
+class GatherParameters(_Zero):
+    """Gather the parameters of which ranks have shards, in a forward pass; `names`: these."""
+
+    names: tuple[str, ...] = ()
+
+    def run(self, block: Block) -> Block:
+        """The block with shards in place of the parameters."""
+        return read_gathered(block, self.names, self.how)[0]
+
+
+def _share(array: np.ndarray, how: Sharded, size: int) -> np.ndarray:
+    """A rank's share of `size` of an array's elements; of one number everywhere, which takes no memory, one like it."""
+    if array.size and not any(array.strides):
+        first = array[(0,) * array.ndim]
+        if not first or (how.rank + 1) * size <= array.size:  # what follows an array are zeros
+            return np.broadcast_to(first, (size,))
+    flat = np.zeros(padded_size(array.size, how.parts), array.dtype)
+    flat[: array.size] = array.reshape(-1)
+    return flat[how.rank * size : (how.rank + 1) * size].copy()
 
 
 def shard_parameters(

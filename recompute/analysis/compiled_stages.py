@@ -18,7 +18,7 @@ from ..language.ir import Block
 from ..language.verify import trusted, verify
 from ..support.children import as_worker
 from ..training.parallel import PIPELINE, Parallel
-from ..training.pipeline import cuts_of, with_own_layers
+from ..training.stages import cuts_of, with_own_layers
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ the memory of all, and the verifier of all ranks runs over all.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -27,9 +26,9 @@ from ..passes import ALIGNMENT
 from ..passes.communication.clock import Exchange, times
 from ..passes.memory.memory_plan import collect_lifetimes
 from ..report.ranks_text import ranks_text
-from ..training.optimizers import RecomputeOptimizer
 from ..training.parallel import DataParallel, Parallel
-from ..training.protocol import AnyOptimizer
+from ..training.protocol import AnyOptimizer, spec_of
+from ..training.spec import Spec
 from .alive import by_role, holdings
 
 #: a step of a rank with other options of data parallelism
@@ -168,12 +167,9 @@ def ranks_given(optimizer: AnyOptimizer, options: dict[str, Any]) -> tuple[AnyOp
     return among_ranks(optimizer, **given), network
 
 
-def at_parallel(optimizer: AnyOptimizer, parallel: Parallel) -> RecomputeOptimizer:
-    """A data-parallel optimizer with other options."""
-    assert isinstance(optimizer, RecomputeOptimizer)
-    found = copy.copy(optimizer)
-    found._parallel = parallel
-    return found
+def at_parallel(optimizer: AnyOptimizer | Spec, parallel: Parallel) -> Spec:
+    """A data-parallel optimizer's step with other options."""
+    return spec_of(optimizer).with_(parallel=parallel)
 
 
 # -- the estimate -----------------------------------------------------------------------------------------------------

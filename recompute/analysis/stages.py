@@ -24,6 +24,7 @@ from ..report.cluster_text import stages_text
 from ..report.pipeline import pipeline_page
 from ..support.files import replacing
 from ..training.parallel import PIPELINE, DataParallel, Parallel
+from ..training.protocol import spec_of
 from .compiled_stages import CompiledStage, compiled_stages
 from .facts import facts_of
 from .ranks import network_of
@@ -125,7 +126,7 @@ def estimate_stages(
     `done` is called with the number of stages that are compiled; other arguments are those of `rc.estimate` (`loss`,
     `options`, `input_shapes`, `trainable`).  UsageError without a batch or stages, and for what cannot be divided.
     """
-    parallel = getattr(optimizer, "_parallel", None)
+    parallel = spec_of(optimizer).parallel
     if parallel is None or PIPELINE not in dict(parallel.mesh.axes):
         raise UsageError(
             f"estimate_stages takes a DataParallel optimizer whose mesh has the axis '{PIPELINE}', along which ranks "

@@ -53,6 +53,13 @@ def parser() -> Parser:
     says = "print the passes that compile the step, in order, and stop"
     out.add_argument("--list-parameters", action="store_true", help="print which tensors train, and why, and stop")
     out.add_argument("--print-passes", action="store_true", help=says)
+    out.add_argument(
+        "--insert-pass", action="append", default=[], metavar="after:NAME=PASS", help="also run a pass of your own "
+        "before or after one of --print-passes; may be repeated",
+    )  # fmt: skip
+    out.add_argument(
+        "--load-passes", action="append", default=[], metavar="FILE.py", help="run a Python file that defines passes"
+    )
     cli_memory.add_arguments(p)
     cli_plan.add_arguments(p)
     cli_ranks.add_arguments(p)

@@ -16,11 +16,11 @@ from .values import input_shapes, loading_of, target_of, zoo_option
 AUTO = "auto"
 #: options of one rank's step
 _EXCLUDED = (
-    "run", "check", "output", "dump_ir", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy", "effort",
+    "run", "check", "output", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy", "effort",
     "seconds", "estimate", "max_batch", "offload", "allow", "slice", "plot", "snapshot", "list_checkpoints", "profile",
 )  # fmt: skip
 #: options that `--mesh auto` chooses
-_CHOSEN = ("zero", "micro_batches", "schedule", "chunks", "checkpoints")
+_CHOSEN = ("zero", "micro_batches", "schedule", "chunks", "checkpoints", "dump_ir", "print_passes")
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
@@ -142,21 +142,34 @@ def _found(job: Job, model: dict[str, Any], update: Callable[[str], None]) -> An
 def _given(job: Job, model: dict[str, Any], update: Callable[[str], None]) -> Any:
     """The stages of the mesh that was given."""
     from ..analysis.cluster.search import as_published
+    from ..analysis.compiled_stages import compiled_stage
     from ..analysis.stages import estimate_stages
-    from ..training.parallel import DataParallel
+    from ..compiling.steps import Steps
+    from ..passes.base import dumping
 
     args = job.args
     target = target_of(args)
-    optimizer = DataParallel(
-        job.optimizer(), args.cluster, zero=args.zero or 0, micro_batches=args.micro_batches, batch=args.batch,
-        schedule=args.schedule or "1f1b", chunks=args.chunks or 1, accumulate="running",
-    )  # fmt: skip
+    target = target if args.device is None else as_published(target)
+    optimizer, checkpoints = among_stages(args, job.optimizer()), job.checkpoint_patterns()
     count = args.cluster.size("pp")
     found = estimate_stages(
-        args.model, optimizer, checkpoints=job.checkpoint_patterns(), network=args.network,
-        target=target if args.device is None else as_published(target),
+        args.model, optimizer, checkpoints=checkpoints, network=args.network, target=target,
         done=lambda n: update(f"compiled {n} of {count} stages"), **model,
     )  # fmt: skip
+    if args.dump_ir is not None:
+        with dumping(args.dump_ir):
+            steps = Steps(args.model, optimizer=optimizer, target=target, **model)
+            compiled_stage(steps, optimizer.spec.parallel, 0, checkpoints)
     job.report.cluster = found.to_dict()
     job.say(str(found))
     return found
+
+
+def among_stages(args: argparse.Namespace, optimizer: Any) -> Any:
+    """The optimizer, on the mesh of a cluster that was given."""
+    from ..training.parallel import DataParallel
+
+    return DataParallel(
+        optimizer, args.cluster, zero=args.zero or 0, micro_batches=args.micro_batches, batch=args.batch,
+        schedule=args.schedule or "1f1b", chunks=args.chunks or 1, accumulate="running",
+    )  # fmt: skip

@@ -132,11 +132,11 @@ class _Job(ModelJob):
     def work(self) -> None:
         """Loads the model, attaches a loss, compiles both steps, then writes, runs and checks them."""
         from ..compiling.compiler import checkpoint_candidates, resolve_checkpoints
+        from ..passes.base import dumping
         from . import cluster as cli_cluster
         from . import memory as cli_memory
         from . import plan as cli_plan
         from . import ranks as cli_ranks
-        from .job import request_of
 
         if self.args.print_passes:
             return self.print_passes()
@@ -147,23 +147,16 @@ class _Job(ModelJob):
         program = self.load()
         if self.args.list_parameters:
             return self.print_parameters(program)
-        loss = self.attach_loss(program)
-        cli_memory.check_data(self.args, program)
-        if self.args.list_checkpoints:
-            return self.print_candidates(*checkpoint_candidates(program.block))
-        wanted = self.checkpoint_patterns()
-        names = resolve_checkpoints(program, wanted) if wanted is not None else None
-        if cli_plan.answers(self, program, loss, names):
-            return
-        plain = self.compile(program, loss)
-        self.report.plain = asdict(plain.figures)
-        step = plain
-        if names is not None:
-            step = self.between(program, loss, names)
-        elif request_of(self.args) is not None:
-            step = cli_plan.planned_step(self, program, loss, plain)
-        elif self.args.dump_ir is not None:
-            self.compile(program, loss, dump=self.args.dump_ir)
+        with dumping(self.args.dump_ir):
+            loss = self.attach_loss(program)
+            cli_memory.check_data(self.args, program)
+            if self.args.list_checkpoints:
+                return self.print_candidates(*checkpoint_candidates(program.block))
+            wanted = self.checkpoint_patterns()
+            names = resolve_checkpoints(program, wanted) if wanted is not None else None
+            if cli_plan.answers(self, program, loss, names):
+                return
+            plain, step = self.both(program, loss, names)
         cli_ranks.estimate(self, program, loss, plain, step)
         self.print_results(plain, step)
         if self.args.check or self.args.run is not None:
@@ -211,11 +204,27 @@ class _Job(ModelJob):
 
     # -- what comes out -------------------------------------------------------------------------------------------
 
+    def both(self, program: Any, loss: str, names: list[str] | None) -> tuple[Any, Any]:
+        """The plain step, and the one that recomputes what is asked for; the passes of the latter are dumped."""
+        from ..passes.base import dumping
+        from . import plan as cli_plan
+        from .job import request_of
+
+        if names is None and request_of(self.args) is None:
+            plain = step = self.compile(program, loss)
+            self.report.plain = asdict(plain.figures)
+            return plain, step
+        with dumping(None):
+            plain = self.compile(program, loss)
+        self.report.plain = asdict(plain.figures)
+        if names is not None:
+            return plain, self.between(program, loss, names)
+        return plain, cli_plan.planned_step(self, program, loss, plain)
+
     def between(self, program: Any, loss: str, names: list[str]) -> Any:
         """The step that keeps checkpoints, and recomputes what lies between them."""
         step = self.compile(
-            program, loss, checkpoints=names, dump=self.args.dump_ir, offload=self.args.offload,
-            allowed=self.args.allow or (),
+            program, loss, checkpoints=names, offload=self.args.offload, allowed=self.args.allow or ()
         )  # fmt: skip
         self.report.recompute = asdict(step.figures)
         self.report.checkpoints = list(step.plan.checkpoints if step.plan else names)
@@ -247,16 +256,32 @@ class _Job(ModelJob):
 
     def print_passes(self) -> None:
         """Prints the passes of the step in order, without reading a model."""
+        from ..compiling.compiler import with_precision
+        from ..language.program import Program
         from ..passes import RecomputePlan, step_passes
+        from ..passes.gradient.stop_on_nan import StopOnNan
         from ..planning.step import target_of as resolved
         from ..support.tables import passes_table
+        from ..training.pipeline import pipeline
+        from . import cluster as cli_cluster
         from .job import request_of
 
-        args = self.args
-        plan = None if request_of(args) is None else RecomputePlan()
-        checkpoints = self.checkpoint_patterns() or ()
-        target = resolved(target_of(args))
-        found = step_passes(target, plan, loss=args.loss or "loss", checkpoints=checkpoints, offload=args.offload)
+        args, loss = self.args, self.args.loss or "loss"
+        request, checkpoints = request_of(args), tuple(self.checkpoint_patterns() or ())
+        optimizer = self.optimizer()
+        if args.cluster is not None:
+            optimizer = cli_cluster.among_stages(args, optimizer)
+        spec = with_precision(optimizer, args.precision).with_(target=target_of(args))
+        if request is None:
+            spec = spec.with_(checkpoints=checkpoints, offload=bool(checkpoints) and args.offload)
+        else:
+            spec = spec.before_slices().with_(target=spec.target)
+        moved = checkpoints if spec.offload else ()
+        found = [
+            *([StopOnNan(loss)] if args.stop_on_nan else ()),
+            *pipeline(spec, Program(), loss),
+            *step_passes(resolved(target_of(args)), None if request is None else RecomputePlan(), moved=moved),
+        ]
         cli_ending.say(passes_table(found))
 
     def print_parameters(self, program: Any) -> None:

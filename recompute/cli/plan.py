@@ -149,7 +149,7 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
     }
     options |= {"effort": args.effort, "seconds": args.seconds, "slicing": wanted.slicing, "allowed": wanted.allowed}
     try:
-        step = job.compile(program, loss, dump=args.dump_ir, plain=plain, **options)
+        step = job.compile(program, loss, plain=plain, **options)
     except BudgetError as e:
         if wanted.budget is None:
             raise

@@ -12,7 +12,7 @@ from .job import Job
 from .parsing import whole
 
 #: options that run or write one program, or that compare plans without ranks
-_EXCLUDED = ("run", "check", "output", "dump_ir", "compare", "pareto", "save_problem")
+_EXCLUDED = ("run", "check", "output", "compare", "pareto", "save_problem")
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in _EXCLUDED:
         if getattr(args, name) not in (None, False):
             option = name.replace("_", "-")
-            raise UsageError(f"--mesh says what ranks would take and runs or writes nothing: leave out --{option}")
+            raise UsageError(f"--mesh only estimates what ranks take: leave out --{option}")
     for part in args.slice:
         if part.partition(":")[0] in ("all", "micro"):
             raise UsageError(f"--mesh and --slice {part} both cut the batch: give --micro-batches in place of --slice")
@@ -93,12 +93,15 @@ def sharing(args: argparse.Namespace, optimizer: Any, program: Any) -> Any:
     if args.ranks is None:
         return optimizer
     from ..analysis.ranks import at_parallel
+    from ..training.protocol import spec_of
 
     batch = program.block.batch
     if batch is None:
         raise UsageError(f"--mesh: {args.model} has no input with a batch that ranks could share")
     check_batch(args, batch)
-    return at_parallel(optimizer, dataclasses.replace(optimizer._parallel, batch=batch))
+    parallel = spec_of(optimizer).parallel
+    assert parallel is not None
+    return at_parallel(optimizer, dataclasses.replace(parallel, batch=batch))
 
 
 def report_ranks(job: Job) -> None:
@@ -116,10 +119,12 @@ def estimate(job: Job, program: Any, loss: str, plain: Any, step: Any) -> None:
         return
     from ..analysis.ranks import Makers, at_parallel, estimate_ranks
     from ..compiling.compiler import compile_step
+    from ..training.protocol import spec_of
     from .values import target_of
 
     batch = program.block.batch
-    parallel = sharing(args, job.optimizer(), program)._parallel
+    parallel = spec_of(sharing(args, job.optimizer(), program)).parallel
+    assert parallel is not None
 
     def made(other: Any, **kept: Any) -> Any:
         there = other if other.batch is not None else dataclasses.replace(other, batch=batch)

@@ -28,7 +28,10 @@ def target_of(args: argparse.Namespace) -> Target:
     """The target that the options describe."""
     from ..passes.target import Target
     from ..places import named_place
+    from ..support.plug_ins import import_file
 
+    for path in getattr(args, "load_passes", ()):
+        import_file(path)
     return Target(
         named_place(args.place),
         args.providers,
@@ -38,6 +41,7 @@ def target_of(args: argparse.Namespace) -> Target:
         rebuild=not args.no_rebuild,
         fuse_attention=args.fuse_attention,
         fuse_head=not args.no_fuse_head,
+        inserted=tuple(getattr(args, "insert_pass", ())),
     )
 
 

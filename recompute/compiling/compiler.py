@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import warnings
@@ -16,17 +17,22 @@ from ..errors import NotFiniteError, UsageError, nearest
 from ..language.ir import Block, Free, Role, Value
 from ..language.program import Program
 from ..passes import RecomputePlan, Target, memory_report, offloaded, run_passes, step_passes, without_gc
-from ..passes.base import dump_block, dumping
+from ..passes.base import dump_block, dumping, is_dumping
+from ..passes.gradient.precision import check_precision
+from ..passes.inserting import check_places
 from ..passes.offloading.transfers import StepTimes, simulate
 from ..passes.planners.fit.problem import Fitting
+from ..passes.sequence import cleanup_passes, lowering_passes
 from ..passes.target import target_fields, target_from
 from ..planning.figures import PlanFigures
 from ..planning.request import Request, request
 from ..planning.saved import SavedPlan, saved_plan
 from ..planning.step import fitting_of, lower, plan_step, target_of
-from ..training.amp import with_precision
-from ..training.optimizers import RecomputeOptimizer, RecomputeWarning
-from ..training.protocol import AnyOptimizer
+from ..training.pipeline import pipeline
+from ..training.protocol import AnyOptimizer, Described, RecomputeWarning, spec_of
+from ..training.recompute_optimizer import as_checkpoints
+from ..training.scaling import LossScaling
+from ..training.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,8 @@ class StepFigures:
 class CompiledStep:
     """A training step ready to run: its program with planned memory, its plan, and its figures.
 
-    `cost`: the cost model of its estimated times.  `planned`: the figures of a planner's plan.
+    `cost`: the cost model of its estimated times.  `planned`: the figures of a planner's plan.  `made`: the step before
+    it was planned or lowered.
     """
 
     program: Program
@@ -67,12 +74,13 @@ class CompiledStep:
     cost: CostModel = field(default_factory=this_cpu)
     planned: PlanFigures | None = None
     saved: SavedPlan | None = None
+    made: Block | None = None
 
 
 def compile_step(
     program: Program,
     loss: str,
-    optimizer: AnyOptimizer,
+    optimizer: AnyOptimizer | Spec,
     *,
     checkpoints: Sequence[str] | str | None = None,
     budget: str | int | Budget | None = None,
@@ -93,22 +101,22 @@ def compile_step(
     in slices; docs/transformers.md), `effort`, `seconds`, `progress` (see
     `RecomputeOptimizer.set_budget`).  `target`: place, kernel providers, cost model and precision (`rc.Target`; None:
     this CPU); its fields can also be given directly.  `dump`: a folder for the program's text after each pass.
-    `plain`: the compiled step without recomputation, if it exists already, to save planning time.  UsageError for
-    unknown options.
+    `plain`: the compiled step without recomputation, of the same program, if it exists already, to save time.
+    UsageError for unknown options.
     """
     target = target_from(target, options)
     fetch = [fetch] if isinstance(fetch, str) else fetch
     wanted, offload = _request_from(budget, recompute, options)
-    optimizer, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
+    spec, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
     target = target_of(target)
-    with without_gc(), dumping(dump):
-        step = _made(program, loss, optimizer, fetch, target)
-        saved = None
+    with without_gc(), dumping(dump) if dump is not None else contextlib.nullcontext():
+        again = plain is not None and not is_dumping() and not spec.whole
+        step = plain.program.clone(plain.made) if again and plain else _made(program, loss, spec, fetch, target)
+        saved, made = None, step.block
         if wanted is not None:
             with dumping(None):  # the plans that are tried
-                made = step.block
                 fitted = plan_step(step, wanted, target, plain=None if plain is None else plain.program.compiled)
-            if dump is not None:
+            if is_dumping():
                 run_passes(made, step_passes(target, fitted.plan, scheduled=fitted.scheduled))
             step.planned = dataclasses.replace(step.planned, kept=tuple(n for n in step.planned.kept if n in program))
             saved = saved_plan(fitted, step.planned, program.block.name, batch_of(program))
@@ -116,7 +124,7 @@ def compile_step(
             lower(step, target)
         found = figures(step.block, target.cost, step.logical)
         assert target.cost is not None
-        return CompiledStep(step, step.plan, found, target.cost, step.planned, saved)
+        return CompiledStep(step, step.plan, found, target.cost, step.planned, saved, made)
 
 
 def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) -> tuple[Request | None, bool]:
@@ -137,35 +145,46 @@ def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) 
 
 
 def _asked(
-    optimizer: AnyOptimizer, wanted: Request | None, checkpoints: Sequence[str] | str | None, *, offload: bool
-) -> tuple[Any, Request | None]:
-    """The optimizer, with the checkpoints, and the request, which may be the optimizer's."""
-    if isinstance(optimizer, RecomputeOptimizer) and optimizer.recomputes and offload:
+    spec: Spec, wanted: Request | None, checkpoints: Sequence[str] | str | None, *, offload: bool
+) -> tuple[Spec, Request | None]:
+    """The spec of the step that a planner gets, or that has the checkpoints; and the request, which may be its own."""
+    if spec.recomputes and offload:
         raise UsageError("offload does not apply to a RecomputeOptimizer: set its enable_offload instead")
-    if isinstance(optimizer, RecomputeOptimizer) and (own := optimizer.request) is not None:
-        if wanted is not None or checkpoints is not None:
-            raise UsageError(
-                "the RecomputeOptimizer and the arguments of compile_step both define what is recomputed: give one of "
-                "them"
-            )
-        wanted, optimizer = own, optimizer.before_slices()
-    elif isinstance(optimizer, RecomputeOptimizer) and wanted is not None and optimizer.whole:
-        wanted, optimizer = dataclasses.replace(wanted, slices=optimizer.whole), optimizer.before_slices()
-    if checkpoints is not None:
-        allowed = wanted.allowed if wanted is not None else ()
+    own, whole = spec.request, spec.whole
+    if own is not None and (wanted is not None or checkpoints is not None):
+        raise UsageError(
+            "the RecomputeOptimizer and the arguments of compile_step both define what is recomputed: give one of them"
+        )
+    if checkpoints is not None or (spec.checkpoints and wanted is not None):
         if wanted is not None and wanted.plans:
             raise UsageError("checkpoints and a budget, strategy or plan both define what is kept: give one of them")
-        optimizer = RecomputeOptimizer(optimizer).set_checkpoints(checkpoints).set_offload(offload)
-        if allowed:
-            optimizer.set_approximations([str(a) for a in allowed])
-        wanted = None
-    elif offload and wanted is None:
+        names = spec.checkpoints if checkpoints is None else as_checkpoints(checkpoints)
+        allowed = spec.allowed if wanted is None else tuple(map(str, wanted.allowed))
+        return spec.with_(checkpoints=names, offload=offload or spec.offload, allowed=allowed), None
+    if own is not None:
+        return spec.before_slices(), own
+    if wanted is not None:
+        return spec.before_slices(), dataclasses.replace(wanted, slices=whole or wanted.slices)
+    if offload:
         raise UsageError("offload needs checkpoints (the values to offload) or a budget")
-    return optimizer, wanted
+    return spec, None
+
+
+def with_precision(optimizer: AnyOptimizer | Spec, precision: str | None) -> Spec:
+    """An optimizer's spec in a precision (None: as it is).  UsageError if it has one already."""
+    spec = spec_of(optimizer)
+    if precision is None:
+        return spec
+    check_precision(precision)
+    if spec.precision is not None:
+        raise UsageError("the optimizer and the arguments both set the precision: give one of them")
+    if precision == "fp32":
+        return spec
+    return spec.with_(precision=precision, scaling=LossScaling() if precision == "fp16" else None)
 
 
 def _made(
-    program: Program, loss: str, optimizer: AnyOptimizer, fetch: Sequence[str], target: Target | None = None
+    program: Program, loss: str, spec: Spec | AnyOptimizer, fetch: Sequence[str], target: Target | None = None
 ) -> Program:
     """A copy of the program with its backward pass and updates."""
     loss = program[loss].name
@@ -175,25 +194,27 @@ def _made(
         source=program.source,
     )
     step.take_origin(program)
-    step.fuse_attention &= target is None or target.fuse_attention
-    step.fuse_head &= target is None or target.fuse_head
     step.fetched = tuple(fetch)
+    spec = spec_of(spec).with_(target=target)
+    if target is not None and target.inserted:
+        check_places(
+            target.insertions, [*pipeline(spec, step, loss), *cleanup_passes(target), *lowering_passes(target)]
+        )
     dump_block("forward", step.block)
     with warnings.catch_warnings():  # the notes of the plan repeat them
         warnings.simplefilter("ignore", RecomputeWarning)
-        optimizer.minimize(step[loss])
+        Described(spec).minimize(step[loss])
     dump_block("step", step.block)
     return step
 
 
-def plain_fitting(program: Program, loss: str, optimizer: AnyOptimizer, target: Target | None = None) -> Fitting:
+def plain_fitting(program: Program, loss: str, optimizer: AnyOptimizer | Spec, target: Target | None = None) -> Fitting:
     """The plain step of a program, as input of planners."""
     target = target_of(target)
-    optimizer = with_precision(optimizer, target.precision)
+    spec = with_precision(optimizer, target.precision)
     with without_gc():
-        if not isinstance(optimizer, RecomputeOptimizer) or not optimizer.whole:
-            return fitting_of(_made(program, loss, optimizer, (), target).block, target)
-        return fitting_of(_made(program, loss, optimizer.before_slices(), (), target).block, target).of(optimizer.whole)
+        found = fitting_of(_made(program, loss, spec.before_slices(), (), target).block, target)
+        return found.of(spec.whole) if spec.whole else found
 
 
 def batch_of(program: Program) -> int | None:

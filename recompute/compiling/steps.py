@@ -23,8 +23,10 @@ from ..passes.slicing.slicing import parse_slicing
 from ..planning.step import lower, target_of
 from ..training import losses
 from ..training.finite import stop_on_nan
-from ..training.optimizers import Adam, RecomputeOptimizer
-from ..training.protocol import AnyOptimizer
+from ..training.optimizers import Adam
+from ..training.parallel_options import Parallel
+from ..training.protocol import AnyOptimizer, spec_of
+from ..training.spec import Spec
 from .compiler import CompiledStep, StepFigures, compile_step, figures, plain_fitting, resolve_checkpoints
 from .sources import Loading, Model, source_of
 
@@ -49,7 +51,7 @@ class Steps:
         model: Model,
         *,
         loss: Loss = None,
-        optimizer: AnyOptimizer | None = None,
+        optimizer: AnyOptimizer | Spec | None = None,
         checkpoints: Sequence[Any] | None = None,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         options: Mapping[str, Any] | None = None,
@@ -59,12 +61,11 @@ class Steps:
         offload: bool = False,
         stop_on_nan: bool = False,
     ) -> None:
-        if isinstance(optimizer, RecomputeOptimizer):
-            checkpoints = checkpoints or optimizer._checkpoints
-            offload = offload or optimizer.enable_offload
-            optimizer = optimizer.only_slices()
+        spec = spec_of(Adam() if optimizer is None else optimizer)
+        checkpoints = checkpoints or spec.checkpoints or None
+        offload = offload or spec.offload
         self.asked = None if checkpoints is None else _names(checkpoints)
-        self._optimizer = optimizer if optimizer is not None else Adam()
+        self.spec = spec.only_slices()
         self._loss = loss.name if isinstance(loss, Variable) else loss
         self.target, self._offload = target_of(target), offload
         assert self.target.cost is not None
@@ -93,30 +94,25 @@ class Steps:
         return self._source.default * (self.micro_batches if self.open_batch else 1)
 
     @property
-    def parallel(self) -> Any:
+    def parallel(self) -> Parallel | None:
         """The options of data parallelism of the optimizer, if it has some."""
-        return getattr(self._optimizer, "_parallel", None)
+        return self.spec.parallel
 
     @property
     def micro_batches(self) -> int:
         """Micro-batches of all ranks, of which a batch is a multiple; 1 without data parallelism."""
-        optimizer = self._optimizer
-        if not isinstance(optimizer, RecomputeOptimizer) or optimizer._parallel is None:
-            return 1
-        return int(optimizer._parallel.pieces(optimizer._merge))
+        return 1 if self.spec.parallel is None else self.spec.parallel.pieces(self.spec.merge)
 
     @property
     def each(self) -> int:
         """What batches that are tried are multiples of: the micro-batches, or the slices that cut the batch."""
-        slices = map(parse_slicing, getattr(self._optimizer, "_slices", ()))
+        slices = map(parse_slicing, self.spec.slices)
         return math.lcm(self.micro_batches, *(s.pieces for s in slices if s.axis == 0))
 
-    def for_ranks(self, parallel: Any) -> Steps:
+    def for_ranks(self, parallel: Parallel) -> Steps:
         """The same steps with other options of data parallelism."""
-        found, optimizer = copy.copy(self), copy.copy(self._optimizer)
-        assert isinstance(optimizer, RecomputeOptimizer)
-        optimizer._parallel = parallel
-        found._optimizer = optimizer
+        found = copy.copy(self)
+        found.spec = self.spec.with_(parallel=parallel)
         found._figures, found._numbered = {}, {}
         return found
 
@@ -132,6 +128,7 @@ class Steps:
                 "Give a model whose first dimension is dynamic"
             )
         if wanted % self.micro_batches:
+            assert self.parallel is not None
             raise UsageError(
                 f"a batch of {wanted} cannot be cut into {self.micro_batches} equal micro-batches, shared by "
                 f"{self.parallel.ranks} ranks: the batch is that of all ranks; give a multiple of {self.micro_batches}"
@@ -172,21 +169,18 @@ class Steps:
                 lower(whole, self.target)
             step = CompiledStep(whole, whole.plan, figures(whole.block, self.cost, whole.logical), self.cost)
         else:
-            program, loss, optimizer = self._made(batch)
-            step = self._compiled(program, loss, optimizer, self.resolved(checkpoints, batch))
+            step = self._compiled(*self._made(batch), self.resolved(checkpoints, batch))
         self._remember(batch, None if checkpoints is None else tuple(checkpoints), step.program.logical, step.figures)
         return step
 
     def compile_program(self, program: Program, loss: str, checkpoints: Sequence[str] | None) -> CompiledStep:
         """The compiled step of another program, such as a part of the model; checkpoints that it lacks are left out."""
         names = None if checkpoints is None else tuple(n for n in checkpoints if n in program)
-        return self._compiled(program, loss, self._optimizer, names)
+        return self._compiled(program, loss, self.spec, names)
 
-    def _compiled(
-        self, program: Program, loss: str, optimizer: AnyOptimizer, names: tuple[str, ...] | None
-    ) -> CompiledStep:
+    def _compiled(self, program: Program, loss: str, spec: Spec, names: tuple[str, ...] | None) -> CompiledStep:
         offload = bool(names) and self._offload
-        return compile_step(program, loss, optimizer, checkpoints=names, offload=offload, target=self.target)
+        return compile_step(program, loss, spec, checkpoints=names, offload=offload, target=self.target)
 
     def compiled(self, batch: int, kept: Kept = None) -> CompiledStep:
         """The compiled step with checkpoints or with a plan (of `fitting`)."""
@@ -201,16 +195,12 @@ class Steps:
         """The step without recomputation, as input of planners.  UsageError if the model is already a training step."""
         if self.is_step:
             raise UsageError("the program is already a training step: it cannot be planned")
-        program, loss, optimizer = self._made(batch)
-        return plain_fitting(program, loss, optimizer, self.target)
+        return plain_fitting(*self._made(batch), self.target)
 
-    def _made(self, batch: int) -> tuple[Program, str, AnyOptimizer]:
-        """The forward pass at a batch, or at that of all micro-batches; its loss; the optimizer."""
-        optimizer = copy.copy(self._optimizer)
-        if isinstance(optimizer, RecomputeOptimizer):
-            optimizer, pieces = optimizer.without_growing(batch)
-            batch *= pieces
-        return *self.program(batch), optimizer
+    def _made(self, batch: int) -> tuple[Program, str, Spec]:
+        """The forward pass at a batch, or at that of all micro-batches; its loss; the spec."""
+        spec, pieces = self.spec.at_whole_batch(batch)
+        return *self.program(batch * pieces), spec
 
     def _sliced(self, batch: int, plan: RecomputePlan) -> Fitting:
         """The step, in the plan's slices.  UsageError where its operators are not those of the plan.

@@ -297,13 +297,15 @@ class Program:
         """The operators in order of execution."""
         return self.block.operators
 
-    def clone(self) -> Program:
-        """An independent copy: same block, copied data."""
-        other = Program(self.block, {k: v.copy() for k, v in self.data.items()}, source=self.source)
+    def clone(self, block: Block | None = None) -> Program:
+        """An independent copy: same block (or `block`), copied data."""
+        arrays = {k: v.copy() if v.flags.writeable else v for k, v in self.data.items()}
+        other = Program(block or self.block, arrays, source=self.source)
         other.gradients = list(self.gradients)
         other.plan, other.planned, other.compiled = self.plan, self.planned, self.compiled
-        other.sharded, other.divided = self.sharded, self.divided
+        other.sharded, other.divided, other.division = self.sharded, self.divided, self.division
         other.first_stages, other.pipe = self.first_stages, self.pipe
+        other.slices, other.fetched = self.slices, self.fetched
         other.take_origin(self)
         return other
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import pkgutil
+
+from ..errors import UsageError
 
 
 @functools.cache
@@ -21,3 +24,15 @@ def import_all(package: str, *, skip: tuple[str, ...] = ()) -> None:
         importlib.import_module(name)
         if module.ispkg:
             import_all(name)
+
+
+@functools.cache
+def import_file(path: str) -> None:
+    """Runs a Python file once, so that the classes in it register themselves.  UsageError where that fails."""
+    spec = importlib.util.spec_from_file_location(f"recompute_plug_in_{abs(hash(path))}", path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"'{path}' is not a Python file: its name ends with .py")
+    try:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    except Exception as e:
+        raise UsageError(f"'{path}' cannot be run: {type(e).__name__}: {e}") from None

@@ -21,8 +21,8 @@ from ..runtime.communication.agreement import must_be_same
 from ..runtime.communication.started import given_rank, started_together
 from ..training.origin import values_to_compare
 from ..training.parallel import DataParallel
-from ..training.pipeline import cuts_of
 from ..training.protocol import AnyOptimizer
+from ..training.stages import cuts_of
 
 T = TypeVar("T")
 #: the axis of a mesh along which ranks read other samples

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..language.program import Program
-from ..passes.pipelines.schedules import Pipe
-from ..training.pipeline import begin_stages
+from ..passes.pipelines.borders import Stages
 from ..training.protocol import AnyOptimizer
 
 
@@ -19,7 +18,6 @@ class Staged:
     """
 
     again: Callable[[int], Program]
-    pipe: Pipe
     cuts: tuple[str, ...]
     trains: bool = False
 
@@ -27,7 +25,7 @@ class Staged:
         """The program at a batch."""
         made = self.again(batch)
         if self.trains:
-            begin_stages(made, self.pipe, self.cuts)
+            made.block = Stages(self.cuts).run(made.block)
         return made
 
 
@@ -39,7 +37,7 @@ def minimized(program: Program, loss: str, optimizer: AnyOptimizer) -> None:
         return
     staged = None
     if program.again is not None:
-        staged = program.again = Staged(program.again, parallel.pipe, parallel.cuts)
+        staged = program.again = Staged(program.again, parallel.cuts)
     optimizer.minimize(program[loss])
     program.pipe = parallel.pipe
     if staged is not None:

@@ -1,63 +1,23 @@
 """Mixed precision for any optimizer: `MixedPrecision(Adam(1e-3), "bf16").minimize(loss)`.
 
 The forward pass gets casts before it is differentiated (see passes/gradient/precision.py), parameters and the
-optimizer's state stay float32.  With float16 the loss is scaled so that small gradients do not vanish (Micikevicius et
-al. 2018, arXiv 1710.03740): the scale is state of the program, and operators of the program adapt it to the gradients
-as PyTorch's GradScaler does.
+optimizer's state stay float32.  With float16 the loss is scaled (training/scaling.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..errors import UsageError
-from ..language.builder import Builder
-from ..language.ir import Operator, Role, Value
-from ..language.program import Program, Variable
-from ..language.types import TensorType
-from ..language.verify import verify
-from ..ops.loss.linear_cross_entropy import LinearLoss
-from ..ops.loss.scale import InverseIfFinite, LossScaleUpdate
-from ..ops.shape.reshape import Cast
-from ..passes.gradient.precision import PRECISIONS, Precision, check_precision
-from .base import begin_training, number, program_of
-from .finite import unchecked_name
-from .protocol import AnyOptimizer, ParamsGrads, StatefulWrapper
+from ..language.program import Program
+from ..passes.gradient.precision import check_precision
+from .protocol import AnyOptimizer, StatefulWrapper, spec_of
 from .recompute_optimizer import RecomputeOptimizer
+from .scaling import LossScaling, state_names
+from .spec import Spec
 
-__all__ = [
-    "LossScaling",
-    "MixedPrecision",
-    "decorate",
-    "with_precision",
-]
-
-
-@dataclass(frozen=True)
-class LossScaling:
-    """Options of loss scaling; the defaults are PyTorch's.
-
-    `initial`: the first scale.  A step with a gradient that is not finite is skipped, and the scale multiplied by
-    `backoff`; after `interval` consecutive other steps it is multiplied by `growth`.  `dynamic=False`: the scale is
-    constant; steps are skipped all the same.
-    """
-
-    initial: float = 2.0**16
-    growth: float = 2.0
-    backoff: float = 0.5
-    interval: int = 2000
-    dynamic: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("initial", "growth", "backoff"):
-            if number(f"loss scaling's {name}", getattr(self, name)) == 0:
-                raise UsageError(f"loss scaling's {name} must be above 0")
-        if isinstance(self.interval, bool) or not isinstance(self.interval, int) or self.interval < 1:
-            raise UsageError(f"loss scaling's interval must be a number of steps, not {self.interval!r}")
+__all__ = ["LossScaling", "MixedPrecision", "decorate"]
 
 
 class MixedPrecision(StatefulWrapper):
@@ -88,77 +48,14 @@ class MixedPrecision(StatefulWrapper):
             loss_scaling = LossScaling() if wanted else None
         self.loss_scaling: LossScaling | None = loss_scaling
 
-    def _backward(self, loss: Variable, *options: Any) -> ParamsGrads:
-        """Inserts casts, then the inner optimizer's backward pass, of the scaled loss if there is loss scaling.
+    @property
+    def spec(self) -> Spec:
+        """What the inner optimizer describes, in this precision."""
+        return spec_of(self.inner).with_(precision=self.precision, full=self._full, scaling=self.loss_scaling)
 
-        The gradients are then those of the scaled loss; `apply_gradients` unscales them.
-        """
-        program = self._program = program_of(loss)
-        kept = [n for n in (loss.name, unchecked_name(program, loss.name)) if n is not None and _writes(program, n)]
-        full = tuple(dict.fromkeys([*self._full, *kept]))
-        begin_training(program, loss.name, full)
-        if PRECISIONS[self.precision] is not None or self.precision == "tf32":
-            program.fuse_head = False  # of products in halves and TF32 a device's libraries are faster
-            program.block = verify(Precision(self.precision, full).run(program.block))
-        if self.loss_scaling is None:
-            return self.inner.backward(program[loss.name], *options)
-        scaled = self._scaled(program, program[loss.name].value)
-        self.inner.backward(program[scaled.name], *options)
-        block = program.block  # nothing reads the scaled loss itself
-        outputs = dict.fromkeys(loss.name if n == scaled.name else n for n in block.outputs)
-        operators = [o for o in block.operators if scaled not in o.outputs]
-        program.block = verify(block.with_operators(operators, outputs=tuple(outputs)))
-        return [(program[p], program[g]) for p, g in program.gradients]
-
-    def _scaled(self, program: Program, loss: Value) -> Value:
-        """The loss times the scale; declares the scale."""
-        assert self.loss_scaling is not None
-        first: dict[str, np.ndarray] = {
-            "loss_scale": np.array(self.loss_scaling.initial, np.float32),
-            "good_steps": np.zeros((), np.int64),
-        }
-        self._state = []
-        for wish, array in first.items():
-            self._state.append(program.state_name(wish, TensorType.of(array)))
-            program.declare("state", self._state[-1], array)
-        scale = program[self._state[0]].value
-        b = program.builder(Role.LOSS, f"{loss.name}.scaled")
-        found = b.Mul(loss, scale if loss.dtype == scale.dtype else b.Cast(scale, to=loss.dtype))
-        again = program.again
-        program.append(b)
-        program.again = again  # the scaled loss is part of training: the forward pass is as it was at other batches
-        return found
-
-    def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
-        """The inner optimizer's updates; with loss scaling they are skipped if a gradient is not finite.
-
-        If a gradient is a cast from the low type, its update reads the operand of the cast, as it computes in float32;
-        gradients that are sums over slices are summed in float32.
-        """
-        pairs = list(params_grads)
-        if not pairs:
-            return self.inner.apply_gradients(pairs)
-        program = program_of(pairs[0][0])
-        if getattr(self.inner, "_clip", None) is None and not program.slices:
-            writers = {v.name: o for o in program.operators for v in o.writes()}
-            pairs = [(p, _before_cast(program, writers.get(g.name), g)) for p, g in pairs]
-        if self.loss_scaling is None:
-            return self.inner.apply_gradients(pairs)
-        scale, good = (program[n].value for n in self._state)
-        made_once: list[Value] = []
-
-        def unscale(b: Builder, gradients: Sequence[Value]) -> Value:
-            made_once.append(b.emit(InverseIfFinite(), scale, *gradients, name="unscale"))
-            return made_once[0]
-
-        self.inner.apply_gradients(pairs, unscale=unscale)
-        if self.loss_scaling.dynamic:
-            b = program.builder(Role.OPTIMIZE)
-            options = self.loss_scaling
-            b.emit(LossScaleUpdate(options.growth, options.backoff, options.interval), scale, good, *made_once, want=2)
-            program.append(b)
-        verify(program.block)
-        return [o for o in program.operators if o.role is Role.OPTIMIZE]
+    def _own_state(self, program: Program) -> list[str]:
+        names = state_names(program) if self.loss_scaling is not None else ()
+        return [n for n in names if n in program]
 
     def get_loss_scaling(self) -> float:
         """The scale of the next step's loss; 1 without loss scaling."""
@@ -195,36 +92,5 @@ def decorate(
 
 
 def with_precision(optimizer: AnyOptimizer, precision: str | None) -> Any:
-    """The optimizer wrapped for a precision (None: as it is); a RecomputeOptimizer stays the outermost.
-
-    UsageError if it has a precision already, or is not an optimizer.
-    """
-    if not hasattr(optimizer, "minimize"):
-        raise UsageError(f"an optimizer is needed, such as rc.Adam(), not {optimizer!r}")
-    if precision is None:
-        return optimizer
-    check_precision(precision)
-    inner = optimizer.inner if isinstance(optimizer, RecomputeOptimizer) else optimizer
-    if isinstance(inner, MixedPrecision):
-        raise UsageError("the optimizer and the arguments both set the precision: give one of them")
-    if precision == "fp32":
-        return optimizer
-    if isinstance(optimizer, RecomputeOptimizer):
-        return optimizer.around(MixedPrecision(inner, precision))
-    return MixedPrecision(inner, precision)
-
-
-def _writes(program: Program, name: str) -> bool:
-    """Whether an operator writes a value, and would otherwise compute all of it in the low type: a head's loss is
-    float32 in any case, and its product is not."""
-    made = program.block.producers().get(name)
-    return made is not None and not isinstance(program.operators[made].op, LinearLoss)
-
-
-def _before_cast(program: Program, made: Operator | None, g: Variable) -> Variable:
-    """The operand of the cast that made a gradient; the gradient itself if it is not a cast to float32."""
-    if made is None or not isinstance(made.op, Cast) or g.dtype != "f32":
-        return g
-    (source,) = made.inputs
-    assert source is not None
-    return Variable(program, source) if source.dtype in ("f16", "bf16") else g
+    """The optimizer in a precision (None or "fp32": as it is)."""
+    return optimizer if precision in (None, "fp32") else MixedPrecision(optimizer, str(precision))

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from ..errors import UsageError
-from ..language.builder import Builder
-from ..language.ir import Block, Operator, Role, Value
-from ..language.program import Program, Variable
-from ..language.types import DTYPES
-from ..language.verify import verify
+from ..language.program import Program
 from ..ops.optimizer.average import AverageUpdate
-from ..ops.optimizer.base import work_dtype
 from ..ops.optimizer.updates import Increment
-from ..passes.cleanup.eager_updates import EagerUpdates
-from .base import fraction, program_of
-from .protocol import AnyOptimizer, StatefulWrapper
+from .numbers import fraction
+from .protocol import AnyOptimizer, StatefulWrapper, spec_of
 from .recompute_optimizer import RecomputeOptimizer
+from .spec import Average, Spec
 
 __all__ = ["EMA", "ExponentialMovingAverage", "applied", "averages_of"]
 
@@ -48,39 +42,12 @@ class ExponentialMovingAverage(StatefulWrapper):
         self.thres_steps = thres_steps
 
     @property
-    def _clip(self) -> Any:
-        return getattr(self.inner, "_clip", None)
+    def spec(self) -> Spec:
+        """What the inner optimizer describes, with averages."""
+        return spec_of(self.inner).with_(average=Average(self.decay, self.thres_steps))
 
-    def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]], **options: Any) -> list[Operator]:
-        """The inner optimizer's updates, and behind them those of the averages."""
-        pairs = list(params_grads)
-        self.inner.apply_gradients(pairs, **options)
-        program = self._program = program_of(pairs[0][0])
-        arrays = [(f"{p.name}.average", _first(program, p.value)) for p, _ in pairs]
-        self._state = [name for name, _ in arrays]
-        averages = program.declare_all("state", arrays)
-        counter = next((o for o in program.operators if isinstance(o.op, Increment)), None)
-        if counter is None:
-            raise UsageError(f"ExponentialMovingAverage needs an optimizer of rc.optimizers, not {self.inner!r}")
-        b = program.builder(Role.OPTIMIZE, "average")
-        keep = self._keep(b, *counter.reads())
-        for average, (p, _) in zip(averages, pairs, strict=True):
-            b.operators.append(Operator(AverageUpdate(), (average, p.value, keep), (average,), Role.OPTIMIZE))
-        program.append(b)
-        block = _last(program.block, counter)  # the averages read the number of the step
-        program.block = verify(EagerUpdates().run(block))
-        return [o for o in program.operators if o.role is Role.OPTIMIZE]
-
-    def _keep(self, b: Builder, step: Value, unscale: Value | None = None) -> Value:
-        """The share of the average that stays: 0 in the first step, 1 in a step that is skipped."""
-        done = b.Cast(step, to="f32")
-        keep = b.constant(self.decay, "f32")
-        if self.thres_steps:
-            keep = b.Min(keep, b.Div(b.Add(done, b.constant(1.0, done)), b.Add(done, b.constant(10.0, done))))
-        keep = b.Where(b.Equal(step, b.constant(0, step)), b.constant(0.0, "f32"), keep)
-        if unscale is not None:
-            keep = b.Where(b.Equal(unscale, b.constant(0.0, unscale)), b.constant(1.0, "f32"), keep)
-        return keep
+    def _own_state(self, program: Program) -> list[str]:
+        return list(averages_of(program).values())
 
     @contextlib.contextmanager
     def applied(self, program: Program | None = None) -> Iterator[None]:
@@ -176,15 +143,3 @@ def _writable(program: Program, name: str) -> np.ndarray:
     if not array.flags.writeable:
         array = program.data[name] = np.array(array)
     return array
-
-
-def _first(program: Program, p: Value) -> np.ndarray:
-    """What an average is before the first step: the weights; those of a file are not copied before they change."""
-    array = np.asarray(program.data[p.name])
-    wanted = DTYPES[work_dtype(p.type)]
-    return array if array.dtype == wanted and not array.flags.writeable else np.array(array, wanted)
-
-
-def _last(block: Block, counter: Operator) -> Block:
-    """The block with an operator at its end."""
-    return block.with_operators([*(o for o in block.operators if o is not counter), counter])

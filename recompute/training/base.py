@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ..errors import UsageError, nearest
 from ..language.builder import Builder
-from ..language.ir import Block, Operator, Role, Value
+from ..language.ir import Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.types import DTYPES, TensorType
-from ..language.verify import verify
+from ..ops.loss.scale import InverseIfFinite
 from ..ops.optimizer.base import Update, work_dtype
 from ..ops.optimizer.updates import Increment
-from ..passes.attention.find_attention import find_attention
-from ..passes.cleanup.eager_updates import EagerUpdates
-from ..passes.gradient.autodiff import differentiate
-from ..passes.loss.find_head import FindHead
-from ..passes.patterns.find_gates import FindGates
-from ..passes.patterns.find_norms import FindNorms
 from .groups import Group, assigned, groups_from
-from .protocol import AnyOptimizer, ParamsGrads
+from .numbers import number
+from .protocol import SpecOptimizer
+from .spec import Spec
 
 
-class Optimizer(AnyOptimizer):
+class Optimizer(SpecOptimizer):
     """Base class of the optimizers.
 
     `learning_rate`: a number, or a schedule of `recompute.lr` that the program itself evaluates at every step.
@@ -67,6 +63,7 @@ class Optimizer(AnyOptimizer):
         self._program: Program | None = None
         self._state: list[str] = []
         self._named: dict[str, str] = {}
+        self._unscale: Value | None = None
 
     # -- defined by subclasses ------------------------------------------------------------------------------------
 
@@ -84,57 +81,17 @@ class Optimizer(AnyOptimizer):
 
     # -- the training step ----------------------------------------------------------------------------------------
 
-    def backward(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
-        no_grad_set: Iterable[str | Variable] | None = None,
-        callbacks: Sequence[Callable[[Any, dict], None]] | None = None,
-    ) -> ParamsGrads:
-        """Adds the backward pass of `loss` to its program; returns (parameter, gradient) pairs.
+    @property
+    def spec(self) -> Spec:
+        """This optimizer alone."""
+        return Spec(self)
 
-        `loss`: one floating-point number.  `startup_program` is accepted for compatibility with Paddle.  Each of
-        `callbacks` is called as `callback(block, {"operator": op})` for every backward operator, in order.
-        A gradient is freed after its last use; it can be fetched by its name.
+    def add_updates(self, program: Program, pairs: Sequence[tuple[Value, Value]], scale: Value | None = None) -> None:
+        """Adds clipping and the updates of (parameter, gradient) pairs to a program, and declares their state.
+
+        `scale`: by which the gradients were multiplied (f32[]): they are divided by it first, and a step whose
+        gradients are not finite is skipped.
         """
-        program = program_of(loss)
-        must_be_untrained(program)
-        wanted = parameter_list if parameter_list is not None else self._parameters
-        names = names_of(program, wanted or (), "parameter_list")
-        no_grad = names_of(program, no_grad_set or (), "no_grad_set")
-        begin_training(program, loss.name, no_grad)
-        fuse_large_head(program, loss.name)
-        before = len(program.operators)
-        block, pairs = differentiate(program.block, loss.name, names, no_grad)
-        if not pairs:
-            raise UsageError(f"the loss '{loss.name}' depends on no parameter that is trained")
-        assigned(self._groups, program, [p.name for p, _ in pairs])
-        outputs = tuple(dict.fromkeys([*block.outputs, loss.name]))
-        program.block = verify(block.with_operators(block.operators, outputs=outputs))
-        program.gradients = [(p.name, g.name) for p, g in pairs]
-        for callback in callbacks or ():
-            for op in program.operators[before:]:
-                callback(program.block, {"operator": op})
-        return [(Variable(program, p), Variable(program, g)) for p, g in pairs]
-
-    def apply_gradients(
-        self,
-        params_grads: Sequence[tuple[Variable, Variable]],
-        *,
-        unscale: Callable[[Builder, Sequence[Value]], Value] | None = None,
-    ) -> list[Operator]:
-        """Adds clipping and updates to the program, and the step counter's increment; returns these operators.
-
-        `unscale` emits the factor (f32[]) by which all gradients are multiplied first; if it is 0, the step is skipped.
-        """
-        pairs = list(params_grads)
-        if not pairs:
-            raise UsageError("apply_gradients needs at least one (parameter, gradient) pair")
-        program = program_of(pairs[0][0])
-        must_be_untrained(program)
-        if any(v.program is not program for pair in pairs for v in pair):
-            raise UsageError("apply_gradients: all parameters and gradients must belong to one program")
         _check_pairs(program, pairs)
         members = assigned(self._groups, program, [p.name for p, _ in pairs])
         own = {group: group.applied(self) for group in self._groups}
@@ -146,8 +103,8 @@ class Optimizer(AnyOptimizer):
         for group in self._groups:
             name = f"learning_rate_{group.index}"
             rates[group] = rates[None] if group.rate is None else self._learning_rate(b, step, group.rate, name)
-        values = [(p.value, g.value) for p, g in pairs]
-        factor = None if unscale is None else unscale(b, [g for _, g in values])
+        values = list(pairs)
+        factor = None if scale is None else b.emit(InverseIfFinite(), scale, *(g for _, g in values), name="unscale")
         if factor is not None and self._clip is not None:  # clipping sees the gradients without weight decay
             values, factor = [(p, _times(b, g, factor)) for p, g in values], b.Sign(factor)
         common = None if self._clip is None else self._clip.begin(b, [g for _, g in values])
@@ -159,12 +116,27 @@ class Optimizer(AnyOptimizer):
             state = list(itertools.islice(slots, len(kind.slots_used())))
             _emit_update(b, op, [p, clipped], state, rates[members.get(p.name)], step, factor)
         program.append(b)
-        program.block = EagerUpdates().run(program.block)
+        self._unscale = factor
+
+    def count_step(self, program: Program) -> None:
+        """Adds the increment of the step counter, unless the step is skipped."""
         b = program.builder(Role.OPTIMIZE)
-        b.emit(Increment(), step, *([] if factor is None else [factor]))
+        b.emit(Increment(), program[self._named["step"]].value, *([] if self._unscale is None else [self._unscale]))
         program.append(b)
-        verify(program.block)
-        return [o for o in program.operators if o.role is Role.OPTIMIZE]
+
+    @property
+    def parameters(self) -> Sequence[str | Variable] | None:
+        """Names, globs or Variables of the parameters to train; None for all."""
+        return self._parameters
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped."""
+        return self._clip is not None
+
+    def check(self, program: Program, names: Sequence[str]) -> None:
+        """UsageError for groups that do not fit the parameters `names`, which train."""
+        assigned(self._groups, program, names)
 
     def _learning_rate(self, b: Builder, step: Value, rate: Any, name: str) -> Value:
         if hasattr(rate, "build"):
@@ -297,111 +269,15 @@ def _times(b: Builder, g: Value, factor: Value) -> Value:
     return b.Mul(g, factor if g.dtype == factor.dtype else b.Cast(factor, to=g.dtype))
 
 
-def begin_training(program: Program, loss: str, kept: Iterable[str] = ()) -> None:
-    """What comes before the backward pass: normalisations and activations that are written out become one operator
-    each, and so does attention, unless the program says no.
-
-    `kept`: values that stay because the user named them.
-    """
-    must_be_untrained(program)
-    if program.forward is None:
-        if with_patterns(program, (loss, *kept)):
-            program.also_at_other_batches(program.again, with_patterns)
-        if program.fuse_attention:
-            with_attention(program, (loss, *kept))
-            program.also_at_other_batches(program.again, with_attention)
-    program.begin_training(loss)
-
-
-def with_patterns(program: Program, kept: Iterable[str] = ()) -> bool:
-    """Makes normalisations and gated activations one operator each; returns whether there were any."""
-    marked = _keeping(program, kept)
-    found = FindGates().run(FindNorms().run(marked))
-    if found is not marked:
-        program.block = verify(found.with_operators(found.operators, outputs=program.block.outputs))
-    return found is not marked
-
-
-def with_attention(program: Program, kept: Iterable[str] = ()) -> list[str]:
-    """Makes attention in a program one operator, where this leaves the values `kept`; returns the notes."""
-    found, notes = find_attention(_keeping(program, kept), program.data)
-    if any("' is attention" in note for note in notes):
-        program.block = verify(found.with_operators(found.operators, outputs=program.block.outputs))
-    return notes
-
-
-def _keeping(program: Program, kept: Iterable[str]) -> Block:
-    """The program's block with more outputs, which passes leave in it: those of the values `kept` that it has."""
-    block = program.block
-    values = block.values()
-    outputs = dict.fromkeys([*block.outputs, *(n for n in kept if n in values)])
-    return block.with_operators(block.operators, outputs=tuple(outputs))
-
-
-def number(name: str, value: Any) -> float:
-    """The value if it is finite and not negative, else UsageError."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise UsageError(f"{name} must be a number, not {value!r}")
-    if not 0 <= value < float("inf"):
-        raise UsageError(f"{name} must be finite and not negative, but it is {value}")
-    return float(value)
-
-
-def fraction(name: str, value: Any) -> float:
-    """A number of at least 0 and below 1.  UsageError for others."""
-    if not 0 <= number(name, value) < 1:
-        raise UsageError(f"{name} must be at least 0 and below 1, but it is {value}")
-    return float(value)
-
-
-def program_of(v: Any) -> Program:
-    """The program of a Variable.  UsageError for what is no Variable."""
-    if not isinstance(v, Variable):
-        raise UsageError(f"a Variable is needed (a loss function returns one; or program['name']), not {v!r}")
-    return v.program
-
-
-def fuse_large_head(program: Program, loss: str) -> None:
-    """Makes a large head one operator (see `recompute.fuse_head`), unless the program leaves it out."""
-    if program.fuse_head:
-        program.block = FindHead(loss, program.fetched).run(program.block)
-
-
-def must_be_untrained(program: Program) -> None:
-    """UsageError where the program has updates already."""
-    if any(o.role is Role.OPTIMIZE for o in program.operators):
-        raise UsageError(
-            f"program '{program.block.name}' is already a training step: its parameters are updated once per step; "
-            "call minimize on a program without updates (clone() it before)"
-        )
-
-
-def _check_pairs(program: Program, pairs: Sequence[tuple[Variable, Variable]]) -> None:
+def _check_pairs(program: Program, pairs: Sequence[tuple[Value, Value]]) -> None:
     """UsageError unless each parameter is given once, with a gradient of its shape."""
     parameters = set(program.block.parameters)
     seen: set[str] = set()
     for p, g in pairs:
-        if p.value not in parameters:
+        if p not in parameters:
             raise UsageError(f"'{p.name}' is not a parameter of the program: only parameters are updated")
         if p.name in seen:
             raise UsageError(f"apply_gradients: '{p.name}' is given twice")
-        if p.shape != g.shape or not g.value.type.is_float:
-            raise UsageError(f"'{p.name}' is {p.value.type}, but its gradient '{g.name}' is {g.value.type}")
+        if p.shape != g.shape or not g.type.is_float:
+            raise UsageError(f"'{p.name}' is {p.type}, but its gradient '{g.name}' is {g.type}")
         seen.add(p.name)
-
-
-def names_of(program: Program, wanted: Any, what: str) -> list[str]:
-    """Value names of names, aliases, globs and Variables.  UsageError for Variables of another program."""
-    if isinstance(wanted, (str, Variable)):
-        wanted = [wanted]
-    names = []
-    for w in wanted:
-        if isinstance(w, Variable):
-            if w.program is not program:
-                raise UsageError(f"{what}: '{w.name}' belongs to another program")
-            names.append(w.name)
-        elif isinstance(w, str):
-            names.append(program.aliases.get(w, w))
-        else:
-            raise UsageError(f"{what} takes names and Variables, not {w!r}")
-    return names

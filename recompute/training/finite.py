@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ..errors import UsageError
 from ..language.program import Program, Variable
-from ..language.verify import verify
 from ..ops.loss.finite import CheckFinite
+from ..passes.base import apply_passes
 from ..passes.gradient.stop_on_nan import StopOnNan
-from .base import must_be_untrained, program_of
+from .programs import must_be_untrained, program_of
 
 __all__ = ["stop_on_nan"]
 
@@ -25,7 +25,7 @@ def stop_on_nan(loss: Variable) -> Variable:
     must_be_untrained(program)
     if not loss.value.type.is_float or loss.value.size != 1:
         raise UsageError(f"stop_on_nan takes a loss, one floating-point number, but '{loss.name}' is {loss.value.type}")
-    program.block = verify(StopOnNan(loss.name).run(program.block))
+    apply_passes(program, [StopOnNan(loss.name)])
     return program[loss.name]
 
 

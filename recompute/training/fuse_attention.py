@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from ..language.program import Program
-from .base import must_be_untrained, with_attention
+from ..passes.attention.find_attention import FindAttention, find_attention
+from ..passes.base import apply_passes
+from .programs import must_be_untrained
 
 __all__ = ["fuse_attention"]
 
@@ -18,6 +20,9 @@ def fuse_attention(program: Program, enabled: bool = True) -> list[str]:
     """
     must_be_untrained(program)
     program.fuse_attention = enabled
-    notes = with_attention(program) if enabled else []
-    program.also_at_other_batches(program.again, lambda other: fuse_attention(other, enabled))
+    program.also_at_other_batches(program.again, lambda other: setattr(other, "fuse_attention", enabled))
+    if not enabled:
+        return []
+    notes = find_attention(program.block, program.data)[1]
+    apply_passes(program, [FindAttention()])
     return notes

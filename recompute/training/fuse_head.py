@@ -7,7 +7,7 @@ import functools
 from ..language.program import Program
 from ..language.verify import verify
 from ..passes.loss.find_head import find_head
-from .base import must_be_untrained
+from .programs import must_be_untrained
 
 __all__ = ["fuse_head"]
 

@@ -1,4 +1,4 @@
-"""Gradient merge: what a program is before and after its backward pass, when one step takes several micro-batches."""
+"""Gradient merge: one step takes several micro-batches."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from ..language.ir import Role
+from ..language.ir import Block, Role
 from ..language.program import Program
-from .base import must_be_untrained
-from .protocol import ParamsGrads
+from ..passes.base import Pass
 
 
 @dataclass(frozen=True)
@@ -47,18 +46,33 @@ class Merge:
         k = next(k for k in range(1, samples + 1) if samples % k == 0 and samples // k <= most)
         return Merge(k, self.avg, samples)
 
-    def begin(self, program: Program) -> None:
-        """Makes the program's forward pass at the batch of all micro-batches.
+    @property
+    def multiple(self) -> int:
+        """What gradients, which are means over all micro-batches, are multiplied by."""
+        return (1 if self.avg else self.k_steps) if self.times is None else self.times
 
-        UsageError where the model fixes another batch.
-        """
-        must_be_untrained(program)
+
+@dataclass(frozen=True)
+class AtWholeBatch(Pass):
+    """Make the forward pass at the batch of all `k_steps` micro-batches: `batch`, or (0) that many of the program's."""
+
+    refuses = ("gradients",)
+
+    k_steps: int = 1
+    batch: int = 0
+
+    def run(self, block: Block) -> Block:
+        """The block itself: a program is made again from its model."""
+        return block
+
+    def rewrite(self, program: Program) -> Block:
+        """The forward pass, with its own parameters and statistics.  UsageError where the model fixes another batch."""
         own = program.block.batch
         if own is None:
             raise UsageError("the program has no input with a batch to cut into micro-batches")
-        wanted = own * self.k_steps if self.batch is None else self.batch
+        wanted = self.batch or own * self.k_steps
         if wanted == own:
-            return
+            return program.block
         try:
             if program.again is None:
                 raise UsageError("it was not loaded from a model, or operators were appended to it by hand")
@@ -69,18 +83,29 @@ class Merge:
                 f"'{program.block.name}' cannot be made at another batch than {own}: {e}. Or have its {own} samples "
                 f"cut into micro-batches: GradientMerge(..., batch={own}), or DataParallel(..., batch={own})"
             ) from None
-        _replace(program, made)
+        return _taken(program, made)
 
-    def summed(self, program: Program, pairs: ParamsGrads) -> ParamsGrads:
-        """The gradients, times `k_steps` where they are to be sums over micro-batches."""
-        times = (1 if self.avg else self.k_steps) if self.times is None else self.times
-        if times == 1:
-            return pairs
+
+@dataclass(frozen=True)
+class ScaleGradients(Pass):
+    """Multiply gradients by `times`: sums over micro-batches in place of means."""
+
+    needs = ("gradients",)
+    refuses = ("updates",)
+
+    times: int = 1
+
+    def run(self, block: Block) -> Block:
+        """The block itself: which values are gradients is known of a program."""
+        return block
+
+    def rewrite(self, program: Program) -> Block:
+        """The block with the products, which become the gradients."""
         b = program.builder(Role.BACKWARD, "merged")
-        values = [b.Mul(g.value, b.constant(times, g.value)) for _, g in pairs]
+        values = [(p, program[g].value) for p, g in program.gradients]
+        program.gradients = [(p, b.Mul(g, b.constant(self.times, g)).name) for p, g in values]
         program.append(b)
-        program.gradients = [(p.name, v.name) for (p, _), v in zip(pairs, values, strict=True)]
-        return [(program[p], program[g]) for p, g in program.gradients]
+        return program.block
 
 
 def _check_count(name: str, value: Any) -> None:
@@ -88,8 +113,8 @@ def _check_count(name: str, value: Any) -> None:
         raise UsageError(f"gradient merge: {name} must be a whole number of at least 1, not {value!r}")
 
 
-def _replace(program: Program, made: Program) -> None:
-    """Makes a program that of another batch, with its own parameters and statistics.
+def _taken(program: Program, made: Program) -> Block:
+    """The block of a program at another batch, whose parameters and statistics the program takes.
 
     Tables that the importer computed for the batch come with the other program.
     """
@@ -98,5 +123,5 @@ def _replace(program: Program, made: Program) -> None:
         there = dict.get(program.data, v.name)
         if there is None or (tuple(there.shape), there.dtype) != (v.shape, v.type.numpy):
             program.data[v.name] = made.data[v.name]
-    program.block = made.block.with_operators(made.block.operators, outputs=outputs)
     program.imported, program.aliases = made.imported, {**made.aliases, **program.aliases}
+    return made.block.with_operators(made.block.operators, outputs=outputs)

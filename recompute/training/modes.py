@@ -17,15 +17,17 @@ from ..errors import JobError, ModelWarning, UsageError, nearest
 from ..language.ir import Block, Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.verify import verify
+from ..passes.base import Pass, apply_passes
 from ..passes.cleanup.for_test import ForTest, in_inference
 from ..passes.pipelines.forward import own_forward
-from ..passes.sharding.zero import read_gathered
+from ..passes.sharding.divide_axis import DivideForward
+from ..passes.sharding.zero import GatherParameters
 from ..support.patterns import Patterns
 from .averages import applied
-from .base import must_be_untrained
 from .origin import values_to_compare
+from .programs import must_be_untrained
 from .quantisation import must_have_ranges, running_ends
-from .shardings import divided_forward
+from .shardings import axes_of
 
 __all__ = ["at_other_batches", "evaluate", "for_test", "freeze", "share_arrays", "values_to_compare"]
 
@@ -85,13 +87,10 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
     else:
         made = _at(program, batch)
         names = tuple(_name(made, n) for n in names)
-    made.block = ForTest(names).run(made.block)
-    if program.divided:
-        made.block = divided_forward(program, made.block)
-    if program.division is not None:  # a rank has parts of parameters: it gathers them
-        how = dataclasses.replace(program.division, again=False)
-        made.block, _ = read_gathered(made.block, list(program.sharded), how)
-    made.block = verify(made.block if program.pipe is None else own_forward(made.block, program.pipe))
+    made.divided = program.divided
+    apply_passes(made, evaluation_passes(program, names))
+    if program.pipe is not None:
+        made.block = verify(own_forward(made.block, program.pipe))
     if made.data is not program.data:
         share_arrays(made, program)
     drawn = [next(op.writes()).name for op in made.operators if op.op.random]
@@ -103,6 +102,16 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
             stacklevel=3,
         )
     return made
+
+
+def evaluation_passes(program: Program, outputs: Sequence[str] = ()) -> list[Pass]:
+    """The passes that make the forward pass of a trained program its evaluation; `outputs`: what is computed."""
+    passes: list[Pass] = [ForTest(tuple(outputs))]
+    if program.divided:
+        passes.append(DivideForward(tuple(axis for axis, _ in axes_of(program.mesh))))
+    if (how := program.division) is not None:  # a rank has parts of parameters: it gathers them
+        passes.append(GatherParameters(how.axis, how.ranks, how.rank, how.parts, names=tuple(program.sharded)))
+    return passes
 
 
 def _at(program: Program, batch: int) -> Program:

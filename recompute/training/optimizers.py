@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 from ..errors import UsageError
 from ..ops.optimizer.norm_updates import LambUpdate, LarsUpdate
 from ..ops.optimizer.updates import AdagradUpdate, AdamUpdate, MomentumUpdate, RMSPropUpdate, SGDUpdate
-from .base import Optimizer, fraction, number
+from .base import Optimizer
 from .gradient_merge import GradientMerge, GradientMergeOptimizer
+from .numbers import fraction, number
 from .protocol import AnyOptimizer
 from .recompute_optimizer import RecomputeOptimizer, RecomputeWarning
 

@@ -24,7 +24,7 @@ _PIECE = 1 << 20
 #: how deep options are described, and how many characters of them are shown
 _DEEP, _LONG = 8, 600
 #: options that say which rank this is, or on which machine, and what belongs to a program that was made
-_OWN = frozenset({"rank", "inner", "_program", "_state", "_named", "_target", "_cost"})
+_OWN = frozenset({"rank", "inner", "_program", "_state", "_named", "_unscale", "_target", "_cost"})
 
 
 @dataclass

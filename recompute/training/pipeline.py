@@ -1,90 +1,228 @@
-"""Pipelines in a program: it is cut before it is differentiated, and has its own stages' parameters afterwards."""
+"""The list of passes that make a forward pass a training step: what runs is what `pipeline` lists.
+
+    for p in pipeline(Adam().spec, program, "loss"): print(p)
+
+Optimizers run it in two parts, since gradients are their user's between them; `recompute.passes.sequence` has the
+passes that follow: a plan, lowering and memory.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ..cost import operator_cost
-from ..errors import UsageError
-from ..language.ir import Operator
+from ..errors import UsageError, nearest
+from ..language.ir import Block, Role
 from ..language.program import Program
-from ..language.verify import verify
+from ..ops.loss.linear_cross_entropy import LinearLoss
+from ..passes import Target
+from ..passes.approximation.approximate import Approximate
+from ..passes.approximation.base import parse_permissions
+from ..passes.attention.find_attention import FindAttention
+from ..passes.base import ForwardPass, Pass
 from ..passes.cleanup.eager_updates import EagerUpdates
-from ..passes.pipelines.borders import Stages, holders
-from ..passes.pipelines.cuts import balanced_cuts, loads
-from ..passes.pipelines.norms import norms_over_stages
-from ..passes.pipelines.repeats import shortened
-from ..passes.pipelines.schedules import Pipe
-from .protocol import ParamsGrads
+from ..passes.gradient.autodiff import Autodiff
+from ..passes.gradient.precision import Precision
+from ..passes.inserting import with_inserted
+from ..passes.loss.find_head import FindHead
+from ..passes.offloading.offload_checkpoints import OffloadCheckpoints
+from ..passes.patterns.find_gates import FindGates
+from ..passes.patterns.find_norms import FindNorms
+from ..passes.pipelines.norms import NormsOverStages
+from ..passes.recomputation.recompute import Recompute
+from ..passes.sequence import cleanup_passes
+from ..passes.sharding.norms import NormsOverRanks
+from ..passes.sharding.norms_over_parts import NormsOverParts
+from ..passes.sharding.zero import ShardParameters
+from ..passes.slicing.open_means import OpenMeans
+from ..passes.slicing.slicing import Slice
+from ..planning.step import target_of
+from .finite import unchecked_name
+from .merge import AtWholeBatch, ScaleGradients
+from .programs import names_of
+from .scaling import ScaleLoss, UncastGradients, UpdateScale, state_names
+from .shardings import axes_of, divisions
+from .spec import Spec
+from .stages import CutStages, DropStages
+from .updates import AverageWeights, CountStep, Updates, WholeNormsOnly
 
-#: operations that take as long as moving a byte, on devices of any kind within a factor of a few
-_BALANCE = 20
+
+@dataclass(frozen=True)
+class KeepForward(Pass):
+    """Remember the forward pass and its loss, for evaluation, before a program is rewritten for training."""
+
+    refuses = ("gradients",)
+
+    loss: str = "loss"
+
+    def run(self, block: Block) -> Block:
+        """The block itself."""
+        return block
+
+    def rewrite(self, program: Program) -> Block:
+        """The block itself."""
+        program.begin_training(self.loss)
+        return program.block
 
 
-def _work(o: Operator) -> float:
-    """What an operator takes, in operations: the same on every rank, as measured times would not be."""
-    cost = operator_cost(o)
-    return max(cost.flops, cost.bytes * _BALANCE)
+def pipeline(
+    spec: Spec,
+    program: Program,
+    loss: str,
+    *,
+    parameters: Sequence[str] = (),
+    no_grad: Sequence[str] = (),
+) -> list[Pass]:
+    """The passes that make `program`, a forward pass, a training step, before a planner or the lowering has it.
 
-
-def cuts_of(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> tuple[str, ...]:
-    """The values behind which a forward pass is cut: `cuts`, or (None) such that stages take about the same time.
-
-    UsageError for another number of cuts than it takes.
+    `parameters`, `no_grad`: see `Autodiff`.  Names in `spec` are resolved in the program as it is; an empty program
+    shows the list of any.
     """
-    if cuts is None:
-        cuts = balanced_cuts(program.block, pipe.stages, _work, pipe.ranks)
-    cuts = [cuts] if isinstance(cuts, str) else cuts
-    if len(cuts) != pipe.stages - 1:
-        raise UsageError(
-            f"pipeline: {len(cuts)} cuts make {len(cuts) + 1} stages, but {pipe.ranks} ranks with {pipe.chunks} "
-            f"chunks each have {pipe.stages}: give {pipe.stages - 1} cuts, or none"
-        )
-    return tuple(program.aliases.get(n, n) for n in cuts)
+    return [
+        *backward_passes(spec, program, loss, parameters=parameters, no_grad=no_grad),
+        *update_passes(spec, program),
+    ]
 
 
-def busiest(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> int:
-    """The place of the rank whose stages take longest."""
-    found = loads(program.block, cuts_of(program, pipe, cuts), _work, pipe.ranks)
-    return found.index(max(found))
+def find_passes(program: Program, kept: Sequence[str], *, attention: bool = True) -> list[ForwardPass]:
+    """The passes that make what is written out one operator; `kept`: values that stay."""
+    if program.forward is not None:
+        return []
+    names = tuple(dict.fromkeys(kept))
+    return [FindNorms(names), FindGates(names), *([FindAttention(names)] if attention else ())]
 
 
-def begin_stages(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> None:
-    """Cuts the forward pass of a program into the stages of a pipeline (`cuts_of`).  UsageError for unknown values."""
-    program.block = verify(Stages(cuts_of(program, pipe, cuts)).run(program.block))
+def backward_passes(
+    spec: Spec,
+    program: Program,
+    loss: str,
+    *,
+    parameters: Sequence[str] = (),
+    no_grad: Sequence[str] = (),
+) -> list[Pass]:
+    """The passes before the updates: gradients, and recomputation from checkpoints, among ranks and in slices."""
+    target, low = spec.target or Target(), spec.precision not in (None, "fp32")
+    kept = (loss, *no_grad, *_in_full(spec, program, loss)) if spec.precision else (loss, *no_grad)
+    attention = program.fuse_attention and target.fuse_attention
+    merge = spec.micro_batches
+    before: list[Pass] = []
+    if merge is not None:
+        before.append(AtWholeBatch(merge.k_steps, merge.batch or 0))
+    if spec.parallel is not None and (pipe := spec.parallel.pipe) is not None:
+        before.append(CutStages(pipe, spec.parallel.cuts))
+    found: list[Pass] = [*find_passes(program, kept, attention=attention), KeepForward(loss)]
+    if low:
+        found.append(Precision(spec.precision or "", _in_full(spec, program, loss)))
+    elif _fuses_head(spec, program):
+        found.append(FindHead(loss, program.fetched))
+    scale = state_names(program)[0] if spec.scaling is not None else ""
+    if spec.scaling is not None:
+        found.append(ScaleLoss(spec.scaling.initial))
+    found.append(Autodiff(loss, tuple(parameters), tuple(no_grad), scale))
+    after = [*_recomputing(spec, program, loss), *_of_ranks(spec)]
+    if merge is not None and merge.multiple != 1:
+        after.append(ScaleGradients(merge.multiple))
+    return with_inserted([*before, *found, *after], target.insertions)
 
 
-def with_own_layers(program: Program, pipe: Pipe, cuts: Sequence[str]) -> Program:
-    """A forward pass of which other stages of a pipeline have one layer in place of identical ones: what this rank
-    takes in it, it takes in the whole network (passes/pipelines/repeats.py)."""
-    block = shortened(program.block, cuts, set(pipe.own()))
-    if block is program.block:
-        return program
-    values = block.values()
-    found = Program(block, {n: a for n, a in program.data.items() if n in values}, source=program.source)
-    found.take_origin(program)
-    found.again = None
-    found.shardings = {n: s for n, s in program.shardings.items() if n in values}
+def _in_full(spec: Spec, program: Program, loss: str) -> tuple[str, ...]:
+    """The values that stay in float32: those that the user names, and the loss.
+
+    A head's loss is float32 in any case, and its product is not.
+    """
+    made = program.block.producers()
+    names = [n for n in (loss, unchecked_name(program, loss)) if n in made]
+    losses = [n for n in names if not isinstance(program.operators[made[n]].op, LinearLoss)]
+    return tuple(dict.fromkeys([*spec.full, *losses]))
+
+
+def _fuses_head(spec: Spec, program: Program) -> bool:
+    """Whether a large head becomes one operator: not where ranks have some of its words each."""
+    fuses = program.fuse_head and (spec.target is None or spec.target.fuse_head)
+    return fuses and (spec.parallel is None or not spec.parallel.divides_head(program.block))
+
+
+def _recomputing(spec: Spec, program: Program, loss: str) -> list[Pass]:
+    """Regions in slices and recomputation from checkpoints; then ranks divide what is left, or before.
+
+    What is gathered among ranks is gathered again for the recomputation, and not kept for it.
+    """
+    parallel = spec.parallel
+    divide = divisions(parallel.mesh, parallel.rank, parallel.reduce, sequence=parallel.sequence) if parallel else []
+    divided: list[Pass] = [OpenMeans(), *divide] if divide else []
+    regions: list[Pass] = [Slice(spec.regions)] if spec.regions else []
+    if not spec.checkpoints:
+        return [*divided, *regions]
+    patterns = names_of(program, spec.checkpoints, "checkpoints")
+    names = tuple(checkpoint_names(program, patterns) if program.operators else patterns)
+    opened: list[Pass] = [OpenMeans()] if spec.whole else []
+    return [*regions, *opened, Recompute(names, loss=loss, named=program.block), *divided]
+
+
+def _of_ranks(spec: Spec) -> list[Pass]:
+    """Shards of parameters, slices of the whole step, checkpoints in host memory."""
+    found: list[Pass] = []
+    parallel, merge = spec.parallel, spec.micro_batches
+    if parallel is not None and merge is not None and parallel.zero and parallel.ranks > 1:
+        how = parallel.sharded(merge.k_steps)
+        found.append(ShardParameters(how.axis, how.ranks, how.rank, how.parts, how.again))
+    if spec.whole and spec.request is None and not spec.later:
+        found.append(Slice(spec.whole))
+        if parallel is not None and parallel.pipe is not None:
+            found.append(DropStages())
+    if spec.offload and spec.request is None:
+        found.append(OffloadCheckpoints())
     return found
 
 
-def own_pairs(program: Program, pairs: ParamsGrads) -> ParamsGrads:
-    """The pairs of the parameters that this rank has; the program forgets the others' contents."""
+def update_passes(spec: Spec, program: Program) -> list[Pass]:
+    """The passes after the gradients: updates, averages, the count of steps, norms over ranks, approximations."""
+    found: list[Pass] = []
+    if spec.precision and not spec.whole and not spec.rule.clips:
+        found.append(UncastGradients())
+    scale = state_names(program)[0] if spec.scaling is not None else ""
+    found += [Updates(spec.rule, scale), EagerUpdates(), CountStep(spec.rule)]
+    if spec.scaling is not None and spec.scaling.dynamic:
+        found.append(UpdateScale(spec.scaling.growth, spec.scaling.backoff, spec.scaling.interval))
+    if spec.average is not None:
+        found += [AverageWeights(spec.average.decay, spec.average.thres_steps), EagerUpdates()]
+    if spec.parallel is not None:
+        found += _norms(spec)
+    if spec.allowed and spec.request is None:
+        target = target_of(spec.target)
+        permitted = tuple(map(str, parse_permissions(spec.allowed)))
+        found += [*cleanup_passes(target), Approximate(everywhere=permitted)]
+    return with_inserted(found, (spec.target or Target()).insertions)
+
+
+def _norms(spec: Spec) -> list[Pass]:
+    """Norms and checks of gradients over all ranks."""
+    parallel = spec.parallel
+    assert parallel is not None
+    divided = axes_of(parallel.mesh)
+    how = parallel.sharded(parallel.pieces(spec.merge))
+    sharded = bool(parallel.zero) and parallel.ranks > 1
+    found: list[Pass] = [WholeNormsOnly(str(parallel.mesh), parallel.zero)]
+    if divided:
+        axes, ranks = zip(*divided, strict=True)
+        found.append(NormsOverParts(axes, ranks, parallel.pipe is not None))
+    found.append(NormsOverRanks(how.axis, how.ranks, how.rank, how.parts, sharded))
+    if parallel.pipe is not None:
+        found += [NormsOverStages(parallel.pipe), EagerUpdates()]
+    return found
+
+
+def checkpoint_names(program: Program, patterns: Sequence[str]) -> list[str]:
+    """The values that names and globs match, among forward values and aliases.  UsageError for a miss."""
     values = program.block.values()
-    own = {v.name for v in (*program.block.parameters, *program.block.buffers)}
-    found = [(p, g) for p, g in pairs if p.name in own and g.name in values]
-    program.gradients = [(p.name, g.name) for p, g in found]
-    for name in [n for n in program.data if n not in values]:
-        del program.data[name]
-    return found
-
-
-def over_stages(program: Program, pipe: Pipe) -> None:
-    """Makes norms and checks of gradients those of all stages; that of a parameter of several counts on the first."""
-    others = {g for p, g in program.gradients if program.first_stages.get(p, -1) not in pipe.own()}
-    program.block = verify(EagerUpdates().run(norms_over_stages(program.block, pipe, others)))
-
-
-def first_stages(program: Program) -> dict[str, int]:
-    """The first stage that has each parameter, of those that some stage has."""
-    return {name: min(stages) for name, stages in holders(program.block).items() if stages}
+    forward = [v.name for o in program.operators if o.role in (Role.FORWARD, Role.LOSS) for v in o.writes()]
+    found: list[str] = []
+    for name in patterns:
+        matches = [name] if name in values else fnmatch.filter(forward, name)
+        if not matches:
+            matches = [program.aliases[a] for a in fnmatch.filter(program.aliases, name)]
+        if not matches:
+            raise UsageError(f"there is no value '{name}' to checkpoint{nearest(name, [*forward, *program.aliases])}")
+        found += matches
+    return list(dict.fromkeys(found))

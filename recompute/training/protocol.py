@@ -1,17 +1,35 @@
-"""The interface of optimizers, and the base class of optimizers that wrap another one."""
+"""The interface of optimizers, and the base classes of those that describe a step, and of those that wrap another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import UsageError
-from ..language.ir import Operator
+from ..language.ir import Operator, Role
 from ..language.program import Program, Variable
+from ..passes import Target
+from ..passes.base import apply_passes
+from ..planning.figures import interruption
+from ..planning.step import plan_step, target_of
+from ..runtime.communication.started import started_together
+from .origin import held, origin_of
+from .pipeline import backward_passes, update_passes
+from .programs import must_be_untrained, names_of, program_of
+from .spec import Spec
+from .updates import OtherRule
 
-__all__ = ["AnyOptimizer", "ParamsGrads", "StatefulWrapper", "WrappedOptimizer"]
+__all__ = ["AnyOptimizer", "ParamsGrads", "RecomputeWarning", "SpecOptimizer", "StatefulWrapper", "WrappedOptimizer"]
+
+
+class RecomputeWarning(UserWarning):
+    """A checkpoint may not have the expected effect."""
+
 
 ParamsGrads = list[tuple[Variable, Variable]]
 
@@ -79,16 +97,13 @@ class AnyOptimizer(Protocol):
         ...
 
 
-class WrappedOptimizer(AnyOptimizer):
-    """An optimizer that wraps another one, `inner`, and forwards every method that a subclass does not override.
+class SpecOptimizer(AnyOptimizer):
+    """An optimizer, or a wrapper of one, that describes a training step (`spec`): passes make it (`pipeline`)."""
 
-    A subclass overrides `_backward`, which `backward` and `minimize` call, and `apply_gradients` or `apply_optimize`.
-    """
-
-    def __init__(self, inner: Any) -> None:
-        if not hasattr(inner, "backward") or not hasattr(inner, "apply_gradients"):
-            raise UsageError(f"{type(self).__name__} wraps an optimizer, not {inner!r}")
-        self.inner = inner
+    @property
+    def spec(self) -> Spec:
+        """What the training step is to be."""
+        raise NotImplementedError
 
     def backward(
         self,
@@ -100,17 +115,13 @@ class WrappedOptimizer(AnyOptimizer):
     ) -> ParamsGrads:
         """Adds the backward pass of `loss` to its program; returns (parameter, gradient) pairs.
 
-        The arguments are those of `recompute.optimizers.Optimizer.backward`.
+        `loss`: one floating-point number.  `startup_program` is accepted for compatibility with Paddle.  Each of
+        `callbacks` is called as `callback(block, {"operator": op})` for every backward operator, in order.
+        A gradient is freed after its last use; it can be fetched by its name.
+        A RecomputeWarning is given for checkpoints without effect and the like.  UsageError for what is not combined;
+        the program is then as it was.
         """
-        return self._backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
-
-    def _backward(self, loss: Variable, *options: Any) -> ParamsGrads:
-        """`options`: the other arguments of `backward`, in order."""
-        return self.inner.backward(loss, *options)
-
-    def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
-        """Adds the updates to the program; returns the optimizer's operators."""
-        return self.inner.apply_gradients(params_grads)
+        return self._backward(loss, parameter_list, no_grad_set, callbacks)
 
     def minimize(
         self,
@@ -120,8 +131,124 @@ class WrappedOptimizer(AnyOptimizer):
         no_grad_set: Iterable[str | Variable] | None = None,
     ) -> tuple[list[Operator], ParamsGrads]:
         """`backward` and `apply_gradients`; returns (optimizer operators, (parameter, gradient) pairs)."""
-        params_grads = self._backward(loss, startup_program, parameter_list, no_grad_set)
-        return self.apply_optimize(loss, startup_program, params_grads), params_grads
+        params_grads = self._backward(loss, parameter_list, no_grad_set)
+        return self.apply_gradients(params_grads), params_grads
+
+    def _backward(
+        self,
+        loss: Variable,
+        parameter_list: Sequence[str | Variable] | None,
+        no_grad_set: Iterable[str | Variable] | None,
+        callbacks: Sequence[Callable[[Any, dict], None]] | None = None,
+    ) -> ParamsGrads:
+        program = program_of(loss)
+        must_be_untrained(program)
+        spec = self.spec
+        self._check()
+        spec.check()
+        with restored(program):
+            if spec.parallel is not None and started_together() > 1:
+                program.origin = origin_of(program, self, divides=spec.parallel.divides)
+            program.slices = spec.whole
+            program.mesh = None if spec.parallel is None else spec.parallel.mesh
+            wanted = spec.rule.parameters if parameter_list is None else parameter_list
+            names = names_of(program, wanted or (), "parameter_list")
+            no_grad = names_of(program, no_grad_set or (), "no_grad_set")
+            apply_passes(program, backward_passes(spec, program, loss.name, parameters=names, no_grad=no_grad))
+            spec.rule.check(program, [p for p, _ in program.gradients])
+        for note in program.plan.notes if spec.checkpoints and program.plan is not None else ():
+            warnings.warn(note, RecomputeWarning, stacklevel=3)
+        for callback in callbacks or ():
+            for op in program.operators:
+                if op.role is Role.BACKWARD:
+                    callback(program.block, {"operator": op})
+        self._bind(program)
+        return [(program[p], program[g]) for p, g in program.gradients]
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
+        """Adds clipping and updates to the program, and the step counter's increment; returns these operators.
+
+        With a budget, strategy or plan the step is planned: `program.plan` is the plan, `program.planned` has its
+        figures (`PlanFigures`).  UsageError for pairs that do not fit, and where no plan does.
+        """
+        pairs = list(params_grads)
+        if not pairs:
+            raise UsageError("apply_gradients needs at least one (parameter, gradient) pair")
+        program = program_of(pairs[0][0])
+        must_be_untrained(program)
+        if any(v.program is not program for pair in pairs for v in pair):
+            raise UsageError("apply_gradients: all parameters and gradients must belong to one program")
+        spec = self.spec
+        with restored(program):
+            program.gradients = [(p.name, g.name) for p, g in pairs]
+            apply_passes(program, update_passes(spec, program))
+            if spec.request is not None:
+                planned(program, spec)
+        self._bind(program)
+        if program.origin is not None and program.origin.whole:
+            program.origin.held = held(program)
+        return [o for o in program.operators if o.role is Role.OPTIMIZE]
+
+    def _check(self) -> None:
+        """UsageError where it would do nothing."""
+
+    def _bind(self, program: Program) -> None:
+        """Notes the program whose state this optimizer, and those inside of it, have."""
+
+
+@contextlib.contextmanager
+def restored(program: Program) -> Iterator[None]:
+    """Inside, an error leaves the program as it was: its block, its facts, and which arrays it has."""
+    before, arrays = dict(vars(program)), {n: dict.__getitem__(program.data, n) for n in dict.keys(program.data)}
+    try:
+        yield
+    except BaseException:
+        vars(program).clear()
+        vars(program).update(before)
+        dict.clear(program.data)
+        dict.update(program.data, arrays)
+        raise
+
+
+def planned(program: Program, spec: Spec) -> None:
+    """Plans a training step as `spec` asks."""
+    assert spec.request is not None
+    target = spec.target or Target()
+    if spec.cost is not None:
+        target = dataclasses.replace(target, cost=spec.cost)
+    plan_step(program, spec.request, target_of(target), apart=True)
+    if program.planned.interrupted:
+        warnings.warn(interruption(program.planned), RecomputeWarning, stacklevel=4)
+
+
+def spec_of(optimizer: Any) -> Spec:
+    """What an optimizer describes, or a spec itself; of any other class with its methods, that it updates so.
+
+    UsageError for what is no optimizer.
+    """
+    if isinstance(optimizer, Spec):
+        return optimizer
+    if not hasattr(optimizer, "backward") or not hasattr(optimizer, "apply_gradients"):
+        raise UsageError(f"an optimizer is needed, such as rc.Adam(), not {optimizer!r}")
+    return optimizer.spec if hasattr(optimizer, "spec") else Spec(OtherRule(optimizer))
+
+
+class WrappedOptimizer(SpecOptimizer):
+    """An optimizer that wraps another one, `inner`, and changes what it describes: a subclass overrides `spec`."""
+
+    def __init__(self, inner: Any) -> None:
+        if not hasattr(inner, "backward") or not hasattr(inner, "apply_gradients"):
+            raise UsageError(f"{type(self).__name__} wraps an optimizer, not {inner!r}")
+        self.inner = inner
+
+    @property
+    def spec(self) -> Spec:
+        """The inner optimizer's."""
+        return spec_of(self.inner)
+
+    def _bind(self, program: Program) -> None:
+        if hasattr(self.inner, "_bind"):
+            self.inner._bind(program)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """A copy of the optimizer's state, by name."""
@@ -140,6 +267,19 @@ class WrappedOptimizer(AnyOptimizer):
         self.inner.set_lr(value, **group)
 
 
+class Described(WrappedOptimizer):
+    """The optimizer of a spec."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec.rule.optimizer if isinstance(spec.rule, OtherRule) else spec.rule)
+        self._spec = spec
+
+    @property
+    def spec(self) -> Spec:
+        """The spec itself."""
+        return self._spec
+
+
 class StatefulWrapper(WrappedOptimizer):
     """A wrapper with state of its own in the program: `_state` names it, once `_program` is minimized."""
 
@@ -147,6 +287,14 @@ class StatefulWrapper(WrappedOptimizer):
         super().__init__(inner)
         self._program: Program | None = None
         self._state: list[str] = []
+
+    def _bind(self, program: Program) -> None:
+        super()._bind(program)
+        self._program, self._state = program, self._own_state(program)
+
+    def _own_state(self, program: Program) -> list[str]:
+        """The names of its state in a program."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The inner optimizer's state, and this one's."""

@@ -9,9 +9,10 @@ import numpy as np
 from ..errors import UsageError
 from ..language.ir import Operator, Value
 from ..language.program import Program
-from ..language.verify import verify
+from ..passes.base import apply_passes
 from ..passes.quantisation.quantize_aware import QuantizeAware
-from .base import fraction, must_be_untrained
+from .numbers import fraction
+from .programs import must_be_untrained
 from .state import contents
 
 __all__ = ["must_have_ranges", "prepare_qat", "running_ends"]
@@ -58,7 +59,7 @@ def prepare_qat(
 def _rewritten(program: Program, rewrite: QuantizeAware) -> None:
     """Runs the pass, also at other batches; ranges begin with 0, which has seen nothing."""
     before = {v.name for v in program.block.buffers}
-    program.block = verify(rewrite.run(program.block))
+    apply_passes(program, [rewrite])
     added = [v for v in program.block.buffers if v.name not in before]
     program.data.update((v.name, np.zeros(v.shape, v.type.numpy)) for v in added)
     program.also_at_other_batches(program.again, lambda made: _rewritten(made, rewrite))

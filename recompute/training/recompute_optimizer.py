@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import fnmatch
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..budgets import Budget, parse_budget
 from ..cost import CostModel
-from ..errors import UsageError, nearest
-from ..language.ir import Block, Operator, Role
-from ..language.program import Program, Variable
-from ..language.verify import verify
+from ..errors import UsageError
+from ..language.program import Variable
 from ..passes import Target
-from ..passes.approximation.approximate import Approximate, permitted_choices
 from ..passes.approximation.base import parse_permissions
-from ..passes.offloading.offload import Offload, offloaded
 from ..passes.planners import planner
-from ..passes.recomputation.recompute import RecomputePlan, apply, plan_from_checkpoints
-from ..passes.sequence import cleaned
-from ..passes.slicing.open_means import open_means
-from ..passes.slicing.slicing import Slice, parse_slicing, whole_last
-from ..planning.figures import interruption
+from ..passes.slicing.slicing import parse_slicing
 from ..planning.request import Request, check_limits, request
-from ..planning.step import plan_step, target_of
-from .base import begin_training, names_of, program_of
 from .merge import Merge
-from .origin import held, origin_of
-from .pipeline import own_pairs
-from .protocol import ParamsGrads, WrappedOptimizer
+from .parallel_options import Parallel
+from .protocol import RecomputeWarning, WrappedOptimizer, spec_of
+from .spec import Spec, whole_slices
 
-
-class RecomputeWarning(UserWarning):
-    """A checkpoint may not have the expected effect."""
+__all__ = ["RecomputeOptimizer", "RecomputeWarning"]
 
 
 class RecomputeOptimizer(WrappedOptimizer):
@@ -65,31 +51,16 @@ class RecomputeOptimizer(WrappedOptimizer):
         self._slices: tuple[str, ...] = ()
         self._allowed: tuple[str, ...] = ()
         self._merge: Merge | None = None
-        self._parallel: Any = None
-        self._later = False
+        self._parallel: Parallel | None = None
         if isinstance(optimizer, RecomputeOptimizer) and not optimizer.recomputes:  # slices come after recomputation
             self.__dict__.update(optimizer.__dict__)
-
-    def around(self, optimizer: Any) -> RecomputeOptimizer:
-        """The same recomputation for another optimizer."""
-        other = copy.copy(self)
-        other.inner = optimizer
-        return other
 
     def set_checkpoints(self, checkpoints: Sequence[str | Variable] | str | Variable) -> RecomputeOptimizer:
         """Sets the values to keep: names, globs or Variables, in any order.  Returns self.
 
         A single string is one name (Paddle treats it as a list of letters).
         """
-        if isinstance(checkpoints, (str, Variable)):
-            checkpoints = [checkpoints]
-        if not isinstance(checkpoints, Iterable):
-            raise UsageError(f"checkpoints must be a list of names or Variables, not {checkpoints!r}")
-        found = list(checkpoints)
-        for c in found:
-            if not isinstance(c, (str, Variable)):
-                raise UsageError(f"a checkpoint must be a name or a Variable, not {c!r}")
-        self._checkpoints = found
+        self._checkpoints = list(as_checkpoints(checkpoints))
         return self
 
     _set_checkpoints = set_checkpoints
@@ -149,48 +120,19 @@ class RecomputeOptimizer(WrappedOptimizer):
         return self
 
     @property
+    def spec(self) -> Spec:
+        """What the inner optimizer describes, with this recomputation, these slices, micro-batches and ranks."""
+        inner = spec_of(self.inner)
+        return inner.with_(
+            checkpoints=tuple(self._checkpoints or ()), request=self.request, offload=self._offload,
+            slices=self._slices, allowed=self._allowed, merge=self._merge, parallel=self._parallel,
+            target=self._target, cost=self._cost,
+        )  # fmt: skip
+
+    @property
     def recomputes(self) -> bool:
         """Whether checkpoints, a budget, a strategy or a plan are set."""
         return bool(self._checkpoints) or self.request is not None
-
-    @property
-    def whole(self) -> tuple[str, ...]:
-        """The slices of the whole step, which come after recomputation, if there are some."""
-        if self._parallel is not None and (self._parallel.pieces(self._merge) > 1 or self._parallel.pipe is not None):
-            return (self._parallel.slices(self._merge),)
-        if self._merge is not None and self._merge.k_steps > 1:
-            return (f"micro:0:{self._merge.k_steps}",)
-        return whole_last(self._slices)[1]
-
-    @property
-    def _one_slice(self) -> bool:
-        """Whether a rank runs the step as a whole."""
-        return not self.whole or (
-            self._parallel is not None and self._parallel.pieces(self._merge) == self._parallel.sharing
-        )
-
-    def only_slices(self) -> Any:
-        """The inner optimizer, with the slices of this one, if it has some."""
-        if not self._slices and self._merge is None and self._parallel is None:
-            return self.inner
-        found = RecomputeOptimizer(self.inner)
-        found._slices, found._merge, found._parallel = self._slices, self._merge, self._parallel
-        return found
-
-    def without_growing(self, batch: int) -> tuple[RecomputeOptimizer, int]:
-        """The same for a program that was made at the batch of all micro-batches of `batch`; how many these are.
-
-        Of ranks, `batch` is that of all of them.
-        """
-        if self._parallel is not None:
-            found = copy.copy(self)
-            found._parallel = dataclasses.replace(self._parallel, batch=batch)
-            return found, 1
-        if self._merge is None:
-            return self, 1
-        found = copy.copy(self)
-        found._merge = dataclasses.replace(self._merge, batch=batch * self._merge.k_steps)
-        return found, self._merge.k_steps
 
     def for_batch(self, samples: int, most: int) -> RecomputeOptimizer:
         """The same for steps of `samples` samples, with gradient merge in micro-batches of at most `most` samples."""
@@ -208,13 +150,6 @@ class RecomputeOptimizer(WrappedOptimizer):
             return self.inner
         found = RecomputeOptimizer(self.inner)
         found._merge, found._parallel = self._merge, self._parallel
-        return found
-
-    def before_slices(self) -> Any:
-        """The inner optimizer, which makes the step that will run in the slices `whole` but does not yet."""
-        found = self.only_slices()
-        if isinstance(found, RecomputeOptimizer) and found is not self.inner:
-            found._later = True
         return found
 
     def set_strategy(self, strategy: str, **options: Any) -> RecomputeOptimizer:
@@ -263,180 +198,25 @@ class RecomputeOptimizer(WrappedOptimizer):
                 "checkpoints and a budget, strategy or plan both define what is recomputed: give one of them (to check "
                 "whether checkpoints fit a budget, use `--memory-budget` on the command line, or rc.estimate)"
             )
-        return found and dataclasses.replace(found, slices=self.whole)
+        return found and dataclasses.replace(found, slices=whole_slices(self._slices, self._merge, self._parallel))
 
-    def _backward(self, loss: Variable, *options: Any) -> ParamsGrads:
-        """The inner optimizer's backward pass, then the recomputation of dropped values.
-
-        `program.plan` is the applied plan; a RecomputeWarning is given for checkpoints without effect and the like.
-        UsageError without checkpoints, or for names that are not in the program.  A planner needs the whole step:
-        with a budget, strategy or plan, `apply_gradients` adds the recomputation.
-        """
-        program = program_of(loss)
-        if self._target is not None:
-            program.fuse_attention &= self._target.fuse_attention
-            program.fuse_head &= self._target.fuse_head
-        if self._offload and not self._one_slice:
-            raise UsageError(
-                "values in host memory are not combined with slices of the whole step: leave one of them out"
-                if self._parallel is None
-                else "values in host memory are not combined with several micro-batches on a rank: give as many "
-                "micro_batches as there are ranks, or leave enable_offload out"
-            )
-        if self._offload and self._allowed:
-            raise UsageError("values in host memory are not combined with approximations: leave one of them out")
-        from ..runtime.communication.started import started_together
-
-        if self._parallel is not None and started_together() > 1:
-            program.origin = origin_of(program, self, divides=self._parallel.divides)
-        merge = self._merge if self._parallel is None else self._parallel.merge(self._merge)
-        if merge is not None:
-            if whole_last(self._slices)[1]:
-                what = "gradient merge" if self._parallel is None else "data parallelism"
-                raise UsageError(f"{what} and slices of the whole step are the same: give one of them")
-            merge.begin(program)
-        program.slices = self.whole
-        program.mesh = None if self._parallel is None else self._parallel.mesh
-        program.fuse_head &= self._parallel is None or not self._parallel.divides_head(program.block)
-        pipe = (
-            None if self._parallel is None else self._parallel.begin_stages(program, planned=self.request is not None)
-        )
-        pairs = self._differentiate(program, program[loss.name], options)
-        if self._parallel is not None:
-            pairs = self._parallel.shard(program, pairs, merge.k_steps)  # type: ignore[union-attr]
-        if self.whole and self.request is None and not self._later:
-            program.block = verify(Slice(self.whole).run(program.block))
-            pairs = pairs if pipe is None else own_pairs(program, pairs)
-        if self._offload and self.request is None:
-            block, program.plan = _offload_checkpoints(program.block, program.plan)
-            program.block = verify(block)
-        for note in program.plan.notes if self.request is None and program.plan is not None else ():
-            warnings.warn(note, RecomputeWarning, stacklevel=3)
-        found = [(program[p.name], program[g.name]) for p, g in pairs]
-        return found if merge is None else merge.summed(program, found)
-
-    def _differentiate(self, program: Program, loss: Variable, options: Sequence[Any]) -> ParamsGrads:
-        """The backward pass, regions in slices, and with checkpoints the recomputation."""
-        regions = whole_last(self._slices)[0]
-        if self.request is not None or ((self._slices or self._merge or self._parallel) and not self._checkpoints):
-            params_grads = self._backward_divided(program, loss, options)
-            program.block = verify(Slice(regions).run(program.block))
-            return params_grads
-        if not self._checkpoints:
+    def _check(self) -> None:
+        if not self.recomputes and not self._slices and self._merge is None and self._parallel is None:
             raise UsageError(
                 "RecomputeOptimizer has no checkpoints: call set_checkpoints(['name', ...]) before minimize, or "
                 "set_budget('8GiB') to use a planner; "
                 "candidates are outputs of layers, `[op.outputs[0].name for op in program.operators]`"
             )
-        names = _checkpoint_names(program, self._checkpoints)
-        before = program.block
-        begin_training(program, loss.name)
-        names = _remaining(before, program.block, names)
-        params_grads = self.inner.backward(loss, *options)
-        program.block = verify(Slice(regions).run(program.block))
-        if self.whole:
-            program.block = open_means(program.block)
-        made = program.block.values()
-        plan = plan_from_checkpoints(program.block, [n for n in names if n in made], loss.name)
-        gone = [n for n in names if n not in made]
-        inside = [f"checkpoint '{n}' saves nothing: it is inside the head, which is one operator" for n in gone]
-        plan = dataclasses.replace(plan, notes=(*plan.notes, *inside))
-        block = apply(program.block, plan)
-        program.block, program.plan = verify(block), plan
-        # divided last: what is gathered among ranks is gathered again for the recomputation, not kept for it
-        return params_grads if self._parallel is None else self._parallel.divide(program, params_grads)
-
-    def _backward_divided(self, program: Program, loss: Variable, options: Sequence[Any]) -> ParamsGrads:
-        """The backward pass; then the part of both passes that this rank has along the mesh's axes but dp."""
-        pairs = self.inner.backward(loss, *options)
-        return pairs if self._parallel is None else self._parallel.divide(program, pairs)
-
-    def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
-        """The inner optimizer's updates; then, with a budget, strategy or plan, the recomputation of dropped values.
-
-        `program.plan` is the applied plan, `program.planned` has its figures (`PlanFigures`).
-        """
-        pairs = list(params_grads)
-        found = self.inner.apply_gradients(pairs)
-        return self._finished(pairs[0][0].program) or found
-
-    def apply_optimize(
-        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Variable, Variable]]
-    ) -> list[Operator]:
-        """`apply_gradients`, with Paddle's arguments."""
-        found = self.inner.apply_optimize(loss, startup_program, params_grads)
-        return self._finished(loss.program) or found
-
-    def _finished(self, program: Program) -> list[Operator]:
-        """What ranks do together in the updates; then the plan."""
-        if self._parallel is not None:
-            self._parallel.over_ranks(program, self._parallel.pieces(self._merge))
-        found = self._planned(program)
-        if program.origin is not None and program.origin.whole:
-            program.origin.held = held(program)
-        return found
-
-    def _planned(self, program: Program) -> list[Operator]:
-        """Plans the step, applies the plan, and returns the optimizer's operators."""
-        wanted = self.request
-        if wanted is None:
-            if self._allowed:
-                _approximate(program, self._allowed, self._target or Target())
-            return []
-        target = self._target or Target()
-        if self._cost is not None:
-            target = dataclasses.replace(target, cost=self._cost)
-        plan_step(program, wanted, target_of(target), apart=True)
-        verify(program.block)
-        if program.planned.interrupted:
-            warnings.warn(interruption(program.planned), RecomputeWarning, stacklevel=4)
-        return [o for o in program.operators if o.role is Role.OPTIMIZE]
 
 
-def _approximate(program: Program, allowed: Sequence[str], target: Target) -> None:
-    """Approximations wherever they save memory, between checkpoints too."""
-    block = cleaned(program.block, target_of(target))
-    choices = permitted_choices(block, parse_permissions(allowed))
-    program.block = verify(Approximate(choices).run(block))
-    program.plan = dataclasses.replace(program.plan or RecomputePlan(), approximations=choices)
-
-
-def _offload_checkpoints(block: Block, plan: RecomputePlan) -> tuple[Block, RecomputePlan]:
-    """Offloads the checkpoints of a plan; those that nothing needs later stay, and a note states this."""
-    block = Offload(plan.checkpoints, tight=True).run(block)
-    moved = offloaded(block)
-    notes = [
-        f"checkpoint '{n}' is not moved to the host: nothing needs it after the forward pass, or it is there to stay"
-        for n in plan.checkpoints
-        if n not in moved
-    ]
-    useless = {f"checkpoint '{n}' saves nothing" for n in moved}  # moved, it does
-    kept = [note for note in plan.notes if note.partition(":")[0] not in useless]
-    return block, dataclasses.replace(plan, offloads=moved, notes=(*kept, *notes))
-
-
-def _remaining(before: Block, after: Block, names: Sequence[str]) -> list[str]:
-    """The checkpoints after attention became one operator: in place of what is inside of it, its result."""
-    values, consumers = after.values(), before.consumers()
-    found: dict[str, None] = {}
-    for name in names:
-        while name not in values and consumers.get(name):
-            name = next(before.operators[consumers[name][-1]].writes()).name
-        if name in values:
-            found[name] = None
-    return list(found)
-
-
-def _checkpoint_names(program: Program, checkpoints: Sequence[str | Variable]) -> list[str]:
-    """The names of values given as names, globs (among forward values and aliases) or Variables."""
-    values = program.block.values()
-    forward = [v.name for o in program.operators if o.role in (Role.FORWARD, Role.LOSS) for v in o.writes()]
-    found: list[str] = []
-    for name in names_of(program, checkpoints, "checkpoints"):
-        matches = [name] if name in values else fnmatch.filter(forward, name)
-        if not matches:
-            matches = [program.aliases[a] for a in fnmatch.filter(program.aliases, name)]
-        if not matches:
-            raise UsageError(f"there is no value '{name}' to checkpoint{nearest(name, [*forward, *program.aliases])}")
-        found += matches
-    return list(dict.fromkeys(found))
+def as_checkpoints(checkpoints: Sequence[str | Variable] | str | Variable) -> tuple[str | Variable, ...]:
+    """Names and Variables; one of them is one checkpoint.  UsageError for anything else."""
+    if isinstance(checkpoints, (str, Variable)):
+        return (checkpoints,)
+    if not isinstance(checkpoints, Iterable):
+        raise UsageError(f"checkpoints must be a list of names or Variables, not {checkpoints!r}")
+    found = tuple(checkpoints)
+    for c in found:
+        if not isinstance(c, (str, Variable)):
+            raise UsageError(f"a checkpoint must be a name or a Variable, not {c!r}")
+    return found

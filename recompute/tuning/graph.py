@@ -28,7 +28,7 @@ from ..importer.tensors import in_type_of, tensor_array
 from ..importer.trained import FROZEN, TRAINABLE, said_to_train
 from ..language.program import Program
 from ..language.types import dtype_from_onnx
-from ..training.base import must_be_untrained
+from ..training.programs import must_be_untrained
 
 File = str | PathLike[str] | onnx.ModelProto
 #: what can be edited

@@ -81,8 +81,8 @@ def test_a_segmentation_network(capsys: pytest.CaptureFixture[str]) -> None:
 def test_dump_ir(tmp_path: Path) -> None:
     assert main([MLP, "--checkpoints", "fc_1", "--dump-ir", str(tmp_path / "ir"), "-q"]) == 0
     names = sorted(p.name for p in (tmp_path / "ir").iterdir())
-    first = ["forward", "step", "unplan", "dead-code", "temporary-weights", "rebuild"]
-    assert names[:6] == [f"{i:02d}-{name}.rir" for i, name in enumerate(first)]
+    first = ["forward", "find-norms", "find-gates", "find-attention", "keep-forward", "find-head", "autodiff"]
+    assert names[:7] == [f"{i:02d}-{name}.rir" for i, name in enumerate(first)]
     assert names[-3:] == [f"{len(names) - 3:02d}-liveness.rir", f"{len(names) - 2:02d}-memory-plan.rir",
                           f"{len(names) - 1:02d}-in-best-order.rir"]  # fmt: skip
     assert show(parse((tmp_path / "ir" / names[-1]).read_text())) == (tmp_path / "ir" / names[-2]).read_text()

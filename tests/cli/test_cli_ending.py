@@ -265,7 +265,7 @@ def test_json_and_program_text_have_exact_names(tmp_path: Path) -> None:
     assert main([str(path), "--loss", "mse", "-q", "--checkpoints", f"{name}h".replace("[", "[[]"), "--json", str(out),
                  "--dump-ir", str(tmp_path / "ir")]) == 0  # fmt: skip
     assert json.loads(out.read_text())["checkpoints"] == [f"{name}h"]
-    block = rc.parse((tmp_path / "ir" / "01-step.rir").read_text())
+    block = rc.parse(next((tmp_path / "ir").glob("*-step.rir")).read_text())
     assert any(v.name == f"{name}h" for op in block.operators for v in op.writes())
 
 

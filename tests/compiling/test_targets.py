@@ -73,10 +73,10 @@ def test_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         line.split()[1].partition("{")[0] for line in out.splitlines() if line.split()[:1] and line.split()[0].isdigit()
     ]
     assert names == [
-        "find-norms", "find-gates", "find-attention", "find-head", "autodiff", "recompute", "eager-updates", "unplan",
-        "dead-code", "temporary-weights", "rebuild", "commit-updates", "regather", "buckets", "tree-sums",
-        "fold-transposes", "scatter-gradients", "channels-last", "open-norms", "fusion", "choose-kernels",
-        "in-best-order", "overlap", "liveness", "memory-plan",
+        "find-norms", "find-gates", "find-attention", "keep-forward", "find-head", "autodiff", "recompute", "updates",
+        "eager-updates", "count-step", "unplan", "dead-code", "temporary-weights", "rebuild", "commit-updates",
+        "regather", "buckets", "tree-sums", "fold-transposes", "scatter-gradients", "channels-last", "open-norms",
+        "fusion", "choose-kernels", "in-best-order", "overlap", "liveness", "memory-plan",
     ]  # fmt: skip
     assert main(["resnet50", "--print-passes", "--memory-budget", "60%", "--providers", "numpy", "--no-schedule"]) == 0
     out = capsys.readouterr().out

@@ -227,7 +227,7 @@ def test_a_step_trains_in_onnx_runtime() -> None:
 @pytest.mark.parametrize("name", ["mlp", "lenet", "lstm"])
 def test_networks_train_in_onnx_runtime(name: str) -> None:
     """Recomputed steps of the small networks: three losses, each after an update, as ours."""
-    program = rc.load(Path(__file__).parents[2] / "models" / f"{name}.onnx", batch=3)
+    program = rc.load(Path(__file__).parents[2] / "recompute/models" / f"{name}.onnx", batch=3)
     loss = rc.losses.cross_entropy(program.outputs[0])
     forward = [v.name for op in program.operators for v in op.writes()]
     optimizer = rc.RecomputeOptimizer(rc.Momentum(learning_rate=0.01)).set_checkpoints(forward[1:-1:3])

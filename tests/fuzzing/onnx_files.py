@@ -30,7 +30,7 @@ NAMES = ["", "x", "/", "a b", "\n", "é/ö", "0", "%x", 'q"q', "x" * 300, "None"
 @functools.cache
 def corpus(everything: bool = True) -> list[tuple[str, bytes]]:
     """(name, file) of valid models: nets, each operator of com.microsoft, control flow, onnx's own operator tests."""
-    paths = [HERE.parent / "models/mlp.onnx", HERE.parent / "models/lenet.onnx"]
+    paths = [HERE.parent / "recompute/models/mlp.onnx", HERE.parent / "recompute/models/lenet.onnx"]
     paths += [HERE / f"data/pytorch/{name}.onnx" for name in EXPORTED.split()]
     found = [(p.name, p.read_bytes()) for p in paths] * 6
     found += [(name, model.SerializeToString()) for name, (model, _) in cases().items()]

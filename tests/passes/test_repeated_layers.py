@@ -13,7 +13,7 @@ from recompute.language.verify import verify
 from recompute.passes.pipelines.cuts import places_of
 from recompute.passes.pipelines.repeats import repeats, segments, shortened
 from recompute.passes.pipelines.schedules import Pipe
-from recompute.training.pipeline import with_own_layers
+from recompute.training.stages import with_own_layers
 
 GPT = {"layers": 6, "hidden": 16, "heads": 2, "vocab": 24, "seq": 8, "dropout": 0.0}
 

@@ -49,17 +49,10 @@ BY_NAME = {
 }
 
 
-def folder_of(package: str) -> Path:
-    """passes, runtime and models stand beside the package's folder in a checkout, inside it when installed."""
-    inside = ROOT / package
-    return inside if inside.is_dir() else ROOT.parent / package
-
-
 @functools.cache
 def graph() -> ImportGraph:
     """Every import of every file, whenever it takes place."""
-    beside = {f"recompute.{p}": folder_of(p) for p in ("passes", "runtime", "models")}
-    found = ImportGraph({"recompute": ROOT, **beside})
+    found = ImportGraph({"recompute": ROOT})
     found.imports["recompute.ops"] = {n for n in found.files if n.startswith("recompute.ops.")}  # imports its folder
     return found
 

@@ -65,13 +65,8 @@ def mirrored(folder: Path, copy: Path, new: dict[str, str]) -> None:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What went wrong with each example; "" where nothing did."""
     top = tmp_path_factory.mktemp("contributing")
-    packages = ("recompute", "passes", "runtime", "models")
-    for name in packages:
-        new = {p.removeprefix(f"{name}/"): text for p, text in FILES.items() if p.startswith(f"{name}/")}
-        target = top / name if name == "recompute" else top / "recompute" / name
-        if target.is_symlink() or target.exists():
-            target.unlink()  # a folder of this name in the package
-        mirrored(ROOT / name, target, new)
+    new = {p.removeprefix("recompute/"): text for p, text in FILES.items() if not p.startswith("tests/")}
+    mirrored(ROOT / "recompute", top / "recompute", new)
     examples = dict(RUN)
     for path, text in FILES.items():
         if path.endswith(".rir"):

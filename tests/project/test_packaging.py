@@ -5,7 +5,9 @@ from __future__ import annotations
 import configparser
 import importlib
 import inspect
+import os
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -61,20 +63,52 @@ def test_the_license_is_what_the_metadata_says() -> None:
 
 
 def folder_of_package() -> dict[str, Path]:
-    """Every package of the tree, by its dotted name."""
-    tops = {"recompute": ROOT / "recompute", **{f"recompute.{t}": ROOT / t for t in ("passes", "runtime", "models")}}
-    return {
-        ".".join((top, *path.parent.relative_to(folder).parts)): path.parent
-        for top, folder in tops.items()
-        for path in folder.rglob("__init__.py")
-    }
+    """Every folder of the package with Python files in it, by its dotted name."""
+    walk = os.walk(ROOT / "recompute", followlinks=True)
+    found = {Path(at) for at, _, names in walk if any(n.endswith(".py") for n in names)}
+    return {".".join(path.relative_to(ROOT).parts): path for path in found}
 
 
 def test_every_package_of_the_tree_is_installed() -> None:
-    options = setup()["options"]
-    folders = dict(re.findall(r"^(\S+) = (\S+)$", options["package_dir"], re.MULTILINE))
-    assert folders == {"recompute": "recompute", **{f"recompute.{top}": top for top in ("passes", "runtime", "models")}}
-    assert sorted(options["packages"].split()) == sorted(folder_of_package())
+    assert setup()["options"]["packages"] == "find:"
+    assert all((path / "__init__.py").exists() for path in folder_of_package().values())
+    assert {"recompute.passes.cleanup", "recompute.runtime.cpu", "recompute.models"} <= set(folder_of_package())
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The packages' folders of this checkout in another one."""
+    for name in ("recompute", "passes", "runtime", "models"):
+        if (ROOT / name).is_dir():  # a source distribution has them in recompute/ alone
+            skip = shutil.ignore_patterns("__pycache__", "*.onnx")
+            shutil.copytree(ROOT / name, tmp_path / "clone" / name, symlinks=True, ignore=skip)
+    return tmp_path / "clone"
+
+
+def imported(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Where `import recompute` finds the packages, in a process that is started in a folder."""
+    names = ", ".join(f"recompute{name}" for name in ("", ".passes", ".passes.cleanup", ".runtime", ".models"))
+    code = f"import {names}\nprint(*(m.__file__ for m in ({names})), sep='\\n')"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env=environment)
+
+
+def test_a_clone_imports_itself_beside_an_installed_checkout(clone: Path) -> None:
+    for top, folder in ((ROOT, clone.parent), (clone, clone)):
+        done = imported(folder)
+        assert done.returncode == 0, done.stderr
+        paths = [Path(line) for line in done.stdout.splitlines()]
+        assert len(paths) == 5 and all(path.is_relative_to(top / "recompute") for path in paths), paths
+
+
+def test_a_checkout_without_links_is_named(clone: Path) -> None:
+    link = clone / "recompute" / "passes"
+    if not link.is_symlink():
+        pytest.skip("not a checkout of Git: recompute/passes is a folder")
+    link.unlink()
+    link.write_text("../passes")  # as Git does on Windows
+    done = imported(clone)
+    assert done.returncode == 1 and "core.symlinks=true" in done.stderr.splitlines()[-1], done.stderr
 
 
 def test_data_files_of_packages_are_listed() -> None:

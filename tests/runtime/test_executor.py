@@ -13,7 +13,7 @@ import recompute as rc
 from recompute.compiling.compiler import compile_step
 from recompute.runtime import Session
 
-MLP = Path(__file__).parents[2] / "models/mlp.onnx"
+MLP = Path(__file__).parents[2] / "recompute/models/mlp.onnx"
 FEED = {"x": np.linspace(-1, 1, 128, dtype=np.float32).reshape(4, 32), "label": np.zeros(4, np.int64)}
 
 

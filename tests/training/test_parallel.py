@@ -218,7 +218,7 @@ def test_the_library_may_add() -> None:
     wrapped.minimize(loss)
     sums = [o.op for o in loss.program.operators if isinstance(o.op, Communication) and o.op.sums]
     assert sums and all(op.order == "library" for op in sums)
-    assert str(parse_slicing(wrapped.whole[0])) == wrapped.whole[0] == "micro:0:4@dp=1/4/library"
+    assert str(parse_slicing(wrapped.spec.whole[0])) == wrapped.spec.whole[0] == "micro:0:4@dp=1/4/library"
 
 
 def test_bytes_of_zero() -> None:

@@ -30,8 +30,8 @@ from ...passes.pipelines.repeats import segments
 from ...places import CPUPlace, CUDAPlace
 from ...training.optimizers import Adam
 from ...training.parallel import DataParallel, Parallel
-from ...training.pipeline import busiest
 from ...training.protocol import AnyOptimizer
+from ...training.stages import busiest
 from ..compiled_stages import CompiledStage, compiled_stages
 from ..facts import facts_of
 from ..stages import StagesEstimate, priced_by, simulated

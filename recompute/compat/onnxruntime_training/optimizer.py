@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import UsageError
-from ...training.base import number
+from ...training.numbers import number
 from .files import read_artifact
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from ...errors import UsageError
 from ..amp import decorate
 from ..optimizers import Adam, AdamW, GradientMergeOptimizer, Lamb, Lars, Momentum, Optimizer, RecomputeOptimizer
 from ..parallel import DataParallel
-from ..protocol import AnyOptimizer
+from ..protocol import AnyOptimizer, spec_of
 from .combining import micro_batches, refused_pair, shards, switched_on
 from .strategy import DistributedStrategy
 from .world import World, current_or_one
@@ -55,7 +55,7 @@ def distributed_optimizer(optimizer: Any, strategy: DistributedStrategy | None =
 
 def _of_ranks(optimizer: AnyOptimizer, strategy: DistributedStrategy, world: World, zero: int) -> AnyOptimizer:
     """The optimizer for all ranks; as it is where there is one, without micro-batches."""
-    merge = optimizer._merge if isinstance(optimizer, RecomputeOptimizer) else None
+    merge = spec_of(optimizer).merge
     if world.size == 1 and (merge is None or merge.k_steps == 1):
         return optimizer
     add = strategy.configs("gradient_scale_configs")["scale_strategy"] == "sum"

@@ -1,0 +1,167 @@
+"""What the user asks of a training step beside its model: `Spec`, which optimizers and their wrappers describe.
+
+`pipeline` (training/pipeline.py) makes the list of passes of it, which is what runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..cost import CostModel
+from ..errors import UsageError
+from ..language.program import Variable
+from ..passes import Target
+from ..passes.slicing.slicing import whole_last
+from ..planning.request import Request
+from .merge import Merge
+from .parallel_options import Parallel
+from .scaling import LossScaling
+
+_BOTH = (
+    "checkpoints and a budget, strategy or plan both define what is recomputed: give one of them (to check "
+    "whether checkpoints fit a budget, use `--memory-budget` on the command line, or rc.estimate)"
+)
+
+
+@dataclass(frozen=True)
+class Average:
+    """Moving averages of the weights: see `recompute.ExponentialMovingAverage`."""
+
+    decay: float
+    thres_steps: bool = False
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a training step is to be.
+
+    `rule`: the optimizer that updates.  `precision`: of the forward pass, with the values `full` in float32, and
+    `scaling` of the loss.  `average`: moving averages of the weights.  `checkpoints`: what is kept, or `request`: what
+    a planner is asked for; `offload`: checkpoints go to host memory.  `slices`: parts of the step, or the whole, that
+    run in slices.  `allowed`: approximations.  `merge`: micro-batches; `parallel`: the mesh, and this rank.  `target`
+    and `cost`: what plans are made for.  `later`: a planner puts the step into the slices of the whole.
+    """
+
+    rule: Any
+    precision: str | None = None
+    full: tuple[str, ...] = ()
+    scaling: LossScaling | None = None
+    average: Average | None = None
+    checkpoints: tuple[str | Variable, ...] = ()
+    request: Request | None = None
+    offload: bool = False
+    slices: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
+    merge: Merge | None = None
+    parallel: Parallel | None = None
+    target: Target | None = None
+    cost: CostModel | None = None
+    later: bool = False
+
+    def with_(self, **changes: Any) -> Spec:
+        """The same with changes."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """The slices of the whole step, which come after recomputation, if there are some."""
+        return whole_slices(self.slices, self.merge, self.parallel)
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The parts of the step that run in slices, before recomputation."""
+        return whole_last(self.slices)[0]
+
+    @property
+    def micro_batches(self) -> Merge | None:
+        """The micro-batches of all ranks together."""
+        return self.merge if self.parallel is None else self.parallel.merge(self.merge)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether checkpoints, a budget, a strategy or a plan are set."""
+        return bool(self.checkpoints) or self.request is not None
+
+    def without_plan(self) -> Spec:
+        """The same step with nothing recomputed, approximated or in slices: the same numbers."""
+        return self.with_(checkpoints=(), request=None, offload=False, slices=(), allowed=(), target=None, cost=None)
+
+    def only_slices(self) -> Spec:
+        """The same with its slices alone, and nothing recomputed or approximated."""
+        return self.without_plan().with_(slices=self.slices)
+
+    def before_slices(self) -> Spec:
+        """`only_slices`, before the step is put into the slices of the whole."""
+        return self.only_slices().with_(later=True)
+
+    def at_whole_batch(self, batch: int) -> tuple[Spec, int]:
+        """The same for a program that is made at the batch of all micro-batches of `batch`; how many these are.
+
+        Of ranks, `batch` is that of all of them.
+        """
+        if self.parallel is not None:
+            return self.with_(parallel=dataclasses.replace(self.parallel, batch=batch)), 1
+        if self.merge is None:
+            return self, 1
+        merge = dataclasses.replace(self.merge, batch=batch * self.merge.k_steps)
+        return self.with_(merge=merge), merge.k_steps
+
+    def fresh(self) -> Spec:
+        """The same with an optimizer of its own, which has not been used."""
+        return self.with_(rule=copy.copy(self.rule))
+
+    def check(self) -> None:
+        """UsageError for options that are not combined."""
+        if self.checkpoints and self.request is not None and self.request.plans:
+            raise UsageError(_BOTH)
+        for (a, b), why in _EXCLUDED.items():
+            if _ON[a](self) and _ON[b](self):
+                raise UsageError(why(self) if callable(why) else why)
+
+
+def whole_slices(slices: Sequence[str], merge: Merge | None, parallel: Parallel | None) -> tuple[str, ...]:
+    """The slices of the whole step of a spec: those of ranks, of micro-batches, or those that are named."""
+    if parallel is not None and (parallel.pieces(merge) > 1 or parallel.pipe is not None):
+        return (parallel.slices(merge),)
+    if merge is not None and merge.k_steps > 1:
+        return (f"micro:0:{merge.k_steps}",)
+    return whole_last(slices)[1]
+
+
+def _several(spec: Spec) -> bool:
+    """Whether a rank runs several slices of the whole step."""
+    parallel = spec.parallel
+    return bool(spec.whole) and (parallel is None or parallel.pieces(spec.merge) != parallel.sharing)
+
+
+#: what may be on
+_ON: dict[str, Any] = {
+    "offload": lambda s: s.offload,
+    "allowed": lambda s: s.allowed,
+    "several": _several,
+    "micro-batches": lambda s: s.micro_batches is not None,
+    "slices of the whole": lambda s: whole_last(s.slices)[1],
+    "pipeline": lambda s: s.parallel is not None and s.parallel.pipe is not None,
+    "request": lambda s: s.request is not None,
+}
+#: what does not go together → why
+_EXCLUDED: dict[tuple[str, str], Any] = {
+    ("offload", "several"): lambda s: (
+        "values in host memory are not combined with slices of the whole step: leave one of them out"
+        if s.parallel is None
+        else "values in host memory are not combined with several micro-batches on a rank: give as many "
+        "micro_batches as there are ranks, or leave enable_offload out"
+    ),
+    ("offload", "allowed"): "values in host memory are not combined with approximations: leave one of them out",
+    ("micro-batches", "slices of the whole"): lambda s: (
+        f"{'gradient merge' if s.parallel is None else 'data parallelism'} and slices of the whole step are the same: "
+        "give one of them"
+    ),
+    ("pipeline", "request"): lambda s: (
+        f"a pipeline (mesh {s.parallel.mesh}) and a budget, strategy or plan are not combined yet: name checkpoints"
+    ),
+}
