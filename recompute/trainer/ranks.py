@@ -241,7 +241,7 @@ def shared(
 def _with_cuts(optimizer: DataParallel, program: Program) -> DataParallel:
     """The same with the cuts of a pipeline by name: those of smaller batches and of the evaluation are the same."""
     parallel = optimizer._parallel
-    if parallel.pipe is not None:
+    if parallel is not None and parallel.pipe is not None:
         optimizer._parallel = dataclasses.replace(parallel, cuts=cuts_of(program, parallel.pipe, parallel.cuts))
     return optimizer
 
