@@ -151,10 +151,9 @@ def _given(job: Job, model: dict[str, Any], update: Callable[[str], None]) -> An
     target = target_of(args)
     target = target if args.device is None else as_published(target)
     optimizer, checkpoints = among_stages(args, job.optimizer()), job.checkpoint_patterns()
-    count = args.cluster.size("pp")
     found = estimate_stages(
         args.model, optimizer, checkpoints=checkpoints, network=args.network, target=target,
-        done=lambda n: update(f"compiled {n} of {count} stages"), **model,
+        progress=update, **model,
     )  # fmt: skip
     if args.dump_ir is not None:
         with dumping(args.dump_ir):

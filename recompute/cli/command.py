@@ -224,7 +224,7 @@ class _Job(ModelJob):
     def between(self, program: Any, loss: str, names: list[str]) -> Any:
         """The step that keeps checkpoints, and recomputes what lies between them."""
         step = self.compile(
-            program, loss, checkpoints=names, offload=self.args.offload, allowed=self.args.allow or ()
+            program, loss, checkpoints=names, offload=self.args.offload, approximations=self.args.allow or ()
         )  # fmt: skip
         self.report.recompute = asdict(step.figures)
         self.report.checkpoints = list(step.plan.checkpoints if step.plan else names)

@@ -199,7 +199,7 @@ def test_a_pass_of_ones_own(place: str, tmp_path: Path, capsys: pytest.CaptureFi
         ("after:recompute=dead-code", "has no pass 'recompute'"),
         ("after:autodiff=precision{to=bf16}", "'precision' comes too late: put it before 'autodiff'"),
         ("before:choose-kernels=memory-plan", "needs frees"),
-        (7, "after:NAME=PASS"),
+        (7, "inserted must be texts"),
     ],
 )
 def test_passes_that_cannot_stand_there(text: Any, why: str) -> None:
