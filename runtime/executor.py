@@ -83,6 +83,9 @@ class Executor:
         self.compares = True
         self._alike: weakref.WeakSet[Program] = weakref.WeakSet()
         self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
+        #: what `_planned` made last: of which block, compiled before as what, for which fetches
+        self._made: weakref.WeakKeyDictionary[Program, tuple[Block, Compiled | None, tuple[str, ...], Block]]
+        self._made = weakref.WeakKeyDictionary()
 
     @property
     def rank(self) -> int:
@@ -231,7 +234,15 @@ class Executor:
         """The shared arena, if it is large enough."""
         return self._shared if self._shared is not None and nbytes <= self._shared.nbytes else None
 
-    def _planned(self, program: Program, fetch: Sequence[str]) -> Block:
+    def _planned(self, program: Program, fetch: tuple[str, ...]) -> Block:
+        """`_plan`, once for a program's block and what is fetched."""
+        known = self._made.get(program)
+        if known is None or known[0] is not program.block or known[1] is not program.compiled or known[2] != fetch:
+            before = program.block, program.compiled, fetch
+            known = self._made[program] = (*before, self._plan(program, fetch))
+        return known[3]
+
+    def _plan(self, program: Program, fetch: Sequence[str]) -> Block:
         """The block with kernels, frees and addresses, which keeps fetched values; itself if it can run as it is.
 
         A budget of the program also holds on this place: if its plan is for another target, a new plan is made.
@@ -269,7 +280,7 @@ class Executor:
             warnings.warn(
                 f"the step takes {peak:,} bytes, its budget is {made.budget:,}: what is fetched stays to the end of "
                 "the step; fetch less, or plan with these values as outputs (compile_step(fetch=...))",
-                stacklevel=5,
+                stacklevel=6,
             )
         return found
 

@@ -220,7 +220,7 @@ def test_targets_say_what_they_are_for() -> None:
         compile_step(program, loss, rc.SGD(), chekpoints=["x"])
     with pytest.raises(UsageError, match=r"estimate has no option 'pace' \(did you mean place"):
         rc.estimate("lenet", pace=rc.CPUPlace())
-    with pytest.raises(UsageError, match=r"an optimizer is needed, such as rc.Adam\(\), not 'adam'"):
+    with pytest.raises(UsageError, match=r"optimizer must be an optimizer, such as rc.Adam\(\), not 'adam'"):
         rc.estimate("lenet", optimizer="adam")
     with pytest.raises(UsageError, match="recompute is a complete request: leave out"):
         compile_step(program, loss, rc.SGD(), recompute=request("60%"), budget="60%")

@@ -193,3 +193,22 @@ def test_a_step_after_a_bad_index_is_good() -> None:
             executor.run(program, {"at": np.full(64, index)}, ["y"])
         (y,) = executor.run(program, {"at": np.arange(64)}, ["y"])
         np.testing.assert_array_equal(y, table)
+
+
+def test_what_is_planned_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from recompute.runtime import executor as module
+
+    program = rc.load(rc.models.build("mlp4", batch=4))
+    rc.SGD().minimize(program["loss"])
+    calls: list[int] = []
+    once = module.planned
+    monkeypatch.setattr(module, "planned", lambda *a: calls.append(1) or once(*a))
+    executor = rc.Executor()
+    block = executor.planned(program, ["loss"])
+    assert executor.session(program, ["loss"]).block is block and len(calls) == 1
+    executor.planned(program, [program.parameters[0].name + "_grad"])
+    assert len(calls) == 2
+    with_more = program.block
+    program.block = with_more.with_operators(with_more.operators)
+    executor.planned(program, ["loss"])
+    assert len(calls) == 3
