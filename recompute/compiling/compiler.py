@@ -112,12 +112,10 @@ def compile_step(
     spec, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
     target = target_of(target)
     with without_gc(), dumping(dump) if dump is not None else contextlib.nullcontext():
-        again = plain is not None and not is_dumping() and not spec.whole
-        step = (
-            plain.program.clone(plain.made, share=True)
-            if again and plain
-            else _made(program, loss, spec, fetch, target)
-        )
+        if plain is not None and not is_dumping() and not spec.whole:
+            step = plain.program.clone(plain.made, share=True)
+        else:
+            step = _made(program, loss, spec, fetch, target)
         saved, made = None, step.block
         if wanted is not None:
             with dumping(None):  # the plans that are tried
