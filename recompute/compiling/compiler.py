@@ -101,8 +101,7 @@ def compile_step(
     in slices; docs/transformers.md), `approximations`, `effort`, `seconds`, `progress` (see
     `RecomputeOptimizer.set_budget`).  `target`: place, kernel providers, cost model and precision (`rc.Target`; None:
     this CPU); its fields can also be given directly.  `dump`: a folder for the program's text after each pass.
-    `plain`: the compiled step without recomputation, of the same program, if it exists already, to save time.
-    UsageError for unknown options.
+    `plain`: the program's compiled step without recomputation, to save time.  UsageError for unknown options.
     """
     loss, fetch = as_loss(as_program(program), loss).name, as_texts(fetch, "fetch", program)
     checkpoints = None if checkpoints is None else as_texts(checkpoints, "checkpoints", program)
