@@ -125,9 +125,8 @@ def compile_step(
             saved = saved_plan(fitted, step.planned, program.block.name, batch_of(program))
         else:
             lower(step, target)
-        found = figures(step.block, target.cost, step.logical)
-        assert target.cost is not None
-        return CompiledStep(step, step.plan, found, target.cost, step.planned, saved, made)
+        found, cost = figures(step.block, target.cost, step.logical), target.cost or this_cpu()
+        return CompiledStep(step, step.plan, found, cost, step.planned, saved, made)
 
 
 def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) -> tuple[Request | None, bool]:
