@@ -64,8 +64,7 @@ class StepFigures:
 class CompiledStep:
     """A training step ready to run: its program with planned memory, its plan, and its figures.
 
-    `cost`: the cost model of its estimated times.  `planned`: the figures of a planner's plan.  `made`: the step before
-    it was planned or lowered.
+    `cost`: the cost model of its estimated times.  `planned`: the figures of a planner's plan.
     """
 
     program: Program
@@ -74,7 +73,6 @@ class CompiledStep:
     cost: CostModel = field(default_factory=this_cpu)
     planned: PlanFigures | None = None
     saved: SavedPlan | None = None
-    made: Block | None = None
 
 
 def compile_step(
@@ -101,7 +99,8 @@ def compile_step(
     in slices; docs/transformers.md), `approximations`, `effort`, `seconds`, `progress` (see
     `RecomputeOptimizer.set_budget`).  `target`: place, kernel providers, cost model and precision (`rc.Target`; None:
     this CPU); its fields can also be given directly.  `dump`: a folder for the program's text after each pass.
-    `plain`: the program's compiled step without recomputation, to save time.  UsageError for unknown options.
+    `plain`: the compiled step without recomputation, if it exists already, to save planning time.
+    UsageError for unknown options.
     """
     loss, fetch = as_loss(as_program(program), loss).name, as_texts(fetch, "fetch", program)
     checkpoints = None if checkpoints is None else as_texts(checkpoints, "checkpoints", program)
@@ -111,12 +110,9 @@ def compile_step(
     spec, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
     target = target_of(target)
     with without_gc(), dumping(dump) if dump is not None else contextlib.nullcontext():
-        if plain is not None and not is_dumping() and not spec.whole:
-            step = plain.program.clone(plain.made, share=True)
-        else:
-            step = _made(program, loss, spec, fetch, target)
-        saved, made = None, step.block
+        step, saved = _made(program, loss, spec, fetch, target), None
         if wanted is not None:
+            made = step.block
             with dumping(None):  # the plans that are tried
                 fitted = plan_step(step, wanted, target, plain=None if plain is None else plain.program.compiled)
             if is_dumping():
@@ -126,7 +122,7 @@ def compile_step(
         else:
             lower(step, target)
         found, cost = figures(step.block, target.cost, step.logical), target.cost or this_cpu()
-        return CompiledStep(step, step.plan, found, cost, step.planned, saved, made)
+        return CompiledStep(step, step.plan, found, cost, step.planned, saved)
 
 
 def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) -> tuple[Request | None, bool]:

@@ -297,10 +297,9 @@ class Program:
         """The operators in order of execution."""
         return self.block.operators
 
-    def clone(self, block: Block | None = None, *, share: bool = False) -> Program:
-        """An independent copy: same block (or `block`), copied data; `share`: but for arrays that are read-only."""
-        arrays = {k: v if share and not v.flags.writeable else v.copy() for k, v in self.data.items()}
-        other = Program(block or self.block, arrays, source=self.source)
+    def clone(self) -> Program:
+        """An independent copy: same block, copied data."""
+        other = Program(self.block, {k: v.copy() for k, v in self.data.items()}, source=self.source)
         other.gradients = list(self.gradients)
         other.plan, other.planned, other.compiled = self.plan, self.planned, self.compiled
         other.sharded, other.divided, other.division = self.sharded, self.divided, self.division

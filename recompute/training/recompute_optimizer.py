@@ -20,7 +20,7 @@ from ..planning.request import Request, check_limits, request
 from .merge import Merge
 from .parallel_options import Parallel
 from .protocol import RecomputeWarning, WrappedOptimizer, spec_of
-from .spec import Spec, whole_slices
+from .spec import BOTH, Spec, whole_slices
 
 __all__ = ["RecomputeOptimizer", "RecomputeWarning"]
 
@@ -194,10 +194,7 @@ class RecomputeOptimizer(WrappedOptimizer):
             approximations=() if self._checkpoints else self._allowed, **self._limits,
         )  # fmt: skip
         if found is not None and self._checkpoints:
-            raise UsageError(
-                "checkpoints and a budget, strategy or plan both define what is recomputed: give one of them (to check "
-                "whether checkpoints fit a budget, use `--memory-budget` on the command line, or rc.estimate)"
-            )
+            raise UsageError(BOTH)
         return found and dataclasses.replace(found, slices=whole_slices(self._slices, self._merge, self._parallel))
 
     def _check(self) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from .merge import Merge
 from .parallel_options import Parallel
 from .scaling import LossScaling
 
-_BOTH = (
+#: why checkpoints and a planner exclude each other
+BOTH = (
     "checkpoints and a budget, strategy or plan both define what is recomputed: give one of them (to check "
     "whether checkpoints fit a budget, use `--memory-budget` on the command line, or rc.estimate)"
 )
@@ -110,14 +110,10 @@ class Spec:
         merge = dataclasses.replace(self.merge, batch=batch * self.merge.k_steps)
         return self.with_(merge=merge), merge.k_steps
 
-    def fresh(self) -> Spec:
-        """The same with an optimizer of its own, which has not been used."""
-        return self.with_(rule=copy.copy(self.rule))
-
     def check(self) -> None:
         """UsageError for options that are not combined."""
         if self.checkpoints and self.request is not None and self.request.plans:
-            raise UsageError(_BOTH)
+            raise UsageError(BOTH)
         for (a, b), why in _EXCLUDED.items():
             if _ON[a](self) and _ON[b](self):
                 raise UsageError(why(self) if callable(why) else why)
