@@ -116,7 +116,7 @@ class _Job(ModelJob):
         self.seconds: list[float] | None = None  # measured, per operator
         self.estimated: Any = None  # the estimate of all ranks
         self.micro_batches = args.pieces
-        self.open_batch = args.ranks is not None
+        self.again = args.ranks is not None
         self.available: int | None = None  # free memory of this machine in bytes, where it is checked
         self.written: list[tuple[Path, str]] = []  # with remarks; reported once the files have their final names
 
