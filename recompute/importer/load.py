@@ -22,6 +22,7 @@ from ..language.ir import Block, Value
 from ..language.op import IMPORTERS, REGISTRY
 from ..language.program import Again, Program
 from ..passes.patterns.find_stable import find_stable
+from ..support.memory import give_back
 from . import masks
 from .control import CONTROL, on_sequences
 from .convert import prepare
@@ -115,6 +116,7 @@ def load(
     program = importer.program(source)
     given = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
     program.again = _again(source, program, {**given, **limits, "set": values})
+    give_back()
     _warn(importer, trainable)
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())

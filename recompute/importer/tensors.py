@@ -9,6 +9,7 @@ import onnx
 
 from ..errors import ModelError
 from ..language.types import DTYPES, PACKED, dtype_from_onnx
+from .mapped import whole
 
 
 def tensor_array(t: onnx.TensorProto) -> np.ndarray:
@@ -24,10 +25,15 @@ def tensor_array(t: onnx.TensorProto) -> np.ndarray:
         info = {e.key: e.value for e in t.external_data}
         if math.prod(shape) == 0:
             return np.empty(shape, DTYPES[name])
+        try:
+            file = whole(info["location"], info["stamp"]) if "stamp" in info else np.memmap(info["location"], mode="r")
+        except (OSError, ValueError) as e:
+            raise ModelError(f"tensor '{t.name}' cannot be read from '{info['location']}': {e}") from None
+        begin = int(info["offset"])
+        raw = file[begin : begin + int(info["length"])]
         if name in PACKED:
-            raw = np.memmap(info["location"], np.uint8, "r", int(info["offset"]), (int(info["length"]),))
             return onnx.numpy_helper.to_array(onnx.TensorProto(data_type=t.data_type, dims=shape, raw_data=bytes(raw)))
-        return np.memmap(info["location"], DTYPES[name], "r", int(info["offset"]), shape)
+        return raw.view(DTYPES[name]).reshape(shape)
     if t.HasField("raw_data") and name not in PACKED:
         return np.frombuffer(t.raw_data, DTYPES[name]).reshape(shape)
     try:
