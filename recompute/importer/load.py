@@ -100,7 +100,6 @@ def load(
     ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError for
     options that do not fit.
     """
-    training = _training(mode)
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
     limits, budget, source = _read(model, further)
     run = functools.partial(_results, {**limits, "set": values, "dims": dims})
@@ -108,7 +107,7 @@ def load(
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
     rule = rule_of(source, current.graph, trainable, straight=pairs is not None)
     options: Any = {"seed": seed, "rule": rule, "budget": budget, "unroll": unroll, "quantized": pairs}
-    importer = Importer(current, training=training, **options)
+    importer = Importer(current, training=_training(mode), **options)
     importer.declare_changed(source)
     bind(importer, values)
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch, dims))
