@@ -11,6 +11,7 @@ from recompute import parse, show, verify
 from recompute.errors import UsageError
 from recompute.language.ir import Block, Role
 from recompute.passes import Autodiff, pipeline, run_passes
+from recompute.passes.gradient.autodiff import differentiate
 from recompute.passes.recomputation.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
 from recompute.testing import evaluate
 
@@ -271,6 +272,17 @@ def test_autodiff_refuses(options: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError) as e:
         differentiated(**options)
     assert why in str(e.value)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+def test_autodiff_begins_with_the_scale(kind: str) -> None:
+    body = f"""  param %w: {kind}[2]
+  buffer %scale: f32[]
+  loss %loss: {kind}[] = ReduceSum(%w) {{keepdims=0}}
+  output %loss"""
+    after, ((_, grad),) = differentiate(parse(program(body)), "loss", scale="scale")
+    given = {"w": np.ones(2, np.dtype(kind.replace("f", "float"))), "scale": np.array(4, np.float32)}
+    assert evaluate(verify(after), given, [grad.name])[0].tolist() == [4, 4]
 
 
 def test_autodiff_names_a_shared_gradient_after_what_was_asked_for() -> None:
