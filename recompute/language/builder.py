@@ -94,7 +94,7 @@ class Builder:
 
         return apply
 
-    def constant(self, value: Any, like: Value | TensorType | str) -> Value:
+    def constant(self, value: object, like: Value | TensorType | str) -> Value:
         """A declared constant of `like`'s element type; equal constants are shared."""
         dtype = like if isinstance(like, str) else like.dtype
         array = np.asarray(value, dtype=DTYPES[dtype])

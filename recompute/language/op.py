@@ -16,13 +16,12 @@ from .exact import Exact, exact
 from .types import TensorType
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from .contexts import FunctionWriter, ImportedNode, OperatorBuilder
-    from .element import Expr
+    from .contexts import FunctionWriter, Imported, ImportedNode, Importing, OperatorBuilder
+    from .element import Expr, Formula
     from .factors import Factor
     from .layouts import Turned
-    from .types import Value
+    from .samples import Case, Draw
+    from .types import Array, ArrayModule, Value
 
 #: operator name → class; filled by `Op.__init_subclass__`
 REGISTRY: dict[str, type[Op]] = {}
@@ -94,7 +93,7 @@ class Op(Exact):
     #: name of the equivalent ONNX operator; None: exported through `export` or `expand`
     onnx_name: ClassVar[str | None] = None
 
-    def __init_subclass__(cls, abstract: bool = False, onnx: str | bool | None = None, **kw: Any) -> None:
+    def __init_subclass__(cls, abstract: bool = False, onnx: str | bool | None = None, **kw: object) -> None:
         """Registers the class; `onnx=True` says that ONNX has this operator under the same name."""
         super().__init_subclass__(**kw)
         cls.abstract = abstract
@@ -129,12 +128,15 @@ class Op(Exact):
 
     def compute(
         self,
-        xp: Any,
-        ins: Sequence[np.ndarray],
-        outs: Sequence[np.ndarray],
-        scratch: Sequence[np.ndarray],
+        xp: ArrayModule,
+        ins: Sequence[Array],
+        outs: Sequence[Array],
+        scratch: Sequence[Array],
     ) -> None:
-        """Writes every output completely; `outs[i]` is None if output i is absent, `ins[i]` if input i is."""
+        """Writes every output completely, with `xp`: NumPy or CuPy.
+
+        `outs[i]` is None if output i is absent, `ins[i]` if input i is.
+        """
         raise NotImplementedError(f"{self.name} has no numerics")
 
     def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
@@ -245,7 +247,7 @@ class Op(Exact):
         """All outputs as a composition of simpler operators; None for a primitive operator."""
         return None
 
-    def element(self, *inputs: Expr | None) -> Any:
+    def element(self, *inputs: Expr | None) -> Formula:
         """Its formula for one element of its inputs, which broadcast to the shape of its outputs (see element.py).
 
         An expression, or a tuple with one for each output; None if the operator is not element-wise.  The generated
@@ -253,7 +255,7 @@ class Op(Exact):
         """
         return None
 
-    def channel_element(self, *inputs: Expr | None) -> Any:
+    def channel_element(self, *inputs: Expr | None) -> Formula:
         """`element` for the channels-last form: inputs with one element per channel broadcast along the last axis."""
         return None
 
@@ -268,14 +270,14 @@ class Op(Exact):
         return False
 
     @classmethod
-    def from_onnx(cls, node: ImportedNode) -> Any:
+    def from_onnx(cls, node: ImportedNode) -> Imported:
         """Emits this operator for an ONNX node of the same name; returns its output value(s)."""
         fields = {f.name for f in _fields(cls)}
         attributes = {k: v for k, v in node.attributes.items() if k in fields}
         return node.emit(cls(**attributes), *node.inputs)
 
     @classmethod
-    def samples(cls, draw: Any) -> Iterator[Any]:
+    def samples(cls, draw: Draw) -> Iterator[Case[Op]]:
         """Small applications for the tests: `yield draw.case(op, *inputs)`."""
         return iter(())
 
@@ -317,13 +319,13 @@ def op_class(name: str) -> type[Op]:
 
 
 #: (domain, operator) → importer, for ONNX operators that become several operators or have another name here
-IMPORTERS: dict[tuple[str, str], Any] = {}
+IMPORTERS: dict[tuple[str, str], Importing] = {}
 
 
-def imports(*op_types: str, domain: str = "") -> Any:
+def imports(*op_types: str, domain: str = "") -> Callable[[Importing], Importing]:
     """Registers a function `ImportedNode → Value(s)` for ONNX operators that have no class of their own name."""
 
-    def register(function: Any) -> Any:
+    def register(function: Importing) -> Importing:
         for op_type in op_types:
             IMPORTERS[(domain, op_type)] = function
             if domain == "":

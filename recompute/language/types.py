@@ -5,9 +5,21 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
+
+#: an array of NumPy, or one with the same methods: CuPy's, and those that runtime/cuda/traced hands to numerics
+Array: TypeAlias = np.ndarray
+
+
+class ArrayModule(Protocol):
+    """NumPy, or a module with the same functions: CuPy, and what runtime/cuda/traced hands to numerics."""
+
+    def __getattr__(self, name: str, /) -> Any:
+        """A function, or an element type."""
+
 
 #: short name (as in the text form) → NumPy dtype
 DTYPES: dict[str, np.dtype] = {

@@ -136,7 +136,9 @@ class ChannelsLast(Op, abstract=True):
                 a.transpose(to_last(a.ndim)).copy() if i in cls.activations and a is not None else a
                 for i, a in enumerate(case.inputs)
             )
-            yield dataclasses.replace(case, op=channels_last_form(case.op), inputs=inputs, gradient=False)
+            form = channels_last_form(case.op)
+            assert form is not None
+            yield dataclasses.replace(case, op=form, inputs=inputs, gradient=False)
 
 
 def _turned(types: Sequence[TensorType | None], which: Sequence[int]) -> list[TensorType]:
