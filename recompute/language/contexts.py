@@ -120,6 +120,12 @@ class ImportedNode(Protocol):
     def input(self, i: int) -> Value | None:
         """Input `i`, None where it is absent; a constant becomes a value."""
 
+    def need(self, i: int) -> Value:
+        """Input `i`; a ModelError where it is absent."""
+
+    def need_type(self, i: int) -> TensorType:
+        """The type of input `i`; a ModelError where it is absent."""
+
     def type(self, i: int) -> TensorType | None:
         """The type of input `i` without making a constant a value."""
 

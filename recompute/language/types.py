@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -12,6 +13,7 @@ import numpy as np
 
 #: an array of NumPy, or one with the same methods: CuPy's, and those that runtime/cuda/traced hands to numerics
 Array: TypeAlias = np.ndarray
+Arrays: TypeAlias = Sequence[Array]
 
 
 class ArrayModule(Protocol):
@@ -212,3 +214,8 @@ class Value:
     def renamed(self, name: str) -> Value:
         """The same type under another name."""
         return Value(name, self.type)
+
+
+#: types and values of an operator's inputs or outputs, None where an optional one is absent
+Types: TypeAlias = Sequence[TensorType | None]
+Values: TypeAlias = Sequence[Value | None]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.types import ArrayModule
 from ..random.philox import stream
 
 #: columns of S that one block of eight numbers makes
@@ -31,7 +32,7 @@ def blocks(count: int) -> int:
     return -(-count // 8)
 
 
-def choose(xp: Any, seed: int, step: Any, keys: Any, copy: Any, chosen: Any) -> None:
+def choose(xp: ArrayModule, seed: int, step: Any, keys: Any, copy: Any, chosen: Any) -> None:
     """Fills `chosen` with the numbers of those that are taken of `keys.size`, ascending; `keys`, `copy`: float32."""
     stream(xp, seed, step)(keys)
     copy[...] = keys
@@ -56,7 +57,7 @@ def bits_of(u: Any) -> Any:
     return whole[:, None] >> np.arange(BITS, dtype=np.int32) & 1
 
 
-def signs(xp: Any, seed: int, step: Any, before: int, out: Any) -> None:
+def signs(xp: ArrayModule, seed: int, step: Any, before: int, out: Any) -> None:
     """Fills `out` with the signs whose numbers follow the blocks of `before` numbers."""
     fill = stream(xp, seed, step, 8 * blocks(before))
     u = np.empty(16, np.float32)
@@ -66,7 +67,7 @@ def signs(xp: Any, seed: int, step: Any, before: int, out: Any) -> None:
         part[...] = 2 * bits_of(u).reshape(-1)[: part.size] - 1
 
 
-def tile(xp: Any, kind: str, seed: int, step: Any, first: tuple[int, int], rows: int, u: Any, out: Any) -> None:
+def tile(xp: ArrayModule, kind: str, seed: int, step: Any, first: tuple[int, int], rows: int, u: Any, out: Any) -> None:
     """Fills `out` [rows of S, columns] from row and column `first` of `rows` rows, without the scale.
 
     Computed in out's type.  The column is the first one of a panel.  `u`: eight float32 numbers for each row of `out`.
@@ -82,11 +83,11 @@ def tile(xp: Any, kind: str, seed: int, step: Any, first: tuple[int, int], rows:
             part[...] = make(xp, u[8 * row : 8 * (row + len(part))].astype(out.dtype))[:, :there]
 
 
-def _signs(xp: Any, u: Any) -> Any:
+def _signs(xp: ArrayModule, u: Any) -> Any:
     return 2 * bits_of(u).reshape(-1, COLUMNS["rademacher"]) - 1
 
 
-def _normals(xp: Any, u: Any) -> Any:
+def _normals(xp: ArrayModule, u: Any) -> Any:
     kind = u.dtype.type
     radius = xp.sqrt(kind(-2) * xp.log(kind(1) - u[0::2]))
     angle = u[1::2] * kind(2 * math.pi)

@@ -21,15 +21,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
+from ...language.contexts import FunctionWriter
 from ...language.factors import Factor, Place, factor
 from ...language.op import Cost, Op
-from ...language.types import DTYPES, FLOATS, TensorType, dtype_to_onnx
+from ...language.types import DTYPES, FLOATS, TensorType, Types, dtype_to_onnx
 from ..random.draws import Draw
 from ..random.philox import byte_stream, export_halves
 from ..tiles import wide
@@ -114,7 +114,7 @@ class CompressGroups(Draw, _Grouped):
         found = self.places(cast(TensorType, ins[0]))
         return () if found is None else (factor(found[0], [found[1]], found[2:]),)
 
-    def sliced(self, factor: Factor, start: int, size: int, outs: Sequence[TensorType | None]) -> Any:
+    def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Any:
         """The same random bits: those before the slice are left out."""
         place = factor.outputs[1]
         assert isinstance(place, Place)
@@ -187,7 +187,7 @@ class CompressGroups(Draw, _Grouped):
         g.node("Identity", [codes], [outs[0]])
         return True
 
-    def _export_ranges(self, g: Any, rows: str, kind: Any) -> tuple[str, str]:
+    def _export_ranges(self, g: FunctionWriter, rows: str, kind: Any) -> tuple[str, str]:
         """Minimum and scale, [groups, 1]; NaN where one element is not finite: x - x is 0 elsewhere."""
         axis = g.ints([1])
         low, high = (g.call(f"Reduce{m}", rows, axis, keepdims=1) for m in ("Min", "Max"))
@@ -198,7 +198,7 @@ class CompressGroups(Draw, _Grouped):
         scale = g.call("Max", g.call("Div", spread, levels), g.array(np.array(LEAST, kind)))
         return g.call("Add", low, trouble), g.call("Add", scale, trouble)
 
-    def _export_codes(self, g: Any, rows: str, low: str, scale: str, step: str, size: int) -> str:
+    def _export_codes(self, g: FunctionWriter, rows: str, low: str, scale: str, step: str, size: int) -> str:
         kind = g.type(rows).numpy.type
         factor = g.call("Div", g.array(np.array(1 << POINT, kind)), scale)
         moved = g.call("Mul", g.call("Sub", rows, low), factor)
@@ -374,7 +374,7 @@ def _unpack(codes: Any, bits: int, out: Any) -> None:
         parts[: codes.size, i] &= (1 << bits) - 1
 
 
-def _export_noise(g: Any, seed: int, step: str, count: int, first: int) -> str:
+def _export_noise(g: FunctionWriter, seed: int, step: str, count: int, first: int) -> str:
     """Random integers of POINT bits for each element, as ONNX nodes (int64 [count])."""
     halves = export_halves(g, seed, step, count // 4, first // 4)
     shifts = g.array(np.array([[1, 1 << 8, 1 << 16, 1 << 24]]))

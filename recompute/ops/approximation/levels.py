@@ -22,7 +22,7 @@ from ...errors import UsageError
 from ...language.builder import Builder, Names
 from ...language.ir import Operator, Value
 from ...language.op import Op
-from ...language.types import DTYPES, TensorType
+from ...language.types import DTYPES, TensorType, Types
 from ..tiles import wide
 from .slopes import MOST_BITS
 
@@ -67,7 +67,7 @@ class Template:
     dx: Value
 
 
-def gradient_template(op: Op, types: Sequence[TensorType | None]) -> Template | None:
+def gradient_template(op: Op, types: Types) -> Template | None:
     """What an activation's gradient rule emits for its first input; None: it is no gradient of one value by one."""
     ins = [None if t is None else Value("x" if i == 0 else f"in{i}", t) for i, t in enumerate(types)]
     y = Value("y", op.infer(*types)[0])

@@ -8,7 +8,6 @@ layers: Bershatsky et al., arXiv 2201.13195).  variance.py says what it costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from ...language.factors import Factor, factor
 from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.types import ArrayModule, TensorType, Types
 from ..tiles import TILE, wide
 from . import transforms
 from .drawn import COLUMNS, choose, signs, tile
@@ -68,13 +67,13 @@ class Sketch(Op):
             raise self.fail("the step counter must be i64[]", x, step)
         return (x.with_shape((self.rows, x.shape[-1])),)
 
-    def axis_factors(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...]:
         """Features are independent; the batch is needed whole, as each row of y reads all of it."""
         x = ins[0]
         assert x is not None
         return (factor(x.shape[-1], [x.ndim - 1], [1]),)
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """See the three ways of computing."""
         x = ins[0]
         assert x is not None
@@ -116,7 +115,7 @@ class Sketch(Op):
         else:
             self._transformed(xp, x, ins[1], y, scratch)
 
-    def _products(self, xp: Any, x: Any, step: Any, y: Any, scratch: Any) -> None:
+    def _products(self, xp: ArrayModule, x: Any, step: Any, y: Any, scratch: Any) -> None:
         """Tile by tile of S, added up for some rows of y at a time."""
         u, drawn, copied, sums = scratch
         scale = 1 / math.sqrt(self.rows)
@@ -136,7 +135,7 @@ class Sketch(Op):
             xp.multiply(total, scale, out=total)
             target[...] = total
 
-    def _taken(self, xp: Any, x: Any, step: Any, y: Any, scratch: Any) -> None:
+    def _taken(self, xp: ArrayModule, x: Any, step: Any, y: Any, scratch: Any) -> None:
         """Rows of x; the half precisions are scaled in float32."""
         keys, chosen, room = scratch
         choose(xp, self.seed, step, keys[0], keys[1], chosen)
@@ -152,7 +151,7 @@ class Sketch(Op):
             xp.multiply(copied, np.float32(scale), out=copied)
             part[...] = copied
 
-    def _transformed(self, xp: Any, x: Any, step: Any, y: Any, scratch: Any) -> None:
+    def _transformed(self, xp: ArrayModule, x: Any, step: Any, y: Any, scratch: Any) -> None:
         """Some columns at a time."""
         keys, chosen, sign, table, places, factors, z, room, taken = scratch
         size = keys.shape[1]
@@ -170,7 +169,7 @@ class Sketch(Op):
             transforms.transform(xp, here, table, spare)
             transforms.combine(xp, here, places, factors, found, part)
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """A product, a copy of the rows, or a transform."""
         x, y = ins[0], outs[0]
         assert x is not None and y is not None

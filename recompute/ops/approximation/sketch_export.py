@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.contexts import FunctionWriter
 from ...language.types import DTYPES, dtype_to_onnx
 from ..random.philox import export_numbers
 from ..tiles import wide
@@ -16,7 +17,7 @@ from .drawn import BITS, COLUMNS, blocks
 _FLOAT, _INT64, _UINT64 = 1, 7, 13
 
 
-def export_sketch(op: Any, g: Any, ins: Any, outs: Any) -> None:
+def export_sketch(op: Any, g: FunctionWriter, ins: Any, outs: Any) -> None:
     """Writes y = Sᵀ x."""
     x, step = ins
     t = g.type(x)

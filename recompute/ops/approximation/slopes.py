@@ -15,6 +15,7 @@ import numpy as np
 
 from ...language.factors import Factor, Place
 from ...language.op import Cost, Op
+from ...language.samples import Draw
 from ...language.types import TensorType, dtype_to_onnx
 from ..tiles import TILE, wide
 from .bits import export_pack, export_unpack, pack, packed_bytes, regions, scratch_bytes, unpack
@@ -276,6 +277,6 @@ class SlopeGrad(_Slopes):
         yield draw.case(cls(levels=(0.0, 1.0)), draw("f32[0,2]"), _draw_codes(draw, "f32[0,2]", 1))
 
 
-def _draw_codes(draw: Any, text: str, bits: int) -> Any:
+def _draw_codes(draw: Draw, text: str, bits: int) -> Any:
     """Random codes of a tensor."""
     return draw.ints(f"u8[{packed_bytes(TensorType.parse(text).size, bits)}]", 0, 256)

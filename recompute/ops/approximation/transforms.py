@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ...language.types import ArrayModule
+
 #: columns that are transformed together
 WIDTH = 16
 _SMALL = 512
@@ -68,7 +70,7 @@ def combinations(kind: str, size: int, chosen: Any, places: Any, factors: Any, s
         factors[2, here], factors[3, here] = (u * (1 + sin) + v * cos) / 2, (u * cos - v * (1 + sin)) / 2
 
 
-def load(xp: Any, kind: str, x: Any, signs: Any, z: Any) -> None:
+def load(xp: ArrayModule, kind: str, x: Any, signs: Any, z: Any) -> None:
     """Signed columns x [B, width] as z [2, M, width], in the order of the transform, zeros behind the last row."""
     half = z.shape[1]
     z[...] = 0
@@ -84,7 +86,7 @@ def load(xp: Any, kind: str, x: Any, signs: Any, z: Any) -> None:
         xp.multiply(target, signs[first::by, None], out=target)
 
 
-def transform(xp: Any, z: Any, table: Any, room: Any) -> None:
+def transform(xp: ArrayModule, z: Any, table: Any, room: Any) -> None:
     """The complex transform of z [2, M, width] in place; `room`: [3, M/2, width]."""
     _, count, width = z.shape
     half = count // 2
@@ -105,7 +107,7 @@ def transform(xp: Any, z: Any, table: Any, room: Any) -> None:
         half //= 2
 
 
-def combine(xp: Any, z: Any, places: Any, factors: Any, taken: Any, out: Any) -> None:
+def combine(xp: ArrayModule, z: Any, places: Any, factors: Any, taken: Any, out: Any) -> None:
     """The wanted coefficients [k, width] of transformed columns into `out`; `taken`: [2, k, width]."""
     term, total = taken
     parts = [(z[i % 2], places[i // 2], factors[i]) for i in range(4)]

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ...language.contexts import OperatorBuilder
+from ...language.types import ArrayModule
 from ..random.philox import numbers_of_blocks
 
 
@@ -19,7 +21,7 @@ class Dropped:
     """
 
     def __init__(
-        self, xp: Any, ratio: float, seed: int, step: Any, rows: Sequence[int], at: Sequence[int], keys: int
+        self, xp: ArrayModule, ratio: float, seed: int, step: Any, rows: Sequence[int], at: Sequence[int], keys: int
     ) -> None:
         self.xp, self.ratio, self.seed, self.step = xp, ratio, seed, step
         self.rows, self.at, self.keys = tuple(rows), tuple(at), keys
@@ -78,7 +80,9 @@ class Dropped:
         return drawn[at]
 
 
-def dropped(b: Any, w: Any, step: Any, ratio: float, seed: int, rows: Sequence[int], at: Sequence[int]) -> Any:
+def dropped(
+    b: OperatorBuilder, w: Any, step: Any, ratio: float, seed: int, rows: Sequence[int], at: Sequence[int]
+) -> Any:
     """All weights after dropout, by the operator Dropout; `rows`, `at`: see `Dropped`."""
     options = {"ratio": ratio, "seed": seed}
     own, keys = w.shape[:-1], w.shape[-1]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
+from ...language.contexts import OperatorBuilder
 from ...language.factors import SUM, Factor, Place, factor
 from ...language.op import Op
-from ...language.types import TensorType
+from ...language.types import ArrayModule, TensorType, Types
 from ..norm.fused import as_type
 from ..tiles import wide
 from .dropped import Dropped, check_part, dropped
@@ -114,7 +115,9 @@ class Tiled(Op, abstract=True):
         """Operations for each score that a soft cap and dropout add."""
         return (20 if self.cap else 0) + (15 if self.ratio else 0)
 
-    def score(self, xp: Any, s: Any, q: Any, k: Any, bias: Any, rows: slice, columns: slice, slope: Any = None) -> None:
+    def score(
+        self, xp: ArrayModule, s: Any, q: Any, k: Any, bias: Any, rows: slice, columns: slice, slope: Any = None
+    ) -> None:
         """A tile's scores into s; -inf for keys that a query may not see.  `slope`: gets the soft cap's derivative."""
         xp.matmul(q, k.T, out=s)
         xp.multiply(s, self.scale, out=s)
@@ -143,14 +146,14 @@ class Tiled(Op, abstract=True):
         size = min(ROWS, queries) * min(COLUMNS, keys)
         return (TensorType("f32", (size + 8,)), TensorType("bool", (size,))) if self.ratio else ()
 
-    def dropped(self, xp: Any, q: Any, keys: int, step: Any) -> Dropped | None:
+    def dropped(self, xp: ArrayModule, q: Any, keys: int, step: Any) -> Dropped | None:
         """What leaves weights out; None without dropout."""
         if not self.ratio:
             return None
         own = tuple(q.shape[:-1])
         return Dropped(xp, self.ratio, self.seed, step, self.rows or own, self.at or (0,) * len(own), keys)
 
-    def leave_out(self, b: Any, w: Any, step: Any) -> Any:
+    def leave_out(self, b: OperatorBuilder, w: Any, step: Any) -> Any:
         """All weights after dropout."""
         if step is None:
             return w
@@ -159,7 +162,7 @@ class Tiled(Op, abstract=True):
 
     # -- axes ---------------------------------------------------------------------------------------------------
 
-    def axis_factors(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...]:
         """The leading axes and the queries.
 
         Outputs and inputs that lack an index of the queries' are sums over it, in the gradient: in the forward
@@ -190,7 +193,7 @@ class Tiled(Op, abstract=True):
         at = axis - q.ndim + t.ndim + flat
         return at if at >= 0 and t.shape[at] == q.shape[axis] else None
 
-    def sliced(self, factor: Factor, start: int, size: int, outs: Sequence[TensorType | None]) -> Op:
+    def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Op:
         """Windows are moved by the queries before the slice; dropout numbers its weights as in the whole."""
         place, first = factor.outputs[0], cast(TensorType, outs[0])
         if not isinstance(place, Place) or place.axis == first.ndim - 1:
@@ -236,7 +239,7 @@ def full_bias(bias: Any, ndim: int) -> Any:
 # -- compositions -----------------------------------------------------------------------------------------------------
 
 
-def all_scores(op: Tiled, b: Any, q: Any, k: Any, bias: Any) -> tuple[Any, Any]:
+def all_scores(op: Tiled, b: OperatorBuilder, q: Any, k: Any, bias: Any) -> tuple[Any, Any]:
     """All scores, in at least float32, and the derivative of the soft cap there (None without one)."""
     kind = wide(q.dtype)
     scores = b.MatMul(as_type(b, q, kind), as_type(b, k, kind), transB=1)

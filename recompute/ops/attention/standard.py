@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ...language.contexts import Imported, ImportedNode, OperatorBuilder
 from ...language.op import imports
 from ...language.types import dtype_to_onnx
 from ..shape.reshape import reshape
@@ -18,9 +19,9 @@ _FLOAT = 1
 
 
 @imports("Attention")
-def attention(node: Any) -> Any:
+def attention(node: ImportedNode) -> Imported:
     """softmax(cap(scale · q kᵀ) + bias) v, with a window from `is_causal`; None where the body is to be used."""
-    q_type, mask_type = node.type(0), node.type(3)
+    q_type, mask_type = node.need_type(0), node.type(3)
     given = node.attributes
     past = node.type(4)
     precision = given.get("softmax_precision") or dtype_to_onnx(q_type.dtype)
@@ -43,7 +44,7 @@ def attention(node: Any) -> Any:
     return tuple([y, k, v][: len(node.outputs)])
 
 
-def _heads(b: Any, x: Any, heads: int | None, node: Any) -> Any:
+def _heads(b: OperatorBuilder, x: Any, heads: int | None, node: ImportedNode) -> Any:
     """[batch, heads, steps, size], from that or from [batch, steps, heads · size]."""
     if x.ndim == 4:
         return x
@@ -63,7 +64,9 @@ def _window(options: Any, offset: int) -> tuple[int | None, int | None]:
     return (offset - left if left >= 0 else None), (offset + right if right >= 0 else None)
 
 
-def _attend(b: Any, q: Any, k: Any, v: Any, mask: Any, *, window: tuple[int | None, int | None], options: Any) -> Any:
+def _attend(
+    b: OperatorBuilder, q: Any, k: Any, v: Any, mask: Any, *, window: tuple[int | None, int | None], options: Any
+) -> Any:
     """The mathematics on [batch, heads, steps, size]; `window`: see `_window`."""
     batch, heads, steps, size = q.shape
     groups = heads // k.shape[1]
@@ -81,7 +84,7 @@ def _attend(b: Any, q: Any, k: Any, v: Any, mask: Any, *, window: tuple[int | No
     return reshape(b, y, (batch, heads, steps, y.shape[-1]))
 
 
-def _bias(b: Any, mask: Any, dtype: str, groups: int) -> Any:
+def _bias(b: OperatorBuilder, mask: Any, dtype: str, groups: int) -> Any:
     """The mask as numbers to add: those of a boolean one are 0 and -inf; shared heads get their axis."""
     if mask.dtype == "bool":
         mask = b.Where(mask, b.constant(0.0, dtype), b.constant(-math.inf, dtype))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...language.op import Cost
-from ...language.types import TensorType
+from ...language.types import ArrayModule, TensorType
 from ..norm.fused import as_type
 from ..tiles import wide
 from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at
@@ -130,7 +130,15 @@ class _Rows:
     """The forward pass of one matrix of queries."""
 
     def __init__(
-        self, op: TiledAttention, xp: Any, scratch: Any, q: Any, k: Any, v: Any, bias: Any, dropped: tuple[Any, Any]
+        self,
+        op: TiledAttention,
+        xp: ArrayModule,
+        scratch: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        bias: Any,
+        dropped: tuple[Any, Any],
     ) -> None:
         self.op, self.xp = op, xp
         self.scratch, self.room = (scratch[:-2], scratch[-2:]) if op.ratio else (scratch, scratch)
@@ -183,7 +191,7 @@ class _Rows:
         y[...] = total
 
 
-def _widened(xp: Any, x: Any, scratch: Any, slot: int) -> Any:
+def _widened(xp: ArrayModule, x: Any, scratch: Any, slot: int) -> Any:
     """x, in float32 where it is a half."""
     if slot >= len(scratch):
         return x

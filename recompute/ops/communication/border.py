@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.contexts import FunctionWriter
 from ...language.factors import aligned
 from ...language.op import Op
+from ...language.types import ArrayModule, Arrays
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Border(Op):
             raise self.fail("source and target are the numbers of two different stages", x)
         return (x,)
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
         """One copy."""
         outs[0][...] = ins[0]
 
@@ -42,7 +44,7 @@ class Border(Op):
         """Any axis."""
         return aligned(ins, outs)
 
-    def export(self, g: Any, ins: Any, outs: Any) -> bool:
+    def export(self, g: FunctionWriter, ins: Any, outs: Any) -> bool:
         """x."""
         g.node("Identity", ins, outs)
         return True

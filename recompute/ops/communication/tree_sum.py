@@ -8,7 +8,7 @@ from typing import Any
 
 from ...language.factors import Factor, Place, factor
 from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.types import ArrayModule, Arrays, TensorType, Types
 from ..tiles import TILE
 from .base import MAX_RANKS, doublings
 
@@ -32,21 +32,21 @@ class TreeSum(Op):
             raise self.fail(f"axis 0 cannot be divided into {self.parts} parts", x)
         return (x.with_shape((x.shape[0] // self.parts, *x.shape[1:])),)
 
-    def axis_factors(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...]:
         """Those of a part; all parts are needed, as a sum of some would not be in the tree."""
         y = outs[0]
         assert y is not None
         first = factor(y.shape[0], [Place(0, outer=self.parts)], [0])
         return (first, *(factor(y.shape[a], [a], [a]) for a in range(1, y.ndim)))
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """A tile for each level of the tree that waits for its neighbour."""
         y = outs[0]
         assert y is not None
         levels = doublings(self.parts) - 1
         return (TensorType(y.dtype, (levels, min(y.size, TILE))),) if levels > 0 and y.size else ()
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
         """Tile by tile, so that what waits stays in the cache."""
         y = outs[0].reshape(-1)
         x = ins[0].reshape((self.parts, y.size))
@@ -73,7 +73,7 @@ class TreeSum(Op):
         one = b.Reshape(dy, shape=(1, *dy.shape))
         return [b.Reshape(b.Expand(one, shape=(self.parts, *dy.shape)), shape=x.shape)]
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """One addition less than there are parts, for each element."""
         y = outs[0]
         assert y is not None
@@ -90,7 +90,7 @@ class TreeSum(Op):
         yield draw.case(cls(2), draw("f64[0,3]"))
 
 
-def _add_up(xp: Any, parts: Sequence[Any], out: Any, spare: Sequence[Any]) -> None:
+def _add_up(xp: ArrayModule, parts: Sequence[Any], out: Any, spare: Sequence[Any]) -> None:
     """The sum of vectors, into `out`: of the largest power of two that is below their number, and of the rest."""
     if len(parts) == 1:
         out[...] = parts[0]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.types import Array, ArrayModule
 from ..window import BLOCK, Window
 
 #: columns of a product below which BLAS is less than fast
@@ -175,7 +176,7 @@ def forward_scratch(geo: Geometry) -> list[int]:
     return [geo.group * geo.rows * n] + ([geo.group * geo.mg * n] if b.images > 1 else [])
 
 
-def forward(xp: Any, geo: Geometry, x: Any, w: Any, bias: Any, out: Any, scratch: Sequence[Any]) -> None:
+def forward(xp: ArrayModule, geo: Geometry, x: Any, w: Any, bias: Any, out: Any, scratch: Sequence[Any]) -> None:
     """out[n, m] = Σ over the group's channels c and taps k of w[m, c, k] · x[n, c, position + k], plus bias."""
     if out.size == 0:
         return
@@ -192,7 +193,9 @@ def forward(xp: Any, geo: Geometry, x: Any, w: Any, bias: Any, out: Any, scratch
         xp.add(flat, bias[:, None], out=flat)
 
 
-def _forward_columns(xp: Any, geo: Geometry, x: Any, w: Any, bias: Any, out: Any, scratch: Sequence[Any]) -> None:
+def _forward_columns(
+    xp: ArrayModule, geo: Geometry, x: Any, w: Any, bias: Any, out: Any, scratch: Sequence[Any]
+) -> None:
     g, m = geo.group, geo.group * geo.mg
     flat = out.reshape(geo.batch, m, -1)
     w3 = w.reshape(g, geo.mg, geo.rows)
@@ -235,7 +238,7 @@ def grad_input_scratch(geo: Geometry) -> list[int]:
     return [geo.group * geo.rows * n] + ([geo.group * geo.mg * n] if b.images > 1 else [])
 
 
-def grad_input(xp: Any, geo: Geometry, w: Any, dy: Any, dx: Any, scratch: Sequence[Any]) -> None:
+def grad_input(xp: ArrayModule, geo: Geometry, w: Any, dy: Any, dx: Any, scratch: Sequence[Any]) -> None:
     """dx[n, c, position + k] += w[m, c, k] · dy[n, m, position], over all m of the group, positions and taps."""
     n, g, p = geo.batch, geo.group, geo.window.positions
     if dx.size == 0:
@@ -255,7 +258,7 @@ def grad_input(xp: Any, geo: Geometry, w: Any, dy: Any, dx: Any, scratch: Sequen
         _grad_input_columns(xp, geo, w, dy, dx, scratch)
 
 
-def _grad_input_columns(xp: Any, geo: Geometry, w: Any, dy: Any, dx: Any, scratch: Sequence[Any]) -> None:
+def _grad_input_columns(xp: ArrayModule, geo: Geometry, w: Any, dy: Any, dx: Any, scratch: Sequence[Any]) -> None:
     dx.fill(0)
     transposed = w.reshape(geo.group, geo.mg, geo.rows).swapaxes(1, 2)
     columns = Columns(geo, scratch[0])
@@ -301,7 +304,7 @@ def _partial_maps(geo: Geometry) -> int:
     return min(geo.mg, wanted)
 
 
-def grad_weight(xp: Any, geo: Geometry, x: Any, dy: Any, dw: Any, scratch: Sequence[Any]) -> None:
+def grad_weight(xp: ArrayModule, geo: Geometry, x: Any, dy: Any, dw: Any, scratch: Sequence[Any]) -> None:
     """dw[m, c, k] = Σ over images and positions of x[n, c, position + k] · dy[n, m, position]."""
     if dw.size == 0:
         return
@@ -359,7 +362,7 @@ def _by_group(geo: Geometry, a: Any) -> Any:
     return a.reshape(geo.batch, geo.group, geo.mg, *geo.window.out)
 
 
-def _product(xp: Any, a: Any, b: Any, buffer: Any) -> Any:
+def _product(xp: ArrayModule, a: Array, b: Array, buffer: Array) -> Array:
     """a · b in the start of a buffer."""
     shape = a.shape if a.size >= b.size else b.shape
     size = 1
@@ -376,7 +379,7 @@ def _depth_weights(geo: Geometry, w: Any, tap: Any, groups: slice, m: int) -> An
     return w5[(groups, m, *tap.index)].reshape(-1, *(1 for _ in tap.index))
 
 
-def _depth_forward(xp: Any, geo: Geometry, x: Any, w: Any, out: Any, buffer: Any) -> None:
+def _depth_forward(xp: ArrayModule, geo: Geometry, x: Any, w: Any, out: Any, buffer: Any) -> None:
     out.fill(0)
     maps = _by_group(geo, out)
     for images, groups in _depth_parts(geo):
@@ -387,7 +390,7 @@ def _depth_forward(xp: Any, geo: Geometry, x: Any, w: Any, out: Any, buffer: Any
                 target += _product(xp, x[(images, groups, *tap.inp)], weight, buffer)
 
 
-def _depth_grad_input(xp: Any, geo: Geometry, w: Any, dy: Any, dx: Any, buffer: Any) -> None:
+def _depth_grad_input(xp: ArrayModule, geo: Geometry, w: Any, dy: Any, dx: Any, buffer: Any) -> None:
     dx.fill(0)
     maps = _by_group(geo, dy)
     for images, groups in _depth_parts(geo):
@@ -398,7 +401,7 @@ def _depth_grad_input(xp: Any, geo: Geometry, w: Any, dy: Any, dx: Any, buffer: 
                 target += _product(xp, maps[(images, groups, m, *tap.out)], weight, buffer)
 
 
-def _depth_grad_weight(xp: Any, geo: Geometry, x: Any, dy: Any, dw: Any, buffer: Any) -> None:
+def _depth_grad_weight(xp: ArrayModule, geo: Geometry, x: Any, dy: Any, dw: Any, buffer: Any) -> None:
     dw.fill(0)
     maps = _by_group(geo, dy)
     w5 = dw.reshape(geo.group, geo.mg, *geo.window.kernel)

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.contexts import OperatorBuilder
 from ...language.element import erf as erf_of
 from ...language.element import exp, minimum, tanh
+from ...language.types import ArrayModule
 from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf
 from .piecewise import gradient_samples, unary_samples
 from .smooth import sigmoid
@@ -68,7 +70,7 @@ class Gelu(Tiled, onnx=True):
             yield from unary_samples(cls(approximate=approximate), draw, 2.0)
 
 
-def _gelu_tanh(xp: Any, x: Any, out: Any) -> None:
+def _gelu_tanh(xp: ArrayModule, x: Any, out: Any) -> None:
     """tanh(√(2/π) (x + a x³))."""
     xp.multiply(x, x, out=out)
     xp.multiply(out, _GELU_A, out=out)
@@ -83,7 +85,7 @@ def _gelu_inner(x: Any) -> Any:
     return tanh((x * x * _GELU_A + 1) * x * _GELU_C)
 
 
-def _tanh_of(b: Any, x: Any) -> Any:
+def _tanh_of(b: OperatorBuilder, x: Any) -> Any:
     cubic = b.Mul(x, b.Add(b.constant(1, x), b.Mul(b.constant(_GELU_A, x), b.Mul(x, x))))
     return b.Tanh(b.Mul(b.constant(_GELU_C, x), cubic))
 
@@ -118,7 +120,7 @@ class GeluGrad(Tiled):
         xp.multiply(out, dy, out=out)
 
     @staticmethod
-    def tanh_tile(xp: Any, x: Any, out: Any, t: Any, u: Any) -> None:
+    def tanh_tile(xp: ArrayModule, x: Any, out: Any, t: Any, u: Any) -> None:
         """(1 + t)/2 + x (1 - t²)/2 · c (1 + 3 a x²)."""
         _gelu_tanh(xp, x, t)
         xp.multiply(x, x, out=u)

@@ -13,7 +13,7 @@ from ...language.element import Expr, argument, nodes, substitute
 from ...language.formulas import formula
 from ...language.op import Cost, Op
 from ...language.text import parse_applied, show_applied
-from ...language.types import TensorType
+from ...language.types import ArrayModule, TensorType, Types
 from ..common import normal_axes
 from ..reduction.sums import Reduce, ReduceMean, ReduceSum
 from ..shape.reshape import Expand
@@ -66,7 +66,7 @@ def is_column_sum(op: Op, x: TensorType) -> bool:
     return normal_axes(op.axes, x.ndim, op) == tuple(range(x.ndim - 1))
 
 
-def iteration(op: Op, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[int, ...]:
+def iteration(op: Op, ins: Types, outs: Types) -> tuple[int, ...]:
     """The shape over which an element-wise operator, a column sum or a Loop runs."""
     if isinstance(op, Loop):
         return op.iteration(*ins)
@@ -104,7 +104,7 @@ def _device_only(roots: Sequence[Expr]) -> bool:
     return any(x.fn in _LEFT for x in nodes(roots))
 
 
-def _dtypes(types: Sequence[TensorType | None]) -> tuple[str | None, ...]:
+def _dtypes(types: Types) -> tuple[str | None, ...]:
     return tuple(None if t is None else t.dtype for t in types)
 
 
@@ -166,9 +166,7 @@ class Loop(Op):
         """What that may overwrite."""
         return self.overwrites(self.inplace_output)
 
-    def types(
-        self, inputs: Sequence[TensorType | None], tile: Sequence[int] | None = None
-    ) -> dict[int, TensorType | None]:
+    def types(self, inputs: Types, tile: Sequence[int] | None = None) -> dict[int, TensorType | None]:
         """Position → type, for inputs and results.  TypeRuleError where a member does not belong here.
 
         `tile`: the shape of a part of the loop, whose inputs these are.
@@ -256,9 +254,7 @@ class Loop(Op):
         shape = self.iteration(*ins)
         return tuple(itertools.chain.from_iterable(self._buffers(ins, shape, _first(shape))))
 
-    def _buffers(
-        self, ins: Sequence[TensorType | None], shape: tuple[int, ...], tile: tuple[slice, ...]
-    ) -> list[list[TensorType]]:
+    def _buffers(self, ins: Types, shape: tuple[int, ...], tile: tuple[slice, ...]) -> list[list[TensorType]]:
         """For each member, the buffers of a tile."""
         lengths = [len(range(*s.indices(d))) for s, d in zip(tile, shape, strict=True)]
         found = self.types([t and t.with_shape(_cut_shape(t.shape, lengths)) for t in ins], lengths)
@@ -296,7 +292,11 @@ class Loop(Op):
                 out[...] = total.reshape(out.shape)
 
     def _tile(
-        self, xp: Any, ins: Sequence[Any], buffers: Sequence[Sequence[Any]], wanted: Sequence[Sequence[TensorType]]
+        self,
+        xp: ArrayModule,
+        ins: Sequence[Any],
+        buffers: Sequence[Sequence[Any]],
+        wanted: Sequence[Sequence[TensorType]],
     ) -> dict[int, Any]:
         """All members on one tile, in parts of the buffers of these types; position → array."""
         known: dict[int, Any] = dict(enumerate(ins))

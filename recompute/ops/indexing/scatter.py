@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.contexts import OperatorBuilder
 from ...language.factors import factor, in_step
 from ...language.op import Op
-from ...language.types import TensorType
+from ...language.types import ArrayModule, TensorType
 from ..common import normal_axis
 from ..shape.reshape import Move
 from .axes import backward, coordinates, elements, forward
@@ -25,7 +26,7 @@ def strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
-def element_positions(xp: Any, indices: Any, shape: Sequence[int], axis: int, out: Any, what: str) -> Any:
+def element_positions(xp: ArrayModule, indices: Any, shape: Sequence[int], axis: int, out: Any, what: str) -> Any:
     """Flat positions in a tensor of `shape` of what GatherElements takes, written to `out` (i64)."""
     check_bounds(xp, indices, shape[axis], what)
     out[...] = indices
@@ -40,7 +41,7 @@ def element_positions(xp: Any, indices: Any, shape: Sequence[int], axis: int, ou
     return out.reshape(-1)
 
 
-def row_positions(xp: Any, indices: Any, shape: Sequence[int], batch: int, scratch: Any, what: str) -> Any:
+def row_positions(xp: ArrayModule, indices: Any, shape: Sequence[int], batch: int, scratch: Any, what: str) -> Any:
     """Flat numbers of the rows that GatherND takes from a tensor of `shape`.
 
     `scratch`: two i64 buffers of shape indices.shape[:-1]; the result is in the first.
@@ -300,11 +301,11 @@ class Scatter(Move, abstract=True):
         if self.reduction not in ("none", *REDUCTIONS) or types[0].dtype != types[2].dtype:
             raise self.fail(f"reduction '{self.reduction}' is unknown or element types differ", *types)
 
-    def take(self, b: Any, x: Any, indices: Any) -> Any:
+    def take(self, b: OperatorBuilder, x: Any, indices: Any) -> Any:
         """What is at the places written to."""
         raise NotImplementedError
 
-    def put(self, b: Any, x: Any, indices: Any, updates: Any, how: str) -> Any:
+    def put(self, b: OperatorBuilder, x: Any, indices: Any, updates: Any, how: str) -> Any:
         """This operator with another reduction."""
         raise NotImplementedError
 
@@ -321,7 +322,7 @@ class Scatter(Move, abstract=True):
             return [b.Mul(dy, factors), None, self._factor_gradient(b, x, indices, updates, outs[0], dy)]
         return self._extremum_gradient(b, x, indices, updates, outs[0], dy)
 
-    def _factor_gradient(self, b: Any, x: Any, indices: Any, updates: Any, y: Any, dy: Any) -> Any:
+    def _factor_gradient(self, b: OperatorBuilder, x: Any, indices: Any, updates: Any, y: Any, dy: Any) -> Any:
         """dy times the product of all other factors: y / u, and for the only zero at a place y without it."""
         zero = b.Equal(updates, b.constant(0, updates))
         safe = b.Where(zero, b.constant(1, updates), updates)
@@ -331,7 +332,7 @@ class Scatter(Move, abstract=True):
         others = b.Where(zero, self.take(b, b.Mul(dy, product), indices), self.take(b, b.Mul(dy, y), indices))
         return b.Div(others, safe)
 
-    def _extremum_gradient(self, b: Any, x: Any, indices: Any, updates: Any, y: Any, dy: Any) -> list[Any]:
+    def _extremum_gradient(self, b: OperatorBuilder, x: Any, indices: Any, updates: Any, y: Any, dy: Any) -> list[Any]:
         """dy shared evenly among all that equal the result (as PyTorch does)."""
         stayed = b.Cast(b.Equal(x, y), to=x.dtype)
         won = b.Cast(b.Equal(updates, self.take(b, y, indices)), to=x.dtype)

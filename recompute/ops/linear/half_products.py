@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...language.op import Op
-from ...language.types import TensorType
+from ...language.types import Array, ArrayModule, TensorType
 from ..norm.numerics import wide
 
 C = TypeVar("C", bound=type[Op])
@@ -50,7 +50,15 @@ class HalfProduct:
         s, m, n = self.tile
         return tuple(TensorType("f32", (s * size,)) for size in (m * self.k, self.k * n, m * n))
 
-    def run(self, xp: Any, a: Any, b: Any, out: Any, scratch: Sequence[Any], finish: Finish | None = None) -> None:
+    def run(
+        self,
+        xp: ArrayModule,
+        a: Any,
+        b: Array,
+        out: Any,
+        scratch: Sequence[Any],
+        finish: Finish | None = None,
+    ) -> None:
         """out = a · b, each tile through `finish`."""
         batch = self.batch or (1,)
         a, b = (xp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (a, b))
@@ -100,7 +108,7 @@ def halves_in_float32(cls: C) -> C:
         return (*copied, *scratch(self, given, made))
 
     @functools.wraps(compute)
-    def rounded(self: Any, xp: Any, ins: Sequence[Any], outs: Sequence[Any], temps: Sequence[Any]) -> None:
+    def rounded(self: Any, xp: ArrayModule, ins: Sequence[Any], outs: Sequence[Any], temps: Sequence[Any]) -> None:
         spare = list(temps)
         given, made = ([spare.pop(0) if _is_half(a) else a for a in arrays] for arrays in (ins, outs))
         for to, a in zip(given, ins, strict=True):

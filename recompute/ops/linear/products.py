@@ -9,9 +9,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ...language.contexts import OperatorBuilder
 from ...language.factors import SUM, aligned, factor
 from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.types import Array, ArrayModule, Arrays, TensorType
 from .half_products import HalfProduct
 
 
@@ -117,7 +118,7 @@ class MatMul(Op):
         dx, dw = self._matrix_gradient(b, x, y, dy)
         return [b.sum_to(dx, x.shape), b.sum_to(dw, y.shape)]
 
-    def _matrix_gradient(self, b: Any, x: Any, y: Any, dy: Any) -> tuple[Any, Any]:
+    def _matrix_gradient(self, b: OperatorBuilder, x: Any, y: Any, dy: Any) -> tuple[Any, Any]:
         if self.transA:
             dx = b.MatMul(y, dy, transA=self.transB, transB=1)
         else:
@@ -128,7 +129,7 @@ class MatMul(Op):
             dw = b.MatMul(x, dy, transA=0 if self.transA else 1)
         return dx, dw
 
-    def _vector_gradient(self, b: Any, x: Any, y: Any, dy: Any) -> list[Any]:
+    def _vector_gradient(self, b: OperatorBuilder, x: Any, y: Any, dy: Any) -> list[Any]:
         left = b.Reshape(x, shape=(1, x.shape[0])) if x.ndim == 1 else x
         right = b.Reshape(y, shape=(y.shape[0], 1)) if y.ndim == 1 else y
         op = MatMul(self.transA if x.ndim > 1 else 0, self.transB if y.ndim > 1 else 0)
@@ -230,7 +231,7 @@ class Gemm(Op, onnx=True):
         """Whether C has the result's type, and may be the same memory."""
         return c == out and self.beta != 0.0
 
-    def _added(self, xp: Any, a: Any, b: Any, c: Any, out: Any, scratch: Any) -> None:
+    def _added(self, xp: ArrayModule, a: Array, b: Array, c: Array, out: Array, scratch: Array) -> None:
         """A few rows of the product at a time, added to those of C."""
         step = len(scratch)
         for i in range(0, len(out), step):
@@ -245,7 +246,7 @@ class Gemm(Op, onnx=True):
                 xp.multiply(c[rows], out.dtype.type(self.beta), out=out[rows])
                 xp.add(out[rows], product, out=out[rows])
 
-    def _half(self, xp: Any, a: Any, b: Any, c: Any, out: Any, scratch: Any) -> None:
+    def _half(self, xp: ArrayModule, a: Array, b: Array, c: Array | None, out: Array, scratch: Arrays) -> None:
         """In float32, bias and factors too, rounded once."""
         bias = None if c is None or self.beta == 0.0 else xp.broadcast_to(c, out.shape)
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...language.types import TensorType
+from ...language.contexts import OperatorBuilder
+from ...language.types import ArrayModule, TensorType
 from .cross_entropy import take_labels
 
 #: rows and words of a tile: 4 MiB of float32, in products large enough for a BLAS
@@ -69,7 +70,7 @@ class Tiles:
     `op`: the operator, for its options.  Labels are checked, and ignored ones become 0, when it is made.
     """
 
-    def __init__(self, op: Any, xp: Any, operands: Sequence[Any], sizes: Sizes, scratch: Sequence[Any]) -> None:
+    def __init__(self, op: Any, xp: ArrayModule, operands: Sequence[Any], sizes: Sizes, scratch: Sequence[Any]) -> None:
         x, w, bias, labels = operands
         self.op, self.xp, self.sizes, self.bias = op, xp, sizes, bias
         self.x = x.reshape(sizes.rows, sizes.width)
@@ -237,7 +238,7 @@ class Tiles:
         if op.scale != 1:
             xp.multiply(block, op.scale, out=block)
 
-    def add(self, target: Any, a: Any, b: Any, *, first: bool) -> None:
+    def add(self, target: Any, a: Any, b: OperatorBuilder, *, first: bool) -> None:
         """target = a b, or target += a b unless it is the first."""
         xp = self.xp
         if first:

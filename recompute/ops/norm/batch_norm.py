@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.contexts import OperatorBuilder
 from ...language.element import sqrt
 from ...language.factors import Factor, aligned, needed_whole
 from ...language.formulas import through_expansion
 from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.types import TensorType, Types
 from ..channels_last import channels_last
 from ..window import BLOCK
 from .axes import by_channel, by_element
@@ -23,7 +24,7 @@ def channel_axes(ndim: int) -> tuple[int, ...]:
     return (0, *range(2, ndim))
 
 
-def per_channel(b: Any, v: Any, x: Any) -> Any:
+def per_channel(b: OperatorBuilder, v: Any, x: Any) -> Any:
     """[c] as [1, c, 1, ...], to broadcast against x."""
     return b.Reshape(v, shape=(1, x.shape[1], *(1,) * (x.ndim - 2)))
 
@@ -59,13 +60,11 @@ class ChannelNorm(Op, abstract=True):
         if any(v.shape != (x.shape[1],) or not v.is_float for v in vectors):
             raise self.fail("the others need one float a channel", x, *vectors)
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """Channels; images and positions are needed whole."""
         return (*by_channel(ins, outs), *needed_whole(by_element(ins, outs)))
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """About ten operations an element."""
         assert ins[0] is not None
         return Cost(10 * ins[0].size, super().cost(ins, outs).bytes)
@@ -179,7 +178,7 @@ class BatchNormalization(ChannelNorm, onnx=True):
         yield draw.case(cls(), draw("f16[2,3,4]"), *f32, draw("f32[3]", 0.5, 2))
 
 
-def as_type_of(b: Any, v: Any, like: Any) -> Any:
+def as_type_of(b: OperatorBuilder, v: Any, like: Any) -> Any:
     """`v` in the element type of `like`."""
     return v if v.dtype == like.dtype else b.Cast(v, to=like.dtype)
 

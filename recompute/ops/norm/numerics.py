@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ...language.types import TensorType
+from ...language.types import Array, ArrayModule, TensorType
 from ..window import BLOCK
 
 View = tuple[int, int, int, int]
@@ -21,7 +21,7 @@ def wide(t: TensorType) -> TensorType:
     return t.with_dtype("f32") if t.dtype in ("f16", "bf16") else t
 
 
-def row_dots(xp: Any, a: Any, b: Any, out: Any) -> None:
+def row_dots(xp: ArrayModule, a: Any, b: Array, out: Any) -> None:
     """out = Σ a · b over the last axis, by BLAS."""
     xp.matmul(a[..., None, :], b[..., None], out=out[..., None, None])
 
@@ -57,7 +57,7 @@ def _start(buffer: Any, shape: tuple[int, ...]) -> Any:
 
 
 def forward(
-    xp: Any, view: View, x: Any, scale: Any, bias: Any, y: Any, epsilon: float, scratch: Any, *, centre: bool
+    xp: ArrayModule, view: View, x: Any, scale: Any, bias: Any, y: Any, epsilon: float, scratch: Any, *, centre: bool
 ) -> tuple[Any, Any]:
     """y = (x - mean) / √(var + epsilon) · scale + bias; without `centre`, mean is 0 and var the mean square.
 
@@ -100,7 +100,7 @@ def grad_scratch(t: TensorType, view: View) -> tuple[TensorType, ...]:
 
 
 def grad(
-    xp: Any, view: View, x: Any, scale: Any, mean: Any, inverse: Any, dy: Any, dx: Any, scratch: Any
+    xp: ArrayModule, view: View, x: Any, scale: Any, mean: Any, inverse: Any, dy: Any, dx: Any, scratch: Any
 ) -> tuple[Any, Any]:
     """With x̂ = (x - mean) · inverse and g = dy · scale: dx = inverse · (g - mean(g) - x̂ · mean(g · x̂)).
 
@@ -137,7 +137,9 @@ def grad(
     return against, total
 
 
-def _finish(xp: Any, g: Any, normal: Any, sums: Any, inverse: Any, count: int, out: Any, *, centre: bool) -> None:
+def _finish(
+    xp: ArrayModule, g: Any, normal: Any, sums: Any, inverse: Any, count: int, out: Any, *, centre: bool
+) -> None:
     """out = inverse · (g - mean(g) - normal · mean(g · normal)); g and normal are overwritten."""
     flat = (*sums.shape, -1)
     factor = sums.dtype.type(1.0 / count)

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ...language.contexts import FunctionWriter
+from ...language.types import ArrayModule
+
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _BUMPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _ROUNDS = 10
@@ -23,7 +26,7 @@ _WORD = 0xFFFFFFFFFFFFFFFF
 _DRAWN = 512
 
 
-def stream(xp: Any, seed: int, step: Any, first: int = 0) -> Callable[[Any], None]:
+def stream(xp: ArrayModule, seed: int, step: Any, first: int = 0) -> Callable[[Any], None]:
     """A function that fills float32 vectors with the next numbers of the stream (seed, step), from number `first` on.
 
     All but the last of these vectors must have a length that 8 divides.
@@ -44,20 +47,20 @@ def stream(xp: Any, seed: int, step: Any, first: int = 0) -> Callable[[Any], Non
     return fill
 
 
-def uniform(xp: Any, seed: int, step: Any, block: int, count: int) -> Any:
+def uniform(xp: ArrayModule, seed: int, step: Any, block: int, count: int) -> Any:
     """`count` numbers of the stream from number 8 · `block` on, by array operations: for devices, and as a check."""
     blocks = -(-count // 8)
     return numbers_of_blocks(xp, seed, step, xp.arange(block, block + blocks, dtype=np.uint64))[:count]
 
 
-def numbers_of_blocks(xp: Any, seed: int, step: Any, blocks: Any) -> Any:
+def numbers_of_blocks(xp: ArrayModule, seed: int, step: Any, blocks: Any) -> Any:
     """The eight numbers of each of these blocks (a vector of uint64), block after block, by array operations."""
     words = words_of_blocks(xp, seed, step, blocks)
     halves = xp.stack([words & np.uint64(_LOW), words >> np.uint64(32)], axis=2).reshape(-1)
     return (halves >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def words_of_blocks(xp: Any, seed: int, step: Any, blocks: Any) -> Any:
+def words_of_blocks(xp: ArrayModule, seed: int, step: Any, blocks: Any) -> Any:
     """The four words of each of these blocks (a vector of uint64), a row for each, by array operations."""
     key0 = np.uint64(seed)
     key1 = xp.asarray(step).astype(np.uint64)
@@ -100,12 +103,12 @@ def _wide_product(a: Any, b: int) -> tuple[Any, Any]:
     return a1 * b1 + (middle >> half) + (other >> half), a * np.uint64(b)
 
 
-def export_numbers(g: Any, seed: int, step: str, count: int, start: int = 0) -> str:
+def export_numbers(g: FunctionWriter, seed: int, step: str, count: int, start: int = 0) -> str:
     """Writes `count` numbers of the stream, from number `start` on, as ONNX nodes: 24-bit integers (int64 [count])."""
     return _Words(g).shifted(export_halves(g, seed, step, count, start), 8)
 
 
-def export_halves(g: Any, seed: int, step: str, count: int, start: int = 0) -> str:
+def export_halves(g: FunctionWriter, seed: int, step: str, count: int, start: int = 0) -> str:
     """Writes the halves of which numbers are the upper 24 bits as ONNX nodes: integers of 32 bits (int64 [count]).
 
     Pairs of the cipher's words are computed together: rows (c0, c2) in `e`, (c1, c3) in `o`.  Arithmetic is on int64,

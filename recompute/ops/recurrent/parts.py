@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...language.contexts import OperatorBuilder
+
 
 def filled(items: Sequence[Any], count: int) -> list[Any]:
     """`count` items, None for those that are not given."""
     return [*items, *[None] * (count - len(items))]
 
 
-def row(b: Any, v: Any, i: int) -> Any:
+def row(b: OperatorBuilder, v: Any, i: int) -> Any:
     """v[i]."""
     part = v if v.shape[0] == 1 else b.Slice(v, starts=(i,), ends=(i + 1,), axes=(0,))
     return b.Reshape(part, shape=v.shape[1:])
 
 
-def cut(b: Any, v: Any, start: int, stop: int, axis: int) -> Any:
+def cut(b: OperatorBuilder, v: Any, start: int, stop: int, axis: int) -> Any:
     """v[start:stop] along an axis."""
     return b.Slice(v, starts=(start,), ends=(stop,), axes=(axis,))
 
 
-def joint(b: Any, parts: Sequence[Any]) -> Any:
+def joint(b: OperatorBuilder, parts: Sequence[Any]) -> Any:
     """Parts under each other."""
     return parts[0] if len(parts) == 1 else b.Concat(*parts, axis=0)

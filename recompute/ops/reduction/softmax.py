@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 from ...language.factors import Factor, all_but
 from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.samples import Case, Draw
+from ...language.types import ArrayModule, Arrays, TensorType, Types
 from ..common import normal_axis
 from ..tiles import TILE, wide
 
@@ -35,9 +36,7 @@ class AlongAxis(Op, abstract=True):
         normal_axis(self.axis, x.ndim, self)
         return (x,)
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """All; the normalised one is needed whole."""
         x = ins[0]
         assert x is not None
@@ -69,13 +68,13 @@ class AlongAxis(Op, abstract=True):
             for i in range(0, form[0], step):
                 yield [v[i : i + step] for v in views]
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """An exponential and four operations an element."""
         base = super().cost(ins, outs)
         return Cost(12 * base.flops, base.bytes)
 
     @classmethod
-    def samples(cls, draw: Any) -> Any:
+    def samples(cls, draw: Draw) -> Iterator[Case]:
         """Every axis, a scalar's worth, nothing, more than a tile, large numbers, float16."""
         count = 2 if cls.__name__.endswith("Grad") else 1
 
@@ -136,13 +135,13 @@ class RowsGrad(AlongAxis, abstract=True):
         """One number a row, and whole rows."""
         return self.tile_types(ins[0])
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
         """In whole rows beside the output, which may be one of the inputs."""
         for y, dy, out in self.tiles(*ins, outs[0]):
             number, rows = (s[: len(y)] for s in scratch)
             self.rows(xp, y, dy, out, number, rows)
 
-    def rows(self, xp: Any, y: Any, dy: Any, out: Any, number: Any, rows: Any) -> None:
+    def rows(self, xp: ArrayModule, y: Any, dy: Any, out: Any, number: Any, rows: Any) -> None:
         """Some rows of dx, through one number a row and rows in the computing type."""
         raise NotImplementedError
 
@@ -193,7 +192,7 @@ class LogSoftmax(AlongAxis, onnx=True):
         return [b.LogSoftmaxGrad(outs[0], grads[0], axis=self.axis)]
 
 
-def log_softmax(xp: Any, x: Any, out: Any, number: Any, e: Any) -> None:
+def log_softmax(xp: ArrayModule, x: Any, out: Any, number: Any, e: Any) -> None:
     """Rows x ([rows, n, ...]) to their log-softmax along axis 1, in the type of `out`; `e` is as large as x."""
     if x.dtype != out.dtype:
         out[...] = x

@@ -15,6 +15,8 @@ import numpy as np
 
 from ...language.factors import SUM, factor
 from ...language.op import Cost, Op
+from ...language.samples import Draw
+from ...language.types import ArrayModule
 from ..indexing.flat import add_rows
 
 #: elements that are outside of every image
@@ -56,7 +58,7 @@ class Regions(Op, abstract=True):
         """(flat indices, weights) [rows, columns] of the elements that are compared, one of each bin at a time."""
         raise NotImplementedError
 
-    def winners(self, xp: Any, image: Any, roi: Any, rooms: Any) -> tuple[Any, Any]:
+    def winners(self, xp: ArrayModule, image: Any, roi: Any, rooms: Any) -> tuple[Any, Any]:
         """Flat indices and weights [C, rows, columns] of the largest products in each bin; weight 0: there is none."""
         index, weight, best, room, mask = rooms
         c, h, w = image.shape
@@ -80,14 +82,14 @@ class Regions(Op, abstract=True):
         t = x.with_shape((x.shape[1], *self.bins()))
         return t.with_dtype("i64"), t, t, t, t.with_dtype("bool")
 
-    def pick(self, xp: Any, x: Any, found: tuple[Any, Any], out: Any) -> None:
+    def pick(self, xp: ArrayModule, x: Any, found: tuple[Any, Any], out: Any) -> None:
         """out = x at the winners, times their weights."""
         index, weight = found
         for c in range(x.shape[0]):
             xp.take(x[c].reshape(-1), index[c], out=out[c], mode="clip")
         out *= weight
 
-    def put(self, xp: Any, dx: Any, found: tuple[Any, Any], dy: Any) -> None:
+    def put(self, xp: ArrayModule, dx: Any, found: tuple[Any, Any], dy: Any) -> None:
         """dx += dy times the weights, at the winners."""
         index, weight = found
         weight *= dy
@@ -288,7 +290,7 @@ def _apart(options: dict[str, Any]) -> bool:
     return options.get("mode") == "max"
 
 
-def _samples(draw: Any) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray, str, str]]:
+def _samples(draw: Draw) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray, str, str]]:
     rois = np.array([[0.3, 0.2, 3.6, 2.9], [-3.0, 1.1, 2.2, 9.3], [1.2, 1.3, 1.4, 1.5]])
     batch = np.array([1, 0, 1])
     for mode in ("avg", "max"):
