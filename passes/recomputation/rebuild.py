@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...errors import UsageError
 from ...language.builder import Names
 from ...language.ir import Block, Free, Operator, Role, Value
+from ...language.types import Values
 from ...ops.common import Elementwise
 from ..base import Pass
 from .chains import with_chains
@@ -136,7 +137,7 @@ class _Rebuilder:
         found = (self.block.operators[i] for i in self.readers.get(y.name, ()))
         return [op for op in found if op.op.name == "FakeQuantize" and op.role in _FORWARD and op.inputs[0] == y]
 
-    def first_late(self, v: Value, at: int, op: Operator, needs: Sequence[Value | None]) -> int | None:
+    def first_late(self, v: Value, at: int, op: Operator, needs: Values) -> int | None:
         """The first position of the backward pass that reads `v`; None where `v` cannot be made again before it."""
         roles = [(i, self.block.operators[i].role) for i in self.readers.get(v.name, ())]
         late = [i for i, role in roles if role not in _FORWARD]

@@ -6,12 +6,13 @@ is that of the rank's own rows.  It holds for any axis that indices count along:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ...language.axes import Cut, Partial
 from ...language.builder import Builder
 from ...language.factors import SUM
 from ...language.ir import Operator, Value
+from ...language.types import Values
 from ...ops.indexing.gather import Gather, GatherGrad
 from ...ops.indexing.scatter import GatherElements, GatherElementsGrad
 from .reshard import State
@@ -43,7 +44,7 @@ def _along(cut: State, axis: int, ndim: int) -> bool:
     return isinstance(cut, Cut) and cut.place.axis == axis % ndim and cut.place.outer == 1
 
 
-def rows_of_part(b: Builder, o: Operator, cut: Cut, rank: int, given: Sequence[Value | None]) -> Operator:
+def rows_of_part(b: Builder, o: Operator, cut: Cut, rank: int, given: Values) -> Operator:
     """Emits what the `rank`-th rank runs of an operator that takes rows by number, and returns the last operator of it.
 
     `given`: the operator's inputs, of which the table is the rank's part.

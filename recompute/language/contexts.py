@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from .types import TensorType, Value
+from .types import TensorType, Value, Values
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,9 +44,7 @@ class OperatorBuilder(Protocol):
     def add_all(self, values: Sequence[Value]) -> Value:
         """The sum of one or more values of one type, from left to right."""
 
-    def gradient_of_expansion(
-        self, op: Any, ins: Sequence[Value | None], grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def gradient_of_expansion(self, op: Any, ins: Values, grads: Values) -> Values:
         """Gradients of the inputs of `op` by differentiating its expansion.  TypeRuleError if it has none."""
 
 

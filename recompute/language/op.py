@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import TypeRuleError, UsageError, nearest
 from .exact import Exact, exact
-from .types import TensorType
+from .types import Arrays, TensorType, Types, Values
 
 if TYPE_CHECKING:
     from .contexts import FunctionWriter, Imported, ImportedNode, Importing, OperatorBuilder
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .factors import Factor
     from .layouts import Turned
     from .samples import Case, Draw
-    from .types import Array, ArrayModule, Value
+    from .types import ArrayModule, Value
 
 #: operator name → class; filled by `Op.__init_subclass__`
 REGISTRY: dict[str, type[Op]] = {}
@@ -126,20 +126,14 @@ class Op(Exact):
         """Types of all outputs, optional ones included.  TypeRuleError for inputs that do not fit."""
         raise NotImplementedError(f"{self.name} has no type rule")
 
-    def compute(
-        self,
-        xp: ArrayModule,
-        ins: Sequence[Array],
-        outs: Sequence[Array],
-        scratch: Sequence[Array],
-    ) -> None:
+    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
         """Writes every output completely, with `xp`: NumPy or CuPy.
 
         `outs[i]` is None if output i is absent, `ins[i]` if input i is.
         """
         raise NotImplementedError(f"{self.name} has no numerics")
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """Types of the temporary buffers that `compute` gets."""
         return ()
 
@@ -147,14 +141,14 @@ class Op(Exact):
         """Inputs over which this output may be written, in order of preference; each by one output at most."""
         return self.inplace if output == self.inplace_output else ()
 
-    def channels_last(self, ins: Sequence[Value | None], outs: Sequence[Value | None], rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """The channels-last form of this operator for values of up to `rank` dimensions (3 or more).
 
         None: there is none.  See `layouts`, and `ops/channels_last.py` for operators with a separate class for it.
         """
         return None
 
-    def views(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[int | None, ...]:
+    def views(self, ins: Types, outs: Types) -> tuple[int | None, ...]:
         """For each output, the byte offset in input 0's buffer at which its elements are, in order.
 
         None (or a shorter tuple): it needs its own buffer.  Other outputs may be bound to the input's buffer, and
@@ -162,30 +156,28 @@ class Op(Exact):
         """
         return ()
 
-    def joins(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[int | None, ...]:
+    def joins(self, ins: Types, outs: Types) -> tuple[int | None, ...]:
         """For each input, the byte offset in output 0's buffer at which its elements will lie, in order.
 
         Inputs that were written there make `compute` unnecessary.  Empty: the operator joins nothing.
         """
         return ()
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """The indices along which the operator can run in slices (see factors.py); what none names is needed whole.
 
         `outs` has every output, None where an optional one is absent.  None: those of its expansion.
         """
         return None
 
-    def own_slice(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Factor | None:
+    def own_slice(self, ins: Types, outs: Types) -> Factor | None:
         """The index of the batch along which the operator runs in slices if each takes statistics of its own.
 
         None: the operator takes none over the batch.
         """
         return None
 
-    def sliced(self, factor: Factor, start: int, size: int, outs: Sequence[TensorType | None]) -> Op:
+    def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Op:
         """The operator of the slice [start, start + size) of a factor's index; `outs` are the types of its outputs.
 
         By default only the field that the factor counts changes, and a field `shape` with as many dimensions as output
@@ -199,9 +191,7 @@ class Op(Exact):
             changes["shape"] = outs[0].shape
         return dataclasses.replace(self, **changes) if changes else self
 
-    def checks(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[tuple[int, Any], ...]:
+    def checks(self, ins: Types, outs: Types) -> tuple[tuple[int, Any], ...]:
         """Inputs whose contents the operator checks, such as an index that must be within its axis.
 
         Each entry is (position of the input, the condition, in any hashable form): a later operator with the same
@@ -210,18 +200,14 @@ class Op(Exact):
         """
         return ()
 
-    def again(
-        self, ins: Sequence[Value | None], outs: Sequence[Value | None]
-    ) -> tuple[Op, tuple[Value | None, ...]] | None:
+    def again(self, ins: Values, outs: Values) -> tuple[Op, tuple[Value | None, ...]] | None:
         """A cheaper operator that recomputes output 0, bit-identically, from this one's inputs and `small_outputs`.
 
         Returns it with its inputs.  None if there is none, or if those outputs are absent in `outs`.
         """
         return None
 
-    def inference(
-        self, b: OperatorBuilder, ins: Sequence[Value | None], running: Sequence[Value | None]
-    ) -> tuple[Value | None, ...] | None:
+    def inference(self, b: OperatorBuilder, ins: Values, running: Values) -> tuple[Value | None, ...] | None:
         """Emits what the operator computes in inference mode, and returns all its outputs; None: the same as in
         training.
 
@@ -229,13 +215,7 @@ class Op(Exact):
         """
         return None
 
-    def gradient(
-        self,
-        b: OperatorBuilder,
-        ins: Sequence[Value | None],
-        outs: Sequence[Value],
-        grads: Sequence[Value | None],
-    ) -> Sequence[Value | None]:
+    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """Gradients of the inputs, in order (None: zero or not differentiable).
 
         `outs` has every output, also optional ones: one that is used will be computed.  `grads[i]` is None if no
@@ -259,7 +239,7 @@ class Op(Exact):
         """`element` for the channels-last form: inputs with one element per channel broadcast along the last axis."""
         return None
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """The cost of one application."""
         moved = sum(t.nbytes for t in (*ins, *outs) if t is not None)
         flops = 0 if self.moves_data else sum(t.size for t in outs if t is not None)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ..errors import TypeRuleError
 from ..language.contexts import OperatorBuilder
-from ..language.element import Formula
+from ..language.element import Expr, Formula
 from ..language.factors import Factor, renumbered
 from ..language.layouts import permuted, to_first, to_last
 from ..language.op import Cost, Op
@@ -30,7 +30,7 @@ def moves(shape: Sequence[int], perm: Sequence[int]) -> bool:
     return moved != sorted(moved) and 0 not in shape
 
 
-def turn(b: OperatorBuilder, v: Any, perm: Sequence[int]) -> Any:
+def turn(b: OperatorBuilder, v: Value, perm: Sequence[int]) -> Value:
     """Emits a Transpose, or a Reshape where no element moves."""
     shape = [v.shape[p] for p in perm]
     return b.Transpose(v, perm=tuple(perm)) if moves(v.shape, perm) else reshape(b, v, shape)
@@ -48,7 +48,7 @@ class ChannelsLast(Op, abstract=True):
         """The operator in ONNX's layout."""
         return _plain(self)
 
-    def plain_types(self, types: Sequence[Any], which: Sequence[int]) -> tuple[Any, ...]:
+    def plain_types(self, types: Types, which: Sequence[int]) -> tuple[TensorType | None, ...]:
         """Types in ONNX's layout, None where absent; `which` are channels-last."""
         return tuple(permuted(t, to_first(t.ndim)) if i in which and t else t for i, t in enumerate(types))
 
@@ -103,7 +103,7 @@ class ChannelsLast(Op, abstract=True):
             if i < len(outs) and outs[i] is not None and moves(outs[i].shape, to_first(outs[i].ndim)):
                 outs[i][...] = made[i].transpose(to_last(outs[i].ndim))
 
-    def element(self, *inputs: Any) -> Formula:
+    def element(self, *inputs: Expr | None) -> Formula:
         """The plain operator's where its vectors broadcast along the last axis."""
         return self.plain.channel_element(*inputs)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ..language.contexts import OperatorBuilder
-from ..language.types import ArrayModule, Arrays, TensorType, Types
+from ..language.types import Array, ArrayModule, Arrays, TensorType, Types
 from .common import Elementwise, arity
 
 #: elements of a tile: 128 KiB of float32, of which several fit the second-level cache
@@ -105,7 +104,7 @@ _TAIL_Q = (1.0, 2.5185827758697317693, 2.7909799663236809609, 1.7562575621787096
 ERF_WORK, ERF_MASKS = 3, 1
 
 
-def erf(xp: ArrayModule, x: Any, out: Any, a: Any, b: OperatorBuilder, c: Any, mask: Any) -> None:
+def erf(xp: ArrayModule, x: Array, out: Array, a: Array, b: Array, c: Array, mask: Array) -> None:
     """The error function of a float32 or float64 vector; x is not `out` but may be `c` for float32."""
     if x.dtype.itemsize == 4:
         xp.minimum(x, 4.0, out=a)
@@ -140,7 +139,7 @@ def erf(xp: ArrayModule, x: Any, out: Any, a: Any, b: OperatorBuilder, c: Any, m
     xp.copyto(out, b, where=mask)
 
 
-def _polynomial(xp: ArrayModule, x: Any, coefficients: Sequence[float], out: Any) -> None:
+def _polynomial(xp: ArrayModule, x: Array, coefficients: Sequence[float], out: Array) -> None:
     """Horner's rule; the coefficients begin with the constant."""
     xp.multiply(x, coefficients[-1], out=out)
     for c in coefficients[-2:0:-1]:

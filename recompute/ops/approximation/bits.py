@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ...language.contexts import FunctionWriter
-from ...language.types import ArrayModule
+from ...language.types import Array, ArrayModule
 from ..tiles import TILE
 
 
@@ -22,7 +20,7 @@ def scratch_bytes(count: int, bits: int) -> int:
     return groups * (8 + bits + 1)
 
 
-def regions(scratch: Any, count: int, bits: int) -> tuple[Any, Any, Any]:
+def regions(scratch: Array, count: int, bits: int) -> tuple[Array, Array, Array]:
     """For `count` numbers, the parts of that scratch: numbers [groups, 8], bytes [groups, bits], temporary [groups]."""
     groups = -(-count // 8)
     ends = (8 * groups, (8 + bits) * groups, (9 + bits) * groups)
@@ -30,7 +28,7 @@ def regions(scratch: Any, count: int, bits: int) -> tuple[Any, Any, Any]:
     return numbers.reshape(groups, 8), packed.reshape(groups, bits), temp
 
 
-def pack(xp: ArrayModule, numbers: Any, packed: Any, temp: Any) -> None:
+def pack(xp: ArrayModule, numbers: Array, packed: Array, temp: Array) -> None:
     """[groups, 8] numbers below 2^bits to [groups, bits] bytes."""
     bits = packed.shape[1]
     packed[...] = 0
@@ -43,7 +41,7 @@ def pack(xp: ArrayModule, numbers: Any, packed: Any, temp: Any) -> None:
             xp.bitwise_or(packed[:, byte + 1], temp, out=packed[:, byte + 1])
 
 
-def unpack(xp: ArrayModule, packed: Any, numbers: Any, temp: Any) -> None:
+def unpack(xp: ArrayModule, packed: Array, numbers: Array, temp: Array) -> None:
     """[groups, bits] bytes to [groups, 8] numbers."""
     bits = packed.shape[1]
     for i in range(8):

@@ -29,7 +29,7 @@ import numpy as np
 from ...language.contexts import FunctionWriter
 from ...language.factors import Factor, Place, factor
 from ...language.op import Cost, Op
-from ...language.types import DTYPES, FLOATS, TensorType, Types, dtype_to_onnx
+from ...language.types import DTYPES, FLOATS, Array, TensorType, Types, dtype_to_onnx
 from ..random.draws import Draw
 from ..random.philox import byte_stream, export_halves
 from ..tiles import wide
@@ -150,7 +150,7 @@ class CompressGroups(Draw, _Grouped):
             first = start * self.bits // 8
             _pack(found, self.bits, codes[first : first + code_bytes(part.size, self.bits)])
 
-    def codes(self, rows: Any, low: Any, scale: Any, noise: Any, found: Any, bits: Any) -> None:
+    def codes(self, rows: Array, low: Array, scale: Array, noise: Array, found: Array, bits: Array) -> None:
         """Codes of elements into `found`: what is in `rows` is overwritten."""
         unit = rows.dtype.type(1 << POINT)
         fine = np.isfinite(scale)
@@ -334,7 +334,7 @@ class DecompressGroups(_Grouped):
 _UINT8, _INT64 = 2, 7
 
 
-def _ranges(rows: Any, temp: Any, levels: int) -> tuple[Any, Any]:
+def _ranges(rows: Array, temp: Array, levels: int) -> tuple[Array, Array]:
     """Minimum and scale of each row; NaN where an element is not finite.
 
     Extrema are those of the bits as integers in the same order: -0 is below 0, so that they have one sign everywhere.
@@ -354,7 +354,7 @@ def _ranges(rows: Any, temp: Any, levels: int) -> tuple[Any, Any]:
     return ends[0], scale
 
 
-def _pack(codes: Any, bits: int, out: Any) -> None:
+def _pack(codes: Array, bits: int, out: Array) -> None:
     """Codes (int32, overwritten; a multiple of 8 of them) as bytes, lowest bits first."""
     per = 8 // bits
     parts = codes.reshape(-1, per)
@@ -364,7 +364,7 @@ def _pack(codes: Any, bits: int, out: Any) -> None:
     np.copyto(out, parts[: out.size, 0], casting="unsafe")
 
 
-def _unpack(codes: Any, bits: int, out: Any) -> None:
+def _unpack(codes: Array, bits: int, out: Array) -> None:
     """Bytes as codes; those behind them are 0."""
     per = 8 // bits
     parts = out.reshape(-1, per)

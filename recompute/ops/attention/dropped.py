@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...language.contexts import OperatorBuilder
-from ...language.types import ArrayModule
+from ...language.types import Array, ArrayModule, Arrays
 from ..random.philox import numbers_of_blocks
 
 
@@ -39,7 +39,7 @@ class Dropped:
             place = place * size + start + i
         return place * self.keys
 
-    def keep(self, index: Sequence[int], rows: slice, columns: slice, room: Sequence[Any]) -> Any:
+    def keep(self, index: Sequence[int], rows: slice, columns: slice, room: Arrays) -> Array:
         """Which weights of a tile are kept; `room`: as many float32s as the tile has and 8 more, and booleans."""
         height, width = rows.stop - rows.start, columns.stop - columns.start
         first = self.number(index, rows.start) + columns.start
@@ -54,12 +54,12 @@ class Dropped:
             np.greater_equal(self._run(first + i * self.keys, width, room[0]), ratio, out=found[i])
         return found
 
-    def drop(self, w: Any, keep: Any) -> None:
+    def drop(self, w: Array, keep: Array) -> None:
         """Multiplies a tile of weights, in place, by 1 / (1 - ratio) where kept, and by 0 elsewhere."""
         self.xp.multiply(w, 1 / (1 - self.ratio), out=w)
         self.xp.multiply(w, keep, out=w)
 
-    def _run(self, first: int, count: int, room: Any) -> Any:
+    def _run(self, first: int, count: int, room: Array) -> Array:
         """Numbers of the stream one after the other."""
         block, skipped = divmod(first, 8)
         u = room[: skipped + count]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 from ...language.contexts import OperatorBuilder
 from ...language.factors import SUM, Factor, Place, factor
 from ...language.op import Op
-from ...language.types import ArrayModule, TensorType, Types
+from ...language.types import Array, ArrayModule, TensorType, Types, Value
 from ..norm.fused import as_type
 from ..tiles import wide
 from .dropped import Dropped, check_part, dropped
@@ -116,7 +116,15 @@ class Tiled(Op, abstract=True):
         return (20 if self.cap else 0) + (15 if self.ratio else 0)
 
     def score(
-        self, xp: ArrayModule, s: Any, q: Any, k: Any, bias: Any, rows: slice, columns: slice, slope: Any = None
+        self,
+        xp: ArrayModule,
+        s: Array,
+        q: Array,
+        k: Array,
+        bias: Array | None,
+        rows: slice,
+        columns: slice,
+        slope: Any = None,
     ) -> None:
         """A tile's scores into s; -inf for keys that a query may not see.  `slope`: gets the soft cap's derivative."""
         xp.matmul(q, k.T, out=s)
@@ -146,14 +154,14 @@ class Tiled(Op, abstract=True):
         size = min(ROWS, queries) * min(COLUMNS, keys)
         return (TensorType("f32", (size + 8,)), TensorType("bool", (size,))) if self.ratio else ()
 
-    def dropped(self, xp: ArrayModule, q: Any, keys: int, step: Any) -> Dropped | None:
+    def dropped(self, xp: ArrayModule, q: Array, keys: int, step: Array | None) -> Dropped | None:
         """What leaves weights out; None without dropout."""
         if not self.ratio:
             return None
         own = tuple(q.shape[:-1])
         return Dropped(xp, self.ratio, self.seed, step, self.rows or own, self.at or (0,) * len(own), keys)
 
-    def leave_out(self, b: OperatorBuilder, w: Any, step: Any) -> Any:
+    def leave_out(self, b: OperatorBuilder, w: Value, step: Any) -> Value:
         """All weights after dropout."""
         if step is None:
             return w
@@ -220,18 +228,18 @@ def _or_sum(at: int | None) -> int | str:
 # -- parts of arrays --------------------------------------------------------------------------------------------------
 
 
-def part_of(bias: Any, rows: slice, columns: slice) -> Any:
+def part_of(bias: Array, rows: slice, columns: slice) -> Array:
     """The part of [t or 1, s or 1] for a tile."""
     return bias[rows if bias.shape[0] > 1 else slice(None), columns if bias.shape[1] > 1 else slice(None)]
 
 
-def matrix_at(x: Any, index: tuple[int, ...]) -> Any:
+def matrix_at(x: Array, index: tuple[int, ...]) -> Array:
     """The matrix of x for an index of q's leading axes."""
     lead = x.shape[:-2]
     return x[tuple(i if n > 1 else 0 for i, n in zip(index[len(index) - len(lead) :], lead, strict=True))]
 
 
-def full_bias(bias: Any, ndim: int) -> Any:
+def full_bias(bias: Array | None, ndim: int) -> Array | None:
     """The bias with as many axes as the queries."""
     return None if bias is None else bias.reshape((1,) * (ndim - bias.ndim) + bias.shape)
 
@@ -239,7 +247,7 @@ def full_bias(bias: Any, ndim: int) -> Any:
 # -- compositions -----------------------------------------------------------------------------------------------------
 
 
-def all_scores(op: Tiled, b: OperatorBuilder, q: Any, k: Any, bias: Any) -> tuple[Any, Any]:
+def all_scores(op: Tiled, b: OperatorBuilder, q: Value, k: Value, bias: Value) -> tuple[Value | None, Value | None]:
     """All scores, in at least float32, and the derivative of the soft cap there (None without one)."""
     kind = wide(q.dtype)
     scores = b.MatMul(as_type(b, q, kind), as_type(b, k, kind), transB=1)

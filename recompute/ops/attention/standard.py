@@ -11,7 +11,7 @@ from typing import Any
 
 from ...language.contexts import Imported, ImportedNode, OperatorBuilder
 from ...language.op import imports
-from ...language.types import dtype_to_onnx
+from ...language.types import Value, dtype_to_onnx
 from ..shape.reshape import reshape
 from .tiled import TiledAttention
 
@@ -31,7 +31,7 @@ def attention(node: ImportedNode) -> Imported:
     if any(rare):
         return None
     b = node.builder
-    q, k, v = (_heads(b, node.input(i), given.get("kv_num_heads" if i else "q_num_heads"), node) for i in range(3))
+    q, k, v = (_heads(b, node.need(i), given.get("kv_num_heads" if i else "q_num_heads"), node) for i in range(3))
     if past is not None:
         k, v = (b.Concat(node.input(i), new, axis=2) for i, new in ((4, k), (5, v)))
     steps, total = q.shape[2], k.shape[2]
@@ -44,7 +44,7 @@ def attention(node: ImportedNode) -> Imported:
     return tuple([y, k, v][: len(node.outputs)])
 
 
-def _heads(b: OperatorBuilder, x: Any, heads: int | None, node: ImportedNode) -> Any:
+def _heads(b: OperatorBuilder, x: Value, heads: int | None, node: ImportedNode) -> Value:
     """[batch, heads, steps, size], from that or from [batch, steps, heads · size]."""
     if x.ndim == 4:
         return x
@@ -65,8 +65,15 @@ def _window(options: Any, offset: int) -> tuple[int | None, int | None]:
 
 
 def _attend(
-    b: OperatorBuilder, q: Any, k: Any, v: Any, mask: Any, *, window: tuple[int | None, int | None], options: Any
-) -> Any:
+    b: OperatorBuilder,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    *,
+    window: tuple[int | None, int | None],
+    options: Any,
+) -> Value:
     """The mathematics on [batch, heads, steps, size]; `window`: see `_window`."""
     batch, heads, steps, size = q.shape
     groups = heads // k.shape[1]
@@ -84,7 +91,7 @@ def _attend(
     return reshape(b, y, (batch, heads, steps, y.shape[-1]))
 
 
-def _bias(b: OperatorBuilder, mask: Any, dtype: str, groups: int) -> Any:
+def _bias(b: OperatorBuilder, mask: Value, dtype: str, groups: int) -> Value:
     """The mask as numbers to add: those of a boolean one are 0 and -inf; shared heads get their axis."""
     if mask.dtype == "bool":
         mask = b.Where(mask, b.constant(0.0, dtype), b.constant(-math.inf, dtype))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...language.op import Cost
-from ...language.types import ArrayModule, TensorType
+from ...language.types import Array, ArrayModule, Arrays, TensorType
 from ..norm.fused import as_type
 from ..tiles import wide
 from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at
@@ -133,11 +133,11 @@ class _Rows:
         self,
         op: TiledAttention,
         xp: ArrayModule,
-        scratch: Any,
-        q: Any,
-        k: Any,
-        v: Any,
-        bias: Any,
+        scratch: Arrays,
+        q: Array,
+        k: Array,
+        v: Array,
+        bias: Array | None,
         dropped: tuple[Any, Any],
     ) -> None:
         self.op, self.xp = op, xp
@@ -145,7 +145,7 @@ class _Rows:
         self.q, self.k, self.v, self.bias = q, k, v, bias
         self.dropped, self.index = dropped
 
-    def run(self, y: Any, lse: Any) -> None:
+    def run(self, y: Array, lse: Array | None) -> None:
         """Writes all results and log-sum-exps."""
         op, keys = self.op, self.k.shape[0]
         for r in range(0, self.q.shape[0], ROWS):
@@ -155,7 +155,7 @@ class _Rows:
             tiles = [slice(max(c, low), min(c + COLUMNS, high)) for c in starts]
             self.one(rows, tiles, y[rows], None if lse is None else lse[rows])
 
-    def one(self, rows: slice, tiles: Sequence[slice], y: Any, lse: Any) -> None:
+    def one(self, rows: slice, tiles: Sequence[slice], y: Array, lse: Array | None) -> None:
         """One row of tiles."""
         xp, height = self.xp, rows.stop - rows.start
         total, product = (a[: height * y.shape[1]].reshape(height, y.shape[1]) for a in self.scratch[1])
@@ -191,7 +191,7 @@ class _Rows:
         y[...] = total
 
 
-def _widened(xp: ArrayModule, x: Any, scratch: Any, slot: int) -> Any:
+def _widened(xp: ArrayModule, x: Array, scratch: Arrays, slot: int) -> Array:
     """x, in float32 where it is a half."""
     if slot >= len(scratch):
         return x

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ...language.contexts import OperatorBuilder
 from ...language.op import Cost
-from ...language.types import ArrayModule, TensorType
+from ...language.types import Array, ArrayModule, Arrays, TensorType
 from ..norm.fused import as_type
 from ..tiles import wide
 from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at, part_of
@@ -94,7 +94,14 @@ class TiledAttentionGrad(Tiled):
                 target[...] = x
 
     def _tile(
-        self, xp: ArrayModule, scratch: Any, at: tuple[slice, slice], parts: Any, lse: Any, delta: Any, drop: Any
+        self,
+        xp: ArrayModule,
+        scratch: Arrays,
+        at: tuple[slice, slice],
+        parts: Sequence[Any],
+        lse: Array,
+        delta: Array,
+        drop: Any,
     ) -> None:
         """Adds what one tile contributes; `drop` applies dropout to a tile."""
         q, k, v, bias, dy, dq, dk, dv, dbias = parts
@@ -106,7 +113,7 @@ class TiledAttentionGrad(Tiled):
         xp.subtract(w, lse[:, None], out=w, where=(lse > -math.inf)[:, None])
         xp.exp(w, out=w)
 
-        def add(target: Any, a: Any, b: OperatorBuilder) -> None:
+        def add(target: Array, a: Array, b: Array) -> None:
             product = scratch[1][: target.size].reshape(target.shape)
             xp.matmul(a, b, out=product)
             xp.add(target, product, out=target)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.op import Cost, Op
-from ...language.types import ArrayModule, Arrays, TensorType, Types
+from ...language.types import Array, ArrayModule, Arrays, TensorType, Types
 from ..indexing.flat import add_rows
 from ..indexing.gather import need_indices
 from .base import MAX_RANKS, doublings
@@ -84,7 +84,7 @@ class RowSums(Op):
         each = places.size // self.parts
         dy = ins[1].reshape((1, places.size, self.inner))
 
-        def add_up(low: int, high: int, spare: Any) -> None:
+        def add_up(low: int, high: int, spare: Array) -> None:
             """The sum of parts `low` to `high`, in the first of `spare`."""
             if high - low == 1:
                 spare[0].fill(0)

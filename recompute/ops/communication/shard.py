@@ -7,7 +7,7 @@ from typing import Any
 
 from ...language.contexts import OperatorBuilder
 from ...language.op import Op
-from ...language.types import ArrayModule, Arrays, TensorType
+from ...language.types import ArrayModule, Arrays, TensorType, Value
 
 
 def padded_size(size: int, parts: int) -> int:
@@ -33,7 +33,7 @@ class Shard(Op):
             raise self.fail("needs a rank below ranks, and parts that are a multiple of ranks", x)
         return (x.with_shape((padded_size(x.size, self.parts) // self.ranks,)),)
 
-    def padded(self, b: OperatorBuilder, x: Any) -> Any:
+    def padded(self, b: OperatorBuilder, x: Value) -> Value:
         """All parts of x behind one another."""
         flat = b.Reshape(x, shape=(x.size,))
         more = padded_size(x.size, self.parts) - x.size

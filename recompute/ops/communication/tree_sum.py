@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...language.factors import Factor, Place, factor
 from ...language.op import Cost, Op
-from ...language.types import ArrayModule, Arrays, TensorType, Types
+from ...language.types import Array, ArrayModule, Arrays, TensorType, Types
 from ..tiles import TILE
 from .base import MAX_RANKS, doublings
 
@@ -90,7 +88,7 @@ class TreeSum(Op):
         yield draw.case(cls(2), draw("f64[0,3]"))
 
 
-def _add_up(xp: ArrayModule, parts: Sequence[Any], out: Any, spare: Sequence[Any]) -> None:
+def _add_up(xp: ArrayModule, parts: Arrays, out: Array, spare: Arrays) -> None:
     """The sum of vectors, into `out`: of the largest power of two that is below their number, and of the rest."""
     if len(parts) == 1:
         out[...] = parts[0]

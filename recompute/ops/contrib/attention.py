@@ -7,6 +7,7 @@ forbid, `mask_filter_value` is added to the score.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -217,7 +218,9 @@ def _slot(g: NodeWriter, x: str, i: int) -> str:
 # -- rotary embeddings -------------------------------------------------------------------------------------------------
 
 
-def rotated(node: ImportedNode, g: NodeWriter, x: str, shape: Any, angles: tuple[str, str], interleaved: int) -> str:
+def rotated(
+    node: ImportedNode, g: NodeWriter, x: str, shape: Sequence[int], angles: tuple[str, str], interleaved: int
+) -> str:
     """x [..., H] with pairs turned; angles: cos and sin, broadcast to [..., R/2].  What follows R passes through."""
     cos, sin, size = *angles, shape[-1]
     width = 2 * node.need_type(2 if node.op_type == "RotaryEmbedding" else 7).shape[1]
@@ -307,7 +310,7 @@ def _grouped(
 ) -> str:
     """Attention of N heads on N' keys and values: [B, N, S, H]."""
     batch, count, shared, steps, size = sizes
-    given, t0 = node.attributes, node.type(0)
+    given = node.attributes
     options = {"scale": given.get("scale") or 1 / math.sqrt(size), "softcap": given.get("softcap", 0.0)}
     q, k, v = qkv
     group = count // shared  # heads that share keys and values: products repeat these, nothing is copied

@@ -6,12 +6,11 @@ trained is around them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ...language.contexts import Imported, ImportedNode, NodeWriter
 from ...language.op import imports
+from ...language.types import Array
 from ..linear.quantize import STRAIGHT
 from .basic import MS
 
@@ -151,10 +150,10 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
-def _zero_points(node: ImportedNode, n: int, blocks: int, bits: int) -> Any:
+def _zero_points(node: ImportedNode, n: int, blocks: int, bits: int) -> Array:
     given = node.constant(3)
     if node.type(3) is None:
-        return np.float32(1 << (bits - 1))
+        return np.array(1 << (bits - 1), np.float32)
     if given is None:
         raise node.fail("its zero points are computed from data")
     if given.dtype == np.uint8:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ...language.contexts import OperatorBuilder
 from ...language.op import Cost, Op
-from ...language.types import ArrayModule, Arrays, TensorType, Types
+from ...language.types import Array, ArrayModule, Arrays, TensorType, Types, Value
 from ..channels_last import channels_last
 from ..norm.numerics import wide
 from ..window import Window, full, output_size, window_attributes
@@ -119,7 +119,7 @@ class Convolution(Op, abstract=True):
             return
         self._halves(xp, geo, ins, outs[0], list(scratch))
 
-    def _halves(self, xp: ArrayModule, geo: Geometry, ins: Any, out: Any, scratch: list[Any]) -> None:
+    def _halves(self, xp: ArrayModule, geo: Geometry, ins: Arrays, out: Array, scratch: list[Array]) -> None:
         """A few images at a time in float32."""
         given: list[Any] = [None if a is None else scratch.pop(0) for a in ins]
         made = scratch.pop(0)
@@ -156,12 +156,12 @@ def _few_images(geo: Geometry) -> Geometry:
     return dataclasses.replace(geo, batch=next(k for k in range(most, 0, -1) if geo.batch % k == 0))
 
 
-def bias_gradient(b: OperatorBuilder, dy: Any) -> Any:
+def bias_gradient(b: OperatorBuilder, dy: Value) -> Value:
     """Σ dy over images and positions."""
     return b.ReduceSum(dy, axes=(0, *range(2, dy.ndim)), keepdims=0)
 
 
-def cropped(b: OperatorBuilder, x: Any, shape: Sequence[int]) -> Any:
+def cropped(b: OperatorBuilder, x: Value, shape: Sequence[int]) -> Value:
     """The first elements of x along its spatial axes."""
     axes = tuple(i for i in range(x.ndim) if x.shape[i] != shape[i])
     if not axes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from ...language.contexts import Imported, ImportedNode
 from ...language.factors import Place, factor
 from ...language.op import Cost, imports
+from ...language.types import Array
 from ..shape.reshape import Move
 from ..window import Window, full, output_size
 
@@ -36,7 +38,7 @@ class Windows(Move, abstract=True):
         )
         return Window(self.image, out, self.block, strides, dilations, pads[:n])
 
-    def parts(self, columns: Any, image: Any, w: Window) -> Any:
+    def parts(self, columns: Any, image: Any, w: Window) -> Iterator[tuple[Array, Array]]:
         """Views [N, C, ...] of the columns and of the image, one pair for each element of a window."""
         columns = columns.reshape(*image.shape[:2], w.taps, *w.out)
         for tap in w.reach():

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.types import Array, ArrayModule
-from ..window import BLOCK, Window
+from ...language.types import Array, ArrayModule, Arrays
+from ..window import BLOCK, Tap, Window
 
 #: columns of a product below which BLAS is less than fast
 _COLUMNS = 256
@@ -100,24 +100,24 @@ def _direct(geo: Geometry) -> bool:
 class Columns:
     """Fills the matrix of columns, [channels, taps, images, rows, rest], block after block in one buffer."""
 
-    def __init__(self, geo: Geometry, buffer: Any) -> None:
+    def __init__(self, geo: Geometry, buffer: Array) -> None:
         self.geo = geo
         self.buffer = buffer.reshape(-1)
         self.taps = geo.window.reach()
         self.clean: Any = None  # the shape of the blocks for which the padding has been cleared
 
-    def view(self, n: int, rows: int) -> Any:
+    def view(self, n: int, rows: int) -> Array:
         """The buffer's start under the layout of a block."""
         geo = self.geo
         shape = (geo.group * geo.cg, *geo.window.kernel, n, rows, *geo.window.out[1:])
         size = geo.group * geo.rows * n * rows * geo.rest
         return self.buffer[:size].reshape(shape)
 
-    def gather(self, x: Any, block: tuple[int, int, int, int]) -> Any:
+    def gather(self, x: Array, block: tuple[int, int, int, int]) -> Array:
         """Columns of a block as [group, rows, columns]."""
         n0, n1, r0, r1 = block
         geo = self.geo
-        to = self.view(n1 - n0, r1 - r0)
+        to: Any = self.view(n1 - n0, r1 - r0)
         if to.shape != self.clean:
             if self._pads():
                 to.fill(0)  # what lies outside along the other axes stays zero in later blocks of this shape
@@ -138,7 +138,7 @@ class Columns:
         whole = tuple(slice(0, d) for d in self.geo.window.out)
         return len(self.taps) < self.geo.window.taps or any(t.out[1:] != whole[1:] for t in self.taps)
 
-    def scatter(self, columns: Any, dx: Any, block: tuple[int, int, int, int]) -> None:
+    def scatter(self, columns: Any, dx: Array, block: tuple[int, int, int, int]) -> None:
         """Adds columns to the input elements that they come from (the transpose of `gather`)."""
         n0, n1, r0, r1 = block
         for tap in self.taps:
@@ -149,7 +149,7 @@ class Columns:
                 target += columns[(slice(None), *tap.index, slice(None), *out)]
 
 
-def _clip(tap: Any, stride: int, r0: int, r1: int) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+def _clip(tap: Tap, stride: int, r0: int, r1: int) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
     """The slices of a tap (output relative to r0) within rows [r0, r1)."""
     rows = tap.out[0]
     lo, hi = max(rows.start, r0), min(rows.stop, r1)
@@ -176,7 +176,9 @@ def forward_scratch(geo: Geometry) -> list[int]:
     return [geo.group * geo.rows * n] + ([geo.group * geo.mg * n] if b.images > 1 else [])
 
 
-def forward(xp: ArrayModule, geo: Geometry, x: Any, w: Any, bias: Any, out: Any, scratch: Sequence[Any]) -> None:
+def forward(
+    xp: ArrayModule, geo: Geometry, x: Array, w: Array, bias: Array | None, out: Array, scratch: Arrays
+) -> None:
     """out[n, m] = Σ over the group's channels c and taps k of w[m, c, k] · x[n, c, position + k], plus bias."""
     if out.size == 0:
         return
@@ -194,7 +196,7 @@ def forward(xp: ArrayModule, geo: Geometry, x: Any, w: Any, bias: Any, out: Any,
 
 
 def _forward_columns(
-    xp: ArrayModule, geo: Geometry, x: Any, w: Any, bias: Any, out: Any, scratch: Sequence[Any]
+    xp: ArrayModule, geo: Geometry, x: Array, w: Array, bias: Array | None, out: Array, scratch: Arrays
 ) -> None:
     g, m = geo.group, geo.group * geo.mg
     flat = out.reshape(geo.batch, m, -1)
@@ -238,7 +240,7 @@ def grad_input_scratch(geo: Geometry) -> list[int]:
     return [geo.group * geo.rows * n] + ([geo.group * geo.mg * n] if b.images > 1 else [])
 
 
-def grad_input(xp: ArrayModule, geo: Geometry, w: Any, dy: Any, dx: Any, scratch: Sequence[Any]) -> None:
+def grad_input(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx: Array, scratch: Arrays) -> None:
     """dx[n, c, position + k] += w[m, c, k] · dy[n, m, position], over all m of the group, positions and taps."""
     n, g, p = geo.batch, geo.group, geo.window.positions
     if dx.size == 0:
@@ -251,14 +253,14 @@ def grad_input(xp: ArrayModule, geo: Geometry, w: Any, dy: Any, dx: Any, scratch
     elif _flips(geo):
         kernel = geo.window.kernel
         turned = scratch[0].reshape(g, geo.cg, geo.mg, *kernel)
-        back = (Ellipsis, *(slice(None, None, -1) for _ in kernel))
+        back: tuple = (Ellipsis, *(slice(None, None, -1) for _ in kernel))
         turned[...] = w.reshape(g, geo.mg, geo.cg, *kernel)[back].swapaxes(1, 2)
         forward(xp, geo.flipped(), dy, turned, None, dx, scratch[1:])
     else:
         _grad_input_columns(xp, geo, w, dy, dx, scratch)
 
 
-def _grad_input_columns(xp: ArrayModule, geo: Geometry, w: Any, dy: Any, dx: Any, scratch: Sequence[Any]) -> None:
+def _grad_input_columns(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx: Array, scratch: Arrays) -> None:
     dx.fill(0)
     transposed = w.reshape(geo.group, geo.mg, geo.rows).swapaxes(1, 2)
     columns = Columns(geo, scratch[0])
@@ -270,7 +272,7 @@ def _grad_input_columns(xp: ArrayModule, geo: Geometry, w: Any, dy: Any, dx: Any
         columns.scatter(cols, dx, block)
 
 
-def _maps(geo: Geometry, dy: Any, block: tuple[int, int, int, int], scratch: Sequence[Any]) -> Any:
+def _maps(geo: Geometry, dy: Array, block: tuple[int, int, int, int], scratch: Arrays) -> Array:
     """dy of a block as [group, mg, columns]: a view for one image, else copied together."""
     n0, n1, r0, r1 = block
     flat = dy.reshape(geo.batch, geo.group * geo.mg, -1)
@@ -304,7 +306,7 @@ def _partial_maps(geo: Geometry) -> int:
     return min(geo.mg, wanted)
 
 
-def grad_weight(xp: ArrayModule, geo: Geometry, x: Any, dy: Any, dw: Any, scratch: Sequence[Any]) -> None:
+def grad_weight(xp: ArrayModule, geo: Geometry, x: Array, dy: Array, dw: Array, scratch: Arrays) -> None:
     """dw[m, c, k] = Σ over images and positions of x[n, c, position + k] · dy[n, m, position]."""
     if dw.size == 0:
         return
@@ -327,7 +329,7 @@ def grad_weight(xp: ArrayModule, geo: Geometry, x: Any, dy: Any, dw: Any, scratc
             xp.add(target, result, out=target)
 
 
-def _products(geo: Geometry, x: Any, dy: Any, scratch: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+def _products(geo: Geometry, x: Array, dy: Array, scratch: Arrays) -> Iterator[tuple[Any, Any]]:
     """(maps, columns) block by block."""
     if _direct(geo):
         for n in range(geo.batch):
@@ -357,7 +359,7 @@ def _depth_parts(geo: Geometry) -> Iterator[tuple[slice, slice]]:
             yield slice(n, n + images), slice(g, g + groups)
 
 
-def _by_group(geo: Geometry, a: Any) -> Any:
+def _by_group(geo: Geometry, a: Array) -> Any:
     """Maps as [images, group, mg, ...]."""
     return a.reshape(geo.batch, geo.group, geo.mg, *geo.window.out)
 
@@ -373,13 +375,13 @@ def _product(xp: ArrayModule, a: Array, b: Array, buffer: Array) -> Array:
     return result
 
 
-def _depth_weights(geo: Geometry, w: Any, tap: Any, groups: slice, m: int) -> Any:
+def _depth_weights(geo: Geometry, w: Array, tap: Tap, groups: slice, m: int) -> Array:
     """The weight of one tap as [groups, 1, ...], to broadcast over positions."""
-    w5 = w.reshape(geo.group, geo.mg, *geo.window.kernel)
+    w5: Any = w.reshape(geo.group, geo.mg, *geo.window.kernel)
     return w5[(groups, m, *tap.index)].reshape(-1, *(1 for _ in tap.index))
 
 
-def _depth_forward(xp: ArrayModule, geo: Geometry, x: Any, w: Any, out: Any, buffer: Any) -> None:
+def _depth_forward(xp: ArrayModule, geo: Geometry, x: Array, w: Array, out: Array, buffer: Array) -> None:
     out.fill(0)
     maps = _by_group(geo, out)
     for images, groups in _depth_parts(geo):
@@ -390,7 +392,7 @@ def _depth_forward(xp: ArrayModule, geo: Geometry, x: Any, w: Any, out: Any, buf
                 target += _product(xp, x[(images, groups, *tap.inp)], weight, buffer)
 
 
-def _depth_grad_input(xp: ArrayModule, geo: Geometry, w: Any, dy: Any, dx: Any, buffer: Any) -> None:
+def _depth_grad_input(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx: Array, buffer: Array) -> None:
     dx.fill(0)
     maps = _by_group(geo, dy)
     for images, groups in _depth_parts(geo):
@@ -401,10 +403,10 @@ def _depth_grad_input(xp: ArrayModule, geo: Geometry, w: Any, dy: Any, dx: Any, 
                 target += _product(xp, maps[(images, groups, m, *tap.out)], weight, buffer)
 
 
-def _depth_grad_weight(xp: ArrayModule, geo: Geometry, x: Any, dy: Any, dw: Any, buffer: Any) -> None:
+def _depth_grad_weight(xp: ArrayModule, geo: Geometry, x: Array, dy: Array, dw: Array, buffer: Array) -> None:
     dw.fill(0)
     maps = _by_group(geo, dy)
-    w5 = dw.reshape(geo.group, geo.mg, *geo.window.kernel)
+    w5: Any = dw.reshape(geo.group, geo.mg, *geo.window.kernel)
     spatial = tuple(range(2, 2 + len(geo.window.out)))
     for images, groups in _depth_parts(geo):
         for m in range(geo.mg):

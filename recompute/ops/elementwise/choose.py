@@ -10,7 +10,7 @@ import numpy as np
 from ...language.contexts import Imported, ImportedNode
 from ...language.element import equal, maximum, minimum, where
 from ...language.op import imports
-from ...language.types import TensorType, Types
+from ...language.types import TensorType, Types, Value
 from ..common import Elementwise, Ufunc, broadcast
 
 
@@ -92,11 +92,10 @@ class Prefer(Elementwise):
         yield draw.case(cls(), x, x, draw("f64[3,4]"), gradient=False)
 
 
-def _chain(cls: Any, node: ImportedNode) -> Any:
+def _chain(cls: Any, node: ImportedNode) -> Value:
     """A variadic ONNX operator as a chain of binary ones; of one input: itself."""
-    values = node.inputs
-    total = values[0]
-    for v in values[1:]:
+    total = node.need(0)
+    for v in node.inputs[1:]:
         total = node.emit(cls(), total, v)
     return total
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ...language.contexts import OperatorBuilder
 from ...language.factors import all_but
 from ...language.op import Op
 from ...language.samples import Case, Draw
-from ...language.types import ArrayModule, Value, Values
+from ...language.types import Array, ArrayModule, Value, Values
 from ..common import Elementwise, Ufunc, normal_axis
 from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf, wide
 
@@ -237,11 +237,11 @@ class Atanh(Function, onnx=True):
         return [b.Div(grads[0], _one_minus(b, ins[0]))]
 
 
-def _one_plus(b: OperatorBuilder, x: Any) -> Any:
+def _one_plus(b: OperatorBuilder, x: Value) -> Value:
     return b.Add(b.constant(1, x), b.Mul(x, x))
 
 
-def _one_minus(b: OperatorBuilder, x: Any) -> Any:
+def _one_minus(b: OperatorBuilder, x: Value) -> Value:
     return b.Sub(b.constant(1, x), b.Mul(x, x))
 
 
@@ -332,7 +332,7 @@ class Running(Op, abstract=True):
         """All; that along which it runs is needed whole."""
         return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
-    def turned(self, xp: ArrayModule, x: Any, total: Any, first: float) -> tuple[Any, Any]:
+    def turned(self, xp: ArrayModule, x: Array, total: Array, first: float) -> tuple[Array, Array]:
         """(elements, totals), the axis in front, in the order of the run; an exclusive run has begun with `first`."""
         axis = normal_axis(self.axis, x.ndim, self)
         x, total = xp.moveaxis(x, axis, 0), xp.moveaxis(total, axis, 0)

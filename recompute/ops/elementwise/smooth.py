@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...language.contexts import OperatorBuilder
-from ...language.element import Formula, absolute, exp, expm1, log1p, maximum, minimum
-from ...language.types import ArrayModule, Value, Values
+from ...language.element import Expr, Formula, absolute, exp, expm1, log1p, maximum, minimum
+from ...language.types import Array, ArrayModule, Arrays, TensorType, Value, Values
 from ..common import Elementwise
 from ..tiles import Tiled
 from .piecewise import gradient_samples, unary_samples
 
 
-def sigmoid(xp: ArrayModule, x: Any, out: Any, scale: float = 1.0) -> None:
+def sigmoid(xp: ArrayModule, x: Array, out: Array, scale: float = 1.0) -> None:
     """1 / (1 + exp(-scale · x)) of a vector; an overflow of the exponential rightly gives 0."""
     xp.multiply(x, -scale, out=out)
     xp.exp(out, out=out)
@@ -81,13 +80,13 @@ class Unit(Tiled, abstract=True):
         """gain, height, width."""
         raise NotImplementedError
 
-    def infer(self, *inputs: Any) -> tuple[Any, ...]:
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         """The input's type."""
         if not self.constants()[2]:
             raise self.fail("divides by its alpha, which is 0", *inputs)
         return super().infer(*inputs)
 
-    def tile(self, xp: ArrayModule, ins: Any, out: Any, *temps: Any) -> None:
+    def tile(self, xp: ArrayModule, ins: Arrays, out: Array, *temps: Array) -> None:
         """Both parts, each 0 where the other is not."""
         gain, height, width = self.constants()
         low = temps[0]
@@ -101,7 +100,7 @@ class Unit(Tiled, abstract=True):
             xp.multiply(out, gain, out=out)
         xp.add(out, low, out=out)
 
-    def element(self, x: Any) -> Formula:
+    def element(self, x: Expr) -> Formula:
         """Both parts, as the numerics."""
         gain, height, width = self.constants()
         low = minimum(x, 0)

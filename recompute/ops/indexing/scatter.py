@@ -13,7 +13,7 @@ from typing import Any
 from ...language.contexts import OperatorBuilder
 from ...language.factors import factor, in_step
 from ...language.op import Op
-from ...language.types import ArrayModule, TensorType
+from ...language.types import Array, ArrayModule, Arrays, TensorType, Value
 from ..common import normal_axis
 from ..shape.reshape import Move
 from .axes import backward, coordinates, elements, forward
@@ -26,7 +26,7 @@ def strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
-def element_positions(xp: ArrayModule, indices: Any, shape: Sequence[int], axis: int, out: Any, what: str) -> Any:
+def element_positions(xp: ArrayModule, indices: Array, shape: Sequence[int], axis: int, out: Array, what: str) -> Array:
     """Flat positions in a tensor of `shape` of what GatherElements takes, written to `out` (i64)."""
     check_bounds(xp, indices, shape[axis], what)
     out[...] = indices
@@ -41,7 +41,9 @@ def element_positions(xp: ArrayModule, indices: Any, shape: Sequence[int], axis:
     return out.reshape(-1)
 
 
-def row_positions(xp: ArrayModule, indices: Any, shape: Sequence[int], batch: int, scratch: Any, what: str) -> Any:
+def row_positions(
+    xp: ArrayModule, indices: Array, shape: Sequence[int], batch: int, scratch: Arrays, what: str
+) -> Array:
     """Flat numbers of the rows that GatherND takes from a tensor of `shape`.
 
     `scratch`: two i64 buffers of shape indices.shape[:-1]; the result is in the first.
@@ -322,7 +324,9 @@ class Scatter(Move, abstract=True):
             return [b.Mul(dy, factors), None, self._factor_gradient(b, x, indices, updates, outs[0], dy)]
         return self._extremum_gradient(b, x, indices, updates, outs[0], dy)
 
-    def _factor_gradient(self, b: OperatorBuilder, x: Any, indices: Any, updates: Any, y: Any, dy: Any) -> Any:
+    def _factor_gradient(
+        self, b: OperatorBuilder, x: Value, indices: Value, updates: Value, y: Value, dy: Value
+    ) -> Value:
         """dy times the product of all other factors: y / u, and for the only zero at a place y without it."""
         zero = b.Equal(updates, b.constant(0, updates))
         safe = b.Where(zero, b.constant(1, updates), updates)
@@ -332,7 +336,9 @@ class Scatter(Move, abstract=True):
         others = b.Where(zero, self.take(b, b.Mul(dy, product), indices), self.take(b, b.Mul(dy, y), indices))
         return b.Div(others, safe)
 
-    def _extremum_gradient(self, b: OperatorBuilder, x: Any, indices: Any, updates: Any, y: Any, dy: Any) -> list[Any]:
+    def _extremum_gradient(
+        self, b: OperatorBuilder, x: Value, indices: Value, updates: Value, y: Value, dy: Value
+    ) -> list[Value | None]:
         """dy shared evenly among all that equal the result (as PyTorch does)."""
         stayed = b.Cast(b.Equal(x, y), to=x.dtype)
         won = b.Cast(b.Equal(updates, self.take(b, y, indices)), to=x.dtype)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...language.contexts import Imported, ImportedNode, OperatorBuilder
 from ...language.op import imports
+from ...language.types import Value
 from ..shape.reshape import reshape
 
 
@@ -101,7 +102,7 @@ def _sum_away(b: OperatorBuilder, term: Term, needed: Collection[str]) -> Term:
     return Term(b.ReduceSum(term.value, axes=axes, keepdims=0), tuple(x for x in term.letters if x in needed))
 
 
-def _arrange(b: OperatorBuilder, term: Term, letters: Sequence[str]) -> Any:
+def _arrange(b: OperatorBuilder, term: Term, letters: Sequence[str]) -> Value:
     """The value with its axes in the order of `letters`."""
     perm = tuple(term.letters.index(x) for x in letters)
     return term.value if perm == tuple(range(len(perm))) else b.Transpose(term.value, perm=perm)

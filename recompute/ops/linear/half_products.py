@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...language.op import Op
-from ...language.types import Array, ArrayModule, TensorType
+from ...language.types import Array, ArrayModule, Arrays, TensorType, Types
 from ..norm.numerics import wide
 
 C = TypeVar("C", bound=type[Op])
@@ -51,13 +51,7 @@ class HalfProduct:
         return tuple(TensorType("f32", (s * size,)) for size in (m * self.k, self.k * n, m * n))
 
     def run(
-        self,
-        xp: ArrayModule,
-        a: Any,
-        b: Array,
-        out: Any,
-        scratch: Sequence[Any],
-        finish: Finish | None = None,
+        self, xp: ArrayModule, a: Any, b: Array, out: Any, scratch: Sequence[Any], finish: Finish | None = None
     ) -> None:
         """out = a · b, each tile through `finish`."""
         batch = self.batch or (1,)
@@ -100,7 +94,7 @@ def halves_in_float32(cls: C) -> C:
     scratch, compute = cls.scratch, cls.compute
 
     @functools.wraps(scratch)
-    def whole(self: Any, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[TensorType, ...]:
+    def whole(self: Any, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         copied = [wide(t) for t in (*ins, *outs) if t is not None and wide(t) != t]
         if not copied:
             return scratch(self, ins, outs)
@@ -108,7 +102,7 @@ def halves_in_float32(cls: C) -> C:
         return (*copied, *scratch(self, given, made))
 
     @functools.wraps(compute)
-    def rounded(self: Any, xp: ArrayModule, ins: Sequence[Any], outs: Sequence[Any], temps: Sequence[Any]) -> None:
+    def rounded(self: Any, xp: ArrayModule, ins: Arrays, outs: Arrays, temps: Arrays) -> None:
         spare = list(temps)
         given, made = ([spare.pop(0) if _is_half(a) else a for a in arrays] for arrays in (ins, outs))
         for to, a in zip(given, ins, strict=True):
@@ -123,5 +117,5 @@ def halves_in_float32(cls: C) -> C:
     return cls
 
 
-def _is_half(a: Any) -> bool:
+def _is_half(a: Array | None) -> bool:
     return a is not None and a.dtype.kind not in "biu" and a.dtype.itemsize == 2

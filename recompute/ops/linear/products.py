@@ -12,7 +12,7 @@ import numpy as np
 from ...language.contexts import OperatorBuilder
 from ...language.factors import SUM, aligned, factor
 from ...language.op import Cost, Op
-from ...language.types import Array, ArrayModule, Arrays, TensorType
+from ...language.types import Array, ArrayModule, Arrays, TensorType, Value
 from .half_products import HalfProduct
 
 
@@ -118,7 +118,7 @@ class MatMul(Op):
         dx, dw = self._matrix_gradient(b, x, y, dy)
         return [b.sum_to(dx, x.shape), b.sum_to(dw, y.shape)]
 
-    def _matrix_gradient(self, b: OperatorBuilder, x: Any, y: Any, dy: Any) -> tuple[Any, Any]:
+    def _matrix_gradient(self, b: OperatorBuilder, x: Value, y: Value, dy: Value) -> tuple[Value, Value]:
         if self.transA:
             dx = b.MatMul(y, dy, transA=self.transB, transB=1)
         else:
@@ -129,7 +129,7 @@ class MatMul(Op):
             dw = b.MatMul(x, dy, transA=0 if self.transA else 1)
         return dx, dw
 
-    def _vector_gradient(self, b: OperatorBuilder, x: Any, y: Any, dy: Any) -> list[Any]:
+    def _vector_gradient(self, b: OperatorBuilder, x: Value, y: Value, dy: Value) -> list[Value]:
         left = b.Reshape(x, shape=(1, x.shape[0])) if x.ndim == 1 else x
         right = b.Reshape(y, shape=(y.shape[0], 1)) if y.ndim == 1 else y
         op = MatMul(self.transA if x.ndim > 1 else 0, self.transB if y.ndim > 1 else 0)

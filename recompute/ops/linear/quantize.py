@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ...language.contexts import Imported, ImportedNode, OperatorBuilder
+from ...language.contexts import Imported, ImportedNode, NodeWriter, OperatorBuilder
 from ...language.op import imports
-from ...language.types import dtype_from_onnx, dtype_to_onnx
+from ...language.types import Value, dtype_from_onnx, dtype_to_onnx
 from ..common import Ufunc
 
 #: the domain of nodes in bodies through which gradients pass
@@ -59,10 +58,10 @@ class RoundStraight(Ufunc):
         yield draw.case(cls(), draw("f32[2,3]", -3, 3))
 
 
-def spread(b: OperatorBuilder, v: Any, x: Any, axis: int, block: int) -> Any:
+def spread(b: OperatorBuilder, v: Value, x: Value, axis: int, block: int) -> Value:
     """A scale or zero point, brought to a shape that broadcasts with x: one, one an index of `axis`, or blocks."""
-    if v is None or v.type.size == 1:
-        return v if v is None or not v.ndim else b.Reshape(v, shape=())
+    if v.size == 1:
+        return b.Reshape(v, shape=()) if v.ndim else v
     axis %= x.ndim
     if not block:
         return b.Reshape(v, shape=(v.shape[0], *(1,) * (x.ndim - 1 - axis))) if v.ndim == 1 else v
@@ -74,18 +73,20 @@ def spread(b: OperatorBuilder, v: Any, x: Any, axis: int, block: int) -> Any:
     return whole
 
 
-def _placed(node: ImportedNode, x: Any) -> tuple[Any, Any]:
+def _placed(node: ImportedNode, x: Value) -> tuple[Value, Value | None]:
     """Scale and zero point, ready to broadcast."""
     axis, block = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
-    zero = node.input(2)
-    return tuple(spread(node.builder, v, x, axis, block) for v in (node.input(1), zero))
+    b, zero = node.builder, node.input(2)
+    return spread(b, node.need(1), x, axis, block), None if zero is None else spread(b, zero, x, axis, block)
 
 
-def _to(b: OperatorBuilder, v: Any, dtype: Any) -> Any:
+def _to(b: OperatorBuilder, v: Value, dtype: str) -> Value:
     return v if v.dtype == dtype else b.Cast(v, to=dtype)
 
 
-def rounded(b: OperatorBuilder, x: Any, scale: Any, zero: Any, kind: str, *, straight: bool = False) -> Any:
+def rounded(
+    b: OperatorBuilder, x: Value, scale: Value, zero: Value | None, kind: str, *, straight: bool = False
+) -> Value:
     """clip(round(x / scale) + zero) in floats."""
     q = b.Div(x, scale)
     q = b.RoundStraight(q) if straight else b.Round(q)
@@ -190,7 +191,9 @@ def integer_product(node: ImportedNode) -> Imported:
     return g.results(g.Cast(g.Cast(y, to=dtype_to_onnx("i64")), to=dtype_to_onnx("i32")))
 
 
-def _product(node: ImportedNode, g: Any, factors_at: tuple[int, int], zeros_at: tuple[int, int], bias: str) -> str:
+def _product(
+    node: ImportedNode, g: NodeWriter, factors_at: tuple[int, int], zeros_at: tuple[int, int], bias: str
+) -> str:
     """The product of the two factors less their zero points, of matrices or a convolution with a bias, in f64."""
     conv, wide = "Conv" in node.op_type, dtype_to_onnx("f64")
     factors = []

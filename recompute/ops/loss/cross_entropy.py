@@ -14,8 +14,8 @@ from typing import Any
 from ...language.contexts import ImportedNode, OperatorBuilder
 from ...language.factors import SUM, Factor, factor, needed_whole
 from ...language.op import Op
-from ...language.samples import Draw
-from ...language.types import ArrayModule, TensorType
+from ...language.samples import Case, Draw
+from ...language.types import Array, ArrayModule, Arrays, TensorType, Value
 from ..channels_last import channels_last
 from ..reduction.softmax import log_softmax
 from ..shape.reshape import reshape
@@ -101,7 +101,7 @@ class LabelLoss(Op, abstract=True):
         )
 
     def tiles(
-        self, xp: ArrayModule, scores: Any, labels: Any, weights: Any, temps: Any
+        self, xp: ArrayModule, scores: Array, labels: Array, weights: Array | None, temps: Arrays
     ) -> Iterator[tuple[slice, slice, Any, Any]]:
         """For a few samples at a time: which samples, which labels, the labels' positions in the tile's scores, and
         which are ignored (None: none).  Writes the labels' weights."""
@@ -134,7 +134,7 @@ class LabelLoss(Op, abstract=True):
             xp.add(here, first[:count], out=here)
             yield samples, rows, here, skip
 
-    def reduce(self, xp: ArrayModule, losses: Any, label_weights: Any, out: Any) -> None:
+    def reduce(self, xp: ArrayModule, losses: Array, label_weights: Array, out: Array) -> None:
         """One number a label (weighted) to the result."""
         if self.reduction == "none":
             out.reshape(-1)[...] = losses
@@ -146,7 +146,9 @@ class LabelLoss(Op, abstract=True):
 
     # -- in simpler operators -------------------------------------------------------------------------------------
 
-    def label_masks(self, b: OperatorBuilder, scores: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
+    def label_masks(
+        self, b: OperatorBuilder, scores: Value, labels: Value, weights: Value | None
+    ) -> tuple[Value, Value | None]:
         """bool [N, C, d1, ...] where the class is the label's, and weights [N, 1, d1, ...] (None: all 1)."""
         n, classes, *inner = scores.shape
         ones = (1,) * len(inner)
@@ -182,7 +184,7 @@ class LabelLoss(Op, abstract=True):
             return b.constant(labels.size, like)
         return b.ReduceSum(label_weights, keepdims=0)
 
-    def expanded_scale(self, b: OperatorBuilder, found: Any, labels: Any, dloss: Any) -> Any:
+    def expanded_scale(self, b: OperatorBuilder, found: Value | None, labels: Value, dloss: Value) -> Value:
         """The gradient of each row's plain loss, [N, 1, d1, ...] or a scalar."""
         if self.reduction == "none":
             dloss = b.Reshape(dloss, shape=(labels.shape[0], 1, *labels.shape[1:]))
@@ -191,7 +193,7 @@ class LabelLoss(Op, abstract=True):
             dloss = b.Div(dloss, count if found is None else divisor(b, count))
         return dloss if found is None else counting(b, found, dloss)
 
-    def scales(self, xp: ArrayModule, dloss: Any, temps: Any) -> None:
+    def scales(self, xp: ArrayModule, dloss: Array, temps: Arrays) -> None:
         """The gradient of each row's plain loss, into the number of each label; 0 where it counts for nothing."""
         nothing, out, label_weights = temps[2:5]
         out[...] = dloss.reshape(-1) if self.reduction == "none" else dloss
@@ -209,7 +211,7 @@ def divisor(b: OperatorBuilder, count: Any) -> Any:
     return b.Where(b.Equal(count, b.constant(0, count)), b.constant(1, count), count)
 
 
-def counting(b: OperatorBuilder, weights: Any, dloss: Any) -> Any:
+def counting(b: OperatorBuilder, weights: Value, dloss: Value) -> Value:
     """weights · dloss, 0 where a label counts for nothing, whatever dloss is."""
     zero = b.constant(0, weights)
     return b.Where(b.Equal(weights, zero), zero, b.Mul(weights, dloss))
@@ -222,7 +224,7 @@ def _form(scores: Any) -> tuple[int, int, int, int]:
     return n, classes, size, max(1, min(n, TILE // max(classes * size, 1)))
 
 
-def _first_classes(xp: ArrayModule, first: Any, temp: Any, classes: int, inner: int) -> None:
+def _first_classes(xp: ArrayModule, first: Array, temp: Array, classes: int, inner: int) -> None:
     """Positions of class 0 of each row r in a tile [rows, C, D]: (r // D) · C · D + r mod D."""
     temp.fill(1)
     xp.cumsum(temp, out=first)
@@ -235,7 +237,7 @@ def _first_classes(xp: ArrayModule, first: Any, temp: Any, classes: int, inner: 
         xp.multiply(first, classes, out=first)
 
 
-def take_labels(xp: ArrayModule, flat: Any, at: Any, out: Any) -> None:
+def take_labels(xp: ArrayModule, flat: Array, at: Array, out: Array) -> None:
     """flat[at] into `out`; positions are known to be valid, and NumPy copies without a buffer only if told so."""
     if flat.dtype != out.dtype:
         out[...] = flat[at]
@@ -350,7 +352,7 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
     def samples(cls, draw):
         """With and without log-probabilities."""
 
-        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
+        def make(op: SoftmaxCrossEntropyLoss, scores: Array, labels: Array, weights: Array | None) -> Case:
             # class weights are given, not learnt: they get no gradient (nor do they in PyTorch)
             return draw.case(op, scores, labels, weights, gradient=weights is None)
 
@@ -414,7 +416,7 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
     def samples(cls, draw):
         """As the loss."""
 
-        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
+        def make(op: SoftmaxCrossEntropyGrad, scores: Array, labels: Array, weights: Array | None) -> Case:
             lp = scores - abs(scores).max() - scores.dtype.type(0.1)
             t = op.loss_type(TensorType.of(scores), TensorType.of(labels))
             return draw.case(op, lp, labels, weights, draw(str(t)) + t.numpy.type(1))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...language.contexts import OperatorBuilder
 from ...language.element import sqrt
 from ...language.factors import Factor, aligned, needed_whole
 from ...language.formulas import through_expansion
 from ...language.op import Cost, Op
-from ...language.types import TensorType, Types
+from ...language.types import Array, TensorType, Types, Value
 from ..channels_last import channels_last
 from ..window import BLOCK
 from .axes import by_channel, by_element
@@ -24,12 +23,12 @@ def channel_axes(ndim: int) -> tuple[int, ...]:
     return (0, *range(2, ndim))
 
 
-def per_channel(b: OperatorBuilder, v: Any, x: Any) -> Any:
+def per_channel(b: OperatorBuilder, v: Value, x: Value) -> Value:
     """[c] as [1, c, 1, ...], to broadcast against x."""
     return b.Reshape(v, shape=(1, x.shape[1], *(1,) * (x.ndim - 2)))
 
 
-def channel_blocks(x: Any) -> Iterator[slice]:
+def channel_blocks(x: Array) -> Iterator[slice]:
     """Blocks of channels of [n, c, p] of about `BLOCK` bytes."""
     step = block_channels(x.shape)
     for c in range(0, x.shape[1], step):
@@ -41,7 +40,7 @@ def block_channels(shape: Sequence[int]) -> int:
     return min(max(BLOCK // (4 * max(shape[0] * math.prod(shape[2:]), 1)), 1), max(shape[1], 1))
 
 
-def planes(a: Any) -> Any:
+def planes(a: Array) -> Array:
     """[n, c, ...] as [n, c, p]."""
     return a.reshape(a.shape[0], a.shape[1], math.prod(a.shape[2:]))
 
@@ -178,7 +177,7 @@ class BatchNormalization(ChannelNorm, onnx=True):
         yield draw.case(cls(), draw("f16[2,3,4]"), *f32, draw("f32[3]", 0.5, 2))
 
 
-def as_type_of(b: OperatorBuilder, v: Any, like: Any) -> Any:
+def as_type_of(b: OperatorBuilder, v: Value, like: Value) -> Value:
     """`v` in the element type of `like`."""
     return v if v.dtype == like.dtype else b.Cast(v, to=like.dtype)
 

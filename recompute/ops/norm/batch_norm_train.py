@@ -14,7 +14,7 @@ from ...language.contexts import OperatorBuilder
 from ...language.element import sqrt
 from ...language.factors import OWN, SUM, own_batch
 from ...language.op import Cost, Op
-from ...language.types import ArrayModule
+from ...language.types import Array, ArrayModule, Value
 from ..channels_last import channels_last
 from .axes import by_channel, by_element
 from .batch_norm import ChannelNorm, as_type_of, block_channels, channel_axes, channel_blocks, per_channel, planes
@@ -123,7 +123,7 @@ class BatchNormTrain(ChannelNorm):
         yield draw.case(cls(), draw("f16[2,3,4]"), draw("f32[3]"), draw("f32[3]"))
 
 
-def _mean(xp: ArrayModule, x: Any, partial: Any, mean: Any, count: int) -> None:
+def _mean(xp: ArrayModule, x: Array, partial: Array, mean: Array, count: int) -> None:
     """Mean of each channel of [n, c, p]: pairwise sums of the planes, then over the images."""
     xp.sum(x, axis=2, dtype=partial.dtype, out=partial)
     xp.sum(partial, axis=0, out=mean)
@@ -131,7 +131,7 @@ def _mean(xp: ArrayModule, x: Any, partial: Any, mean: Any, count: int) -> None:
 
 
 def _scale(
-    xp: ArrayModule, centred: Any, var: Any, epsilon: float, scale: Any, bias: Any, factor: Any, out: Any
+    xp: ArrayModule, centred: Array, var: Array, epsilon: float, scale: Array, bias: Array, factor: Array, out: Array
 ) -> None:
     """out = centred · scale / √(var + epsilon) + bias; `centred` is overwritten, `factor` a vector to work in."""
     xp.add(var, var.dtype.type(epsilon), out=factor)
@@ -141,7 +141,9 @@ def _scale(
     xp.add(centred, bias[:, None], out=out)
 
 
-def _scaled(b: OperatorBuilder, x: Any, centred: Any, var: Any, scale: Any, bias: Any, epsilon: float) -> Any:
+def _scaled(
+    b: OperatorBuilder, x: Value, centred: Value, var: Value, scale: Value, bias: Value, epsilon: float
+) -> Value:
     """The same as operators, in x's type; `var` broadcasts against x."""
     deviation = b.Sqrt(b.Add(var, b.constant(epsilon, var)))
     scaled = b.Mul(b.Div(centred, deviation), per_channel(b, as_type_of(b, scale, centred), x))
@@ -226,7 +228,7 @@ def running_statistics(op: Op, b: OperatorBuilder, running: Any, like: Any, x: A
     return mean, var
 
 
-def _moments(xp: ArrayModule, x: Any, work: Any, partials: Any, mean: Any, var: Any) -> None:
+def _moments(xp: ArrayModule, x: Array, work: Array, partials: Array, mean: Array, var: Array) -> None:
     """Mean and biased variance of each channel of [n, c, p]; what is centred stays in `work`."""
     n, width = x.shape[:2]
     partial = partials.reshape(-1)[: n * width].reshape(n, width)
@@ -373,7 +375,9 @@ class BatchNormGrad(ChannelNorm):
             xp.add(work, product, out=work)
             xp.add(work, total[:, None], out=dx[:, c])
 
-    def _sums(self, xp: ArrayModule, dy: Any, centred: Any, partial: Any, vectors: Any, given: tuple[Any, Any]) -> None:
+    def _sums(
+        self, xp: ArrayModule, dy: Array, centred: Array, partial: Array, vectors: Array, given: tuple[Array, Array]
+    ) -> None:
         """1 / √(var + epsilon), that times scale, Σ dy, Σ dy · x̂."""
         inverse, factor, total, against = vectors
         scale, var = given

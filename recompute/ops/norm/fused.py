@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from ...language.contexts import ImportedNode, OperatorBuilder
 from ...language.factors import SUM, factor
 from ...language.op import Cost, Op
-from ...language.types import TensorType, Types
+from ...language.types import TensorType, Types, Value, Values
 from ..common import normal_axis
 from ..shape.reshape import reshape
 from . import numerics as kernels
@@ -21,7 +21,7 @@ from .numerics import View, wide
 from .row_parts import last_steps
 
 
-def as_type(b: OperatorBuilder, v: Any, dtype: str) -> Any:
+def as_type(b: OperatorBuilder, v: Value, dtype: str) -> Value:
     """v, cast where its element type is another."""
     return v if v.dtype == dtype else b.Cast(v, to=dtype)
 
@@ -101,7 +101,7 @@ class Normalization(Op, abstract=True):
         found = [reshape(b, s, statistic.shape) for s in (mean, inverse) if s is not None]
         return (y, *found)
 
-    def _vector(self, b: OperatorBuilder, v: Any, view: View, dtype: str) -> Any:
+    def _vector(self, b: OperatorBuilder, v: Value, view: View, dtype: str) -> Value:
         return as_type(b, reshape(b, v, (1, view[1], view[2], 1)), dtype)
 
     def gradient(self, b, ins, outs, grads):
@@ -121,8 +121,8 @@ class Normalization(Op, abstract=True):
         return [dx, dscale, dbias]
 
     def _through_statistics(
-        self, b: OperatorBuilder, x: Any, mean: Any, inverse: Any, grads: Any, view: View
-    ) -> list[Any]:
+        self, b: OperatorBuilder, x: Value, mean: Value | None, inverse: Value, grads: Values, view: View
+    ) -> list[Value]:
         """dmean / n, and -dinverse · inverse³ · (x - mean) / n, over x as [a, g, s, p]."""
         small = (*view[:2], 1, 1)
         count = b.constant(1.0 / max(view[2] * view[3], 1), inverse)
@@ -130,9 +130,9 @@ class Normalization(Op, abstract=True):
         if self.centred and len(grads) > 1 and grads[1] is not None:
             found.append(b.Expand(b.Mul(reshape(b, grads[1], small), count), shape=view))
         last = 2 if self.centred else 1
-        if len(grads) > last and grads[last] is not None:
+        if len(grads) > last and (dlast := grads[last]) is not None:
             inv = reshape(b, inverse, small)
-            factor = b.Neg(b.Mul(b.Mul(reshape(b, grads[last], small), count), b.Mul(inv, b.Mul(inv, inv))))
+            factor = b.Neg(b.Mul(b.Mul(reshape(b, dlast, small), count), b.Mul(inv, b.Mul(inv, inv))))
             work = as_type(b, reshape(b, x, view), inverse.dtype)
             if mean is not None:
                 work = b.Sub(work, reshape(b, mean, small))
@@ -292,7 +292,7 @@ class LayerNormalization(Normalization, onnx=True):
         yield draw.case(cls(), draw("f16[2,3,4]"), draw("f16[4]"), draw("f16[4]"))
 
 
-def _full_vector(node: ImportedNode, op: Normalization, x: Any, i: int) -> Any:
+def _full_vector(node: ImportedNode, op: Normalization, x: Value, i: int) -> Value | None:
     """Scale or bias, repeated where ONNX lets it broadcast."""
     v, shape = node.input(i), op.vector(x.type)
     if v is None or v.shape == shape:

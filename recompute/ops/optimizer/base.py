@@ -24,7 +24,7 @@ from ...language.factors import Factor, aligned
 from ...language.formulas import through_expansion
 from ...language.op import Cost, Op
 from ...language.samples import Draw
-from ...language.types import DTYPES, ArrayModule, TensorType, Types
+from ...language.types import DTYPES, Array, ArrayModule, Arrays, TensorType, Types
 
 #: elements that are worked on at a time
 PART = 1 << 15
@@ -35,7 +35,7 @@ def work_dtype(t: TensorType) -> str:
     return "f32" if t.dtype in ("f16", "bf16") else t.dtype
 
 
-def _flat(a: Any) -> Any:
+def _flat(a: Array) -> Array:
     if not a.flags.c_contiguous:
         raise ValueError("an array that is updated in place must be contiguous")
     return a.reshape(-1)
@@ -128,9 +128,7 @@ class Update(Op, abstract=True):
         """(new w, new state ...) with operators; None for state that is absent."""
         raise NotImplementedError
 
-    def parts(
-        self, xp: ArrayModule, ins: Sequence[Any], scratch: Sequence[Any], *, write: bool = True
-    ) -> Iterator[tuple]:
+    def parts(self, xp: ArrayModule, ins: Arrays, scratch: Arrays, *, write: bool = True) -> Iterator[tuple]:
         """(w, g, state, t) in the working type, part by part; what is done to w is stored."""
         w, g = _flat(ins[0]), ins[1].reshape(-1)
         state = [_flat(ins[i]) if i < len(ins) and ins[i] is not None else None for i in self.updates[1:]]
@@ -171,7 +169,7 @@ class Update(Op, abstract=True):
         for w, g, state, t in self.parts(xp, ins, scratch):
             self.part(xp, w, g, state, factors, t)
 
-    def numbers(self, xp: ArrayModule, ins: Sequence[Any]) -> list[Any]:
+    def numbers(self, xp: ArrayModule, ins: Arrays) -> list[Any]:
         """`factors` as scalars of the working type."""
         work = DTYPES[work_dtype(TensorType.of(ins[0]))]
         step = None if self.step_at is None else ins[self.step_at].astype(np.float64) + 1.0
@@ -236,13 +234,13 @@ class Number:
     def __mul__(self, other: Any) -> Number:
         return self._with("Mul", other)
 
-    def __truediv__(self, other: Any) -> Number:
+    def __truediv__(self, other: Number) -> Number:
         return self._with("Div", other)
 
-    def __rsub__(self, other: Any) -> Number:
+    def __rsub__(self, other: float) -> Number:
         return self._with("Sub", other, swap=True)
 
-    def __rpow__(self, other: Any) -> Number:
+    def __rpow__(self, other: float) -> Number:
         return self._with("Pow", other, swap=True)
 
 
@@ -267,7 +265,7 @@ def mixed(b: OperatorBuilder, old: Any, new: Any, keep: float) -> Any:
     return b.Add(scaled(b, old, keep), scaled(b, new, 1 - keep))
 
 
-def mix(xp: ArrayModule, old: Any, new: Any, keep: float, t: Any) -> None:
+def mix(xp: ArrayModule, old: Array, new: Array, keep: float, t: Array) -> None:
     """old ← keep·old + (1 - keep)·new; `new` may be `t`."""
     number = old.dtype.type
     xp.multiply(old, number(keep), out=old)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...language.contexts import Imported, ImportedNode, OperatorBuilder
 from ...language.op import imports
-from ...language.types import DTYPES, ArrayModule, TensorType
+from ...language.types import DTYPES, Array, ArrayModule, TensorType, Value
 from ..channels_last import channels_last
 from ..convolution.export import transposed
 from ..shape.reshape import reshape
@@ -40,7 +40,7 @@ class Averaging(Pooling, abstract=True):
             found.append([max(last - first, 1) for first, last in inside])
         return found
 
-    def divide(self, xp: ArrayModule, w: Window, a: Any, out: Any) -> None:
+    def divide(self, xp: ArrayModule, w: Window, a: Array, out: Array) -> None:
         """a / counts, position by position, into `out`."""
         counts = self.counts(w)
         if all(len(set(c)) <= 1 for c in counts):
@@ -193,7 +193,7 @@ class AveragePoolGrad(Averaging):
         yield draw.case(op, draw("f16[2,3,5,5]"))
 
 
-def _root(b: OperatorBuilder, total: Any, p: int) -> Any:
+def _root(b: OperatorBuilder, total: Value, p: int) -> Value:
     """total^(1/p), with gradient 0 where total is 0."""
     if p == 1:
         return total
@@ -203,7 +203,7 @@ def _root(b: OperatorBuilder, total: Any, p: int) -> Any:
     return b.Where(zero, b.constant(0, total), root)
 
 
-def _power(b: OperatorBuilder, x: Any, p: int) -> Any:
+def _power(b: OperatorBuilder, x: Value, p: int) -> Value:
     """|x|^p."""
     if p == 2:
         return b.Mul(x, x)

@@ -11,7 +11,7 @@ from ...language.contexts import ImportedNode
 from ...language.factors import Factor, in_step, needed_whole
 from ...language.op import Cost, Op
 from ...language.samples import Draw
-from ...language.types import ArrayModule, TensorType, Types
+from ...language.types import Array, ArrayModule, Arrays, TensorType, Types
 from ..channels_last import channels_last
 from ..window import BLOCK, Window, full, output_size, window_attributes
 from .export import export_max_gather, export_max_grad, export_max_window
@@ -93,7 +93,7 @@ def planes(w: Window, count: int) -> Iterator[slice]:
         yield slice(p, min(p + step, count))
 
 
-def cut(buffer: Any, shape: Sequence[int]) -> Any:
+def cut(buffer: Array, shape: Sequence[int]) -> Array:
     """The start of a buffer under a shape."""
     return buffer.reshape(-1)[: math.prod(shape)].reshape(shape)
 
@@ -155,7 +155,7 @@ class MaxPool(Pooling, onnx=True):
             if indices is not None:
                 self._indices(xp, w, mine, indices.reshape(y.shape)[block], block.start)
 
-    def _block(self, xp: ArrayModule, w: Window, x: Any, y: Any, numbers: Any, scratch: Any) -> None:
+    def _block(self, xp: ArrayModule, w: Window, x: Array, y: Array, numbers: Array | None, scratch: Arrays) -> None:
         y.fill(-math.inf if x.dtype.kind not in "iu" else xp.iinfo(x.dtype).min)
         if numbers is not None:
             numbers.fill(0)
@@ -169,7 +169,7 @@ class MaxPool(Pooling, onnx=True):
                 xp.maximum(mine, number, out=mine)
             xp.maximum(target, source, out=target)
 
-    def _indices(self, xp: ArrayModule, w: Window, numbers: Any, out: Any, first: int) -> None:
+    def _indices(self, xp: ArrayModule, w: Window, numbers: Array, out: Array, first: int) -> None:
         """Flat indices: Σ over the axes of (position · stride + number along the axis · dilation - pad) · step."""
         out.fill(0)
         step, inner = 1, 1
@@ -261,7 +261,7 @@ class MaxPoolLinear(Pooling, abstract=True):
         raise NotImplementedError
 
     def route(
-        self, xp: ArrayModule, w: Window, number: Any, source: Any, target: Any, scratch: Any, *, gather: bool
+        self, xp: ArrayModule, w: Window, number: Array, source: Array, target: Array, scratch: Arrays, *, gather: bool
     ) -> None:
         """Adds to `target`, tap by tap, the elements of `source` whose window number is the tap's.
 

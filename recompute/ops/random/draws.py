@@ -20,6 +20,7 @@ from ...language.op import Op, imports
 from ...language.samples import Case
 from ...language.types import (
     DTYPES,
+    Array,
     ArrayModule,
     Arrays,
     TensorType,
@@ -72,7 +73,7 @@ class Draw(Op, abstract=True):
         return [None] * len(ins)
 
 
-def drop(xp: ArrayModule, ratio: float, fill: Any, arrays: tuple[Any, Any, Any], scratch: Any) -> None:
+def drop(xp: ArrayModule, ratio: float, fill: Any, arrays: tuple[Array, Array, Array | None], scratch: Arrays) -> None:
     """Dropout of a run of elements with the numbers that `fill` draws, tile by tile: draw, compare, scale.
 
     `arrays`: x, the result, and the mask (None: it is not wanted), in one dimension.
@@ -205,7 +206,7 @@ class Fresh(Draw, abstract=True):
         """Numbers in [0, 1) to elements, in u or temp."""
         raise NotImplementedError
 
-    def export(self, g: FunctionWriter, ins: Any, outs: Any) -> bool:
+    def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
         """The stream's bits exactly; the transformation as ONNX Runtime rounds it."""
         count = math.prod(self.shape)
         if not count:
@@ -237,7 +238,7 @@ class Fresh(Draw, abstract=True):
 _FLOAT, _BOOL = 1, 9
 
 
-def _scalar32(g: Any, value: float) -> str:
+def _scalar32(g: FunctionWriter, value: float) -> str:
     return g.array(np.array(value, np.float32))
 
 
@@ -366,7 +367,7 @@ def _dtype(node: ImportedNode, default: str) -> str:
     return dtype
 
 
-def _random_from_onnx(cls: Any, node: ImportedNode, shape: Sequence[int], default: str) -> Any:
+def _random_from_onnx(cls: Any, node: ImportedNode, shape: Sequence[int], default: str) -> Value | None:
     names = ("mean", "scale") if cls is RandomNormal else ("low", "high")
     options = {k: float(node.attributes[k]) for k in names if k in node.attributes}
     op = cls(tuple(map(int, shape)), _dtype(node, default), **options, seed=node.random_seed())

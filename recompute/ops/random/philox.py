@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...language.contexts import FunctionWriter
-from ...language.types import ArrayModule
+from ...language.types import Array, ArrayModule
 
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _BUMPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
@@ -26,7 +26,7 @@ _WORD = 0xFFFFFFFFFFFFFFFF
 _DRAWN = 512
 
 
-def stream(xp: ArrayModule, seed: int, step: Any, first: int = 0) -> Callable[[Any], None]:
+def stream(xp: ArrayModule, seed: int, step: Array, first: int = 0) -> Callable[[Any], None]:
     """A function that fills float32 vectors with the next numbers of the stream (seed, step), from number `first` on.
 
     All but the last of these vectors must have a length that 8 divides.
@@ -38,7 +38,7 @@ def stream(xp: ArrayModule, seed: int, step: Any, first: int = 0) -> Callable[[A
         return lambda out: generator.random(dtype=np.float32, out=out)
     position = first
 
-    def fill(out: Any) -> None:
+    def fill(out: Array) -> None:
         nonlocal position
         begin = position % 8
         out[...] = uniform(xp, seed, step, position // 8, begin + out.size)[begin:]
@@ -47,20 +47,20 @@ def stream(xp: ArrayModule, seed: int, step: Any, first: int = 0) -> Callable[[A
     return fill
 
 
-def uniform(xp: ArrayModule, seed: int, step: Any, block: int, count: int) -> Any:
+def uniform(xp: ArrayModule, seed: int, step: Array, block: int, count: int) -> Array:
     """`count` numbers of the stream from number 8 · `block` on, by array operations: for devices, and as a check."""
     blocks = -(-count // 8)
     return numbers_of_blocks(xp, seed, step, xp.arange(block, block + blocks, dtype=np.uint64))[:count]
 
 
-def numbers_of_blocks(xp: ArrayModule, seed: int, step: Any, blocks: Any) -> Any:
+def numbers_of_blocks(xp: ArrayModule, seed: int, step: Array, blocks: Array) -> Array:
     """The eight numbers of each of these blocks (a vector of uint64), block after block, by array operations."""
     words = words_of_blocks(xp, seed, step, blocks)
     halves = xp.stack([words & np.uint64(_LOW), words >> np.uint64(32)], axis=2).reshape(-1)
     return (halves >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def words_of_blocks(xp: ArrayModule, seed: int, step: Any, blocks: Any) -> Any:
+def words_of_blocks(xp: ArrayModule, seed: int, step: Array, blocks: Array) -> Array:
     """The four words of each of these blocks (a vector of uint64), a row for each, by array operations."""
     key0 = np.uint64(seed)
     key1 = xp.asarray(step).astype(np.uint64)
@@ -76,7 +76,7 @@ def words_of_blocks(xp: ArrayModule, seed: int, step: Any, blocks: Any) -> Any:
     return xp.stack([c0, c1, c2, c3], axis=1)
 
 
-def byte_stream(seed: int, step: Any, first: int) -> Callable[[Any], None]:
+def byte_stream(seed: int, step: Array, first: int) -> Callable[[Any], None]:
     """A function that fills vectors of uint8 with the next bytes of the stream (seed, step), from block `first` on.
 
     A block's 32 bytes are its four words, the lowest byte of each first.  Lengths must be multiples of 32.
@@ -84,7 +84,7 @@ def byte_stream(seed: int, step: Any, first: int) -> Callable[[Any], None]:
     key = np.array([seed, int(step) & _WORD], np.uint64)
     generator = np.random.Philox(key=key, counter=first)
 
-    def fill(out: Any) -> None:
+    def fill(out: Array) -> None:
         words = out.view("<u8")
         for start in range(0, words.size, _DRAWN):
             part = words[start : start + _DRAWN]
@@ -93,7 +93,7 @@ def byte_stream(seed: int, step: Any, first: int) -> Callable[[Any], None]:
     return fill
 
 
-def _wide_product(a: Any, b: int) -> tuple[Any, Any]:
+def _wide_product(a: Array, b: int) -> tuple[Array, Array]:
     """The upper and lower 64 bits of a · b."""
     half, low = np.uint64(32), np.uint64(_LOW)
     b0, b1 = np.uint64(b & _LOW), np.uint64(b >> 32)
@@ -148,7 +148,7 @@ def _signed(values: Any) -> np.ndarray:
 class _Words:
     """Arithmetic on int64 words in ONNX."""
 
-    def __init__(self, g: Any) -> None:
+    def __init__(self, g: FunctionWriter) -> None:
         self.g = g
         halves = [[[m & _LOW] for m in _MULTIPLIERS], [[m >> 32] for m in _MULTIPLIERS]]
         self.low_factor, self.high_factor = (g.array(np.array(h, np.int64)) for h in halves)

@@ -18,7 +18,7 @@ from ...language.contexts import FunctionWriter, Imported, ImportedNode, Operato
 from ...language.factors import SUM, Factor, Where, factor
 from ...language.op import Cost, Op
 from ...language.samples import Draw
-from ...language.types import Array, ArrayModule, TensorType, Types, Value, Values
+from ...language.types import Array, ArrayModule, Arrays, TensorType, Types, Value, Values
 from ..shape.reshape import reshape
 from .parts import cut, filled, joint, row
 from .unrolled import unrolled
@@ -31,7 +31,7 @@ def options(op: Op) -> dict[str, Any]:
     return {f.name: getattr(op, f.name) for f in dataclasses.fields(op)}
 
 
-def logistic(xp: ArrayModule, x: Any) -> None:
+def logistic(xp: ArrayModule, x: Array) -> None:
     """x = 1 / (1 + exp(-x)), in place."""
     xp.negative(x, out=x)
     xp.exp(x, out=x)
@@ -39,26 +39,26 @@ def logistic(xp: ArrayModule, x: Any) -> None:
     xp.divide(x.dtype.type(1), x, out=x)
 
 
-def times_slope(xp: ArrayModule, dy: Any, y: Any, room: Any) -> None:
+def times_slope(xp: ArrayModule, dy: Array, y: Array, room: Array) -> None:
     """dy *= y · (1 - y), the logistic function's derivative from its result."""
     xp.multiply(dy, y, out=dy)
     xp.subtract(y.dtype.type(1), y, out=room)
     xp.multiply(dy, room, out=dy)
 
 
-def times_tanh_slope(xp: ArrayModule, dy: Any, y: Any, room: Any) -> None:
+def times_tanh_slope(xp: ArrayModule, dy: Array, y: Array, room: Array) -> None:
     """dy *= 1 - y², the hyperbolic tangent's derivative from its result."""
     xp.multiply(y, y, out=room)
     xp.subtract(y.dtype.type(1), room, out=room)
     xp.multiply(dy, room, out=dy)
 
 
-def column_sums(xp: ArrayModule, x: Any, out: Any) -> None:
+def column_sums(xp: ArrayModule, x: Array, out: Array) -> None:
     """out = Σ over the rows of x."""
     xp.sum(x, axis=0, out=out)
 
 
-def store(xp: ArrayModule, target: Any, new: Any, active: Any) -> None:
+def store(xp: ArrayModule, target: Array, new: Array, active: Array | None) -> None:
     """target = new, in the rows that are `active` (None: all)."""
     if active is None:
         target[...] = new
@@ -66,7 +66,7 @@ def store(xp: ArrayModule, target: Any, new: Any, active: Any) -> None:
         xp.copyto(target, new, where=active[:, None])
 
 
-def clear(xp: ArrayModule, target: Any, active: Any) -> None:
+def clear(xp: ArrayModule, target: Array, active: Array | None) -> None:
     """Zeros in the rows that are not `active` (None: all are), whatever was there."""
     if active is not None:
         xp.copyto(target, target.dtype.type(0), where=~active[:, None])
@@ -140,7 +140,7 @@ class Recurrent(Op, abstract=True):
         assert x is not None and w is not None and r is not None
         return Cost(2 * x.shape[0] * x.shape[1] * (w.size + r.size), super().cost(ins, outs).bytes)
 
-    def project(self, xp: ArrayModule, x: Any, w: Any, bias: Any, out: Any) -> None:
+    def project(self, xp: ArrayModule, x: Array, w: Array, bias: Array | None, out: Array) -> None:
         """out [T, N, gates·H] = x wᵀ + bias, for one direction."""
         xp.matmul(x.reshape(-1, x.shape[2]), w.T, out=out.reshape(-1, w.shape[0]))
         if bias is not None:
@@ -180,12 +180,21 @@ class Recurrent(Op, abstract=True):
         )
 
     def _unrolled(
-        self, b: OperatorBuilder, d: int, x: Any, w: Any, r: Any, bias: Any, lengths: Any, states: Sequence[Any]
-    ) -> list[Any]:
+        self,
+        b: OperatorBuilder,
+        d: int,
+        x: Value,
+        w: Value,
+        r: Value,
+        bias: Value | None,
+        lengths: Value | None,
+        states: Values,
+    ) -> list[Value]:
         """All outputs of one direction."""
         steps, batch, features = x.shape
         width = self.gates * self.hidden_size
-        w, r, bias, h, *others = (None if v is None else row(b, v, d) for v in (w, r, bias, *states))
+        w, r, bias = row(b, w, d), row(b, r, d), None if bias is None else row(b, bias, d)
+        h, *others = (None if v is None else row(b, v, d) for v in states)
         zero = b.Fill(dtype=x.dtype, shape=(batch, self.hidden_size))
         biases = (None, None) if bias is None else (cut(b, bias, 0, width, 0), cut(b, bias, width, 2 * width, 0))
         projected = b.MatMul(b.Reshape(x, shape=(steps * batch, features)), w, transB=1)
@@ -336,7 +345,7 @@ class RecurrentGrad(Op, abstract=True):
                 found[i] = b.fill(0.0, v)
         return (*found[:4], *found[5:])
 
-    def rooms(self, ins: Sequence[Any], outs: Sequence[Any], width: int) -> list[tuple[int, ...]]:
+    def rooms(self, ins: Sequence[Any], outs: Types, width: int) -> list[tuple[int, ...]]:
         """Shapes of the temporaries that all have: gates' gradients, states before each step, x's second part.
 
         `width`: columns of the gates' gradients.
@@ -350,7 +359,9 @@ class RecurrentGrad(Op, abstract=True):
             (steps, batch, features) if dx is not None and both else (0,),
         ]
 
-    def fill_previous(self, xp: ArrayModule, room: Any, y: Any, d: int, h0: Any, lengths: Any, active: Any) -> None:
+    def fill_previous(
+        self, xp: ArrayModule, room: Array, y: Array, d: int, h0: Array | None, lengths: Array | None, active: Array
+    ) -> None:
         """room[t] = the state before step t in direction `d`."""
         steps, back = room.shape[0], self.forward().backwards(d)
         first = steps - 1 if back else 0
@@ -364,7 +375,9 @@ class RecurrentGrad(Op, abstract=True):
                 xp.less_equal(lengths, t + 1, out=active)
                 xp.copyto(room[t], h0[d], where=active[:, None])
 
-    def input_gradients(self, xp: ArrayModule, d: int, dg: Any, x: Any, w: Any, outs: Sequence[Any], room: Any) -> None:
+    def input_gradients(
+        self, xp: ArrayModule, d: int, dg: Array, x: Array, w: Array, outs: Arrays, room: Array
+    ) -> None:
         """dx, dw and the input bias' gradient of direction `d` from the gates' gradients dg [T·N, gates·H]."""
         dx, dw, _, db = outs[:4]
         if dx is not None:

@@ -88,13 +88,7 @@ def unrolled(op: Stepping, b: Builder, inputs: Sequence[Any], base: str, want: i
 
 
 def _direction(
-    op: Stepping,
-    b: Builder,
-    d: int,
-    given: Sequence[Any],
-    states: Sequence[Any],
-    base: str,
-    names: dict[str, str],
+    op: Stepping, b: Builder, d: int, given: Sequence[Any], states: Sequence[Any], base: str, names: dict[str, str]
 ) -> list[Any]:
     """Y and last states of one direction; `names` gets what the steps' states are to be called."""
     x, w, r, bias, lengths = given

@@ -13,7 +13,7 @@ from ...language.contexts import Imported, ImportedNode, OperatorBuilder
 from ...language.factors import MAX, MIN, PROD, factor
 from ...language.op import Op
 from ...language.samples import Case, Draw
-from ...language.types import ArrayModule, Arrays, TensorType, Types, Value, Values
+from ...language.types import Array, ArrayModule, Arrays, TensorType, Types, Value, Values
 from ..common import normal_axes, normal_axis
 from ..shape.reshape import reshape
 from ..tiles import wide
@@ -53,11 +53,12 @@ class Extreme(Reduce, abstract=True):
 
     def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """dy to the element chosen, in equal parts where several tie (as PyTorch's amax)."""
-        x = ins[0]
-        return [b.ShareTies(x, self.keep(b, x, outs[0]), self.keep(b, x, grads[0]))]
+        x, dy = ins[0], grads[0]
+        assert x is not None and dy is not None
+        return [b.ShareTies(x, self.keep(b, x, outs[0]), self.keep(b, x, dy))]
 
     @classmethod
-    def sample(cls, draw: Draw, text: str) -> Any:
+    def sample(cls, draw: Draw, text: str) -> Array:
         """Without ties."""
         return draw.distinct(text)
 
@@ -70,7 +71,7 @@ class Extreme(Reduce, abstract=True):
         yield draw.case(cls(axes=(0,)), draw("f32[0,2]"))  # type: ignore[call-arg]
 
 
-def _worst(dtype: np.dtype, ufunc: str) -> Any:
+def _worst(dtype: np.dtype, ufunc: str) -> float:
     if dtype.kind == "b":
         return ufunc == "min"
     if dtype.kind in "iu":
@@ -232,7 +233,7 @@ class ReduceProdGrad(Op):
         yield draw.case(cls(), draw.away("f64[2,3]"), draw("f64[2,3]"))
 
 
-def _transpose(b: OperatorBuilder, x: Any, order: Sequence[int]) -> Any:
+def _transpose(b: OperatorBuilder, x: Value, order: Sequence[int]) -> Value:
     return x if list(order) == list(range(x.ndim)) else b.Transpose(x, perm=tuple(order))
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ...language.contexts import Imported, ImportedNode, OperatorBuilder
 from ...language.factors import all_but, in_step
 from ...language.op import Cost, Op, imports
+from ...language.types import Value
 from ..common import normal_axis
 from ..elementwise.elementary import Running
 
 
-def shift(b: OperatorBuilder, v: Any, axis: int, *, forward: bool, fill: float) -> Any:
+def shift(b: OperatorBuilder, v: Value, axis: int, *, forward: bool, fill: float) -> Value:
     """v moved by one along `axis`, `fill` in the place that becomes free."""
     n = v.shape[axis]
     thin = b.fill(fill, v.type.with_shape((*v.shape[:axis], 1, *v.shape[axis + 1 :])))

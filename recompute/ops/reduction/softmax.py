@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from ...language.factors import Factor, all_but
 from ...language.op import Cost, Op
 from ...language.samples import Case, Draw
-from ...language.types import ArrayModule, Arrays, TensorType, Types
+from ...language.types import Array, ArrayModule, Arrays, TensorType, Types
 from ..common import normal_axis
 from ..tiles import TILE, wide
 
@@ -60,7 +60,7 @@ class AlongAxis(Op, abstract=True):
         rows, kind = self.step(x), wide(x.dtype)
         return TensorType(kind, (rows, 1, *inner)), TensorType(kind, (rows, n, *inner))
 
-    def tiles(self, *arrays: Any) -> Iterator[Sequence[Any]]:
+    def tiles(self, *arrays: Array) -> Iterator[Sequence[Any]]:
         """Views of a few rows at a time."""
         step, form = self.step(arrays[0]), self.form(arrays[0])
         views = [a.reshape(form) for a in arrays]
@@ -78,7 +78,7 @@ class AlongAxis(Op, abstract=True):
         """Every axis, a scalar's worth, nothing, more than a tile, large numbers, float16."""
         count = 2 if cls.__name__.endswith("Grad") else 1
 
-        def case(axis: int, text: str, scale: float = 1.0) -> Any:
+        def case(axis: int, text: str, scale: float = 1.0) -> Case:
             return draw.case(cls(axis=axis), *[draw(text, -scale, scale) for _ in range(count)])  # type: ignore[call-arg]
 
         yield from (case(axis, "f64[2,3,4]") for axis in (-1, 0, 1))
@@ -131,7 +131,7 @@ class RowsGrad(AlongAxis, abstract=True):
     inplace = (1, 0)
     takes = 2
 
-    def scratch(self, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Sequence[TensorType], outs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         """One number a row, and whole rows."""
         return self.tile_types(ins[0])
 
@@ -192,7 +192,7 @@ class LogSoftmax(AlongAxis, onnx=True):
         return [b.LogSoftmaxGrad(outs[0], grads[0], axis=self.axis)]
 
 
-def log_softmax(xp: ArrayModule, x: Any, out: Any, number: Any, e: Any) -> None:
+def log_softmax(xp: ArrayModule, x: Array, out: Array, number: Array, e: Array) -> None:
     """Rows x ([rows, n, ...]) to their log-softmax along axis 1, in the type of `out`; `e` is as large as x."""
     if x.dtype != out.dtype:
         out[...] = x

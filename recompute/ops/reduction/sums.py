@@ -13,7 +13,7 @@ from ...language.factors import LOGSUMEXP, SUM, Factor, factor
 from ...language.layouts import Turned, turned_axes
 from ...language.op import Cost, Op
 from ...language.samples import Case, Draw
-from ...language.types import ArrayModule, Arrays, TensorType, Types, Values
+from ...language.types import Array, ArrayModule, Arrays, TensorType, Types, Value, Values
 from ..common import normal_axes
 from ..shape.reshape import reshape
 from ..tiles import wide
@@ -78,7 +78,7 @@ class Reduce(Op, abstract=True):
         if total is not outs[0]:
             outs[0][...] = total
 
-    def finish(self, xp: ArrayModule, total: Any, count: int) -> None:
+    def finish(self, xp: ArrayModule, total: Array, count: int) -> None:
         """Changes the results in place."""
 
     def cost(self, ins: Types, outs: Types) -> Cost:
@@ -86,7 +86,7 @@ class Reduce(Op, abstract=True):
         per_element = 2 if self.prepare else 1
         return Cost(per_element * ins[0].size if ins[0] else 0, super().cost(ins, outs).bytes)
 
-    def keep(self, b: OperatorBuilder, x: Any, reduced: Any) -> Any:
+    def keep(self, b: OperatorBuilder, x: Value, reduced: Value) -> Value:
         """A reduced value with its reduced dimensions as ones, so that it broadcasts against x."""
         axes = normal_axes(self.axes, x.ndim, self)
         return reshape(b, reduced, [1 if i in axes else d for i, d in enumerate(x.shape)])
@@ -123,7 +123,7 @@ class Reduce(Op, abstract=True):
         yield draw.case(cls(axes=(1,), keepdims=0), cls.sample(draw, "f16[4,9]"))  # type: ignore[call-arg]
 
     @classmethod
-    def sample(cls, draw: Draw, text: str) -> Any:
+    def sample(cls, draw: Draw, text: str) -> Array:
         """One input."""
         return draw(text)
 

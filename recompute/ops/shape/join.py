@@ -9,7 +9,7 @@ from typing import Any
 
 from ...language.factors import Place, factor, in_step
 from ...language.layouts import Turned, turned_axis, turned_whole
-from ...language.types import Values
+from ...language.types import TensorType, Values
 from ..common import normal_axis
 from .reshape import Move
 
@@ -19,7 +19,7 @@ def along(axis: int, start: int, stop: int) -> tuple[Any, ...]:
     return (slice(None),) * axis + (slice(start, stop),)
 
 
-def leading(axis: int, x: Any) -> bool:
+def leading(axis: int, x: TensorType) -> bool:
     """Whether a slice of `x` along `axis` is contiguous: only dimensions of one element stand before it."""
     return x.ndim > 0 and all(d == 1 for d in x.shape[: axis % x.ndim])
 

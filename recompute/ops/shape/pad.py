@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...language.contexts import Imported, ImportedNode
 from ...language.exact import exact
 from ...language.factors import in_step
 from ...language.layouts import Turned, turned_pads, turned_whole
 from ...language.op import imports
-from ...language.types import Values
+from ...language.types import TensorType, Values
 from ..common import normal_axis
 from .reshape import Move
 
@@ -27,7 +26,7 @@ def sources(mode: str, size: int, before: int, after: int) -> list[int]:
     return [min(i % period, period - i % period) if size > 1 else 0 for i in places]
 
 
-def padded(op: Any, x: Any) -> Any:
+def padded(op: Pad, x: TensorType) -> TensorType:
     """x's type with `op.pads` added.  TypeRuleError where they do not fit."""
     n = x.ndim
     if len(op.pads) != 2 * n:
@@ -138,7 +137,7 @@ class Pad(Move):
         return turned_whole(self, ins, outs, rank, pads=turned_pads(self.pads))
 
 
-def _for_all_axes(pads: Sequence[int], axes: Sequence[int], ndim: int, op: Any) -> list[int]:
+def _for_all_axes(pads: Sequence[int], axes: Sequence[int], ndim: int, op: Pad) -> list[int]:
     """Pads given for some axes, written out for all."""
     found = [0] * (2 * ndim)
     for i, axis in enumerate(axes):

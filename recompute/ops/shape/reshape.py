@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +14,7 @@ from ...language.element import cast
 from ...language.factors import aligned, digits, factor
 from ...language.layouts import Turned, turned_list, turned_whole
 from ...language.op import Op, imports
-from ...language.types import DTYPES, TensorType, Values, dtype_from_onnx, dtype_to_onnx
+from ...language.types import DTYPES, TensorType, Value, Values, dtype_from_onnx, dtype_to_onnx
 from ..common import Elementwise
 
 
@@ -224,7 +223,7 @@ class Reshape(Move):
         return Turned(Reshape(turned_list(y.shape)), (x.ndim,), (True,))
 
 
-def resolve(wanted: Sequence[int], x: Any, node: ImportedNode) -> tuple[int, ...]:
+def resolve(wanted: Sequence[int], x: Value, node: ImportedNode) -> tuple[int, ...]:
     """Replaces one -1 by what is left."""
     known = math.prod(d for d in wanted if d != -1)
     if wanted.count(-1) == 1 and known and x.size % known == 0:
@@ -234,7 +233,7 @@ def resolve(wanted: Sequence[int], x: Any, node: ImportedNode) -> tuple[int, ...
     return tuple(int(d) for d in wanted)
 
 
-def reshape(b: OperatorBuilder, x: Any, shape: Sequence[int]) -> Any:
+def reshape(b: OperatorBuilder, x: Value, shape: Sequence[int]) -> Value:
     """x under another shape; x itself where it has that shape."""
     return x if tuple(shape) == x.shape else b.Reshape(x, shape=tuple(int(d) for d in shape))
 
