@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ....language.types import Arrays
 from ...shared.boxes import Box, boxes, grid
 from ..device.jit import kernel
 from ..device.native import Call
@@ -107,7 +108,7 @@ class Copies(Family):
             return False
         return all(len(grid(box)) <= AXES + 1 for _, _, box in boxes(op))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """One call for each box; before it, one that fills what no box covers."""
         rule: Any = op.op
         calls = []

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ....language.types import Arrays
 from ...shared.trouble import INDEX_OUTSIDE
 from ..device import native
 from ..device.jit import inline, kernel, report
@@ -101,7 +102,7 @@ class Gathers(Family):
         assert x is not None and y is not None
         return y.size >= ENOUGH and x.type.numpy.itemsize in WORDS and _split(x.shape, _axis(op))[2] >= 16
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """Row by row."""
         x, indices, y = ins[0], ins[1].reshape(-1), outs[0]
         outer, n, inner = _split(x.shape, _axis(op))
@@ -124,7 +125,7 @@ class GatherGradients(Family):
         outer, _, inner = _split(y.shape, _axis(op))
         return floats(op) and outer * inner >= 32
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """Zeros, then every thread adds up its own columns."""
         return [filling(outs[0], 0), *self.adding(op, ins[0], ins[1], outs[0])]
 
@@ -139,7 +140,7 @@ class GatherGradients(Family):
 class RowsAdded(GatherGradients):
     """(x, indices, dy) → x and the rows of dy."""
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """A copy, unless it is there, then every thread adds up its own columns."""
         x, y = ins[0], outs[0]
         there = x.ctypes.data == y.ctypes.data
@@ -162,7 +163,7 @@ class ElementGathers(Family):
         alike = _split(indices.shape, _axis(op))[::2] == (outer, inner)
         return alike and (forward or floats(op))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """Element by element."""
         if op.op.name == "GatherElements":
             x, indices, y = ins[0], ins[1], outs[0]

@@ -7,12 +7,11 @@ made in which order.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Arrays, TensorType
 from ....ops.loss.linear_tiles import Sizes, slice_of, slices
 from ..code.mathematics import exp, tanh
 from ..code.row_sums import exponentials, largest, total
@@ -173,7 +172,7 @@ class LinearLosses(Family):
         assert x is not None and w is not None and labels is not None
         return x.dtype in ("f32", "f64") and labels.size > 0 and x.shape[-1] > 0 and not blas.unavailable()
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """Products without oneDNN."""
         return self.calls(op, ins, outs, scratch)
 

@@ -7,12 +7,11 @@ and added up in blocks of fixed length in the labels' order.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Arrays, TensorType
 from ...shared.trouble import LABEL_OUTSIDE
 from ..code.mathematics import exp
 from ..code.row_sums import exponentials, largest
@@ -184,7 +183,7 @@ def _flat(weights: Any, like: np.ndarray) -> np.ndarray:
 class Losses(LabelLosses):
     """(scores, labels, weights?) → the loss, log-probabilities."""
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """The labels' losses, then their sum."""
         n, classes, inner = self.form(op)
         reduction, *ignore = self.options(op)
@@ -204,7 +203,7 @@ class Losses(LabelLosses):
 class LossGradients(LabelLosses):
     """(log_prob, labels, weights?, dloss), and the same without log_prob, → the gradient of the scores."""
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """The labels' scales, then their rows."""
         n, classes, inner = self.form(op)
         reduction, *ignore = self.options(op)

@@ -8,12 +8,11 @@ number depends on the shape alone, added up in their order.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Arrays, TensorType
 from ..code.row_sums import against, against3, dot, squares, total
 from ..device.jit import kernel
 from ..device.native import Call
@@ -172,7 +171,7 @@ class Normalizations(Family):
         view = _view(op)
         return (computed(op.inputs[0].type).with_shape((2, view[0] * view[1])),)  # type: ignore[union-attr]
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """One call over the rows."""
         a, g, s, p = _view(op)
         rule: Any = op.op
@@ -215,7 +214,7 @@ class NormalizationGradients(Family):
         sums = TensorType("f64", (parts(a), 2, g * s))
         return (sums,) if p > 1 else (sums, sums.with_dtype(computed(x.type).dtype))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """dx with the parts' sums, then their sums."""
         rule: Any = op.op
         a, g, s, p = rule.view

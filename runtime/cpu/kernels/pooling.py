@@ -7,12 +7,11 @@ operators' own numerics, and have the same bits but for AveragePool's gradient, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Arrays, TensorType
 from ..device.jit import inline, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
@@ -256,7 +255,7 @@ class MaxPool(Family):
             return ()
         return (TensorType("i32", (math.prod(op.outputs[2].shape[:-2]), op.outputs[2].shape[-1])),)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """One call."""
         x, y, taps = _five(ins[0]), _five(outs[0]), _taps(op, outs[0], ins[0])
         if not scratch:
@@ -272,7 +271,7 @@ class MaxPoolGrad(Family):
         """Floats."""
         return _fits(op)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """One call."""
         taps, dx = _taps(op, ins[1], outs[0]), _five(outs[0])
         return [max_grad.call(_five(ins[0]), _five(ins[1]), dx, taps, work=_rows(dx))]
@@ -286,7 +285,7 @@ class AveragePool(Family):
         """Floats."""
         return _fits(op)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """One call."""
         back = op.op.name.endswith("Grad")
         small, large = (ins[0], outs[0]) if back else (outs[0], ins[0])
@@ -311,7 +310,7 @@ class GlobalAveragePool(Family):
         shape = (y.shape[0], y.shape[-1])
         return (TensorType("f64", shape), TensorType(y.dtype, shape))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """One call."""
         n, c = ins[0].shape[0], ins[0].shape[-1]
         x, y = ins[0].reshape(n, -1, c), outs[0].reshape(n, c)

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ....language.types import Arrays
 from ..device.jit import Intrinsic, inline, kernel
 from ..device.native import Call
 from ..families import ENOUGH, Family, family, floats
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
+    from ..device.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
 
 
-def _upper(typing: Any, a: Any, b: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _upper(typing: TypingContext, a: Kind, b: Kind) -> Generated:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
         from llvmlite import ir
 
         wide = ir.IntType(128)
@@ -118,7 +120,7 @@ class Dropouts(Family):
         rule: Any = op.op
         return floats(op) and rule.first % 8 == 0
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """One call."""
         rule: Any = op.op
         x, step, y = ins[0].reshape(-1), ins[1].reshape(1), outs[0].reshape(-1)
@@ -142,7 +144,7 @@ class Draws(Family):
             return y.size >= ENOUGH and y.dtype == "f32"
         return y.size >= ENOUGH and kinds <= {"f32", "f64", "bool", "i32", "i64"}
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """One call."""
         rule: Any = op.op
         y, seed = outs[0].reshape(-1), signed(rule.seed)

@@ -7,11 +7,11 @@ The gradient adds along columns first, then along rows, as the operator's own nu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ....language.types import Arrays
 from ....ops.vision.resize_maps import indices
 from ..device.jit import kernel
 from ..device.native import Call
@@ -105,7 +105,7 @@ class Nearest(Family):
             return False
         return all((np.diff(t) >= 0).all() for t in _tables(op)[0])
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """One call."""
         tables, p = _tables(op)
         lead = math.prod(_ends(op)[0].shape[: _axes(op)[0]])

@@ -7,12 +7,11 @@ functions, so that they differ from them by rounding.  No kind's bits depend on 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Arrays, TensorType
 from ....ops.approximation.drawn import BITS, COLUMNS, blocks
 from ....ops.approximation.transforms import padded
 from ..code import transform as text
@@ -261,7 +260,7 @@ class Sketches(Family):
             *(TensorType(x.dtype, shape) for shape in numbers),
         )
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """Numbers first."""
         rule: Any = op.op
         x, step, y = ins[0].reshape(-1, ins[0].shape[-1]), ins[1].reshape(1), outs[0]

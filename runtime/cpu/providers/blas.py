@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.kernels import register
-from ....language.types import TensorType
+from ....language.types import Arrays, TensorType
 from ....ops.linear.products import Gemm, MatMul
 from ...shared.trouble import LIBRARY
 from .. import processors
@@ -213,12 +213,12 @@ class BlasProvider:
             return ""
         return processors.multiplier((p.m, p.n, p.k, p.ta, p.tb), (self.name, "products"))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """One call over all tiles; the library's own threads are off meanwhile."""
         return product_calls(op, ins, outs)
 
 
-def product_calls(op: Operator, ins: Sequence[Any], outs: Sequence[Any], by: Routine | None = None) -> list[Call]:
+def product_calls(op: Operator, ins: Arrays, outs: Arrays, by: Routine | None = None) -> list[Call]:
     """The calls of a MatMul or Gemm."""
     found = product(op)
     assert found is not None

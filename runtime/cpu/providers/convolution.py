@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.kernels import register
-from ....language.types import TensorType
+from ....language.types import Arrays, TensorType
 from ...shared.convolved import Convolved, convolved, operands
 from .. import processors
 from ..code import packing as transposed
@@ -378,7 +378,7 @@ class ConvolutionProvider:
         """Packed weights and a padded block, where they are needed."""
         return tuple(TensorType("f32", (n,)) for n in _planned(op)[1].scratch() if n)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """The calls of a product."""
         c, found = _planned(op)
         x, w, y, bias = operands(op, ins, outs)

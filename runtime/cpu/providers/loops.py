@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....language.element import HALVES, Expr, cast, nodes
 from ....language.kernels import register
-from ....language.types import TensorType, dtype_name
+from ....language.types import Arrays, TensorType, dtype_name
 from ....ops.fused.loop import iteration, loops
 from ...shared.loop_plan import Sum, Types, compact, hoisted, merged, outputs
 from ..device import native
@@ -156,7 +156,7 @@ class LoopProvider:
         """Vectors of what depends on columns only, and the sums of chunks."""
         return plan_of(op).scratch()
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """Vectors, the loop, the chunks' total."""
         p = plan_of(op)
         calls, vectors = [], list(scratch[: len(p.first.outputs)] if p.first else ())

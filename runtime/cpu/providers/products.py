@@ -6,11 +6,10 @@ runtime/cpu/code/matrix_products.py) are taken where they were measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....language.kernels import register
-from ....language.types import TensorType
+from ....language.types import Arrays, TensorType
 from ....ops.linear.products import Gemm
 from .. import processors
 from ..code import matrix_products
@@ -76,7 +75,7 @@ class ProductsProvider:
         p = _product(op)
         return (TensorType("f32", (matrix_products.needed(p.m, p.n, p.k),)),)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """Two calls for each block of terms."""
         p = _product(op)
         a = ins[0].reshape((p.k, p.m) if p.ta else (p.m, p.k))

@@ -7,13 +7,12 @@ float32 kernel runs, and its results are rounded once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....errors import RecomputeError
 from ....language.element import HALVES, argument, cast
 from ....language.kernels import PROVIDERS, accepting, provider, register
-from ....language.types import TensorType, Value, dtype_name
+from ....language.types import Arrays, TensorType, Value, dtype_name
 from ....ops.communication.tree_sum import TreeSum
 from .. import PREFERRED
 from ..device import native
@@ -86,7 +85,7 @@ class Widened:
         found = _wide(op)
         return (*(v.type.with_dtype("f32") for v in _converted(op)), *_kernel(found).scratch(found))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
         """Conversions, the kernel's calls, conversions."""
         found, room = _wide(op), iter(scratch)
         before: list[Call] = []
