@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import TypeRuleError, UsageError, nearest
 from .exact import Exact, exact
-from .types import Arrays, TensorType, Types, Values
+from .types import Operands, TensorType, Types, Values
 
 if TYPE_CHECKING:
     from .contexts import FunctionWriter, Imported, ImportedNode, Importing, OperatorBuilder
@@ -126,7 +126,7 @@ class Op(Exact):
         """Types of all outputs, optional ones included.  TypeRuleError for inputs that do not fit."""
         raise NotImplementedError(f"{self.name} has no type rule")
 
-    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
+    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Writes every output completely, with `xp`: NumPy or CuPy.
 
         `outs[i]` is None if output i is absent, `ins[i]` if input i is.

@@ -13,7 +13,8 @@ import numpy as np
 
 #: an array of NumPy, or one with the same methods: CuPy's, and those that runtime/cuda/traced hands to numerics
 Array: TypeAlias = np.ndarray
-Arrays: TypeAlias = Sequence[Array]
+#: those of an operator's inputs or outputs, or its scratch
+Operands: TypeAlias = Sequence[Array]
 
 
 class ArrayModule(Protocol):

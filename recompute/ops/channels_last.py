@@ -20,7 +20,7 @@ from ..language.factors import Factor, renumbered
 from ..language.layouts import permuted, to_first, to_last
 from ..language.op import Cost, Op
 from ..language.samples import Case, Draw
-from ..language.types import ArrayModule, Arrays, TensorType, Types, Value, Values
+from ..language.types import ArrayModule, Operands, TensorType, Types, Value, Values
 from .shape.reshape import reshape
 
 
@@ -85,7 +85,7 @@ class ChannelsLast(Op, abstract=True):
         turned = [t for ts, w in ((given, self.activations), (made, self.results)) for t in _turned(ts, w)]
         return (*turned, *self.plain.scratch(given, made))
 
-    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
+    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The plain operator over turned copies."""
         spare = list(scratch)
         given, made = list(ins), list(outs)

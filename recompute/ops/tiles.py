@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ..language.types import Array, ArrayModule, Arrays, TensorType, Types
+from ..language.types import Array, ArrayModule, Operands, TensorType, Types
 from .common import Elementwise, arity
 
 #: elements of a tile: 128 KiB of float32, of which several fit the second-level cache
@@ -53,7 +53,7 @@ class Tiled(Elementwise, abstract=True):
         floats = (TensorType(wide(x.dtype), (rows, size)),)
         return (*floats, TensorType("bool", (self.masks, size))) if self.masks else floats
 
-    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
+    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """`tile` for each piece; the half precisions through float32 copies of it."""
         flat = [a.reshape(-1) for a in ins]
         out = outs[0].reshape(-1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...language.contexts import OperatorBuilder
-from ...language.types import Array, ArrayModule, Arrays
+from ...language.types import Array, ArrayModule, Operands
 from ..random.philox import numbers_of_blocks
 
 
@@ -39,7 +39,7 @@ class Dropped:
             place = place * size + start + i
         return place * self.keys
 
-    def keep(self, index: Sequence[int], rows: slice, columns: slice, room: Arrays) -> Array:
+    def keep(self, index: Sequence[int], rows: slice, columns: slice, room: Operands) -> Array:
         """Which weights of a tile are kept; `room`: as many float32s as the tile has and 8 more, and booleans."""
         height, width = rows.stop - rows.start, columns.stop - columns.start
         first = self.number(index, rows.start) + columns.start

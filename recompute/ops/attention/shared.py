@@ -124,7 +124,7 @@ class Tiled(Op, abstract=True):
         bias: Array | None,
         rows: slice,
         columns: slice,
-        slope: Any = None,
+        slope: Array | None = None,
     ) -> None:
         """A tile's scores into s; -inf for keys that a query may not see.  `slope`: gets the soft cap's derivative."""
         xp.matmul(q, k.T, out=s)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...language.op import Cost
-from ...language.types import Array, ArrayModule, Arrays, TensorType
+from ...language.types import Array, ArrayModule, Operands, TensorType
 from ..norm.fused import as_type
 from ..tiles import wide
 from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at
@@ -133,7 +133,7 @@ class _Rows:
         self,
         op: TiledAttention,
         xp: ArrayModule,
-        scratch: Arrays,
+        scratch: Operands,
         q: Array,
         k: Array,
         v: Array,
@@ -191,7 +191,7 @@ class _Rows:
         y[...] = total
 
 
-def _widened(xp: ArrayModule, x: Array, scratch: Arrays, slot: int) -> Array:
+def _widened(xp: ArrayModule, x: Array, scratch: Operands, slot: int) -> Array:
     """x, in float32 where it is a half."""
     if slot >= len(scratch):
         return x

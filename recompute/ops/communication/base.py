@@ -38,7 +38,7 @@ from ...language.contexts import FunctionWriter, OperatorBuilder
 from ...language.factors import Factor, in_step
 from ...language.ir import Operator
 from ...language.op import Cost, Op
-from ...language.types import ArrayModule, Arrays, TensorType, Types, Value
+from ...language.types import ArrayModule, Operands, TensorType, Types, Value
 
 #: how sums may be added
 ORDERS = ("tree", "library")
@@ -96,7 +96,7 @@ class Communication(Op, abstract=True):
             raise self.fail(f"axis 0 cannot be divided among {self.ranks} ranks", x)
         return (x.shape[0] // self.ranks, *x.shape[1:])
 
-    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
+    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """In a group of one: the identity."""
         if self.ranks != 1:
             raise UsageError(
@@ -146,12 +146,12 @@ class CommWait(Op):
         """The target's type."""
         return (target,)
 
-    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
+    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The target's elements, if they do not lie there already."""
         if outs[0] is not ins[0]:
             outs[0][...] = ins[0]
 
-    def views(self, ins: Any, outs: Any) -> tuple[int | None, ...]:
+    def views(self, ins: Sequence[TensorType], outs: Sequence[TensorType]) -> tuple[int | None, ...]:
         """The target itself."""
         return (0,)
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...language.contexts import FunctionWriter
 from ...language.factors import aligned
 from ...language.op import Op
-from ...language.types import ArrayModule, Arrays
+from ...language.types import ArrayModule, Operands
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Border(Op):
             raise self.fail("source and target are the numbers of two different stages", x)
         return (x,)
 
-    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
+    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One copy."""
         outs[0][...] = ins[0]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...language.contexts import OperatorBuilder
 from ...language.op import Op
-from ...language.types import ArrayModule, Arrays, TensorType, Value
+from ...language.types import ArrayModule, Operands, TensorType, Value
 
 
 def padded_size(size: int, parts: int) -> int:
@@ -45,7 +45,7 @@ class Shard(Op):
         each = whole.size // self.ranks
         return (b.Slice(whole, starts=(self.rank * each,), ends=((self.rank + 1) * each,), axes=(0,)),)
 
-    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
+    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The elements of the part, and zeros."""
         flat, out = ins[0].reshape(-1), outs[0]
         own = flat[self.rank * out.size : (self.rank + 1) * out.size]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.types import Array, ArrayModule, Arrays
+from ...language.types import Array, ArrayModule, Operands
 from ..window import BLOCK, Tap, Window
 
 #: columns of a product below which BLAS is less than fast
@@ -177,7 +177,7 @@ def forward_scratch(geo: Geometry) -> list[int]:
 
 
 def forward(
-    xp: ArrayModule, geo: Geometry, x: Array, w: Array, bias: Array | None, out: Array, scratch: Arrays
+    xp: ArrayModule, geo: Geometry, x: Array, w: Array, bias: Array | None, out: Array, scratch: Operands
 ) -> None:
     """out[n, m] = Σ over the group's channels c and taps k of w[m, c, k] · x[n, c, position + k], plus bias."""
     if out.size == 0:
@@ -196,7 +196,7 @@ def forward(
 
 
 def _forward_columns(
-    xp: ArrayModule, geo: Geometry, x: Array, w: Array, bias: Array | None, out: Array, scratch: Arrays
+    xp: ArrayModule, geo: Geometry, x: Array, w: Array, bias: Array | None, out: Array, scratch: Operands
 ) -> None:
     g, m = geo.group, geo.group * geo.mg
     flat = out.reshape(geo.batch, m, -1)
@@ -240,7 +240,7 @@ def grad_input_scratch(geo: Geometry) -> list[int]:
     return [geo.group * geo.rows * n] + ([geo.group * geo.mg * n] if b.images > 1 else [])
 
 
-def grad_input(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx: Array, scratch: Arrays) -> None:
+def grad_input(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx: Array, scratch: Operands) -> None:
     """dx[n, c, position + k] += w[m, c, k] · dy[n, m, position], over all m of the group, positions and taps."""
     n, g, p = geo.batch, geo.group, geo.window.positions
     if dx.size == 0:
@@ -260,7 +260,7 @@ def grad_input(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx: Array, s
         _grad_input_columns(xp, geo, w, dy, dx, scratch)
 
 
-def _grad_input_columns(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx: Array, scratch: Arrays) -> None:
+def _grad_input_columns(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx: Array, scratch: Operands) -> None:
     dx.fill(0)
     transposed = w.reshape(geo.group, geo.mg, geo.rows).swapaxes(1, 2)
     columns = Columns(geo, scratch[0])
@@ -272,7 +272,7 @@ def _grad_input_columns(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx:
         columns.scatter(cols, dx, block)
 
 
-def _maps(geo: Geometry, dy: Array, block: tuple[int, int, int, int], scratch: Arrays) -> Array:
+def _maps(geo: Geometry, dy: Array, block: tuple[int, int, int, int], scratch: Operands) -> Array:
     """dy of a block as [group, mg, columns]: a view for one image, else copied together."""
     n0, n1, r0, r1 = block
     flat = dy.reshape(geo.batch, geo.group * geo.mg, -1)
@@ -306,7 +306,7 @@ def _partial_maps(geo: Geometry) -> int:
     return min(geo.mg, wanted)
 
 
-def grad_weight(xp: ArrayModule, geo: Geometry, x: Array, dy: Array, dw: Array, scratch: Arrays) -> None:
+def grad_weight(xp: ArrayModule, geo: Geometry, x: Array, dy: Array, dw: Array, scratch: Operands) -> None:
     """dw[m, c, k] = Σ over images and positions of x[n, c, position + k] · dy[n, m, position]."""
     if dw.size == 0:
         return
@@ -329,7 +329,7 @@ def grad_weight(xp: ArrayModule, geo: Geometry, x: Array, dy: Array, dw: Array, 
             xp.add(target, result, out=target)
 
 
-def _products(geo: Geometry, x: Array, dy: Array, scratch: Arrays) -> Iterator[tuple[Any, Any]]:
+def _products(geo: Geometry, x: Array, dy: Array, scratch: Operands) -> Iterator[tuple[Any, Any]]:
     """(maps, columns) block by block."""
     if _direct(geo):
         for n in range(geo.batch):

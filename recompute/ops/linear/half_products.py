@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...language.op import Op
-from ...language.types import Array, ArrayModule, Arrays, TensorType, Types
+from ...language.types import Array, ArrayModule, Operands, TensorType, Types
 from ..norm.numerics import wide
 
 C = TypeVar("C", bound=type[Op])
@@ -51,7 +51,7 @@ class HalfProduct:
         return tuple(TensorType("f32", (s * size,)) for size in (m * self.k, self.k * n, m * n))
 
     def run(
-        self, xp: ArrayModule, a: Any, b: Array, out: Any, scratch: Sequence[Any], finish: Finish | None = None
+        self, xp: ArrayModule, a: Array, b: Array, out: Array, scratch: Operands, finish: Finish | None = None
     ) -> None:
         """out = a · b, each tile through `finish`."""
         batch = self.batch or (1,)
@@ -75,11 +75,11 @@ def _slices(size: int, step: int) -> list[slice]:
     return [slice(i, min(i + step, size)) for i in range(0, size, step)]
 
 
-def _part(buffer: Any, shape: tuple[int, ...]) -> Any:
+def _part(buffer: Array, shape: tuple[int, ...]) -> Array:
     return buffer[: math.prod(shape)].reshape(shape)
 
 
-def _copied(buffer: Any, source: Any) -> Any:
+def _copied(buffer: Array, source: Array) -> Array:
     """The source in float32, in the start of a buffer."""
     part = _part(buffer, source.shape)
     part[...] = source
@@ -102,7 +102,7 @@ def halves_in_float32(cls: C) -> C:
         return (*copied, *scratch(self, given, made))
 
     @functools.wraps(compute)
-    def rounded(self: Any, xp: ArrayModule, ins: Arrays, outs: Arrays, temps: Arrays) -> None:
+    def rounded(self: Any, xp: ArrayModule, ins: Operands, outs: Operands, temps: Operands) -> None:
         spare = list(temps)
         given, made = ([spare.pop(0) if _is_half(a) else a for a in arrays] for arrays in (ins, outs))
         for to, a in zip(given, ins, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from ...language.contexts import OperatorBuilder
 from ...language.factors import SUM, aligned, factor
 from ...language.op import Cost, Op
-from ...language.types import Array, ArrayModule, Arrays, TensorType, Value
+from ...language.types import Array, ArrayModule, Operands, TensorType, Value
 from .half_products import HalfProduct
 
 
@@ -246,11 +245,11 @@ class Gemm(Op, onnx=True):
                 xp.multiply(c[rows], out.dtype.type(self.beta), out=out[rows])
                 xp.add(out[rows], product, out=out[rows])
 
-    def _half(self, xp: ArrayModule, a: Array, b: Array, c: Array | None, out: Array, scratch: Arrays) -> None:
+    def _half(self, xp: ArrayModule, a: Array, b: Array, c: Array | None, out: Array, scratch: Operands) -> None:
         """In float32, bias and factors too, rounded once."""
         bias = None if c is None or self.beta == 0.0 else xp.broadcast_to(c, out.shape)
 
-        def finish(tile: Any, rows: slice, columns: slice) -> None:
+        def finish(tile: Array, rows: slice, columns: slice) -> None:
             if self.alpha != 1.0:
                 xp.multiply(tile, np.float32(self.alpha), out=tile)
             if bias is None:

@@ -15,7 +15,7 @@ from ...language.contexts import ImportedNode, OperatorBuilder
 from ...language.factors import SUM, Factor, factor, needed_whole
 from ...language.op import Op
 from ...language.samples import Case, Draw
-from ...language.types import Array, ArrayModule, Arrays, TensorType, Value
+from ...language.types import Array, ArrayModule, Operands, TensorType, Value
 from ..channels_last import channels_last
 from ..reduction.softmax import log_softmax
 from ..shape.reshape import reshape
@@ -101,7 +101,7 @@ class LabelLoss(Op, abstract=True):
         )
 
     def tiles(
-        self, xp: ArrayModule, scores: Array, labels: Array, weights: Array | None, temps: Arrays
+        self, xp: ArrayModule, scores: Array, labels: Array, weights: Array | None, temps: Operands
     ) -> Iterator[tuple[slice, slice, Any, Any]]:
         """For a few samples at a time: which samples, which labels, the labels' positions in the tile's scores, and
         which are ignored (None: none).  Writes the labels' weights."""
@@ -193,7 +193,7 @@ class LabelLoss(Op, abstract=True):
             dloss = b.Div(dloss, count if found is None else divisor(b, count))
         return dloss if found is None else counting(b, found, dloss)
 
-    def scales(self, xp: ArrayModule, dloss: Array, temps: Arrays) -> None:
+    def scales(self, xp: ArrayModule, dloss: Array, temps: Operands) -> None:
         """The gradient of each row's plain loss, into the number of each label; 0 where it counts for nothing."""
         nothing, out, label_weights = temps[2:5]
         out[...] = dloss.reshape(-1) if self.reduction == "none" else dloss

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 from ...language.contexts import FunctionWriter
 from ...language.op import Cost, Op
-from ...language.types import ArrayModule, Arrays, Types
+from ...language.types import ArrayModule, Operands, Types
 
 
 class Copy(Op, abstract=True):
@@ -43,7 +43,7 @@ class Copy(Op, abstract=True):
     copies = True
     moves_data = True
 
-    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
+    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One copy."""
         outs[0][...] = ins[0]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ...language.types import Array, ArrayModule, Arrays, TensorType
+from ...language.types import Array, ArrayModule, Operands, TensorType
 from ..window import BLOCK
 
 View = tuple[int, int, int, int]
@@ -63,7 +63,7 @@ def forward(
     bias: Array | None,
     y: Array,
     epsilon: float,
-    scratch: Arrays,
+    scratch: Operands,
     *,
     centre: bool,
 ) -> tuple[Array, Array]:
@@ -117,7 +117,7 @@ def grad(
     inverse: Array,
     dy: Array,
     dx: Array,
-    scratch: Arrays,
+    scratch: Operands,
 ) -> tuple[Array, Array]:
     """With x̂ = (x - mean) · inverse and g = dy · scale: dx = inverse · (g - mean(g) - x̂ · mean(g · x̂)).
 

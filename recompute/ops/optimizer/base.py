@@ -24,7 +24,7 @@ from ...language.factors import Factor, aligned
 from ...language.formulas import through_expansion
 from ...language.op import Cost, Op
 from ...language.samples import Draw
-from ...language.types import DTYPES, Array, ArrayModule, Arrays, TensorType, Types
+from ...language.types import DTYPES, Array, ArrayModule, Operands, TensorType, Types
 
 #: elements that are worked on at a time
 PART = 1 << 15
@@ -128,7 +128,7 @@ class Update(Op, abstract=True):
         """(new w, new state ...) with operators; None for state that is absent."""
         raise NotImplementedError
 
-    def parts(self, xp: ArrayModule, ins: Arrays, scratch: Arrays, *, write: bool = True) -> Iterator[tuple]:
+    def parts(self, xp: ArrayModule, ins: Operands, scratch: Operands, *, write: bool = True) -> Iterator[tuple]:
         """(w, g, state, t) in the working type, part by part; what is done to w is stored."""
         w, g = _flat(ins[0]), ins[1].reshape(-1)
         state = [_flat(ins[i]) if i < len(ins) and ins[i] is not None else None for i in self.updates[1:]]
@@ -169,7 +169,7 @@ class Update(Op, abstract=True):
         for w, g, state, t in self.parts(xp, ins, scratch):
             self.part(xp, w, g, state, factors, t)
 
-    def numbers(self, xp: ArrayModule, ins: Arrays) -> list[Any]:
+    def numbers(self, xp: ArrayModule, ins: Operands) -> list[Any]:
         """`factors` as scalars of the working type."""
         work = DTYPES[work_dtype(TensorType.of(ins[0]))]
         step = None if self.step_at is None else ins[self.step_at].astype(np.float64) + 1.0

@@ -11,7 +11,7 @@ from ...language.contexts import ImportedNode
 from ...language.factors import Factor, in_step, needed_whole
 from ...language.op import Cost, Op
 from ...language.samples import Draw
-from ...language.types import Array, ArrayModule, Arrays, TensorType, Types
+from ...language.types import Array, ArrayModule, Operands, TensorType, Types
 from ..channels_last import channels_last
 from ..window import BLOCK, Window, full, output_size, window_attributes
 from .export import export_max_gather, export_max_grad, export_max_window
@@ -155,7 +155,7 @@ class MaxPool(Pooling, onnx=True):
             if indices is not None:
                 self._indices(xp, w, mine, indices.reshape(y.shape)[block], block.start)
 
-    def _block(self, xp: ArrayModule, w: Window, x: Array, y: Array, numbers: Array | None, scratch: Arrays) -> None:
+    def _block(self, xp: ArrayModule, w: Window, x: Array, y: Array, numbers: Array | None, scratch: Operands) -> None:
         y.fill(-math.inf if x.dtype.kind not in "iu" else xp.iinfo(x.dtype).min)
         if numbers is not None:
             numbers.fill(0)
@@ -261,7 +261,15 @@ class MaxPoolLinear(Pooling, abstract=True):
         raise NotImplementedError
 
     def route(
-        self, xp: ArrayModule, w: Window, number: Array, source: Array, target: Array, scratch: Arrays, *, gather: bool
+        self,
+        xp: ArrayModule,
+        w: Window,
+        number: Array,
+        source: Array,
+        target: Array,
+        scratch: Operands,
+        *,
+        gather: bool,
     ) -> None:
         """Adds to `target`, tap by tap, the elements of `source` whose window number is the tap's.
 

@@ -22,7 +22,7 @@ from ...language.types import (
     DTYPES,
     Array,
     ArrayModule,
-    Arrays,
+    Operands,
     TensorType,
     Types,
     Value,
@@ -73,7 +73,9 @@ class Draw(Op, abstract=True):
         return [None] * len(ins)
 
 
-def drop(xp: ArrayModule, ratio: float, fill: Any, arrays: tuple[Array, Array, Array | None], scratch: Arrays) -> None:
+def drop(
+    xp: ArrayModule, ratio: float, fill: Any, arrays: tuple[Array, Array, Array | None], scratch: Operands
+) -> None:
     """Dropout of a run of elements with the numbers that `fill` draws, tile by tile: draw, compare, scale.
 
     `arrays`: x, the result, and the mask (None: it is not wanted), in one dimension.
@@ -192,7 +194,7 @@ class Fresh(Draw, abstract=True):
         size = min(math.prod(self.shape), TILE)
         return (TensorType("f32", (self.per_element * size,)), TensorType("f32", (size,)))
 
-    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
+    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Tile by tile: draw, transform in float32, cast."""
         out = outs[0].reshape(-1)
         fill = stream(xp, self.seed, ins[-1], self.per_element * self.first)

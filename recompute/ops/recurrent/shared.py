@@ -18,7 +18,7 @@ from ...language.contexts import FunctionWriter, Imported, ImportedNode, Operato
 from ...language.factors import SUM, Factor, Where, factor
 from ...language.op import Cost, Op
 from ...language.samples import Draw
-from ...language.types import Array, ArrayModule, Arrays, TensorType, Types, Value, Values
+from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Value, Values
 from ..shape.reshape import reshape
 from .parts import cut, filled, joint, row
 from .unrolled import unrolled
@@ -376,7 +376,7 @@ class RecurrentGrad(Op, abstract=True):
                 xp.copyto(room[t], h0[d], where=active[:, None])
 
     def input_gradients(
-        self, xp: ArrayModule, d: int, dg: Array, x: Array, w: Array, outs: Arrays, room: Array
+        self, xp: ArrayModule, d: int, dg: Array, x: Array, w: Array, outs: Operands, room: Array
     ) -> None:
         """dx, dw and the input bias' gradient of direction `d` from the gates' gradients dg [T·N, gates·H]."""
         dx, dw, _, db = outs[:4]

@@ -13,7 +13,7 @@ from ...language.contexts import Imported, ImportedNode, OperatorBuilder
 from ...language.factors import MAX, MIN, PROD, factor
 from ...language.op import Op
 from ...language.samples import Case, Draw
-from ...language.types import Array, ArrayModule, Arrays, TensorType, Types, Value, Values
+from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Value, Values
 from ..common import normal_axes, normal_axis
 from ..shape.reshape import reshape
 from ..tiles import wide
@@ -42,7 +42,7 @@ class Extreme(Reduce, abstract=True):
         """None: choosing is exact in every type."""
         return ()
 
-    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
+    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One call; of no elements: the worst value of the type."""
         x = ins[0]
         if not x.size:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from ...language.factors import Factor, all_but
 from ...language.op import Cost, Op
 from ...language.samples import Case, Draw
-from ...language.types import Array, ArrayModule, Arrays, TensorType, Types
+from ...language.types import Array, ArrayModule, Operands, TensorType, Types
 from ..common import normal_axis
 from ..tiles import TILE, wide
 
@@ -135,7 +135,7 @@ class RowsGrad(AlongAxis, abstract=True):
         """One number a row, and whole rows."""
         return self.tile_types(ins[0])
 
-    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
+    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """In whole rows beside the output, which may be one of the inputs."""
         for y, dy, out in self.tiles(*ins, outs[0]):
             number, rows = (s[: len(y)] for s in scratch)

@@ -13,7 +13,7 @@ from ...language.factors import LOGSUMEXP, SUM, Factor, factor
 from ...language.layouts import Turned, turned_axes
 from ...language.op import Cost, Op
 from ...language.samples import Case, Draw
-from ...language.types import Array, ArrayModule, Arrays, TensorType, Types, Value, Values
+from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Value, Values
 from ..common import normal_axes
 from ..shape.reshape import reshape
 from ..tiles import wide
@@ -64,7 +64,7 @@ class Reduce(Op, abstract=True):
         prepared = (x.with_dtype(precise),) if self.prepare else ()
         return (*prepared, self.infer(x)[0].with_dtype(precise)) if precise != x.dtype else prepared
 
-    def compute(self, xp: ArrayModule, ins: Arrays, outs: Arrays, scratch: Arrays) -> None:
+    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Prepare, reduce, finish."""
         x, total = ins[0], (*scratch, outs[0])[1 if self.prepare else 0]
         if self.prepare:

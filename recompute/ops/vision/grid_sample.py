@@ -18,7 +18,7 @@ import numpy as np
 
 from ...language.factors import factor
 from ...language.op import Cost, Op
-from ...language.types import Array, ArrayModule, Arrays, TensorType
+from ...language.types import Array, ArrayModule, Operands, TensorType
 
 #: degree of the interpolation in the coordinate
 DEGREE = {"nearest": 0, "linear": 1, "cubic": 3}
@@ -100,7 +100,7 @@ class Sampling(Op, abstract=True):
             grid.with_shape((channels, p)),
         )
 
-    def prepare(self, xp: ArrayModule, grid: Array, size: tuple[int, ...], rooms: Arrays) -> None:
+    def prepare(self, xp: ArrayModule, grid: Array, size: tuple[int, ...], rooms: Operands) -> None:
         """Fills indices and weights for one image's grid [..., rank]; a second set has one more derivative."""
         index, weights, rows, mask = rooms[:4]
         rank = len(size)
@@ -208,7 +208,7 @@ class Sampling(Op, abstract=True):
                 xp.absolute(index, out=index)
         xp.clip(index, 0, n - 1, out=index)
 
-    def each(self, xp: ArrayModule, rooms: Arrays, size: tuple[int, ...]) -> Any:
+    def each(self, xp: ArrayModule, rooms: Operands, size: tuple[int, ...]) -> Any:
         """Each combination of taps: its number along each axis, with the flat indices in rooms[4]."""
         index, flat = rooms[0], rooms[4]
         for pick in itertools.product(range(index.shape[1]), repeat=len(size)):
@@ -218,7 +218,7 @@ class Sampling(Op, abstract=True):
                 flat += index[axis, pick[axis]]
             yield pick
 
-    def product(self, xp: ArrayModule, rooms: Arrays, pick: tuple[int, ...], more: int = -1) -> Array:
+    def product(self, xp: ArrayModule, rooms: Operands, pick: tuple[int, ...], more: int = -1) -> Array:
         """The weight of a combination, in rooms[2][0]; from the second set along axis `more`."""
         weights, room = rooms[1], rooms[2][0]
         room.fill(1)

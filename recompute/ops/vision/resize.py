@@ -14,7 +14,7 @@ from ...language.contexts import Imported, ImportedNode
 from ...language.factors import Factor, in_step
 from ...language.layouts import Turned, turned_list, turned_pads, turned_whole
 from ...language.op import Cost, Op, imports
-from ...language.types import Array, ArrayModule, Arrays, TensorType, Types, Values
+from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Values
 from ..norm.numerics import wide
 from ..shape.reshape import reshape
 from .resize_maps import COORDINATES, NEAREST, Span, indices, matrix, outside
@@ -98,7 +98,7 @@ class Interpolation(Op, abstract=True):
             shapes = [steps[0][2], *shapes, steps[-1][3]]
         return tuple(work.with_shape(s) for s in shapes)
 
-    def run(self, xp: ArrayModule, x: Array, y: Array, scratch: Arrays, steps: Any, *, back: bool) -> None:
+    def run(self, xp: ArrayModule, x: Array, y: Array, scratch: Operands, steps: Any, *, back: bool) -> None:
         """All axes, image by image where the first axis stays."""
         if not steps:
             y[...] = x

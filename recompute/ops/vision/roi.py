@@ -16,7 +16,7 @@ import numpy as np
 from ...language.factors import SUM, factor
 from ...language.op import Cost, Op
 from ...language.samples import Draw
-from ...language.types import Array, ArrayModule, Arrays, TensorType, Value
+from ...language.types import Array, ArrayModule, Operands, TensorType, Value
 from ..indexing.flat import add_rows
 
 #: elements that are outside of every image
@@ -58,7 +58,7 @@ class Regions(Op, abstract=True):
         """(flat indices, weights) [rows, columns] of the elements that are compared, one of each bin at a time."""
         raise NotImplementedError
 
-    def winners(self, xp: ArrayModule, image: Array, roi: Array, rooms: Arrays) -> tuple[Array, Array]:
+    def winners(self, xp: ArrayModule, image: Array, roi: Array, rooms: Operands) -> tuple[Array, Array]:
         """Flat indices and weights [C, rows, columns] of the largest products in each bin; weight 0: there is none."""
         index, weight, best, room, mask = rooms
         c, h, w = image.shape

@@ -158,7 +158,7 @@ def _translated(function: Callable[..., Any]) -> Any:
 class Kernel:
     """A function over arrays (C-contiguous), integers and floats, and the part [begin, end) of the work to do."""
 
-    def __init__(self, function: Callable[..., None], fastmath: Any) -> None:
+    def __init__(self, function: Callable[..., None], fastmath: bool) -> None:
         self.function = function
         self.fastmath = fastmath
         self._addresses: dict[tuple, int] = {}
@@ -257,7 +257,7 @@ define void @kernel(ptr %args, i64 %begin, i64 %end) {
 """
 
 
-def kernel(function: Callable[..., None] | None = None, *, fastmath: Any = False) -> Any:
+def kernel(function: Callable[..., None] | None = None, *, fastmath: bool = False) -> Any:
     """Makes a function a kernel.  `fastmath`: LLVM's flags, for sums in vectors ({"reassoc", "nsz"}), say."""
     if function is None:
         return lambda f: Kernel(f, fastmath)

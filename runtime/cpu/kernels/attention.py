@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Arrays, TensorType
+from ....language.types import Operands, TensorType
 from ..attention import backward, forward
 from ..attention.code import vectors
 from ..attention.items import Items, offsets
@@ -91,7 +91,7 @@ class Attention(Family):
             kind = "keys" if rows == 1 else "queries" if columns == 1 else "both"
         return Form(q.shape[-1], v.shape[-1], kind, window, variants(q.shape[-2]), rule.cap > 0, rule.ratio > 0)
 
-    def words(self, op: Operator, ins: Arrays) -> list[Any]:
+    def words(self, op: Operator, ins: Operands) -> list[Any]:
         """The arguments of `scores.WORDS`."""
         rule: Any = op.op
         form = self.form(op)
@@ -144,7 +144,7 @@ class Forward(Attention):
         """Of each thread."""
         return (TensorType("f32", (native.threads(), forward.room(self.form(op)))),)
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         table, parts = self.heads(op), panels(ins[0].shape[-2])
         items = len(table) * len(parts)
@@ -174,7 +174,7 @@ class Gradient(Attention):
         bias, parts = self.wanted(op), self.parts(op)
         return (own,) if bias is None or not parts else (own, TensorType("f32", (parts, math.prod(bias))))
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call for each wave; before them what clears the bias's gradient, behind them what adds its parts up."""
         rule: Any = op.op
         bias, parts, items = self.wanted(op), self.parts(op), self.items(op)

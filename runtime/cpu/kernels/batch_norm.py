@@ -10,9 +10,9 @@ own formulas, rounding by rounding.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ....language.types import Arrays, TensorType
+from ....language.types import Array, Operands, TensorType
 from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, computed, family, floats, parts
@@ -176,7 +176,7 @@ def gradient(x, dy, mean, given, dx, begin, end):
             to[c] = (a[c] - mean[c]) * f[c] + b[c] * g[c] + h[c]
 
 
-def _rows(a: Any) -> Any:
+def _rows(a: Array) -> Array:
     return a.reshape(-1, a.shape[-1])
 
 
@@ -188,7 +188,7 @@ def _in_parts(op: Operator) -> tuple[TensorType, TensorType]:
     return TensorType("f64", shape), computed(x.type).with_shape(shape)
 
 
-def _statistics(x: Any, mean: Any, var: Any, found: Any, work: Any) -> list[Call]:
+def _statistics(x: Array, mean: Array, var: Array, found: Array, work: Array) -> list[Call]:
     """Calls that give mean and variance of the columns of x."""
     pieces = -(-x.shape[1] // _CHANNELS)
     return [
@@ -223,7 +223,7 @@ class Statistics(Normalisation):
         """Sums of parts."""
         return _in_parts(op)
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Over the parts, then over the channels."""
         return _statistics(_rows(ins[0]), outs[0], outs[1], *scratch)
 
@@ -236,7 +236,7 @@ class Train(Normalisation):
         """Sums of parts; factor, mean and variance."""
         return (*_in_parts(op), *(self.vector(op),) * 3)
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Four calls."""
         mean, var = (s if o is None else o for s, o in zip(scratch[3:], outs[1:3], strict=True))
         return [
@@ -245,7 +245,9 @@ class Train(Normalisation):
         ]
 
 
-def _apply(op: Operator, x: Any, scale: Any, bias: Any, mean: Any, var: Any, y: Any, factor: Any) -> list[Call]:
+def _apply(
+    op: Operator, x: Array, scale: Array, bias: Array, mean: Array, var: Array, y: Array, factor: Array
+) -> list[Call]:
     epsilon = op.op.epsilon  # type: ignore[attr-defined]
     return [
         factors.call(scale, var, factor, epsilon, work=len(scale), parallel=False),
@@ -261,7 +263,7 @@ class Apply(Normalisation):
         """A factor a channel."""
         return (self.vector(op),)
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Two calls."""
         x, scale, bias, mean, var = ins[:5]
         return _apply(op, x, scale, bias, mean, var, outs[0], scratch[0])
@@ -276,7 +278,7 @@ class Factor(Family):
         types = {v.type for v in op.reads()}
         return len(types) == 1 and all(t.dtype in ("f32", "f64") and t.ndim == 1 and t.size for t in types)
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         epsilon = op.op.epsilon  # type: ignore[attr-defined]
         return [factors.call(ins[0], ins[1], outs[0], epsilon, work=len(outs[0]), parallel=False)]
@@ -290,7 +292,7 @@ class Inference(Normalisation):
         """A factor and a summand a channel."""
         return (self.vector(op),) * 2
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Two calls."""
         epsilon = op.op.epsilon  # type: ignore[attr-defined]
         x = _rows(ins[0])
@@ -308,7 +310,7 @@ class Gradient(Normalisation):
         """Sums of parts, and three coefficients a channel."""
         return (*_in_parts(op), self.vector(op).with_shape((3, *self.vector(op).shape)))
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Three calls."""
         x, dy, dx = _rows(ins[0]), _rows(ins[4]), _rows(outs[0])
         scale, mean, var = ins[1:4]

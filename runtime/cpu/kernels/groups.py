@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Arrays
+from ....language.types import Operands
 from ....ops.approximation.groups import BLOCK, LEAST, POINT
 from ..device.jit import Intrinsic, inline, kernel
 from ..device.native import Call
@@ -283,7 +283,7 @@ class Compressing(Family):
         """float32 or float64."""
         return floats(op)
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call, split over the threads by groups."""
         rule: Any = op.op
         given = ins[0].reshape(-1), ins[1].reshape(1), *outs[:2]
@@ -298,7 +298,7 @@ class Decompressing(Family):
         """float32 or float64."""
         return floats(op)
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call, split over the threads by groups."""
         rule: Any = op.op
         return [decompress.call(*ins[:2], outs[0].reshape(-1), rule.group, rule.bits, work=len(ins[1]))]

@@ -7,11 +7,12 @@ made in which order.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Arrays, TensorType
+from ....language.types import Array, Operands, TensorType
 from ....ops.loss.linear_tiles import Sizes, slice_of, slices
 from ..code.mathematics import exp, tanh
 from ..code.row_sums import exponentials, largest, total
@@ -172,7 +173,7 @@ class LinearLosses(Family):
         assert x is not None and w is not None and labels is not None
         return x.dtype in ("f32", "f64") and labels.size > 0 and x.shape[-1] > 0 and not blas.unavailable()
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Products without oneDNN."""
         return self.calls(op, ins, outs, scratch)
 
@@ -198,23 +199,25 @@ class LinearLosses(Family):
         rule: Any = op.op
         return rule.cap, rule.scale, rule.smoothing, rule.z_loss
 
-    def scaled(self, op: Operator, labels: Any, dloss: Any, out: Any, words: int, reduction: str) -> Call:
+    def scaled(self, op: Operator, labels: Array, dloss: Array, out: Array, words: int, reduction: str) -> Call:
         """What each label counts, times a gradient."""
         ignored = op.op.ignore_index  # type: ignore[attr-defined]
         options = (REDUCTIONS[reduction], 0 if ignored is None else ignored, int(ignored is not None))
         return shares(labels, np.empty(0, out.dtype), dloss, out, words, options)
 
-    def logits(self, todo: Products, x: Any, w: Any, block: Any) -> None:
+    def logits(self, todo: Products, x: Array, w: Array, block: Array) -> None:
         """block = x wᵀ."""
         todo.product(x, w.T, block)
 
 
-def _tile(room: Any, rows: slice, width: int) -> Any:
+def _tile(room: Array, rows: slice, width: int) -> Array:
     height = rows.stop - rows.start
     return room[: height * width].reshape(height, width)
 
 
-def _gradients(todo: Products, g: Any, rows: slice, words: slice, x: Any, w: Any, outs: Any, op: Any) -> None:
+def _gradients(
+    todo: Products, g: Array, rows: slice, words: slice, x: Array, w: Array, outs: Sequence[Array | None], op: Any
+) -> None:
     """A tile's gradient of logits into those of x, w and bias; `outs` are those of all rows, and of the slice."""
     dx, dw, db = outs
     if dx is not None:
@@ -247,7 +250,9 @@ class LinearCrossEntropies(LinearLosses):
             self.multiplied(op, sizes.height, words),
         )
 
-    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, *, onednn: bool = False) -> list[Call]:
+    def calls(
+        self, op: Operator, ins: Operands, outs: Operands, scratch: Operands, *, onednn: bool = False
+    ) -> list[Call]:
         """Tile by tile of rows."""
         rule: Any = op.op
         held = self.held(op)
@@ -274,7 +279,16 @@ class LinearCrossEntropies(LinearLosses):
         todo.add(reduced.call(losses, weights, loss.reshape(-1), reduction, work=1, parallel=False))
         return todo.calls
 
-    def _held(self, todo: Products, op: Any, matrices: Any, here: Any, rows: slice, made: Any, room: Any) -> None:
+    def _held(
+        self,
+        todo: Products,
+        op: Operator,
+        matrices: Operands,
+        here: Operands,
+        rows: slice,
+        made: Sequence[Array | None],
+        room: Array,
+    ) -> None:
         """All logits of some rows, and what their gradients add."""
         x, w, bias = matrices
         block = _tile(room, rows, w.shape[0])
@@ -284,7 +298,16 @@ class LinearCrossEntropies(LinearLosses):
         outs = (None if dx is None else dx.reshape(x.shape), dw, db)
         _gradients(todo, block, rows, slice(0, w.shape[0]), x, w, outs, op.op)
 
-    def _seen(self, todo: Products, op: Any, sizes: Sizes, matrices: Any, here: Any, rows: slice, room: Any) -> None:
+    def _seen(
+        self,
+        todo: Products,
+        op: Operator,
+        sizes: Sizes,
+        matrices: Operands,
+        here: Operands,
+        rows: slice,
+        room: Operands,
+    ) -> None:
         """The log-sum-exp of some rows, a slice of the words at a time."""
         x, w, bias = matrices
         labels, weights, _, losses, lse = here
@@ -311,7 +334,9 @@ class LinearCrossEntropyGradients(LinearLosses):
         tile = TensorType(x.dtype, (sizes.height * sizes.step,))
         return TensorType("f64", (sizes.rows,)), tile, self.multiplied(op, sizes.height, sizes.step)
 
-    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, *, onednn: bool = False) -> list[Call]:
+    def calls(
+        self, op: Operator, ins: Operands, outs: Operands, scratch: Operands, *, onednn: bool = False
+    ) -> list[Call]:
         """Slice by slice of the words."""
         rule: Any = op.op
         sizes = self.sizes(op, held=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Arrays, TensorType
+from ....language.types import Operands, TensorType, Value
 from ..code.row_sums import against, against3, dot, squares, total
 from ..device.jit import kernel
 from ..device.native import Call
@@ -171,7 +171,7 @@ class Normalizations(Family):
         view = _view(op)
         return (computed(op.inputs[0].type).with_shape((2, view[0] * view[1])),)  # type: ignore[union-attr]
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call over the rows."""
         a, g, s, p = _view(op)
         rule: Any = op.op
@@ -188,12 +188,12 @@ class Normalizations(Family):
         return [run.call(x, *vectors, *rest, work=a * g)]
 
 
-def _view(op: Operator) -> Any:
+def _view(op: Operator) -> tuple[int, ...]:
     rule: Any = op.op
     return rule.view(op.inputs[0].type)  # type: ignore[union-attr]
 
 
-def _bias(op: Operator) -> Any:
+def _bias(op: Operator) -> Value | None:
     return op.inputs[2] if len(op.inputs) > 2 else None
 
 
@@ -214,7 +214,7 @@ class NormalizationGradients(Family):
         sums = TensorType("f64", (parts(a), 2, g * s))
         return (sums,) if p > 1 else (sums, sums.with_dtype(computed(x.type).dtype))
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """dx with the parts' sums, then their sums."""
         rule: Any = op.op
         a, g, s, p = rule.view

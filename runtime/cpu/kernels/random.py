@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ....language.types import Arrays
+from ....language.types import Operands
 from ..device.jit import Intrinsic, inline, kernel
 from ..device.native import Call
 from ..families import ENOUGH, Family, family, floats
@@ -120,7 +120,7 @@ class Dropouts(Family):
         rule: Any = op.op
         return floats(op) and rule.first % 8 == 0
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         rule: Any = op.op
         x, step, y = ins[0].reshape(-1), ins[1].reshape(1), outs[0].reshape(-1)
@@ -144,7 +144,7 @@ class Draws(Family):
             return y.size >= ENOUGH and y.dtype == "f32"
         return y.size >= ENOUGH and kinds <= {"f32", "f64", "bool", "i32", "i64"}
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         rule: Any = op.op
         y, seed = outs[0].reshape(-1), signed(rule.seed)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Arrays, TensorType
+from ....language.types import Operands, TensorType
 from ..code.mathematics import sigmoid, tanh
 from ..code.row_products import room
 from ..device.jit import kernel
@@ -186,14 +186,14 @@ class Sequences(Family):
         large = x.shape[0] * x.shape[1] * rule.hidden_size >= ENOUGH and 0 not in x.shape
         return absent and newer and large and x.dtype in ("f32", "f64") and not blas.unavailable()
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One direction after the other."""
         todo = Products(self.room(scratch))
         for d in range(ins[1].shape[0]):
             self.direction(todo, op, d, ins, outs, scratch)
         return todo.calls
 
-    def room(self, scratch: Arrays) -> Any:
+    def room(self, scratch: Operands) -> Any:
         """The part of the workspace that is for products of matrices; None where there is none."""
         return None
 
@@ -303,7 +303,7 @@ class SequenceGradients(Sequences):
         multiplied = products.room(x.dtype, (wide, max(features, n), steps * batch))
         return (*map(x.with_shape, (*own, before, sums)), TensorType("f64", sums), packed, multiplied)
 
-    def room(self, scratch: Arrays) -> Any:
+    def room(self, scratch: Operands) -> Any:
         """The last."""
         return scratch[-1]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import Arrays, TensorType
+from ....language.types import Operands, TensorType
 from ....ops.common import normal_axes
 from ..code.mathematics import larger
 from ..code.row_sums import dot, largest, total
@@ -233,7 +233,7 @@ class Sums(Reductions):
         sums = TensorType("f64", (a, count, b))
         return sums, sums.with_dtype(op.inputs[0].dtype)  # type: ignore[union-attr]
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """The parts, then their sums."""
         columns, (a, k, b), count = self.parts(op)
         kind, x, y, sums = _KINDS[op.op.name], ins[0].reshape(a, k, b), outs[0].reshape(-1), (*scratch, None)[0]
@@ -250,7 +250,7 @@ class Sums(Reductions):
 class Extremes(Reductions):
     """NaN where there is one, as on NumPy."""
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         columns, (a, k, b) = _form(op)
         x, smallest = ins[0].reshape(a, k, b), int(op.op.name == "ReduceMin")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Arrays
+from ....language.types import Operands, Value
 from ....ops.vision.resize_maps import indices
 from ..device.jit import kernel
 from ..device.native import Call
@@ -62,7 +62,7 @@ def collect(dy, dx, rows, columns, p, begin, end):
                         dx[to + c] += total
 
 
-def _ends(op: Operator) -> tuple[Any, Any]:
+def _ends(op: Operator) -> tuple[Value, Value]:
     """The types of Resize's input and output, also for its gradient."""
     x, y = op.inputs[0], op.outputs[0]
     assert x is not None and y is not None
@@ -105,7 +105,7 @@ class Nearest(Family):
             return False
         return all((np.diff(t) >= 0).all() for t in _tables(op)[0])
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         tables, p = _tables(op)
         lead = math.prod(_ends(op)[0].shape[: _axes(op)[0]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import Arrays, TensorType
+from ....language.types import Operands, TensorType
 from ....ops.communication.base import doublings
 from ..device.jit import inline, kernel
 from ..device.native import Call
@@ -97,7 +97,7 @@ class RowSums(Family):
         stack = TensorType(next(op.writes()).dtype, (doublings(rule.parts) + 1, rule.inner))
         return TensorType("i64", (rule.rows,)), TensorType("i64", (next(op.reads()).size,)), stack
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Zeros; the lists; every thread adds up its own columns."""
         rule: Any = op.op
         indices, y = ins[0].reshape(-1), outs[0]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Arrays, TensorType
+from ....language.types import Operands, TensorType
 from ....ops.approximation.drawn import BITS, COLUMNS, blocks
 from ....ops.approximation.transforms import padded
 from ..code import transform as text
@@ -260,7 +260,7 @@ class Sketches(Family):
             *(TensorType(x.dtype, shape) for shape in numbers),
         )
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Numbers first."""
         rule: Any = op.op
         x, step, y = ins[0].reshape(-1, ins[0].shape[-1]), ins[1].reshape(1), outs[0]

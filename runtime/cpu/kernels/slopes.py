@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Arrays
+from ....language.types import Operands
 from ..device.jit import Intrinsic, inline, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
@@ -134,7 +134,7 @@ class Slopes(Family):
         """Large ones of float32 or float64."""
         return floats(op)
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         rule: Any = op.op
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)

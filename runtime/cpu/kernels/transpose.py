@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Arrays
+from ....language.types import Operands
 from ....ops.indexing.scatter import strides
 from ...shared.boxes import merged
 from ..device.jit import Intrinsic, inline, kernel
@@ -139,7 +139,7 @@ class Transposition(Family):
         shape, perm = merged(x.shape, op.op.perm)  # type: ignore[attr-defined]
         return 1 < len(shape) <= AXES + (1 if _rows_stay(perm) else 2)
 
-    def bind(self, op: Operator, ins: Arrays, outs: Arrays, scratch: Arrays) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call over words of the elements' size."""
         shape, perm = merged(ins[0].shape, op.op.perm)  # type: ignore[attr-defined]
         x, y = words(ins[0]), words(outs[0])

@@ -123,7 +123,7 @@ class Normalizations(Family):
         return [over_rows(k, a * g, args, warp=warp)]
 
 
-def _view(op: Operator) -> Any:
+def _view(op: Operator) -> tuple[int, ...]:
     rule: Any = op.op
     return rule.view(op.inputs[0].type)  # type: ignore[union-attr]
 

@@ -59,7 +59,7 @@ def chosen(
     return [k(-(-y.size // _EACH), y, y.size, *(divisor(s, wide=wide) for s in sizes), *args)]
 
 
-def bits(y: Buffer, value: float) -> Any:
+def bits(y: Buffer, value: float) -> int:
     """A value as a word of y's."""
     return word(np.array(value).astype(y.type.numpy).tobytes(), y.type.numpy.itemsize)
 

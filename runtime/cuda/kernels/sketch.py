@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....language.types import TensorType
 from ....ops.approximation.drawn import BITS, COLUMNS, blocks
+from ....ops.approximation.sketch import Sketch
 from ....ops.approximation.transforms import padded
 from ....ops.tiles import wide
 from ..code import sketch as text
@@ -75,7 +76,7 @@ class Sketches(Family):
         return calls + _transformed(rule, x.reshape(batch, n), step, y, scratch)
 
 
-def _transformed(rule: Any, x: Buffer, step: Buffer, y: Buffer, scratch: Sequence[Buffer]) -> list[Call]:
+def _transformed(rule: Sketch, x: Buffer, step: Buffer, y: Buffer, scratch: Sequence[Buffer]) -> list[Call]:
     """Tables, then some columns at a time, step by step."""
     keys, chosen, places, signs, table, factors, room = scratch
     (batch, n), size, kind = x.shape, keys.size, wide(x.dtype)
@@ -100,7 +101,7 @@ def _transformed(rule: Any, x: Buffer, step: Buffer, y: Buffer, scratch: Sequenc
     return calls
 
 
-def _products(rule: Any, x: Buffer, step: Buffer, y: Buffer, scratch: Sequence[Buffer]) -> list[Call]:
+def _products(rule: Sketch, x: Buffer, step: Buffer, y: Buffer, scratch: Sequence[Buffer]) -> list[Call]:
     """Tile by tile of S: drawn, then multiplied into its rows of y."""
     room, copied, sums = scratch
     (batch, n), kind = x.shape, wide(x.dtype)

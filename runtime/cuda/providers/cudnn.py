@@ -152,7 +152,7 @@ def _plan(cudnn: Any, c: Convolved, dtype: str, handle: Any, *, tf32: bool, alig
     return Plan(graph, (x, w, y), workspace, handle)
 
 
-def _tensors(graph: Any, c: Convolved, kind: Any, aligned: int) -> tuple[Any, Any, Any]:
+def _tensors(graph: Any, c: Convolved, kind: str, aligned: int) -> tuple[Any, Any, Any]:
     """The graph's x, w and y, with the operation between them."""
     window, behind = c.geometry.window, ends(c)
     if behind is None:
