@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.types import Operands, TensorType
+from ....ops.attention.shared import Tiled
+from ....ops.attention.tiled_grad import TiledAttentionGrad
 from ..attention import backward, forward
 from ..attention.code import vectors
 from ..attention.items import Items, offsets
@@ -68,7 +70,7 @@ class Attention(Family):
 
     def accepts(self, op: Operator) -> bool:
         """float32, and enough to do."""
-        rule: Any = op.op
+        rule = op.of(Tiled)
         step = op.inputs[-1] if rule.ratio else None
         values = [v for v in (*op.reads(), *op.writes()) if v is not step]
         plain = all(getattr(rule, f.name) == f.default for f in dataclasses.fields(rule) if f.name not in _KNOWN)
@@ -81,7 +83,7 @@ class Attention(Family):
 
     def form(self, op: Operator) -> Form:
         """What the code depends on."""
-        rule: Any = op.op
+        rule = op.of(Tiled)
         q, k, v, bias = (None if x is None else x.type for x in (*op.inputs, None)[:4])
         assert q is not None and k is not None and v is not None
         window = rule.first is not None or rule.last is not None
@@ -93,7 +95,7 @@ class Attention(Family):
 
     def words(self, op: Operator, ins: Operands) -> list[Any]:
         """The arguments of `scores.WORDS`."""
-        rule: Any = op.op
+        rule = op.of(Tiled)
         form = self.form(op)
         q, k, v, bias = ins[:4]
         row = column = 0
@@ -124,7 +126,7 @@ class Attention(Family):
 
     def numbers(self, op: Operator) -> np.ndarray:
         """[heads]: the number of each head's first query among those of all weights, of which these may be a part."""
-        rule: Any = op.op
+        rule = op.of(Tiled)
         q = op.inputs[0]
         assert q is not None
         own = q.shape[:-1]
@@ -176,7 +178,7 @@ class Gradient(Attention):
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call for each wave; before them what clears the bias's gradient, behind them what adds its parts up."""
-        rule: Any = op.op
+        rule = op.of(TiledAttentionGrad)
         bias, parts, items = self.wanted(op), self.parts(op), self.items(op)
         heads, table = self.heads(op), panels(ins[0].shape[-2])
         target = scratch[1] if parts else outs[3]
@@ -199,7 +201,7 @@ class Gradient(Attention):
 
     def items(self, op: Operator) -> Items:
         """The work."""
-        rule: Any = op.op
+        rule = op.of(TiledAttentionGrad)
         q, k = (x.shape for x in op.inputs[:2] if x is not None)
         return Items(q[:-2], k[:-2], self.wanted(op), q[-2], k[-2], rule.columns)
 

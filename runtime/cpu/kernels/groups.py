@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.types import Operands
-from ....ops.approximation.groups import BLOCK, LEAST, POINT
+from ....ops.approximation.groups import BLOCK, LEAST, POINT, CompressGroups, DecompressGroups
 from ..device.jit import Intrinsic, inline, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
@@ -285,7 +285,7 @@ class Compressing(Family):
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call, split over the threads by groups."""
-        rule: Any = op.op
+        rule = op.of(CompressGroups)
         given = ins[0].reshape(-1), ins[1].reshape(1), *outs[:2]
         return [compress.call(*given, signed(rule.seed), rule.first // BLOCK, rule.group, rule.bits, work=len(outs[1]))]
 
@@ -300,5 +300,5 @@ class Decompressing(Family):
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call, split over the threads by groups."""
-        rule: Any = op.op
+        rule = op.of(DecompressGroups)
         return [decompress.call(*ins[:2], outs[0].reshape(-1), rule.group, rule.bits, work=len(ins[1]))]

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.types import Array, Operands, TensorType
+from ....ops.loss.linear_cross_entropy import LinearCrossEntropy, LinearLoss
+from ....ops.loss.linear_cross_entropy_grad import LinearCrossEntropyGrad
 from ....ops.loss.linear_tiles import Sizes, slice_of, slices
 from ..code.mathematics import exp, tanh
 from ..code.row_sums import exponentials, largest, total
@@ -191,12 +193,12 @@ class LinearLosses(Family):
 
     def sizes(self, op: Operator, *, held: bool) -> Sizes:
         """Rows, words and tiles."""
-        rule: Any = op.op
+        rule = op.of(LinearLoss)
         return Sizes(op.inputs[0], op.inputs[1], op.inputs[3], transposed=bool(rule.transB), held=held)
 
     def numbers(self, op: Operator) -> tuple[float, ...]:
         """Cap, scale, smoothing, z-loss."""
-        rule: Any = op.op
+        rule = op.of(LinearLoss)
         return rule.cap, rule.scale, rule.smoothing, rule.z_loss
 
     def scaled(self, op: Operator, labels: Array, dloss: Array, out: Array, words: int, reduction: str) -> Call:
@@ -254,7 +256,7 @@ class LinearCrossEntropies(LinearLosses):
         self, op: Operator, ins: Operands, outs: Operands, scratch: Operands, *, onednn: bool = False
     ) -> list[Call]:
         """Tile by tile of rows."""
-        rule: Any = op.op
+        rule = op.of(LinearCrossEntropy)
         held = self.held(op)
         sizes = self.sizes(op, held=held)
         x, w, bias, labels = ins[:4]
@@ -338,7 +340,7 @@ class LinearCrossEntropyGradients(LinearLosses):
         self, op: Operator, ins: Operands, outs: Operands, scratch: Operands, *, onednn: bool = False
     ) -> list[Call]:
         """Slice by slice of the words."""
-        rule: Any = op.op
+        rule = op.of(LinearCrossEntropyGrad)
         sizes = self.sizes(op, held=False)
         x, w, bias, labels, lse, dloss = ins[:6]
         x, labels, lse = x.reshape(sizes.rows, sizes.width), labels.reshape(-1), lse.reshape(-1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.types import Operands, TensorType, Value
+from ....ops.norm.fused import Normalization, NormGrad
 from ..code.row_sums import against, against3, dot, squares, total
 from ..device.jit import kernel
 from ..device.native import Call
@@ -174,7 +175,7 @@ class Normalizations(Family):
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call over the rows."""
         a, g, s, p = _view(op)
-        rule: Any = op.op
+        rule = op.of(Normalization)
         centre = int(rule.centred)
         room = scratch[0]
         found = [outs[1] if centre else None, outs[2 if centre else 1]]
@@ -203,12 +204,12 @@ class NormalizationGradients(Family):
 
     def accepts(self, op: Operator) -> bool:
         """Floats of one type, and groups of several elements."""
-        rule: Any = op.op
+        rule = op.of(NormGrad)
         return floats(op, halves=True) and rule.view[2] * rule.view[3] > 1
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """For each part the sums, and those of a block of rows."""
-        rule: Any = op.op
+        rule = op.of(NormGrad)
         x: Any = op.inputs[0]
         a, g, s, p = rule.view
         sums = TensorType("f64", (parts(a), 2, g * s))
@@ -216,7 +217,7 @@ class NormalizationGradients(Family):
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """dx with the parts' sums, then their sums."""
-        rule: Any = op.op
+        rule = op.of(NormGrad)
         a, g, s, p = rule.view
         x, scale, mean, inverse, dy = ins[:5]
         shape = (a, g, s) if p == 1 else (a, g, s, p)

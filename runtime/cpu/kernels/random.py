@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ....language.types import Operands
+from ....ops.random.draws import Dropout
 from ..device.jit import Intrinsic, inline, kernel
 from ..device.native import Call
 from ..families import ENOUGH, Family, family, floats
@@ -117,12 +118,12 @@ class Dropouts(Family):
 
     def accepts(self, op: Operator) -> bool:
         """Floats; a slice that begins with a block of the stream."""
-        rule: Any = op.op
+        rule = op.of(Dropout)
         return floats(op) and rule.first % 8 == 0
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
-        rule: Any = op.op
+        rule = op.of(Dropout)
         x, step, y = ins[0].reshape(-1), ins[1].reshape(1), outs[0].reshape(-1)
         mask = np.empty(0, np.bool_) if outs[1] is None else outs[1].reshape(-1)
         threshold = math.ceil(float(np.float32(rule.ratio)) * 2**24)

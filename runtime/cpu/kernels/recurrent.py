@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.types import Operands, TensorType
+from ....ops.recurrent.gru import GRU
+from ....ops.recurrent.lstm import LSTM
+from ....ops.recurrent.shared import RecurrentGrad
 from ..code.mathematics import sigmoid, tanh
 from ..code.row_products import room
 from ..device.jit import kernel
@@ -219,7 +222,7 @@ class LSTMs(Sequences):
 
     def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
         """The gates from all inputs, then the steps."""
-        rule: Any = op.op
+        rule = op.of(LSTM)
         x, w, r, bias, _, h0, c0 = ins[:7]
         y, last_h, last_c, kept, cells = outs[:5]
         steps, batch, width = x.shape[0], x.shape[1], w.shape[1]
@@ -258,7 +261,7 @@ class GRUs(Sequences):
 
     def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
         """The gates from all inputs, then the steps."""
-        rule: Any = op.op
+        rule = op.of(GRU)
         x, w, r, bias, _, h0 = ins[:6]
         y, last, kept = outs[:3]
         gates, product, total, inner, packed = scratch
@@ -309,7 +312,7 @@ class SequenceGradients(Sequences):
 
     def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
         """dx, dw, dr and the biases' gradients, and those of the initial states."""
-        rule: Any = op.op
+        rule = op.of(RecurrentGrad)
         given = rule.parts(ins[: len(op.inputs)])
         previous, block, sums, packed = scratch[3:7]
         gates = self.steps(todo, rule, d, given, outs, scratch)

@@ -7,11 +7,12 @@ The gradient adds along columns first, then along rows, as the operator's own nu
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....language.types import Operands, Value
+from ....ops.vision.resize import Interpolation
 from ....ops.vision.resize_maps import indices
 from ..device.jit import kernel
 from ..device.native import Call
@@ -77,7 +78,7 @@ def _axes(op: Operator) -> list[int]:
 
 def _tables(op: Operator) -> tuple[list[np.ndarray], np.ndarray]:
     """Where rows and columns of the output are in the input, and `p` of the kernels."""
-    rule: Any = op.op
+    rule = op.of(Interpolation)
     x, y = _ends(op)
     spans = dict(rule.maps(x.shape, y.shape))
     axes = _axes(op)
@@ -94,7 +95,7 @@ class Nearest(Family):
 
     def accepts(self, op: Operator) -> bool:
         """Large ones whose scales are positive: then y's positions rise with x's."""
-        rule: Any = op.op
+        rule = op.of(Interpolation)
         x, y = _ends(op)
         if rule.mode != "nearest" or rule.coordinate_transformation_mode == "tf_crop_and_resize":
             return False

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....language.types import TensorType
-from ....ops.indexing.scatter import strides
+from ....ops.indexing.scatter import Scatter, strides
 from ...shared.trouble import INDEX_OUTSIDE
 from ..code.parts import WIDE, division, divisor
 from ..code.sorting import sort, sort_scratch, sums, sums_scratch
@@ -280,7 +280,7 @@ class Scatters(Family):
 
     def accepts(self, op: Operator) -> bool:
         """All element types, those with arithmetic for reductions; numbers of rows and indices have 30 bits."""
-        rule: Any = op.op
+        rule = op.of(Scatter)
         form = self._form(op)
         if max(form[1], form[3]) >= _MOST or not movable(op):
             return False

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.types import DTYPES
+from ....ops.indexing.select import OneHot as OneHotOp
+from ....ops.indexing.select import Trilu
 from ....ops.window import full
 from ...shared.trouble import INDEX_OUTSIDE
 from ..code.parts import WIDE, division, divisor
@@ -83,7 +85,7 @@ class Triangle(Selection):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        rule: Any = op.op
+        rule = op.of(Trilu)
         x, y = ins[0], outs[0]
         assert x is not None and y is not None
         lines = f"{_MATRIX}const W found = (upper ? right >= diagonal : right <= diagonal) ? x[e] : zero;"
@@ -115,7 +117,7 @@ class OneHot(Selection):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        rule: Any = op.op
+        rule = op.of(OneHotOp)
         at, y = ins[0], outs[0]
         assert at is not None and y is not None
         axis = rule.axis % len(y.shape)

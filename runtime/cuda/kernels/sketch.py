@@ -43,7 +43,7 @@ class Sketches(Family):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """A tile of S, for halves also of x and y; or what is chosen, tables and columns of a transform."""
-        rule: Any = op.op
+        rule = op.of(Sketch)
         x: Any = op.inputs[0]
         n, batch, kind = x.shape[-1], math.prod(x.shape[:-1]), wide(x.dtype)
         if rule.kind in COLUMNS:
@@ -59,7 +59,7 @@ class Sketches(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Numbers first."""
-        rule: Any = op.op
+        rule = op.of(Sketch)
         x, step, y = ins[0], ins[1], outs[0]
         assert x is not None and step is not None and y is not None
         n = x.shape[-1]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ....language.types import FLOATS, TensorType
 from ....ops.optimizer.base import work_dtype
+from ....ops.optimizer.norm_updates import LambUpdate, LarsUpdate
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
 
@@ -244,7 +245,7 @@ class Lamb(Trust):
         assert w is not None and g is not None and rate is not None
         if not w.size:
             return []
-        o: Any = op.op
+        o = op.of(LambUpdate)
         kinds, count = (w.dtype, g.dtype, local.dtype), spans(w.size)
         args = (w, g, m, v, step, o.beta1, o.beta2, o.epsilon, o.weight_decay, unscale, w.size)
         return [
@@ -299,7 +300,7 @@ class Lars(Trust):
         assert w is not None and g is not None and rate is not None
         if not w.size:
             return []
-        o: Any = op.op
+        o = op.of(LarsUpdate)
         count = spans(w.size)
         numbers = o.coefficient, o.weight_decay, o.epsilon
         step = lars_step(w.dtype, g.dtype, local.dtype)
