@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 #: arguments that functions of onnxscript's torch_lib never read, with the values that mean nothing
 #: (benchmarks/pytorch/dropped_arguments.py looks for them)
@@ -42,7 +45,7 @@ def dropped_arguments(program: Any) -> list[str]:
     return list(found)
 
 
-def hooks(module: Any) -> list[str]:
+def hooks(module: Module) -> list[str]:
     """Sentences about hooks that no export contains."""
     found = []
     for name, p in module.named_parameters():
@@ -54,7 +57,7 @@ def hooks(module: Any) -> list[str]:
     return found
 
 
-def refuse(module: Any) -> None:
+def refuse(module: Module) -> None:
     """ModelError for submodules that no exported model can be."""
     import torch
 
