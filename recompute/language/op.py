@@ -1,7 +1,8 @@
 """The base class of operators: schema, type rule, gradient, cost, numerics and ONNX form in one class.
 
 A subclass is a frozen dataclass whose fields are the operator's attributes, so equality, printing and parsing come
-free.  Defining it registers it under its class name; no other registration is needed.
+free.  Defining it registers it under its class name; no other registration is needed.  What its methods take is
+imported from here as well.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import TypeRuleError, UsageError, nearest
+from .contexts import FunctionWriter, Imported, ImportedNode, Importing, OperatorBuilder
 from .exact import Exact, exact
+from .samples import Case, Draw
 from .types import Operands, TensorType, Types, Values
 
 if TYPE_CHECKING:
-    from .contexts import FunctionWriter, Imported, ImportedNode, Importing, OperatorBuilder
     from .element import Expr, Formula
     from .factors import Factor
     from .layouts import Turned
-    from .samples import Case, Draw
     from .types import ArrayModule, Value
 
 #: operator name → class; filled by `Op.__init_subclass__`

@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import TypeRuleError
-from ..language.contexts import OperatorBuilder
 from ..language.element import Expr, Formula
 from ..language.factors import Factor, renumbered
 from ..language.layouts import permuted, to_first, to_last
-from ..language.op import Cost, Op
-from ..language.samples import Case, Draw
+from ..language.op import Case, Cost, Draw, Op, OperatorBuilder
 from ..language.types import ArrayModule, Operands, TensorType, Types, Value, Values
 from .shape.reshape import reshape
 

@@ -26,9 +26,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...language.contexts import FunctionWriter
 from ...language.factors import Factor, Place, factor
-from ...language.op import Cost, Op
+from ...language.op import Cost, FunctionWriter, Op
 from ...language.types import DTYPES, FLOATS, Array, TensorType, Types, dtype_to_onnx
 from ..random.draws import Draw
 from ..random.philox import byte_stream, export_halves

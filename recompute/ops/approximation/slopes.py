@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...language.factors import Factor, Place
-from ...language.op import Cost, Op
-from ...language.samples import Draw
+from ...language.op import Cost, Draw, Op
 from ...language.types import Array, TensorType, dtype_to_onnx
 from ..tiles import TILE, wide
 from .bits import export_pack, export_unpack, pack, packed_bytes, regions, scratch_bytes, unpack

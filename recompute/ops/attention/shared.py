@@ -7,9 +7,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
-from ...language.contexts import OperatorBuilder
 from ...language.factors import SUM, Factor, Place, factor
-from ...language.op import Op
+from ...language.op import Op, OperatorBuilder
 from ...language.types import Array, ArrayModule, TensorType, Types, Value
 from ..norm.fused import as_type
 from ..tiles import wide

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...language.contexts import Imported, ImportedNode, OperatorBuilder
-from ...language.op import imports
+from ...language.op import Imported, ImportedNode, OperatorBuilder, imports
 from ...language.types import Value, dtype_to_onnx
 from ..shape.reshape import reshape
 from .tiled import TiledAttention

@@ -34,10 +34,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...errors import UsageError
-from ...language.contexts import FunctionWriter, OperatorBuilder
 from ...language.factors import Factor, in_step
 from ...language.ir import Operator
-from ...language.op import Cost, Op
+from ...language.op import Cost, FunctionWriter, Op, OperatorBuilder
 from ...language.types import ArrayModule, Operands, TensorType, Types, Value
 
 #: how sums may be added

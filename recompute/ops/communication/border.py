@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.contexts import FunctionWriter
 from ...language.factors import aligned
-from ...language.op import Op
+from ...language.op import FunctionWriter, Op
 from ...language.types import ArrayModule, Operands
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.contexts import OperatorBuilder
-from ...language.op import Op
+from ...language.op import Op, OperatorBuilder
 from ...language.types import ArrayModule, Operands, TensorType, Value
 
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...language.contexts import OperatorBuilder
-from ...language.op import Cost, Op
+from ...language.op import Cost, Op, OperatorBuilder
 from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Value
 from ..channels_last import channels_last
 from ..norm.numerics import wide

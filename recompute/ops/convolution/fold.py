@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...language.contexts import Imported, ImportedNode
 from ...language.factors import Place, factor
-from ...language.op import Cost, imports
+from ...language.op import Cost, Imported, ImportedNode, imports
 from ...language.types import Array
 from ..shape.reshape import Move
 from ..window import Window, full, output_size

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.element import cast, equal, power, where
-from ...language.op import Op
-from ...language.samples import Draw
+from ...language.op import Draw, Op
 from ...language.types import TensorType
 from ..common import Elementwise, Ufunc
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...language.contexts import Imported, ImportedNode
 from ...language.element import equal, maximum, minimum, where
-from ...language.op import imports
+from ...language.op import Imported, ImportedNode, imports
 from ...language.types import TensorType, Types, Value
 from ..common import Elementwise, Ufunc, broadcast
 

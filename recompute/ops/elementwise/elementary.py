@@ -10,10 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from ...language import element
-from ...language.contexts import OperatorBuilder
 from ...language.factors import all_but
-from ...language.op import Op
-from ...language.samples import Case, Draw
+from ...language.op import Case, Draw, Op, OperatorBuilder
 from ...language.types import Array, ArrayModule, Value, Values
 from ..common import Elementwise, Ufunc, normal_axis
 from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf, wide

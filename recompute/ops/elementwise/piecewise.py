@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.element import maximum, minimum, where
-from ...language.op import Op
-from ...language.samples import Draw
+from ...language.op import Draw, Op
 from ..common import Elementwise, Ufunc
 from ..tiles import Tiled
 

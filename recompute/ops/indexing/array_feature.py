@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ...language.contexts import Imported, ImportedNode
-from ...language.op import imports
+from ...language.op import Imported, ImportedNode, imports
 
 
 @imports("ArrayFeatureExtractor", domain="ai.onnx.ml")

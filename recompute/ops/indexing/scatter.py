@@ -9,9 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...language.contexts import OperatorBuilder
 from ...language.factors import factor, in_step
-from ...language.op import Op
+from ...language.op import Op, OperatorBuilder
 from ...language.types import Array, ArrayModule, Operands, TensorType, Value
 from ..common import normal_axis
 from ..shape.reshape import Move

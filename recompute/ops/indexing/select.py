@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...language.contexts import Imported, ImportedNode
 from ...language.factors import Factor, Place, factor, in_step
-from ...language.op import Cost, imports
+from ...language.op import Cost, Imported, ImportedNode, imports
 from ...language.types import DTYPES, TensorType, dtype_from_onnx, dtype_name, dtype_to_onnx
 from ..common import normal_axis
 from ..shape.reshape import Move

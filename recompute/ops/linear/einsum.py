@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...language.contexts import Imported, ImportedNode, OperatorBuilder
-from ...language.op import imports
+from ...language.op import Imported, ImportedNode, OperatorBuilder, imports
 from ...language.types import Value
 from ..shape.reshape import reshape
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...language.contexts import Imported, ImportedNode, OperatorBuilder
 from ...language.factors import in_step
-from ...language.op import Cost, Op, imports
+from ...language.op import Cost, Imported, ImportedNode, Op, OperatorBuilder, imports
 
 
 @dataclass(frozen=True)

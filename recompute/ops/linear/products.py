@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from ...language.contexts import OperatorBuilder
 from ...language.factors import SUM, aligned, factor
-from ...language.op import Cost, Op
+from ...language.op import Cost, Op, OperatorBuilder
 from ...language.types import Array, ArrayModule, Operands, TensorType, Value
 from .half_products import HalfProduct
 

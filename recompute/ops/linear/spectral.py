@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...language.contexts import Imported, ImportedNode
 from ...language.factors import in_step
-from ...language.op import Cost, Op, imports
+from ...language.op import Cost, Imported, ImportedNode, Op, imports
 from ..common import normal_axis
 
 #: NumPy 2 transforms into a given array

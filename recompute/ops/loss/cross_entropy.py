@@ -11,10 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.contexts import ImportedNode, OperatorBuilder
 from ...language.factors import SUM, Factor, factor, needed_whole
-from ...language.op import Op
-from ...language.samples import Case, Draw
+from ...language.op import Case, Draw, ImportedNode, Op, OperatorBuilder
 from ...language.types import Array, ArrayModule, Operands, TensorType, Value
 from ..channels_last import channels_last
 from ..reduction.softmax import log_softmax

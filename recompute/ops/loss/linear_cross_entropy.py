@@ -27,10 +27,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...language.builder import Builder
-from ...language.contexts import OperatorBuilder
 from ...language.factors import SUM, factor, needed_whole
-from ...language.op import Cost, Op
-from ...language.samples import Draw
+from ...language.op import Cost, Draw, Op, OperatorBuilder
 from ...language.types import TensorType, Value
 from ..norm.fused import as_type
 from ..shape.reshape import Fill, reshape

@@ -31,8 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...language.contexts import FunctionWriter
-from ...language.op import Cost, Op
+from ...language.op import Cost, FunctionWriter, Op
 from ...language.types import ArrayModule, Operands, Types
 
 

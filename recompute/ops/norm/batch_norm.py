@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...language.contexts import OperatorBuilder
 from ...language.element import sqrt
 from ...language.factors import Factor, aligned, needed_whole
 from ...language.formulas import through_expansion
-from ...language.op import Cost, Op
+from ...language.op import Cost, Op, OperatorBuilder
 from ...language.types import Array, TensorType, Types, Value
 from ..channels_last import channels_last
 from ..window import BLOCK

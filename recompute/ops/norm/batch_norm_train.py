@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UsageError
-from ...language.contexts import OperatorBuilder
 from ...language.element import sqrt
 from ...language.factors import OWN, SUM, own_batch
-from ...language.op import Cost, Op
+from ...language.op import Cost, Op, OperatorBuilder
 from ...language.types import Array, ArrayModule, Value
 from ..channels_last import channels_last
 from .axes import by_channel, by_element

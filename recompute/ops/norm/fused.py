@@ -9,9 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ...language.contexts import ImportedNode, OperatorBuilder
 from ...language.factors import SUM, factor
-from ...language.op import Cost, Op
+from ...language.op import Cost, ImportedNode, Op, OperatorBuilder
 from ...language.types import TensorType, Types, Value, Values
 from ..common import normal_axis
 from ..shape.reshape import reshape

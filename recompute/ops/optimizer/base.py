@@ -19,11 +19,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...language.contexts import OperatorBuilder
 from ...language.factors import Factor, aligned
 from ...language.formulas import through_expansion
-from ...language.op import Cost, Op
-from ...language.samples import Draw
+from ...language.op import Cost, Draw, Op, OperatorBuilder
 from ...language.types import DTYPES, Array, ArrayModule, Operands, TensorType, Types
 
 #: elements that are worked on at a time

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...language.contexts import OperatorBuilder
 from ...language.factors import aligned, needed_whole
-from ...language.op import Cost, Op
+from ...language.op import Cost, Op, OperatorBuilder
 from ...language.types import Array, ArrayModule, TensorType, Value
 from .base import PART, Update, mix, mixed, scaled, update_samples
 

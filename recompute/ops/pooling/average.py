@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...language.contexts import Imported, ImportedNode, OperatorBuilder
-from ...language.op import imports
+from ...language.op import Imported, ImportedNode, OperatorBuilder, imports
 from ...language.types import DTYPES, Array, ArrayModule, TensorType, Value
 from ..channels_last import channels_last
 from ..convolution.export import transposed

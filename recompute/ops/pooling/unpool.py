@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ...language.builder import Builder
-from ...language.contexts import Imported, ImportedNode
-from ...language.op import imports
+from ...language.op import Imported, ImportedNode, imports
 from ...language.types import Value
 from ..shape.reshape import reshape
 from ..window import full

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.contexts import ImportedNode
 from ...language.factors import Factor, in_step, needed_whole
-from ...language.op import Cost, Op
-from ...language.samples import Draw
+from ...language.op import Cost, Draw, ImportedNode, Op
 from ...language.types import Array, ArrayModule, Operands, TensorType, Types
 from ..channels_last import channels_last
 from ..window import BLOCK, Window, full, output_size, window_attributes

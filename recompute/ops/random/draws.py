@@ -14,10 +14,8 @@ from typing import Any, cast
 import numpy as np
 
 from ...language import samples
-from ...language.contexts import FunctionWriter, Imported, ImportedNode, OperatorBuilder
 from ...language.factors import Factor, Place, aligned, needed_whole
-from ...language.op import Op, imports
-from ...language.samples import Case
+from ...language.op import Case, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder, imports
 from ...language.types import (
     DTYPES,
     Array,

@@ -14,10 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...language.contexts import FunctionWriter, Imported, ImportedNode, OperatorBuilder
 from ...language.factors import SUM, Factor, Where, factor
-from ...language.op import Cost, Op
-from ...language.samples import Draw
+from ...language.op import Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
 from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Value, Values
 from ..shape.reshape import reshape
 from .parts import cut, filled, joint, row

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...language.contexts import Imported, ImportedNode, OperatorBuilder
 from ...language.factors import MAX, MIN, PROD, factor
-from ...language.op import Op
-from ...language.samples import Case, Draw
+from ...language.op import Case, Draw, Imported, ImportedNode, Op, OperatorBuilder
 from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Value, Values
 from ..common import normal_axes, normal_axis
 from ..shape.reshape import reshape

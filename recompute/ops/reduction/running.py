@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...language.contexts import Imported, ImportedNode, OperatorBuilder
 from ...language.factors import all_but, in_step
-from ...language.op import Cost, Op, imports
+from ...language.op import Cost, Imported, ImportedNode, Op, OperatorBuilder, imports
 from ...language.types import Value
 from ..common import normal_axis
 from ..elementwise.elementary import Running

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...language.factors import Factor, all_but
-from ...language.op import Cost, Op
-from ...language.samples import Case, Draw
+from ...language.op import Case, Cost, Draw, Op
 from ...language.types import Array, ArrayModule, Operands, TensorType, Types
 from ..common import normal_axis
 from ..tiles import TILE, wide

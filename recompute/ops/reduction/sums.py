@@ -8,11 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from ...language.contexts import FunctionWriter, Imported, ImportedNode, OperatorBuilder
 from ...language.factors import LOGSUMEXP, SUM, Factor, factor
 from ...language.layouts import Turned, turned_axes
-from ...language.op import Cost, Op
-from ...language.samples import Case, Draw
+from ...language.op import Case, Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
 from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Value, Values
 from ..common import normal_axes
 from ..shape.reshape import reshape

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ...language.builder import Builder, reverse
-from ...language.contexts import Imported, ImportedNode
-from ...language.op import imports
+from ...language.op import Imported, ImportedNode, imports
 
 
 @imports("Gradient", domain="ai.onnx.preview.training")

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.contexts import Imported, ImportedNode
 from ...language.factors import aligned
 from ...language.ir import Block, Operator, Value
-from ...language.op import Op, imports
+from ...language.op import Imported, ImportedNode, Op, imports
 from ...language.text import parse, show
 
 #: the domain of these nodes

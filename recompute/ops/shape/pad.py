@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...language.contexts import Imported, ImportedNode
 from ...language.exact import exact
 from ...language.factors import in_step
 from ...language.layouts import Turned, turned_pads, turned_whole
-from ...language.op import imports
+from ...language.op import Imported, ImportedNode, imports
 from ...language.types import TensorType, Values
 from ..common import normal_axis
 from .reshape import Move

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from ...language.contexts import Imported, ImportedNode, OperatorBuilder
 from ...language.element import cast
 from ...language.factors import aligned, digits, factor
 from ...language.layouts import Turned, turned_list, turned_whole
-from ...language.op import Op, imports
+from ...language.op import Imported, ImportedNode, Op, OperatorBuilder, imports
 from ...language.types import DTYPES, TensorType, Value, Values, dtype_from_onnx, dtype_to_onnx
 from ..common import Elementwise
 

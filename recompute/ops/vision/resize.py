@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ...language.contexts import Imported, ImportedNode
 from ...language.factors import Factor, in_step
 from ...language.layouts import Turned, turned_list, turned_pads, turned_whole
-from ...language.op import Cost, Op, imports
+from ...language.op import Cost, Imported, ImportedNode, Op, imports
 from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Values
 from ..norm.numerics import wide
 from ..shape.reshape import reshape

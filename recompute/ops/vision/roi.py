@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...language.factors import SUM, factor
-from ...language.op import Cost, Op
-from ...language.samples import Draw
+from ...language.op import Cost, Draw, Op
 from ...language.types import Array, ArrayModule, Operands, TensorType, Value
 from ..indexing.flat import add_rows
 
