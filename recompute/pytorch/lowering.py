@@ -149,25 +149,16 @@ def _averages(pool: Callable[..., Tensor], axes: int) -> Callable[..., Tensor]:
     return decomposed
 
 
-def _lstm(
-    x: Tensor,
-    state: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
+def _lstm(x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor], *options: Any) -> tuple[Tensor, ...]:
     """With projections, which ONNX's LSTM does not have: step by step."""
     import torch
     from torch._decomp import decomposition_table
 
+    has_biases, num_layers, _, _, bidirectional, _ = options
     if len(params) == (2 + 2 * has_biases) * num_layers * (1 + bidirectional):
         return NotImplemented
     one = decomposition_table[torch.ops.aten.lstm.input]
-    return one(x, state, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    return one(x, state, params, *options)
 
 
 def _distances(a: Tensor, b: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:

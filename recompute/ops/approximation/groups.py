@@ -180,9 +180,9 @@ class CompressGroups(Draw, _Grouped):
         if padding:
             flat = g.call("Pad", flat, g.ints([0, padding]), mode="edge")
         rows = g.call("Reshape", flat, g.ints([groups, self.group]))
-        low, scale = self._export_ranges(g, rows, DTYPES[wide(t.dtype)].type)
-        g.node("Concat", [low, scale], [outs[1]], axis=1)
-        codes = self._export_codes(g, rows, low, scale, ins[1], t.size)
+        ranges = self._export_ranges(g, rows, DTYPES[wide(t.dtype)].type)
+        g.node("Concat", ranges, [outs[1]], axis=1)
+        codes = self._export_codes(g, rows, ranges, ins[1], t.size)
         g.node("Identity", [codes], [outs[0]])
         return True
 
@@ -197,8 +197,8 @@ class CompressGroups(Draw, _Grouped):
         scale = g.call("Max", g.call("Div", spread, levels), g.array(np.array(LEAST, kind)))
         return g.call("Add", low, trouble), g.call("Add", scale, trouble)
 
-    def _export_codes(self, g: FunctionWriter, rows: str, low: str, scale: str, step: str, size: int) -> str:
-        kind = g.type(rows).numpy.type
+    def _export_codes(self, g: FunctionWriter, rows: str, ranges: tuple[str, str], step: str, size: int) -> str:
+        (low, scale), kind = ranges, g.type(rows).numpy.type
         factor = g.call("Div", g.array(np.array(1 << POINT, kind)), scale)
         moved = g.call("Mul", g.call("Sub", rows, low), factor)
         moved = g.call("Where", g.call("IsNaN", moved), g.array(np.array(0, kind)), moved)

@@ -37,9 +37,19 @@ def attention(node: ImportedNode) -> Imported:
     if mask_type is not None and (mask_type.ndim < 2 or mask_type.shape[-2:] != (steps, total)):
         return None
     mask = None if mask_type is None else node.input(3)
-    y = _attend(b, q, k, v, mask, window=_window(given, past.shape[2] if past is not None else 0), options=given)
+    batch, heads, _, size = q.shape
+    groups, keys, values = heads // k.shape[1], k, v
+    if groups > 1:  # several heads share keys and values
+        q = b.Reshape(q, shape=(batch, k.shape[1], groups, steps, size))
+        keys, values = (b.Reshape(x, shape=(*x.shape[:2], 1, *x.shape[2:])) for x in (k, v))
+    bias = [] if mask is None else [_bias(b, mask, q.dtype, groups)]
+    first, last = _window(given, past.shape[2] if past is not None else 0)
+    scale = given.get("scale") or 1.0 / math.sqrt(size)
+    op = TiledAttention(scale=scale, first=first, last=last, cap=given.get("softcap", 0.0))
+    y = b.emit(op, q, keys, values, *bias, want=1)
+    y = reshape(b, y, (batch, heads, steps, y.shape[-1]))
     if q_type.ndim == 3:
-        y = b.Reshape(b.Transpose(y, perm=(0, 2, 1, 3)), shape=(y.shape[0], steps, y.shape[1] * y.shape[3]))
+        y = b.Reshape(b.Transpose(y, perm=(0, 2, 1, 3)), shape=(batch, steps, heads * y.shape[3]))
     return tuple([y, k, v][: len(node.outputs)])
 
 
@@ -61,33 +71,6 @@ def _window(options: Any, offset: int) -> tuple[int | None, int | None]:
     left, right = options.get("left_window_size", -1), options.get("right_window_size", -1)
     right = 0 if options.get("is_causal", 0) else right
     return (offset - left if left >= 0 else None), (offset + right if right >= 0 else None)
-
-
-def _attend(
-    b: OperatorBuilder,
-    q: Value,
-    k: Value,
-    v: Value,
-    mask: Value | None,
-    *,
-    window: tuple[int | None, int | None],
-    options: Any,
-) -> Value:
-    """The mathematics on [batch, heads, steps, size]; `window`: see `_window`."""
-    batch, heads, steps, size = q.shape
-    groups = heads // k.shape[1]
-    if groups > 1:  # several heads share keys and values
-        q = b.Reshape(q, shape=(batch, k.shape[1], groups, steps, size))
-        k, v = (b.Reshape(x, shape=(*x.shape[:2], 1, *x.shape[2:])) for x in (k, v))
-    bias = None if mask is None else _bias(b, mask, q.dtype, groups)
-    attention = TiledAttention(
-        scale=options.get("scale") or 1.0 / math.sqrt(size),
-        first=window[0],
-        last=window[1],
-        cap=options.get("softcap", 0.0),
-    )
-    y = b.emit(attention, q, k, v, *([] if bias is None else [bias]), want=1)
-    return reshape(b, y, (batch, heads, steps, y.shape[-1]))
 
 
 def _bias(b: OperatorBuilder, mask: Value, dtype: str, groups: int) -> Value:

@@ -119,7 +119,12 @@ def _contract(b: OperatorBuilder, x: Term, y: Term, needed: Collection[str], out
         return _product(b, x, y, [*batch, *own, *other])
     if tuple(out) == (*batch, *other, *own) and own:  # the product the other way round needs no transpose
         x, y, own, other = y, x, other, own
-    return _matrix_product(b, x, y, batch, own, inner, other)
+    x, y = _expand_to(b, x, y, inner), _expand_to(b, y, x, inner)
+    left, flip_left = _operand(b, x, batch, own, inner)
+    right, flip_right = _operand(b, y, batch, inner, other)
+    z = b.MatMul(left, right, transA=flip_left, transB=flip_right)
+    sizes = [*z.shape[: len(batch)], *(x.size(c) for c in own), *(y.size(c) for c in other)]
+    return Term(reshape(b, z, sizes), (*batch, *own, *other))
 
 
 def _product(b: OperatorBuilder, x: Term, y: Term, letters: Sequence[str]) -> Term:
@@ -131,20 +136,8 @@ def _product(b: OperatorBuilder, x: Term, y: Term, letters: Sequence[str]) -> Te
     return Term(b.Mul(*values), tuple(letters))
 
 
-def _matrix_product(
-    b: OperatorBuilder, x: Term, y: Term, batch: list[str], own: list[str], inner: list[str], other: list[str]
-) -> Term:
-    """MatMul of [batch, own, inner] and [batch, inner, other]; its flags save transposes."""
-    x, y = _expand_to(b, x, y, inner), _expand_to(b, y, x, inner)
-    left, flip_left = _operand(b, x, batch, own, inner)
-    right, flip_right = _operand(b, y, batch, inner, other)
-    z = b.MatMul(left, right, transA=flip_left, transB=flip_right)
-    sizes = [*z.shape[: len(batch)], *(x.size(c) for c in own), *(y.size(c) for c in other)]
-    return Term(reshape(b, z, sizes), (*batch, *own, *other))
-
-
 def _operand(b: OperatorBuilder, t: Term, batch: list[str], rows: list[str], columns: list[str]) -> tuple[Any, int]:
-    """`t` as a batch of matrices, and whether rows and columns are swapped in it."""
+    """`t` as a batch of matrices, and whether rows and columns are swapped in it, which saves a transpose."""
     flip = int(t.letters == (*batch, *columns, *rows) and t.letters != (*batch, *rows, *columns))
     first, second = (columns, rows) if flip else (rows, columns)
     value = _arrange(b, t, [*batch, *first, *second])

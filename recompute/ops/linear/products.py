@@ -214,7 +214,18 @@ class Gemm(Op, onnx=True):
             self._half(xp, a, b, ins[2] if len(ins) > 2 else None, outs[0], scratch)
             return
         if self._adds(TensorType.of(outs[0]), *map(TensorType.of, ins[2:3])):
-            self._added(xp, a, b, ins[2], outs[0], scratch[0])
+            c, y, room = ins[2], outs[0], scratch[0]
+            for i in range(0, len(y), len(room)):  # a few rows of the product at a time, added to those of C
+                rows = slice(i, min(i + len(room), len(y)))
+                product = room[: rows.stop - i]
+                xp.matmul(a[rows], b, out=product)
+                if self.alpha != 1.0:
+                    xp.multiply(product, product.dtype.type(self.alpha), out=product)
+                if self.beta == 1.0:
+                    xp.add(c[rows], product, out=y[rows])
+                else:
+                    xp.multiply(c[rows], y.dtype.type(self.beta), out=y[rows])
+                    xp.add(y[rows], product, out=y[rows])
             return
         xp.matmul(a, b, out=outs[0])
         if self.alpha != 1.0:
@@ -228,21 +239,6 @@ class Gemm(Op, onnx=True):
     def _adds(self, out: TensorType, c: TensorType | None = None) -> bool:
         """Whether C has the result's type, and may be the same memory."""
         return c == out and self.beta != 0.0
-
-    def _added(self, xp: ArrayModule, a: Array, b: Array, c: Array, out: Array, scratch: Array) -> None:
-        """A few rows of the product at a time, added to those of C."""
-        step = len(scratch)
-        for i in range(0, len(out), step):
-            rows = slice(i, min(i + step, len(out)))
-            product = scratch[: rows.stop - i]
-            xp.matmul(a[rows], b, out=product)
-            if self.alpha != 1.0:
-                xp.multiply(product, product.dtype.type(self.alpha), out=product)
-            if self.beta == 1.0:
-                xp.add(c[rows], product, out=out[rows])
-            else:
-                xp.multiply(c[rows], out.dtype.type(self.beta), out=out[rows])
-                xp.add(out[rows], product, out=out[rows])
 
     def _half(self, xp: ArrayModule, a: Array, b: Array, c: Array | None, out: Array, scratch: Operands) -> None:
         """In float32, bias and factors too, rounded once."""

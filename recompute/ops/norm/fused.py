@@ -113,16 +113,17 @@ class Normalization(Op, abstract=True):
         if grads[0] is not None:
             dx, dscale, dbias = b.NormGrad(x, scale, mean, inverse, grads[0], view=view)
             dbias = None if bias is None else as_type(b, dbias, bias.dtype)
-        flows = [f for f in self._through_statistics(b, x, mean, inverse, grads, view) if f is not None]
+        flows = [f for f in self._through_statistics(b, x, mean, inverse, grads) if f is not None]
         if flows:
             flow = reshape(b, as_type(b, b.add_all(flows), x.dtype), x.shape)
             dx = flow if dx is None else b.Add(dx, flow)
         return [dx, dscale, dbias]
 
     def _through_statistics(
-        self, b: OperatorBuilder, x: Value, mean: Value | None, inverse: Value, grads: Values, view: View
+        self, b: OperatorBuilder, x: Value, mean: Value | None, inverse: Value, grads: Values
     ) -> list[Value]:
         """dmean / n, and -dinverse · inverse³ · (x - mean) / n, over x as [a, g, s, p]."""
+        view = self.view(x.type)
         small = (*view[:2], 1, 1)
         count = b.constant(1.0 / max(view[2] * view[3], 1), inverse)
         found = []

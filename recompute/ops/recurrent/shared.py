@@ -170,25 +170,15 @@ class Recurrent(Op, abstract=True):
 
     def expand(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
         """One matrix product for all inputs, then the steps one after the other."""
-        x, w, r, bias, lengths, *states = filled(inputs, self.arity)
-        runs = [self._unrolled(b, d, x, w, r, bias, lengths, states) for d in range(self.directions)]
+        runs = [self._unrolled(b, d, filled(inputs, self.arity)) for d in range(self.directions)]
         return tuple(
             parts[0] if len(parts) == 1 else b.Concat(*parts, axis=1 if i == 0 else 0)
             for i, parts in enumerate(zip(*runs, strict=True))
         )
 
-    def _unrolled(
-        self,
-        b: OperatorBuilder,
-        d: int,
-        x: Value,
-        w: Value,
-        r: Value,
-        bias: Value | None,
-        lengths: Value | None,
-        states: Values,
-    ) -> list[Value]:
+    def _unrolled(self, b: OperatorBuilder, d: int, inputs: Sequence[Any]) -> list[Value]:
         """All outputs of one direction."""
+        x, w, r, bias, lengths, *states = inputs
         steps, batch, features = x.shape
         width = self.gates * self.hidden_size
         w, r, bias = row(b, w, d), row(b, r, d), None if bias is None else row(b, bias, d)

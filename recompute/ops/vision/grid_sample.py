@@ -109,7 +109,7 @@ class Sampling(Op, abstract=True):
             flat = grid[..., rank - 1 - axis]
             p, slope, t = rows
             p.reshape(flat.shape)[...] = flat
-            self._coordinates(xp, p, slope, t, mask, size[axis])
+            self._coordinates(xp, rows, mask, size[axis])
             if self.mode == "nearest":
                 xp.rint(p, out=p)
                 t.fill(0)
@@ -125,8 +125,9 @@ class Sampling(Op, abstract=True):
             for j in range(index.shape[1]):
                 self._inside(xp, index[axis, j], weights[:, axis, j], mask, size[axis])
 
-    def _coordinates(self, xp: ArrayModule, p: Array, slope: Array, room: Array, mask: Array, n: int) -> None:
-        """Grid coordinates in `p` become places in [0, n), as padding says; `slope`: the derivative."""
+    def _coordinates(self, xp: ArrayModule, rows: Array, mask: Array, n: int) -> None:
+        """Grid coordinates in the first row become places in [0, n), as padding says; the second gets the derivative."""
+        p, slope, room = rows
         low, high = (0.0, n - 1.0) if self.align_corners else (-0.5, n - 0.5)
         scale = (high - low) / 2
         p += 1
@@ -134,7 +135,7 @@ class Sampling(Op, abstract=True):
         p += low
         slope.fill(scale)
         if self.padding_mode == "reflection" and self.mode != "cubic":
-            self._reflect(xp, p, slope, room, mask, low, high)
+            self._reflect(xp, rows, mask, low, high)
         # what no integer can hold is outside, as in PyTorch
         xp.absolute(p, out=room)
         xp.less(room, 2.0**31, out=mask)
@@ -147,8 +148,9 @@ class Sampling(Op, abstract=True):
             xp.clip(p, 0.0, n - 1.0, out=p)
 
     @staticmethod
-    def _reflect(xp: ArrayModule, p: Array, slope: Array, room: Array, mask: Array, low: float, high: float) -> None:
-        """p mirrored at `low` and `high` until it is between them; each mirror turns the slope."""
+    def _reflect(xp: ArrayModule, rows: Array, mask: Array, low: float, high: float) -> None:
+        """Places mirrored at `low` and `high` until they are between them; each mirror turns the slope."""
+        p, slope, room = rows
         span = high - low
         if span == 0:
             p.fill(0)
