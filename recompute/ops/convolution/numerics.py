@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,19 +187,17 @@ def forward(
     if _direct(geo):
         xp.matmul(w.reshape(g, geo.mg, geo.cg), x.reshape(n, g, geo.cg, p), out=out.reshape(n, g, geo.mg, p))
     elif geo.cg == 1:
-        _depth_forward(xp, geo, x, w, out, scratch[0])
+        Depthwise(xp, geo, scratch[0]).forward(x, w, out)
     else:
-        _forward_columns(xp, geo, x, w, bias, out, scratch)
+        _forward_columns(xp, geo, (x, w, bias), out, scratch)
         return
     if bias is not None:
         flat = out.reshape(n, g * geo.mg, p)
         xp.add(flat, bias[:, None], out=flat)
 
 
-def _forward_columns(
-    xp: ArrayModule, geo: Geometry, x: Array, w: Array, bias: Array | None, out: Array, scratch: Operands
-) -> None:
-    g, m = geo.group, geo.group * geo.mg
+def _forward_columns(xp: ArrayModule, geo: Geometry, ins: Sequence[Any], out: Array, scratch: Operands) -> None:
+    (x, w, bias), g, m = ins, geo.group, geo.group * geo.mg
     flat = out.reshape(geo.batch, m, -1)
     w3 = w.reshape(g, geo.mg, geo.rows)
     columns = Columns(geo, scratch[0])
@@ -249,7 +248,7 @@ def grad_input(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx: Array, s
         transposed = w.reshape(g, geo.mg, geo.cg).swapaxes(1, 2)
         xp.matmul(transposed, dy.reshape(n, g, geo.mg, p), out=dx.reshape(n, g, geo.cg, p))
     elif geo.cg == 1:
-        _depth_grad_input(xp, geo, w, dy, dx, scratch[0])
+        Depthwise(xp, geo, scratch[0]).grad_input(w, dy, dx)
     elif _flips(geo):
         kernel = geo.window.kernel
         turned = scratch[0].reshape(g, geo.cg, geo.mg, *kernel)
@@ -257,19 +256,15 @@ def grad_input(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx: Array, s
         turned[...] = w.reshape(g, geo.mg, geo.cg, *kernel)[back].swapaxes(1, 2)
         forward(xp, geo.flipped(), dy, turned, None, dx, scratch[1:])
     else:
-        _grad_input_columns(xp, geo, w, dy, dx, scratch)
-
-
-def _grad_input_columns(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx: Array, scratch: Operands) -> None:
-    dx.fill(0)
-    transposed = w.reshape(geo.group, geo.mg, geo.rows).swapaxes(1, 2)
-    columns = Columns(geo, scratch[0])
-    for block in blocks(geo)(geo):
-        n0, n1, r0, r1 = block
-        part = _maps(geo, dy, block, scratch)
-        cols = columns.view(n1 - n0, r1 - r0)
-        xp.matmul(transposed, part, out=cols.reshape(geo.group, geo.rows, -1))
-        columns.scatter(cols, dx, block)
+        dx.fill(0)
+        transposed = w.reshape(g, geo.mg, geo.rows).swapaxes(1, 2)
+        columns = Columns(geo, scratch[0])
+        for block in blocks(geo)(geo):
+            n0, n1, r0, r1 = block
+            part = _maps(geo, dy, block, scratch)
+            cols = columns.view(n1 - n0, r1 - r0)
+            xp.matmul(transposed, part, out=cols.reshape(g, geo.rows, -1))
+            columns.scatter(cols, dx, block)
 
 
 def _maps(geo: Geometry, dy: Array, block: tuple[int, int, int, int], scratch: Operands) -> Array:
@@ -311,7 +306,7 @@ def grad_weight(xp: ArrayModule, geo: Geometry, x: Array, dy: Array, dw: Array, 
     if dw.size == 0:
         return
     if geo.cg == 1:
-        _depth_grad_weight(xp, geo, x, dy, dw, scratch[0])
+        Depthwise(xp, geo, scratch[0]).grad_weight(x, dy, dw)
         return
     total = dw.reshape(geo.group, geo.mg, geo.rows)
     if dy.size == 0:
@@ -352,65 +347,61 @@ def _depth_block(geo: Geometry) -> tuple[int, int, int]:
     return images, groups, images * groups * positions
 
 
-def _depth_parts(geo: Geometry) -> Iterator[tuple[slice, slice]]:
-    images, groups, _ = _depth_block(geo)
-    for g in range(0, geo.group, groups):
-        for n in range(0, geo.batch, images):
-            yield slice(n, n + images), slice(g, g + groups)
+@dataclass
+class Depthwise:
+    """One input channel a group: tap by tap over blocks of images and groups; products go through the buffer."""
 
+    xp: ArrayModule
+    geo: Geometry
+    buffer: Array
 
-def _by_group(geo: Geometry, a: Array) -> Any:
-    """Maps as [images, group, mg, ...]."""
-    return a.reshape(geo.batch, geo.group, geo.mg, *geo.window.out)
+    def parts(self) -> Iterator[tuple[tuple, tuple, tuple]]:
+        """Places in x [n, c, ...], in maps [n, g, mg, ...] and in weights [g, mg, ...] that belong together."""
+        geo = self.geo
+        images, groups, _ = _depth_block(geo)
+        for g in range(0, geo.group, groups):
+            for n in range(0, geo.batch, images):
+                here = slice(n, n + images), slice(g, g + groups)
+                for m in range(geo.mg):
+                    for tap in geo.window.reach():
+                        yield (*here, *tap.inp), (*here, m, *tap.out), (here[1], m, *tap.index)
 
+    def maps(self, a: Array) -> Array:
+        """Maps as [images, group, mg, ...]."""
+        return a.reshape(self.geo.batch, self.geo.group, self.geo.mg, *self.geo.window.out)
 
-def _product(xp: ArrayModule, a: Array, b: Array, buffer: Array) -> Array:
-    """a · b in the start of a buffer."""
-    shape = a.shape if a.size >= b.size else b.shape
-    size = 1
-    for d in shape:
-        size *= d
-    result = buffer.reshape(-1)[:size].reshape(shape)
-    xp.multiply(a, b, out=result)
-    return result
+    def taps(self, w: Array) -> Array:
+        """Weights as [group, mg, ...]."""
+        return w.reshape(self.geo.group, self.geo.mg, *self.geo.window.kernel)
 
+    def product(self, a: Array, b: Array) -> Array:
+        """a · b in the start of the buffer."""
+        shape = a.shape if a.size >= b.size else b.shape
+        result = self.buffer.reshape(-1)[: math.prod(shape)].reshape(shape)
+        self.xp.multiply(a, b, out=result)
+        return result
 
-def _depth_weights(geo: Geometry, w: Array, tap: Tap, groups: slice, m: int) -> Array:
-    """The weight of one tap as [groups, 1, ...], to broadcast over positions."""
-    w5: Any = w.reshape(geo.group, geo.mg, *geo.window.kernel)
-    return w5[(groups, m, *tap.index)].reshape(-1, *(1 for _ in tap.index))
+    def forward(self, x: Array, w: Array, out: Array) -> None:
+        """As `forward`."""
+        out.fill(0)
+        maps, taps, ones = self.maps(out), self.taps(w), (1,) * len(self.geo.window.kernel)
+        for place, at, tap in self.parts():
+            target = maps[at]
+            target += self.product(x[place], taps[tap].reshape(-1, *ones))
 
+    def grad_input(self, w: Array, dy: Array, dx: Array) -> None:
+        """As `grad_input`."""
+        dx.fill(0)
+        maps, taps, ones = self.maps(dy), self.taps(w), (1,) * len(self.geo.window.kernel)
+        for place, at, tap in self.parts():
+            target = dx[place]
+            target += self.product(maps[at], taps[tap].reshape(-1, *ones))
 
-def _depth_forward(xp: ArrayModule, geo: Geometry, x: Array, w: Array, out: Array, buffer: Array) -> None:
-    out.fill(0)
-    maps = _by_group(geo, out)
-    for images, groups in _depth_parts(geo):
-        for m in range(geo.mg):
-            for tap in geo.window.reach():
-                weight = _depth_weights(geo, w, tap, groups, m)
-                target = maps[(images, groups, m, *tap.out)]
-                target += _product(xp, x[(images, groups, *tap.inp)], weight, buffer)
-
-
-def _depth_grad_input(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx: Array, buffer: Array) -> None:
-    dx.fill(0)
-    maps = _by_group(geo, dy)
-    for images, groups in _depth_parts(geo):
-        for m in range(geo.mg):
-            for tap in geo.window.reach():
-                weight = _depth_weights(geo, w, tap, groups, m)
-                target = dx[(images, groups, *tap.inp)]
-                target += _product(xp, maps[(images, groups, m, *tap.out)], weight, buffer)
-
-
-def _depth_grad_weight(xp: ArrayModule, geo: Geometry, x: Array, dy: Array, dw: Array, buffer: Array) -> None:
-    dw.fill(0)
-    maps = _by_group(geo, dy)
-    w5: Any = dw.reshape(geo.group, geo.mg, *geo.window.kernel)
-    spatial = tuple(range(2, 2 + len(geo.window.out)))
-    for images, groups in _depth_parts(geo):
-        for m in range(geo.mg):
-            for tap in geo.window.reach():
-                product = _product(xp, x[(images, groups, *tap.inp)], maps[(images, groups, m, *tap.out)], buffer)
-                target = w5[(groups, m, *tap.index)]
-                target += product.sum(axis=(0, *spatial))
+    def grad_weight(self, x: Array, dy: Array, dw: Array) -> None:
+        """As `grad_weight`."""
+        dw.fill(0)
+        maps, taps = self.maps(dy), self.taps(dw)
+        spatial = tuple(range(2, 2 + len(self.geo.window.out)))
+        for place, at, tap in self.parts():
+            target = taps[tap]
+            target += self.product(x[place], maps[at]).sum(axis=(0, *spatial))
