@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .types import TensorType, Types
+from .types import Array, TensorType, Types
 
 #: partial results that are added up, or of which the largest, the smallest or the product is taken, or the logarithm
 #: of the sum of exponentials
@@ -44,7 +44,7 @@ class Place:
         """The type with `size` values of the index."""
         return t.with_shape((*t.shape[: self.axis], self.extent(size), *t.shape[self.axis + 1 :]))
 
-    def cut(self, array: Any, size: int, start: int, stop: int) -> Any:
+    def cut(self, array: Array, size: int, start: int, stop: int) -> Array:
         """The part of an array in which the index, of `size` values, is in [start, stop)."""
         shape = array.shape
         before, after = shape[: self.axis], shape[self.axis + 1 :]
@@ -151,7 +151,9 @@ def in_step(ins: Types, outs: Types, axes: Iterable[int]) -> tuple[Factor, ...]:
     return tuple(factor(first.shape[a], [a] * len(ins), [a] * len(outs)) for a in axes)
 
 
-def own_batch(inputs: Iterable[int], ins: Sequence[Any], outs: Sequence[Any], others: str) -> Factor | None:
+def own_batch(
+    inputs: Iterable[int], ins: Sequence[TensorType], outs: Sequence[TensorType], others: str
+) -> Factor | None:
     """The factor of axis 0 for an operator that takes statistics over it, when each slice has statistics of its own.
 
     `inputs`: the inputs that have the axis, as output 0 has if it has more than one axis; other outputs are `others`.

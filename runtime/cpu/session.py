@@ -45,7 +45,7 @@ class Arena:
         self._raw[::4096] = 0  # pages come with their first write: now, not in the first step
         self._start = -self._raw.ctypes.data % ALIGNMENT
 
-    def bytes(self) -> Any:
+    def bytes(self) -> Array:
         """All of it, as unsigned bytes."""
         return self._raw[self._start : self._start + self.nbytes]
 
