@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +20,7 @@ from .. import ops  # noqa: F401  registers all
 from ..errors import ModelError, ModelWarning, RecomputeError, UsageError
 from ..language.ir import Block, Value
 from ..language.op import IMPORTERS, REGISTRY
-from ..language.program import Program
+from ..language.program import Again, Program
 from ..language.types import Values
 from ..passes.patterns.find_stable import find_stable
 from . import masks
@@ -163,7 +163,7 @@ def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto
     return limits, budget, repaired(with_dropout(with_own_statistics(source)), tie, untie)
 
 
-def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -> Callable[[int], Program]:
+def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -> Again:
     """The function that loads a program's model at another batch, by the same options, which the program remembers."""
     program.loaded = options
     shapes = {v.name: v.shape for v in program.block.inputs}
@@ -173,7 +173,7 @@ def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -
             warnings.simplefilter("ignore", ModelWarning)
             return load(source, input_shapes=at_batch(source.graph, shapes, batch), **options)
 
-    return again
+    return Again(again)
 
 
 class Importer(ImportState):
