@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .element import Expr, Formula
     from .factors import Factor
     from .layouts import Turned
-    from .types import ArrayModule, Value
+    from .types import NumPy, Value
 
 #: operator name → class; filled by `Op.__init_subclass__`
 REGISTRY: dict[str, type[Op]] = {}
@@ -127,7 +127,7 @@ class Op(Exact):
         """Types of all outputs, optional ones included.  TypeRuleError for inputs that do not fit."""
         raise NotImplementedError(f"{self.name} has no type rule")
 
-    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Writes every output completely, with `xp`: NumPy or CuPy.
 
         `outs[i]` is None if output i is absent, `ins[i]` if input i is.

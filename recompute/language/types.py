@@ -17,7 +17,7 @@ Array: TypeAlias = np.ndarray
 Operands: TypeAlias = Sequence[Array]
 
 
-class ArrayModule(Protocol):
+class NumPy(Protocol):
     """NumPy, or a module with the same functions: CuPy, and what runtime/cuda/traced hands to numerics."""
 
     def __getattr__(self, name: str, /) -> Any:

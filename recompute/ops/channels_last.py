@@ -18,7 +18,7 @@ from ..language.element import Expr, Formula
 from ..language.factors import Factor, renumbered
 from ..language.layouts import permuted, to_first, to_last
 from ..language.op import Case, Cost, Draw, Op, OperatorBuilder
-from ..language.types import ArrayModule, Operands, TensorType, Types, Value, Values
+from ..language.types import NumPy, Operands, TensorType, Types, Value, Values
 from .shape.reshape import reshape
 
 
@@ -83,7 +83,7 @@ class ChannelsLast(Op, abstract=True):
         turned = [t for ts, w in ((given, self.activations), (made, self.results)) for t in _turned(ts, w)]
         return (*turned, *self.plain.scratch(given, made))
 
-    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The plain operator over turned copies."""
         spare = list(scratch)
         given, made = list(ins), list(outs)

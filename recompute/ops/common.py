@@ -14,7 +14,7 @@ from ..language.factors import Factor, aligned
 from ..language.formulas import through_expansion
 from ..language.layouts import Turned
 from ..language.op import Cost, Op
-from ..language.types import ArrayModule, Operands, TensorType, Types, Values
+from ..language.types import NumPy, Operands, TensorType, Types, Values
 
 
 def normal_axis(axis: int, ndim: int, op: Op) -> int:
@@ -122,7 +122,7 @@ class Ufunc(Elementwise, abstract=True):
     #: a ufunc reads each element before it writes it
     inplace = (0, 1)
 
-    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One call, into the output."""
         getattr(xp, self.ufunc)(*ins, out=outs[0])
 

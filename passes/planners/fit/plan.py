@@ -87,11 +87,7 @@ def fit_within(
 
 
 def _planned_after(
-    fitting: Fitting,
-    budget: int,
-    strategy: str,
-    options: Mapping[str, Any] | None,
-    allowed: Sequence[Approximation],
+    fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any] | None, allowed: Sequence[Approximation]
 ) -> Iterator[Fitted]:
     """Plans for a step that has approximations already, without and with others."""
     watch = current()

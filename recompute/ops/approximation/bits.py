@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...language.contexts import FunctionWriter
-from ...language.types import Array, ArrayModule
+from ...language.types import Array, NumPy
 from ..tiles import TILE
 
 
@@ -28,7 +28,7 @@ def regions(scratch: Array, count: int, bits: int) -> tuple[Array, Array, Array]
     return numbers.reshape(groups, 8), packed.reshape(groups, bits), temp
 
 
-def pack(xp: ArrayModule, numbers: Array, packed: Array, temp: Array) -> None:
+def pack(xp: NumPy, numbers: Array, packed: Array, temp: Array) -> None:
     """[groups, 8] numbers below 2^bits to [groups, bits] bytes."""
     bits = packed.shape[1]
     packed[...] = 0
@@ -41,7 +41,7 @@ def pack(xp: ArrayModule, numbers: Array, packed: Array, temp: Array) -> None:
             xp.bitwise_or(packed[:, byte + 1], temp, out=packed[:, byte + 1])
 
 
-def unpack(xp: ArrayModule, packed: Array, numbers: Array, temp: Array) -> None:
+def unpack(xp: NumPy, packed: Array, numbers: Array, temp: Array) -> None:
     """[groups, bits] bytes to [groups, 8] numbers."""
     bits = packed.shape[1]
     for i in range(8):

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...language.factors import Factor, factor
 from ...language.op import Cost, Op
-from ...language.types import Array, ArrayModule, Operands, TensorType, Types
+from ...language.types import Array, NumPy, Operands, TensorType, Types
 from ..tiles import TILE, wide
 from . import transforms
 from .drawn import COLUMNS, choose, signs, tile
@@ -114,7 +114,7 @@ class Sketch(Op):
         else:
             self._transformed(xp, x, ins[1], y, scratch)
 
-    def _products(self, xp: ArrayModule, x: Array, step: Array, y: Array, scratch: Operands) -> None:
+    def _products(self, xp: NumPy, x: Array, step: Array, y: Array, scratch: Operands) -> None:
         """Tile by tile of S, added up for some rows of y at a time."""
         u, drawn, copied, sums = scratch
         scale = 1 / math.sqrt(self.rows)
@@ -134,7 +134,7 @@ class Sketch(Op):
             xp.multiply(total, scale, out=total)
             target[...] = total
 
-    def _taken(self, xp: ArrayModule, x: Array, step: Array, y: Array, scratch: Operands) -> None:
+    def _taken(self, xp: NumPy, x: Array, step: Array, y: Array, scratch: Operands) -> None:
         """Rows of x; the half precisions are scaled in float32."""
         keys, chosen, room = scratch
         choose(xp, self.seed, step, keys[0], keys[1], chosen)
@@ -150,7 +150,7 @@ class Sketch(Op):
             xp.multiply(copied, np.float32(scale), out=copied)
             part[...] = copied
 
-    def _transformed(self, xp: ArrayModule, x: Array, step: Array, y: Array, scratch: Operands) -> None:
+    def _transformed(self, xp: NumPy, x: Array, step: Array, y: Array, scratch: Operands) -> None:
         """Some columns at a time."""
         keys, chosen, sign, table, places, factors, z, room, taken = scratch
         size = keys.shape[1]

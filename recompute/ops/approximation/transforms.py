@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from ...language.types import Array, ArrayModule
+from ...language.types import Array, NumPy
 
 #: columns that are transformed together
 WIDTH = 16
@@ -69,7 +69,7 @@ def combinations(kind: str, size: int, chosen: Array, places: Array, factors: Ar
         factors[2, here], factors[3, here] = (u * (1 + sin) + v * cos) / 2, (u * cos - v * (1 + sin)) / 2
 
 
-def load(xp: ArrayModule, kind: str, x: Array, signs: Array, z: Array) -> None:
+def load(xp: NumPy, kind: str, x: Array, signs: Array, z: Array) -> None:
     """Signed columns x [B, width] as z [2, M, width], in the order of the transform, zeros behind the last row."""
     half = z.shape[1]
     z[...] = 0
@@ -85,7 +85,7 @@ def load(xp: ArrayModule, kind: str, x: Array, signs: Array, z: Array) -> None:
         xp.multiply(target, signs[first::by, None], out=target)
 
 
-def transform(xp: ArrayModule, z: Array, table: Array, room: Array) -> None:
+def transform(xp: NumPy, z: Array, table: Array, room: Array) -> None:
     """The complex transform of z [2, M, width] in place; `room`: [3, M/2, width]."""
     _, count, width = z.shape
     half = count // 2
@@ -106,7 +106,7 @@ def transform(xp: ArrayModule, z: Array, table: Array, room: Array) -> None:
         half //= 2
 
 
-def combine(xp: ArrayModule, z: Array, places: Array, factors: Array, taken: Array, out: Array) -> None:
+def combine(xp: NumPy, z: Array, places: Array, factors: Array, taken: Array, out: Array) -> None:
     """The wanted coefficients [k, width] of transformed columns into `out`; `taken`: [2, k, width]."""
     term, total = taken
     parts = [(z[i % 2], places[i // 2], factors[i]) for i in range(4)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...language.contexts import OperatorBuilder
-from ...language.types import Array, ArrayModule, Operands
+from ...language.types import Array, NumPy, Operands
 from ..random.philox import numbers_of_blocks
 
 
@@ -21,7 +21,7 @@ class Dropped:
     """
 
     def __init__(
-        self, xp: ArrayModule, ratio: float, seed: int, step: Any, rows: Sequence[int], at: Sequence[int], keys: int
+        self, xp: NumPy, ratio: float, seed: int, step: Any, rows: Sequence[int], at: Sequence[int], keys: int
     ) -> None:
         self.xp, self.ratio, self.seed, self.step = xp, ratio, seed, step
         self.rows, self.at, self.keys = tuple(rows), tuple(at), keys

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 
 from ...language.factors import SUM, Factor, Place, factor
 from ...language.op import Op, OperatorBuilder
-from ...language.types import Array, ArrayModule, TensorType, Types, Value
+from ...language.types import Array, NumPy, TensorType, Types, Value
 from ..norm.fused import as_type
 from ..tiles import wide
 from .dropped import Dropped, check_part, dropped
@@ -116,7 +116,7 @@ class Tiled(Op, abstract=True):
 
     def score(
         self,
-        xp: ArrayModule,
+        xp: NumPy,
         s: Array,
         q: Array,
         k: Array,
@@ -153,7 +153,7 @@ class Tiled(Op, abstract=True):
         size = min(ROWS, queries) * min(COLUMNS, keys)
         return (TensorType("f32", (size + 8,)), TensorType("bool", (size,))) if self.ratio else ()
 
-    def dropped(self, xp: ArrayModule, q: Array, keys: int, step: Array | None) -> Dropped | None:
+    def dropped(self, xp: NumPy, q: Array, keys: int, step: Array | None) -> Dropped | None:
         """What leaves weights out; None without dropout."""
         if not self.ratio:
             return None

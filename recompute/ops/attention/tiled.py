@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...language.op import Cost
-from ...language.types import Array, ArrayModule, Operands, TensorType
+from ...language.types import Array, NumPy, Operands, TensorType
 from ..norm.fused import as_type
 from ..tiles import wide
 from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at
@@ -132,7 +132,7 @@ class _Rows:
     def __init__(
         self,
         op: TiledAttention,
-        xp: ArrayModule,
+        xp: NumPy,
         scratch: Operands,
         q: Array,
         k: Array,
@@ -191,7 +191,7 @@ class _Rows:
         y[...] = total
 
 
-def _widened(xp: ArrayModule, x: Array, scratch: Operands, slot: int) -> Array:
+def _widened(xp: NumPy, x: Array, scratch: Operands, slot: int) -> Array:
     """x, in float32 where it is a half."""
     if slot >= len(scratch):
         return x

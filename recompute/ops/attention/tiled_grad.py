@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...language.op import Cost
-from ...language.types import Array, ArrayModule, Operands, TensorType
+from ...language.types import Array, NumPy, Operands, TensorType
 from ..norm.fused import as_type
 from ..tiles import wide
 from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at, part_of
@@ -95,7 +95,7 @@ class TiledAttentionGrad(Tiled):
 
     def _tile(
         self,
-        xp: ArrayModule,
+        xp: NumPy,
         scratch: Operands,
         at: tuple[slice, slice],
         parts: Sequence[Any],

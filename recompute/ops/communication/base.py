@@ -37,7 +37,7 @@ from ...errors import UsageError
 from ...language.factors import Factor, in_step
 from ...language.ir import Operator
 from ...language.op import Cost, FunctionWriter, Op, OperatorBuilder
-from ...language.types import ArrayModule, Operands, TensorType, Types, Value
+from ...language.types import NumPy, Operands, TensorType, Types, Value
 
 #: how sums may be added
 ORDERS = ("tree", "library")
@@ -95,7 +95,7 @@ class Communication(Op, abstract=True):
             raise self.fail(f"axis 0 cannot be divided among {self.ranks} ranks", x)
         return (x.shape[0] // self.ranks, *x.shape[1:])
 
-    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """In a group of one: the identity."""
         if self.ranks != 1:
             raise UsageError(
@@ -145,7 +145,7 @@ class CommWait(Op):
         """The target's type."""
         return (target,)
 
-    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The target's elements, if they do not lie there already."""
         if outs[0] is not ins[0]:
             outs[0][...] = ins[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...language.factors import aligned
 from ...language.op import FunctionWriter, Op
-from ...language.types import ArrayModule, Operands
+from ...language.types import NumPy, Operands
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Border(Op):
             raise self.fail("source and target are the numbers of two different stages", x)
         return (x,)
 
-    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One copy."""
         outs[0][...] = ins[0]
 

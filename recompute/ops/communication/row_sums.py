@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.op import Cost, Op
-from ...language.types import Array, ArrayModule, Operands, TensorType, Types
+from ...language.types import Array, NumPy, Operands, TensorType, Types
 from ..indexing.flat import add_rows
 from ..indexing.gather import need_indices
 from .base import MAX_RANKS, doublings
@@ -74,7 +74,7 @@ class RowSums(Op):
         levels = doublings(self.parts) + 1
         return TensorType("i64", (x.size,)), TensorType(y.dtype, (levels, self.rows + 1, self.inner))
 
-    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Each part's rows, added up in the tree."""
         places, sums = scratch
         places[...] = ins[0].reshape(-1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...language.factors import Factor, Place, factor
 from ...language.op import Cost, Op
-from ...language.types import Array, ArrayModule, Operands, TensorType, Types
+from ...language.types import Array, NumPy, Operands, TensorType, Types
 from ..tiles import TILE
 from .base import MAX_RANKS, doublings
 
@@ -44,7 +44,7 @@ class TreeSum(Op):
         levels = doublings(self.parts) - 1
         return (TensorType(y.dtype, (levels, min(y.size, TILE))),) if levels > 0 and y.size else ()
 
-    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Tile by tile, so that what waits stays in the cache."""
         y = outs[0].reshape(-1)
         x = ins[0].reshape((self.parts, y.size))
@@ -88,7 +88,7 @@ class TreeSum(Op):
         yield draw.case(cls(2), draw("f64[0,3]"))
 
 
-def _add_up(xp: ArrayModule, parts: Operands, out: Array, spare: Operands) -> None:
+def _add_up(xp: NumPy, parts: Operands, out: Array, spare: Operands) -> None:
     """The sum of vectors, into `out`: of the largest power of two that is below their number, and of the rest."""
     if len(parts) == 1:
         out[...] = parts[0]

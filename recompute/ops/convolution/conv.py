@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...language.op import Cost, Op, OperatorBuilder
-from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Value
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Value
 from ..channels_last import channels_last
 from ..norm.numerics import wide
 from ..window import Window, full, output_size, window_attributes
@@ -90,7 +90,7 @@ class Convolution(Op, abstract=True):
         """The geometry from this operator's inputs and outputs."""
         raise NotImplementedError
 
-    def numerics(self, xp: ArrayModule, geo: Geometry, ins: Sequence[Any], out: Any, scratch: Sequence[Any]) -> None:
+    def numerics(self, xp: NumPy, geo: Geometry, ins: Sequence[Any], out: Any, scratch: Sequence[Any]) -> None:
         """In float32 or float64."""
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ class Convolution(Op, abstract=True):
         buffers = [TensorType(dtype, (size,)) for size in self.buffers(few)]
         return (*given, part(outs[0], self.sums), *sums, *buffers)
 
-    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One block of columns and one BLAS product at a time."""
         geo = self.shapes(ins, outs)
         if outs[0].dtype.itemsize > 2:
@@ -118,7 +118,7 @@ class Convolution(Op, abstract=True):
             return
         self._halves(xp, geo, ins, outs[0], list(scratch))
 
-    def _halves(self, xp: ArrayModule, geo: Geometry, ins: Operands, out: Array, scratch: list[Array]) -> None:
+    def _halves(self, xp: NumPy, geo: Geometry, ins: Operands, out: Array, scratch: list[Array]) -> None:
         """A few images at a time in float32."""
         given: list[Any] = [None if a is None else scratch.pop(0) for a in ins]
         made = scratch.pop(0)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.types import Array, ArrayModule, Operands
+from ...language.types import Array, NumPy, Operands
 from ..window import BLOCK, Tap, Window
 
 #: columns of a product below which BLAS is less than fast
@@ -177,9 +177,7 @@ def forward_scratch(geo: Geometry) -> list[int]:
     return [geo.group * geo.rows * n] + ([geo.group * geo.mg * n] if b.images > 1 else [])
 
 
-def forward(
-    xp: ArrayModule, geo: Geometry, x: Array, w: Array, bias: Array | None, out: Array, scratch: Operands
-) -> None:
+def forward(xp: NumPy, geo: Geometry, x: Array, w: Array, bias: Array | None, out: Array, scratch: Operands) -> None:
     """out[n, m] = Σ over the group's channels c and taps k of w[m, c, k] · x[n, c, position + k], plus bias."""
     if out.size == 0:
         return
@@ -196,7 +194,7 @@ def forward(
         xp.add(flat, bias[:, None], out=flat)
 
 
-def _forward_columns(xp: ArrayModule, geo: Geometry, ins: Sequence[Any], out: Array, scratch: Operands) -> None:
+def _forward_columns(xp: NumPy, geo: Geometry, ins: Sequence[Any], out: Array, scratch: Operands) -> None:
     (x, w, bias), g, m = ins, geo.group, geo.group * geo.mg
     flat = out.reshape(geo.batch, m, -1)
     w3 = w.reshape(g, geo.mg, geo.rows)
@@ -239,7 +237,7 @@ def grad_input_scratch(geo: Geometry) -> list[int]:
     return [geo.group * geo.rows * n] + ([geo.group * geo.mg * n] if b.images > 1 else [])
 
 
-def grad_input(xp: ArrayModule, geo: Geometry, w: Array, dy: Array, dx: Array, scratch: Operands) -> None:
+def grad_input(xp: NumPy, geo: Geometry, w: Array, dy: Array, dx: Array, scratch: Operands) -> None:
     """dx[n, c, position + k] += w[m, c, k] · dy[n, m, position], over all m of the group, positions and taps."""
     n, g, p = geo.batch, geo.group, geo.window.positions
     if dx.size == 0:
@@ -301,7 +299,7 @@ def _partial_maps(geo: Geometry) -> int:
     return min(geo.mg, wanted)
 
 
-def grad_weight(xp: ArrayModule, geo: Geometry, x: Array, dy: Array, dw: Array, scratch: Operands) -> None:
+def grad_weight(xp: NumPy, geo: Geometry, x: Array, dy: Array, dw: Array, scratch: Operands) -> None:
     """dw[m, c, k] = Σ over images and positions of x[n, c, position + k] · dy[n, m, position]."""
     if dw.size == 0:
         return
@@ -351,7 +349,7 @@ def _depth_block(geo: Geometry) -> tuple[int, int, int]:
 class Depthwise:
     """One input channel a group: tap by tap over blocks of images and groups; products go through the buffer."""
 
-    xp: ArrayModule
+    xp: NumPy
     geo: Geometry
     buffer: Array
 

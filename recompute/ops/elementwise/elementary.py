@@ -12,7 +12,7 @@ import numpy as np
 from ...language import element
 from ...language.factors import all_but
 from ...language.op import Case, Draw, Op, OperatorBuilder
-from ...language.types import Array, ArrayModule, Value, Values
+from ...language.types import Array, NumPy, Value, Values
 from ..common import Elementwise, Ufunc, normal_axis
 from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf, wide
 
@@ -330,7 +330,7 @@ class Running(Op, abstract=True):
         """All; that along which it runs is needed whole."""
         return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
-    def turned(self, xp: ArrayModule, x: Array, total: Array, first: float) -> tuple[Array, Array]:
+    def turned(self, xp: NumPy, x: Array, total: Array, first: float) -> tuple[Array, Array]:
         """(elements, totals), the axis in front, in the order of the run; an exclusive run has begun with `first`."""
         axis = normal_axis(self.axis, x.ndim, self)
         x, total = xp.moveaxis(x, axis, 0), xp.moveaxis(total, axis, 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...language.contexts import OperatorBuilder
 from ...language.element import Expr, exp, minimum, tanh
 from ...language.element import erf as erf_of
-from ...language.types import Array, ArrayModule, Value
+from ...language.types import Array, NumPy, Value
 from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf
 from .piecewise import gradient_samples, unary_samples
 from .smooth import sigmoid
@@ -69,7 +69,7 @@ class Gelu(Tiled, onnx=True):
             yield from unary_samples(cls(approximate=approximate), draw, 2.0)
 
 
-def _gelu_tanh(xp: ArrayModule, x: Array, out: Array) -> None:
+def _gelu_tanh(xp: NumPy, x: Array, out: Array) -> None:
     """tanh(√(2/π) (x + a x³))."""
     xp.multiply(x, x, out=out)
     xp.multiply(out, _GELU_A, out=out)
@@ -119,7 +119,7 @@ class GeluGrad(Tiled):
         xp.multiply(out, dy, out=out)
 
     @staticmethod
-    def tanh_tile(xp: ArrayModule, x: Array, out: Array, t: Array, u: Array) -> None:
+    def tanh_tile(xp: NumPy, x: Array, out: Array, t: Array, u: Array) -> None:
         """(1 + t)/2 + x (1 - t²)/2 · c (1 + 3 a x²)."""
         _gelu_tanh(xp, x, t)
         xp.multiply(x, x, out=u)

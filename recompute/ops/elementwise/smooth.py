@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from ...language.contexts import OperatorBuilder
 from ...language.element import Expr, Formula, absolute, exp, expm1, log1p, maximum, minimum
-from ...language.types import Array, ArrayModule, Operands, TensorType, Value, Values
+from ...language.types import Array, NumPy, Operands, TensorType, Value, Values
 from ..common import Elementwise
 from ..tiles import Tiled
 from .piecewise import gradient_samples, unary_samples
 
 
-def sigmoid(xp: ArrayModule, x: Array, out: Array, scale: float = 1.0) -> None:
+def sigmoid(xp: NumPy, x: Array, out: Array, scale: float = 1.0) -> None:
     """1 / (1 + exp(-scale · x)) of a vector; an overflow of the exponential rightly gives 0."""
     xp.multiply(x, -scale, out=out)
     xp.exp(out, out=out)
@@ -86,7 +86,7 @@ class Unit(Tiled, abstract=True):
             raise self.fail("divides by its alpha, which is 0", *inputs)
         return super().infer(*inputs)
 
-    def tile(self, xp: ArrayModule, ins: Operands, out: Array, *temps: Array) -> None:
+    def tile(self, xp: NumPy, ins: Operands, out: Array, *temps: Array) -> None:
         """Both parts, each 0 where the other is not."""
         gain, height, width = self.constants()
         low = temps[0]

@@ -13,7 +13,7 @@ from ...language.element import Expr, argument, nodes, substitute
 from ...language.formulas import formula
 from ...language.op import Cost, Op
 from ...language.text import parse_applied, show_applied
-from ...language.types import ArrayModule, TensorType, Types
+from ...language.types import NumPy, TensorType, Types
 from ..common import normal_axes
 from ..reduction.sums import Reduce, ReduceMean, ReduceSum
 from ..shape.reshape import Expand
@@ -292,11 +292,7 @@ class Loop(Op):
                 out[...] = total.reshape(out.shape)
 
     def _tile(
-        self,
-        xp: ArrayModule,
-        ins: Sequence[Any],
-        buffers: Sequence[Sequence[Any]],
-        wanted: Sequence[Sequence[TensorType]],
+        self, xp: NumPy, ins: Sequence[Any], buffers: Sequence[Sequence[Any]], wanted: Sequence[Sequence[TensorType]]
     ) -> dict[int, Any]:
         """All members on one tile, in parts of the buffers of these types; position → array."""
         known: dict[int, Any] = dict(enumerate(ins))

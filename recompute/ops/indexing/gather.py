@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.types import Array, ArrayModule, Operands, TensorType
+from ...language.types import Array, NumPy, Operands, TensorType
 from ..common import normal_axis
 from ..shape.reshape import Move
 from .axes import backward, forward, gathered
@@ -33,7 +33,7 @@ def index_scratch(t: TensorType) -> tuple[TensorType, ...]:
     return () if t.dtype == "i64" else (t.with_dtype("i64"),)
 
 
-def as_i64(xp: ArrayModule, indices: Array, scratch: Operands) -> Array:
+def as_i64(xp: NumPy, indices: Array, scratch: Operands) -> Array:
     """The indices as i64: themselves, or a copy in the scratch declared by `index_scratch`."""
     if indices.dtype == xp.int64:
         return indices

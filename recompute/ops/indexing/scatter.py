@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...language.factors import factor, in_step
 from ...language.op import Op, OperatorBuilder
-from ...language.types import Array, ArrayModule, Operands, TensorType, Value
+from ...language.types import Array, NumPy, Operands, TensorType, Value
 from ..common import normal_axis
 from ..shape.reshape import Move
 from .axes import backward, coordinates, elements, forward
@@ -24,7 +24,7 @@ def strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
-def element_positions(xp: ArrayModule, indices: Array, shape: Sequence[int], axis: int, out: Array, what: str) -> Array:
+def element_positions(xp: NumPy, indices: Array, shape: Sequence[int], axis: int, out: Array, what: str) -> Array:
     """Flat positions in a tensor of `shape` of what GatherElements takes, written to `out` (i64)."""
     check_bounds(xp, indices, shape[axis], what)
     out[...] = indices
@@ -39,9 +39,7 @@ def element_positions(xp: ArrayModule, indices: Array, shape: Sequence[int], axi
     return out.reshape(-1)
 
 
-def row_positions(
-    xp: ArrayModule, indices: Array, shape: Sequence[int], batch: int, scratch: Operands, what: str
-) -> Array:
+def row_positions(xp: NumPy, indices: Array, shape: Sequence[int], batch: int, scratch: Operands, what: str) -> Array:
     """Flat numbers of the rows that GatherND takes from a tensor of `shape`.
 
     `scratch`: two i64 buffers of shape indices.shape[:-1]; the result is in the first.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...language.op import Op
-from ...language.types import Array, ArrayModule, Operands, TensorType, Types
+from ...language.types import Array, NumPy, Operands, TensorType, Types
 from ..norm.numerics import wide
 
 C = TypeVar("C", bound=type[Op])
@@ -50,9 +50,7 @@ class HalfProduct:
         s, m, n = self.tile
         return tuple(TensorType("f32", (s * size,)) for size in (m * self.k, self.k * n, m * n))
 
-    def run(
-        self, xp: ArrayModule, a: Array, b: Array, out: Array, scratch: Operands, finish: Finish | None = None
-    ) -> None:
+    def run(self, xp: NumPy, a: Array, b: Array, out: Array, scratch: Operands, finish: Finish | None = None) -> None:
         """out = a · b, each tile through `finish`."""
         batch = self.batch or (1,)
         a, b = (xp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (a, b))
@@ -102,7 +100,7 @@ def halves_in_float32(cls: C) -> C:
         return (*copied, *scratch(self, given, made))
 
     @functools.wraps(compute)
-    def rounded(self: Any, xp: ArrayModule, ins: Operands, outs: Operands, temps: Operands) -> None:
+    def rounded(self: Any, xp: NumPy, ins: Operands, outs: Operands, temps: Operands) -> None:
         spare = list(temps)
         given, made = ([spare.pop(0) if _is_half(a) else a for a in arrays] for arrays in (ins, outs))
         for to, a in zip(given, ins, strict=True):

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...language.factors import SUM, aligned, factor
 from ...language.op import Cost, Op, OperatorBuilder
-from ...language.types import Array, ArrayModule, Operands, TensorType, Value
+from ...language.types import Array, NumPy, Operands, TensorType, Value
 from .half_products import HalfProduct
 
 
@@ -240,7 +240,7 @@ class Gemm(Op, onnx=True):
         """Whether C has the result's type, and may be the same memory."""
         return c == out and self.beta != 0.0
 
-    def _half(self, xp: ArrayModule, a: Array, b: Array, c: Array | None, out: Array, scratch: Operands) -> None:
+    def _half(self, xp: NumPy, a: Array, b: Array, c: Array | None, out: Array, scratch: Operands) -> None:
         """In float32, bias and factors too, rounded once."""
         bias = None if c is None or self.beta == 0.0 else xp.broadcast_to(c, out.shape)
 

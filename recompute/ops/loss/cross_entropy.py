@@ -13,7 +13,7 @@ from typing import Any
 
 from ...language.factors import SUM, Factor, factor, needed_whole
 from ...language.op import Case, Draw, ImportedNode, Op, OperatorBuilder
-from ...language.types import Array, ArrayModule, Operands, TensorType, Value
+from ...language.types import Array, NumPy, Operands, TensorType, Value
 from ..channels_last import channels_last
 from ..reduction.softmax import log_softmax
 from ..shape.reshape import reshape
@@ -99,7 +99,7 @@ class LabelLoss(Op, abstract=True):
         )
 
     def tiles(
-        self, xp: ArrayModule, scores: Array, labels: Array, weights: Array | None, temps: Operands
+        self, xp: NumPy, scores: Array, labels: Array, weights: Array | None, temps: Operands
     ) -> Iterator[tuple[slice, slice, Any, Any]]:
         """For a few samples at a time: which samples, which labels, the labels' positions in the tile's scores, and
         which are ignored (None: none).  Writes the labels' weights."""
@@ -132,7 +132,7 @@ class LabelLoss(Op, abstract=True):
             xp.add(here, first[:count], out=here)
             yield samples, rows, here, skip
 
-    def reduce(self, xp: ArrayModule, losses: Array, label_weights: Array, out: Array) -> None:
+    def reduce(self, xp: NumPy, losses: Array, label_weights: Array, out: Array) -> None:
         """One number a label (weighted) to the result."""
         if self.reduction == "none":
             out.reshape(-1)[...] = losses
@@ -191,7 +191,7 @@ class LabelLoss(Op, abstract=True):
             dloss = b.Div(dloss, count if found is None else divisor(b, count))
         return dloss if found is None else counting(b, found, dloss)
 
-    def scales(self, xp: ArrayModule, dloss: Array, temps: Operands) -> None:
+    def scales(self, xp: NumPy, dloss: Array, temps: Operands) -> None:
         """The gradient of each row's plain loss, into the number of each label; 0 where it counts for nothing."""
         nothing, out, label_weights = temps[2:5]
         out[...] = dloss.reshape(-1) if self.reduction == "none" else dloss
@@ -222,7 +222,7 @@ def _form(scores: Any) -> tuple[int, int, int, int]:
     return n, classes, size, max(1, min(n, TILE // max(classes * size, 1)))
 
 
-def _first_classes(xp: ArrayModule, first: Array, temp: Array, classes: int, inner: int) -> None:
+def _first_classes(xp: NumPy, first: Array, temp: Array, classes: int, inner: int) -> None:
     """Positions of class 0 of each row r in a tile [rows, C, D]: (r // D) · C · D + r mod D."""
     temp.fill(1)
     xp.cumsum(temp, out=first)
@@ -235,7 +235,7 @@ def _first_classes(xp: ArrayModule, first: Array, temp: Array, classes: int, inn
         xp.multiply(first, classes, out=first)
 
 
-def take_labels(xp: ArrayModule, flat: Array, at: Array, out: Array) -> None:
+def take_labels(xp: NumPy, flat: Array, at: Array, out: Array) -> None:
     """flat[at] into `out`; positions are known to be valid, and NumPy copies without a buffer only if told so."""
     if flat.dtype != out.dtype:
         out[...] = flat[at]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...language.types import Array, ArrayModule, Operands, TensorType
+from ...language.types import Array, NumPy, Operands, TensorType
 from .cross_entropy import take_labels
 
 #: rows and words of a tile: 4 MiB of float32, in products large enough for a BLAS
@@ -69,7 +69,7 @@ class Tiles:
     `op`: the operator, for its options.  Labels are checked, and ignored ones become 0, when it is made.
     """
 
-    def __init__(self, op: Any, xp: ArrayModule, operands: Operands, sizes: Sizes, scratch: Operands) -> None:
+    def __init__(self, op: Any, xp: NumPy, operands: Operands, sizes: Sizes, scratch: Operands) -> None:
         x, w, bias, labels = operands
         self.op, self.xp, self.sizes, self.bias = op, xp, sizes, bias
         self.x = x.reshape(sizes.rows, sizes.width)

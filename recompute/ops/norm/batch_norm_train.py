@@ -13,7 +13,7 @@ from ...errors import UsageError
 from ...language.element import sqrt
 from ...language.factors import OWN, SUM, own_batch
 from ...language.op import Cost, Op, OperatorBuilder
-from ...language.types import Array, ArrayModule, Value
+from ...language.types import Array, NumPy, Value
 from ..channels_last import channels_last
 from .axes import by_channel, by_element
 from .batch_norm import ChannelNorm, as_type_of, block_channels, channel_axes, channel_blocks, per_channel, planes
@@ -122,7 +122,7 @@ class BatchNormTrain(ChannelNorm):
         yield draw.case(cls(), draw("f16[2,3,4]"), draw("f32[3]"), draw("f32[3]"))
 
 
-def _mean(xp: ArrayModule, x: Array, partial: Array, mean: Array, count: int) -> None:
+def _mean(xp: NumPy, x: Array, partial: Array, mean: Array, count: int) -> None:
     """Mean of each channel of [n, c, p]: pairwise sums of the planes, then over the images."""
     xp.sum(x, axis=2, dtype=partial.dtype, out=partial)
     xp.sum(partial, axis=0, out=mean)
@@ -130,7 +130,7 @@ def _mean(xp: ArrayModule, x: Array, partial: Array, mean: Array, count: int) ->
 
 
 def _scale(
-    xp: ArrayModule, centred: Array, var: Array, epsilon: float, scale: Array, bias: Array, factor: Array, out: Array
+    xp: NumPy, centred: Array, var: Array, epsilon: float, scale: Array, bias: Array, factor: Array, out: Array
 ) -> None:
     """out = centred · scale / √(var + epsilon) + bias; `centred` is overwritten, `factor` a vector to work in."""
     xp.add(var, var.dtype.type(epsilon), out=factor)
@@ -227,7 +227,7 @@ def running_statistics(op: Op, b: OperatorBuilder, running: Any, like: Any, x: A
     return mean, var
 
 
-def _moments(xp: ArrayModule, x: Array, work: Array, partials: Array, mean: Array, var: Array) -> None:
+def _moments(xp: NumPy, x: Array, work: Array, partials: Array, mean: Array, var: Array) -> None:
     """Mean and biased variance of each channel of [n, c, p]; what is centred stays in `work`."""
     n, width = x.shape[:2]
     partial = partials.reshape(-1)[: n * width].reshape(n, width)
@@ -375,7 +375,7 @@ class BatchNormGrad(ChannelNorm):
             xp.add(work, total[:, None], out=dx[:, c])
 
     def _sums(
-        self, xp: ArrayModule, dy: Array, centred: Array, partial: Array, vectors: Array, given: tuple[Array, Array]
+        self, xp: NumPy, dy: Array, centred: Array, partial: Array, vectors: Array, given: tuple[Array, Array]
     ) -> None:
         """1 / √(var + epsilon), that times scale, Σ dy, Σ dy · x̂."""
         inverse, factor, total, against = vectors

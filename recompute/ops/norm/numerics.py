@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ...language.types import Array, ArrayModule, Operands, TensorType
+from ...language.types import Array, NumPy, Operands, TensorType
 from ..window import BLOCK
 
 View = tuple[int, int, int, int]
@@ -20,7 +20,7 @@ def wide(t: TensorType) -> TensorType:
     return t.with_dtype("f32") if t.dtype in ("f16", "bf16") else t
 
 
-def row_dots(xp: ArrayModule, a: Array, b: Array, out: Array) -> None:
+def row_dots(xp: NumPy, a: Array, b: Array, out: Array) -> None:
     """out = Σ a · b over the last axis, by BLAS."""
     xp.matmul(a[..., None, :], b[..., None], out=out[..., None, None])
 
@@ -56,7 +56,7 @@ def _start(buffer: Array, shape: tuple[int, ...]) -> Array:
 
 
 def forward(
-    xp: ArrayModule,
+    xp: NumPy,
     view: View,
     x: Array,
     scale: Array,
@@ -109,7 +109,7 @@ def grad_scratch(t: TensorType, view: View) -> tuple[TensorType, ...]:
 
 
 def grad(
-    xp: ArrayModule,
+    xp: NumPy,
     view: View,
     x: Array,
     scale: Array,
@@ -156,7 +156,7 @@ def grad(
 
 
 def _finish(
-    xp: ArrayModule, g: Array, normal: Array, sums: Array, inverse: Array, count: int, out: Array, *, centre: bool
+    xp: NumPy, g: Array, normal: Array, sums: Array, inverse: Array, count: int, out: Array, *, centre: bool
 ) -> None:
     """out = inverse · (g - mean(g) - normal · mean(g · normal)); g and normal are overwritten."""
     flat = (*sums.shape, -1)

@@ -22,7 +22,7 @@ import numpy as np
 from ...language.factors import Factor, aligned
 from ...language.formulas import through_expansion
 from ...language.op import Cost, Draw, Op, OperatorBuilder
-from ...language.types import DTYPES, Array, ArrayModule, Operands, TensorType, Types
+from ...language.types import DTYPES, Array, NumPy, Operands, TensorType, Types
 
 #: elements that are worked on at a time
 PART = 1 << 15
@@ -116,7 +116,7 @@ class Update(Op, abstract=True):
         """Scalars of one step in f64, through `m` (NumPy, CuPy, or `Formula`): learning rate first."""
         return (rate,)
 
-    def part(self, xp: ArrayModule, w: Any, g: Any, state: Sequence[Any], factors: Sequence[Any], t: Any) -> None:
+    def part(self, xp: NumPy, w: Any, g: Any, state: Sequence[Any], factors: Sequence[Any], t: Any) -> None:
         """Updates one part; `t` is a temporary.  g is read only."""
         raise NotImplementedError
 
@@ -126,7 +126,7 @@ class Update(Op, abstract=True):
         """(new w, new state ...) with operators; None for state that is absent."""
         raise NotImplementedError
 
-    def parts(self, xp: ArrayModule, ins: Operands, scratch: Operands, *, write: bool = True) -> Iterator[tuple]:
+    def parts(self, xp: NumPy, ins: Operands, scratch: Operands, *, write: bool = True) -> Iterator[tuple]:
         """(w, g, state, t) in the working type, part by part; what is done to w is stored."""
         w, g = _flat(ins[0]), ins[1].reshape(-1)
         state = [_flat(ins[i]) if i < len(ins) and ins[i] is not None else None for i in self.updates[1:]]
@@ -167,7 +167,7 @@ class Update(Op, abstract=True):
         for w, g, state, t in self.parts(xp, ins, scratch):
             self.part(xp, w, g, state, factors, t)
 
-    def numbers(self, xp: ArrayModule, ins: Operands) -> list[Any]:
+    def numbers(self, xp: NumPy, ins: Operands) -> list[Any]:
         """`factors` as scalars of the working type."""
         work = DTYPES[work_dtype(TensorType.of(ins[0]))]
         step = None if self.step_at is None else ins[self.step_at].astype(np.float64) + 1.0
@@ -263,7 +263,7 @@ def mixed(b: OperatorBuilder, old: Any, new: Any, keep: float) -> Any:
     return b.Add(scaled(b, old, keep), scaled(b, new, 1 - keep))
 
 
-def mix(xp: ArrayModule, old: Array, new: Array, keep: float, t: Array) -> None:
+def mix(xp: NumPy, old: Array, new: Array, keep: float, t: Array) -> None:
     """old ← keep·old + (1 - keep)·new; `new` may be `t`."""
     number = old.dtype.type
     xp.multiply(old, number(keep), out=old)

@@ -10,14 +10,14 @@ import numpy as np
 
 from ...language.factors import aligned, needed_whole
 from ...language.op import Cost, Op, OperatorBuilder
-from ...language.types import Array, ArrayModule, TensorType, Value
+from ...language.types import Array, NumPy, TensorType, Value
 from .base import PART, Update, mix, mixed, scaled, update_samples
 
 
 class TrustUpdate(Update, abstract=True):
     """Base of updates that scale a parameter's step by norms of whole tensors: two walks over the arrays."""
 
-    def norm(self, xp: ArrayModule, total: Any, x: Array, t: Array) -> Any:
+    def norm(self, xp: NumPy, total: Any, x: Array, t: Array) -> Any:
         """`total` + Σ x², in f64; x may be t."""
         xp.multiply(x, x, out=t)
         return total + xp.sum(t, dtype=np.float64)
@@ -85,7 +85,7 @@ class LambUpdate(TrustUpdate):
             xp.subtract(w, t, out=w)
 
     def _direction(
-        self, xp: ArrayModule, w: Array, m: Array, v: Array, scale: Any, epsilon: Any, t: Array, rest: Array
+        self, xp: NumPy, w: Array, m: Array, v: Array, scale: Any, epsilon: Any, t: Array, rest: Array
     ) -> None:
         """t ← r."""
         xp.sqrt(v, out=t)
@@ -189,7 +189,7 @@ class LarsUpdate(TrustUpdate):
         yield draw.case(cls(), draw("f16[5]"), draw("f16[5]"), draw("f32[5]"), lr)
 
 
-def _with_squares(xp: ArrayModule, total: Any, x: Array, tile: Array) -> Any:
+def _with_squares(xp: NumPy, total: Any, x: Array, tile: Array) -> Any:
     """`total` + Σ x², tile by tile in f64; x has one dimension."""
     for start in range(0, x.size, PART):
         here = x[start : start + PART]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...language.op import Imported, ImportedNode, OperatorBuilder, imports
-from ...language.types import DTYPES, Array, ArrayModule, TensorType, Value
+from ...language.types import DTYPES, Array, NumPy, TensorType, Value
 from ..channels_last import channels_last
 from ..convolution.export import transposed
 from ..shape.reshape import reshape
@@ -39,7 +39,7 @@ class Averaging(Pooling, abstract=True):
             found.append([max(last - first, 1) for first, last in inside])
         return found
 
-    def divide(self, xp: ArrayModule, w: Window, a: Array, out: Array) -> None:
+    def divide(self, xp: NumPy, w: Window, a: Array, out: Array) -> None:
         """a / counts, position by position, into `out`."""
         counts = self.counts(w)
         if all(len(set(c)) <= 1 for c in counts):

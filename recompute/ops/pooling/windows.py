@@ -9,7 +9,7 @@ from typing import Any
 
 from ...language.factors import Factor, in_step, needed_whole
 from ...language.op import Cost, Draw, ImportedNode, Op
-from ...language.types import Array, ArrayModule, Operands, TensorType, Types
+from ...language.types import Array, NumPy, Operands, TensorType, Types
 from ..channels_last import channels_last
 from ..window import BLOCK, Window, full, output_size, window_attributes
 from .export import export_max_gather, export_max_grad, export_max_window
@@ -153,7 +153,7 @@ class MaxPool(Pooling, onnx=True):
             if indices is not None:
                 self._indices(xp, w, mine, indices.reshape(y.shape)[block], block.start)
 
-    def _block(self, xp: ArrayModule, w: Window, x: Array, y: Array, numbers: Array | None, scratch: Operands) -> None:
+    def _block(self, xp: NumPy, w: Window, x: Array, y: Array, numbers: Array | None, scratch: Operands) -> None:
         y.fill(-math.inf if x.dtype.kind not in "iu" else xp.iinfo(x.dtype).min)
         if numbers is not None:
             numbers.fill(0)
@@ -167,7 +167,7 @@ class MaxPool(Pooling, onnx=True):
                 xp.maximum(mine, number, out=mine)
             xp.maximum(target, source, out=target)
 
-    def _indices(self, xp: ArrayModule, w: Window, numbers: Array, out: Array, first: int) -> None:
+    def _indices(self, xp: NumPy, w: Window, numbers: Array, out: Array, first: int) -> None:
         """Flat indices: Σ over the axes of (position · stride + number along the axis · dilation - pad) · step."""
         out.fill(0)
         step, inner = 1, 1
@@ -259,15 +259,7 @@ class MaxPoolLinear(Pooling, abstract=True):
         raise NotImplementedError
 
     def route(
-        self,
-        xp: ArrayModule,
-        w: Window,
-        number: Array,
-        source: Array,
-        target: Array,
-        scratch: Operands,
-        *,
-        gather: bool,
+        self, xp: NumPy, w: Window, number: Array, source: Array, target: Array, scratch: Operands, *, gather: bool
     ) -> None:
         """Adds to `target`, tap by tap, the elements of `source` whose window number is the tap's.
 

@@ -19,7 +19,7 @@ from ...language.op import Case, FunctionWriter, Imported, ImportedNode, Op, Ope
 from ...language.types import (
     DTYPES,
     Array,
-    ArrayModule,
+    NumPy,
     Operands,
     TensorType,
     Types,
@@ -71,9 +71,7 @@ class Draw(Op, abstract=True):
         return [None] * len(ins)
 
 
-def drop(
-    xp: ArrayModule, ratio: float, fill: Any, arrays: tuple[Array, Array, Array | None], scratch: Operands
-) -> None:
+def drop(xp: NumPy, ratio: float, fill: Any, arrays: tuple[Array, Array, Array | None], scratch: Operands) -> None:
     """Dropout of a run of elements with the numbers that `fill` draws, tile by tile: draw, compare, scale.
 
     `arrays`: x, the result, and the mask (None: it is not wanted), in one dimension.
@@ -192,7 +190,7 @@ class Fresh(Draw, abstract=True):
         size = min(math.prod(self.shape), TILE)
         return (TensorType("f32", (self.per_element * size,)), TensorType("f32", (size,)))
 
-    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Tile by tile: draw, transform in float32, cast."""
         out = outs[0].reshape(-1)
         fill = stream(xp, self.seed, ins[-1], self.per_element * self.first)
@@ -202,7 +200,7 @@ class Fresh(Draw, abstract=True):
             fill(u)
             out[start:stop] = self.transform(xp, u, scratch[1][: stop - start])
 
-    def transform(self, xp: ArrayModule, u: Any, temp: Any) -> Any:
+    def transform(self, xp: NumPy, u: Any, temp: Any) -> Any:
         """Numbers in [0, 1) to elements, in u or temp."""
         raise NotImplementedError
 

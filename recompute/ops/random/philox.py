@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...language.contexts import FunctionWriter
-from ...language.types import Array, ArrayModule
+from ...language.types import Array, NumPy
 
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _BUMPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
@@ -26,7 +26,7 @@ _WORD = 0xFFFFFFFFFFFFFFFF
 _DRAWN = 512
 
 
-def stream(xp: ArrayModule, seed: int, step: Array, first: int = 0) -> Callable[[Any], None]:
+def stream(xp: NumPy, seed: int, step: Array, first: int = 0) -> Callable[[Any], None]:
     """A function that fills float32 vectors with the next numbers of the stream (seed, step), from number `first` on.
 
     All but the last of these vectors must have a length that 8 divides.
@@ -47,20 +47,20 @@ def stream(xp: ArrayModule, seed: int, step: Array, first: int = 0) -> Callable[
     return fill
 
 
-def uniform(xp: ArrayModule, seed: int, step: Array, block: int, count: int) -> Array:
+def uniform(xp: NumPy, seed: int, step: Array, block: int, count: int) -> Array:
     """`count` numbers of the stream from number 8 · `block` on, by array operations: for devices, and as a check."""
     blocks = -(-count // 8)
     return numbers_of_blocks(xp, seed, step, xp.arange(block, block + blocks, dtype=np.uint64))[:count]
 
 
-def numbers_of_blocks(xp: ArrayModule, seed: int, step: Array, blocks: Array) -> Array:
+def numbers_of_blocks(xp: NumPy, seed: int, step: Array, blocks: Array) -> Array:
     """The eight numbers of each of these blocks (a vector of uint64), block after block, by array operations."""
     words = words_of_blocks(xp, seed, step, blocks)
     halves = xp.stack([words & np.uint64(_LOW), words >> np.uint64(32)], axis=2).reshape(-1)
     return (halves >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def words_of_blocks(xp: ArrayModule, seed: int, step: Array, blocks: Array) -> Array:
+def words_of_blocks(xp: NumPy, seed: int, step: Array, blocks: Array) -> Array:
     """The four words of each of these blocks (a vector of uint64), a row for each, by array operations."""
     key0 = np.uint64(seed)
     key1 = xp.asarray(step).astype(np.uint64)

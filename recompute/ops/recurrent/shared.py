@@ -16,7 +16,7 @@ import numpy as np
 
 from ...language.factors import SUM, Factor, Where, factor
 from ...language.op import Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
-from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Value, Values
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values
 from ..shape.reshape import reshape
 from .parts import cut, filled, joint, row
 from .unrolled import unrolled
@@ -29,7 +29,7 @@ def options(op: Op) -> dict[str, Any]:
     return {f.name: getattr(op, f.name) for f in dataclasses.fields(op)}
 
 
-def logistic(xp: ArrayModule, x: Array) -> None:
+def logistic(xp: NumPy, x: Array) -> None:
     """x = 1 / (1 + exp(-x)), in place."""
     xp.negative(x, out=x)
     xp.exp(x, out=x)
@@ -37,26 +37,26 @@ def logistic(xp: ArrayModule, x: Array) -> None:
     xp.divide(x.dtype.type(1), x, out=x)
 
 
-def times_slope(xp: ArrayModule, dy: Array, y: Array, room: Array) -> None:
+def times_slope(xp: NumPy, dy: Array, y: Array, room: Array) -> None:
     """dy *= y · (1 - y), the logistic function's derivative from its result."""
     xp.multiply(dy, y, out=dy)
     xp.subtract(y.dtype.type(1), y, out=room)
     xp.multiply(dy, room, out=dy)
 
 
-def times_tanh_slope(xp: ArrayModule, dy: Array, y: Array, room: Array) -> None:
+def times_tanh_slope(xp: NumPy, dy: Array, y: Array, room: Array) -> None:
     """dy *= 1 - y², the hyperbolic tangent's derivative from its result."""
     xp.multiply(y, y, out=room)
     xp.subtract(y.dtype.type(1), room, out=room)
     xp.multiply(dy, room, out=dy)
 
 
-def column_sums(xp: ArrayModule, x: Array, out: Array) -> None:
+def column_sums(xp: NumPy, x: Array, out: Array) -> None:
     """out = Σ over the rows of x."""
     xp.sum(x, axis=0, out=out)
 
 
-def store(xp: ArrayModule, target: Array, new: Array, active: Array | None) -> None:
+def store(xp: NumPy, target: Array, new: Array, active: Array | None) -> None:
     """target = new, in the rows that are `active` (None: all)."""
     if active is None:
         target[...] = new
@@ -64,7 +64,7 @@ def store(xp: ArrayModule, target: Array, new: Array, active: Array | None) -> N
         xp.copyto(target, new, where=active[:, None])
 
 
-def clear(xp: ArrayModule, target: Array, active: Array | None) -> None:
+def clear(xp: NumPy, target: Array, active: Array | None) -> None:
     """Zeros in the rows that are not `active` (None: all are), whatever was there."""
     if active is not None:
         xp.copyto(target, target.dtype.type(0), where=~active[:, None])
@@ -138,7 +138,7 @@ class Recurrent(Op, abstract=True):
         assert x is not None and w is not None and r is not None
         return Cost(2 * x.shape[0] * x.shape[1] * (w.size + r.size), super().cost(ins, outs).bytes)
 
-    def project(self, xp: ArrayModule, x: Array, w: Array, bias: Array | None, out: Array) -> None:
+    def project(self, xp: NumPy, x: Array, w: Array, bias: Array | None, out: Array) -> None:
         """out [T, N, gates·H] = x wᵀ + bias, for one direction."""
         xp.matmul(x.reshape(-1, x.shape[2]), w.T, out=out.reshape(-1, w.shape[0]))
         if bias is not None:
@@ -348,7 +348,7 @@ class RecurrentGrad(Op, abstract=True):
         ]
 
     def fill_previous(
-        self, xp: ArrayModule, room: Array, y: Array, d: int, h0: Array | None, lengths: Array | None, active: Array
+        self, xp: NumPy, room: Array, y: Array, d: int, h0: Array | None, lengths: Array | None, active: Array
     ) -> None:
         """room[t] = the state before step t in direction `d`."""
         steps, back = room.shape[0], self.forward().backwards(d)
@@ -363,9 +363,7 @@ class RecurrentGrad(Op, abstract=True):
                 xp.less_equal(lengths, t + 1, out=active)
                 xp.copyto(room[t], h0[d], where=active[:, None])
 
-    def input_gradients(
-        self, xp: ArrayModule, d: int, dg: Array, x: Array, w: Array, outs: Operands, room: Array
-    ) -> None:
+    def input_gradients(self, xp: NumPy, d: int, dg: Array, x: Array, w: Array, outs: Operands, room: Array) -> None:
         """dx, dw and the input bias' gradient of direction `d` from the gates' gradients dg [T·N, gates·H]."""
         dx, dw, _, db = outs[:4]
         if dx is not None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...language.factors import MAX, MIN, PROD, factor
 from ...language.op import Case, Draw, Imported, ImportedNode, Op, OperatorBuilder
-from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Value, Values
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values
 from ..common import normal_axes, normal_axis
 from ..shape.reshape import reshape
 from ..tiles import wide
@@ -40,7 +40,7 @@ class Extreme(Reduce, abstract=True):
         """None: choosing is exact in every type."""
         return ()
 
-    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One call; of no elements: the worst value of the type."""
         x = ins[0]
         if not x.size:
@@ -270,7 +270,7 @@ class ArgMax(Op, onnx=True):
             xp.subtract(x.shape[axis] - 1, out, out=out)
 
     @staticmethod
-    def search(xp: ArrayModule) -> Any:
+    def search(xp: NumPy) -> Any:
         """The function that finds it."""
         return xp.argmax
 
@@ -292,6 +292,6 @@ class ArgMin(ArgMax, onnx=True):
     """Where the smallest element along `axis` is (i64)."""
 
     @staticmethod
-    def search(xp: ArrayModule) -> Any:
+    def search(xp: NumPy) -> Any:
         """The function that finds it."""
         return xp.argmin

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ...language.factors import Factor, all_but
 from ...language.op import Case, Cost, Draw, Op
-from ...language.types import Array, ArrayModule, Operands, TensorType, Types
+from ...language.types import Array, NumPy, Operands, TensorType, Types
 from ..common import normal_axis
 from ..tiles import TILE, wide
 
@@ -134,13 +134,13 @@ class RowsGrad(AlongAxis, abstract=True):
         """One number a row, and whole rows."""
         return self.tile_types(ins[0])
 
-    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """In whole rows beside the output, which may be one of the inputs."""
         for y, dy, out in self.tiles(*ins, outs[0]):
             number, rows = (s[: len(y)] for s in scratch)
             self.rows(xp, y, dy, out, number, rows)
 
-    def rows(self, xp: ArrayModule, y: Any, dy: Any, out: Any, number: Any, rows: Any) -> None:
+    def rows(self, xp: NumPy, y: Any, dy: Any, out: Any, number: Any, rows: Any) -> None:
         """Some rows of dx, through one number a row and rows in the computing type."""
         raise NotImplementedError
 
@@ -191,7 +191,7 @@ class LogSoftmax(AlongAxis, onnx=True):
         return [b.LogSoftmaxGrad(outs[0], grads[0], axis=self.axis)]
 
 
-def log_softmax(xp: ArrayModule, x: Array, out: Array, number: Array, e: Array) -> None:
+def log_softmax(xp: NumPy, x: Array, out: Array, number: Array, e: Array) -> None:
     """Rows x ([rows, n, ...]) to their log-softmax along axis 1, in the type of `out`; `e` is as large as x."""
     if x.dtype != out.dtype:
         out[...] = x

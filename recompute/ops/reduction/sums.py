@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 from ...language.factors import LOGSUMEXP, SUM, Factor, factor
 from ...language.layouts import Turned, turned_axes
 from ...language.op import Case, Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
-from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Value, Values
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values
 from ..common import normal_axes
 from ..shape.reshape import reshape
 from ..tiles import wide
@@ -62,7 +62,7 @@ class Reduce(Op, abstract=True):
         prepared = (x.with_dtype(precise),) if self.prepare else ()
         return (*prepared, self.infer(x)[0].with_dtype(precise)) if precise != x.dtype else prepared
 
-    def compute(self, xp: ArrayModule, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Prepare, reduce, finish."""
         x, total = ins[0], (*scratch, outs[0])[1 if self.prepare else 0]
         if self.prepare:
@@ -76,7 +76,7 @@ class Reduce(Op, abstract=True):
         if total is not outs[0]:
             outs[0][...] = total
 
-    def finish(self, xp: ArrayModule, total: Array, count: int) -> None:
+    def finish(self, xp: NumPy, total: Array, count: int) -> None:
         """Changes the results in place."""
 
     def cost(self, ins: Types, outs: Types) -> Cost:

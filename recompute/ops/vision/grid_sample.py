@@ -18,7 +18,7 @@ import numpy as np
 
 from ...language.factors import factor
 from ...language.op import Cost, Op
-from ...language.types import Array, ArrayModule, Operands, TensorType
+from ...language.types import Array, NumPy, Operands, TensorType
 
 #: degree of the interpolation in the coordinate
 DEGREE = {"nearest": 0, "linear": 1, "cubic": 3}
@@ -100,7 +100,7 @@ class Sampling(Op, abstract=True):
             grid.with_shape((channels, p)),
         )
 
-    def prepare(self, xp: ArrayModule, grid: Array, size: tuple[int, ...], rooms: Operands) -> None:
+    def prepare(self, xp: NumPy, grid: Array, size: tuple[int, ...], rooms: Operands) -> None:
         """Fills indices and weights for one image's grid [..., rank]; a second set has one more derivative."""
         index, weights, rows, mask = rooms[:4]
         rank = len(size)
@@ -125,7 +125,7 @@ class Sampling(Op, abstract=True):
             for j in range(index.shape[1]):
                 self._inside(xp, index[axis, j], weights[:, axis, j], mask, size[axis])
 
-    def _coordinates(self, xp: ArrayModule, rows: Array, mask: Array, n: int) -> None:
+    def _coordinates(self, xp: NumPy, rows: Array, mask: Array, n: int) -> None:
         """Grid coordinates in the first row become places in [0, n), as padding says; the second gets the derivative."""
         p, slope, room = rows
         low, high = (0.0, n - 1.0) if self.align_corners else (-0.5, n - 0.5)
@@ -148,7 +148,7 @@ class Sampling(Op, abstract=True):
             xp.clip(p, 0.0, n - 1.0, out=p)
 
     @staticmethod
-    def _reflect(xp: ArrayModule, rows: Array, mask: Array, low: float, high: float) -> None:
+    def _reflect(xp: NumPy, rows: Array, mask: Array, low: float, high: float) -> None:
         """Places mirrored at `low` and `high` until they are between them; each mirror turns the slope."""
         p, slope, room = rows
         span = high - low
@@ -178,7 +178,7 @@ class Sampling(Op, abstract=True):
         p += low
 
     @staticmethod
-    def _weights(xp: ArrayModule, out: Array, order: int, t: Array, slope: Array, room: Array) -> None:
+    def _weights(xp: NumPy, out: Array, order: int, t: Array, slope: Array, room: Array) -> None:
         """Each tap's polynomial at t, times slope ^ order."""
         for tap, (_, coefficients) in zip(out, taps_of(out.shape[0], order), strict=True):
             tap.fill(coefficients[0])
@@ -188,7 +188,7 @@ class Sampling(Op, abstract=True):
             for _ in range(order):
                 tap *= slope
 
-    def _inside(self, xp: ArrayModule, index: Array, weights: Array, mask: Array, n: int) -> None:
+    def _inside(self, xp: NumPy, index: Array, weights: Array, mask: Array, n: int) -> None:
         """Indices outside [0, n) brought inside; their weights are 0 where padding is zeros."""
         if self.padding_mode == "zeros":
             for compare, limit in ((xp.less, 0), (xp.greater_equal, n)):
@@ -210,7 +210,7 @@ class Sampling(Op, abstract=True):
                 xp.absolute(index, out=index)
         xp.clip(index, 0, n - 1, out=index)
 
-    def each(self, xp: ArrayModule, rooms: Operands, size: tuple[int, ...]) -> Any:
+    def each(self, xp: NumPy, rooms: Operands, size: tuple[int, ...]) -> Any:
         """Each combination of taps: its number along each axis, with the flat indices in rooms[4]."""
         index, flat = rooms[0], rooms[4]
         for pick in itertools.product(range(index.shape[1]), repeat=len(size)):
@@ -220,7 +220,7 @@ class Sampling(Op, abstract=True):
                 flat += index[axis, pick[axis]]
             yield pick
 
-    def product(self, xp: ArrayModule, rooms: Operands, pick: tuple[int, ...], more: int = -1) -> Array:
+    def product(self, xp: NumPy, rooms: Operands, pick: tuple[int, ...], more: int = -1) -> Array:
         """The weight of a combination, in rooms[2][0]; from the second set along axis `more`."""
         weights, room = rooms[1], rooms[2][0]
         room.fill(1)

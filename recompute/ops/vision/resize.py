@@ -13,7 +13,7 @@ import numpy as np
 from ...language.factors import Factor, in_step
 from ...language.layouts import Turned, turned_list, turned_pads, turned_whole
 from ...language.op import Cost, Imported, ImportedNode, Op, imports
-from ...language.types import Array, ArrayModule, Operands, TensorType, Types, Values
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Values
 from ..norm.numerics import wide
 from ..shape.reshape import reshape
 from .resize_maps import COORDINATES, NEAREST, Span, indices, matrix, outside
@@ -97,7 +97,7 @@ class Interpolation(Op, abstract=True):
             shapes = [steps[0][2], *shapes, steps[-1][3]]
         return tuple(work.with_shape(s) for s in shapes)
 
-    def run(self, xp: ArrayModule, x: Array, y: Array, scratch: Operands, steps: Any, *, back: bool) -> None:
+    def run(self, xp: NumPy, x: Array, y: Array, scratch: Operands, steps: Any, *, back: bool) -> None:
         """All axes, image by image where the first axis stays."""
         if not steps:
             y[...] = x
@@ -113,7 +113,7 @@ class Interpolation(Op, abstract=True):
             if len(scratch) > len(steps):
                 target[...] = scratch[-1]
 
-    def _along(self, xp: ArrayModule, axis: int, span: Span, x: Array, y: Array, *, back: bool) -> None:
+    def _along(self, xp: NumPy, axis: int, span: Span, x: Array, y: Array, *, back: bool) -> None:
         size, out = (y.shape[axis], x.shape[axis]) if back else (x.shape[axis], y.shape[axis])
         if self.mode == "nearest" and not back:
             where = xp.asarray(indices(self._key(), size, out, span))

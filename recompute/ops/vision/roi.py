@@ -15,7 +15,7 @@ import numpy as np
 
 from ...language.factors import SUM, factor
 from ...language.op import Cost, Draw, Op
-from ...language.types import Array, ArrayModule, Operands, TensorType, Value
+from ...language.types import Array, NumPy, Operands, TensorType, Value
 from ..indexing.flat import add_rows
 
 #: elements that are outside of every image
@@ -57,7 +57,7 @@ class Regions(Op, abstract=True):
         """(flat indices, weights) [rows, columns] of the elements that are compared, one of each bin at a time."""
         raise NotImplementedError
 
-    def winners(self, xp: ArrayModule, image: Array, roi: Array, rooms: Operands) -> tuple[Array, Array]:
+    def winners(self, xp: NumPy, image: Array, roi: Array, rooms: Operands) -> tuple[Array, Array]:
         """Flat indices and weights [C, rows, columns] of the largest products in each bin; weight 0: there is none."""
         index, weight, best, room, mask = rooms
         c, h, w = image.shape
@@ -81,14 +81,14 @@ class Regions(Op, abstract=True):
         t = x.with_shape((x.shape[1], *self.bins()))
         return t.with_dtype("i64"), t, t, t, t.with_dtype("bool")
 
-    def pick(self, xp: ArrayModule, x: Array, found: tuple[Array, Array], out: Array) -> None:
+    def pick(self, xp: NumPy, x: Array, found: tuple[Array, Array], out: Array) -> None:
         """out = x at the winners, times their weights."""
         index, weight = found
         for c in range(x.shape[0]):
             xp.take(x[c].reshape(-1), index[c], out=out[c], mode="clip")
         out *= weight
 
-    def put(self, xp: ArrayModule, dx: Array, found: tuple[Array, Array], dy: Array) -> None:
+    def put(self, xp: NumPy, dx: Array, found: tuple[Array, Array], dy: Array) -> None:
         """dx += dy times the weights, at the winners."""
         index, weight = found
         weight *= dy
