@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...errors import UsageError
 from ...language.builder import Names
 from ...language.ir import Block, Free, Operator, Role, Value
-from ...language.types import Values
+from ...language.types import Values, need, present
 from ...ops.common import Elementwise
 from ..base import Pass
 from .chains import with_chains
@@ -127,8 +127,7 @@ class _Rebuilder:
             if op.role not in _FORWARD or not isinstance(op.op, Elementwise) or op.op.random or len(op.outputs) != 1:
                 continue
             others = [v.name for v in op.reads() if v != t]
-            (y,) = op.outputs
-            assert y is not None
+            (y,) = present(*op.outputs)
             if y.type == t.type and op.op.flops_per_element <= _CHEAP and self.constant.issuperset(others):
                 yield op, y
 
@@ -144,8 +143,7 @@ class _Rebuilder:
         if not late or v.name in self.kept or any(role is Role.RECOMPUTE for _, role in roles):
             return None
         first = min(late)
-        x = op.inputs[0]
-        assert x is not None
+        x = need(op.inputs[0])
         kept = max(self.readers[x.name]) >= first
         early = any(i > first for i, role in roles if role in _FORWARD)
         changed = any(at < i < first for n in needs if n is not None for i in self.updated.get(n.name, ()))

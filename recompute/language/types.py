@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -220,3 +220,16 @@ class Value:
 #: types and values of an operator's inputs or outputs, None where an optional one is absent
 Types: TypeAlias = Sequence[TensorType | None]
 Values: TypeAlias = Sequence[Value | None]
+
+T = TypeVar("T")
+
+
+def need(x: T | None) -> T:
+    """x, which the rule of its operator says is present."""
+    assert x is not None
+    return x
+
+
+def present(*given: T | None) -> tuple[T, ...]:
+    """These, none of which is absent."""
+    return tuple(map(need, given))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ..language.types import Array, NumPy, Operands, TensorType, Types
+from ..language.types import Array, NumPy, Operands, TensorType, Types, need
 from .common import Elementwise, arity
 
 #: elements of a tile: 128 KiB of float32, of which several fit the second-level cache
@@ -36,8 +36,7 @@ class Tiled(Elementwise, abstract=True):
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The inputs' type."""
         self.need(*inputs, count=arity(type(self)))
-        first = inputs[0]
-        assert first is not None
+        first = need(inputs[0])
         if any(t != first for t in inputs):
             raise self.fail("types differ", *inputs)
         if self.floats and not first.is_float:
@@ -46,8 +45,7 @@ class Tiled(Elementwise, abstract=True):
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """The temporaries of one tile."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         size = min(x.size, TILE)
         rows = self.work + (len(ins) + 1 if wide(x.dtype) != x.dtype else 1)
         floats = (TensorType(wide(x.dtype), (rows, size)),)

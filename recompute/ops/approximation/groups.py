@@ -28,7 +28,7 @@ import numpy as np
 
 from ...language.factors import Factor, Place, factor
 from ...language.op import Cost, FunctionWriter, Op
-from ...language.types import DTYPES, FLOATS, Array, TensorType, Types, dtype_to_onnx
+from ...language.types import DTYPES, FLOATS, Array, TensorType, Types, dtype_to_onnx, need
 from ..random.draws import Draw
 from ..random.philox import byte_stream, export_halves
 from ..tiles import wide
@@ -121,8 +121,7 @@ class CompressGroups(Draw, _Grouped):
 
     def scratch(self, ins, outs):
         """A tile of elements, of their codes, of random bytes."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         size = -(-min(x.size, LONGEST) // self.group) * self.group
         kind = wide(x.dtype)
         return TensorType(kind, (2, size)), TensorType("i32", (2, size)), TensorType("u8", (size,))

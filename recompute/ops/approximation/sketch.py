@@ -14,7 +14,7 @@ import numpy as np
 
 from ...language.factors import Factor, factor
 from ...language.op import Cost, Op
-from ...language.types import Array, NumPy, Operands, TensorType, Types
+from ...language.types import Array, NumPy, Operands, TensorType, Types, need, present
 from ..tiles import TILE, wide
 from . import transforms
 from .drawn import COLUMNS, choose, signs, tile
@@ -68,14 +68,12 @@ class Sketch(Op):
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...]:
         """Features are independent; the batch is needed whole, as each row of y reads all of it."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         return (factor(x.shape[-1], [x.ndim - 1], [1]),)
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """See the three ways of computing."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         n, kind = x.shape[-1], wide(x.dtype)
         batch = math.prod(x.shape[:-1])
 
@@ -170,8 +168,7 @@ class Sketch(Op):
 
     def cost(self, ins: Types, outs: Types) -> Cost:
         """A product, a copy of the rows, or a transform."""
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         n, batch = x.shape[-1], math.prod(x.shape[:-1])
         if self.kind in COLUMNS:  # some twenty operations draw a number
             return Cost(2 * batch * self.rows * n + 20 * batch * self.rows, x.nbytes + y.nbytes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.op import Cost, Op
-from ...language.types import Array, NumPy, Operands, TensorType, Types
+from ...language.types import Array, NumPy, Operands, TensorType, Types, need, present
 from ..indexing.flat import add_rows
 from ..indexing.gather import need_indices
 from .base import MAX_RANKS, doublings
@@ -69,8 +69,7 @@ class RowSums(Op):
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """Row numbers, and a sum for each level of the tree that waits for its neighbour; one row more takes what lies
         elsewhere."""
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         levels = doublings(self.parts) + 1
         return TensorType("i64", (x.size,)), TensorType(y.dtype, (levels, self.rows + 1, self.inner))
 
@@ -116,8 +115,7 @@ class RowSums(Op):
 
     def cost(self, ins: Types, outs: Types) -> Cost:
         """One addition for each element of dy."""
-        dy = ins[1]
-        assert dy is not None
+        dy = need(ins[1])
         return Cost(dy.size, super().cost(ins, outs).bytes)
 
     @classmethod

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...language.factors import Factor, Place, factor
 from ...language.op import Cost, Op
-from ...language.types import Array, NumPy, Operands, TensorType, Types
+from ...language.types import Array, NumPy, Operands, TensorType, Types, need
 from ..tiles import TILE
 from .base import MAX_RANKS, doublings
 
@@ -32,15 +32,13 @@ class TreeSum(Op):
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...]:
         """Those of a part; all parts are needed, as a sum of some would not be in the tree."""
-        y = outs[0]
-        assert y is not None
+        y = need(outs[0])
         first = factor(y.shape[0], [Place(0, outer=self.parts)], [0])
         return (first, *(factor(y.shape[a], [a], [a]) for a in range(1, y.ndim)))
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """A tile for each level of the tree that waits for its neighbour."""
-        y = outs[0]
-        assert y is not None
+        y = need(outs[0])
         levels = doublings(self.parts) - 1
         return (TensorType(y.dtype, (levels, min(y.size, TILE))),) if levels > 0 and y.size else ()
 
@@ -73,8 +71,7 @@ class TreeSum(Op):
 
     def cost(self, ins: Types, outs: Types) -> Cost:
         """One addition less than there are parts, for each element."""
-        y = outs[0]
-        assert y is not None
+        y = need(outs[0])
         return Cost((self.parts - 1) * y.size, super().cost(ins, outs).bytes)
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...language.element import cast, equal, power, where
 from ...language.op import Draw, Op
-from ...language.types import TensorType
+from ...language.types import TensorType, present
 from ..common import Elementwise, Ufunc
 
 
@@ -231,8 +231,7 @@ class Pow(Elementwise, onnx=True):
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The base's element type, the broadcast shape."""
-        x, e = inputs
-        assert x is not None and e is not None
+        x, e = present(*inputs)
         return super().infer(x, e.with_dtype(x.dtype))
 
     def compute(self, xp, ins, outs, scratch):

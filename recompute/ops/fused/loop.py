@@ -13,7 +13,7 @@ from ...language.element import Expr, argument, nodes, substitute
 from ...language.formulas import formula
 from ...language.op import Cost, Op
 from ...language.text import parse_applied, show_applied
-from ...language.types import NumPy, TensorType, Types
+from ...language.types import NumPy, TensorType, Types, need
 from ..common import normal_axes
 from ..reduction.sums import Reduce, ReduceMean, ReduceSum
 from ..shape.reshape import Expand
@@ -70,8 +70,7 @@ def iteration(op: Op, ins: Types, outs: Types) -> tuple[int, ...]:
     """The shape over which an element-wise operator, a column sum or a Loop runs."""
     if isinstance(op, Loop):
         return op.iteration(*ins)
-    t = ins[0] if isinstance(op, Reduce) else outs[0]
-    assert t is not None
+    t = need(ins[0] if isinstance(op, Reduce) else outs[0])
     return t.shape
 
 
@@ -181,8 +180,7 @@ class Loop(Op):
                 raise self.fail(f"%{m.result} reads a sum", *inputs)
             given = [None if i is None else found[i] for i in m.inputs]
             made = _within(m.op, tile).infer(*given)
-            whole = given[0] if m.sums else made[0]
-            assert whole is not None
+            whole = need(given[0] if m.sums else made[0])
             if m.sums and not is_column_sum(m.op, whole):
                 raise self.fail(f"%{m.result} is no sum over all axes but the last", *inputs)
             if len(made) != 1 or shape not in (None, whole.shape):
@@ -196,8 +194,7 @@ class Loop(Op):
         """The shape of the loop."""
         found = self.types(inputs)
         m = self.members[0]
-        whole = found[m.inputs[0] or 0] if m.sums else found[m.result]
-        assert whole is not None
+        whole = need(found[m.inputs[0] or 0] if m.sums else found[m.result])
         return whole.shape
 
     def infer(self, *inputs):
@@ -260,8 +257,7 @@ class Loop(Op):
         found = self.types([t and t.with_shape(_cut_shape(t.shape, lengths)) for t in ins], lengths)
         result: list[list[TensorType]] = []
         for m in self.members:
-            made = found[m.result]
-            assert made is not None
+            made = need(found[m.result])
             if m.sums:
                 result.append([TensorType("f64", made.shape)] * 2)
             else:

@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...language.factors import Factor, Place, factor, needed_whole
-from ...language.types import TensorType, Types
+from ...language.types import TensorType, Types, need
 
 
 def by_channel(ins: Types, outs: Types) -> tuple[Factor, ...]:
     """The factor of channels: axis 1 of [n, c, ...], the only one of vectors."""
     inputs, outputs = ([None if t is None else min(t.ndim - 1, 1) for t in types] for types in (ins, outs))
-    x = ins[0]
-    assert x is not None
+    x = need(ins[0])
     return (factor(x.shape[1], inputs, outputs),)
 
 
 def by_element(ins: Types, outs: Types) -> tuple[Factor, ...]:
     """The factors of all other axes of x, and of whatever has its type."""
-    x = ins[0]
-    assert x is not None
+    x = need(ins[0])
 
     def at(types: Types, axis: int) -> list[int | None]:
         return [axis if t is not None and t.shape == x.shape else None for t in types]

@@ -22,7 +22,7 @@ import numpy as np
 from ...language.factors import Factor, aligned
 from ...language.formulas import through_expansion
 from ...language.op import Cost, Draw, Op, OperatorBuilder
-from ...language.types import DTYPES, Array, NumPy, Operands, TensorType, Types
+from ...language.types import DTYPES, Array, NumPy, Operands, TensorType, Types, present
 
 #: elements that are worked on at a time
 PART = 1 << 15
@@ -62,8 +62,7 @@ class Update(Op, abstract=True):
                 raise self.fail(f"input {i}, its {what}, is absent", *inputs)
         if len(inputs) > self.unscale_at + 1:
             raise self.fail(f"takes {self.unscale_at + 1} inputs at most", *inputs)
-        w, g, rate = inputs[0], inputs[1], inputs[self.rate_at]
-        assert w is not None and g is not None and rate is not None
+        w, g, rate = present(inputs[0], inputs[1], inputs[self.rate_at])
         if g.shape != w.shape or not (w.is_float and g.is_float):
             raise self.fail("the gradient must have the parameter's shape", *inputs)
         if rate.shape != () or not rate.is_float:
@@ -101,8 +100,7 @@ class Update(Op, abstract=True):
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """A part for intermediate results, one each where w and g cannot be worked on as they are, and with `unscale`
         one each for what w and the state were."""
-        w, g = ins[0], ins[1]
-        assert w is not None and g is not None
+        w, g = present(ins[0], ins[1])
         part = TensorType(work_dtype(w), (min(w.size, PART),))
         scaled = self.unscale(ins) is not None
         count = 1 + (g.dtype != part.dtype or self.coupled != 0 or scaled) + (w.dtype != part.dtype)

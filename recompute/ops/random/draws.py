@@ -27,6 +27,7 @@ from ...language.types import (
     Values,
     dtype_from_onnx,
     dtype_to_onnx,
+    need,
 )
 from ..tiles import TILE
 from .philox import export_numbers, stream
@@ -53,8 +54,7 @@ class Draw(Op, abstract=True):
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """The outermost axis, whose slices are elements one after the other; the others are needed whole."""
-        y = outs[0]
-        assert y is not None
+        y = need(outs[0])
         lead = next((a for a, d in enumerate(y.shape) if d != 1), 0)
         found = aligned(ins, outs)
         return (*found[: lead + 1], *needed_whole(found[lead + 1 :]))

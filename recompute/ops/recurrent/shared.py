@@ -16,7 +16,7 @@ import numpy as np
 
 from ...language.factors import SUM, Factor, Where, factor
 from ...language.op import Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
-from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values, need, present
 from ..shape.reshape import reshape
 from .parts import cut, filled, joint, row
 from .unrolled import unrolled
@@ -72,8 +72,7 @@ def clear(xp: NumPy, target: Array, active: Array | None) -> None:
 
 def batch_factor(ins: Types, more: Sequence[Where], outs: Sequence[Where | str]) -> Factor:
     """The batch of (x, w, r, bias?, lengths?, initial_h?, ...)."""
-    x = ins[0]
-    assert x is not None
+    x = need(ins[0])
     return factor(x.shape[1], [1, None, None, None, 0, 1, *more], outs)
 
 
@@ -134,8 +133,7 @@ class Recurrent(Op, abstract=True):
 
     def cost(self, ins: Types, outs: Types) -> Cost:
         """Two flops for each weight, step and row."""
-        x, w, r = ins[:3]
-        assert x is not None and w is not None and r is not None
+        x, w, r = present(*ins[:3])
         return Cost(2 * x.shape[0] * x.shape[1] * (w.size + r.size), super().cost(ins, outs).bytes)
 
     def project(self, xp: NumPy, x: Array, w: Array, bias: Array | None, out: Array) -> None:
@@ -292,8 +290,7 @@ class RecurrentGrad(Op, abstract=True):
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The types of the inputs; of those that are absent, what they would be."""
         op, arity = self.forward(), self.of.arity
-        x, w, r = inputs[:3]
-        assert x is not None and w is not None and r is not None
+        x, w, r = present(*inputs[:3])
         outs = op.infer(*inputs[:arity])
         kept = (outs[0], *outs[op.onnx_outputs :])
         if tuple(inputs[arity : arity + len(kept)]) != kept:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...language.factors import MAX, MIN, PROD, factor
 from ...language.op import Case, Draw, Imported, ImportedNode, Op, OperatorBuilder
-from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values, present
 from ..common import normal_axes, normal_axis
 from ..shape.reshape import reshape
 from ..tiles import wide
@@ -51,8 +51,7 @@ class Extreme(Reduce, abstract=True):
 
     def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """dy to the element chosen, in equal parts where several tie (as PyTorch's amax)."""
-        x, dy = ins[0], grads[0]
-        assert x is not None and dy is not None
+        x, dy = present(ins[0], grads[0])
         return [b.ShareTies(x, self.keep(b, x, outs[0]), self.keep(b, x, dy))]
 
     @classmethod

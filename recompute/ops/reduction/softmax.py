@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ...language.factors import Factor, all_but
 from ...language.op import Case, Cost, Draw, Op
-from ...language.types import Array, NumPy, Operands, TensorType, Types
+from ...language.types import Array, NumPy, Operands, TensorType, Types, need
 from ..common import normal_axis
 from ..tiles import TILE, wide
 
@@ -26,8 +26,7 @@ class AlongAxis(Op, abstract=True):
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The inputs' type."""
-        x = inputs[0]
-        assert x is not None
+        x = need(inputs[0])
         if any(t != x for t in inputs) or len(inputs) != self.takes:
             raise self.fail("types differ", *inputs)
         if not x.is_float:
@@ -37,8 +36,7 @@ class AlongAxis(Op, abstract=True):
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """All; the normalised one is needed whole."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         return all_but(ins, outs, normal_axis(self.axis, x.ndim, self))
 
     def form(self, x: Any) -> tuple[int, ...]:

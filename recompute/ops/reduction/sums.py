@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 from ...language.factors import LOGSUMEXP, SUM, Factor, factor
 from ...language.layouts import Turned, turned_axes
 from ...language.op import Case, Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
-from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values, need
 from ..common import normal_axes
 from ..shape.reshape import reshape
 from ..tiles import wide
@@ -44,8 +44,7 @@ class Reduce(Op, abstract=True):
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """Those that stay; and reduced ones where partial results can be combined."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         reduced = normal_axes(self.axes, x.ndim, self)
         kept = [a for a in range(x.ndim) if self.keepdims or a not in reduced]
         found = [factor(x.shape[a], [a], [i]) for i, a in enumerate(kept) if a not in reduced]
@@ -56,8 +55,7 @@ class Reduce(Op, abstract=True):
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """The prepared elements, and wider results."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         precise = wide(x.dtype)
         prepared = (x.with_dtype(precise),) if self.prepare else ()
         return (*prepared, self.infer(x)[0].with_dtype(precise)) if precise != x.dtype else prepared

@@ -13,7 +13,7 @@ import numpy as np
 from ...language.factors import Factor, in_step
 from ...language.layouts import Turned, turned_list, turned_pads, turned_whole
 from ...language.op import Cost, Imported, ImportedNode, Op, imports
-from ...language.types import Array, NumPy, Operands, TensorType, Types, Values
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Values, present
 from ..norm.numerics import wide
 from ..shape.reshape import reshape
 from .resize_maps import COORDINATES, NEAREST, Span, indices, matrix, outside
@@ -39,8 +39,7 @@ class Interpolation(Op, abstract=True):
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """Those that are not resized."""
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         resized = {a for a, _ in self.maps(x.shape, y.shape)} | {a for a, _ in self.maps(y.shape, x.shape)}
         return in_step(ins, outs, [a for a in range(x.ndim) if a not in resized])
 

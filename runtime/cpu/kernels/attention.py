@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Operands, TensorType
+from ....language.types import Operands, TensorType, need
 from ....ops.attention.shared import Tiled
 from ....ops.attention.tiled_grad import TiledAttentionGrad
 from ..attention import backward, forward
@@ -127,8 +127,7 @@ class Attention(Family):
     def numbers(self, op: Operator) -> np.ndarray:
         """[heads]: the number of each head's first query among those of all weights, of which these may be a part."""
         rule = op.of(Tiled)
-        q = op.inputs[0]
-        assert q is not None
+        q = need(op.inputs[0])
         own = q.shape[:-1]
         whole, start = rule.rows or own, rule.at or (0,) * len(own)
         found = np.zeros(own[:-1], np.int64)
@@ -208,8 +207,7 @@ class Gradient(Attention):
     def parts(self, op: Operator) -> int:
         """Into how many sums the gradient of a bias is cut that heads share, so that there is work for the threads."""
         items, bias = self.items(op), self.wanted(op)
-        q = op.inputs[0]
-        assert q is not None
+        q = need(op.inputs[0])
         if bias is None or items.shares or items.blocks > 1 or items.chains >= PARTS:
             return 0
         found = min(PARTS, items.length)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ....language.types import Array, Operands, TensorType
+from ....language.types import Array, Operands, TensorType, need
 from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, computed, family, floats, parts
@@ -182,8 +182,7 @@ def _rows(a: Array) -> Array:
 
 def _in_parts(op: Operator) -> tuple[TensorType, TensorType]:
     """Two sums for each part, in float64 and in the type of the computation."""
-    x = op.inputs[0]
-    assert x is not None
+    x = need(op.inputs[0])
     shape = (parts(x.size // x.shape[-1]), 2, x.shape[-1])
     return TensorType("f64", shape), computed(x.type).with_shape(shape)
 
@@ -206,8 +205,7 @@ class Normalisation(Family):
 
     def vector(self, op: Operator) -> TensorType:
         """One element a channel."""
-        x = op.inputs[0]
-        assert x is not None
+        x = need(op.inputs[0])
         return computed(x.type).with_shape(x.shape[-1:])
 
 

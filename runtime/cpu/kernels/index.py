@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import Array, Operands
+from ....language.types import Array, Operands, present
 from ...shared.trouble import INDEX_OUTSIDE
 from ..device import native
 from ..device.jit import inline, kernel, report
@@ -98,8 +98,7 @@ class Gathers(Family):
 
     def accepts(self, op: Operator) -> bool:
         """Many elements, in rows of some length (NumPy takes single ones as fast)."""
-        x, y = op.inputs[0], op.outputs[0]
-        assert x is not None and y is not None
+        x, y = present(op.inputs[0], op.outputs[0])
         return y.size >= ENOUGH and x.type.numpy.itemsize in WORDS and _split(x.shape, _axis(op))[2] >= 16
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:

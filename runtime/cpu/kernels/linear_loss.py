@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Array, Operands, TensorType
+from ....language.types import Array, Operands, TensorType, need
 from ....ops.loss.linear_cross_entropy import LinearCrossEntropy, LinearLoss
 from ....ops.loss.linear_cross_entropy_grad import LinearCrossEntropyGrad
 from ....ops.loss.linear_tiles import Sizes, slice_of, slices
@@ -185,8 +185,7 @@ class LinearLosses(Family):
 
     def multiplied(self, op: Operator, height: int, words: int) -> TensorType:
         """The workspace of the products of a tile."""
-        x = op.inputs[0]
-        assert x is not None
+        x = need(op.inputs[0])
         width = x.shape[-1]
         sizes = (height, words, width), (height, width, words), (words, width, height)
         return products.room(x.dtype, *sizes)
@@ -243,8 +242,7 @@ class LinearCrossEntropies(LinearLosses):
         """Losses, weights and shares; what was seen of a tile's rows; a tile."""
         sizes, held = self.sizes(op, held=self.held(op)), self.held(op)
         words = sizes.words if held else sizes.step
-        x = op.inputs[0]
-        assert x is not None
+        x = need(op.inputs[0])
         return (
             TensorType("f64", (3, sizes.rows)),
             TensorType("f64", (0 if held else sizes.height, 4)),
@@ -331,8 +329,7 @@ class LinearCrossEntropyGradients(LinearLosses):
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """A number for each row, a tile."""
         sizes = self.sizes(op, held=False)
-        x = op.inputs[0]
-        assert x is not None
+        x = need(op.inputs[0])
         tile = TensorType(x.dtype, (sizes.height * sizes.step,))
         return TensorType("f64", (sizes.rows,)), tile, self.multiplied(op, sizes.height, sizes.step)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Array, Operands, TensorType
+from ....language.types import Array, Operands, TensorType, need
 from ..device.jit import inline, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
@@ -305,8 +305,7 @@ class GlobalAveragePool(Family):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Sums in float64, and of a few positions."""
-        y = op.outputs[0]
-        assert y is not None
+        y = need(op.outputs[0])
         shape = (y.shape[0], y.shape[-1])
         return (TensorType("f64", shape), TensorType(y.dtype, shape))
 

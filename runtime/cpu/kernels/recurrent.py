@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Operands, TensorType
+from ....language.types import Operands, TensorType, present
 from ....ops.recurrent.gru import GRU
 from ....ops.recurrent.lstm import LSTM
 from ....ops.recurrent.shared import RecurrentGrad
@@ -169,8 +169,7 @@ def _both(value: Any, d: int) -> Any:
 
 def _sizes(op: Operator) -> tuple[TensorType, int, int, int, int, int]:
     """The type of x, steps, batch, features, elements of a row of gates and of a state."""
-    x, w, r = op.inputs[:3]
-    assert x is not None and w is not None and r is not None
+    x, w, r = present(*op.inputs[:3])
     steps, batch, features = x.shape
     return x.type, steps, batch, features, w.shape[1], r.shape[2]
 

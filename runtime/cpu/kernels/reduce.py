@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import Operands, TensorType
+from ....language.types import Operands, TensorType, need
 from ....ops.common import normal_axes
 from ..code.mathematics import larger
 from ..code.row_sums import dot, largest, total
@@ -197,8 +197,7 @@ def form(op: Operator) -> tuple[bool, tuple[int, int, int]] | None:
 
 
 def _form(op: Operator) -> tuple[bool, tuple[int, int, int]]:
-    found = form(op)
-    assert found is not None
+    found = need(form(op))
     return found
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....language.types import Operands, Value
+from ....language.types import Operands, Value, present
 from ....ops.vision.resize import Interpolation
 from ....ops.vision.resize_maps import indices
 from ..device.jit import kernel
@@ -65,8 +65,7 @@ def collect(dy, dx, rows, columns, p, begin, end):
 
 def _ends(op: Operator) -> tuple[Value, Value]:
     """The types of Resize's input and output, also for its gradient."""
-    x, y = op.inputs[0], op.outputs[0]
-    assert x is not None and y is not None
+    x, y = present(op.inputs[0], op.outputs[0])
     return (x, y) if op.op.name == "Resize" else (y, x)
 
 

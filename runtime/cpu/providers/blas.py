@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.kernels import register
-from ....language.types import Array, Operands, TensorType
+from ....language.types import Array, Operands, TensorType, need
 from ....ops.linear.products import Gemm, MatMul
 from ...shared.trouble import LIBRARY
 from .. import processors
@@ -220,8 +220,7 @@ class BlasProvider:
 
 def product_calls(op: Operator, ins: Operands, outs: Operands, by: Routine | None = None) -> list[Call]:
     """The calls of a MatMul or Gemm."""
-    found = product(op)
-    assert found is not None
+    found = need(product(op))
     if not isinstance(op.op, Gemm):
         return calls(found, ins[0], ins[1], outs[0], by=by)
     bias = ins[2] if len(ins) > 2 and op.op.beta != 0.0 else None

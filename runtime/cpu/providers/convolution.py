@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.kernels import register
-from ....language.types import Array, Operands, TensorType
+from ....language.types import Array, Operands, TensorType, need
 from ...shared.convolved import Convolved, convolved, operands
 from .. import processors
 from ..code import packing as transposed
@@ -394,8 +394,7 @@ class ConvolutionProvider:
 
 def _planned(op: Operator) -> tuple[Convolved, _Plan]:
     """What an operator that the provider accepts computes, and its kernels."""
-    c = convolved(op)
-    assert c is not None
+    c = need(convolved(op))
     return c, _plan(c)
 
 

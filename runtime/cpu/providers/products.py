@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ....language.kernels import register
-from ....language.types import Array, Operands, TensorType
+from ....language.types import Array, Operands, TensorType, need
 from ....ops.linear.products import Gemm
 from .. import processors
 from ..code import matrix_products
@@ -90,8 +90,7 @@ class ProductsProvider:
 
 
 def _product(op: Operator) -> blas.Product:
-    found = blas.product(op)
-    assert found is not None
+    found = need(blas.product(op))
     return found
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ....errors import RecomputeError
 from ....language.element import HALVES, argument, cast
 from ....language.kernels import PROVIDERS, accepting, provider, register
-from ....language.types import Array, Operands, TensorType, Value, dtype_name
+from ....language.types import Array, Operands, TensorType, Value, dtype_name, need
 from ....ops.communication.tree_sum import TreeSum
 from .. import PREFERRED
 from ..device import native
@@ -104,8 +104,7 @@ class Widened:
 
 
 def _wide(op: Operator) -> Operator:
-    found = wide(op)
-    assert found is not None
+    found = need(wide(op))
     return found
 
 

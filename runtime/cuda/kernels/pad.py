@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ....language.types import present
 from ....ops.indexing.scatter import strides
 from ....ops.shape.pad import PadGrad
 from ..code.parts import WIDE, Coordinates, division, divisor, indented
@@ -80,8 +81,7 @@ class Folding(Family):
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
         rule = op.of(PadGrad)
-        y, x = ins[0], outs[0]
-        assert x is not None and y is not None
+        y, x = present(ins[0], outs[0])
         if not x.size:
             return []
         n, wide = len(x.shape), max(x.size, y.size) >= WIDE

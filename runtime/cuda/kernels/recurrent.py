@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import TensorType
+from ....language.types import TensorType, need
 from ....ops.recurrent.shared import Recurrent, RecurrentGrad, filled
 from ..code import recurrent as text
 from ..convolution.text import adding
@@ -95,8 +95,7 @@ class _Direction:
     def __init__(self, op: Recurrent, d: int, ins: Buffers, outs: Buffers, rooms: dict[str, Buffer]) -> None:
         self.op, self.d, self.rooms = op, d, rooms
         given = filled(ins, 8)[:8]
-        x = given[0]
-        assert x is not None
+        x = need(given[0])
         self.x, self.lengths = x, given[4]
         self.steps, self.batch, self.features = x.shape
         self.n = op.hidden_size

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import TensorType
+from ....language.types import TensorType, present
 from ....ops.vision.resize import Interpolation
 from ....ops.vision.resize_maps import TIE
 from ..code.parts import WIDE, division, divisor
@@ -218,8 +218,7 @@ class Resizing(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch an axis."""
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         steps = list(self._steps(op))
         if not steps or not x.size or not y.size:
             return copy(y, x) if x.size else [Fill(y)] if y.size else []

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ....language.types import FLOATS
+from ....language.types import FLOATS, present
 from ....ops.common import normal_axis
 from ....ops.reduction.running import LinearScan as LinearScanOp
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
@@ -48,8 +48,7 @@ class LinearScan(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Lane by lane."""
-        a, d, out = ins[0], ins[1], outs[0]
-        assert a is not None and d is not None and out is not None
+        a, d, out = present(ins[0], ins[1], outs[0])
         if not out.size:
             return []
         o = op.of(LinearScanOp)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import TensorType
+from ....language.types import TensorType, present
 from ....ops.approximation.drawn import BITS, COLUMNS, blocks
 from ....ops.approximation.sketch import Sketch
 from ....ops.approximation.transforms import padded
@@ -60,8 +60,7 @@ class Sketches(Family):
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Numbers first."""
         rule = op.of(Sketch)
-        x, step, y = ins[0], ins[1], outs[0]
-        assert x is not None and step is not None and y is not None
+        x, step, y = present(ins[0], ins[1], outs[0])
         n = x.shape[-1]
         batch, seed = math.prod(x.shape[:-1]), rule.seed
         if rule.kind in COLUMNS:

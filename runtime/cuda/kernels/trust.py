@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ....language.types import FLOATS, TensorType
+from ....language.types import FLOATS, TensorType, need
 from ....ops.optimizer.base import work_dtype
 from ....ops.optimizer.norm_updates import LambUpdate, LarsUpdate
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
@@ -229,8 +229,7 @@ class Trust(Family):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Sums of two tensors' spans, and a number."""
-        w = op.inputs[0]
-        assert w is not None
+        w = need(op.inputs[0])
         return TensorType("f64", (2 * spans(w.type.size),)), TensorType(work_dtype(w.type), ())
 
 
