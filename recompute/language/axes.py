@@ -231,7 +231,7 @@ class _Body:
         return f if self.is_sliced(f, way) else None
 
     def is_sliced(self, f: Factor, way: Followed) -> bool:
-        """Whether the expansion of a slice is the slice of the expansion: for twice the size, which no rule for 1 disturbs.
+        """Whether a slice's expansion is the slice of the expansion: for twice the size, which no rule for 1 disturbs.
 
         So a number that was computed from the size, such as a mean's count, is found.
         """

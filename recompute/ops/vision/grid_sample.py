@@ -126,7 +126,7 @@ class Sampling(Op, abstract=True):
                 self._inside(xp, index[axis, j], weights[:, axis, j], mask, size[axis])
 
     def _coordinates(self, xp: NumPy, rows: Array, mask: Array, n: int) -> None:
-        """Grid coordinates in the first row become places in [0, n), as padding says; the second gets the derivative."""
+        """Grid coordinates in the first row become places in [0, n), as padding says; the second gets derivatives."""
         p, slope, room = rows
         low, high = (0.0, n - 1.0) if self.align_corners else (-0.5, n - 0.5)
         scale = (high - low) / 2

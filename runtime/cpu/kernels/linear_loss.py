@@ -274,20 +274,13 @@ class LinearCrossEntropies(LinearLosses):
             if held:
                 self._held(todo, op, (x, w, bias), here, rows, made, scratch[2])
             else:
-                self._seen(todo, op, sizes, (x, w, bias), here, rows, scratch[1:3])
+                self._seen(todo, op, (x, w, bias), here, rows, scratch[1:3])
         reduction = REDUCTIONS[rule.reduction]
         todo.add(reduced.call(losses, weights, loss.reshape(-1), reduction, work=1, parallel=False))
         return todo.calls
 
     def _held(
-        self,
-        todo: Products,
-        op: Operator,
-        matrices: Operands,
-        here: Operands,
-        rows: slice,
-        made: Sequence[Array | None],
-        room: Array,
+        self, todo: Products, op: Operator, matrices: Operands, here: Operands, rows: slice, made: Any, room: Array
     ) -> None:
         """All logits of some rows, and what their gradients add."""
         x, w, bias = matrices
@@ -299,17 +292,10 @@ class LinearCrossEntropies(LinearLosses):
         _gradients(todo, block, rows, slice(0, w.shape[0]), x, w, outs, op.op)
 
     def _seen(
-        self,
-        todo: Products,
-        op: Operator,
-        sizes: Sizes,
-        matrices: Operands,
-        here: Operands,
-        rows: slice,
-        room: Operands,
+        self, todo: Products, op: Operator, matrices: Operands, here: Operands, rows: slice, room: Operands
     ) -> None:
         """The log-sum-exp of some rows, a slice of the words at a time."""
-        x, w, bias = matrices
+        (x, w, bias), sizes = matrices, self.sizes(op, held=False)
         labels, weights, _, losses, lse = here
         cap, scale, smoothing, z = self.numbers(op)
         stats = room[0][: labels.size]

@@ -85,8 +85,8 @@ class Forward(_Base):
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One direction after the other."""
         rooms = dict(zip(self.rooms(op), scratch, strict=True))
-        assert isinstance(op.op, Recurrent)
-        return [c for d in range(op.op.directions) for c in _Direction(op.op, d, ins, outs, rooms).calls()]
+        rule = op.of(Recurrent)
+        return [c for d in range(rule.directions) for c in _Direction(rule, d, ins, outs, rooms).calls()]
 
 
 class _Direction:
@@ -212,9 +212,8 @@ class Backward(_Base):
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One direction after the other."""
         rooms = dict(zip(self.rooms(op), scratch, strict=True))
-        assert isinstance(op.op, RecurrentGrad)
-        directions = range(op.op.forward().directions)
-        return [c for d in directions for c in _Back(op.op, d, ins, outs, rooms).calls()]
+        rule = op.of(RecurrentGrad)
+        return [c for d in range(rule.forward().directions) for c in _Back(rule, d, ins, outs, rooms).calls()]
 
 
 def _width(forward: Any) -> int:
