@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ModelError
 
 if TYPE_CHECKING:
+    from torch.export import ExportedProgram
     from torch.nn import Module
 
 #: arguments that functions of onnxscript's torch_lib never read, with the values that mean nothing
@@ -28,7 +29,7 @@ UNREAD: dict[str, dict[str, Any]] = {
 }
 
 
-def dropped_arguments(program: Any) -> list[str]:
+def dropped_arguments(program: ExportedProgram) -> list[str]:
     """Sentences about arguments of an exported program that PyTorch's ONNX exporter drops."""
     found: dict[str, None] = {}
     for node in program.graph.nodes:

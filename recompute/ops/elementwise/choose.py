@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...language.element import equal, maximum, minimum, where
-from ...language.op import Imported, ImportedNode, imports
+from ...language.op import Imported, ImportedNode, Op, imports
 from ...language.types import TensorType, Types, Value
 from ..common import Elementwise, Ufunc, broadcast
 
@@ -157,7 +157,7 @@ def _mean(node: ImportedNode) -> Imported:
     return total if count == 1 else node.builder.Mul(total, node.builder.constant(1 / count, total))
 
 
-def _within(op: Any, x: TensorType, bounds: Types) -> None:
+def _within(op: Op, x: TensorType, bounds: Types) -> None:
     for t in bounds:
         if t is not None and (t.dtype != x.dtype or t.ndim):
             raise op.fail("the bounds must be scalars of x's element type", x, *bounds)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from ...language.op import Op
 from ...language.types import Array, NumPy, Operands, TensorType
 from ..common import normal_axis
 from ..shape.reshape import Move
@@ -16,13 +16,13 @@ from .flat import add_rows, check_bounds, take_rows
 INDEX_TYPES = ("i64", "i32")
 
 
-def need_indices(op: Any, t: TensorType, *types: TensorType) -> None:
+def need_indices(op: Op, t: TensorType, *types: TensorType) -> None:
     """TypeRuleError where `t` is no type of indices."""
     if t.dtype not in INDEX_TYPES:
         raise op.fail("indices must be i64 or i32", *types)
 
 
-def need_entries(op: Any, x: TensorType, indices: TensorType, axes: Iterable[int]) -> None:
+def need_entries(op: Op, x: TensorType, indices: TensorType, axes: Iterable[int]) -> None:
     """TypeRuleError where indices are to name something along an axis of x that is empty."""
     if indices.size and not all(x.shape[a] for a in axes):
         raise op.fail("there is nothing to take: an axis that indices count along is empty", x, indices)
