@@ -16,17 +16,7 @@ from ..code import matrix_products
 from ..code.emit import Code, module, thread
 from ..code.matrix_products import Meeting, Shape
 from ..code.tiles import TERMS, load, machine
-from ..code.winograd import (
-    PRODUCTS,
-    WINDOW,
-    Places,
-    load_each,
-    of_patch,
-    of_tile,
-    store_each,
-    to_window,
-    vectors,
-)
+from ..code.winograd import PRODUCTS, WINDOW, Places, load_each, of_patch, of_tile, store_each, to_window, vectors
 from ..device import native
 from ..device.native import Call
 from .winograd import tiling, whole
