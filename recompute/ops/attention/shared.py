@@ -115,17 +115,10 @@ class Tiled(Op, abstract=True):
         return (20 if self.cap else 0) + (15 if self.ratio else 0)
 
     def score(
-        self,
-        xp: NumPy,
-        s: Array,
-        q: Array,
-        k: Array,
-        bias: Array | None,
-        rows: slice,
-        columns: slice,
-        slope: Array | None = None,
+        self, xp: NumPy, s: Array, q: Array, k: Array, bias: Any, at: tuple[slice, slice], slope: Array | None = None
     ) -> None:
         """A tile's scores into s; -inf for keys that a query may not see.  `slope`: gets the soft cap's derivative."""
+        rows, columns = at
         xp.matmul(q, k.T, out=s)
         xp.multiply(s, self.scale, out=s)
         if self.cap:

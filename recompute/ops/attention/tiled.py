@@ -164,7 +164,7 @@ class _Rows:
         q = _widened(xp, self.q[rows], self.scratch, 3)
         for columns in tiles:
             s = self.scratch[0][: height * (columns.stop - columns.start)].reshape(height, -1)
-            self.op.score(xp, s, q, _widened(xp, self.k[columns], self.scratch, 4), self.bias, rows, columns)
+            self.op.score(xp, s, q, _widened(xp, self.k[columns], self.scratch, 4), self.bias, (rows, columns))
             xp.max(s, axis=1, out=new)
             xp.maximum(new, largest, out=new)
             shift[...] = new

@@ -109,7 +109,7 @@ class TiledAttentionGrad(Tiled):
         height, width = rows.stop - rows.start, columns.stop - columns.start
         w, ds, *more = (a[: height * width].reshape(height, width) for a in scratch[0])
         slope = more[0] if self.cap else None
-        self.score(xp, w, q[rows], k[columns], bias, rows, columns)
+        self.score(xp, w, q[rows], k[columns], bias, at)
         xp.subtract(w, lse[:, None], out=w, where=(lse > -math.inf)[:, None])
         xp.exp(w, out=w)
 
@@ -134,7 +134,7 @@ class TiledAttentionGrad(Tiled):
             axes = tuple(i for i in (0, 1) if target.shape[i] == 1 and ds.shape[i] != 1)
             target += ds.sum(axis=axes, keepdims=True) if axes else ds
         if self.cap:
-            self.score(xp, w, q[rows], k[columns], None, rows, columns, slope)
+            self.score(xp, w, q[rows], k[columns], None, at, slope)
             xp.multiply(ds, slope, out=ds)
         xp.multiply(ds, self.scale, out=ds)
         add(dq[rows], ds, k[columns])
