@@ -328,7 +328,7 @@ def _short(e: BaseException) -> str:
     return str(e).partition("\n")[0][:200].removesuffix(", in") or type(e).__name__
 
 
-def _names(program: Program, fetch_list: Any) -> list[str]:
+def _names(program: Program, fetch_list: Sequence[str | Variable] | None) -> list[str]:
     """Names of the values to fetch, aliases resolved."""
     as_program(program)
     given = () if fetch_list is None else as_names(fetch_list, "fetch_list")

@@ -21,6 +21,7 @@ from ..errors import ModelError, ModelWarning, RecomputeError, UsageError
 from ..language.ir import Block, Value
 from ..language.op import IMPORTERS, REGISTRY
 from ..language.program import Again, Program
+from ..language.types import Values
 from ..passes.patterns.find_stable import find_stable
 from ..support.memory import give_back
 from . import masks
@@ -312,7 +313,7 @@ class Importer(ImportState):
             return
         self._run_body(body)
 
-    def _name_outputs(self, node: onnx.NodeProto, results: Sequence[Value | None], start: int) -> None:
+    def _name_outputs(self, node: onnx.NodeProto, results: Values, start: int) -> None:
         """Gives the node's outputs their ONNX names; an output that is another value gets an alias."""
         written = [v for o in self.builder.operators[start:] for v in o.writes() if not o.op.updates]
         made = {v.name for v in written}

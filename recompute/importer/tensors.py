@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from ..errors import ModelError
-from ..language.types import DTYPES, PACKED, dtype_from_onnx
+from ..language.types import DTYPES, PACKED, dtype_from_onnx, need
 from .mapped import whole
 
 
@@ -18,8 +18,7 @@ def tensor_array(t: onnx.TensorProto) -> np.ndarray:
         if min(t.dims, default=0) < 0 or len(t.string_data) != math.prod(t.dims):
             raise ModelError(f"tensor '{t.name}' {list(t.dims)} contains {len(t.string_data)} strings")
         return np.array([s.decode("utf-8", "replace") for s in t.string_data], object).reshape(tuple(t.dims))
-    name = dtype_from_onnx(t.data_type)
-    assert name is not None
+    name = need(dtype_from_onnx(t.data_type))
     shape = tuple(t.dims)
     if t.data_location == onnx.TensorProto.EXTERNAL:
         info = {e.key: e.value for e in t.external_data}

@@ -33,11 +33,6 @@ def evaluate_text(node: onnx.NodeProto, arrays: list[np.ndarray], budget: Budget
     return known(arrays, options, budget)
 
 
-def text_bytes(array: np.ndarray) -> int:
-    """Upper bound of the bytes of the strings of an array."""
-    return sum(map(_size, array.reshape(-1).tolist()))
-
-
 def _size(text: str) -> int:
     return _HEAD + len(text) * (1 if text.isascii() else 4)
 

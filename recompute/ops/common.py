@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..language.element import FLOAT_UFUNCS, UFUNCS, Expr
+from ..language.element import FLOAT_UFUNCS, UFUNCS, Expr, Formula
 from ..language.factors import Factor, aligned
 from ..language.formulas import through_expansion
 from ..language.layouts import Turned
 from ..language.op import Cost, Op
-from ..language.types import TensorType
+from ..language.types import NumPy, Operands, TensorType, Types, Values
 
 
 def normal_axis(axis: int, ndim: int, op: Op) -> int:
@@ -88,9 +88,7 @@ class Elementwise(Op, abstract=True):
             raise self.fail("takes numbers, not bool", *inputs)
         return (TensorType(self.out_dtype(present[0].dtype), broadcast(self, *present)),)
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """Every axis, where inputs are not repeated along it."""
         return aligned(ins, outs)
 
@@ -98,16 +96,16 @@ class Elementwise(Op, abstract=True):
         """The output's element type for inputs of type `dtype`."""
         return dtype
 
-    def element(self, *inputs: Expr | None) -> Any:
+    def element(self, *inputs: Expr | None) -> Formula:
         """That of its expansion."""
         return through_expansion(self, inputs)
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """`flops_per_element` for each element of the output."""
         base = super().cost(ins, outs)
         return Cost(self.flops_per_element * sum(t.size for t in outs if t), base.bytes)
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """As it is: all inputs broadcast to the output."""
         y = outs[0]
         if y is None or y.ndim < 3:
@@ -124,11 +122,11 @@ class Ufunc(Elementwise, abstract=True):
     #: a ufunc reads each element before it writes it
     inplace = (0, 1)
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One call, into the output."""
         getattr(xp, self.ufunc)(*ins, out=outs[0])
 
-    def element(self, *inputs: Expr | None) -> Any:
+    def element(self, *inputs: Expr | None) -> Formula:
         """The ufunc, where loops know it."""
         floats = all(x is not None and x.type.is_float for x in inputs)
         name = getattr(self, "ufunc", "")

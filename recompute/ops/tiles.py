@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ..language.types import TensorType
+from ..language.types import Array, NumPy, Operands, TensorType, Types, need
 from .common import Elementwise, arity
 
 #: elements of a tile: 128 KiB of float32, of which several fit the second-level cache
@@ -36,24 +36,22 @@ class Tiled(Elementwise, abstract=True):
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The inputs' type."""
         self.need(*inputs, count=arity(type(self)))
-        first = inputs[0]
-        assert first is not None
+        first = need(inputs[0])
         if any(t != first for t in inputs):
             raise self.fail("types differ", *inputs)
         if self.floats and not first.is_float:
             raise self.fail("takes floats only", *inputs)
         return (first,)
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """The temporaries of one tile."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         size = min(x.size, TILE)
         rows = self.work + (len(ins) + 1 if wide(x.dtype) != x.dtype else 1)
         floats = (TensorType(wide(x.dtype), (rows, size)),)
         return (*floats, TensorType("bool", (self.masks, size))) if self.masks else floats
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """`tile` for each piece; the half precisions through float32 copies of it."""
         flat = [a.reshape(-1) for a in ins]
         out = outs[0].reshape(-1)
@@ -78,7 +76,7 @@ class Tiled(Elementwise, abstract=True):
             self.tile(xp, extra[:-1], extra[-1], *here)
             out[start:stop] = extra[-1]
 
-    def tile(self, xp: Any, ins: Sequence[Any], out: Any, *temps: Any) -> None:
+    def tile(self, xp: NumPy, ins: Sequence[Any], out: Any, *temps: Any) -> None:
         """Computes one piece: vectors `ins` into `out`, which is none of them."""
         raise NotImplementedError
 
@@ -104,7 +102,7 @@ _TAIL_Q = (1.0, 2.5185827758697317693, 2.7909799663236809609, 1.7562575621787096
 ERF_WORK, ERF_MASKS = 3, 1
 
 
-def erf(xp: Any, x: Any, out: Any, a: Any, b: Any, c: Any, mask: Any) -> None:
+def erf(xp: NumPy, x: Array, out: Array, a: Array, b: Array, c: Array, mask: Array) -> None:
     """The error function of a float32 or float64 vector; x is not `out` but may be `c` for float32."""
     if x.dtype.itemsize == 4:
         xp.minimum(x, 4.0, out=a)
@@ -139,7 +137,7 @@ def erf(xp: Any, x: Any, out: Any, a: Any, b: Any, c: Any, mask: Any) -> None:
     xp.copyto(out, b, where=mask)
 
 
-def _polynomial(xp: Any, x: Any, coefficients: Sequence[float], out: Any) -> None:
+def _polynomial(xp: NumPy, x: Array, coefficients: Sequence[float], out: Array) -> None:
     """Horner's rule; the coefficients begin with the constant."""
     xp.multiply(x, coefficients[-1], out=out)
     for c in coefficients[-2:0:-1]:

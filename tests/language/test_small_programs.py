@@ -10,6 +10,7 @@ import pytest
 from recompute import parse, show, verify
 from recompute.errors import UsageError
 from recompute.language.ir import Block, Role
+from recompute.language.op import op_class
 from recompute.passes import Autodiff, pipeline, run_passes
 from recompute.passes.gradient.autodiff import differentiate
 from recompute.passes.recomputation.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
@@ -436,3 +437,10 @@ def test_updates_that_no_rerun_reads_stay_where_they_are() -> None:
     )
     after = apply(parse(program(body)), RecomputePlan(reruns=(Rerun(0, 2),)))
     assert [next(op.writes()).name for op in after.operators[-3:]] == ["w1", "w2", "z"]
+
+
+def test_an_operator_is_of_its_class() -> None:
+    (relu,) = parse(program("  input %x: f32[2]\n  %y: f32[2] = Relu(%x)\n  output %y")).operators
+    assert relu.of(op_class("Relu")) is relu.op
+    with pytest.raises(AssertionError):
+        relu.of(op_class("Gemm"))

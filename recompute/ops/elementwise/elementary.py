@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from ...language import element
 from ...language.factors import all_but
-from ...language.op import Op
+from ...language.op import Case, Draw, Op, OperatorBuilder
+from ...language.types import Array, NumPy, Value, Values
 from ..common import Elementwise, Ufunc, normal_axis
 from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf, wide
 
@@ -24,7 +26,7 @@ class Function(Ufunc, abstract=True):
     domain: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
     @classmethod
-    def samples(cls, draw: Any) -> Any:
+    def samples(cls, draw: Draw) -> Iterator[Case]:
         """A matrix, a scalar, nothing."""
         for shape in ("2,3", "", "0,2"):
             yield draw.case(cls(), draw(f"f64[{shape}]", *cls.domain))
@@ -51,12 +53,12 @@ class Abs(Ufunc, onnx=True):
 class Step(Ufunc, abstract=True):
     """A function that is constant between jumps: no gradient."""
 
-    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
+    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """None: it is 0 wherever it exists."""
         return [None]
 
     @classmethod
-    def samples(cls, draw: Any) -> Any:
+    def samples(cls, draw: Draw) -> Iterator[Case]:
         """Away from the jumps; halves, where rounding differs."""
         yield draw.case(cls(), draw.away("f64[3,4]", 0.2) * 0.7)
         yield draw.case(cls(), draw.ints("i64[9]", -6, 6).astype("f4") / 2)
@@ -233,11 +235,11 @@ class Atanh(Function, onnx=True):
         return [b.Div(grads[0], _one_minus(b, ins[0]))]
 
 
-def _one_plus(b: Any, x: Any) -> Any:
+def _one_plus(b: OperatorBuilder, x: Value) -> Value:
     return b.Add(b.constant(1, x), b.Mul(x, x))
 
 
-def _one_minus(b: Any, x: Any) -> Any:
+def _one_minus(b: OperatorBuilder, x: Value) -> Value:
     return b.Sub(b.constant(1, x), b.Mul(x, x))
 
 
@@ -328,7 +330,7 @@ class Running(Op, abstract=True):
         """All; that along which it runs is needed whole."""
         return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
-    def turned(self, xp: Any, x: Any, total: Any, first: float) -> tuple[Any, Any]:
+    def turned(self, xp: NumPy, x: Array, total: Array, first: float) -> tuple[Array, Array]:
         """(elements, totals), the axis in front, in the order of the run; an exclusive run has begun with `first`."""
         axis = normal_axis(self.axis, x.ndim, self)
         x, total = xp.moveaxis(x, axis, 0), xp.moveaxis(total, axis, 0)
@@ -344,7 +346,7 @@ class Running(Op, abstract=True):
         """The axis is an input."""
         axis = int(node.need_constant(1, "axis").reshape(()))
         options = {k: node.attributes.get(k, 0) for k in ("exclusive", "reverse")}
-        return node.emit(cls(axis=axis, **options), node.input(0))
+        return node.emit(cls(axis=axis, **options), node.need(0))
 
 
 @dataclass(frozen=True)

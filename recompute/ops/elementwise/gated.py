@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
+from ...language.contexts import OperatorBuilder
+from ...language.element import Expr, exp, minimum, tanh
 from ...language.element import erf as erf_of
-from ...language.element import exp, minimum, tanh
+from ...language.types import Array, NumPy, Value
 from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf
 from .piecewise import gradient_samples, unary_samples
 from .smooth import sigmoid
@@ -68,7 +69,7 @@ class Gelu(Tiled, onnx=True):
             yield from unary_samples(cls(approximate=approximate), draw, 2.0)
 
 
-def _gelu_tanh(xp: Any, x: Any, out: Any) -> None:
+def _gelu_tanh(xp: NumPy, x: Array, out: Array) -> None:
     """tanh(√(2/π) (x + a x³))."""
     xp.multiply(x, x, out=out)
     xp.multiply(out, _GELU_A, out=out)
@@ -78,12 +79,12 @@ def _gelu_tanh(xp: Any, x: Any, out: Any) -> None:
     xp.tanh(out, out=out)
 
 
-def _gelu_inner(x: Any) -> Any:
+def _gelu_inner(x: Expr) -> Expr:
     """The same of an element."""
     return tanh((x * x * _GELU_A + 1) * x * _GELU_C)
 
 
-def _tanh_of(b: Any, x: Any) -> Any:
+def _tanh_of(b: OperatorBuilder, x: Value) -> Value:
     cubic = b.Mul(x, b.Add(b.constant(1, x), b.Mul(b.constant(_GELU_A, x), b.Mul(x, x))))
     return b.Tanh(b.Mul(b.constant(_GELU_C, x), cubic))
 
@@ -118,7 +119,7 @@ class GeluGrad(Tiled):
         xp.multiply(out, dy, out=out)
 
     @staticmethod
-    def tanh_tile(xp: Any, x: Any, out: Any, t: Any, u: Any) -> None:
+    def tanh_tile(xp: NumPy, x: Array, out: Array, t: Array, u: Array) -> None:
         """(1 + t)/2 + x (1 - t²)/2 · c (1 + 3 a x²)."""
         _gelu_tanh(xp, x, t)
         xp.multiply(x, x, out=u)
@@ -200,7 +201,7 @@ class Mish(Tiled, onnx=True):
         yield draw.case(cls(), draw("f32[9]", -100, 100))
 
 
-def _mish_limit(x: Any) -> float:
+def _mish_limit(x: Array) -> float:
     """Above this x the quotient n / (n + 2) rounds to 1."""
     return 20.0 if x.dtype.itemsize == 8 else 10.0
 

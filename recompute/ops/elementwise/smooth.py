@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ...language.element import absolute, exp, expm1, log1p, maximum, minimum
+from ...language.contexts import OperatorBuilder
+from ...language.element import Expr, Formula, absolute, exp, expm1, log1p, maximum, minimum
+from ...language.types import Array, NumPy, Operands, TensorType, Value, Values
 from ..common import Elementwise
 from ..tiles import Tiled
 from .piecewise import gradient_samples, unary_samples
 
 
-def sigmoid(xp: Any, x: Any, out: Any, scale: float = 1.0) -> None:
+def sigmoid(xp: NumPy, x: Array, out: Array, scale: float = 1.0) -> None:
     """1 / (1 + exp(-scale · x)) of a vector; an overflow of the exponential rightly gives 0."""
     xp.multiply(x, -scale, out=out)
     xp.exp(out, out=out)
@@ -78,13 +80,13 @@ class Unit(Tiled, abstract=True):
         """gain, height, width."""
         raise NotImplementedError
 
-    def infer(self, *inputs: Any) -> tuple[Any, ...]:
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         """The input's type."""
         if not self.constants()[2]:
             raise self.fail("divides by its alpha, which is 0", *inputs)
         return super().infer(*inputs)
 
-    def tile(self, xp: Any, ins: Any, out: Any, *temps: Any) -> None:
+    def tile(self, xp: NumPy, ins: Operands, out: Array, *temps: Array) -> None:
         """Both parts, each 0 where the other is not."""
         gain, height, width = self.constants()
         low = temps[0]
@@ -98,7 +100,7 @@ class Unit(Tiled, abstract=True):
             xp.multiply(out, gain, out=out)
         xp.add(out, low, out=out)
 
-    def element(self, x: Any) -> Any:
+    def element(self, x: Expr) -> Formula:
         """Both parts, as the numerics."""
         gain, height, width = self.constants()
         low = minimum(x, 0)
@@ -106,16 +108,16 @@ class Unit(Tiled, abstract=True):
         high = maximum(x, 0)
         return (high if gain == 1 else high * gain) + low
 
-    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
+    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """From the output, where its sign is x's: gain · dy, or dy · (y + height) / width."""
         gain, height, width = self.constants()
         options = {"gain": gain, "height": height, "width": width}
         if gain > 0 and height / width > 0:
             return [b.UnitGrad(outs[0], grads[0], **options)]
-        x, dy = ins[0], grads[0]
-        low = b.Div(b.Add(outs[0], b.constant(height, x)), b.constant(width, x))
-        positive = b.Greater(x, b.constant(0, x))
-        return [b.Where(positive, b.Mul(dy, b.constant(gain, dy)), b.Mul(dy, low))]
+        dy, y = grads[0], outs[0]
+        low = b.Div(b.Add(y, b.constant(height, y)), b.constant(width, y))
+        positive = b.Greater(ins[0], b.constant(0, y))
+        return [b.Where(positive, b.Mul(dy, b.constant(gain, y)), b.Mul(dy, low))]
 
 
 @dataclass(frozen=True)
