@@ -9,7 +9,6 @@ What is summed is summed exactly, in float64 and in whole numbers: the result do
 divided into batches.
 """
 
-from .average_precision import Detections, MeanAveragePrecision
 from .base import LABELS, Metric
 from .classification import F1, Accuracy, TopK
 from .named import NAMES, named
@@ -21,9 +20,7 @@ __all__ = [
     "LABELS",
     "NAMES",
     "Accuracy",
-    "Detections",
     "MeanAbsoluteError",
-    "MeanAveragePrecision",
     "MeanSquaredError",
     "Metric",
     "Perplexity",
