@@ -14,7 +14,8 @@ from ..language.factors import Factor, aligned
 from ..language.formulas import through_expansion
 from ..language.layouts import Turned
 from ..language.op import Cost, Op
-from ..language.types import TensorType
+from ..language.types import TensorType, dtype_name
+from .array_steps import array_steps
 
 
 def normal_axis(axis: int, ndim: int, op: Op) -> int:
@@ -101,6 +102,19 @@ class Elementwise(Op, abstract=True):
     def element(self, *inputs: Expr | None) -> Any:
         """That of its expansion."""
         return through_expansion(self, inputs)
+
+    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+        """The temporaries of the formula, if that is what is computed."""
+        if type(self).compute is not Elementwise.compute:
+            return ()
+        steps = array_steps(self, tuple(None if t is None else t.dtype for t in ins))
+        assert outs[0] is not None
+        return tuple(TensorType(dtype, outs[0].shape) for dtype in steps.temporaries)
+
+    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+        """The formula of an element, step by step."""
+        steps = array_steps(self, tuple(None if a is None else dtype_name(a.dtype) for a in ins))
+        steps.run(xp, ins, outs[0], scratch)
 
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
         """`flops_per_element` for each element of the output."""

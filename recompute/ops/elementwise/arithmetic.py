@@ -172,17 +172,6 @@ class LogGrad(Elementwise):
     floats = True
     flops_per_element = 5
 
-    def scratch(self, ins, outs):
-        """One comparison."""
-        return (outs[0].with_dtype("bool"),)
-
-    def compute(self, xp, ins, outs, scratch):
-        """A quotient, and 0 over it."""
-        x, dy = ins
-        xp.equal(dy, 0, out=scratch[0])
-        xp.divide(dy, x, out=outs[0])
-        xp.copyto(outs[0], outs[0].dtype.type(0), where=scratch[0])
-
     def element(self, x, dy):
         """As the numerics."""
         return where(equal(dy, 0), 0, dy / x)

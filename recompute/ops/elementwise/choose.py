@@ -24,12 +24,6 @@ class Where(Elementwise, onnx=True):
             raise self.fail("wants bool and two values of one element type", condition, x, y)
         return (TensorType(x.dtype, broadcast(self, condition, x, y)),)
 
-    def compute(self, xp, ins, outs, scratch):
-        """y, then x over it."""
-        condition, x, y = ins
-        xp.copyto(outs[0], y)
-        xp.copyto(outs[0], x, where=condition)
-
     def element(self, condition, x, y):
         """A choice."""
         return where(condition, x, y)
@@ -57,19 +51,6 @@ class Prefer(Elementwise):
     """(a, b, dy) → 0 where a < b, whatever dy is, dy / 2 where a = b, else dy: the gradient of a in max(a, b)."""
 
     flops_per_element = 4
-
-    def scratch(self, ins, outs):
-        """One comparison."""
-        return (outs[0].with_dtype("bool"),)
-
-    def compute(self, xp, ins, outs, scratch):
-        """dy, then half of it, or 0, over it."""
-        a, b, dy = ins
-        xp.copyto(outs[0], dy)
-        xp.equal(a, b, out=scratch[0])
-        xp.multiply(dy, dy.dtype.type(0.5), out=outs[0], where=scratch[0])
-        xp.less(a, b, out=scratch[0])
-        xp.copyto(outs[0], outs[0].dtype.type(0), where=scratch[0])
 
     def element(self, a, b, dy):
         """As the numerics."""
@@ -185,16 +166,6 @@ class Clip(Elementwise, onnx=True):
         _within(self, x, (lowest, highest))
         return (x,)
 
-    def compute(self, xp, ins, outs, scratch):
-        """One pass for each bound."""
-        x, lowest, highest = (*ins, None, None)[:3]
-        if lowest is not None:
-            x = xp.maximum(x, lowest, out=outs[0])
-        if highest is not None:
-            x = xp.minimum(x, highest, out=outs[0])
-        if x is ins[0]:
-            outs[0][...] = x
-
     def element(self, x, lowest=None, highest=None):
         """As the numerics."""
         x = x if lowest is None else maximum(x, lowest)
@@ -259,20 +230,6 @@ class ClipGrad(Elementwise):
         if x != dy:
             raise self.fail("x and dy differ in type", x, dy)
         return (dy,)
-
-    def scratch(self, ins, outs):
-        """One comparison."""
-        return (ins[0].with_dtype("bool"),)
-
-    def compute(self, xp, ins, outs, scratch):
-        """dy, and 0 over it for each bound."""
-        x, lowest, highest, dy = ins
-        outs[0][...] = dy
-        for bound, within in ((lowest, xp.greater), (highest, xp.less)):
-            if bound is not None:
-                within(x, bound, out=scratch[0])
-                xp.logical_not(scratch[0], out=scratch[0])
-                xp.copyto(outs[0], outs[0].dtype.type(0), where=scratch[0])
 
     def element(self, x, lowest, highest, dy):
         """As the numerics."""

@@ -12,7 +12,7 @@ from ...language import element
 from ...language.factors import all_but
 from ...language.op import Op
 from ..common import Elementwise, Ufunc, normal_axis
-from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf, wide
+from ..tiles import Tiled, wide
 
 
 class Function(Ufunc, abstract=True):
@@ -246,12 +246,6 @@ class Erf(Tiled, onnx=True):
     """The error function 2/√π ∫₀ˣ exp(-t²) dt."""
 
     flops_per_element = 30
-    work = ERF_WORK
-    masks = ERF_MASKS
-
-    def tile(self, xp, ins, out, *temps):
-        """By rational approximations (see `tiles`)."""
-        erf(xp, ins[0], out, *temps)
 
     def element(self, x):
         """The function."""

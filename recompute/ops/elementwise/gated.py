@@ -8,9 +8,8 @@ from typing import Any
 
 from ...language.element import erf as erf_of
 from ...language.element import exp, minimum, tanh
-from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf
+from ..tiles import Tiled
 from .piecewise import gradient_samples, unary_samples
-from .smooth import sigmoid
 
 _SQRT_HALF = math.sqrt(0.5)
 _BELL = 1 / math.sqrt(2 * math.pi)  # the normal density at 0
@@ -25,20 +24,6 @@ class Gelu(Tiled, onnx=True):
     approximate: str = "none"
 
     flops_per_element = 35
-    work = ERF_WORK + 1
-    masks = ERF_MASKS
-
-    def tile(self, xp, ins, out, temp, *temps):
-        """x · (1 + erf or tanh) / 2."""
-        x = ins[0]
-        if self.approximate == "tanh":
-            _gelu_tanh(xp, x, out)
-        else:
-            xp.multiply(x, _SQRT_HALF, out=temp)
-            erf(xp, temp, out, *temps)
-        xp.add(out, 1, out=out)
-        xp.multiply(out, x, out=out)
-        xp.multiply(out, 0.5, out=out)
 
     def element(self, x):
         """As the numerics."""
@@ -95,43 +80,6 @@ class GeluGrad(Tiled):
     approximate: str = "none"
 
     flops_per_element = 45
-    work = ERF_WORK + 1
-    masks = ERF_MASKS
-
-    def tile(self, xp, ins, out, temp, *temps):
-        """By either formula."""
-        x, dy = ins
-        if self.approximate == "tanh":
-            self.tanh_tile(xp, x, out, temp, temps[0])
-        else:
-            xp.multiply(x, _SQRT_HALF, out=temp)
-            erf(xp, temp, out, *temps)
-            xp.add(out, 1, out=out)
-            xp.multiply(out, 0.5, out=out)
-            # + x φ(x)
-            xp.multiply(temp, temp, out=temp)
-            xp.negative(temp, out=temp)
-            xp.exp(temp, out=temp)
-            xp.multiply(temp, x, out=temp)
-            xp.multiply(temp, _BELL, out=temp)
-            xp.add(out, temp, out=out)
-        xp.multiply(out, dy, out=out)
-
-    @staticmethod
-    def tanh_tile(xp: Any, x: Any, out: Any, t: Any, u: Any) -> None:
-        """(1 + t)/2 + x (1 - t²)/2 · c (1 + 3 a x²)."""
-        _gelu_tanh(xp, x, t)
-        xp.multiply(x, x, out=u)
-        xp.multiply(u, 3 * _GELU_A, out=u)
-        xp.add(u, 1, out=u)
-        xp.multiply(u, x, out=u)
-        xp.multiply(u, _GELU_C / 2, out=u)
-        xp.multiply(t, t, out=out)
-        xp.subtract(1, out, out=out)
-        xp.multiply(out, u, out=out)
-        xp.multiply(t, 0.5, out=t)
-        xp.add(t, 0.5, out=t)
-        xp.add(out, t, out=out)
 
     def element(self, x, dy):
         """As the numerics."""
@@ -167,17 +115,6 @@ class Mish(Tiled, onnx=True):
     """x · tanh(ln(1 + exp x)) (Misra 2019), as x · n / (n + 2) with n = e^x (e^x + 2)."""
 
     flops_per_element = 16
-    work = 1
-
-    def tile(self, xp, ins, out, n):
-        """Without overflow: from the limit on the quotient is 1."""
-        xp.minimum(ins[0], _mish_limit(ins[0]), out=n)
-        xp.exp(n, out=n)
-        xp.add(n, 2, out=out)
-        xp.multiply(n, out, out=n)
-        xp.add(n, 2, out=out)
-        xp.divide(n, out, out=out)
-        xp.multiply(out, ins[0], out=out)
 
     def element(self, x):
         """As the numerics."""
@@ -210,24 +147,6 @@ class MishGrad(Tiled):
     """(x, dy) → dy · (w + x · (1 - w²) · sigmoid(x)) with w = tanh(ln(1 + exp x))."""
 
     flops_per_element = 22
-    work = 2
-
-    def tile(self, xp, ins, out, e, n):
-        """w = n / (n + 2) and (1 - w²) · sigmoid(x) = 4 e (1 + e) / (n + 2)², with e = exp x, n = e (e + 2)."""
-        x, dy = ins
-        xp.minimum(x, _mish_limit(x), out=n)
-        xp.exp(n, out=e)
-        xp.add(e, 1, out=out)
-        xp.multiply(out, e, out=out)
-        xp.multiply(out, n, out=out)
-        xp.multiply(out, 4, out=out)
-        xp.add(e, 2, out=n)
-        xp.multiply(n, e, out=n)
-        xp.add(n, 2, out=e)
-        xp.divide(out, e, out=out)
-        xp.add(out, n, out=out)
-        xp.divide(out, e, out=out)
-        xp.multiply(out, dy, out=out)
 
     def element(self, x, dy):
         """As the numerics."""
@@ -257,13 +176,6 @@ class Swish(Tiled):
 
     flops_per_element = 13
 
-    def tile(self, xp, ins, out):
-        """x over 1 + exp(-alpha x)."""
-        xp.multiply(ins[0], -self.alpha, out=out)
-        xp.exp(out, out=out)
-        xp.add(out, 1, out=out)
-        xp.divide(ins[0], out, out=out)
-
     def element(self, x):
         """As the numerics."""
         return x / (1 + exp(x * -self.alpha))
@@ -291,19 +203,6 @@ class SwishGrad(Tiled):
     alpha: float = 1.0
 
     flops_per_element = 17
-    work = 1
-
-    def tile(self, xp, ins, out, s):
-        """By the formula."""
-        x, dy = ins
-        sigmoid(xp, x, s, self.alpha)
-        xp.subtract(1, s, out=out)
-        xp.multiply(out, x, out=out)
-        if self.alpha != 1:
-            xp.multiply(out, self.alpha, out=out)
-        xp.add(out, 1, out=out)
-        xp.multiply(out, s, out=out)
-        xp.multiply(out, dy, out=out)
 
     def element(self, x, dy):
         """By the formula."""

@@ -15,10 +15,6 @@ class Relu(Elementwise, onnx=True):
 
     inplace = (0,)
 
-    def compute(self, xp, ins, outs, scratch):
-        """One maximum; NaN passes through."""
-        xp.maximum(ins[0], ins[0].dtype.type(0), out=outs[0])
-
     def element(self, x):
         """A maximum."""
         return maximum(x, 0)
@@ -36,15 +32,6 @@ class Relu(Elementwise, onnx=True):
 @dataclass(frozen=True)
 class ReluGrad(Tiled):
     """(y, dy) → 0 where y ≤ 0, whatever dy is, else dy."""
-
-    masks = 1
-
-    def tile(self, xp, ins, out, mask):
-        """dy, and 0 over it."""
-        y, dy = ins
-        xp.less_equal(y, y.dtype.type(0), out=mask)
-        xp.copyto(out, dy)
-        xp.copyto(out, 0, where=mask)
 
     def element(self, y, dy):
         """A choice."""
@@ -78,12 +65,6 @@ class Relu6(Elementwise):
     inplace = (0,)
     flops_per_element = 2
 
-    def compute(self, xp, ins, outs, scratch):
-        """A maximum and a minimum; NaN passes through."""
-        kind = ins[0].dtype.type
-        xp.maximum(ins[0], kind(0), out=outs[0])
-        xp.minimum(outs[0], kind(6), out=outs[0])
-
     def element(self, x):
         """A maximum and a minimum."""
         return minimum(maximum(x, 0), 6)
@@ -107,15 +88,6 @@ class Relu6Grad(Tiled):
     """(y, dy) → 0 where y ≤ 0 or y ≥ 6, whatever dy is, else dy."""
 
     flops_per_element = 3
-    masks = 1
-
-    def tile(self, xp, ins, out, mask):
-        """dy, and 0 over it from either side."""
-        y, dy = ins
-        xp.copyto(out, dy)
-        for cut, bound in ((xp.less_equal, 0), (xp.greater_equal, 6)):
-            cut(y, y.dtype.type(bound), out=mask)
-            xp.copyto(out, 0, where=mask)
 
     def element(self, y, dy):
         """A choice."""

@@ -11,23 +11,11 @@ from ..tiles import Tiled
 from .piecewise import gradient_samples, unary_samples
 
 
-def sigmoid(xp: Any, x: Any, out: Any, scale: float = 1.0) -> None:
-    """1 / (1 + exp(-scale · x)) of a vector; an overflow of the exponential rightly gives 0."""
-    xp.multiply(x, -scale, out=out)
-    xp.exp(out, out=out)
-    xp.add(out, 1, out=out)
-    xp.reciprocal(out, out=out)
-
-
 @dataclass(frozen=True)
 class Sigmoid(Tiled, onnx=True):
     """1 / (1 + exp(-x))."""
 
     flops_per_element = 12
-
-    def tile(self, xp, ins, out):
-        """Four passes in the output."""
-        sigmoid(xp, ins[0], out)
 
     def element(self, x):
         """The formula."""
@@ -51,13 +39,6 @@ class SigmoidGrad(Elementwise):
     floats = True
     flops_per_element = 3
 
-    def compute(self, xp, ins, outs, scratch):
-        """In the output, without temporaries."""
-        y, dy = ins
-        xp.subtract(y.dtype.type(1), y, out=outs[0])
-        xp.multiply(outs[0], y, out=outs[0])
-        xp.multiply(outs[0], dy, out=outs[0])
-
     def expand(self, b, y, dy):
         """The formula."""
         return (b.Mul(dy, b.Mul(b.Sub(b.constant(1, y), y), y)),)
@@ -72,7 +53,6 @@ class Unit(Tiled, abstract=True):
     """gain · x where x > 0, else height · (exp(x / width) - 1): Elu and its variations."""
 
     flops_per_element = 12
-    work = 1
 
     def constants(self) -> tuple[float, float, float]:
         """gain, height, width."""
@@ -83,20 +63,6 @@ class Unit(Tiled, abstract=True):
         if not self.constants()[2]:
             raise self.fail("divides by its alpha, which is 0", *inputs)
         return super().infer(*inputs)
-
-    def tile(self, xp: Any, ins: Any, out: Any, *temps: Any) -> None:
-        """Both parts, each 0 where the other is not."""
-        gain, height, width = self.constants()
-        low = temps[0]
-        xp.minimum(ins[0], 0, out=low)
-        if width != 1:
-            xp.divide(low, width, out=low)
-        xp.expm1(low, out=low)
-        xp.multiply(low, height, out=low)
-        xp.maximum(ins[0], 0, out=out)
-        if gain != 1:
-            xp.multiply(out, gain, out=out)
-        xp.add(out, low, out=out)
 
     def element(self, x: Any) -> Any:
         """Both parts, as the numerics."""
@@ -191,26 +157,12 @@ class UnitGrad(Tiled):
     width: float
 
     flops_per_element = 4
-    work = 1
 
     def infer(self, *inputs):
         """The inputs' type."""
         if not self.width:
             raise self.fail("divides by its width, which is 0", *inputs)
         return super().infer(*inputs)
-
-    def tile(self, xp, ins, out, temp):
-        """The slope from below, which is height / width for y > 0; corrected there where the gain differs."""
-        y, dy = ins
-        xp.minimum(y, 0, out=out)
-        xp.add(out, self.height, out=out)
-        if self.width != 1:
-            xp.divide(out, self.width, out=out)
-        if self.gain != self.height / self.width:
-            xp.greater(y, 0, out=temp)
-            xp.multiply(temp, self.gain - self.height / self.width, out=temp)
-            xp.add(out, temp, out=out)
-        xp.multiply(out, dy, out=out)
 
     def expand(self, b, y, dy):
         """A choice."""
@@ -231,16 +183,6 @@ class Softplus(Tiled, onnx=True):
 
     autocast = "full"
     flops_per_element = 20
-    work = 1
-
-    def tile(self, xp, ins, out, temp):
-        """Six passes."""
-        xp.absolute(ins[0], out=temp)
-        xp.negative(temp, out=temp)
-        xp.exp(temp, out=temp)
-        xp.log1p(temp, out=temp)
-        xp.maximum(ins[0], 0, out=out)
-        xp.add(out, temp, out=out)
 
     def element(self, x):
         """As the numerics."""
@@ -263,13 +205,6 @@ class SoftplusGrad(Tiled):
 
     flops_per_element = 10
 
-    def tile(self, xp, ins, out):
-        """exp(-y) - 1 loses nothing for small y."""
-        xp.negative(ins[0], out=out)
-        xp.expm1(out, out=out)
-        xp.multiply(out, ins[1], out=out)
-        xp.negative(out, out=out)
-
     def element(self, y, dy):
         """As the numerics: nothing is lost for small y."""
         return -(expm1(-y) * dy)
@@ -290,12 +225,6 @@ class Softsign(Tiled, onnx=True):
 
     flops_per_element = 5
 
-    def tile(self, xp, ins, out):
-        """Three passes in the output."""
-        xp.absolute(ins[0], out=out)
-        xp.add(out, 1, out=out)
-        xp.divide(ins[0], out, out=out)
-
     def element(self, x):
         """The formula."""
         return x / (absolute(x) + 1)
@@ -315,13 +244,6 @@ class SoftsignGrad(Tiled):
     """(y, dy) → dy · (1 - |y|)²."""
 
     flops_per_element = 4
-
-    def tile(self, xp, ins, out):
-        """Four passes in the output."""
-        xp.absolute(ins[0], out=out)
-        xp.subtract(1, out, out=out)
-        xp.multiply(out, out, out=out)
-        xp.multiply(out, ins[1], out=out)
 
     def expand(self, b, y, dy):
         """The formula."""
