@@ -86,12 +86,15 @@ class ArraySteps:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def array_steps(op: Op, dtypes: tuple[str | None, ...]) -> ArraySteps:
-    """The steps of an operator with a formula and one output, for inputs of these element types (None: absent)."""
+def array_steps(op: Op, dtypes: tuple[str | None, ...], inplace: tuple[int, ...] = ()) -> ArraySteps:
+    """The steps of an operator with a formula and one output, for inputs of these element types (None: absent).
+
+    `inplace`: inputs whose array the output may be.
+    """
     found = element_of(op, dtypes)
     root = None if found is None or len(found) > 1 else found[0]
     assert root is not None, f"{op.name} has neither numerics nor a formula"
-    return _Writer(root).written()
+    return _Writer(root).written(inplace)
 
 
 def _in_order(root: Expr) -> Iterator[Expr]:
@@ -117,11 +120,13 @@ class _Writer:
         self.rows: dict[str, int] = {}
         self.steps: list[Step] = []
 
-    def written(self) -> ArraySteps:
+    def written(self, inplace: tuple[int, ...]) -> ArraySteps:
         for i, x in enumerate(self.order):
             self.places[id(x)] = self._place(x, i)
         result = self.places[id(self.root)]
-        if not isinstance(result, Row):
+        first = next((i for i, s in enumerate(self.steps) if s.to == result), len(self.steps))
+        read = {a for s in self.steps[first + 1 :] for a in (*s.arguments, s.where) if isinstance(a, int)}
+        if not isinstance(result, Row) or not read.isdisjoint(inplace):
             to = self._take(self.root.dtype)
             self.steps.append(Step("copy", (result,), to))
             result = to

@@ -107,14 +107,14 @@ class Elementwise(Op, abstract=True):
         """The temporaries of the formula, if that is what is computed."""
         if type(self).compute is not Elementwise.compute:
             return ()
-        steps = array_steps(self, tuple(None if t is None else t.dtype for t in ins))
+        steps = array_steps(self, tuple(None if t is None else t.dtype for t in ins), self.inplace)
         assert outs[0] is not None
         return tuple(TensorType(dtype, outs[0].shape) for dtype in steps.temporaries)
 
     def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
         """The formula of an element, step by step."""
-        steps = array_steps(self, tuple(None if a is None else dtype_name(a.dtype) for a in ins))
-        steps.run(xp, ins, outs[0], scratch)
+        dtypes = tuple(None if a is None else dtype_name(a.dtype) for a in ins)
+        array_steps(self, dtypes, self.inplace).run(xp, ins, outs[0], scratch)
 
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
         """`flops_per_element` for each element of the output."""

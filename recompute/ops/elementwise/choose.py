@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...language.element import equal, maximum, minimum, where
+from ...language.element import maximum, minimum, where
 from ...language.op import imports
 from ...language.types import TensorType
 from ..common import Elementwise, Ufunc, broadcast
@@ -51,10 +51,6 @@ class Prefer(Elementwise):
     """(a, b, dy) → 0 where a < b, whatever dy is, dy / 2 where a = b, else dy: the gradient of a in max(a, b)."""
 
     flops_per_element = 4
-
-    def element(self, a, b, dy):
-        """As the numerics."""
-        return where(a < b, 0, where(equal(a, b), dy * 0.5, dy))
 
     def expand(self, b, x, y, dy):
         """Two choices."""
@@ -230,11 +226,6 @@ class ClipGrad(Elementwise):
         if x != dy:
             raise self.fail("x and dy differ in type", x, dy)
         return (dy,)
-
-    def element(self, x, lowest, highest, dy):
-        """As the numerics."""
-        dy = dy if lowest is None else where(x > lowest, dy, 0)
-        return dy if highest is None else where(x < highest, dy, 0)
 
     def expand(self, b, x, lowest, highest, dy):
         """A choice for each bound."""

@@ -188,10 +188,6 @@ class ThresholdedReluGrad(Elementwise):
 
     alpha: float = 1.0
 
-    def element(self, x, dy):
-        """A choice."""
-        return where(x <= self.alpha, 0, dy)
-
     def expand(self, b, x, dy):
         """A choice."""
         return (b.Where(b.LessOrEqual(x, b.constant(self.alpha, x)), b.constant(0, dy), dy),)
@@ -268,10 +264,6 @@ class HardSigmoidGrad(Tiled):
 
     flops_per_element = 4
 
-    def element(self, y, dy):
-        """As the numerics."""
-        return where((y <= 0) | (y >= 1), 0, dy * self.alpha)
-
     def expand(self, b, y, dy):
         """A choice."""
         cut = b.Or(b.LessOrEqual(y, b.constant(0, y)), b.GreaterOrEqual(y, b.constant(1, y)))
@@ -313,10 +305,6 @@ class HardSwishGrad(Tiled):
     """(x, dy) → dy · (x/3 + 1/2) between -3 and 3; below that 0, whatever dy is, above it dy."""
 
     flops_per_element = 9
-
-    def element(self, x, dy):
-        """As the numerics."""
-        return where(x >= 3, dy, where(x <= -3, 0, (x / 3 + 0.5) * dy))
 
     def expand(self, b, x, dy):
         """Two choices."""

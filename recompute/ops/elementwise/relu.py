@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...language.element import maximum, minimum, where
+from ...language.element import maximum
 from ..common import Elementwise
 from ..tiles import Tiled
 
@@ -32,10 +32,6 @@ class Relu(Elementwise, onnx=True):
 @dataclass(frozen=True)
 class ReluGrad(Tiled):
     """(y, dy) → 0 where y ≤ 0, whatever dy is, else dy."""
-
-    def element(self, y, dy):
-        """A choice."""
-        return where(y <= 0, 0, dy)
 
     def expand(self, b, y, dy):
         """A choice."""
@@ -65,10 +61,6 @@ class Relu6(Elementwise):
     inplace = (0,)
     flops_per_element = 2
 
-    def element(self, x):
-        """A maximum and a minimum."""
-        return minimum(maximum(x, 0), 6)
-
     def expand(self, b, x):
         """Clip."""
         return (b.Clip(x, b.constant(0, x), b.constant(6, x)),)
@@ -88,10 +80,6 @@ class Relu6Grad(Tiled):
     """(y, dy) → 0 where y ≤ 0 or y ≥ 6, whatever dy is, else dy."""
 
     flops_per_element = 3
-
-    def element(self, y, dy):
-        """A choice."""
-        return where((y <= 0) | (y >= 6), 0, dy)
 
     def expand(self, b, y, dy):
         """A choice."""

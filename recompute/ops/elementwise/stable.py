@@ -90,9 +90,6 @@ class Atan2(Elementwise):
         """NumPy's function."""
         xp.arctan2(*ins, out=outs[0])
 
-    def element(self, y, x):
-        """None: loops of the processor have no such function."""
-
     def expand(self, b, y, x):
         """The arc tangent of the smaller over the larger, turned to where it belongs."""
         zero, half = b.constant(0, x), b.constant(math.pi / 2, x)

@@ -17,10 +17,6 @@ class BatchNormFactor(Elementwise):
     floats = True
     flops_per_element = 3
 
-    def element(self, scale, var):
-        """The formula."""
-        return scale / sqrt(var + self.epsilon)
-
     def expand(self, b, scale, var):
         """The formula."""
         return (b.Div(scale, b.Sqrt(b.Add(var, b.constant(self.epsilon, var)))),)
@@ -40,10 +36,6 @@ class CentreScale(Elementwise):
     floats = True
     flops_per_element = 3
 
-    def element(self, x, mean, factor, bias):
-        """The formula."""
-        return (x - mean) * factor + bias
-
     def expand(self, b, x, mean, factor, bias):
         """The formula."""
         return (b.Add(b.Mul(b.Sub(x, mean), factor), bias),)
@@ -62,10 +54,6 @@ class CentredProduct(Elementwise):
     inplace = (0,)
     floats = True
     flops_per_element = 2
-
-    def element(self, x, mean, dy):
-        """The formula."""
-        return (x - mean) * dy
 
     def expand(self, b, x, mean, dy):
         """The formula."""

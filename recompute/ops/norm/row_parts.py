@@ -17,10 +17,6 @@ class RowCentreScale(Elementwise):
     floats = True
     flops_per_element = 4
 
-    def element(self, x, mean, inverse, scale, bias):
-        """The formula."""
-        return (x - mean) * inverse * scale + bias
-
     def expand(self, b, x, mean, inverse, scale, bias):
         """The formula."""
         return (b.Add(b.Mul(b.Mul(b.Sub(x, mean), inverse), scale), bias),)
@@ -41,10 +37,6 @@ class RowScale(Elementwise):
     inplace = (0,)
     floats = True
     flops_per_element = 2
-
-    def element(self, x, inverse, scale):
-        """The formula."""
-        return x * inverse * scale
 
     def expand(self, b, x, inverse, scale):
         """The formula."""
