@@ -127,44 +127,6 @@ class Neg(Ufunc, onnx=True):
 
 
 @dataclass(frozen=True)
-class Exp(Ufunc, onnx=True):
-    """e^x."""
-
-    autocast = "full"
-    ufunc = "exp"
-    floats = True
-    flops_per_element = 8
-
-    def gradient(self, b, ins, outs, grads):
-        """dy · y: from the output."""
-        return [b.Mul(grads[0], outs[0])]
-
-    @classmethod
-    def samples(cls, draw):
-        """One matrix."""
-        yield draw.case(cls(), draw("f64[2,3]"))
-
-
-@dataclass(frozen=True)
-class Log(Ufunc, onnx=True):
-    """Natural logarithm."""
-
-    autocast = "full"
-    ufunc = "log"
-    floats = True
-    flops_per_element = 8
-
-    def gradient(self, b, ins, outs, grads):
-        """dy / x."""
-        return [b.LogGrad(ins[0], grads[0])]
-
-    @classmethod
-    def samples(cls, draw):
-        """Positive numbers."""
-        yield draw.case(cls(), draw("f64[2,3]", 0.5, 3.0))
-
-
-@dataclass(frozen=True)
 class LogGrad(Elementwise):
     """(x, dy) → dy / x, 0 where dy is 0: x may be 0 where a logarithm is cut off, as in a binary cross entropy."""
 
@@ -186,25 +148,6 @@ class LogGrad(Elementwise):
     def samples(cls, draw):
         """Positive numbers."""
         yield draw.case(cls(), draw("f64[2,3]", 0.5, 3.0), draw("f64[2,3]"))
-
-
-@dataclass(frozen=True)
-class Sqrt(Ufunc, onnx=True):
-    """Square root."""
-
-    autocast = "full"
-    ufunc = "sqrt"
-    floats = True
-    flops_per_element = 4
-
-    def gradient(self, b, ins, outs, grads):
-        """dy / (2 y): from the output."""
-        return [b.Div(grads[0], b.Add(outs[0], outs[0]))]
-
-    @classmethod
-    def samples(cls, draw):
-        """Positive numbers."""
-        yield draw.case(cls(), draw("f64[2,3]", 0.5, 3.0))
 
 
 @dataclass(frozen=True)

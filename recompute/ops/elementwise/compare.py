@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.types import TensorType
-from ..common import Elementwise, Ufunc
+from ..common import Elementwise, Ufunc, arity, define
 
 
 class Compare(Ufunc, abstract=True):
@@ -27,39 +27,14 @@ class Compare(Ufunc, abstract=True):
         yield draw.case(cls(), draw("f64[3,1]"), draw("f64[2]"))
 
 
-@dataclass(frozen=True)
-class Equal(Compare, onnx=True):
-    """a = b."""
-
-    ufunc = "equal"
-
-
-@dataclass(frozen=True)
-class Less(Compare, onnx=True):
-    """a < b."""
-
-    ufunc = "less"
-
-
-@dataclass(frozen=True)
-class LessOrEqual(Compare, onnx=True):
-    """a ≤ b."""
-
-    ufunc = "less_equal"
-
-
-@dataclass(frozen=True)
-class Greater(Compare, onnx=True):
-    """a > b."""
-
-    ufunc = "greater"
-
-
-@dataclass(frozen=True)
-class GreaterOrEqual(Compare, onnx=True):
-    """a ≥ b."""
-
-    ufunc = "greater_equal"
+for _name, _ufunc, _sign in (
+    ("Equal", "equal", "="),
+    ("Less", "less", "<"),
+    ("LessOrEqual", "less_equal", "≤"),
+    ("Greater", "greater", ">"),
+    ("GreaterOrEqual", "greater_equal", "≥"),
+):
+    globals()[_name] = define(Compare, __name__, _name, _ufunc, f"a {_sign} b.")
 
 
 class Logic(Ufunc, abstract=True):
@@ -74,40 +49,16 @@ class Logic(Ufunc, abstract=True):
     @classmethod
     def samples(cls, draw: Any) -> Any:
         """With broadcasting."""
-        yield draw.case(cls(), draw.bools("3,4"), draw.bools("4"))
+        yield draw.case(cls(), *(draw.bools("3,4"), draw.bools("4"))[: arity(cls)])
 
 
-@dataclass(frozen=True)
-class And(Logic, onnx=True):
-    """a and b."""
-
-    ufunc = "logical_and"
-
-
-@dataclass(frozen=True)
-class Or(Logic, onnx=True):
-    """a or b."""
-
-    ufunc = "logical_or"
-
-
-@dataclass(frozen=True)
-class Xor(Logic, onnx=True):
-    """Either a or b."""
-
-    ufunc = "logical_xor"
-
-
-@dataclass(frozen=True)
-class Not(Logic, onnx=True):
-    """The opposite."""
-
-    ufunc = "logical_not"
-
-    @classmethod
-    def samples(cls, draw):
-        """A matrix."""
-        yield draw.case(cls(), draw.bools("3,4"))
+for _name, _ufunc, _meaning in (
+    ("And", "logical_and", "a and b."),
+    ("Or", "logical_or", "a or b."),
+    ("Xor", "logical_xor", "Either a or b."),
+    ("Not", "logical_not", "The opposite."),
+):
+    globals()[_name] = define(Logic, __name__, _name, _ufunc, _meaning)
 
 
 class Test(Elementwise, abstract=True):

@@ -7,26 +7,8 @@ from typing import Any
 
 from ...language.element import maximum, minimum, where
 from ...language.op import Op
-from ..common import Elementwise, Ufunc
+from ..common import Elementwise
 from ..tiles import Tiled
-
-
-@dataclass(frozen=True)
-class Tanh(Ufunc, onnx=True):
-    """Hyperbolic tangent."""
-
-    ufunc = "tanh"
-    floats = True
-    flops_per_element = 12
-
-    def gradient(self, b, ins, outs, grads):
-        """dy · (1 - y²): from the output."""
-        return [b.TanhGrad(outs[0], grads[0])]
-
-    @classmethod
-    def samples(cls, draw):
-        """One matrix."""
-        yield draw.case(cls(), draw("f64[3,4]"))
 
 
 @dataclass(frozen=True)
