@@ -10,20 +10,18 @@ divided into batches.
 """
 
 from .base import LABELS, Metric
-from .classification import F1, Accuracy, TopK
+from .classification import Accuracy, TopK
 from .named import NAMES, named
 from .perplexity import Perplexity
-from .regression import MeanAbsoluteError, MeanSquaredError
+from .scikit_learn import ScikitLearn
 
 __all__ = [
-    "F1",
     "LABELS",
     "NAMES",
     "Accuracy",
-    "MeanAbsoluteError",
-    "MeanSquaredError",
     "Metric",
     "Perplexity",
+    "ScikitLearn",
     "TopK",
     "named",
 ]
