@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .batches import check_npz, npz_batches, synthetic_batch
-from .cifar import cifar10
 from .combining import encoded, mapped, select, split, subset
 from .dataset import Dataset, Stream, dataset
 from .fitting import check_values, fitted
@@ -21,7 +20,6 @@ __all__ = [
     "Tokenized",
     "check_npz",
     "check_values",
-    "cifar10",
     "dataset",
     "encoded",
     "fitted",
