@@ -9,7 +9,7 @@ from .fitting import check_values, fitted
 from .images import ImageFolder
 from .limits import Limit, limits_of
 from .pixels import Pixels
-from .text import Tokenized, train_tokenizer
+from .text import Tokenized
 
 __all__ = [
     "Dataset",
@@ -30,5 +30,4 @@ __all__ = [
     "split",
     "subset",
     "synthetic_batch",
-    "train_tokenizer",
 ]

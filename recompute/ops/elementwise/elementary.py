@@ -27,7 +27,7 @@ class Function(Ufunc, abstract=True):
 
     def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
         """That of the table below."""
-        return [self.slope(b, ins[0], outs[0], grads[0])]
+        return [type(self).slope(b, ins[0], outs[0], grads[0])]
 
     @classmethod
     def samples(cls, draw: Any) -> Any:
