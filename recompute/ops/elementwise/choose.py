@@ -163,7 +163,7 @@ class Clip(Elementwise, onnx=True):
         return (x,)
 
     def element(self, x, lowest=None, highest=None):
-        """As the numerics."""
+        """The formula."""
         x = x if lowest is None else maximum(x, lowest)
         return x if highest is None else minimum(x, highest)
 

@@ -26,7 +26,7 @@ class Gelu(Tiled, onnx=True):
     flops_per_element = 35
 
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         inner = _gelu_inner(x) if self.approximate == "tanh" else erf_of(x * _SQRT_HALF)
         return (inner + 1) * x * 0.5
 
@@ -53,18 +53,8 @@ class Gelu(Tiled, onnx=True):
             yield from unary_samples(cls(approximate=approximate), draw, 2.0)
 
 
-def _gelu_tanh(xp: Any, x: Any, out: Any) -> None:
-    """tanh(√(2/π) (x + a x³))."""
-    xp.multiply(x, x, out=out)
-    xp.multiply(out, _GELU_A, out=out)
-    xp.add(out, 1, out=out)
-    xp.multiply(out, x, out=out)
-    xp.multiply(out, _GELU_C, out=out)
-    xp.tanh(out, out=out)
-
-
 def _gelu_inner(x: Any) -> Any:
-    """The same of an element."""
+    """tanh(√(2/π) (x + a x³))."""
     return tanh((x * x * _GELU_A + 1) * x * _GELU_C)
 
 
@@ -82,7 +72,7 @@ class GeluGrad(Tiled):
     flops_per_element = 45
 
     def element(self, x, dy):
-        """As the numerics."""
+        """The formula."""
         if self.approximate == "tanh":
             t = _gelu_inner(x)
             steep = (x * x * (3 * _GELU_A) + 1) * x * (_GELU_C / 2)
@@ -117,7 +107,7 @@ class Mish(Tiled, onnx=True):
     flops_per_element = 16
 
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         e = exp(minimum(x, 20.0 if x.dtype == "f64" else 10.0))
         n = e * (e + 2)
         return n / (n + 2) * x
@@ -137,11 +127,6 @@ class Mish(Tiled, onnx=True):
         yield draw.case(cls(), draw("f32[9]", -100, 100))
 
 
-def _mish_limit(x: Any) -> float:
-    """Above this x the quotient n / (n + 2) rounds to 1."""
-    return 20.0 if x.dtype.itemsize == 8 else 10.0
-
-
 @dataclass(frozen=True)
 class MishGrad(Tiled):
     """(x, dy) → dy · (w + x · (1 - w²) · sigmoid(x)) with w = tanh(ln(1 + exp x))."""
@@ -149,7 +134,7 @@ class MishGrad(Tiled):
     flops_per_element = 22
 
     def element(self, x, dy):
-        """As the numerics."""
+        """The formula."""
         low = minimum(x, 20.0 if x.dtype == "f64" else 10.0)
         e = exp(low)
         n = e * (e + 2)
@@ -177,7 +162,7 @@ class Swish(Tiled):
     flops_per_element = 13
 
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         return x / (1 + exp(x * -self.alpha))
 
     def expand(self, b, x):

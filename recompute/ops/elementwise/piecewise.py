@@ -51,7 +51,7 @@ class LeakyRelu(Tiled, onnx=True):
     flops_per_element = 2
 
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         low = x * self.alpha
         return maximum(low, x) if 0 < self.alpha <= 1 else where(x > 0, x, low)
 
@@ -223,7 +223,7 @@ class HardSigmoid(Elementwise, onnx=True):
     floats = True
 
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         return minimum(maximum(x * self.alpha + self.beta, 0), 1)
 
     def gradient(self, b, ins, outs, grads):
@@ -268,7 +268,7 @@ class HardSwish(Tiled, onnx=True):
     flops_per_element = 5
 
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         return minimum(maximum(x + 3, 0), 6) * x / 6
 
     def gradient(self, b, ins, outs, grads):

@@ -65,7 +65,7 @@ class Unit(Tiled, abstract=True):
         return super().infer(*inputs)
 
     def element(self, x: Any) -> Any:
-        """Both parts, as the numerics."""
+        """Both parts."""
         gain, height, width = self.constants()
         low = minimum(x, 0)
         low = expm1(low if width == 1 else low / width) * height
@@ -185,7 +185,7 @@ class Softplus(Tiled, onnx=True):
     flops_per_element = 20
 
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         return maximum(x, 0) + log1p(exp(-absolute(x)))
 
     def gradient(self, b, ins, outs, grads):
@@ -206,7 +206,7 @@ class SoftplusGrad(Tiled):
     flops_per_element = 10
 
     def element(self, y, dy):
-        """As the numerics: nothing is lost for small y."""
+        """Nothing is lost for small y."""
         return -(expm1(-y) * dy)
 
     def expand(self, b, y, dy):

@@ -82,8 +82,6 @@ class ReduceMax(Extreme):
     """The largest element."""
 
     partial = MAX
-    axes: tuple[int, ...] | None = None
-    keepdims: int = 1
     ufunc = "max"
 
 
@@ -92,8 +90,6 @@ class ReduceMin(Extreme):
     """The smallest element."""
 
     partial = MIN
-    axes: tuple[int, ...] | None = None
-    keepdims: int = 1
     ufunc = "min"
 
 
@@ -155,8 +151,6 @@ class ReduceProd(Reduce):
     """Product."""
 
     partial = PROD
-    axes: tuple[int, ...] | None = None
-    keepdims: int = 1
     ufunc = "prod"
 
     def gradient(self, b, ins, outs, grads):
