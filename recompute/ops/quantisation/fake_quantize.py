@@ -10,11 +10,12 @@ import numpy as np
 from ..common import Elementwise, broadcast
 
 
+@dataclass(frozen=True)
 class _Quantizer(Elementwise, abstract=True):
     """(x, scale, zero, ...) whose scale and zero point, floats of x's type, broadcast to x."""
 
-    low: int
-    high: int
+    low: int = -128
+    high: int = 127
     floats = True
 
     def infer(self, *inputs):
@@ -35,9 +36,6 @@ class FakeQuantize(_Quantizer):
     Jacob et al. 2018 (arXiv 1712.05877).  The gradient is the straight-through estimator (Bengio et al. 2013, arXiv
     1308.3432): dy where nothing was clipped, else 0.  Scale and zero point get none: they follow from statistics.
     """
-
-    low: int = -128
-    high: int = 127
 
     inplace = (0,)
     flops_per_element = 7
@@ -64,9 +62,6 @@ class FakeQuantize(_Quantizer):
 @dataclass(frozen=True)
 class FakeQuantizeGrad(_Quantizer):
     """(x, scale, zero, dy) → dy where round(x / scale) + zero is within low and high, else 0."""
-
-    low: int = -128
-    high: int = 127
 
     linear = ((3,),)
     inplace = (3, 0)

@@ -63,9 +63,9 @@ class Extreme(Reduce, abstract=True):
     def samples(cls, draw: Any) -> Any:
         """Also integers, booleans, nothing."""
         yield from super().samples(draw)
-        yield draw.case(cls(axes=(0,)), draw.ints("i64[3,2]", -9, 9))  # type: ignore[call-arg]
-        yield draw.case(cls(axes=(0,)), draw.bools("3,2"))  # type: ignore[call-arg]
-        yield draw.case(cls(axes=(0,)), draw("f32[0,2]"))  # type: ignore[call-arg]
+        yield draw.case(cls(axes=(0,)), draw.ints("i64[3,2]", -9, 9))
+        yield draw.case(cls(axes=(0,)), draw.bools("3,2"))
+        yield draw.case(cls(axes=(0,)), draw("f32[0,2]"))
 
 
 def _worst(dtype: np.dtype, ufunc: str) -> Any:
