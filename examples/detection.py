@@ -1,14 +1,16 @@
 """Train a detector on generated scenes, plain and recomputed: the same bits in less memory, and COCO's mAP.
 
+Needs pycocotools (extra `examples`).  detecting/ makes scenes, targets and boxes.
+
 --quick compares the first steps only.
 """
 
 import argparse
 
 import numpy as np
+from detecting import Decoder, Locations, MeanAveragePrecision, Scenes
 
 import recompute as rc
-from recompute.vision import Decoder, Locations, Scenes
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=500, help="steps of the recomputed detector (default: 500)")
@@ -39,7 +41,7 @@ def train(checkpoints: list[str] | None, steps: int) -> tuple[rc.Program, list[f
 def judge(program: rc.Program) -> dict[str, float]:
     """mAP on scenes of another seed."""
     others = Scenes(locations, 128, seed=1)
-    metric = rc.metrics.MeanAveragePrecision(Decoder(locations), Decoder.READS).bind(program)
+    metric = MeanAveragePrecision(Decoder(locations)).bind(program)
     for first in range(0, len(others), 32):
         batch = others.take(np.arange(first, first + 32))
         outputs = program.evaluate({"x": batch["x"]}, metric.needs)

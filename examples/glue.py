@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from tokenizers.implementations import BertWordPieceTokenizer
 
 import recompute as rc
 
@@ -63,6 +64,14 @@ def trained(model: str, train: rc.data.Dataset, held: rc.data.Dataset, options: 
     return hashes
 
 
+def vocabulary(train: rc.data.Dataset, folder: Path) -> Path:
+    """The file of a vocabulary of 200 words of the sentences."""
+    words = BertWordPieceTokenizer()
+    words.train_from_iterator(train.take(np.arange(len(train)))["sentence"], vocab_size=200, show_progress=False)
+    words.save_model(str(folder))
+    return folder / "vocab.txt"
+
+
 def main() -> None:
     """Trains, or plans."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,7 +91,7 @@ def main() -> None:
         files = (args.train, args.eval) if args.train else generated(Path(folder))
         length = args.length or (128 if args.train else 16)
         train, held = (rc.data.dataset(f) for f in files)
-        words = args.vocabulary or rc.data.train_tokenizer(train, words=200, kind="wordpiece", column="sentence")
+        words = args.vocabulary or vocabulary(train, Path(folder))
         train, held = (rc.data.Tokenized(d, "sentence", words, length=length) for d in (train, held))
         options = {"seq": length, "vocab": train.words, "dropout": 0.1}
         hashes = trained(args.model or "bert-tiny", train, held, options, args)

@@ -3,7 +3,7 @@
 As in the paper's improved form: centerness beside the regression, generalised IoU (Rezatofighi et al. 2019, arXiv
 1902.09630), targets in units of the level's stride. The backbone has torchvision's names and layouts of a ResNet, so
 that the weights of a classifier can be copied in by name; heads and pyramid have those of torchvision's FCOS without
-their first parts (`backbone.`, `head.`). `recompute.vision` makes the targets from boxes, and boxes from the outputs.
+their first parts (`backbone.`, `head.`). `examples/detecting` makes the targets from boxes, and boxes from the outputs.
 """
 
 import math

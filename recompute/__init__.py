@@ -6,7 +6,6 @@ import importlib
 import os
 from typing import Any
 
-from . import moved
 from .errors import BudgetError, JobError, ModelError, RecomputeError, UsageError, VerifyError
 from .language.ir import Block, Operator, Role, Value
 from .language.kernels import providers_from
@@ -93,7 +92,6 @@ _MODULES = {
     "models": "models",
     "losses": "training.losses",
     "metrics": "metrics",
-    "vision": "vision",
     "optimizers": "training.optimizers",
     "amp": "training.amp",
     "averages": "training.averages",
@@ -154,7 +152,6 @@ def _modes() -> Any:
     return modes
 
 
-moved.install(__name__)
 # registries are filled from here at the first look-up by name: the language imports neither operators nor backends
 operators_from(_define_operators)
 providers_from(_register_cpu)
@@ -169,8 +166,6 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _MODULES:
         return importlib.import_module(f".{_MODULES[name]}", __name__)
-    if name in moved.MOVED:
-        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module 'recompute' has no attribute '{name}'")
 
 

@@ -22,7 +22,6 @@ from ..passes import ALIGNMENT, Target
 from ..passes.communication.timeline import COMMUNICATE, PAUSE, Span, Timeline, timeline
 from ..passes.memory.memory_plan import live_profile
 from ..report.cluster_text import stages_text
-from ..report.pipeline import pipeline_page
 from ..support.files import replacing
 from ..training.parallel import PIPELINE, DataParallel, Parallel
 from ..training.protocol import spec_of
@@ -89,18 +88,22 @@ class StagesEstimate:
         mesh = Mesh.parse(self.mesh)
         return self.timeline.of(next(r for r in range(mesh.ranks) if mesh.coordinate(r, PIPELINE) == place))
 
-    def save_report(self, path: str, title: str = "") -> None:
-        """Writes an HTML page: what each stage does when, what it holds meanwhile, and a table."""
-        with replacing(Path(path)) as new:
-            new.write_text(pipeline_page(self, title), encoding="utf-8")
-
     def save_trace(self, path: str) -> None:
-        """Writes what each rank does when as a trace for Perfetto or chrome://tracing: a row a rank, microseconds."""
-        events = [
+        """Writes a trace for Perfetto or chrome://tracing: what ranks do when, and what they hold.
+
+        A row a rank, a counter of bytes a stage; times in microseconds.
+        """
+        events: list[dict[str, object]] = [
             {"name": s.kind if s.micro_batch < 0 else f"{s.kind} {s.micro_batch}", "cat": s.kind, "ph": "X", "pid": 0,
              "tid": rank, "ts": s.start * 1e6, "dur": (s.end - s.start) * 1e6}
             for rank in range(len(self.timeline.classes)) for s in self.timeline.of(rank)
         ]  # fmt: skip
+        for stage in self.stages:
+            name = f"bytes of stage {stage.place}, at most {stage.peak_bytes}"
+            events += [
+                {"name": name, "ph": "C", "pid": 0, "ts": second * 1e6, "args": {"bytes": held}}
+                for second, held in stage.memory
+            ]
         with replacing(Path(path)) as new:
             new.write_text(json.dumps({"traceEvents": events}))
 

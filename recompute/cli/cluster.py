@@ -73,12 +73,10 @@ def answer(job: Job) -> bool:
     with progress_of(args) as update:
         stages = _found(job, model, update) if args.cluster == AUTO else _given(job, model, update)
     job.report.batch, job.report.optimizer = args.batch, args.optimizer.lower()
-    for name in ("report", "trace"):
-        path = getattr(args, name)
-        if path is not None:
-            getattr(stages, f"save_{name}")(str(path))
-            job.report.pictures.append(str(path))
-            job.written.append((path, ""))
+    if args.trace is not None:
+        stages.save_trace(str(args.trace))
+        job.report.pictures.append(str(args.trace))
+        job.written.append((args.trace, ""))
     return True
 
 

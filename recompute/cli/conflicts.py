@@ -15,6 +15,7 @@ _DOINGS = ("run", "check", "output", "dump_ir")
 _OF_ONE_RANK = (
     "run", "check", "output", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy", "effort",
     "seconds", "estimate", "max_batch", "offload", "allow", "slice", "plot", "snapshot", "list_checkpoints", "profile",
+    "report",
 )  # fmt: skip
 _BOTH = "both define what is recomputed"
 

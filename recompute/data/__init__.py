@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from .batches import check_npz, npz_batches, synthetic_batch
-from .cifar import cifar10
 from .combining import encoded, mapped, select, split, subset
 from .dataset import Dataset, Stream, dataset
 from .fitting import check_values, fitted
 from .images import ImageFolder
 from .limits import Limit, limits_of
 from .pixels import Pixels
-from .text import Tokenized, train_tokenizer
+from .text import Tokenized
 
 __all__ = [
     "Dataset",
@@ -21,7 +20,6 @@ __all__ = [
     "Tokenized",
     "check_npz",
     "check_values",
-    "cifar10",
     "dataset",
     "encoded",
     "fitted",
@@ -32,5 +30,4 @@ __all__ = [
     "split",
     "subset",
     "synthetic_batch",
-    "train_tokenizer",
 ]

@@ -13,7 +13,6 @@ import numpy as np
 from ..errors import ModelError, UsageError, expect, nearest
 from .arrays import Arrays, from_arrays, mapped_npy
 from .base import Dataset, Stream
-from .cifar import cifar10, is_cifar
 from .combining import select
 from .foreign import (
     Batches,
@@ -45,7 +44,6 @@ _FILES: dict[str, Callable[..., Dataset]] = {
     ".csv": from_csv,
     ".tsv": from_csv,
     ".parquet": from_parquet,
-    ".bin": cifar10,
 }
 
 
@@ -53,9 +51,8 @@ def dataset(source: Any, columns: Columns | None = None, **options: Any) -> Data
     """A dataset of `source`, or a stream where its samples cannot be taken in any order.
 
     Arrays (NumPy's, PyTorch's, CuPy's, paths of .npy files) by column; the path of an .npz, .npy, .csv, .tsv or
-    .parquet file, or of a folder of .npy files, of Parquet files, of images in a folder for each class, or of
-    CIFAR-10's binary files; a `datasets.Dataset`; a dataset or DataLoader of PyTorch; an iterable of batches, or a
-    function that returns one.
+    .parquet file, or of a folder of .npy files, of Parquet files, or of images in a folder for each class; a
+    `datasets.Dataset`; a dataset or DataLoader of PyTorch; an iterable of batches, or a function that returns one.
 
     `columns`: the columns to keep; or new name → column, or → columns that make a row; of samples and batches that are
     tuples, their names by position.  `options` are those of the source (see docs/data.md).  UsageError for what is no
@@ -134,8 +131,6 @@ def _opened(path: Path, options: Mapping[str, Any], wanted: set[str] | None) -> 
 
 def _of_folder(path: Path, options: Mapping[str, Any], wanted: set[str] | None) -> Dataset:
     """The dataset of a folder, by what lies in it."""
-    if is_cifar(path):
-        return _called(cifar10, path, options)
     tables = sorted(path.glob("*.parquet"))
     if tables:
         return _called(from_parquet, tables, options)
@@ -146,8 +141,7 @@ def _of_folder(path: Path, options: Mapping[str, Any], wanted: set[str] | None) 
     if is_image_folder(path):
         return _called(ImageFolder, path, options)
     raise ModelError(
-        f"the folder '{path}' has no data: it needs folders of images (one for each class), .npy or .parquet files, or "
-        "the binary files of CIFAR-10"
+        f"the folder '{path}' has no data: it needs folders of images (one for each class), .npy or .parquet files"
     )
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import ModelError, UsageError, nearest, need_extra
+from ..errors import ModelError, UsageError, need_extra
 from ..support.files import regular
 from .base import Dataset, Wrapped, is_text, need_column, show_column
 
 #: what of an encoding becomes a column
 _PARTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-#: special words of a tokenizer of each kind
-_SPECIAL = {"wordpiece": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "bpe": ["<pad>", "<s>", "</s>"]}
 
 
 class Tokenized(Wrapped):
@@ -68,40 +66,6 @@ class Tokenized(Wrapped):
         return {n: found[n] for n in names}
 
 
-def train_tokenizer(texts: Iterable[str] | Dataset, words: int, kind: str = "wordpiece", column: str = "text") -> Any:
-    """A tokenizer of at most `words` words that is trained on texts, or on a column of a dataset.
-
-    `kind`: "wordpiece" as BERT's ([CLS] text [SEP], small letters), or "bpe" on bytes as GPT-2's.  `save(path)` of the
-    result writes a tokenizer.json.  MissingExtraError without tokenizers (extra `text`).
-    """
-    library = _library()
-    if kind not in _SPECIAL:
-        raise UsageError(f"a tokenizer's kind is one of {', '.join(_SPECIAL)}, not '{kind}'{nearest(kind, _SPECIAL)}")
-    classes = {
-        "wordpiece": library.implementations.BertWordPieceTokenizer,
-        "bpe": library.implementations.ByteLevelBPETokenizer,
-    }
-    made = classes[kind]()
-    made.train_from_iterator(
-        _texts(texts, column), vocab_size=words, special_tokens=_SPECIAL[kind], show_progress=False
-    )
-    found = made._tokenizer
-    if kind == "wordpiece":
-        ends = [(w, found.token_to_id(w)) for w in ("[SEP]", "[CLS]")]
-        found.post_processor = library.processors.BertProcessing(*ends)
-    return found
-
-
-def _texts(texts: Iterable[str] | Dataset, column: str) -> Iterator[str]:
-    if not isinstance(texts, Dataset):
-        yield from texts
-        return
-    need_column(texts, column)
-    for start in range(0, len(texts), 1024):
-        indices = np.arange(start, min(start + 1024, len(texts)))
-        yield from (str(text) for text in texts.read(indices, (column,))[column])
-
-
 def _prepared(given: Any, length: int, lower: bool) -> Any:
     """A copy of a tokenizer that gives `length` words a text; the given one stays as it is."""
     library = _library()
@@ -142,7 +106,6 @@ def _library() -> Any:
     try:
         import tokenizers
         import tokenizers.implementations
-        import tokenizers.processors
     except ImportError:
         raise need_extra("tokenizers", "text", "tokenizing") from None
     return tokenizers

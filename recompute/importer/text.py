@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 
 from ..errors import ModelError
+from ..support.patterns import regular_expression
 from .limits import PYTHON, Budget
-from .regex import automaton
 
 #: bytes of a Python string in addition to its characters, and of its reference in an array
 _HEAD = 64
@@ -73,12 +73,12 @@ def _split(arrays: list[np.ndarray], options: dict[str, Any], budget: Budget) ->
 def _match(arrays: list[np.ndarray], options: dict[str, Any], budget: Budget) -> list[np.ndarray]:
     (x,) = arrays
     pattern = _decoded(options.get("pattern", b""))
-    budget.spend(20 * PYTHON * len(pattern), "reading a regular expression")
-    found = automaton(pattern)
-    budget.spend(10 * PYTHON * len(found.steps), "reading a regular expression")
+    budget.spend(PYTHON * len(pattern), "reading a regular expression")
+    found = regular_expression(pattern)
     texts = x.reshape(-1).tolist()
-    budget.spend(PYTHON * sum(1 + len(t) * len(found.steps) for t in texts), "matching a regular expression")
-    return [np.array([found.matches(t) for t in texts], np.bool_).reshape(x.shape)]
+    work = sum(PYTHON + 10 * len(t) * found.programsize for t in texts)
+    budget.spend(work, "matching a regular expression")
+    return [np.array([found.fullmatch(t) is not None for t in texts], np.bool_).reshape(x.shape)]
 
 
 def _texts(listed: list[str], shape: tuple[int, ...]) -> np.ndarray:

@@ -63,17 +63,18 @@ def formula(op: Op, dtypes: tuple[str | None, ...]) -> tuple[Expr | None, ...] |
     """
     if any(t is not None and t not in (*TYPES, *HALVES) for t in dtypes):
         return None
-    found = _element(op, dtypes)
+    found = element_of(op, dtypes)
     if found is None or not any(x.dtype in HALVES and x.fn not in ("input", "cast") for x in _all(found)):
         return found
-    wide = _element(op, tuple("f32" if t in HALVES else t for t in dtypes))
+    wide = element_of(op, tuple("f32" if t in HALVES else t for t in dtypes))
     assert wide is not None, f"{op.name} has an element for halves only"
     inputs = [None if t is None else cast(argument(i, t), "f32" if t in HALVES else t) for i, t in enumerate(dtypes)]
     made = iter(substitute([x for x in wide if x is not None], inputs))
     return tuple(None if x is None else cast(next(made), x.dtype) for x in found)
 
 
-def _element(op: Op, dtypes: tuple[str | None, ...]) -> tuple[Expr | None, ...] | None:
+def element_of(op: Op, dtypes: tuple[str | None, ...]) -> tuple[Expr | None, ...] | None:
+    """The expressions of all outputs in these element types themselves, also in halves; None as for `formula`."""
     found = op.element(*(None if t is None else argument(i, t) for i, t in enumerate(dtypes)))
     if found is None:
         return None

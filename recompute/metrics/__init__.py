@@ -9,24 +9,19 @@ What is summed is summed exactly, in float64 and in whole numbers: the result do
 divided into batches.
 """
 
-from .average_precision import Detections, MeanAveragePrecision
 from .base import LABELS, Metric
-from .classification import F1, Accuracy, TopK
+from .classification import Accuracy, TopK
 from .named import NAMES, named
 from .perplexity import Perplexity
-from .regression import MeanAbsoluteError, MeanSquaredError
+from .scikit_learn import ScikitLearn
 
 __all__ = [
-    "F1",
     "LABELS",
     "NAMES",
     "Accuracy",
-    "Detections",
-    "MeanAbsoluteError",
-    "MeanAveragePrecision",
-    "MeanSquaredError",
     "Metric",
     "Perplexity",
+    "ScikitLearn",
     "TopK",
     "named",
 ]

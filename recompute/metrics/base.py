@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -130,13 +129,6 @@ class Total:
 def share(part: float, whole: float) -> float:
     """part / whole; NaN of nothing."""
     return part / whole if whole else math.nan
-
-
-def check_choice(metric: str, what: str, value: Any, known: Iterable[str]) -> None:
-    """UsageError if a setting is none of those known."""
-    known = list(known)
-    if value not in known:
-        raise UsageError(f"metric '{metric}': {what} must be one of {', '.join(known)}, not {value!r}")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,8 +1,7 @@
-"""Accuracy, top-k accuracy and F1 from scores of classes."""
+"""Accuracy and top-k accuracy from scores of classes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from ..errors import UsageError
 from ..language.program import Program
 from ..language.scores import scores_of, steps_of
-from .base import Metric, check_choice, share
+from .base import Metric, share
 
 #: the label that does not count by default, as in the losses
 IGNORED = -100
@@ -158,63 +157,3 @@ class Accuracy(TopK):
         super().__init__(
             1, output=output, label=label, axis=axis, ignore_index=ignore_index, threshold=threshold, name=name
         )
-
-
-class F1(ClassMetric):
-    """2·tp / (2·tp + fp + fn), from the class with the best score; 0 where nothing was right.
-
-    `average`: "macro", the mean over the classes that occur as label or prediction; "micro", of all classes together;
-    "binary", of class 1.  Other settings as in `Accuracy`.
-    """
-
-    def __init__(
-        self,
-        average: str = "macro",
-        *,
-        output: str | None = None,
-        label: str | None = None,
-        axis: int | None = None,
-        ignore_index: int | None = IGNORED,
-        threshold: float | None = None,
-        name: str = "f1",
-    ) -> None:
-        check_choice(name, "average", average, ("macro", "micro", "binary"))
-        self.average = average
-        super().__init__(name, output, label, axis, ignore_index, threshold)
-
-    def reset(self) -> None:
-        """Forgets every batch."""
-        self._counts = np.zeros((3, 0), np.int64)  # right, predicted and labelled, of each class
-
-    def update(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]) -> None:
-        """Adds a batch."""
-        scores, labels = self.rows(outputs, batch)
-        classes = scores.shape[1]
-        if self.average == "binary" and classes != 2:
-            raise UsageError(
-                f"metric '{self.name}': average='binary' needs 2 classes, but the scores have {classes}: use 'macro' "
-                "or 'micro'"
-            )
-        if not self._counts.shape[1]:
-            self._counts = np.zeros((3, classes), np.int64)
-        if self._counts.shape[1] != classes:
-            raise UsageError(
-                f"metric '{self.name}': this batch has scores of {classes} classes, those before it had "
-                f"{self._counts.shape[1]}"
-            )
-        known = ~np.isnan(scores).any(1)
-        predicted = scores.argmax(1)
-        for row, found in enumerate((labels[known & (predicted == labels)], predicted[known], labels)):
-            self._counts[row] += np.bincount(found, minlength=classes)
-
-    def result(self) -> float:
-        """The figure, from 0 to 1."""
-        right, predicted, labelled = self._counts
-        if not labelled.sum():
-            return math.nan
-        if self.average == "binary":
-            return float(2 * right[1] / max(predicted[1] + labelled[1], 1))
-        if self.average == "micro":
-            return float(2 * right.sum() / (predicted.sum() + labelled.sum()))
-        occurs = predicted + labelled > 0
-        return float(np.mean(2 * right[occurs] / (predicted + labelled)[occurs]))

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable
 
 from ..errors import UsageError, expect, nearest
 from .base import Metric
-from .classification import F1, Accuracy, TopK
+from .classification import Accuracy, TopK
 from .perplexity import Perplexity
-from .regression import MeanAbsoluteError, MeanSquaredError
+from .scikit_learn import ScikitLearn
 
 _NAMED: dict[str, Callable[[], Metric]] = {
     "accuracy": Accuracy,
     "top5": TopK,
-    "f1": F1,
-    "f1_micro": lambda: F1("micro", name="f1_micro"),
-    "f1_binary": lambda: F1("binary", name="f1_binary"),
     "perplexity": Perplexity,
-    "mae": MeanAbsoluteError,
-    "mse": MeanSquaredError,
+    "f1": lambda: ScikitLearn("f1_score", average="macro", name="f1"),
+    "f1_micro": lambda: ScikitLearn("f1_score", average="micro", name="f1_micro"),
+    "f1_binary": lambda: ScikitLearn("f1_score", average="binary", name="f1_binary"),
+    "mae": lambda: ScikitLearn("mean_absolute_error", classes=False, ignore_index=None, name="mae"),
+    "mse": lambda: ScikitLearn("mean_squared_error", classes=False, ignore_index=None, name="mse"),
 }
 #: names that `named` takes; so does "top" with any number
 NAMES = tuple(_NAMED)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +16,8 @@ from ..language.factors import Factor, aligned
 from ..language.formulas import through_expansion
 from ..language.layouts import Turned
 from ..language.op import Cost, Op
-from ..language.types import NumPy, Operands, TensorType, Types, Values
+from ..language.types import NumPy, Operands, TensorType, Types, Values, dtype_name
+from .array_steps import array_steps
 
 
 def normal_axis(axis: int, ndim: int, op: Op) -> int:
@@ -100,6 +103,19 @@ class Elementwise(Op, abstract=True):
         """That of its expansion."""
         return through_expansion(self, inputs)
 
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
+        """The temporaries of the formula, if that is what is computed."""
+        if type(self).compute is not Elementwise.compute:
+            return ()
+        steps = array_steps(self, tuple(None if t is None else t.dtype for t in ins), self.inplace)
+        assert outs[0] is not None
+        return tuple(TensorType(dtype, outs[0].shape) for dtype in steps.temporaries)
+
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+        """The formula of an element, step by step."""
+        dtypes = tuple(None if a is None else dtype_name(a.dtype) for a in ins)
+        array_steps(self, dtypes, self.inplace).run(xp, ins, outs[0], scratch)
+
     def cost(self, ins: Types, outs: Types) -> Cost:
         """`flops_per_element` for each element of the output."""
         base = super().cost(ins, outs)
@@ -132,3 +148,9 @@ class Ufunc(Elementwise, abstract=True):
         name = getattr(self, "ufunc", "")
         found = UFUNCS.get(name) or (FLOAT_UFUNCS.get(name) if floats else None)
         return None if found is None else found(*inputs)
+
+
+def define(base: type[Ufunc], module: str, name: str, ufunc: str, meaning: str, **members: Any) -> type[Ufunc]:
+    """An operator of ONNX that differs from its family's others in a ufunc and in `members` of its class."""
+    body = {"__doc__": meaning, "__module__": module, "ufunc": ufunc, **members}
+    return dataclass(frozen=True)(types.new_class(name, (base,), {"onnx": True}, lambda space: space.update(body)))

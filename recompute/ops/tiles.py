@@ -6,10 +6,8 @@ of one tile are declared as scratch.  float16 and bfloat16 are computed in float
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
-
-from ..language.types import Array, NumPy, Operands, TensorType, Types, need
+from ..language.types import NumPy, Operands, TensorType, Types, dtype_name, need
+from .array_steps import ArraySteps, array_steps
 from .common import Elementwise, arity
 
 #: elements of a tile: 128 KiB of float32, of which several fit the second-level cache
@@ -22,13 +20,8 @@ def wide(dtype: str) -> str:
 
 
 class Tiled(Elementwise, abstract=True):
-    """Inputs of one type (no broadcasting) to one output of that type, computed tile by tile.
+    """Inputs of one type (no broadcasting) to one output of that type: the formula of an element, tile by tile."""
 
-    `work` temporaries of a tile in the computing type and `masks` boolean ones are handed to `tile`.
-    """
-
-    work: ClassVar[int] = 0
-    masks: ClassVar[int] = 0
     #: a tile whose output would overwrite its input is computed beside it first
     inplace = (1, 0, 2)
     floats = True
@@ -43,16 +36,23 @@ class Tiled(Elementwise, abstract=True):
             raise self.fail("takes floats only", *inputs)
         return (first,)
 
+    def _steps(self, dtype: str, count: int) -> tuple[ArraySteps, int]:
+        """The formula in the type that it is computed in, and how many temporaries it has of that type."""
+        steps = array_steps(self, (wide(dtype),) * count)
+        return steps, steps.temporaries.count(wide(dtype))
+
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
-        """The temporaries of one tile."""
+        """The temporaries of one tile; of the half precisions also its inputs and output in float32."""
         x = need(ins[0])
         size = min(x.size, TILE)
-        rows = self.work + (len(ins) + 1 if wide(x.dtype) != x.dtype else 1)
-        floats = (TensorType(wide(x.dtype), (rows, size)),)
-        return (*floats, TensorType("bool", (self.masks, size))) if self.masks else floats
+        steps, work = self._steps(x.dtype, len(ins))
+        rows = work + (len(ins) + 1 if wide(x.dtype) != x.dtype else 1)
+        floats, masks = (TensorType(wide(x.dtype), (rows, size)),), len(steps.temporaries) - work
+        return (*floats, TensorType("bool", (masks, size))) if masks else floats
 
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        """`tile` for each piece; the half precisions through float32 copies of it."""
+        """The formula for each piece; of the half precisions through float32 copies of it."""
+        steps, work = self._steps(dtype_name(outs[0].dtype), len(ins))
         flat = [a.reshape(-1) for a in ins]
         out = outs[0].reshape(-1)
         temps = [row for s in scratch for row in s]
@@ -63,84 +63,14 @@ class Tiled(Elementwise, abstract=True):
             here = [t[: stop - start] for t in temps]
             pieces = [a[start:stop] for a in flat]
             if not copied:
-                spare = here.pop(self.work)
-                target = spare if beside else out[start:stop]
-                self.tile(xp, pieces, target, *here)
+                spare = here.pop(work)
+                steps.run(xp, pieces, spare if beside else out[start:stop], here)
                 if beside:
                     out[start:stop] = spare
                 continue
-            extra = here[self.work : self.work + len(pieces) + 1]
+            extra = here[work : work + len(pieces) + 1]
             for target, source in zip(extra, pieces, strict=False):
                 target[...] = source
-            here = here[: self.work] + here[self.work + len(extra) :]
-            self.tile(xp, extra[:-1], extra[-1], *here)
+            here = here[:work] + here[work + len(extra) :]
+            steps.run(xp, extra[:-1], extra[-1], here)
             out[start:stop] = extra[-1]
-
-    def tile(self, xp: NumPy, ins: Sequence[Any], out: Any, *temps: Any) -> None:
-        """Computes one piece: vectors `ins` into `out`, which is none of them."""
-        raise NotImplementedError
-
-
-# erf(x) = x·P(x²)/Q(x²).  Rational approximations fitted for this project by reweighted least squares in 50 digits:
-# float32 on |x| ≤ 4 (relative error 2.2e-9), float64 on |x| ≤ 1 (7e-19).
-_P32 = (1.1283791692850997385, 0.18523647413894882351, 0.054316548164938414801,
-        0.0038503475477676952152, 0.00037942541078559122967, 4.679106045810745856e-6,
-        -1.317531764601596722e-8)  # fmt: skip
-_Q32 = (1.0, 0.49749496199999249805, 0.11396793154081853234, 0.015462936044920606622,
-        0.001307472504814599822, 0.000063056933855897328652)  # fmt: skip
-_P64 = (1.1283791670955125747, 0.14350678356019853397, 0.045483629246843462971,
-        0.0018774156701865372977, 0.00019688490996592130509, 7.7724672960573305693e-8)  # fmt: skip
-_Q64 = (1.0, 0.46051290890950265771, 0.093813119875689894152, 0.010693089194447553246,
-        0.00069249922426117566291, 0.000020810303275695878112)  # fmt: skip
-# erfc(x)·exp(x²) = P(x)/Q(x) on 1 ≤ x ≤ 6 (error in erfc: 1.3e-18)
-_TAIL_P = (0.99999988862067143821, 1.3902047834220795492, 0.9490577241839150197,
-           0.37332283940844575308, 0.084260851686079781286, 0.0089170934885016135562)  # fmt: skip
-_TAIL_Q = (1.0, 2.5185827758697317693, 2.7909799663236809609, 1.7562575621787096444,
-           0.66965983129366262976, 0.1493445468778191861, 0.015805259853698492334)  # fmt: skip
-
-#: temporaries that `erf` needs: floats, masks
-ERF_WORK, ERF_MASKS = 3, 1
-
-
-def erf(xp: NumPy, x: Array, out: Array, a: Array, b: Array, c: Array, mask: Array) -> None:
-    """The error function of a float32 or float64 vector; x is not `out` but may be `c` for float32."""
-    if x.dtype.itemsize == 4:
-        xp.minimum(x, 4.0, out=a)
-        xp.maximum(a, -4.0, out=a)
-        xp.multiply(a, a, out=b)
-        _polynomial(xp, b, _P32, out)
-        xp.multiply(out, a, out=out)
-        _polynomial(xp, b, _Q32, a)
-        xp.divide(out, a, out=out)
-        xp.minimum(out, 1.0, out=out)
-        xp.maximum(out, -1.0, out=out)
-        return
-    xp.multiply(x, x, out=a)
-    xp.greater(a, 1.0, out=mask)
-    xp.minimum(a, 1.0, out=b)
-    _polynomial(xp, b, _P64, out)
-    _polynomial(xp, b, _Q64, c)
-    xp.divide(out, c, out=out)
-    xp.multiply(out, x, out=out)
-    xp.absolute(x, out=a)
-    xp.minimum(a, 6.0, out=a)
-    xp.maximum(a, 1.0, out=a)
-    _polynomial(xp, a, _TAIL_P, b)
-    _polynomial(xp, a, _TAIL_Q, c)
-    xp.divide(b, c, out=b)
-    xp.multiply(a, a, out=a)
-    xp.negative(a, out=a)
-    xp.exp(a, out=a)
-    xp.multiply(b, a, out=b)
-    xp.subtract(1.0, b, out=b)
-    xp.copysign(b, x, out=b)
-    xp.copyto(out, b, where=mask)
-
-
-def _polynomial(xp: NumPy, x: Array, coefficients: Sequence[float], out: Array) -> None:
-    """Horner's rule; the coefficients begin with the constant."""
-    xp.multiply(x, coefficients[-1], out=out)
-    for c in coefficients[-2:0:-1]:
-        xp.add(out, c, out=out)
-        xp.multiply(out, x, out=out)
-    xp.add(out, coefficients[0], out=out)

@@ -1,11 +1,13 @@
-"""Name patterns: names and globs with which users select values."""
+"""Patterns of names and texts: names and globs with which users select values, and regular expressions of files."""
 
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
-from ..errors import expect
+from ..errors import ModelError, expect, need_extra
 
 _GLOB = frozenset("*?[")
 
@@ -30,3 +32,23 @@ class Patterns:
             if p not in names and (_GLOB.isdisjoint(p) or not any(fnmatch.fnmatchcase(n, p) for n in names)):
                 return p
         return None
+
+
+@functools.lru_cache(maxsize=16)
+def regular_expression(pattern: str) -> Any:
+    """A compiled expression of RE2's syntax: `fullmatch(text)` takes time linear in the text, as Python's may not.
+
+    `programsize`: its states.  ModelError for other syntax and for too many states, MissingExtraError without
+    google-re2 (extra `regex`).
+    """
+    try:
+        import re2
+    except ImportError:
+        raise need_extra("google-re2", "regex", "matching a regular expression of a file") from None
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as e:
+        why = e.args[0].decode("utf-8", "replace") if e.args and isinstance(e.args[0], bytes) else str(e)
+        raise ModelError(f"its pattern is not a regular expression of RE2's syntax: {why}") from None

@@ -17,13 +17,13 @@ import onnx
 
 from ..boundary import as_path
 from ..errors import ModelError, UsageError, expect, nearest
-from ..importer.regex import Automaton
 from ..importer.tensors import tensor_array
 from ..importer.trained import said_to_train
 from ..language.program import Program
 from ..language.types import DTYPES, dtype_from_onnx
 from ..support.files import make_folder, regular, replacing, together
 from ..support.json_values import repr_short, unfit
+from ..support.patterns import regular_expression
 from ..training.state import contents
 from .graph import Graph, edits
 from .lora import ADAPTERS, Adapter, adapters_of, add_adapters
@@ -227,21 +227,21 @@ def _alphas(config: Mapping[str, Any], folder: str | PathLike[str]) -> Callable[
 
     Patterns come from a file: they are matched in linear time, not by Python's `re`.
     """
-    tests: list[tuple[Callable[[str], bool], float]] = []
+    tests: list[tuple[Callable[[str], object], float]] = []
     states = 0
     for pattern, value in (config.get("alpha_pattern") or {}).items():
         if _NAME.fullmatch(pattern):
             tests.append((functools.partial(_ends, pattern), float(value)))
             continue
         try:
-            Automaton(pattern)  # by itself, so that no bracket closes one of ours
-            found = Automaton(rf"(.*\.)?({pattern})")
+            regular_expression(pattern)  # by itself, so that no bracket closes one of ours
+            found = regular_expression(rf"(.*\.)?({pattern})")
         except ModelError as e:
             raise ModelError(f"the adapter in '{folder}': alpha_pattern {repr_short(pattern)}: {e}") from None
-        states += len(found.steps)
+        states += found.programsize
         if states > _MOST_STATES:
             raise ModelError(f"the adapter in '{folder}': the patterns of alpha_pattern are too long: name the modules")
-        tests.append((found.matches, float(value)))
+        tests.append((found.fullmatch, float(value)))
     alpha = float(config.get("lora_alpha", 8))
     return lambda module: next((value for fits, value in tests if fits(module)), alpha)
 

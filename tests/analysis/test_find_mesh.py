@@ -113,26 +113,28 @@ SMALL = [f"--option={k}={v}" for k, v in OPTIONS.items()]
 
 
 def test_command_finds_a_mesh(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    page, facts = tmp_path / "page.html", tmp_path / "facts.json"
+    trace, facts = tmp_path / "trace.json", tmp_path / "facts.json"
     few = [f"--option={k}={v}" for k, v in {**OPTIONS, "layers": 2}.items()]
     given = ["gpt2-tiny", *few, "--mesh", "auto", "--ranks", "2", "--batch", "2", "--device", "h100-80", "--link", LINK]
-    assert main([*given, "--report", str(page), "--json", str(facts)]) == 0
+    assert main([*given, "--trace", str(trace), "--json", str(facts)]) == 0
     found = json.loads(facts.read_text())["cluster"]
     assert found["mesh"] in capsys.readouterr().out
-    assert "stage 0" in page.read_text()
+    assert "bytes of stage 0" in trace.read_text()
     assert main([*given, "--memory-budget", "0.2MB"]) == 2
     assert "no way was found" in capsys.readouterr().err
 
 
 def test_command_with_stages(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    page, facts, trace = tmp_path / "page.html", tmp_path / "facts.json", tmp_path / "trace.json"
+    facts, trace = tmp_path / "facts.json", tmp_path / "trace.json"
     given = ["gpt2-tiny", *SMALL, "--mesh", "dp=2,pp=2", "--batch", "8", "--micro-batches", "8", "--device", "h100-80"]
     more = ["--link", LINK, "--checkpoints", "h.*.out", "--schedule", "zb", "--zero", "1"]
-    assert main([*given, *more, "--report", str(page), "--trace", str(trace), "--json", str(facts)]) == 0
+    assert main([*given, *more, "--trace", str(trace), "--json", str(facts)]) == 0
     found = json.loads(facts.read_text())["cluster"]
     assert found["mesh"] == "dp=2,pp=2" and [r["count"] for r in found["ranks"]] == [2, 2]
     assert 0 < found["bubble"] < 1 and found["mfu"] > 0
-    assert "recomputation" in page.read_text() and json.loads(trace.read_text())["traceEvents"]
+    assert {"recompute", "bubble"} & {e.get("cat") for e in json.loads(trace.read_text())["traceEvents"]}
+    assert main([*given, *more, "--report", str(tmp_path / "page.html")]) == 2
+    assert "leave out --report" in capsys.readouterr().err
     assert f"{found['ranks'][0]['peak_bytes']:,}" in capsys.readouterr().out
 
 

@@ -42,10 +42,6 @@ def image(kind: str) -> bytes:
     return out.getvalue()
 
 
-def cifar() -> bytes:
-    return (G.integers(0, 256, (3, 3073), np.uint8) % 10).astype(np.uint8).tobytes()
-
-
 FILES: dict[str, Callable[[], bytes]] = {
     "stored.npz": lambda: saved(np.savez, x=X, y=np.arange(4), w=np.array(list("abcd"))),
     "packed.npz": lambda: saved(np.savez_compressed, x=X, y=np.arange(4)),
@@ -55,7 +51,6 @@ FILES: dict[str, Callable[[], bytes]] = {
     "d.parquet": parquet,
     "a/x.jpg": lambda: image("JPEG"),
     "a/x.png": lambda: image("PNG"),
-    "d.bin": cifar,
 }
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from detecting import CocoBoxes, Locations
 
 import recompute as rc
 from recompute.data import dataset
 from recompute.errors import JobError, ModelError, RecomputeError
 from recompute.ops.reference.evaluator import reference
-from recompute.vision import CocoBoxes, Locations
 
 Image = pytest.importorskip("PIL.Image")
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(any PostScript) =\n"

@@ -1,8 +1,7 @@
-"""Folders of images, arrays of pixels, and CIFAR-10's binary files."""
+"""Folders of images, and arrays of pixels."""
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recompute.data import Dataset, ImageFolder, Pixels, cifar10, dataset, fitted, split, subset
+from recompute.data import Dataset, ImageFolder, Pixels, dataset, fitted, split, subset
 from recompute.errors import MissingExtraError, ModelError, UsageError
 from recompute.language.types import TensorType, Value
 
@@ -219,51 +218,3 @@ def test_pixels_that_are_none(column: str, options: dict, message: str) -> None:
         Pixels(data, column, **options)
     with pytest.raises(UsageError, match="a dataset is needed here, not dict"):
         Pixels({})  # type: ignore[arg-type]
-
-
-def cifar(path: Path, count: int = 5) -> np.ndarray:
-    """Files of CIFAR-10's format, and their records."""
-    records = G.integers(0, 256, (6, count, 3073), dtype=np.uint8)
-    records[:, :, 0] %= 10
-    for i, of_file in enumerate(records[:5]):
-        (path / f"data_batch_{i + 1}.bin").write_bytes(of_file.tobytes())
-    (path / "test_batch.bin").write_bytes(records[5].tobytes())
-    return records
-
-
-def test_cifar(tmp_path: Path) -> None:
-    records = cifar(tmp_path)
-    digest = {"data_batch_2.bin": hashlib.sha256(records[1].tobytes()).hexdigest().upper()}
-    train, test = open_(tmp_path, sha256=digest), open_(tmp_path, train=False)
-    assert (len(train), len(test), len(open_(tmp_path / "data_batch_3.bin"))) == (25, 5, 5)
-    found = train.take(np.array([24, 7]))
-    assert found["label"].tolist() == [records[4, 4, 0], records[1, 2, 0]] and found["label"].dtype == np.int64
-    np.testing.assert_array_equal(found["image"][1].reshape(-1), records[1, 2, 1:])
-    assert train.columns["image"] == (np.dtype(np.uint8), (3, 32, 32))
-    first, second = split(train, 0.2, seed=1)
-    assert (len(first), len(second)) == (20, 5)
-
-
-@pytest.mark.parametrize("change, message", [
-    (lambda c: c[:-1], "15,364 bytes, which are not whole records of 3,073"), (lambda c: b"", "it has 0 bytes"),
-    (lambda c: c[:3073] + b"\x0a" + c[3074:], "record 1 has the label 10, not 0 to 9"),
-    (lambda c: c[:-1] + bytes([c[-1] ^ 1]), "is damaged or another version: its SHA-256 is"),
-])  # fmt: skip
-def test_damaged_cifar(change: Any, message: str, tmp_path: Path) -> None:
-    records = cifar(tmp_path)
-    digest = {"data_batch_4.bin": hashlib.sha256(records[3].tobytes()).hexdigest()}
-    path = tmp_path / "data_batch_4.bin"
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(ModelError, match=f"data_batch_4.bin'.*{message}"):
-        dataset(tmp_path, sha256=None if "record" in message else digest)
-
-
-def test_cifar_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"has no file data_batch_1\.bin"):
-        cifar10(tmp_path)
-    cifar(tmp_path)
-    (tmp_path / "test_batch.bin").unlink()
-    with pytest.raises(ModelError, match=r"cannot read the data file '.*test_batch.bin': No such file"):
-        cifar10(tmp_path, train=False)
-    with pytest.raises(UsageError, match=r"names 'data_batch_6.bin', which is not read"):
-        cifar10(tmp_path, sha256={"data_batch_6.bin": ""})

@@ -25,7 +25,7 @@ needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pip
 
 READERS = {
     "x.onnx": rc.load,
-    **{f"x.{end}": dataset for end in ("npz", "npy", "csv", "tsv", "parquet", "bin")},
+    **{f"x.{end}": dataset for end in ("npz", "npy", "csv", "tsv", "parquet")},
     "x.json": load_plan,
     "x.dot": read_problem,
     "x.safetensors": lambda p: load_state(rc.Program(rc.parse("program p {\n  param %w: f32[2]\n}"), {}), p),

@@ -84,7 +84,7 @@ def run(program: rc.Program, feed: Mapping[str, Any], number: int, steps: int = 
 
 def _checked(session: Any, program: rc.Program) -> None:
     """Wrong where an operator writes into other memory of the arena than its own, whether it fails or not."""
-    from recompute.runtime.checking import run_checked
+    from checking import run_checked
 
     before = {n: a.copy() for n, a in program.data.items()}
     try:

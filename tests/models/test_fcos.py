@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from detecting import Decoder, Locations
 
 import recompute as rc
 from recompute import models
@@ -66,21 +67,21 @@ def test_levels_are_those_of_the_targets(coarse: bool) -> None:
     image = (96, 160)
     entry = models.info("fcos-tiny", image=image, coarse=coarse)
     strides = (8, 16, 32, 64, 128) if coarse else (8, 16, 32)
-    columns = rc.vision.Locations(image, strides).columns()
+    columns = Locations(image, strides).columns()
     shapes = {spec.name: spec.shape[1:] for spec in entry.inputs[1:]}
     assert shapes == {name: shape for name, (_, shape) in columns.items()}
     model = models.build("fcos-tiny", image=image, coarse=coarse, weights=False, batch=2)
     onnx.checker.check_model(model, full_check=True)
     inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     found = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in inferred.graph.value_info}
-    count = len(rc.vision.Locations(image, strides))
-    assert [found[n] for n in rc.vision.Decoder.READS] == [[2, 3, count], [2, 4, count], [2, count]]
+    count = len(Locations(image, strides))
+    assert [found[n] for n in Decoder.READS] == [[2, 3, count], [2, 4, count], [2, count]]
 
 
 def test_a_batch_without_objects() -> None:
     program = rc.load(models.build("fcos-tiny", batch=3))
     rc.SGD(learning_rate=0.1).minimize(program["loss"])
-    empty = rc.vision.Locations((64, 64)).targets(np.zeros((3, 2, 4)), np.full((3, 2), -1))
+    empty = Locations((64, 64)).targets(np.zeros((3, 2, 4)), np.full((3, 2), -1))
     (loss,) = rc.Executor().run(program, {"x": FEED["x"], **empty}, ["loss"])
     assert 0 < loss < 1
     assert all(np.isfinite(program.data[v.name]).all() for v in program.parameters)

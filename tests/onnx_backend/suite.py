@@ -138,8 +138,9 @@ def run_case(case: Case, facts: dict[Any, Any] | None = None) -> Outcome:
 
 
 def _run(case: Case, programs: list[Any]) -> Outcome:
+    from backend import Backend
+
     from recompute.errors import RecomputeError
-    from recompute.onnx_backend import Backend
 
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -325,7 +326,7 @@ def _ort_value(cls: Any, a: np.ndarray, kind: int) -> Any:
 
 def trace(case: Case) -> None:
     """Runs a case with errors let through, and prints its programs."""
-    from recompute.onnx_backend import Backend
+    from backend import Backend
 
     model = case.model()
     print(onnx.printer.to_text(model))

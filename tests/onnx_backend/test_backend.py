@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from backend import Backend
 from onnx import helper
 
 import recompute as rc
-from recompute.onnx_backend import Backend
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

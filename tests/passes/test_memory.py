@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checking import run_checked
 
 import recompute as rc
 from recompute import models, parse
@@ -15,7 +16,6 @@ from recompute.language.text import show_operator
 from recompute.passes import Liveness, MemoryPlan, memory_report, pipeline, run_passes
 from recompute.passes.memory.packing import Lifetime, best_fit_in_time, first_fit, height, lower_bound, pack
 from recompute.passes.memory.storage import storages
-from recompute.runtime.checking import run_checked
 from recompute.runtime.cpu.session import segments
 from recompute.training.data import synthetic_batch
 

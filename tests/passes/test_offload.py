@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checking import run_checked
 from random_blocks import blocks, feeds
 
 import recompute as rc
@@ -35,7 +36,6 @@ from recompute.passes.offloading.offload import find_rests, without_copies
 from recompute.passes.offloading.transfers import Link, simulate
 from recompute.passes.planners.fit.offload import choose
 from recompute.report.timeline import timeline
-from recompute.runtime.checking import run_checked
 from recompute.runtime.cpu.session import Session
 from recompute.training import fleet
 from recompute.training.data import synthetic_batch

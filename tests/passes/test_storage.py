@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checking import run_checked
 from storage_cases import CASES
 
 import recompute as rc
@@ -15,7 +16,6 @@ from recompute.passes import Liveness, MemoryPlan, memory_report, pipeline, run_
 from recompute.passes.memory.memory_plan import MemoryReport, aligned, as_lifetime, collect_lifetimes, live_profile
 from recompute.passes.memory.packing import Lifetime, height, pack
 from recompute.passes.memory.storage import dying, offsets_inside, storages
-from recompute.runtime.checking import run_checked
 from recompute.runtime.cpu.session import Session
 from recompute.testing import evaluate
 

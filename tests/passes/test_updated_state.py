@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from checking import run_checked
 
 import recompute as rc
 from recompute import parse
 from recompute.compiling.compiler import compile_step
 from recompute.passes.gradient.autodiff import differentiate
-from recompute.runtime.checking import run_checked
 from recompute.testing import evaluate
 
 #: %seen is read, updated, read, updated, and read once more

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checking import run_checked
 
 import recompute as rc
 from recompute import parse
@@ -34,7 +35,6 @@ from recompute.passes.planners.fit.problem import Fitted, Fitting
 from recompute.passes.recomputation.recompute import apply
 from recompute.passes.scheduling.schedule import live_peak
 from recompute.planning import fitting_of
-from recompute.runtime.checking import run_checked
 from recompute.runtime.cpu.session import Session
 
 import_all()

@@ -19,7 +19,7 @@ HEAVY += ("PIL", "pyarrow", "tokenizers", "mpi4py")
 
 #: rooms and single files of the package, the lowest first: each may import from those before it, and within itself
 LAYERS = [
-    {"errors", "version", "moved"},
+    {"errors", "version"},
     {"support", "budgets", "places"},
     {"language"},
     {"boundary", "devices"},
@@ -29,8 +29,8 @@ LAYERS = [
     {"passes"},
     {"runtime", "importer", "models"},
     {"cost"},
-    {"profile", "onnx_backend", "planning", "metrics"},
-    {"training", "testing", "vision"},
+    {"profile", "planning", "metrics"},
+    {"training", "testing"},
     {"pytorch", "exporter"},
     {"compiling", "compat"},
     {"trainer", "tuning"},
@@ -43,8 +43,7 @@ LAYERS = [
 #: who may import by a computed name: the package's door, what loads folders of plug-ins, and modules that are not ours
 BY_NAME = {
     "recompute",
-    "recompute.importer.regex",
-    "recompute.moved",
+    "recompute.metrics.scikit_learn",
     "recompute.runtime.cpu.providers.blas",
     "recompute.support.plug_ins",
 }

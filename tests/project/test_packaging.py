@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import importlib
 import inspect
 import os
 import re
@@ -127,7 +126,7 @@ def test_star_import_gives_what_all_promises() -> None:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_modules_say_what_they_export(name: str) -> None:
-    module = importlib.import_module(f"recompute.{name}")
+    module = getattr(rc, name)
     assert len(set(module.__all__)) == len(module.__all__)
     for exported in module.__all__:
         thing = getattr(module, exported)
@@ -183,20 +182,3 @@ def test_names_of_the_api_in_documents_are_there(page: str) -> None:
         thing: object = rc
         for part in path.split(".")[1:]:
             thing = getattr(thing, part)
-
-
-def test_former_names_of_modules_are_the_modules() -> None:
-    """Public ones without a word, the others with a warning that says where they are now."""
-    import importlib
-    import warnings
-
-    from recompute import moved
-
-    for former, name in moved.MOVED.items():
-        sys.modules.pop(f"recompute.{former}", None)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            module = importlib.import_module(f"recompute.{former}")
-        assert module is sys.modules[f"recompute.{name}"] and module.__spec__.name == f"recompute.{name}"
-        found = [str(w.message) for w in said if issubclass(w.category, DeprecationWarning)]
-        assert found == ([] if former in moved.PUBLIC else [f"recompute.{former} is now recompute.{name}"])

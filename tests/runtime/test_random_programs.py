@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from checking import run_checked
 from random_blocks import blocks, feeds
 
 from recompute import parse, show
@@ -13,7 +14,6 @@ from recompute.language.ir import Block, Free, Role
 from recompute.passes import Autodiff, Liveness, MemoryPlan, Recompute, live_profile, memory_report, run_passes
 from recompute.passes.memory.memory_plan import collect_lifetimes
 from recompute.passes.memory.storage import storages
-from recompute.runtime.checking import run_checked
 from recompute.runtime.cpu.session import Session
 from recompute.testing import evaluate
 

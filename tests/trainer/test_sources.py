@@ -6,17 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from detecting import Decoder, Locations, MeanAveragePrecision, Scenes
 from trainer_cases import data, trainer
 
 import recompute as rc
-from recompute.vision import Decoder, Locations, Scenes
 
 
 def test_a_detector_and_its_metric() -> None:
     """Boxes and classes, which the program has no inputs for, reach the metric."""
+    pytest.importorskip("pycocotools")
     locations = Locations((64, 64), strides=(8, 16, 32), reach=3)
     program = rc.load(rc.models.build("fcos-tiny"), batch=4)
-    metric = rc.metrics.MeanAveragePrecision(Decoder(locations), Decoder.READS)
+    metric = MeanAveragePrecision(Decoder(locations))
     made = rc.Trainer(program, rc.Adam(1e-2), metrics=[metric], quiet=True)
     history = made.fit(Scenes(locations, 10, seed=0), epochs=1, eval_data=Scenes(locations, 6, seed=1))
     found = history.epochs[-1]["eval"]

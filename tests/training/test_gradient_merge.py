@@ -14,9 +14,9 @@ import recompute as rc
 from recompute import models
 from recompute.compiling.steps import Steps, attach_loss
 from recompute.errors import UsageError
-from recompute.fleet import DistributedStrategy, distributed_optimizer
-from recompute.optimizers import GradientMerge, GradientMergeOptimizer
 from recompute.passes import memory_report
+from recompute.training.fleet import DistributedStrategy, distributed_optimizer
+from recompute.training.optimizers import GradientMerge, GradientMergeOptimizer
 from tests.training.test_modes import network
 
 BATCH, PIECES = 64, 4

@@ -73,10 +73,10 @@ CONFIGS: list[tuple[Any, str]] = [
     ({"alpha_pattern": {"l": "1"}}, "finite"),
     ({"alpha_pattern": {"(": 1}}, "not a regular expression"),
     ({"alpha_pattern": {"a)|(b": 1}}, "not a regular"),
-    ({"alpha_pattern": {"(?=l)l": 1}}, "which RE2's syntax does not have"),
-    ({"alpha_pattern": {r"(a)\1": 1}}, "which RE2's syntax does not have"),
-    ({"alpha_pattern": {"(a{1000}){1000}": 1}}, "states"),
-    ({"alpha_pattern": {"(" * 9000 + ")" * 9000: 1}}, "nested"),
+    ({"alpha_pattern": {"(?=l)l": 1}}, "invalid perl"),
+    ({"alpha_pattern": {r"(a)\1": 1}}, "invalid escape"),
+    ({"alpha_pattern": {"(a{1000}){1000}": 1}}, "repetition"),
+    ({"alpha_pattern": {"(" * 9000 + ")" * 9000: 1}}, "too long|nesting"),
     ({"alpha_pattern": {f"(a{i}|b)": 1 for i in range(999)}}, "too long: name the modules"),
 ]
 TENSORS: list[tuple[Any, str]] = [
@@ -97,6 +97,8 @@ TENSORS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("config", "why"), CONFIGS, ids=[str(i) for i in range(len(CONFIGS))])
 def test_configurations(config: Any, why: str, tmp_path: Path) -> None:
+    if isinstance(config, dict) and why not in ("finite", "alpha_pattern must be") and "alpha_pattern" in config:
+        pytest.importorskip("re2")
     with pytest.raises(ModelError, match=why) as caught:
         rc.load_adapter(model(), folder(tmp_path, config))
     assert len(str(caught.value)) < 500
@@ -114,6 +116,7 @@ def test_tensors(tensors: Any, why: str, tmp_path: Path) -> None:
 
 def test_patterns_that_backtrack_take_no_time(tmp_path: Path) -> None:
     """`re` takes 2^40 steps for this one."""
+    pytest.importorskip("re2")
     tensors = {f"{'a' * 40}.{n}": a for n, a in PLAIN.items()}
     start = time.process_time()
     found = rc.load_adapter(model(), folder(tmp_path, {"alpha_pattern": {"(a+)+x": 4}}, tensors))
@@ -130,6 +133,7 @@ MODULES = ("l", "layers.0.q", "model.layers.0.q", "layers.10.q", "xlayers.0.q", 
 )  # fmt: skip
 def test_patterns_fit_as_in_peft(pattern: str) -> None:
     """PEFT's rule (tuners_utils): `re.match(rf"(.*\\.)?({key})$", name)`."""
+    pytest.importorskip("re2")
     alpha_of = _alphas({"alpha_pattern": {pattern: 2.0}, "lora_alpha": 1}, "f")
     for module in MODULES:
         wanted = re.match(rf"(.*\.)?({pattern})$", module)

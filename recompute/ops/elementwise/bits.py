@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...language.samples import Case, Draw
 from ...language.types import TensorType
-from ..common import Ufunc
+from ..common import Ufunc, arity, define
 
 
 class Bits(Ufunc, abstract=True):
@@ -22,42 +22,18 @@ class Bits(Ufunc, abstract=True):
     @classmethod
     def samples(cls, draw: Draw) -> Iterator[Case]:
         """Signed and unsigned."""
-        yield draw.case(cls(), draw.ints("i32[3,4]", -99, 99), draw.ints("i32[4]", -99, 99))
-        yield draw.case(cls(), draw.ints("u8[5]", 0, 255), draw.ints("u8[5]", 0, 255))
+        pairs = (draw.ints("i32[3,4]", -99, 99), draw.ints("i32[4]", -99, 99)), (draw.ints("u8[5]", 0, 255),) * 2
+        for pair in pairs:
+            yield draw.case(cls(), *pair[: arity(cls)])
 
 
-@dataclass(frozen=True)
-class BitwiseAnd(Bits, onnx=True):
-    """a & b."""
-
-    ufunc = "bitwise_and"
-
-
-@dataclass(frozen=True)
-class BitwiseOr(Bits, onnx=True):
-    """a | b."""
-
-    ufunc = "bitwise_or"
-
-
-@dataclass(frozen=True)
-class BitwiseXor(Bits, onnx=True):
-    """a ^ b."""
-
-    ufunc = "bitwise_xor"
-
-
-@dataclass(frozen=True)
-class BitwiseNot(Bits, onnx=True):
-    """~a."""
-
-    ufunc = "invert"
-
-    @classmethod
-    def samples(cls, draw):
-        """Signed and unsigned."""
-        yield draw.case(cls(), draw.ints("i64[3]", -99, 99))
-        yield draw.case(cls(), draw.ints("u8[3]", 0, 255))
+for _name, _ufunc, _meaning in (
+    ("BitwiseAnd", "bitwise_and", "a & b."),
+    ("BitwiseOr", "bitwise_or", "a | b."),
+    ("BitwiseXor", "bitwise_xor", "a ^ b."),
+    ("BitwiseNot", "invert", "~a."),
+):
+    globals()[_name] = define(Bits, __name__, _name, _ufunc, _meaning)
 
 
 @dataclass(frozen=True)

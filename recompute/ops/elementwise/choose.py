@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ...language.element import equal, maximum, minimum, where
-from ...language.op import Imported, ImportedNode, Op, imports
-from ...language.types import TensorType, Types, Value
+from ...language.element import maximum, minimum, where
+from ...language.op import imports
+from ...language.types import TensorType
 from ..common import Elementwise, Ufunc, broadcast
 
 
@@ -22,12 +23,6 @@ class Where(Elementwise, onnx=True):
         if condition.dtype != "bool" or x.dtype != y.dtype:
             raise self.fail("wants bool and two values of one element type", condition, x, y)
         return (TensorType(x.dtype, broadcast(self, condition, x, y)),)
-
-    def compute(self, xp, ins, outs, scratch):
-        """y, then x over it."""
-        condition, x, y = ins
-        xp.copyto(outs[0], y)
-        xp.copyto(outs[0], x, where=condition)
 
     def element(self, condition, x, y):
         """A choice."""
@@ -57,23 +52,6 @@ class Prefer(Elementwise):
 
     flops_per_element = 4
 
-    def scratch(self, ins, outs):
-        """One comparison."""
-        return (outs[0].with_dtype("bool"),)
-
-    def compute(self, xp, ins, outs, scratch):
-        """dy, then half of it, or 0, over it."""
-        a, b, dy = ins
-        xp.copyto(outs[0], dy)
-        xp.equal(a, b, out=scratch[0])
-        xp.multiply(dy, dy.dtype.type(0.5), out=outs[0], where=scratch[0])
-        xp.less(a, b, out=scratch[0])
-        xp.copyto(outs[0], outs[0].dtype.type(0), where=scratch[0])
-
-    def element(self, a, b, dy):
-        """As the numerics."""
-        return where(a < b, 0, where(equal(a, b), dy * 0.5, dy))
-
     def expand(self, b, x, y, dy):
         """Two choices."""
         rest = b.Where(b.Equal(x, y), b.Mul(dy, b.constant(0.5, dy)), dy)
@@ -91,10 +69,11 @@ class Prefer(Elementwise):
         yield draw.case(cls(), x, x, draw("f64[3,4]"), gradient=False)
 
 
-def _chain(cls: Any, node: ImportedNode) -> Value:
+def _chain(cls: Any, node: Any) -> Any:
     """A variadic ONNX operator as a chain of binary ones; of one input: itself."""
-    total = node.need(0)
-    for v in node.inputs[1:]:
+    values = node.inputs
+    total = values[0]
+    for v in values[1:]:
         total = node.emit(cls(), total, v)
     return total
 
@@ -142,14 +121,14 @@ class Min(Max, onnx=True):
 
 
 @imports("Sum")
-def _sum(node: ImportedNode) -> Imported:
+def _sum(node: Any) -> Any:
     from .arithmetic import Add
 
     return _chain(Add, node)
 
 
 @imports("Mean")
-def _mean(node: ImportedNode) -> Imported:
+def _mean(node: Any) -> Any:
     from .arithmetic import Add
 
     total = _chain(Add, node)
@@ -157,13 +136,13 @@ def _mean(node: ImportedNode) -> Imported:
     return total if count == 1 else node.builder.Mul(total, node.builder.constant(1 / count, total))
 
 
-def _within(op: Op, x: TensorType, bounds: Types) -> None:
+def _within(op: Any, x: TensorType, bounds: Sequence[TensorType | None]) -> None:
     for t in bounds:
         if t is not None and (t.dtype != x.dtype or t.ndim):
             raise op.fail("the bounds must be scalars of x's element type", x, *bounds)
 
 
-def _is_relu6(node: ImportedNode) -> bool:
+def _is_relu6(node: Any) -> bool:
     """Whether the bounds of a Clip are known to be 0 and 6."""
     for i, (name, wanted) in enumerate((("min", 0.0), ("max", 6.0))):
         bound = node.constant(i + 1) if node.type(i + 1) is not None else node.attributes.get(name)
@@ -183,18 +162,8 @@ class Clip(Elementwise, onnx=True):
         _within(self, x, (lowest, highest))
         return (x,)
 
-    def compute(self, xp, ins, outs, scratch):
-        """One pass for each bound."""
-        x, lowest, highest = (*ins, None, None)[:3]
-        if lowest is not None:
-            x = xp.maximum(x, lowest, out=outs[0])
-        if highest is not None:
-            x = xp.minimum(x, highest, out=outs[0])
-        if x is ins[0]:
-            outs[0][...] = x
-
     def element(self, x, lowest=None, highest=None):
-        """As the numerics."""
+        """The formula."""
         x = x if lowest is None else maximum(x, lowest)
         return x if highest is None else minimum(x, highest)
 
@@ -220,7 +189,7 @@ class Clip(Elementwise, onnx=True):
     @classmethod
     def from_onnx(cls, node):
         """Bounds as inputs, or as attributes (opset < 11); of floats within 0 and 6, Relu6."""
-        x = node.need(0)
+        x = node.input(0)
         if x.type.is_float and _is_relu6(node):
             return node.builder.Relu6(x)
         bounds = [node.input(1), node.input(2)]
@@ -257,25 +226,6 @@ class ClipGrad(Elementwise):
         if x != dy:
             raise self.fail("x and dy differ in type", x, dy)
         return (dy,)
-
-    def scratch(self, ins, outs):
-        """One comparison."""
-        return (ins[0].with_dtype("bool"),)
-
-    def compute(self, xp, ins, outs, scratch):
-        """dy, and 0 over it for each bound."""
-        x, lowest, highest, dy = ins
-        outs[0][...] = dy
-        for bound, within in ((lowest, xp.greater), (highest, xp.less)):
-            if bound is not None:
-                within(x, bound, out=scratch[0])
-                xp.logical_not(scratch[0], out=scratch[0])
-                xp.copyto(outs[0], outs[0].dtype.type(0), where=scratch[0])
-
-    def element(self, x, lowest, highest, dy):
-        """As the numerics."""
-        dy = dy if lowest is None else where(x > lowest, dy, 0)
-        return dy if highest is None else where(x < highest, dy, 0)
 
     def expand(self, b, x, lowest, highest, dy):
         """A choice for each bound."""

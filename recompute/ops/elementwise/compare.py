@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ...language.contexts import OperatorBuilder
-from ...language.samples import Case, Draw
-from ...language.types import TensorType, Value, Values
-from ..common import Elementwise, Ufunc
+from ...language.types import TensorType
+from ..common import Elementwise, Ufunc, arity, define
 
 
 class Compare(Ufunc, abstract=True):
@@ -18,50 +16,25 @@ class Compare(Ufunc, abstract=True):
         """bool."""
         return "bool"
 
-    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
+    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
         """None."""
         return [None, None]
 
     @classmethod
-    def samples(cls, draw: Draw) -> Iterator[Case]:
+    def samples(cls, draw: Any) -> Any:
         """Integers with ties, broadcast floats."""
         yield draw.case(cls(), draw.ints("i64[3,4]", 0, 3), draw.ints("i64[4]", 0, 3))
         yield draw.case(cls(), draw("f64[3,1]"), draw("f64[2]"))
 
 
-@dataclass(frozen=True)
-class Equal(Compare, onnx=True):
-    """a = b."""
-
-    ufunc = "equal"
-
-
-@dataclass(frozen=True)
-class Less(Compare, onnx=True):
-    """a < b."""
-
-    ufunc = "less"
-
-
-@dataclass(frozen=True)
-class LessOrEqual(Compare, onnx=True):
-    """a ≤ b."""
-
-    ufunc = "less_equal"
-
-
-@dataclass(frozen=True)
-class Greater(Compare, onnx=True):
-    """a > b."""
-
-    ufunc = "greater"
-
-
-@dataclass(frozen=True)
-class GreaterOrEqual(Compare, onnx=True):
-    """a ≥ b."""
-
-    ufunc = "greater_equal"
+for _name, _ufunc, _sign in (
+    ("Equal", "equal", "="),
+    ("Less", "less", "<"),
+    ("LessOrEqual", "less_equal", "≤"),
+    ("Greater", "greater", ">"),
+    ("GreaterOrEqual", "greater_equal", "≥"),
+):
+    globals()[_name] = define(Compare, __name__, _name, _ufunc, f"a {_sign} b.")
 
 
 class Logic(Ufunc, abstract=True):
@@ -74,42 +47,18 @@ class Logic(Ufunc, abstract=True):
         return super().infer(*inputs)
 
     @classmethod
-    def samples(cls, draw: Draw) -> Iterator[Case]:
+    def samples(cls, draw: Any) -> Any:
         """With broadcasting."""
-        yield draw.case(cls(), draw.bools("3,4"), draw.bools("4"))
+        yield draw.case(cls(), *(draw.bools("3,4"), draw.bools("4"))[: arity(cls)])
 
 
-@dataclass(frozen=True)
-class And(Logic, onnx=True):
-    """a and b."""
-
-    ufunc = "logical_and"
-
-
-@dataclass(frozen=True)
-class Or(Logic, onnx=True):
-    """a or b."""
-
-    ufunc = "logical_or"
-
-
-@dataclass(frozen=True)
-class Xor(Logic, onnx=True):
-    """Either a or b."""
-
-    ufunc = "logical_xor"
-
-
-@dataclass(frozen=True)
-class Not(Logic, onnx=True):
-    """The opposite."""
-
-    ufunc = "logical_not"
-
-    @classmethod
-    def samples(cls, draw):
-        """A matrix."""
-        yield draw.case(cls(), draw.bools("3,4"))
+for _name, _ufunc, _meaning in (
+    ("And", "logical_and", "a and b."),
+    ("Or", "logical_or", "a or b."),
+    ("Xor", "logical_xor", "Either a or b."),
+    ("Not", "logical_not", "The opposite."),
+):
+    globals()[_name] = define(Logic, __name__, _name, _ufunc, _meaning)
 
 
 class Test(Elementwise, abstract=True):
@@ -121,12 +70,12 @@ class Test(Elementwise, abstract=True):
         """bool."""
         return "bool"
 
-    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
+    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
         """None."""
         return [None]
 
     @classmethod
-    def samples(cls, draw: Draw) -> Iterator[Case]:
+    def samples(cls, draw: Any) -> Any:
         """Infinities of both signs, and what is no number."""
         x = draw("f64[2,3]")
         x[0] = [float("inf"), float("-inf"), float("nan")]

@@ -3,34 +3,75 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ...language import element
 from ...language.factors import all_but
-from ...language.op import Case, Draw, Op, OperatorBuilder
-from ...language.types import Array, NumPy, Value, Values
-from ..common import Elementwise, Ufunc, normal_axis
-from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf, wide
+from ...language.op import Op
+from ..common import Elementwise, Ufunc, define, normal_axis
+from ..tiles import Tiled, wide
 
 
 class Function(Ufunc, abstract=True):
-    """A function of one variable; `domain` is where samples are drawn."""
+    """A function of one variable; `domain` is where samples are drawn, `slope` the gradient of (b, x, y, dy)."""
 
     autocast = "full"
     floats = True
     flops_per_element = 12
     domain: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    slope: ClassVar[Callable[[Any, Any, Any, Any], Any]]
+
+    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
+        """That of the table below."""
+        return [type(self).slope(b, ins[0], outs[0], grads[0])]
 
     @classmethod
-    def samples(cls, draw: Draw) -> Iterator[Case]:
+    def samples(cls, draw: Any) -> Any:
         """A matrix, a scalar, nothing."""
         for shape in ("2,3", "", "0,2"):
             yield draw.case(cls(), draw(f"f64[{shape}]", *cls.domain))
         yield draw.case(cls(), draw("f32[4]", *cls.domain))
+
+
+def _plus(b: Any, x: Any) -> Any:
+    return b.Add(b.constant(1, x), b.Mul(x, x))
+
+
+def _less(b: Any, x: Any) -> Any:
+    return b.Sub(b.constant(1, x), b.Mul(x, x))
+
+
+#: name, ufunc, meaning, operations an element, where samples are drawn, gradient by (b, x, y, dy)
+_FUNCTIONS: list[tuple[str, str, str, int, tuple[float, float], Callable[[Any, Any, Any, Any], Any]]] = [
+    ("Exp", "exp", "e^x.", 8, (-1, 1), lambda b, x, y, dy: b.Mul(dy, y)),
+    ("Log", "log", "Natural logarithm.", 8, (0.5, 3), lambda b, x, y, dy: b.LogGrad(x, dy)),
+    ("Sqrt", "sqrt", "Square root.", 4, (0.5, 3), lambda b, x, y, dy: b.Div(dy, b.Add(y, y))),
+    ("Reciprocal", "reciprocal", "1 / x.", 4, (0.5, 2), lambda b, x, y, dy: b.Neg(b.Mul(dy, b.Mul(y, y)))),
+    ("Sin", "sin", "Sine.", 12, (-1, 1), lambda b, x, y, dy: b.Mul(dy, b.Cos(x))),
+    ("Cos", "cos", "Cosine.", 12, (-1, 1), lambda b, x, y, dy: b.Neg(b.Mul(dy, b.Sin(x)))),
+    ("Tan", "tan", "Tangent.", 12, (-1, 1), lambda b, x, y, dy: b.Mul(dy, _plus(b, y))),
+    ("Asin", "arcsin", "Inverse sine.", 12, (-0.8, 0.8), lambda b, x, y, dy: b.Div(dy, b.Sqrt(_less(b, x)))),
+    ("Acos", "arccos", "Inverse cosine.", 12, (-0.8, 0.8), lambda b, x, y, dy: b.Neg(b.Div(dy, b.Sqrt(_less(b, x))))),
+    ("Atan", "arctan", "Inverse tangent.", 12, (-1, 1), lambda b, x, y, dy: b.Div(dy, _plus(b, x))),
+    ("Sinh", "sinh", "Hyperbolic sine.", 12, (-1, 1), lambda b, x, y, dy: b.Mul(dy, b.Cosh(x))),
+    ("Cosh", "cosh", "Hyperbolic cosine.", 12, (-1, 1), lambda b, x, y, dy: b.Mul(dy, b.Sinh(x))),
+    ("Asinh", "arcsinh", "Inverse hyperbolic sine.", 12, (-1, 1), lambda b, x, y, dy: b.Div(dy, b.Sqrt(_plus(b, x)))),
+    ("Acosh", "arccosh", "Inverse hyperbolic cosine, for x ≥ 1.", 12, (1.5, 3),
+     lambda b, x, y, dy: b.Div(dy, b.Sqrt(b.Sub(b.Mul(x, x), b.constant(1, x))))),
+    ("Atanh", "arctanh", "Inverse hyperbolic tangent, for |x| < 1.", 12, (-0.8, 0.8),
+     lambda b, x, y, dy: b.Div(dy, _less(b, x))),
+]  # fmt: skip
+for _name, _ufunc, _meaning, _flops, _domain, _slope in _FUNCTIONS:
+    _own = {"flops_per_element": _flops, "domain": _domain, "slope": staticmethod(_slope)}
+    globals()[_name] = define(Function, __name__, _name, _ufunc, _meaning, **_own)
+Tanh = define(
+    Function, __name__, "Tanh", "tanh", "Hyperbolic tangent.", autocast="follow",
+    slope=staticmethod(lambda b, x, y, dy: b.TanhGrad(y, dy)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,194 +94,24 @@ class Abs(Ufunc, onnx=True):
 class Step(Ufunc, abstract=True):
     """A function that is constant between jumps: no gradient."""
 
-    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
+    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
         """None: it is 0 wherever it exists."""
         return [None]
 
     @classmethod
-    def samples(cls, draw: Draw) -> Iterator[Case]:
+    def samples(cls, draw: Any) -> Any:
         """Away from the jumps; halves, where rounding differs."""
         yield draw.case(cls(), draw.away("f64[3,4]", 0.2) * 0.7)
         yield draw.case(cls(), draw.ints("i64[9]", -6, 6).astype("f4") / 2)
 
 
-@dataclass(frozen=True)
-class Sign(Step, onnx=True):
-    """-1, 0 or 1."""
-
-    ufunc = "sign"
-    truths = False
-
-
-@dataclass(frozen=True)
-class Floor(Step, onnx=True):
-    """The largest whole number that is not above x."""
-
-    ufunc = "floor"
-    floats = True
-
-
-@dataclass(frozen=True)
-class Ceil(Step, onnx=True):
-    """The smallest whole number that is not below x."""
-
-    ufunc = "ceil"
-    floats = True
-
-
-@dataclass(frozen=True)
-class Round(Step, onnx=True):
-    """The nearest whole number, the even one of two."""
-
-    ufunc = "rint"
-    floats = True
-
-
-@dataclass(frozen=True)
-class Reciprocal(Function, onnx=True):
-    """1 / x."""
-
-    ufunc = "reciprocal"
-    flops_per_element = 4
-    domain = (0.5, 2.0)
-
-    def gradient(self, b, ins, outs, grads):
-        """-dy · y²: from the output."""
-        return [b.Neg(b.Mul(grads[0], b.Mul(outs[0], outs[0])))]
-
-
-@dataclass(frozen=True)
-class Sin(Function, onnx=True):
-    """Sine."""
-
-    ufunc = "sin"
-
-    def gradient(self, b, ins, outs, grads):
-        """dy · cos x."""
-        return [b.Mul(grads[0], b.Cos(ins[0]))]
-
-
-@dataclass(frozen=True)
-class Cos(Function, onnx=True):
-    """Cosine."""
-
-    ufunc = "cos"
-
-    def gradient(self, b, ins, outs, grads):
-        """-dy · sin x."""
-        return [b.Neg(b.Mul(grads[0], b.Sin(ins[0])))]
-
-
-@dataclass(frozen=True)
-class Tan(Function, onnx=True):
-    """Tangent."""
-
-    ufunc = "tan"
-
-    def gradient(self, b, ins, outs, grads):
-        """dy · (1 + y²): from the output."""
-        return [b.Mul(grads[0], _one_plus(b, outs[0]))]
-
-
-@dataclass(frozen=True)
-class Asin(Function, onnx=True):
-    """Inverse sine."""
-
-    ufunc = "arcsin"
-    domain = (-0.8, 0.8)
-
-    def gradient(self, b, ins, outs, grads):
-        """dy / √(1 - x²)."""
-        return [b.Div(grads[0], b.Sqrt(_one_minus(b, ins[0])))]
-
-
-@dataclass(frozen=True)
-class Acos(Function, onnx=True):
-    """Inverse cosine."""
-
-    ufunc = "arccos"
-    domain = (-0.8, 0.8)
-
-    def gradient(self, b, ins, outs, grads):
-        """-dy / √(1 - x²)."""
-        return [b.Neg(b.Div(grads[0], b.Sqrt(_one_minus(b, ins[0]))))]
-
-
-@dataclass(frozen=True)
-class Atan(Function, onnx=True):
-    """Inverse tangent."""
-
-    ufunc = "arctan"
-
-    def gradient(self, b, ins, outs, grads):
-        """dy / (1 + x²)."""
-        return [b.Div(grads[0], _one_plus(b, ins[0]))]
-
-
-@dataclass(frozen=True)
-class Sinh(Function, onnx=True):
-    """Hyperbolic sine."""
-
-    ufunc = "sinh"
-
-    def gradient(self, b, ins, outs, grads):
-        """dy · cosh x."""
-        return [b.Mul(grads[0], b.Cosh(ins[0]))]
-
-
-@dataclass(frozen=True)
-class Cosh(Function, onnx=True):
-    """Hyperbolic cosine."""
-
-    ufunc = "cosh"
-
-    def gradient(self, b, ins, outs, grads):
-        """dy · sinh x."""
-        return [b.Mul(grads[0], b.Sinh(ins[0]))]
-
-
-@dataclass(frozen=True)
-class Asinh(Function, onnx=True):
-    """Inverse hyperbolic sine."""
-
-    ufunc = "arcsinh"
-
-    def gradient(self, b, ins, outs, grads):
-        """dy / √(1 + x²)."""
-        return [b.Div(grads[0], b.Sqrt(_one_plus(b, ins[0])))]
-
-
-@dataclass(frozen=True)
-class Acosh(Function, onnx=True):
-    """Inverse hyperbolic cosine, for x ≥ 1."""
-
-    ufunc = "arccosh"
-    domain = (1.5, 3.0)
-
-    def gradient(self, b, ins, outs, grads):
-        """dy / √(x² - 1)."""
-        x = ins[0]
-        return [b.Div(grads[0], b.Sqrt(b.Sub(b.Mul(x, x), b.constant(1, x))))]
-
-
-@dataclass(frozen=True)
-class Atanh(Function, onnx=True):
-    """Inverse hyperbolic tangent, for |x| < 1."""
-
-    ufunc = "arctanh"
-    domain = (-0.8, 0.8)
-
-    def gradient(self, b, ins, outs, grads):
-        """dy / (1 - x²)."""
-        return [b.Div(grads[0], _one_minus(b, ins[0]))]
-
-
-def _one_plus(b: OperatorBuilder, x: Value) -> Value:
-    return b.Add(b.constant(1, x), b.Mul(x, x))
-
-
-def _one_minus(b: OperatorBuilder, x: Value) -> Value:
-    return b.Sub(b.constant(1, x), b.Mul(x, x))
+Sign = define(Step, __name__, "Sign", "sign", "-1, 0 or 1.", truths=False)
+for _name, _ufunc, _meaning in (
+    ("Floor", "floor", "The largest whole number that is not above x."),
+    ("Ceil", "ceil", "The smallest whole number that is not below x."),
+    ("Round", "rint", "The nearest whole number, the even one of two."),
+):
+    globals()[_name] = define(Step, __name__, _name, _ufunc, _meaning, floats=True)
 
 
 @dataclass(frozen=True)
@@ -248,12 +119,6 @@ class Erf(Tiled, onnx=True):
     """The error function 2/√π ∫₀ˣ exp(-t²) dt."""
 
     flops_per_element = 30
-    work = ERF_WORK
-    masks = ERF_MASKS
-
-    def tile(self, xp, ins, out, *temps):
-        """By rational approximations (see `tiles`)."""
-        erf(xp, ins[0], out, *temps)
 
     def element(self, x):
         """The function."""
@@ -330,7 +195,7 @@ class Running(Op, abstract=True):
         """All; that along which it runs is needed whole."""
         return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
-    def turned(self, xp: NumPy, x: Array, total: Array, first: float) -> tuple[Array, Array]:
+    def turned(self, xp: Any, x: Any, total: Any, first: float) -> tuple[Any, Any]:
         """(elements, totals), the axis in front, in the order of the run; an exclusive run has begun with `first`."""
         axis = normal_axis(self.axis, x.ndim, self)
         x, total = xp.moveaxis(x, axis, 0), xp.moveaxis(total, axis, 0)
@@ -346,7 +211,7 @@ class Running(Op, abstract=True):
         """The axis is an input."""
         axis = int(node.need_constant(1, "axis").reshape(()))
         options = {k: node.attributes.get(k, 0) for k in ("exclusive", "reverse")}
-        return node.emit(cls(axis=axis, **options), node.need(0))
+        return node.emit(cls(axis=axis, **options), node.input(0))
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from ...language.contexts import OperatorBuilder
-from ...language.element import Expr, exp, minimum, tanh
 from ...language.element import erf as erf_of
-from ...language.types import Array, NumPy, Value
-from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf
+from ...language.element import exp, minimum, tanh
+from ..tiles import Tiled
 from .piecewise import gradient_samples, unary_samples
-from .smooth import sigmoid
 
 _SQRT_HALF = math.sqrt(0.5)
 _BELL = 1 / math.sqrt(2 * math.pi)  # the normal density at 0
@@ -26,23 +24,9 @@ class Gelu(Tiled, onnx=True):
     approximate: str = "none"
 
     flops_per_element = 35
-    work = ERF_WORK + 1
-    masks = ERF_MASKS
-
-    def tile(self, xp, ins, out, temp, *temps):
-        """x · (1 + erf or tanh) / 2."""
-        x = ins[0]
-        if self.approximate == "tanh":
-            _gelu_tanh(xp, x, out)
-        else:
-            xp.multiply(x, _SQRT_HALF, out=temp)
-            erf(xp, temp, out, *temps)
-        xp.add(out, 1, out=out)
-        xp.multiply(out, x, out=out)
-        xp.multiply(out, 0.5, out=out)
 
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         inner = _gelu_inner(x) if self.approximate == "tanh" else erf_of(x * _SQRT_HALF)
         return (inner + 1) * x * 0.5
 
@@ -69,22 +53,12 @@ class Gelu(Tiled, onnx=True):
             yield from unary_samples(cls(approximate=approximate), draw, 2.0)
 
 
-def _gelu_tanh(xp: NumPy, x: Array, out: Array) -> None:
+def _gelu_inner(x: Any) -> Any:
     """tanh(√(2/π) (x + a x³))."""
-    xp.multiply(x, x, out=out)
-    xp.multiply(out, _GELU_A, out=out)
-    xp.add(out, 1, out=out)
-    xp.multiply(out, x, out=out)
-    xp.multiply(out, _GELU_C, out=out)
-    xp.tanh(out, out=out)
-
-
-def _gelu_inner(x: Expr) -> Expr:
-    """The same of an element."""
     return tanh((x * x * _GELU_A + 1) * x * _GELU_C)
 
 
-def _tanh_of(b: OperatorBuilder, x: Value) -> Value:
+def _tanh_of(b: Any, x: Any) -> Any:
     cubic = b.Mul(x, b.Add(b.constant(1, x), b.Mul(b.constant(_GELU_A, x), b.Mul(x, x))))
     return b.Tanh(b.Mul(b.constant(_GELU_C, x), cubic))
 
@@ -96,46 +70,9 @@ class GeluGrad(Tiled):
     approximate: str = "none"
 
     flops_per_element = 45
-    work = ERF_WORK + 1
-    masks = ERF_MASKS
-
-    def tile(self, xp, ins, out, temp, *temps):
-        """By either formula."""
-        x, dy = ins
-        if self.approximate == "tanh":
-            self.tanh_tile(xp, x, out, temp, temps[0])
-        else:
-            xp.multiply(x, _SQRT_HALF, out=temp)
-            erf(xp, temp, out, *temps)
-            xp.add(out, 1, out=out)
-            xp.multiply(out, 0.5, out=out)
-            # + x φ(x)
-            xp.multiply(temp, temp, out=temp)
-            xp.negative(temp, out=temp)
-            xp.exp(temp, out=temp)
-            xp.multiply(temp, x, out=temp)
-            xp.multiply(temp, _BELL, out=temp)
-            xp.add(out, temp, out=out)
-        xp.multiply(out, dy, out=out)
-
-    @staticmethod
-    def tanh_tile(xp: NumPy, x: Array, out: Array, t: Array, u: Array) -> None:
-        """(1 + t)/2 + x (1 - t²)/2 · c (1 + 3 a x²)."""
-        _gelu_tanh(xp, x, t)
-        xp.multiply(x, x, out=u)
-        xp.multiply(u, 3 * _GELU_A, out=u)
-        xp.add(u, 1, out=u)
-        xp.multiply(u, x, out=u)
-        xp.multiply(u, _GELU_C / 2, out=u)
-        xp.multiply(t, t, out=out)
-        xp.subtract(1, out, out=out)
-        xp.multiply(out, u, out=out)
-        xp.multiply(t, 0.5, out=t)
-        xp.add(t, 0.5, out=t)
-        xp.add(out, t, out=out)
 
     def element(self, x, dy):
-        """As the numerics."""
+        """The formula."""
         if self.approximate == "tanh":
             t = _gelu_inner(x)
             steep = (x * x * (3 * _GELU_A) + 1) * x * (_GELU_C / 2)
@@ -168,20 +105,9 @@ class Mish(Tiled, onnx=True):
     """x · tanh(ln(1 + exp x)) (Misra 2019), as x · n / (n + 2) with n = e^x (e^x + 2)."""
 
     flops_per_element = 16
-    work = 1
-
-    def tile(self, xp, ins, out, n):
-        """Without overflow: from the limit on the quotient is 1."""
-        xp.minimum(ins[0], _mish_limit(ins[0]), out=n)
-        xp.exp(n, out=n)
-        xp.add(n, 2, out=out)
-        xp.multiply(n, out, out=n)
-        xp.add(n, 2, out=out)
-        xp.divide(n, out, out=out)
-        xp.multiply(out, ins[0], out=out)
 
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         e = exp(minimum(x, 20.0 if x.dtype == "f64" else 10.0))
         n = e * (e + 2)
         return n / (n + 2) * x
@@ -201,37 +127,14 @@ class Mish(Tiled, onnx=True):
         yield draw.case(cls(), draw("f32[9]", -100, 100))
 
 
-def _mish_limit(x: Array) -> float:
-    """Above this x the quotient n / (n + 2) rounds to 1."""
-    return 20.0 if x.dtype.itemsize == 8 else 10.0
-
-
 @dataclass(frozen=True)
 class MishGrad(Tiled):
     """(x, dy) → dy · (w + x · (1 - w²) · sigmoid(x)) with w = tanh(ln(1 + exp x))."""
 
     flops_per_element = 22
-    work = 2
-
-    def tile(self, xp, ins, out, e, n):
-        """w = n / (n + 2) and (1 - w²) · sigmoid(x) = 4 e (1 + e) / (n + 2)², with e = exp x, n = e (e + 2)."""
-        x, dy = ins
-        xp.minimum(x, _mish_limit(x), out=n)
-        xp.exp(n, out=e)
-        xp.add(e, 1, out=out)
-        xp.multiply(out, e, out=out)
-        xp.multiply(out, n, out=out)
-        xp.multiply(out, 4, out=out)
-        xp.add(e, 2, out=n)
-        xp.multiply(n, e, out=n)
-        xp.add(n, 2, out=e)
-        xp.divide(out, e, out=out)
-        xp.add(out, n, out=out)
-        xp.divide(out, e, out=out)
-        xp.multiply(out, dy, out=out)
 
     def element(self, x, dy):
-        """As the numerics."""
+        """The formula."""
         low = minimum(x, 20.0 if x.dtype == "f64" else 10.0)
         e = exp(low)
         n = e * (e + 2)
@@ -258,15 +161,8 @@ class Swish(Tiled):
 
     flops_per_element = 13
 
-    def tile(self, xp, ins, out):
-        """x over 1 + exp(-alpha x)."""
-        xp.multiply(ins[0], -self.alpha, out=out)
-        xp.exp(out, out=out)
-        xp.add(out, 1, out=out)
-        xp.divide(ins[0], out, out=out)
-
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         return x / (1 + exp(x * -self.alpha))
 
     def expand(self, b, x):
@@ -292,19 +188,6 @@ class SwishGrad(Tiled):
     alpha: float = 1.0
 
     flops_per_element = 17
-    work = 1
-
-    def tile(self, xp, ins, out, s):
-        """By the formula."""
-        x, dy = ins
-        sigmoid(xp, x, s, self.alpha)
-        xp.subtract(1, s, out=out)
-        xp.multiply(out, x, out=out)
-        if self.alpha != 1:
-            xp.multiply(out, self.alpha, out=out)
-        xp.add(out, 1, out=out)
-        xp.multiply(out, s, out=out)
-        xp.multiply(out, dy, out=out)
 
     def element(self, x, dy):
         """By the formula."""

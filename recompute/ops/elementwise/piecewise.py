@@ -6,27 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.element import maximum, minimum, where
-from ...language.op import Draw, Op
-from ..common import Elementwise, Ufunc
+from ...language.op import Op
+from ..common import Elementwise
 from ..tiles import Tiled
-
-
-@dataclass(frozen=True)
-class Tanh(Ufunc, onnx=True):
-    """Hyperbolic tangent."""
-
-    ufunc = "tanh"
-    floats = True
-    flops_per_element = 12
-
-    def gradient(self, b, ins, outs, grads):
-        """dy · (1 - y²): from the output."""
-        return [b.TanhGrad(outs[0], grads[0])]
-
-    @classmethod
-    def samples(cls, draw):
-        """One matrix."""
-        yield draw.case(cls(), draw("f64[3,4]"))
 
 
 @dataclass(frozen=True)
@@ -34,13 +16,6 @@ class TanhGrad(Tiled):
     """(y, dy) → dy · (1 - y²)."""
 
     flops_per_element = 3
-
-    def tile(self, xp, ins, out, *temps):
-        """In the output."""
-        y, dy = ins
-        xp.multiply(y, y, out=out)
-        xp.subtract(out.dtype.type(1), out, out=out)
-        xp.multiply(out, dy, out=out)
 
     def expand(self, b, y, dy):
         """The formula."""
@@ -52,7 +27,7 @@ class TanhGrad(Tiled):
         yield draw.case(cls(), draw("f64[3,4]"), draw("f64[3,4]"))
 
 
-def unary_samples(op: Op, draw: Draw, scale: float = 1.0) -> Any:
+def unary_samples(op: Op, draw: Any, scale: float = 1.0) -> Any:
     """Away from 0 in all float types, `scale` times as large; a scalar, nothing, more than a tile."""
     for shape in ("3,4", "", "0,2"):
         yield draw.case(op, draw.away(f"f64[{shape}]") * scale)
@@ -60,7 +35,7 @@ def unary_samples(op: Op, draw: Draw, scale: float = 1.0) -> Any:
     yield draw.case(op, (draw.away("f32[5]") * scale).astype("f2"))
 
 
-def gradient_samples(op: Op, draw: Draw, scale: float = 1.0) -> Any:
+def gradient_samples(op: Op, draw: Any, scale: float = 1.0) -> Any:
     """Samples of an operator (x or y, dy)."""
     for shape in ("3,4", "0,2"):
         yield draw.case(op, draw.away(f"f64[{shape}]") * scale, draw(f"f64[{shape}]"))
@@ -74,19 +49,9 @@ class LeakyRelu(Tiled, onnx=True):
     alpha: float = 0.01
 
     flops_per_element = 2
-    masks = 1
-
-    def tile(self, xp, ins, out, mask):
-        """alpha · x, then x over it."""
-        xp.multiply(ins[0], self.alpha, out=out)
-        if 0 < self.alpha <= 1:
-            xp.maximum(out, ins[0], out=out)
-            return
-        xp.greater(ins[0], 0, out=mask)
-        xp.copyto(out, ins[0], where=mask)
 
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         low = x * self.alpha
         return maximum(low, x) if 0 < self.alpha <= 1 else where(x > 0, x, low)
 
@@ -109,19 +74,6 @@ class LeakyReluGrad(Tiled):
     alpha: float = 0.01
 
     flops_per_element = 2
-    masks = 1
-
-    def tile(self, xp, ins, out, mask):
-        """dy · max(x > 0, alpha); for a slope outside of 0...1: alpha · dy, then dy over it."""
-        x, dy = ins
-        if 0 <= self.alpha <= 1:
-            xp.greater(x, 0, out=out)
-            xp.maximum(out, self.alpha, out=out)
-            xp.multiply(out, dy, out=out)
-            return
-        xp.multiply(dy, self.alpha, out=out)
-        xp.greater(x, 0, out=mask)
-        xp.copyto(out, dy, where=mask)
 
     def expand(self, b, x, dy):
         """A choice."""
@@ -149,17 +101,6 @@ class PRelu(Elementwise, onnx=True):
         if super().infer(x, slope) != (x,):
             raise self.fail("the slope does not broadcast to x", x, slope)
         return (x,)
-
-    def scratch(self, ins, outs):
-        """One comparison."""
-        return (ins[0].with_dtype("bool"),)
-
-    def compute(self, xp, ins, outs, scratch):
-        """slope · x, then x over it."""
-        x, slope = ins
-        xp.multiply(x, slope, out=outs[0])
-        xp.greater_equal(x, x.dtype.type(0), out=scratch[0])
-        xp.copyto(outs[0], x, where=scratch[0])
 
     def element(self, x, slope):
         """A choice."""
@@ -190,17 +131,6 @@ class PReluGrad(Elementwise):
             raise self.fail("x and the slope do not fit dy", x, slope, dy)
         return (dy,)
 
-    def scratch(self, ins, outs):
-        """One comparison."""
-        return (ins[0].with_dtype("bool"),)
-
-    def compute(self, xp, ins, outs, scratch):
-        """slope · dy, then dy over it."""
-        x, slope, dy = ins
-        xp.multiply(dy, slope, out=outs[0])
-        xp.greater(x, x.dtype.type(0), out=scratch[0])
-        xp.copyto(outs[0], dy, where=scratch[0])
-
     def expand(self, b, x, slope, dy):
         """A choice."""
         return (b.Where(b.Greater(x, b.constant(0, x)), dy, b.Mul(dy, slope)),)
@@ -218,14 +148,6 @@ class ThresholdedRelu(Tiled, onnx=True):
     """0 where x ≤ alpha, else x; NaN stays."""
 
     alpha: float = 1.0
-
-    masks = 1
-
-    def tile(self, xp, ins, out, mask):
-        """x, and 0 over it."""
-        xp.less_equal(ins[0], self.alpha, out=mask)
-        xp.copyto(out, ins[0])
-        xp.copyto(out, 0, where=mask)
 
     def element(self, x):
         """A choice."""
@@ -247,20 +169,6 @@ class ThresholdedReluGrad(Elementwise):
     """(x or y, dy) → 0 where it is at most alpha, whatever dy is, else dy."""
 
     alpha: float = 1.0
-
-    def scratch(self, ins, outs):
-        """One comparison."""
-        return (outs[0].with_dtype("bool"),)
-
-    def compute(self, xp, ins, outs, scratch):
-        """dy, and 0 over it."""
-        xp.less_equal(ins[0], ins[0].dtype.type(self.alpha), out=scratch[0])
-        xp.copyto(outs[0], ins[1])
-        xp.copyto(outs[0], outs[0].dtype.type(0), where=scratch[0])
-
-    def element(self, x, dy):
-        """A choice."""
-        return where(x <= self.alpha, 0, dy)
 
     def expand(self, b, x, dy):
         """A choice."""
@@ -284,16 +192,6 @@ class Shrink(Tiled, onnx=True):
     lambd: float = 0.5
 
     flops_per_element = 4
-    masks = 1
-
-    def tile(self, xp, ins, out, mask):
-        """0, then either side over it."""
-        x = ins[0]
-        xp.subtract(x, self.bias, out=out)
-        xp.less_equal(x, self.lambd, out=mask)
-        xp.copyto(out, 0, where=mask)
-        xp.less(x, -self.lambd, out=mask)
-        xp.add(x, self.bias, out=out, where=mask)
 
     def element(self, x):
         """Either side."""
@@ -324,16 +222,8 @@ class HardSigmoid(Elementwise, onnx=True):
     flops_per_element = 4
     floats = True
 
-    def compute(self, xp, ins, outs, scratch):
-        """Four passes in the output."""
-        kind = outs[0].dtype.type
-        xp.multiply(ins[0], kind(self.alpha), out=outs[0])
-        xp.add(outs[0], kind(self.beta), out=outs[0])
-        xp.maximum(outs[0], kind(0), out=outs[0])
-        xp.minimum(outs[0], kind(1), out=outs[0])
-
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         return minimum(maximum(x * self.alpha + self.beta, 0), 1)
 
     def gradient(self, b, ins, outs, grads):
@@ -355,19 +245,6 @@ class HardSigmoidGrad(Tiled):
     alpha: float = 0.2
 
     flops_per_element = 4
-    masks = 1
-
-    def tile(self, xp, ins, out, mask):
-        """alpha · dy, and 0 over it from either side."""
-        y, dy = ins
-        xp.multiply(dy, self.alpha, out=out)
-        for cut, bound in ((xp.less_equal, 0), (xp.greater_equal, 1)):
-            cut(y, bound, out=mask)
-            xp.copyto(out, 0, where=mask)
-
-    def element(self, y, dy):
-        """As the numerics."""
-        return where((y <= 0) | (y >= 1), 0, dy * self.alpha)
 
     def expand(self, b, y, dy):
         """A choice."""
@@ -390,16 +267,8 @@ class HardSwish(Tiled, onnx=True):
 
     flops_per_element = 5
 
-    def tile(self, xp, ins, out):
-        """Five passes in the output."""
-        xp.add(ins[0], 3, out=out)
-        xp.maximum(out, 0, out=out)
-        xp.minimum(out, 6, out=out)
-        xp.multiply(out, ins[0], out=out)
-        xp.divide(out, 6, out=out)
-
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         return minimum(maximum(x + 3, 0), 6) * x / 6
 
     def gradient(self, b, ins, outs, grads):
@@ -418,22 +287,6 @@ class HardSwishGrad(Tiled):
     """(x, dy) → dy · (x/3 + 1/2) between -3 and 3; below that 0, whatever dy is, above it dy."""
 
     flops_per_element = 9
-    masks = 1
-
-    def tile(self, xp, ins, out, mask):
-        """The middle, and either side over it."""
-        x, dy = ins
-        xp.divide(x, 3, out=out)
-        xp.add(out, 0.5, out=out)
-        xp.multiply(out, dy, out=out)
-        xp.less_equal(x, -3, out=mask)
-        xp.copyto(out, 0, where=mask)
-        xp.greater_equal(x, 3, out=mask)
-        xp.copyto(out, dy, where=mask)
-
-    def element(self, x, dy):
-        """As the numerics."""
-        return where(x >= 3, dy, where(x <= -3, 0, (x / 3 + 0.5) * dy))
 
     def expand(self, b, x, dy):
         """Two choices."""

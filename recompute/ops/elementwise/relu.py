@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...language.element import maximum, minimum, where
+from ...language.element import maximum
 from ..common import Elementwise
 from ..tiles import Tiled
 
@@ -14,10 +14,6 @@ class Relu(Elementwise, onnx=True):
     """max(x, 0)."""
 
     inplace = (0,)
-
-    def compute(self, xp, ins, outs, scratch):
-        """One maximum; NaN passes through."""
-        xp.maximum(ins[0], ins[0].dtype.type(0), out=outs[0])
 
     def element(self, x):
         """A maximum."""
@@ -36,19 +32,6 @@ class Relu(Elementwise, onnx=True):
 @dataclass(frozen=True)
 class ReluGrad(Tiled):
     """(y, dy) → 0 where y ≤ 0, whatever dy is, else dy."""
-
-    masks = 1
-
-    def tile(self, xp, ins, out, mask):
-        """dy, and 0 over it."""
-        y, dy = ins
-        xp.less_equal(y, y.dtype.type(0), out=mask)
-        xp.copyto(out, dy)
-        xp.copyto(out, 0, where=mask)
-
-    def element(self, y, dy):
-        """A choice."""
-        return where(y <= 0, 0, dy)
 
     def expand(self, b, y, dy):
         """A choice."""
@@ -78,16 +61,6 @@ class Relu6(Elementwise):
     inplace = (0,)
     flops_per_element = 2
 
-    def compute(self, xp, ins, outs, scratch):
-        """A maximum and a minimum; NaN passes through."""
-        kind = ins[0].dtype.type
-        xp.maximum(ins[0], kind(0), out=outs[0])
-        xp.minimum(outs[0], kind(6), out=outs[0])
-
-    def element(self, x):
-        """A maximum and a minimum."""
-        return minimum(maximum(x, 0), 6)
-
     def expand(self, b, x):
         """Clip."""
         return (b.Clip(x, b.constant(0, x), b.constant(6, x)),)
@@ -107,19 +80,6 @@ class Relu6Grad(Tiled):
     """(y, dy) → 0 where y ≤ 0 or y ≥ 6, whatever dy is, else dy."""
 
     flops_per_element = 3
-    masks = 1
-
-    def tile(self, xp, ins, out, mask):
-        """dy, and 0 over it from either side."""
-        y, dy = ins
-        xp.copyto(out, dy)
-        for cut, bound in ((xp.less_equal, 0), (xp.greater_equal, 6)):
-            cut(y, y.dtype.type(bound), out=mask)
-            xp.copyto(out, 0, where=mask)
-
-    def element(self, y, dy):
-        """A choice."""
-        return where((y <= 0) | (y >= 6), 0, dy)
 
     def expand(self, b, y, dy):
         """A choice."""

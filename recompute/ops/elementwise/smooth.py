@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ...language.contexts import OperatorBuilder
-from ...language.element import Expr, Formula, absolute, exp, expm1, log1p, maximum, minimum
-from ...language.types import Array, NumPy, Operands, TensorType, Value, Values
+from ...language.element import absolute, exp, expm1, log1p, maximum, minimum
 from ..common import Elementwise
 from ..tiles import Tiled
 from .piecewise import gradient_samples, unary_samples
-
-
-def sigmoid(xp: NumPy, x: Array, out: Array, scale: float = 1.0) -> None:
-    """1 / (1 + exp(-scale · x)) of a vector; an overflow of the exponential rightly gives 0."""
-    xp.multiply(x, -scale, out=out)
-    xp.exp(out, out=out)
-    xp.add(out, 1, out=out)
-    xp.reciprocal(out, out=out)
 
 
 @dataclass(frozen=True)
@@ -26,10 +16,6 @@ class Sigmoid(Tiled, onnx=True):
     """1 / (1 + exp(-x))."""
 
     flops_per_element = 12
-
-    def tile(self, xp, ins, out):
-        """Four passes in the output."""
-        sigmoid(xp, ins[0], out)
 
     def element(self, x):
         """The formula."""
@@ -53,13 +39,6 @@ class SigmoidGrad(Elementwise):
     floats = True
     flops_per_element = 3
 
-    def compute(self, xp, ins, outs, scratch):
-        """In the output, without temporaries."""
-        y, dy = ins
-        xp.subtract(y.dtype.type(1), y, out=outs[0])
-        xp.multiply(outs[0], y, out=outs[0])
-        xp.multiply(outs[0], dy, out=outs[0])
-
     def expand(self, b, y, dy):
         """The formula."""
         return (b.Mul(dy, b.Mul(b.Sub(b.constant(1, y), y), y)),)
@@ -74,50 +53,35 @@ class Unit(Tiled, abstract=True):
     """gain · x where x > 0, else height · (exp(x / width) - 1): Elu and its variations."""
 
     flops_per_element = 12
-    work = 1
 
     def constants(self) -> tuple[float, float, float]:
         """gain, height, width."""
         raise NotImplementedError
 
-    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+    def infer(self, *inputs: Any) -> tuple[Any, ...]:
         """The input's type."""
         if not self.constants()[2]:
             raise self.fail("divides by its alpha, which is 0", *inputs)
         return super().infer(*inputs)
 
-    def tile(self, xp: NumPy, ins: Operands, out: Array, *temps: Array) -> None:
-        """Both parts, each 0 where the other is not."""
-        gain, height, width = self.constants()
-        low = temps[0]
-        xp.minimum(ins[0], 0, out=low)
-        if width != 1:
-            xp.divide(low, width, out=low)
-        xp.expm1(low, out=low)
-        xp.multiply(low, height, out=low)
-        xp.maximum(ins[0], 0, out=out)
-        if gain != 1:
-            xp.multiply(out, gain, out=out)
-        xp.add(out, low, out=out)
-
-    def element(self, x: Expr) -> Formula:
-        """Both parts, as the numerics."""
+    def element(self, x: Any) -> Any:
+        """Both parts."""
         gain, height, width = self.constants()
         low = minimum(x, 0)
         low = expm1(low if width == 1 else low / width) * height
         high = maximum(x, 0)
         return (high if gain == 1 else high * gain) + low
 
-    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
+    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
         """From the output, where its sign is x's: gain · dy, or dy · (y + height) / width."""
         gain, height, width = self.constants()
         options = {"gain": gain, "height": height, "width": width}
         if gain > 0 and height / width > 0:
             return [b.UnitGrad(outs[0], grads[0], **options)]
-        dy, y = grads[0], outs[0]
-        low = b.Div(b.Add(y, b.constant(height, y)), b.constant(width, y))
-        positive = b.Greater(ins[0], b.constant(0, y))
-        return [b.Where(positive, b.Mul(dy, b.constant(gain, y)), b.Mul(dy, low))]
+        x, dy = ins[0], grads[0]
+        low = b.Div(b.Add(outs[0], b.constant(height, x)), b.constant(width, x))
+        positive = b.Greater(x, b.constant(0, x))
+        return [b.Where(positive, b.Mul(dy, b.constant(gain, dy)), b.Mul(dy, low))]
 
 
 @dataclass(frozen=True)
@@ -193,26 +157,12 @@ class UnitGrad(Tiled):
     width: float
 
     flops_per_element = 4
-    work = 1
 
     def infer(self, *inputs):
         """The inputs' type."""
         if not self.width:
             raise self.fail("divides by its width, which is 0", *inputs)
         return super().infer(*inputs)
-
-    def tile(self, xp, ins, out, temp):
-        """The slope from below, which is height / width for y > 0; corrected there where the gain differs."""
-        y, dy = ins
-        xp.minimum(y, 0, out=out)
-        xp.add(out, self.height, out=out)
-        if self.width != 1:
-            xp.divide(out, self.width, out=out)
-        if self.gain != self.height / self.width:
-            xp.greater(y, 0, out=temp)
-            xp.multiply(temp, self.gain - self.height / self.width, out=temp)
-            xp.add(out, temp, out=out)
-        xp.multiply(out, dy, out=out)
 
     def expand(self, b, y, dy):
         """A choice."""
@@ -233,19 +183,9 @@ class Softplus(Tiled, onnx=True):
 
     autocast = "full"
     flops_per_element = 20
-    work = 1
-
-    def tile(self, xp, ins, out, temp):
-        """Six passes."""
-        xp.absolute(ins[0], out=temp)
-        xp.negative(temp, out=temp)
-        xp.exp(temp, out=temp)
-        xp.log1p(temp, out=temp)
-        xp.maximum(ins[0], 0, out=out)
-        xp.add(out, temp, out=out)
 
     def element(self, x):
-        """As the numerics."""
+        """The formula."""
         return maximum(x, 0) + log1p(exp(-absolute(x)))
 
     def gradient(self, b, ins, outs, grads):
@@ -265,15 +205,8 @@ class SoftplusGrad(Tiled):
 
     flops_per_element = 10
 
-    def tile(self, xp, ins, out):
-        """exp(-y) - 1 loses nothing for small y."""
-        xp.negative(ins[0], out=out)
-        xp.expm1(out, out=out)
-        xp.multiply(out, ins[1], out=out)
-        xp.negative(out, out=out)
-
     def element(self, y, dy):
-        """As the numerics: nothing is lost for small y."""
+        """Nothing is lost for small y."""
         return -(expm1(-y) * dy)
 
     def expand(self, b, y, dy):
@@ -291,12 +224,6 @@ class Softsign(Tiled, onnx=True):
     """x / (1 + |x|)."""
 
     flops_per_element = 5
-
-    def tile(self, xp, ins, out):
-        """Three passes in the output."""
-        xp.absolute(ins[0], out=out)
-        xp.add(out, 1, out=out)
-        xp.divide(ins[0], out, out=out)
 
     def element(self, x):
         """The formula."""
@@ -317,13 +244,6 @@ class SoftsignGrad(Tiled):
     """(y, dy) → dy · (1 - |y|)²."""
 
     flops_per_element = 4
-
-    def tile(self, xp, ins, out):
-        """Four passes in the output."""
-        xp.absolute(ins[0], out=out)
-        xp.subtract(1, out, out=out)
-        xp.multiply(out, out, out=out)
-        xp.multiply(out, ins[1], out=out)
 
     def expand(self, b, y, dy):
         """The formula."""

@@ -90,9 +90,6 @@ class Atan2(Elementwise):
         """NumPy's function."""
         xp.arctan2(*ins, out=outs[0])
 
-    def element(self, y, x):
-        """None: loops of the processor have no such function."""
-
     def expand(self, b, y, x):
         """The arc tangent of the smaller over the larger, turned to where it belongs."""
         zero, half = b.constant(0, x), b.constant(math.pi / 2, x)
@@ -133,15 +130,6 @@ class Sinc(Tiled):
 
     autocast = "full"
     flops_per_element = 14
-    masks = 1
-
-    def tile(self, xp, ins, out, mask):
-        """A quotient, and 1 over it."""
-        x = ins[0]
-        xp.equal(x, 0, out=mask)
-        xp.sin(x, out=out)
-        xp.divide(out, x, out=out)
-        xp.copyto(out, 1, where=mask)
 
     def expand(self, b, x):
         """A choice."""
@@ -174,17 +162,6 @@ class BoundedLogSigmoid(Tiled):
 
     autocast = "full"
     flops_per_element = 22
-    work = 1
-
-    def tile(self, xp, ins, out, temp):
-        """min(x, 0) - ln(1 + exp(-|x|))."""
-        xp.absolute(ins[0], out=temp)
-        xp.negative(temp, out=temp)
-        xp.exp(temp, out=temp)
-        xp.log1p(temp, out=temp)
-        xp.minimum(ins[0], 0, out=out)
-        xp.subtract(out, temp, out=out)
-        xp.maximum(out, -BCE_BOUND, out=out)
 
     def expand(self, b, x):
         """By Softplus."""

@@ -37,6 +37,7 @@ from .cross_entropy import counting, divisor
 from .linear_tiles import Sizes, Tiles, held_rows, slice_of, slices
 
 
+@dataclass(frozen=True)
 class LinearLoss(Op, abstract=True):
     """What the operator and its gradient share.
 
@@ -49,13 +50,13 @@ class LinearLoss(Op, abstract=True):
 
     autocast = "low"
     autocast_inputs: ClassVar[tuple[int, ...] | None] = (0, 1, 2)
-    reduction: str
-    ignore_index: int | None
-    transB: int
-    smoothing: float
-    cap: float
-    z_loss: float
-    scale: float
+    reduction: str = "mean"
+    ignore_index: int | None = None
+    transB: int = 1
+    smoothing: float = 0.0
+    cap: float = 0.0
+    z_loss: float = 0.0
+    scale: float = 1.0
 
     def options(self) -> dict[str, Any]:
         """The attributes, which the gradient shares."""
@@ -109,13 +110,6 @@ class LinearCrossEntropy(LinearLoss):
     See the module's text.
     """
 
-    reduction: str = "mean"
-    ignore_index: int | None = None
-    transB: int = 1
-    smoothing: float = 0.0
-    cap: float = 0.0
-    z_loss: float = 0.0
-    scale: float = 1.0
     small_outputs = (1, 2, 3, 4)  # none of them is made again by itself
 
     def infer(self, x, w, bias, labels):

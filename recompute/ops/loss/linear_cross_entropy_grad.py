@@ -21,13 +21,6 @@ class LinearCrossEntropyGrad(LinearLoss):
 
     linear = ((5,),)
     required_outputs = 2
-    reduction: str = "mean"
-    ignore_index: int | None = None
-    transB: int = 1
-    smoothing: float = 0.0
-    cap: float = 0.0
-    z_loss: float = 0.0
-    scale: float = 1.0
 
     def infer(self, x, w, bias, labels, lse, dloss):
         """Like the inputs."""

@@ -44,12 +44,13 @@ def planes(a: Array) -> Array:
     return a.reshape(a.shape[0], a.shape[1], math.prod(a.shape[2:]))
 
 
+@dataclass(frozen=True)
 class ChannelNorm(Op, abstract=True):
     """Inputs x, then vectors with one element a channel."""
 
     autocast = "follow"
     autocast_inputs = (0,)
-    epsilon: float
+    epsilon: float = 1e-05
 
     def check(self, x: TensorType, *vectors: TensorType) -> None:
         """TypeRuleError where the vectors do not fit x."""
@@ -73,7 +74,6 @@ class ChannelNorm(Op, abstract=True):
 class BatchNormalization(ChannelNorm, onnx=True):
     """(x, scale, bias, mean, var) → (x - mean) / √(var + epsilon) · scale + bias (ONNX, inference)."""
 
-    epsilon: float = 1e-5
     inplace = (0,)
     weights = (1, 2)
 

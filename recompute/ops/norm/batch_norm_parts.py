@@ -17,17 +17,6 @@ class BatchNormFactor(Elementwise):
     floats = True
     flops_per_element = 3
 
-    def compute(self, xp, ins, outs, scratch):
-        """Three steps in the output, which is not `scale`."""
-        scale, var = ins
-        xp.add(var, var.dtype.type(self.epsilon), out=outs[0])
-        xp.sqrt(outs[0], out=outs[0])
-        xp.divide(scale, outs[0], out=outs[0])
-
-    def element(self, scale, var):
-        """The formula."""
-        return scale / sqrt(var + self.epsilon)
-
     def expand(self, b, scale, var):
         """The formula."""
         return (b.Div(scale, b.Sqrt(b.Add(var, b.constant(self.epsilon, var)))),)
@@ -47,17 +36,6 @@ class CentreScale(Elementwise):
     floats = True
     flops_per_element = 3
 
-    def compute(self, xp, ins, outs, scratch):
-        """Three steps in the output."""
-        x, mean, factor, bias = ins
-        xp.subtract(x, mean, out=outs[0])
-        xp.multiply(outs[0], factor, out=outs[0])
-        xp.add(outs[0], bias, out=outs[0])
-
-    def element(self, x, mean, factor, bias):
-        """The formula."""
-        return (x - mean) * factor + bias
-
     def expand(self, b, x, mean, factor, bias):
         """The formula."""
         return (b.Add(b.Mul(b.Sub(x, mean), factor), bias),)
@@ -76,16 +54,6 @@ class CentredProduct(Elementwise):
     inplace = (0,)
     floats = True
     flops_per_element = 2
-
-    def compute(self, xp, ins, outs, scratch):
-        """Two steps in the output."""
-        x, mean, dy = ins
-        xp.subtract(x, mean, out=outs[0])
-        xp.multiply(outs[0], dy, out=outs[0])
-
-    def element(self, x, mean, dy):
-        """The formula."""
-        return (x - mean) * dy
 
     def expand(self, b, x, mean, dy):
         """The formula."""

@@ -28,7 +28,6 @@ class BatchNormTrain(ChannelNorm):
     Ioffe & Szegedy 2015.  Optional outputs: mean and variance, in scale's element type.
     """
 
-    epsilon: float = 1e-5
     inplace = (0,)
     small_outputs = (1, 2)
 
@@ -248,7 +247,6 @@ class BatchNormApply(ChannelNorm):
     scale and mean into one factor and one summand a channel: other bits.)
     """
 
-    epsilon: float = 1e-5
     inplace = (0,)
 
     def infer(self, x, scale, bias, mean, var):
@@ -319,7 +317,6 @@ class BatchNormGrad(ChannelNorm):
     """
 
     required_outputs = 3
-    epsilon: float = 1e-5
     inplace = (0,)
 
     def infer(self, x, scale, mean, var, dy):

@@ -18,18 +18,6 @@ class RowCentreScale(Elementwise):
     floats = True
     flops_per_element = 4
 
-    def compute(self, xp, ins, outs, scratch):
-        """Four steps in the output."""
-        x, mean, inverse, scale, bias = ins
-        xp.subtract(x, mean, out=outs[0])
-        xp.multiply(outs[0], inverse, out=outs[0])
-        xp.multiply(outs[0], scale, out=outs[0])
-        xp.add(outs[0], bias, out=outs[0])
-
-    def element(self, x, mean, inverse, scale, bias):
-        """The formula."""
-        return (x - mean) * inverse * scale + bias
-
     def expand(self, b, x, mean, inverse, scale, bias):
         """The formula."""
         return (b.Add(b.Mul(b.Mul(b.Sub(x, mean), inverse), scale), bias),)
@@ -50,16 +38,6 @@ class RowScale(Elementwise):
     inplace = (0,)
     floats = True
     flops_per_element = 2
-
-    def compute(self, xp, ins, outs, scratch):
-        """Two steps in the output."""
-        x, inverse, scale = ins
-        xp.multiply(x, inverse, out=outs[0])
-        xp.multiply(outs[0], scale, out=outs[0])
-
-    def element(self, x, inverse, scale):
-        """The formula."""
-        return x * inverse * scale
 
     def expand(self, b, x, inverse, scale):
         """The formula."""

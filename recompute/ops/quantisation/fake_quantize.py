@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from ...language.element import maximum, minimum, rint, where
 from ...language.samples import Draw
 from ..common import Elementwise, broadcast
 
 
+@dataclass(frozen=True)
 class _Quantizer(Elementwise, abstract=True):
     """(x, scale, zero, ...) whose scale and zero point, floats of x's type, broadcast to x."""
 
-    low: int
-    high: int
+    low: int = -128
+    high: int = 127
     floats = True
 
     def infer(self, *inputs):
@@ -38,27 +38,8 @@ class FakeQuantize(_Quantizer):
     1308.3432): dy where nothing was clipped, else 0.  Scale and zero point get none: they follow from statistics.
     """
 
-    low: int = -128
-    high: int = 127
-
     inplace = (0,)
     flops_per_element = 7
-
-    def compute(self, xp, ins, outs, scratch):
-        """Step by step in the output."""
-        x, scale, zero = ins
-        y = outs[0]
-        xp.divide(x, scale, out=y)
-        xp.rint(y, out=y)
-        xp.add(y, zero, out=y)
-        xp.maximum(y, self.low, out=y)
-        xp.minimum(y, self.high, out=y)
-        xp.subtract(y, zero, out=y)
-        xp.multiply(y, scale, out=y)
-
-    def element(self, x, scale, zero):
-        """As the numerics."""
-        return (minimum(maximum(rint(x / scale) + zero, self.low), self.high) - zero) * scale
 
     def gradient(self, b, ins, outs, grads):
         """dy where x was not clipped."""
@@ -83,36 +64,9 @@ class FakeQuantize(_Quantizer):
 class FakeQuantizeGrad(_Quantizer):
     """(x, scale, zero, dy) → dy where round(x / scale) + zero is within low and high, else 0."""
 
-    low: int = -128
-    high: int = 127
-
     linear = ((3,),)
     inplace = (3, 0)
     flops_per_element = 6
-
-    def scratch(self, ins, outs):
-        """The rounded values, and two comparisons."""
-        return (ins[0], ins[0].with_dtype("bool"), ins[0].with_dtype("bool"))
-
-    def compute(self, xp, ins, outs, scratch):
-        """dy, then 0 over it where x is clipped."""
-        x, scale, zero, dy = ins
-        q, below, above = scratch
-        xp.divide(x, scale, out=q)
-        xp.rint(q, out=q)
-        xp.add(q, zero, out=q)
-        xp.less(q, self.low, out=below)
-        xp.greater(q, self.high, out=above)
-        xp.logical_or(below, above, out=below)
-        xp.not_equal(q, q, out=above)
-        xp.logical_or(below, above, out=below)
-        xp.copyto(outs[0], dy)
-        xp.copyto(outs[0], 0, where=below)
-
-    def element(self, x, scale, zero, dy):
-        """As the numerics."""
-        q = rint(x / scale) + zero
-        return where((q >= self.low) & (q <= self.high), dy, 0)
 
     def gradient(self, b, ins, outs, grads):
         """Linear in dy; flat in x."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...language.element import absolute, equal, maximum, minimum, rint, where
 from ..common import Elementwise
 
 #: the least scale, of values that are all 0
@@ -29,32 +28,6 @@ class MovingRange(Elementwise):
     small_outputs = (0,)
     autocast = "full"
     flops_per_element = 6
-
-    def scratch(self, ins, outs):
-        """The batch's end, what it adds, and comparisons."""
-        return (outs[0], outs[0], outs[0].with_dtype("bool"))
-
-    def compute(self, xp, ins, outs, scratch):
-        """Step by step, and choices."""
-        running, batch = ins
-        y, (end, part, chosen) = outs[0], scratch
-        kind = y.dtype.type
-        (xp.maximum if self.upper else xp.minimum)(batch, kind(0), out=end)
-        xp.multiply(running, kind(self.momentum), out=y)
-        xp.multiply(end, kind(1 - self.momentum), out=part)
-        xp.add(part, y, out=y)
-        xp.equal(running, kind(0), out=chosen)
-        xp.copyto(y, end, where=chosen)
-        xp.absolute(end, out=end)
-        xp.less(end, kind(np.inf), out=chosen)
-        xp.logical_not(chosen, out=chosen)
-        xp.copyto(y, running, where=chosen)
-
-    def element(self, running, batch):
-        """As the numerics."""
-        end = maximum(batch, 0) if self.upper else minimum(batch, 0)
-        moved = end * (1 - self.momentum) + running * self.momentum
-        return where(equal(end - end, 0), where(equal(running, 0), end, moved), running)
 
     def expand(self, b, running, batch):
         """The formula."""
@@ -98,28 +71,6 @@ class RangeScale(Elementwise):
     autocast = "full"
     flops_per_element = 4
 
-    def scratch(self, ins, outs):
-        """One end without its sign."""
-        return (outs[0],)
-
-    def compute(self, xp, ins, outs, scratch):
-        """Step by step."""
-        low, high = ins
-        y, (end,) = outs[0], scratch
-        if self.symmetric:
-            xp.absolute(low, out=end)
-            xp.absolute(high, out=y)
-            xp.maximum(y, end, out=y)
-        else:
-            xp.subtract(high, low, out=y)
-        xp.divide(y, y.dtype.type(self.steps), out=y)
-        xp.maximum(y, y.dtype.type(LEAST), out=y)
-
-    def element(self, low, high):
-        """As the numerics."""
-        width = maximum(absolute(high), absolute(low)) if self.symmetric else high - low
-        return maximum(width / self.steps, LEAST)
-
     def expand(self, b, low, high):
         """The formula."""
         width = b.Max(b.Abs(high), b.Abs(low)) if self.symmetric else b.Sub(high, low)
@@ -149,20 +100,6 @@ class RangeZero(Elementwise):
     small_outputs = (0,)
     autocast = "full"
     flops_per_element = 5
-
-    def compute(self, xp, ins, outs, scratch):
-        """Step by step in the output."""
-        end, scale = ins
-        y = outs[0]
-        xp.divide(end, scale, out=y)
-        xp.rint(y, out=y)
-        xp.subtract(y.dtype.type(self.low), y, out=y)
-        xp.maximum(y, self.low, out=y)
-        xp.minimum(y, self.high, out=y)
-
-    def element(self, end, scale):
-        """As the numerics."""
-        return minimum(maximum(self.low - rint(end / scale), self.low), self.high)
 
     def expand(self, b, end, scale):
         """The formula."""

@@ -32,8 +32,6 @@ class GRU(Recurrent):
     `linear_before_reset` h rₕᵀ + b' too, [D, T, N, 3H or 4H], for the gradient.
     """
 
-    hidden_size: int
-    direction: str = "forward"
     linear_before_reset: int = 0
     gates = 3
     default_activations = ("Sigmoid", "Tanh")
@@ -156,8 +154,6 @@ def _cases():
 class GRUGrad(RecurrentGrad):
     """Backpropagation through time of GRU; see RecurrentGrad.  Outputs: dx, dw, dr, dbias, dh0."""
 
-    hidden_size: int
-    direction: str = "forward"
     linear_before_reset: int = 0
     of = GRU
 

@@ -30,8 +30,6 @@ class LSTM(Recurrent):
     hold i, o, f, g and c of each step, [D, T, N, 4H] and [D, T, N, H], for the gradient.
     """
 
-    hidden_size: int
-    direction: str = "forward"
     gates = 4
     arity = 8
     onnx_outputs = 3
@@ -149,8 +147,6 @@ class LSTM(Recurrent):
 class LSTMGrad(RecurrentGrad):
     """Backpropagation through time of LSTM; see RecurrentGrad.  Outputs: dx, dw, dr, dbias, dh0, dc0, dpeepholes."""
 
-    hidden_size: int
-    direction: str = "forward"
     of = LSTM
 
     def scratch(self, ins, outs):

@@ -30,8 +30,6 @@ class RNN(Recurrent):
     Inputs (x, w, r, bias?, lengths?, initial_h?) → (Y, Y_h); the gradient needs no more.
     """
 
-    hidden_size: int
-    direction: str = "forward"
     activation: str = "Tanh"
     gates = 1
     weights = (1, 2, 3)
@@ -116,8 +114,6 @@ def _cases():
 class RNNGrad(RecurrentGrad):
     """Backpropagation through time of RNN; see RecurrentGrad.  Outputs: dx, dw, dr, dbias, dh0."""
 
-    hidden_size: int
-    direction: str = "forward"
     activation: str = "Tanh"
     of = RNN
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -76,12 +77,13 @@ def batch_factor(ins: Types, more: Sequence[Where], outs: Sequence[Where | str])
     return factor(x.shape[1], [1, None, None, None, 0, 1, *more], outs)
 
 
+@dataclass(frozen=True)
 class Recurrent(Op, abstract=True):
     """A recurrent operator: (x, w, r, bias?, lengths?, initial_h?, ...) → (Y, Y_h, ..., what the gradient needs)."""
 
     autocast = "low"
     hidden_size: int
-    direction: str
+    direction: str = "forward"
     #: gates computed from x and h
     gates: ClassVar[int]
     #: how many inputs, and how many outputs are ONNX's
@@ -265,6 +267,7 @@ def _absent(node: ImportedNode, i: int, steps: int) -> bool:
 GRADIENTS: dict[str, Any] = {}
 
 
+@dataclass(frozen=True)
 class RecurrentGrad(Op, abstract=True):
     """(the operator's inputs, Y, what was kept, dY?, dY_h?, ...) → gradients of x, w, r, bias, initial states, ...
 
@@ -273,7 +276,7 @@ class RecurrentGrad(Op, abstract=True):
 
     required_outputs = 0
     hidden_size: int
-    direction: str
+    direction: str = "forward"
     #: the operator whose gradient this is
     of: ClassVar[type[Recurrent]]
 

@@ -17,10 +17,11 @@ from ..common import normal_axis
 from ..tiles import TILE, wide
 
 
+@dataclass(frozen=True)
 class AlongAxis(Op, abstract=True):
     """Normalises along `axis`: x is seen as [outer, n, inner] and computed a few outer rows at a time."""
 
-    axis: int
+    axis: int = -1
     #: how many inputs there are
     takes: ClassVar[int] = 1
 
@@ -76,7 +77,7 @@ class AlongAxis(Op, abstract=True):
         count = 2 if cls.__name__.endswith("Grad") else 1
 
         def case(axis: int, text: str, scale: float = 1.0) -> Case:
-            return draw.case(cls(axis=axis), *[draw(text, -scale, scale) for _ in range(count)])  # type: ignore[call-arg]
+            return draw.case(cls(axis=axis), *[draw(text, -scale, scale) for _ in range(count)])
 
         yield from (case(axis, "f64[2,3,4]") for axis in (-1, 0, 1))
         yield case(-1, "f64[1]")
@@ -93,7 +94,6 @@ class Softmax(AlongAxis, onnx=True):
     """
 
     autocast = "follow"
-    axis: int = -1
     inplace = (0,)
 
     def scratch(self, ins, outs):
@@ -147,8 +147,6 @@ class RowsGrad(AlongAxis, abstract=True):
 class SoftmaxGrad(RowsGrad):
     """(y, dy) → y · (dy - Σ y · dy)."""
 
-    axis: int = -1
-
     def rows(self, xp, y, dy, out, number, rows):
         """Four passes."""
         xp.multiply(y, dy, out=rows)
@@ -167,7 +165,6 @@ class SoftmaxGrad(RowsGrad):
 class LogSoftmax(AlongAxis, onnx=True):
     """x - m - ln Σ exp(x - m), m the largest x along the axis."""
 
-    axis: int = -1
     inplace = (0,)
 
     def scratch(self, ins, outs):
@@ -206,8 +203,6 @@ def log_softmax(xp: NumPy, x: Array, out: Array, number: Array, e: Array) -> Non
 class LogSoftmaxGrad(RowsGrad):
     """(y, dy) → dy - exp(y) · Σ dy."""
 
-    axis: int = -1
-
     def rows(self, xp, y, dy, out, number, rows):
         """Four passes."""
         xp.exp(y, out=rows)
@@ -225,8 +220,6 @@ class LogSoftmaxGrad(RowsGrad):
 @dataclass(frozen=True)
 class Hardmax(AlongAxis, onnx=True):
     """1 at the first of the largest elements along the axis, else 0."""
-
-    axis: int = -1
 
     def scratch(self, ins, outs):
         """Where it is, and the positions along the axis."""

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from ...language.factors import LOGSUMEXP, SUM, Factor, factor
 from ...language.layouts import Turned, turned_axes
@@ -17,6 +17,7 @@ from ..shape.reshape import reshape
 from ..tiles import wide
 
 
+@dataclass(frozen=True)
 class Reduce(Op, abstract=True):
     """Reduces over `axes` (None: all); reduced dimensions become 1, or go away with `keepdims=0`.
 
@@ -24,8 +25,8 @@ class Reduce(Op, abstract=True):
     precisions are prepared and reduced in float32.
     """
 
-    axes: tuple[int, ...] | None
-    keepdims: int
+    axes: tuple[int, ...] | None = None
+    keepdims: int = 1
     prepare: ClassVar[str | None] = None
     ufunc: ClassVar[str] = "sum"
     #: how the results of slices along a reduced axis are combined; "": they cannot be
@@ -107,16 +108,16 @@ class Reduce(Op, abstract=True):
         if not axes:
             axes = [] if node.attributes.get("noop_with_empty_axes", 0) else None
         keepdims = node.attributes.get("keepdims", 1)
-        op = cls(axes=None if axes is None else tuple(map(int, axes)), keepdims=keepdims)  # type: ignore[call-arg]
+        op = cls(axes=None if axes is None else tuple(map(int, axes)), keepdims=keepdims)
         return node.emit(op, node.need(0))
 
     @classmethod
     def samples(cls, draw: Draw) -> Iterator[Case]:
         """All axes, some, negative ones, none, with and without keepdims; float16."""
         for axes, keep in ((None, 1), (None, 0), ((1,), 1), ((0, -1), 0), ((), 1)):
-            yield draw.case(cls(axes=axes, keepdims=keep), cls.sample(draw, "f64[2,3,4]"))  # type: ignore[call-arg]
-        yield draw.case(cls(axes=(1,), keepdims=0), cls.sample(draw, "f32[4,9]"))  # type: ignore[call-arg]
-        yield draw.case(cls(axes=(1,), keepdims=0), cls.sample(draw, "f16[4,9]"))  # type: ignore[call-arg]
+            yield draw.case(cls(axes=axes, keepdims=keep), cls.sample(draw, "f64[2,3,4]"))
+        yield draw.case(cls(axes=(1,), keepdims=0), cls.sample(draw, "f32[4,9]"))
+        yield draw.case(cls(axes=(1,), keepdims=0), cls.sample(draw, "f16[4,9]"))
 
     @classmethod
     def sample(cls, draw: Draw, text: str) -> Array:
@@ -131,7 +132,7 @@ class Reduce(Op, abstract=True):
         positions = set(range(2, rank))
         if axes != {0, *positions} and (axes != positions or rank < 4):
             return None
-        new = dataclasses.replace(cast(Any, self), axes=tuple(sorted(turned_axes(tuple(axes), rank))))
+        new = dataclasses.replace(self, axes=tuple(sorted(turned_axes(tuple(axes), rank))))
         return Turned(new, (rank,), (outs[0].ndim == rank,), always=True)
 
 
@@ -141,8 +142,6 @@ class ReduceSum(Reduce):
 
     linear = ((0,),)
     partial = SUM
-    axes: tuple[int, ...] | None = None
-    keepdims: int = 1
 
     def gradient(self, b, ins, outs, grads):
         """dy repeated; nothing is kept."""
@@ -163,8 +162,6 @@ class ReduceMean(Reduce):
     linear = ((0,),)
     divides = True
     partial = SUM
-    axes: tuple[int, ...] | None = None
-    keepdims: int = 1
 
     def finish(self, xp, total, count):
         """Divides by the number of elements."""
@@ -182,8 +179,6 @@ class ReduceL1(Reduce):
     """Sum of absolute values."""
 
     partial = SUM
-    axes: tuple[int, ...] | None = None
-    keepdims: int = 1
     prepare = "absolute"
 
     def gradient(self, b, ins, outs, grads):
@@ -201,8 +196,6 @@ class ReduceSumSquare(Reduce):
     """Sum of squares."""
 
     partial = SUM
-    axes: tuple[int, ...] | None = None
-    keepdims: int = 1
     prepare = "square"
 
     def gradient(self, b, ins, outs, grads):
@@ -215,8 +208,6 @@ class ReduceSumSquare(Reduce):
 class ReduceL2(Reduce):
     """Square root of the sum of squares."""
 
-    axes: tuple[int, ...] | None = None
-    keepdims: int = 1
     prepare = "square"
 
     def finish(self, xp, total, count):
@@ -239,9 +230,6 @@ class ReduceL2(Reduce):
 class ReduceLogSum(Reduce):
     """Logarithm of the sum."""
 
-    axes: tuple[int, ...] | None = None
-    keepdims: int = 1
-
     def finish(self, xp, total, count):
         """The logarithm."""
         xp.log(total, out=total, casting="unsafe")
@@ -261,8 +249,6 @@ class ReduceLogSum(Reduce):
 class ReduceLogSumExp(Reduce):
     """ln Σ exp(x), as m + ln Σ exp(x - m) with m the largest x."""
 
-    axes: tuple[int, ...] | None = None
-    keepdims: int = 1
     prepare = "exp"
     partial = LOGSUMEXP
 

@@ -19,6 +19,7 @@ from ..shape.reshape import reshape
 from .resize_maps import COORDINATES, NEAREST, Span, indices, matrix, outside
 
 
+@dataclass(frozen=True)
 class Interpolation(Op, abstract=True):
     """What Resize and its gradient share.
 
@@ -28,14 +29,14 @@ class Interpolation(Op, abstract=True):
 
     autocast = "follow"
     shape: tuple[int, ...]
-    scales: tuple[float, ...]
-    mode: str
-    coordinate_transformation_mode: str
-    nearest_mode: str
-    cubic_coeff_a: float
-    exclude_outside: int
-    antialias: int
-    roi: tuple[float, ...]
+    scales: tuple[float, ...] = ()
+    mode: str = "nearest"
+    coordinate_transformation_mode: str = "half_pixel"
+    nearest_mode: str = "round_prefer_floor"
+    cubic_coeff_a: float = -0.75
+    exclude_outside: int = 0
+    antialias: int = 0
+    roi: tuple[float, ...] = ()
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """Those that are not resized."""
@@ -145,15 +146,6 @@ class Interpolation(Op, abstract=True):
 class Resize(Interpolation):
     """x interpolated to `shape` (ONNX Resize); `extrapolation_value`: what tf_crop_and_resize finds outside of x."""
 
-    shape: tuple[int, ...]
-    scales: tuple[float, ...] = ()
-    mode: str = "nearest"
-    coordinate_transformation_mode: str = "half_pixel"
-    nearest_mode: str = "round_prefer_floor"
-    cubic_coeff_a: float = -0.75
-    exclude_outside: int = 0
-    antialias: int = 0
-    roi: tuple[float, ...] = ()
     extrapolation_value: float = 0.0
 
     def infer(self, x):
@@ -256,16 +248,6 @@ def _resize_samples(cls: Any) -> list[tuple[Resize, str]]:
 @dataclass(frozen=True)
 class ResizeGrad(Interpolation):
     """dy → the gradient of Resize by its input, whose shape is `shape`."""
-
-    shape: tuple[int, ...]
-    scales: tuple[float, ...] = ()
-    mode: str = "nearest"
-    coordinate_transformation_mode: str = "half_pixel"
-    nearest_mode: str = "round_prefer_floor"
-    cubic_coeff_a: float = -0.75
-    exclude_outside: int = 0
-    antialias: int = 0
-    roi: tuple[float, ...] = ()
 
     def infer(self, dy):
         """The shape asked for."""

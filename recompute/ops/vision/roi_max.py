@@ -15,11 +15,12 @@ from ...language.types import Array, TensorType
 from .roi import Regions, on_host
 
 
+@dataclass(frozen=True)
 class Pooled(Regions, abstract=True):
     """What MaxRoiPool and its gradient share."""
 
     pooled_shape: tuple[int, ...]
-    spatial_scale: float
+    spatial_scale: float = 1.0
 
     def bins(self) -> tuple[int, int]:
         """Rows and columns."""
@@ -57,8 +58,6 @@ class MaxRoiPool(Pooled, onnx=True):
     gradient goes to the first of equal elements; none goes to the regions.
     """
 
-    pooled_shape: tuple[int, ...]
-    spatial_scale: float = 1.0
     on_host = "the regions say what is read"
 
     def infer(self, x, rois):
@@ -105,8 +104,6 @@ def _boxes() -> np.ndarray:
 class MaxRoiPoolGrad(Pooled):
     """(x, rois, dy) → the gradient of MaxRoiPool by x."""
 
-    pooled_shape: tuple[int, ...]
-    spatial_scale: float = 1.0
     on_host = "the regions say what is read"
 
     def infer(self, x, rois, dy):

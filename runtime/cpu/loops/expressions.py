@@ -341,7 +341,7 @@ class Code(emit.Code):
 
     def erf_f32(self, x: str) -> str:
         """x · P(x²) / Q(x²) on |x| ≤ 4, as ops/tiles.py has it."""
-        from ....ops.tiles import _P32, _Q32
+        from ....ops.erf import _P32, _Q32
 
         a = self.clamp(x, -4, 4)
         z = self.op("fmul", "float", a, a)

@@ -18,7 +18,9 @@ from onnx import numpy_helper
 from torch.nn import functional
 
 import recompute as rc
-from recompute.vision import Locations, Scenes
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
+from detecting import Locations, Scenes
 
 sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
 from torchvision import ops  # noqa: E402

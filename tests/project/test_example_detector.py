@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from detecting import SHAPES, Decoder, Locations, MeanAveragePrecision, Scenes, overlaps, suppress
 
 import recompute as rc
-from recompute.vision import SHAPES, Decoder, Locations, Scenes, suppress
 
 INPUTS = ("target_classes", "target_distances", "target_centerness")
 
@@ -59,6 +59,7 @@ def test_targets_follow_the_paper(reach: float, radius: float) -> None:
 
 
 def test_what_the_targets_say_is_decoded_to_the_boxes() -> None:
+    pytest.importorskip("pycocotools")
     locations = Locations((64, 64), (8, 16, 32), reach=3)
     batch = Scenes(locations, 40, seed=5).take(np.arange(40))
     classes = batch["target_classes"]
@@ -71,11 +72,21 @@ def test_what_the_targets_say_is_decoded_to_the_boxes() -> None:
         "distances": batch["target_distances"],
         "centerness": middle,
     }
-    metric = rc.metrics.MeanAveragePrecision(Decoder(locations), Decoder.READS)
+    metric = MeanAveragePrecision(Decoder(locations))
+    assert math.isnan(metric.result()["mAP"])
+    metric.update({**outputs, "scores": np.full_like(outputs["scores"], -1000.0)}, batch)
+    assert metric.result()["mAP"] == 0.0  # objects, of which none is found
+    metric.reset()
     metric.update(outputs, batch)
     found = metric.result()
     # a box in the middle of which no location lies, or only those of a smaller box, is not found
     assert found["mAP50"] == found["mAP"] > 0.95
+
+
+def test_overlaps() -> None:
+    a = np.array([[0, 0, 2, 2], [0, 0, 4, 4], [1, 1, 1, 1]])
+    b = np.array([[1, 1, 3, 3], [5, 5, 6, 6]])
+    np.testing.assert_array_equal(overlaps(a, b), [[1 / 7, 0], [4 / 16, 0], [0, 0]])
 
 
 def test_suppression_keeps_the_best_of_each_class() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..data import Dataset
-from ..errors import UsageError
+from recompute.data import Dataset
+from recompute.errors import UsageError
+
 from .targets import Locations
 
 #: classes of objects

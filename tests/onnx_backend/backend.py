@@ -1,6 +1,6 @@
 """This package as an ONNX backend (`onnx.backend.base.Backend`), on NumPy.
 
-    from recompute.onnx_backend import Backend
+    from backend import Backend
 
     outputs = Backend.prepare(model).run([x, y])
 
@@ -19,18 +19,18 @@ import onnx
 from onnx.backend.base import Backend as _Backend
 from onnx.backend.base import BackendRep
 
-from .errors import ModelError, UsageError, nearest
-from .importer.convert import prepare
-from .importer.fold import Known
-from .importer.graphs import names_read
-from .importer.limits import Budget
-from .importer.load import Importer
-from .importer.model import read_model
-from .importer.trained import TrainRule
-from .language.ir import Value
-from .language.program import Program
-from .language.types import DTYPES, TensorType
-from .runtime import Executor
+from recompute.errors import ModelError, UsageError, nearest
+from recompute.importer.convert import prepare
+from recompute.importer.fold import Known
+from recompute.importer.graphs import names_read
+from recompute.importer.limits import Budget
+from recompute.importer.load import Importer
+from recompute.importer.model import read_model
+from recompute.importer.trained import TrainRule
+from recompute.language.ir import Value
+from recompute.language.program import Program
+from recompute.language.types import DTYPES, TensorType
+from recompute.runtime import Executor
 
 #: number of programs that a prepared model caches
 _KEPT = 8

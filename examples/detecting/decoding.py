@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import UsageError
-from ..metrics.average_precision import Detections, overlaps
+from recompute.errors import UsageError
+
 from .targets import Locations
+
+
+class Detections(NamedTuple):
+    """What was found in an image: boxes [K, 4] (x1, y1, x2, y2), scores [K] and classes [K]."""
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    classes: np.ndarray
 
 
 class Decoder:
@@ -16,7 +25,7 @@ class Decoder:
 
     A box's score is the root of its class's probability times the centerness.  Boxes below `least` are left out; of a
     level at most `candidates` are looked at, of an image at most `limit` are kept, after boxes that overlap a better
-    one of their class by more than `overlap` are left out.  For `rc.metrics.MeanAveragePrecision`:
+    one of their class by more than `overlap` are left out.  For the metric:
 
         MeanAveragePrecision(Decoder(locations), Decoder.READS)
     """
@@ -78,6 +87,16 @@ def suppress(boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray, overlap
             same = classes[rest] == classes[box]
             left[i + 1 :] &= ~(same & (overlaps(boxes[box], boxes[rest])[0] > overlap))
     return np.array(kept, np.int64)
+
+
+def overlaps(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Intersection over union of boxes [K, 4] with others [M, 4], as [K, M] in float64."""
+    a, b = (np.asarray(x, np.float64).reshape(-1, 4) for x in (boxes, others))
+    sides = np.minimum(a[:, None, 2:], b[:, 2:]) - np.maximum(a[:, None, :2], b[:, :2])
+    both = np.maximum(sides, 0).prod(-1)
+    area, other = ((x[:, 2:] - x[:, :2]).prod(-1) for x in (a, b))
+    union = area[:, None] + other - both
+    return np.divide(both, union, out=np.zeros_like(both), where=union > 0)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
+from recompute.errors import UsageError
 
 
 class Locations:

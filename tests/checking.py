@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import JobError
-from ..language.ir import Free, Operator, Value
-from ..language.text import show_operator
-from .cpu.session import Session, Step, segments
+from recompute.errors import JobError
+from recompute.language.ir import Free, Operator, Value
+from recompute.language.text import show_operator
+from recompute.runtime.cpu.session import Session, Step, segments
 
 #: NaN in every floating-point type, and a conspicuous number in the others
 POISON = 0xFF

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..data import Dataset
-from ..data.image_files import in_mode, opened_image, pillow
-from ..errors import JobError, UsageError
-from ..support.files import regular
+from recompute.data import Dataset
+from recompute.data.image_files import in_mode, opened_image, pillow
+from recompute.errors import JobError, UsageError
+from recompute.support.files import regular
+
 from .targets import Locations
 
 #: mean and standard deviation of ImageNet's colours, from 0 to 1

@@ -1,0 +1,198 @@
+"""The formula of an element as calls on whole arrays: what an element-wise operator computes with NumPy, step by step.
+
+Every step writes into an array that is given: the output, or a temporary.  A temporary is used again once nothing reads
+it any more, so that a formula has few of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..language.element import Expr
+from ..language.formulas import element_of
+from ..language.op import Op
+from ..language.types import DTYPES
+from .erf import ERF_FLOATS, ERF_MASKS, erf
+
+#: function of an expression → the one of NumPy that takes the arguments and `out=`
+_FUNCTIONS = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negative", "max": "maximum",
+    "min": "minimum", "abs": "absolute", "sqrt": "sqrt", "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p",
+    "tanh": "tanh", "sin": "sin", "cos": "cos", "pow": "power", "floor": "floor", "ceil": "ceil", "rint": "rint",
+    "trunc": "trunc", "lt": "less", "le": "less_equal", "eq": "equal", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor", "not": "invert", "erf": "erf",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """A temporary: number `index` of those with this element type.  Number 0 of the result's type is the output."""
+
+    dtype: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """`function` of arguments (rows, positions of inputs, or scalars in a tuple of one) into a row; "copy" with a mask
+    `where`, if it has one.  `spare`: rows that are free meanwhile."""
+
+    function: str
+    arguments: tuple[Any, ...]
+    to: Row
+    where: Any = None
+    spare: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True)
+class ArraySteps:
+    """Steps in order, and how many rows of each element type they need, the output among them."""
+
+    steps: tuple[Step, ...]
+    dtype: str
+    rows: dict[str, int]
+
+    @property
+    def temporaries(self) -> list[str]:
+        """The element type of each temporary, those of the output's type first."""
+        own = [self.dtype] * (self.rows.get(self.dtype, 1) - 1)
+        return own + [dtype for dtype, count in self.rows.items() if dtype != self.dtype for _ in range(count)]
+
+    def run(self, xp: Any, inputs: Sequence[Any], out: Any, temporaries: Sequence[Any]) -> None:
+        """Computes `out`, which may be none of the inputs that a later step reads, from arrays that broadcast to it."""
+        rest = iter(temporaries)
+        own = [out, *(next(rest) for _ in range(self.rows.get(self.dtype, 1) - 1))]
+        arrays = {self.dtype: own}
+        for dtype, count in self.rows.items():
+            if dtype != self.dtype:
+                arrays[dtype] = [next(rest) for _ in range(count)]
+
+        def array(x: Any) -> Any:
+            if isinstance(x, Row):
+                return arrays[x.dtype][x.index]
+            return inputs[x] if isinstance(x, int) else x[0]
+
+        for step in self.steps:
+            arguments, to = [array(a) for a in step.arguments], array(step.to)
+            if step.function == "copy":
+                xp.copyto(to, arguments[0], where=True if step.where is None else array(step.where))
+            elif step.function == "erf":
+                erf(xp, arguments[0], to, *map(array, step.spare))
+            else:
+                getattr(xp, step.function)(*arguments, out=to)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def array_steps(op: Op, dtypes: tuple[str | None, ...], inplace: tuple[int, ...] = ()) -> ArraySteps:
+    """The steps of an operator with a formula and one output, for inputs of these element types (None: absent).
+
+    `inplace`: inputs whose array the output may be.
+    """
+    found = element_of(op, dtypes)
+    root = None if found is None or len(found) > 1 else found[0]
+    assert root is not None, f"{op.name} has neither numerics nor a formula"
+    return _Writer(root).written(inplace)
+
+
+def _in_order(root: Expr) -> Iterator[Expr]:
+    """Every node once, arguments before what uses them; of a choice the condition last, as it is needed last."""
+    done: set[int] = set()
+    stack = [(root, False)]
+    while stack:
+        x, ready = stack.pop()
+        if ready:
+            yield x
+        elif id(x) not in done:
+            done.add(id(x))
+            stack.append((x, True))
+            stack += [(a, False) for a in (x.args if x.fn == "where" else reversed(x.args))]
+
+
+class _Writer:
+    def __init__(self, root: Expr) -> None:
+        self.root, self.order = root, list(_in_order(root))
+        self.last = {id(a): i for i, x in enumerate(self.order) for a in x.args}
+        self.places: dict[int, Any] = {}
+        self.free: dict[str, list[int]] = {}
+        self.rows: dict[str, int] = {}
+        self.steps: list[Step] = []
+
+    def written(self, inplace: tuple[int, ...]) -> ArraySteps:
+        for i, x in enumerate(self.order):
+            self.places[id(x)] = self._place(x, i)
+        result = self.places[id(self.root)]
+        first = next((i for i, s in enumerate(self.steps) if s.to == result), len(self.steps))
+        read = {a for s in self.steps[first + 1 :] for a in (*s.arguments, s.where) if isinstance(a, int)}
+        if not isinstance(result, Row) or not read.isdisjoint(inplace):
+            to = self._take(self.root.dtype)
+            self.steps.append(Step("copy", (result,), to))
+            result = to
+        return ArraySteps(tuple(self._turned(s, result) for s in self.steps), result.dtype, self.rows)
+
+    def _place(self, x: Expr, at: int) -> Any:
+        """Where the value of a node is, once its steps are written."""
+        if x.fn == "input":
+            return x.value
+        if x.fn == "constant":
+            return (DTYPES[x.dtype].type(x.value),)
+        arguments = tuple(self.places[id(a)] for a in x.args)
+        ends = (a for n, a in zip(x.args, arguments, strict=True) if self.last[id(n)] == at)
+        ending = {a: None for a in ends if isinstance(a, Row)}
+        if x.fn == "where":
+            to = self._choice(x.dtype, arguments, ending)
+        else:
+            spare: tuple[Row, ...] = ()
+            if x.fn == "erf":
+                to = self._take(x.dtype)
+                spare = tuple(self._take(t) for t in [x.dtype] * ERF_FLOATS + ["bool"] * ERF_MASKS)
+            else:
+                to = next((r for r in ending if r.dtype == x.dtype), None) or self._take(x.dtype)
+            function = "copy" if x.fn == "cast" else _FUNCTIONS[x.fn]
+            self.steps.append(Step(function, arguments, to, spare=spare))
+            for row in spare:
+                self._release(row)
+        for row in ending:
+            if row != to:
+                self._release(row)
+        return to
+
+    def _choice(self, dtype: str, arguments: tuple[Any, ...], ending: dict[Row, None]) -> Row:
+        """x over y where the condition holds; y over x where it does not, if only x's row can be written."""
+        condition, x, y = arguments
+        if y in ending:
+            if x != y:
+                self.steps.append(Step("copy", (x,), y, condition))
+            return y
+        if x in ending and condition in ending:
+            self.steps.append(Step("invert", (condition,), condition))
+            self.steps.append(Step("copy", (y,), x, condition))
+            return x
+        to = self._take(dtype)
+        self.steps += [Step("copy", (y,), to), Step("copy", (x,), to, condition)]
+        return to
+
+    def _take(self, dtype: str) -> Row:
+        if self.free.get(dtype):
+            return Row(dtype, self.free[dtype].pop())
+        self.rows[dtype] = self.rows.get(dtype, 0) + 1
+        return Row(dtype, self.rows[dtype] - 1)
+
+    def _release(self, row: Row) -> None:
+        self.free.setdefault(row.dtype, []).append(row.index)
+
+    @staticmethod
+    def _turned(step: Step, result: Row) -> Step:
+        """The step with the row of the result as number 0, which is the output."""
+
+        def turned(x: Any) -> Any:
+            if isinstance(x, Row) and x.dtype == result.dtype and x.index in (0, result.index):
+                return Row(x.dtype, result.index - x.index)
+            return x
+
+        return Step(
+            step.function, tuple(map(turned, step.arguments)), turned(step.to), turned(step.where),
+            tuple(map(turned, step.spare)),
+        )  # fmt: skip
