@@ -25,12 +25,12 @@ class Function(Ufunc, abstract=True):
     domain: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     slope: ClassVar[Callable[[Any, Any, Any, Any], Any]]
 
-    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
+    def gradient(self, b, ins, outs, grads):
         """That of the table below."""
         return [type(self).slope(b, ins[0], outs[0], grads[0])]
 
     @classmethod
-    def samples(cls, draw: Any) -> Any:
+    def samples(cls, draw):
         """A matrix, a scalar, nothing."""
         for shape in ("2,3", "", "0,2"):
             yield draw.case(cls(), draw(f"f64[{shape}]", *cls.domain))
@@ -94,12 +94,12 @@ class Abs(Ufunc, onnx=True):
 class Step(Ufunc, abstract=True):
     """A function that is constant between jumps: no gradient."""
 
-    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
+    def gradient(self, b, ins, outs, grads):
         """None: it is 0 wherever it exists."""
         return [None]
 
     @classmethod
-    def samples(cls, draw: Any) -> Any:
+    def samples(cls, draw):
         """Away from the jumps; halves, where rounding differs."""
         yield draw.case(cls(), draw.away("f64[3,4]", 0.2) * 0.7)
         yield draw.case(cls(), draw.ints("i64[9]", -6, 6).astype("f4") / 2)

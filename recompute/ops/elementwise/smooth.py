@@ -72,7 +72,7 @@ class Unit(Tiled, abstract=True):
         high = maximum(x, 0)
         return (high if gain == 1 else high * gain) + low
 
-    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
+    def gradient(self, b, ins, outs, grads):
         """From the output, where its sign is x's: gain · dy, or dy · (y + height) / width."""
         gain, height, width = self.constants()
         options = {"gain": gain, "height": height, "width": width}
