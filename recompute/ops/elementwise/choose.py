@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...language.contexts import ImportedNode
 from ...language.element import maximum, minimum, where
-from ...language.op import Imported, Op, imports
+from ...language.op import Imported, ImportedNode, imports
 from ...language.types import TensorType, Value
 from ..common import Elementwise, Ufunc, broadcast
 
@@ -136,7 +135,7 @@ def _mean(node: ImportedNode) -> Imported:
     return total if count == 1 else node.builder.Mul(total, node.builder.constant(1 / count, total))
 
 
-def _within(op: Op, x: TensorType, bounds: Sequence[TensorType | None]) -> None:
+def _within(op: Any, x: TensorType, bounds: Sequence[TensorType | None]) -> None:
     for t in bounds:
         if t is not None and (t.dtype != x.dtype or t.ndim):
             raise op.fail("the bounds must be scalars of x's element type", x, *bounds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,9 +11,7 @@ import numpy as np
 
 from ...language import element
 from ...language.factors import all_but
-from ...language.op import Case, Op, OperatorBuilder
-from ...language.samples import Draw
-from ...language.types import NumPy, Value, Values
+from ...language.op import Op
 from ..common import Elementwise, Ufunc, define, normal_axis
 from ..tiles import Tiled, wide
 
@@ -27,23 +25,23 @@ class Function(Ufunc, abstract=True):
     domain: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     slope: ClassVar[Callable[[Any, Any, Any, Any], Any]]
 
-    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
+    def gradient(self, b, ins, outs, grads):
         """That of the table below."""
         return [type(self).slope(b, ins[0], outs[0], grads[0])]
 
     @classmethod
-    def samples(cls, draw: Draw) -> Iterator[Case]:
+    def samples(cls, draw):
         """A matrix, a scalar, nothing."""
         for shape in ("2,3", "", "0,2"):
             yield draw.case(cls(), draw(f"f64[{shape}]", *cls.domain))
         yield draw.case(cls(), draw("f32[4]", *cls.domain))
 
 
-def _plus(b: OperatorBuilder, x: Value) -> Value:
+def _plus(b: Any, x: Any) -> Any:
     return b.Add(b.constant(1, x), b.Mul(x, x))
 
 
-def _less(b: OperatorBuilder, x: Value) -> Value:
+def _less(b: Any, x: Any) -> Any:
     return b.Sub(b.constant(1, x), b.Mul(x, x))
 
 
@@ -96,12 +94,12 @@ class Abs(Ufunc, onnx=True):
 class Step(Ufunc, abstract=True):
     """A function that is constant between jumps: no gradient."""
 
-    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
+    def gradient(self, b, ins, outs, grads):
         """None: it is 0 wherever it exists."""
         return [None]
 
     @classmethod
-    def samples(cls, draw: Draw) -> Iterator[Case]:
+    def samples(cls, draw):
         """Away from the jumps; halves, where rounding differs."""
         yield draw.case(cls(), draw.away("f64[3,4]", 0.2) * 0.7)
         yield draw.case(cls(), draw.ints("i64[9]", -6, 6).astype("f4") / 2)
@@ -197,7 +195,7 @@ class Running(Op, abstract=True):
         """All; that along which it runs is needed whole."""
         return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
-    def turned(self, xp: NumPy, x: Any, total: Any, first: float) -> tuple[Any, Any]:
+    def turned(self, xp: Any, x: Any, total: Any, first: float) -> tuple[Any, Any]:
         """(elements, totals), the axis in front, in the order of the run; an exclusive run has begun with `first`."""
         axis = normal_axis(self.axis, x.ndim, self)
         x, total = xp.moveaxis(x, axis, 0), xp.moveaxis(total, axis, 0)
