@@ -14,7 +14,7 @@ from typing import Any
 from ..language.element import Expr
 from ..language.formulas import element_of
 from ..language.op import Op
-from ..language.types import DTYPES
+from ..language.types import DTYPES, NumPy
 from .erf import ERF_FLOATS, ERF_MASKS, erf
 
 #: function of an expression → the one of NumPy that takes the arguments and `out=`
@@ -61,7 +61,7 @@ class ArraySteps:
         own = [self.dtype] * (self.rows.get(self.dtype, 1) - 1)
         return own + [dtype for dtype, count in self.rows.items() if dtype != self.dtype for _ in range(count)]
 
-    def run(self, xp: Any, inputs: Sequence[Any], out: Any, temporaries: Sequence[Any]) -> None:
+    def run(self, xp: NumPy, inputs: Sequence[Any], out: Any, temporaries: Sequence[Any]) -> None:
         """Computes `out`, which may be none of the inputs that a later step reads, from arrays that broadcast to it."""
         rest = iter(temporaries)
         own = [out, *(next(rest) for _ in range(self.rows.get(self.dtype, 1) - 1))]
