@@ -241,7 +241,6 @@ class WrappedOptimizer(SpecOptimizer):
 
     @property
     def spec(self) -> Spec:
-        """The inner optimizer's."""
         return spec_of(self.inner)
 
     def _bind(self, program: Program) -> None:
@@ -274,7 +273,6 @@ class Described(WrappedOptimizer):
 
     @property
     def spec(self) -> Spec:
-        """The spec itself."""
         return self._spec
 
 

@@ -80,7 +80,6 @@ class Auto(Planner):
         return plan_of(point.sequence)
 
     def bound(self, problem: RematerialisationProblem, budget: int) -> float:
-        """The certificate."""
         return lower_bound(problem, budget)
 
     def refine(self, frontier: Frontier, budget: int, number: int = 0) -> None:
