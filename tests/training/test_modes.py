@@ -292,7 +292,7 @@ def test_a_pattern_without_a_parameter_is_told() -> None:
 
 def test_a_program_lists_its_edits() -> None:
     """What was done since loading is a list, and is done again at another batch."""
-    program = rc.load(models.build("lenet"), batch=4)
+    program = rc.load(rc.models.build("lenet"), batch=4)
     assert program.again is not None and program.again.edits == ()
     program.freeze("conv*")
     rc.losses.cross_entropy(program["logits"])
