@@ -37,6 +37,7 @@ from .initialize import initialise
 from .inline import with_defaults
 from .inputs import bind
 from .limits import Budget, LimitError, Limits, budget_of, memory_bytes
+from .mapped import held
 from .model import at_batch, fixed_inputs, read_model, with_own_statistics
 from .node import NodeContext
 from .origin import source_operator
@@ -174,7 +175,7 @@ def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -
             warnings.simplefilter("ignore", ModelWarning)
             return load(source, input_shapes=at_batch(source.graph, shapes, batch), **options)
 
-    return Again(again)
+    return Again(again, files=held(source))
 
 
 class Importer(ImportState):

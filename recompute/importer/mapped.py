@@ -11,8 +11,10 @@ import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
+import onnx
 
 #: contents of at least so many bytes stay in the file
 LARGE_BYTES = 1 << 16
@@ -22,9 +24,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 Buffer = bytes | mmap.mmap
 
-#: files that are mapped, by path, size and time of change: a file that is replaced keeps its contents for those that
-#: loaded it
-_MAPS: dict[str, np.memmap] = {}
+#: files that are mapped, by stamp and path, as long as something holds them: one that is replaced keeps its contents
+_MAPS: WeakValueDictionary[str, np.memmap] = WeakValueDictionary()
 
 
 def read(path: Path) -> bytes:
@@ -48,11 +49,19 @@ def whole(path: str, stamp: str) -> np.memmap:
     ValueError if it has changed and was not mapped.
     """
     key = f"{stamp} {path}"
-    if key not in _MAPS:
+    found = _MAPS.get(key)
+    if found is None:
         if stamp_of(path) != stamp:
             raise ValueError("the file has changed since it was loaded: load it again")
-        _MAPS[key] = np.memmap(path, np.uint8, "r")
-    return _MAPS[key]
+        found = _MAPS[key] = np.memmap(path, np.uint8, "r")
+    return found
+
+
+def held(model: onnx.ModelProto) -> list[np.memmap]:
+    """The files to which a model's initializers refer, mapped: they keep their contents as long as this is held."""
+    places = {tuple((e.key, e.value) for e in t.external_data) for t in model.graph.initializer if t.external_data}
+    files = {(info["location"], info["stamp"]) for info in map(dict, places) if "stamp" in info}
+    return [whole(*file) for file in sorted(files)]
 
 
 def stamp_of(path: str | Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -134,10 +134,14 @@ class Edit:
 
 @dataclass(frozen=True)
 class Again:
-    """Makes a forward pass again, at another batch: loads its model, and makes the same edits."""
+    """Makes a forward pass again, at another batch: loads its model, and makes the same edits.
+
+    `files`: those that the model's contents are in, which are mapped for as long as this lives.
+    """
 
     load: Callable[[int], Program]
     edits: tuple[Edit, ...] = ()
+    files: Sequence[object] = ()
 
     def __call__(self, batch: int) -> Program:
         """The program at a batch, with arrays of its own."""
@@ -275,7 +279,7 @@ class Program:
 
     def edited(self, before: Again | None, name: str, make: Callable[[Program], Any]) -> None:
         """Notes an edit, which is made again at another batch; `before`: `again` until then."""
-        self.again = None if before is None else Again(before.load, (*before.edits, Edit(name, make)))
+        self.again = None if before is None else replace(before, edits=(*before.edits, Edit(name, make)))
 
     def begin_training(self, loss: str) -> None:
         """Remembers the forward pass and its loss, before an optimizer rewrites the block."""

@@ -40,5 +40,5 @@ def give_back() -> None:
 def _trim() -> Callable[[int], int] | None:
     try:
         return ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # another system
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -85,8 +86,14 @@ def test_a_file_that_is_replaced_keeps_its_contents_for_its_program(path: Path) 
     assert float(program.data["w"][0, 0]) == 1 and float(again.data["w"][0, 0]) == 5
     exported = {t.name: onnx.numpy_helper.to_array(t) for t in rc.export_trained(program).graph.initializer}
     assert float(exported["w"][0, 0]) == 1
-    rc.export_trained(program, path)  # also over the file that it came from
+    rc.Executor().session(program)  # it has contents of its own now
+    for _ in range(2):  # also over the file that it came from, and again
+        rc.export_trained(program, path)
     assert float(rc.load(path, batch=2).data["w"][0, 0]) == 1
+    assert program.again is not None and float(program.again(3).data["w"][0, 0]) == 1
+    del program, again
+    gc.collect()
+    assert not mapped._MAPS
 
 
 def test_a_changed_file_is_refused(path: Path) -> None:
