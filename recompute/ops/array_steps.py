@@ -94,13 +94,21 @@ def array_steps(op: Op, dtypes: tuple[str | None, ...], inplace: tuple[int, ...]
     found = element_of(op, dtypes)
     root = None if found is None or len(found) > 1 else found[0]
     assert root is not None, f"{op.name} has neither numerics nor a formula"
-    return _Writer(root).written(inplace)
+    return _Writer([root]).written(inplace)
 
 
-def _in_order(root: Expr) -> Iterator[Expr]:
+def updating_steps(roots: Sequence[Expr], dtype: str) -> ArraySteps:
+    """The steps that write each expression over the array of the input of its number, all of this element type.
+
+    `run` takes that of number 0 as the output, and the others before the temporaries.
+    """
+    return _Writer(roots).updating(dtype)
+
+
+def _in_order(roots: Sequence[Expr]) -> Iterator[Expr]:
     """Every node once, arguments before what uses them; of a choice the condition last, as it is needed last."""
     done: set[int] = set()
-    stack = [(root, False)]
+    stack = [(root, False) for root in reversed(roots)]
     while stack:
         x, ready = stack.pop()
         if ready:
@@ -112,9 +120,11 @@ def _in_order(root: Expr) -> Iterator[Expr]:
 
 
 class _Writer:
-    def __init__(self, root: Expr) -> None:
-        self.root, self.order = root, list(_in_order(root))
+    def __init__(self, roots: Sequence[Expr]) -> None:
+        self.roots, self.order = roots, list(_in_order(roots))
         self.last = {id(a): i for i, x in enumerate(self.order) for a in x.args}
+        self.last.update((id(root), len(self.order)) for root in roots)
+        self.updated = 0  # inputs of the first numbers that are rows
         self.places: dict[int, Any] = {}
         self.free: dict[str, list[int]] = {}
         self.rows: dict[str, int] = {}
@@ -123,19 +133,27 @@ class _Writer:
     def written(self, inplace: tuple[int, ...]) -> ArraySteps:
         for i, x in enumerate(self.order):
             self.places[id(x)] = self._place(x, i)
-        result = self.places[id(self.root)]
+        result = self.places[id(self.roots[0])]
         first = next((i for i, s in enumerate(self.steps) if s.to == result), len(self.steps))
         read = {a for s in self.steps[first + 1 :] for a in (*s.arguments, s.where) if isinstance(a, int)}
         if not isinstance(result, Row) or not read.isdisjoint(inplace):
-            to = self._take(self.root.dtype)
+            to = self._take(self.roots[0].dtype)
             self.steps.append(Step("copy", (result,), to))
             result = to
         return ArraySteps(tuple(self._turned(s, result) for s in self.steps), result.dtype, self.rows)
 
+    def updating(self, dtype: str) -> ArraySteps:
+        self.updated = self.rows[dtype] = len(self.roots)
+        for i, x in enumerate(self.order):
+            self.places[id(x)] = self._place(x, i)
+        for number, root in enumerate(self.roots):
+            assert self.places[id(root)] == Row(dtype, number), f"{root} is not worked out in its own place"
+        return ArraySteps(tuple(self.steps), dtype, self.rows)
+
     def _place(self, x: Expr, at: int) -> Any:
         """Where the value of a node is, once its steps are written."""
         if x.fn == "input":
-            return x.value
+            return Row(x.dtype, x.value) if x.value < self.updated else x.value
         if x.fn == "constant":
             return (DTYPES[x.dtype].type(x.value),)
         arguments = tuple(self.places[id(a)] for a in x.args)
