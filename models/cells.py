@@ -6,7 +6,6 @@ the two before it; the channels double and the size halves at a third and two th
 and the dropping of whole paths are left out.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +33,16 @@ class _Cell:
         words = [word.partition(":") for word in self.edges.split()]
         edges = [(kind, int(state)) for kind, _, state in words]
         return [edges[at : at + 2] for at in range(0, len(edges), 2)]
+
+    def build(self, parts: Parts, states: list[str], name: str, width: int, *, halves: bool) -> str:
+        """The result, on the first two states; `halves`: the size."""
+        for number, pair in enumerate(self.pairs(), start=2):
+            sides = []
+            for side, (kind, state) in zip("ab", pair, strict=True):
+                stride = 2 if halves and state < 2 else 1
+                sides.append(parts.edge(kind, states[state], f"{name}.state{number}.{side}", width, stride))
+            states.append(parts.net.add("Add", sides, f"{name}.state{number}"))
+        return parts.net.concat([states[number] for number in self.gives], f"{name}.out")
 
 
 _NASNET = (
@@ -92,8 +101,11 @@ class _Searched(Family):
             halves = index in (self.cells // 3, 2 * self.cells // 3)
             width = width * 2 if halves else width
             cell = self.reduction if halves else self.normal
-            states = [states[1], _cell(parts, cell, states, index, width, halves=halves, halved=halved)]
-            halved = halves
+            name, ((x, size), (y, own)) = f"cell{index}", states
+            first = (parts.halve if halved else parts.project)(x, f"{name}.pre0", channels=(size, width))
+            pair = [first, parts.project(y, f"{name}.pre1", channels=(own, width))]
+            out = cell.build(parts, pair, name, width, halves=halves)
+            states, halved = [states[1], (out, width * len(cell.gives))], halves
         x, size = states[1]
         net.classifier(x, sizes=(size, self.classes), params="classifier")
 
@@ -120,28 +132,3 @@ class Darts(_Searched):
     """The cells of DARTS V2."""
 
     normal, reduction = _DARTS
-
-
-def _cell(
-    parts: Parts,
-    cell: _Cell,
-    given: Sequence[tuple[str, int]],
-    index: int,
-    width: int,
-    *,
-    halves: bool,
-    halved: bool,
-) -> tuple[str, int]:
-    """One cell on the two before it (value, channels); `halved`: the one before halved the size."""
-    name = f"cell{index}"
-    first = parts.halve if halved else parts.project
-    states = [first(given[0][0], f"{name}.pre0", channels=(given[0][1], width))]
-    states.append(parts.project(given[1][0], f"{name}.pre1", channels=(given[1][1], width)))
-    for number, pair in enumerate(cell.pairs(), start=2):
-        sides = []
-        for side, (kind, state) in zip("ab", pair, strict=True):
-            stride = 2 if halves and state < 2 else 1
-            sides.append(parts.edge(kind, states[state], f"{name}.state{number}.{side}", width, stride))
-        states.append(parts.net.add("Add", sides, f"{name}.state{number}"))
-    out = parts.net.concat([states[number] for number in cell.gives], f"{name}.out")
-    return out, width * len(cell.gives)

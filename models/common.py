@@ -259,14 +259,7 @@ class Net:
         return self.add("ConvTranspose", inputs, name, **_window(kernel, stride, (kernel - stride) // 2))
 
     def batch_norm(
-        self,
-        x: str,
-        name: str,
-        *,
-        channels: int,
-        init: Init = ONES,
-        epsilon: float = 1e-5,
-        params: str | None = None,
+        self, x: str, name: str, *, channels: int, init: Init = ONES, epsilon: float = 1e-5, params: str | None = None
     ) -> str:
         """BatchNormalization over axis 1 in its inference form; `init` is how the weight (scale) starts."""
         params = params or name

@@ -66,14 +66,7 @@ class GoogLeNet(Family):
 
 
 def conv_bn(
-    net: Net,
-    x: str,
-    name: str,
-    *,
-    channels: tuple[int, int],
-    kernel: Size,
-    stride: int = 1,
-    padding: Size = 0,
+    net: Net, x: str, name: str, *, channels: tuple[int, int], kernel: Size, stride: int = 1, padding: Size = 0
 ) -> str:
     """A convolution, its norm and a ReLU: name.conv, name.bn, name.relu."""
     window: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding}

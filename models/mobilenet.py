@@ -90,9 +90,8 @@ class MobileNetV2(_MobileNet):
         for expansion, full, repeats, first in _V2:
             for stride in (first, *[1] * (repeats - 1)):
                 index += 1
-                channels = (size, self.channels(full))
-                x = _inverted(net, x, index, channels=channels, expansion=expansion, stride=stride)
-                size = channels[1]
+                block = _Inverted(index, (size, self.channels(full)), expansion, stride)
+                x, size = block.build(net, x), block.channels[1]
         last = self.channels(1280)
         x = _conv_bn(net, x, "last.{}", channels=(size, last), kernel=1, params=f"features.{index + 1}.{{}}")
         x = _relu6(net, x, "last.relu")
@@ -122,20 +121,30 @@ def _relu6(net: Net, x: str, name: str) -> str:
     return net.add("Clip", [x, net.constant("relu6.min", 0.0), net.constant("relu6.max", 6.0)], name)
 
 
-def _inverted(net: Net, x: str, index: int, *, channels: tuple[int, int], expansion: int, stride: int) -> str:
-    name, params = f"block{index}", f"features.{index}.conv"
-    first, out = channels
-    inner, at, y = first * expansion, 0, x
-    if expansion != 1:
-        y = _conv_bn(net, y, name + ".expand.{}", channels=(first, inner), kernel=1, params=f"{params}.0.{{}}")
-        y, at = _relu6(net, y, f"{name}.expand.relu"), 1
-    where = f"{params}.{at}.{{}}"
-    y = _conv_bn(
-        net, y, name + ".depth.{}", channels=(inner, inner), kernel=3, stride=stride, groups=inner, params=where
-    )
-    y = _relu6(net, y, f"{name}.depth.relu")
-    joins = stride == 1 and first == out
-    y = net.conv(y, f"{name}.point.conv", channels=(inner, out), kernel=1, bias=False, params=f"{params}.{at + 1}")
-    norm, init = f"{name}.point.bn" if joins else f"{name}.out", _BRANCH if joins else ONES
-    y = net.batch_norm(y, norm, channels=out, init=init, params=f"{params}.{at + 2}")
-    return net.add("Add", [x, y], f"{name}.out") if joins else y
+@dataclass(frozen=True)
+class _Inverted:
+    """A block that is wide inside: `expansion` times its first channels; it adds what it was given where that fits."""
+
+    index: int
+    channels: tuple[int, int]
+    expansion: int
+    stride: int
+
+    def build(self, net: Net, x: str) -> str:
+        """The block's result."""
+        name, params = f"block{self.index}", f"features.{self.index}.conv"
+        (first, out), stride = self.channels, self.stride
+        inner, at, y = first * self.expansion, 0, x
+        if self.expansion != 1:
+            y = _conv_bn(net, y, name + ".expand.{}", channels=(first, inner), kernel=1, params=f"{params}.0.{{}}")
+            y, at = _relu6(net, y, f"{name}.expand.relu"), 1
+        where = f"{params}.{at}.{{}}"
+        y = _conv_bn(
+            net, y, name + ".depth.{}", channels=(inner, inner), kernel=3, stride=stride, groups=inner, params=where
+        )
+        y = _relu6(net, y, f"{name}.depth.relu")
+        joins = stride == 1 and first == out
+        y = net.conv(y, f"{name}.point.conv", channels=(inner, out), kernel=1, bias=False, params=f"{params}.{at + 1}")
+        norm, init = f"{name}.point.bn" if joins else f"{name}.out", _BRANCH if joins else ONES
+        y = net.batch_norm(y, norm, channels=out, init=init, params=f"{params}.{at + 2}")
+        return net.add("Add", [x, y], f"{name}.out") if joins else y

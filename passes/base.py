@@ -90,7 +90,7 @@ class ForwardPass(Pass, abstract=True):
         found = self.changed(marked, program)
         if found is marked:
             return block
-        program.also_at_other_batches(program.again, lambda made: apply_passes(made, [self]))
+        program.edited(program.again, str(self), lambda made: apply_passes(made, [self]))
         return found.with_operators(found.operators, outputs=block.outputs)
 
     def changed(self, block: Block, program: Program) -> Block:

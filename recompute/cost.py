@@ -10,18 +10,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from .boundary import as_block
-from .devices import (
-    DATASHEETS,
-    LAUNCH,
-    CostModel,
-    Datasheet,
-    Device,
-    as_cost,
-    device,
-    is_view,
-    operator_cost,
-    this_cpu,
-)
+from .devices import DATASHEETS, LAUNCH, CostModel, Datasheet, Device, as_cost, device, is_view, operator_cost, this_cpu
 from .errors import expect
 from .language.ir import Block, Free, Operator, Role
 from .language.op import Cost

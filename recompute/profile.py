@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,7 +20,7 @@ from .cost import CostModel, is_view, this_cpu
 from .errors import JobError, UsageError
 from .language.ir import Free, Operator, Value
 from .language.text import show_attribute
-from .language.types import TensorType
+from .language.types import TensorType, Types
 from .runtime.cpu.session import ALIGNMENT, Arena
 from .support.cache import is_own, make_private
 from .support.files import apart, cache_folder, machine, regular, replacing
@@ -302,7 +302,7 @@ def _bind(operator: Operator, limit: int) -> tuple[list[Any], list[Any], list[An
     return ins, outs, scratch
 
 
-def _places(types: Sequence[TensorType | None], at: int) -> Iterator[tuple[TensorType | None, int]]:
+def _places(types: Types, at: int) -> Iterator[tuple[TensorType | None, int]]:
     for t in types:
         yield t, at
         at += _aligned(t)

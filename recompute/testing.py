@@ -7,9 +7,7 @@ of L along a random direction must equal the central difference.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -21,6 +19,7 @@ from .language.formulas import formula
 from .language.ir import Block, Constant, Operator, Role, Value
 from .language.op import Op
 from .language.program import Program
+from .language.samples import Case, Draw
 from .language.text import parse, show
 from .language.types import TensorType
 from .language.verify import verify
@@ -43,62 +42,6 @@ __all__ = [
     "in_float64",
     "weighted_loss",
 ]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One application of an operator to concrete inputs.
-
-    `want`: how many outputs to make (default: all).  `tolerance`: relative and absolute, for gradients in float64.
-    `gradient`, `second_order`: whether first and second derivatives are checked.  `export`: whether the sample has a
-    form in the opset of exported models that ONNX Runtime's Python interface can run.  `still`: inputs by which there
-    is no gradient although the result depends on them.
-    """
-
-    op: Op
-    inputs: tuple[np.ndarray | None, ...]
-    want: int | None = None
-    tolerance: float = 1e-6
-    gradient: bool = True
-    second_order: bool = True
-    export: bool = True
-    still: tuple[int, ...] = ()
-
-
-class Draw:
-    """Draws sample inputs; the same for the same key."""
-
-    def __init__(self, key: str = "") -> None:
-        self.generator = np.random.default_rng(zlib.crc32(key.encode()))
-
-    def __call__(self, text: str, low: float = -1.0, high: float = 1.0) -> np.ndarray:
-        """Uniform floats in [low, high) of a type such as `f64[2,3]`."""
-        t = TensorType.parse(text)
-        return self.generator.uniform(low, high, t.shape).astype(t.numpy)
-
-    def away(self, text: str, margin: float = 0.2) -> np.ndarray:
-        """Floats with margin ≤ |x| < 1: away from a kink at 0."""
-        x = self(text)
-        return (np.sign(x) * (margin + (1 - margin) * np.abs(x))).astype(x.dtype)
-
-    def distinct(self, text: str) -> np.ndarray:
-        """Floats that all differ by at least 0.1: away from ties."""
-        t = TensorType.parse(text)
-        return (self.generator.permutation(t.size).reshape(t.shape) * 0.1 - t.size * 0.05).astype(t.numpy)
-
-    def ints(self, text: str, low: int, high: int) -> np.ndarray:
-        """Uniform integers in [low, high)."""
-        t = TensorType.parse(text)
-        return self.generator.integers(low, high, t.shape).astype(t.numpy)
-
-    def bools(self, shape: str) -> np.ndarray:
-        """Booleans of a shape such as `2,3`."""
-        t = TensorType.parse(f"bool[{shape}]")
-        return self.generator.random(t.shape) < 0.5
-
-    def case(self, op: Op, *inputs: np.ndarray | None, **options: object) -> Case:
-        """A `Case`."""
-        return Case(op, inputs, **options)  # type: ignore[arg-type]
 
 
 def cases(cls: type[Op]) -> list[Case]:

@@ -20,6 +20,7 @@ from ..language.program import Arrays, Compiled, Program, Variable
 from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place, as_place
+from ..support.memory import give_back, taken
 from ..support.threads import exclusively
 from .communication.agreement import must_be_same
 from .communication.engine import Alone, Engine
@@ -182,10 +183,11 @@ class Executor:
             for name, array in program.data.items():
                 held = isinstance(array, (np.ndarray, np.generic))  # else `contents` raises the error
                 if held and not (array.flags.writeable and array.flags.c_contiguous):  # a view of the file
-                    program.data[name] = np.array(array, order="C")
+                    program.data[name] = taken(array)
             block = self._planned(program, wanted)
             need_separate(block, program.data)
             self._join(program, block)
+            give_back()  # what planning has freed
             arena = self._arena_for(memory_report(block).arena)
             bound = _Bound(program.block, wanted, self._open(block, program.data, progress, arena))
             self._sessions[program] = bound
@@ -326,7 +328,7 @@ def _short(e: BaseException) -> str:
     return str(e).partition("\n")[0][:200].removesuffix(", in") or type(e).__name__
 
 
-def _names(program: Program, fetch_list: Any) -> list[str]:
+def _names(program: Program, fetch_list: Sequence[str | Variable] | None) -> list[str]:
     """Names of the values to fetch, aliases resolved."""
     as_program(program)
     given = () if fetch_list is None else as_names(fetch_list, "fetch_list")

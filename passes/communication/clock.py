@@ -27,8 +27,7 @@ class Exchange:
 
     def __call__(self, operator: Operator) -> Flight:
         """What the operator begins."""
-        op, out = operator.op, next(operator.writes())
-        assert isinstance(op, Communication)
+        op, out = operator.of(Communication), next(operator.writes())
         sent = next((v.type for v in operator.reads()), None)
         found = self.network.transfer(op, sent, out.type, self.mesh, self.rank)
         return Flight(out.name, sum(found.bytes.values()), found.seconds, (op.queue, *found.bytes))

@@ -116,10 +116,7 @@ def _gradient_names(block: Block, b: Builder, grads: dict[str, Value], first: Se
 
 
 def _without_unread_extras(
-    before: Sequence[Operator],
-    after: Sequence[Operator],
-    backward: Sequence[Operator],
-    outputs: Sequence[str],
+    before: Sequence[Operator], after: Sequence[Operator], backward: Sequence[Operator], outputs: Sequence[str]
 ) -> list[Operator]:
     """Takes back optional outputs that were made for gradient operators which have been pruned since."""
     read = {v.name for o in backward for v in o.reads()}

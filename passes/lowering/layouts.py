@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import TypeRuleError
 from ...language.ir import Operator, Value
 from ...language.layouts import Turned, permuted, to_last
-from ...language.types import TensorType
+from ...language.types import TensorType, need
 from ...ops.channels_last import FORMS, channels_last_form
 
 
@@ -35,8 +35,7 @@ def _rule(o: Operator, rank: int) -> Turned | None:
         if x is None or x.ndim < 3:
             return None
         ins = tuple(x.ndim if i in form.activations else 0 for i in range(len(o.inputs)))
-        op = channels_last_form(o.op)
-        assert op is not None
+        op = need(channels_last_form(o.op))
         return Turned(op, ins, tuple(i in form.results for i in range(len(o.outputs))), always=True)
     return o.op.channels_last(o.inputs, o.outputs, rank)
 

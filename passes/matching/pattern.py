@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from ...language.builder import Builder
 from ...language.ir import Operator, Value
+from ...language.types import Values
 from .graph import COMMUTATIVE, Graph
 
 Captures: TypeAlias = "dict[str, Any]"
@@ -46,7 +47,7 @@ def _ways(term: Term, graph: Graph, v: Value | None, names: Captures) -> Iterato
         yield names
 
 
-def _each(terms: Sequence[Term], graph: Graph, given: Sequence[Value | None], names: Captures) -> Iterator[Captures]:
+def _each(terms: Sequence[Term], graph: Graph, given: Values, names: Captures) -> Iterator[Captures]:
     """All ways to match some values."""
     if not terms:
         yield names

@@ -170,10 +170,7 @@ _RULES = (
         _product_with_log,
     ),
     # 0 · x where nothing is left of x, which has no gradient: PyTorch's softshrink
-    Rule(
-        op.Where("far", "x", op.Mul(..., 0.0).named("rest")),
-        lambda m: m.b.Where(m.far, m.x, m.b.Detach(m.rest)),
-    ),
+    Rule(op.Where("far", "x", op.Mul(..., 0.0).named("rest")), lambda m: m.b.Where(m.far, m.x, m.b.Detach(m.rest))),
     # max(ln σ(x), -100), as PyTorch's binary cross entropy is lowered
     Rule(op.Max(op.Neg(op.Softplus(op.Neg("x"))), -BCE_BOUND), lambda m: m.b.BoundedLogSigmoid(m.x)),
     Rule(op.Max(op.Neg(op.Softplus("x")), -BCE_BOUND), lambda m: m.b.BoundedLogSigmoid(m.b.Neg(m.x))),

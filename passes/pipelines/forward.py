@@ -39,7 +39,7 @@ def own_forward(block: Block, pipe: Pipe) -> Block:
     for i, o in enumerate(block.operators):
         b.role = o.role
         if isinstance(o.op, Border):
-            _cross(b, o, o.op, pipe, numbers, there)
+            _cross(b, o, pipe, numbers, there)
         elif home.get(i) in own or i not in home:
             if i not in home:
                 free.add(len(b.operators))
@@ -58,12 +58,12 @@ def own_forward(block: Block, pipe: Pipe) -> Block:
     )  # fmt: skip
 
 
-def _cross(b: Builder, o: Operator, op: Border, pipe: Pipe, numbers: Numbers, there: dict[str, Value]) -> None:
+def _cross(b: Builder, o: Operator, pipe: Pipe, numbers: Numbers, there: dict[str, Value]) -> None:
     """What a rank does at a border: it sends, receives, or has the value already.
 
     Borders come in one order on all ranks, and each is crossed at once: so no rank waits for ever.
     """
-    (x,), (y,) = o.reads(), o.writes()
+    op, (x,), (y,) = o.of(Border), o.reads(), o.writes()
     source, target = op.source % pipe.ranks, op.target % pipe.ranks
     channel = f"{pipe.axis}.{op.source}.{op.target}"
     if source == target == pipe.rank:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...errors import UsageError
 from ...language.builder import Names
 from ...language.ir import Block, Free, Operator, Role, Value
+from ...language.types import Values, need, present
 from ...ops.common import Elementwise
 from ..base import Pass
 from .chains import with_chains
@@ -126,8 +127,7 @@ class _Rebuilder:
             if op.role not in _FORWARD or not isinstance(op.op, Elementwise) or op.op.random or len(op.outputs) != 1:
                 continue
             others = [v.name for v in op.reads() if v != t]
-            (y,) = op.outputs
-            assert y is not None
+            (y,) = present(*op.outputs)
             if y.type == t.type and op.op.flops_per_element <= _CHEAP and self.constant.issuperset(others):
                 yield op, y
 
@@ -136,15 +136,14 @@ class _Rebuilder:
         found = (self.block.operators[i] for i in self.readers.get(y.name, ()))
         return [op for op in found if op.op.name == "FakeQuantize" and op.role in _FORWARD and op.inputs[0] == y]
 
-    def first_late(self, v: Value, at: int, op: Operator, needs: Sequence[Value | None]) -> int | None:
+    def first_late(self, v: Value, at: int, op: Operator, needs: Values) -> int | None:
         """The first position of the backward pass that reads `v`; None where `v` cannot be made again before it."""
         roles = [(i, self.block.operators[i].role) for i in self.readers.get(v.name, ())]
         late = [i for i, role in roles if role not in _FORWARD]
         if not late or v.name in self.kept or any(role is Role.RECOMPUTE for _, role in roles):
             return None
         first = min(late)
-        x = op.inputs[0]
-        assert x is not None
+        x = need(op.inputs[0])
         kept = max(self.readers[x.name]) >= first
         early = any(i > first for i, role in roles if role in _FORWARD)
         changed = any(at < i < first for n in needs if n is not None for i in self.updated.get(n.name, ()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...boundary import as_block, as_texts
@@ -178,7 +178,10 @@ def plan_from_checkpoints(block: Block, checkpoints: Sequence[str], loss: str | 
     borders = sorted({producers[n] for n in names if n in producers})
     kept = _kept(block, producers, borders, names)
     reruns = _demand(block, producers, kept)
-    notes = _notes(block, names, producers, borders, reruns, loss)
+    on_path = None if loss is None or loss not in producers else _ancestors(block, producers, loss)
+    busy = {bisect_left(borders, r.operator) for r in reruns}
+    useful = {n for n in names if n in producers and bisect_left(borders, producers[n]) in busy}
+    notes = _notes(names, producers, useful, on_path, loss)
     return RecomputePlan(tuple(reruns), tuple(names), tuple(notes))
 
 
@@ -244,30 +247,22 @@ def _missing(block: Block, want: int, producers: dict[str, int], kept: set[str],
 
 
 def _notes(
-    block: Block,
-    names: list[str],
-    producers: dict[str, int],
-    borders: list[int],
-    reruns: list[Rerun],
-    loss: str | None,
+    names: list[str], producers: Mapping[str, int], useful: set[str], on_path: set[int] | None, loss: str | None
 ) -> list[str]:
     """What a user should know about the checkpoints: off the loss path, or of no use."""
-    on_path = _ancestors(block, producers, loss) if loss in producers else None
-    busy = {bisect_left(borders, r.operator) for r in reruns}
     notes = []
     for name in names:
         if name not in producers:
             notes.append(f"checkpoint '{name}' is an input or parameter: it is always kept and saves nothing")
         elif on_path is not None and producers[name] not in on_path:
             notes.append(f"checkpoint '{name}' is off the path to the loss '{loss}': it saves nothing")
-        elif bisect_left(borders, producers[name]) not in busy:
+        elif name not in useful:
             notes.append(f"checkpoint '{name}' saves nothing: no gradient needs a value of the segment before it")
     return notes
 
 
-def _ancestors(block: Block, producers: dict[str, int], name: str | None) -> set[int]:
+def _ancestors(block: Block, producers: dict[str, int], name: str) -> set[int]:
     """Indices of the forward operators that `name` depends on."""
-    assert name is not None
     seen: set[int] = set()
     stack = [producers[name]]
     while stack:

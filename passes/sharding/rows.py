@@ -6,12 +6,13 @@ is that of the rank's own rows.  It holds for any axis that indices count along:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ...language.axes import Cut, Partial
 from ...language.builder import Builder
 from ...language.factors import SUM
 from ...language.ir import Operator, Value
+from ...language.types import Values, need, present
 from ...ops.indexing.gather import Gather, GatherGrad
 from ...ops.indexing.scatter import GatherElements, GatherElementsGrad
 from .reshard import State
@@ -27,8 +28,7 @@ def row_way(o: Operator, state: Callable[[str], State], wanted: Callable[[str], 
     `state`: what a rank has of a value; `wanted`: what it is to have.
     """
     if isinstance(o.op, _TAKES):
-        x = o.inputs[0]
-        assert x is not None
+        x = need(o.inputs[0])
         cut = state(x.name)
         fits = x.type.is_float and _along(cut, o.op.axis, x.ndim)
         return ((cut, None), (Partial(SUM),)) if fits else None
@@ -43,7 +43,7 @@ def _along(cut: State, axis: int, ndim: int) -> bool:
     return isinstance(cut, Cut) and cut.place.axis == axis % ndim and cut.place.outer == 1
 
 
-def rows_of_part(b: Builder, o: Operator, cut: Cut, rank: int, given: Sequence[Value | None]) -> Operator:
+def rows_of_part(b: Builder, o: Operator, cut: Cut, rank: int, given: Values) -> Operator:
     """Emits what the `rank`-th rank runs of an operator that takes rows by number, and returns the last operator of it.
 
     `given`: the operator's inputs, of which the table is the rank's part.
@@ -51,16 +51,14 @@ def rows_of_part(b: Builder, o: Operator, cut: Cut, rank: int, given: Sequence[V
     size = cut.place.inner
     op = o.op
     if isinstance(op, _TAKES):
-        x, indices = given
-        assert x is not None and indices is not None
+        x, indices = present(*given)
         local, inside = _local(b, indices, rank * size, size, size * cut.size)
         taken = b.emit(op, x, local)
         mask = inside if isinstance(op, GatherElements) else _beside(b, inside, op.axis % x.ndim, taken)
         made = b.Where(mask, taken, b.constant(0, taken))
     else:
         assert isinstance(op, _ADDS)
-        indices, dy = given
-        assert indices is not None and dy is not None
+        indices, dy = present(*given)
         axis = op.axis % len(op.shape)
         local, inside = _local(b, indices, rank * size, size, size * cut.size)
         mask = inside if isinstance(op, GatherElementsGrad) else _beside(b, inside, axis, dy)

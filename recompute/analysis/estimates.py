@@ -299,17 +299,19 @@ def fit(peak: Callable[[int], int], first: int, last: int, tolerance: int, also:
     """Affine pieces of `peak` on [first, last], exact to `tolerance`; at most `_MOST_BATCHES` batches are compiled.
 
     Runs of compiled batches that lie on one line are pieces; the next batch to compile is where two lines cross, or
-    the middle of the widest interval that is not known well enough.
+    the middle of the widest interval that is not known well enough.  A step just before the end of a run is twice as
+    high as what it shows in the middle: lines are within half of the tolerance where they were compiled.
     """
+    near = tolerance // 2
     batches = sorted({first, last, (first + last) // 2, *(b for b in also if first <= b <= last)})
     known = {b: peak(b) for b in batches}
     while len(known) < _MOST_BATCHES:
-        runs = _runs(sorted(known), known, tolerance)
+        runs = _runs(sorted(known), known, near)
         wanted = _unknown(runs, known)
         if wanted is None:
             break
         known[wanted] = peak(wanted)
-    runs = _runs(sorted(known), known, tolerance)
+    runs = _runs(sorted(known), known, near)
     pieces: list[Piece] = []
     for i, run in enumerate(runs):
         pieces.append(_piece(run[0], run[-1], run, known))

@@ -14,14 +14,6 @@ from .parsing import whole
 from .values import input_shapes, loading_of, target_of, zoo_option
 
 AUTO = "auto"
-#: options of one rank's step
-_EXCLUDED = (
-    "run", "check", "output", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy", "effort",
-    "seconds", "estimate", "max_batch", "offload", "allow", "slice", "plot", "snapshot", "list_checkpoints", "profile",
-    "report",
-)  # fmt: skip
-#: options that `--mesh auto` chooses
-_CHOSEN = ("zero", "micro_batches", "schedule", "chunks", "checkpoints", "dump_ir", "print_passes")
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
@@ -37,28 +29,8 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--chunks", type=whole, metavar="V", help="parts of the network on each stage, interleaved")
 
 
-def check_arguments(args: argparse.Namespace) -> bool:
-    """Checks the options, and says whether they ask for a cluster: then `args.cluster` is its mesh, or "auto"."""
-    args.cluster = _asked(args)
-    if args.cluster is None:
-        for name in ("schedule", "chunks"):
-            if getattr(args, name) is not None:
-                raise UsageError(f"--{name} is of stages of a pipeline: give a mesh with pp, such as --mesh dp=2,pp=4")
-        if args.rank_count is not None:
-            raise UsageError("--ranks says for how many ranks a mesh is to be found: give --mesh auto, too")
-        return False
-    auto = args.cluster == AUTO
-    for name in (*_EXCLUDED, *(_CHOSEN if auto else ("budget", "rank_count"))):
-        if getattr(args, name) not in (None, False, []):
-            option = {"budget": "memory-budget", "rank_count": "ranks"}.get(name, name.replace("_", "-"))
-            why = "finds what is fastest" if auto and name in _CHOSEN else "says what each rank of a cluster would take"
-            raise UsageError(f"--mesh {args.mesh} {why}: leave out --{option}")
-    _check_needed(args, auto)
-    return True
-
-
-def _asked(args: argparse.Namespace) -> Any:
-    """The mesh of a cluster; None for one without stages."""
+def mesh_asked(args: argparse.Namespace) -> Any:
+    """The mesh of a cluster, or "auto"; None for one without stages."""
     from ..communication.mesh import Mesh
 
     if args.mesh is None or args.mesh == AUTO:
@@ -70,21 +42,12 @@ def _asked(args: argparse.Namespace) -> Any:
     return mesh if dict(mesh.axes).get("pp", 1) > 1 else None
 
 
-def _check_needed(args: argparse.Namespace, auto: bool) -> None:
-    """UsageError where something is missing; parses the links."""
+def check_arguments(args: argparse.Namespace) -> None:
+    """Checks the values of the options before any work is done; parses the links."""
     from ..analysis.ranks import network_of
     from ..communication.mesh import Mesh
 
-    needed = {"batch": "--batch N, the samples of a step of all ranks"}
-    if auto:
-        needed |= {
-            "rank_count": "--ranks N",
-            "device": "--device NAME, such as h100-80",
-            "link": "--link, how fast ranks send, such as node=8,nvlink=450GB/s,net=50GB/s",
-        }
-    for name, what in needed.items():
-        if getattr(args, name) is None:
-            raise UsageError(f"--mesh {args.mesh} needs {what}")
+    auto = args.cluster == AUTO
     if auto and args.rank_count < 1:
         raise UsageError(f"--ranks must be at least 1, not {args.rank_count}")
     if args.budget is not None and args.budget.bytes is None:

@@ -59,14 +59,11 @@ def _check_arguments(args: argparse.Namespace) -> None:
         Executor(there)  # reports a missing device or library now, not after planning
     if args.batch is not None and args.batch < 1:
         raise UsageError(f"--batch must be at least 1, not {args.batch}")
-    if args.data is not None and args.run is None and not args.check:
-        raise UsageError("--data needs --run N or --check")
-    for name in ("stop_on_nan", "save_trained"):
-        if getattr(args, name) and args.run is None:
-            raise UsageError(f"--{name.replace('_', '-')} needs --run N")
     if not 0 <= args.seed < 1 << 63:
         raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
     from ..report import pictures
+    from . import cluster as cli_cluster
+    from . import conflicts
     from . import memory as cli_memory
     from . import outputs as cli_outputs
     from . import plan as cli_plan
@@ -74,10 +71,23 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
     pictures.check_arguments(args)
     cli_memory.check_arguments(args)
+    args.cluster = cli_cluster.mesh_asked(args)
+    conflicts.check(args, _facts(args))
     cli_plan.check_arguments(args)
     cli_ranks.check_arguments(args)
     cli_outputs.check_arguments(args)
     cli_memory.check_data(args)
+
+
+def _facts(args: argparse.Namespace) -> list[str]:
+    """What options together ask for, as `conflicts` names it."""
+    from .cluster import AUTO
+    from .plan import is_problem
+
+    found = ["a planning problem"] if args.model is not None and is_problem(args.model) else []
+    if args.mesh is not None:
+        found.append("--mesh auto" if args.cluster == AUTO else "a mesh with pp" if args.cluster else "a mesh")
+    return found
 
 
 @dataclass
@@ -116,7 +126,7 @@ class _Job(ModelJob):
         self.seconds: list[float] | None = None  # measured, per operator
         self.estimated: Any = None  # the estimate of all ranks
         self.micro_batches = args.pieces
-        self.open_batch = args.ranks is not None
+        self.again = args.ranks is not None
         self.available: int | None = None  # free memory of this machine in bytes, where it is checked
         self.written: list[tuple[Path, str]] = []  # with remarks; reported once the files have their final names
 

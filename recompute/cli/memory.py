@@ -52,18 +52,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     args.budget = None
     if args.memory_budget is not None:
         args.budget = given_budget(args.memory_budget, small=bool(args.model and is_problem(args.model)))
-    for name in ("strategy", "plan"):
-        if args.estimate and getattr(args, name) is not None:
-            raise UsageError(f"--estimate is of the plain step, or of that with --checkpoints: leave out --{name}")
-    if not args.max_batch:
-        return
-    if args.budget is None:
-        raise UsageError("--max-batch needs --memory-budget SIZE, e.g. --memory-budget 16GiB")
-    if args.budget.bytes is None:
+    if args.max_batch and args.budget is not None and args.budget.bytes is None:
         raise UsageError(f"--max-batch needs an amount, e.g. --memory-budget 16GiB, not {args.budget} of a step")
-    for name in ("batch", "run", "output", "check", "estimate"):
-        if getattr(args, name) not in (None, False):
-            raise UsageError(f"--max-batch only finds the batch and runs nothing: leave out --{name}")
 
 
 def check_data(args: argparse.Namespace, program: Any = None) -> None:

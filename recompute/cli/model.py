@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,16 +34,15 @@ class ModelReport:
 class ModelJob:
     """One invocation of a command, as far as it loads a model and sets an optimizer up; `report` has its results."""
 
-    #: whether networks of the zoo are built for any batch, and not for one
-    open_batch = False
+    #: whether the batch of a network of the zoo stays open
+    again = False
     #: what a default batch is multiplied by
     micro_batches = 1
 
     def __init__(self, args: argparse.Namespace, report: Any) -> None:
         self.args, self.report = args, report
-        self.specs: dict[str, Any] = {}
+        self.specs: Mapping[str, Any] = {}
         self.unfrozen: Any = None  # the program from before --freeze
-        self.without_weights = False  # a network of the zoo of which only figures are asked for
         self.to_stdout = args.json is not None and str(args.json) == "-"
 
     def say(self, text: str) -> None:
@@ -55,65 +56,31 @@ class ModelJob:
 
     def load(self) -> Any:
         """The model as a program with fixed shapes."""
-        from .. import models
-        from ..models.common import parameters as zoo_parameters
+        from ..compiling.sources import source_of
 
         args = self.args
-        source: Any = args.model
-        loading, trains = loading_of(args), None
-        batch = args.batch
-        if not Path(args.model).is_file() and args.model in models.names():
-            source = self.build_zoo(models)
-            batch = self.report.batch if self.open_batch else None
-        elif args.option:
-            raise UsageError("--option applies only to networks of the zoo")
-        elif not Path(args.model).exists():
-            near = nearest(args.model, models.names())
-            raise UsageError(f"'{args.model}' is neither a file nor a network of the zoo{near}")
-        shapes = input_shapes(args.input_shapes)
-        if self.without_weights and loading.trainable is None:
-            trains = list(zoo_parameters(source))
-        if isinstance(source, str):
-            batch = self.default_batch(source, batch, shapes or dict(loading.dims), loading.max_bytes)
-        program = loading.read(source, trains, batch=batch, input_shapes=shapes or None, init=args.init)
+        file = Path(args.model).is_file()
+        # figures alone need no weights: drawing those of the zoo takes longer than planning for some networks
+        loading = dataclasses.replace(
+            loading_of(args), init=args.init, again=self.again, weights=file or self.needs_weights()
+        )
+        options, shapes = dict(zoo_option(o) for o in args.option), input_shapes(args.input_shapes)
+        source = source_of(args.model, shapes, options, loading)
+        self.specs = source.specs
+        if source.specs:
+            self.say(source.what)
+        batch = args.batch or source.default * (1 if source.fixed else self.micro_batches)
+        if source.fixed is None and not source.specs and args.batch is None and not shapes:
+            self.say(f"batch: {batch} (the model's batch dimension is dynamic; --batch N sets it)")
+        program = source.whole(batch)
         self.unfrozen = None if loading.freeze is None else unfrozen(program)
         loading.frozen(program)
         if args.fuse_attention and args.verbose:
             report_attention(self, program)
         self.report.inputs = {v.name: str(v.type) for v in program.block.inputs}
         self.report.parameters = sum(v.size for v in program.block.parameters)
-        if self.report.batch is None:
-            self.report.batch = program.block.batch
+        self.report.batch = program.block.batch
         return program
-
-    def build_zoo(self, models: Any) -> Any:
-        """A zoo network at the requested batch, or at its default."""
-        options = dict(zoo_option(o) for o in self.args.option)
-        try:
-            entry = models.info(self.args.model, **options)
-            self.report.batch = self.args.batch or entry.default_batch * self.micro_batches
-            self.specs = {s.name: s for s in (*entry.inputs, *((entry.label,) if entry.label else ()))}
-            self.say(f"building {self.args.model}: {entry.description}")
-            # figures alone need no weights: drawing them takes longer than planning for some networks
-            self.without_weights = not self.needs_weights()
-            chosen = {"seed": self.args.seed, "weights": not self.without_weights}
-            fixed = None if self.open_batch else self.report.batch
-            return models.build(self.args.model, batch=fixed, **chosen, **options)
-        except ValueError as e:
-            raise UsageError(str(e)) from None
-
-    def default_batch(self, path: str, batch: int | None, shapes: dict[str, Any], max_bytes: int | None) -> int | None:
-        """The batch for a file whose first dimension alone is dynamic: 32, which is then printed."""
-        if batch is not None or shapes:
-            return batch
-        from ..importer.model import open_dimensions, read_model
-
-        is_open = open_dimensions(read_model(path, max_bytes=max_bytes).graph)
-        if is_open and all(axis == 0 for _, axis in is_open):
-            found = 32 * self.micro_batches
-            self.say(f"batch: {found} (the model's batch dimension is dynamic; --batch N sets it)")
-            return found
-        return None
 
     def attach_loss(self, program: Any) -> str:
         """The name of the loss, which is appended if the model has none."""

@@ -25,8 +25,6 @@ from .values import target_of
 _COMPARED_AT = "60%"
 #: most names that are printed without -v
 _NAMES = 12
-#: options that a comparison excludes
-_DOINGS = ("run", "check", "output", "dump_ir")
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
@@ -67,72 +65,16 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Checks the options before any work is done."""
-    answers = [name for name in ("compare", "pareto", "save_problem") if getattr(args, name) not in (None, False)]
-    if answers:
-        for name in _DOINGS:
-            if getattr(args, name) not in (None, False):
-                raise UsageError(f"--{answers[0].replace('_', '-')} does not run or write a step: leave out --{name}")
-    shown = [name for name in ("compare", "pareto") if name in answers]
-    if shown:
-        ignored = ["strategy", "plan", "save_plan", *([] if args.compare else ["budget", "checkpoints"])]
-        for name in ignored:
-            if getattr(args, name) is not None:
-                option = "memory-budget" if name == "budget" else name.replace("_", "-")
-                what = "runs every strategy" if args.compare else "draws the whole curve"
-                raise UsageError(f"--{shown[0]} {what}: leave out --{option}")
+    """Checks the values of the options before any work is done."""
     if args.allow is not None:
-        _check_allow(args, answers)
-    if args.checkpoints is not None and not answers:
-        for name in ("strategy", "plan", "save_plan"):
-            if getattr(args, name) is not None:
-                option = name.replace("_", "-")
-                raise UsageError(f"--checkpoints and --{option} both define what is recomputed: give one of them")
+        parse_permissions(args.allow)
+    check_limits(args.effort, args.seconds)
     if args.pareto is not None and args.pareto != Path():
         from ..report.plot import check_plot
 
         check_plot(args.pareto)
-    if args.model is not None and is_problem(args.model):
-        for name in (*_DOINGS, "pareto", "plan", "save_plan", "save_problem", "checkpoints", "estimate", "max_batch"):
-            if getattr(args, name) not in (None, False):
-                option = name.replace("_", "-")
-                raise UsageError(f"{args.model} is a planning problem, and --{option} needs a model: leave it out")
-        return
-    if args.offload:
-        _check_offload(args, answers)
-    _check_limits(args, answers)
-    wanted = request_of(args)
-    if args.save_plan is not None and wanted is None and not answers:
-        raise UsageError("--save-plan needs a plan: give --memory-budget SIZE or --strategy NAME")
-
-
-def _check_limits(args: argparse.Namespace, answers: list[str]) -> None:
-    """UsageError if --effort or --seconds is given without planning for a budget."""
-    given = [name for name in ("effort", "seconds") if getattr(args, name) is not None]
-    if not given:
-        return
-    check_limits(args.effort, args.seconds)
-    wrong = [*answers, *(name for name in ("checkpoints", "plan") if getattr(args, name) is not None)]
-    if wrong or args.budget is None:
-        why = f"leave out --{wrong[0].replace('_', '-')}" if wrong else "give --memory-budget SIZE"
-        raise UsageError(f"--{given[0]} sets how long planning for a budget may take: {why}")
-
-
-def _check_allow(args: argparse.Namespace, answers: list[str]) -> None:
-    """UsageError for bad permissions, and for options that consider exact steps only."""
-    parse_permissions(args.allow)
-    for name in (*answers, *(name for name in ("max_batch", "estimate") if getattr(args, name))):
-        raise UsageError(f"--{name.replace('_', '-')} considers exact gradients only: leave out --allow")
-
-
-def _check_offload(args: argparse.Namespace, answers: list[str]) -> None:
-    """UsageError for options that --offload excludes, or if it lacks the one that it needs."""
-    for name in (*answers, *(["max_batch"] if args.max_batch else [])):
-        raise UsageError(f"--{name.replace('_', '-')} considers recomputation only: leave out --offload")
-    if args.plan is not None:
-        raise UsageError("a saved plan already defines which values are offloaded: leave out --offload")
-    if args.checkpoints is None and args.budget is None:
-        raise UsageError("--offload needs --checkpoints (the values to offload) or --memory-budget SIZE")
+    if args.model is None or not is_problem(args.model):
+        request_of(args)
 
 
 def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:

@@ -11,9 +11,6 @@ from . import cluster
 from .job import Job
 from .parsing import whole
 
-#: options that run or write one program, or that compare plans without ranks
-_EXCLUDED = ("run", "check", "output", "compare", "pareto", "save_problem")
-
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
     """Adds the options about ranks."""
@@ -39,20 +36,13 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 def check_arguments(args: argparse.Namespace) -> None:
     """Checks the options before any work is done; parses the mesh and the links, and counts micro-batches."""
     args.ranks, args.network, args.pieces = None, None, 1
-    if cluster.check_arguments(args):
-        return
+    if args.cluster is not None:
+        return cluster.check_arguments(args)
     if args.mesh is None:
-        for name in ("zero", "micro_batches", "link"):
-            if getattr(args, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')} needs ranks: give --mesh dp=N")
-        return
+        return None
     from ..analysis.ranks import mesh_of, network_of
     from ..training.parallel import Parallel
 
-    for name in _EXCLUDED:
-        if getattr(args, name) not in (None, False):
-            option = name.replace("_", "-")
-            raise UsageError(f"--mesh only estimates what ranks take: leave out --{option}")
     for part in args.slice:
         if part.partition(":")[0] in ("all", "micro"):
             raise UsageError(f"--mesh and --slice {part} both cut the batch: give --micro-batches in place of --slice")

@@ -58,7 +58,7 @@ class _TrainJob(ModelJob):
     """One invocation, from the model to the results."""
 
     report: ModelReport
-    open_batch = True
+    again = True
 
     def __init__(self, args: argparse.Namespace, ranks: Ranks) -> None:
         super().__init__(args, ModelReport(model=args.model))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..support.files import why_not_writable
+from . import conflicts
 from .arguments import add_loading, add_model
 from .parsing import Parser, given_budget, real, whole
 
@@ -126,17 +127,10 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError("give the samples to train on: --data FILE")
     if args.budget is not None:
         given_budget(args.budget)
-    if args.checkpoints is not None and args.budget is not None:
-        raise UsageError("--checkpoints and --memory-budget both define what is recomputed: give one of them")
-    for name in ("resume", "save_steps", "tensorboard", "log_ranks"):
-        if getattr(args, name) and args.save is None:
-            raise UsageError(f"--{name.replace('_', '-')} needs --save DIR")
+    conflicts.check(args, (), conflicts.TRAINING_EXCLUDED, conflicts.TRAINING_NEEDED)
     for name in ("batch", "epochs", "eval_batch", "save_steps", "keep", "patience", "gradient_merge", "micro_batches"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}")
-    for name in ("zero", "micro_batches", "log_ranks"):
-        if getattr(args, name) and args.mesh is None:
-            raise UsageError(f"--{name.replace('_', '-')} is of several processes: give --mesh, such as dp=N")
     if not 0 <= args.seed < 1 << 63:
         raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
     if args.warmup < 0:

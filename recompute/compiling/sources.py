@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,9 @@ Model = str | os.PathLike[str] | onnx.ModelProto | Program
 class Loading:
     """How a model is loaded, its batch and shapes aside: the same for an estimate and for the step that runs.
 
-    The options of `load`, and `freeze`: names or globs of parameters that do not train (`Program.freeze`, with `eval`).
+    The options of `load`, and `freeze`: names or globs of parameters that do not train (`Program.freeze`, with `eval`);
+    `weights`: with their contents (figures need none); `again`: a network of the zoo whose batch stays open, so that
+    its program can be made at others (`Program.again`).
     """
 
     trainable: str | Sequence[str] | None = None
@@ -44,13 +47,16 @@ class Loading:
     max_bytes: int | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
     set: Mapping[str, Any] = field(default_factory=dict)
+    weights: bool = False
+    init: str | None = None
+    again: bool = False
 
-    def read(self, model: str | onnx.ModelProto, trainable: Sequence[str] | None = None, **more: Any) -> Program:
+    def read(self, model: Any, trainable: Sequence[str] | None = None, **more: Any) -> Program:
         """The program, with nothing frozen.  `trainable`: in place of this one's; `more`: of `load`."""
         wanted = [self.trainable] if isinstance(self.trainable, str) else self.trainable
         more |= {"unroll": self.unroll, "seed": self.seed}
         more |= {"max_seconds": self.max_seconds, "max_bytes": self.max_bytes}
-        more |= {"dims": self.dims, "set": self.set}
+        more |= {"dims": self.dims, "set": self.set, "init": self.init}
         return onnx_import.load(model, trainable=trainable or wanted, **more)
 
     def frozen(self, program: Program) -> Program:
@@ -59,16 +65,26 @@ class Loading:
 
 
 class Source:
-    """A model that gives its forward pass at a batch.  `fixed`: its only batch, None if the batch is dynamic."""
+    """A model that gives its forward pass at a batch.
 
-    name = "the model"
+    `fixed`: its only batch, None if the batch is dynamic; `default`: the one that is taken where nobody says it.
+    `specs`: what its inputs mean, where that is known (`models.common.Spec`); `what`: a line about it.
+    """
+
+    name = what = "the model"
     fixed: int | None = None
     default = DEFAULT_BATCH
     is_step = False
+    specs: Mapping[str, Any] = MappingProxyType({})
+    loading = Loading()
 
-    def at(self, batch: int, loss: Any) -> Program:
-        """A new program at a batch."""
+    def whole(self, batch: int) -> Program:
+        """A new program at a batch, with nothing frozen."""
         raise NotImplementedError
+
+    def at(self, batch: int) -> Program:
+        """A new program at a batch."""
+        return self.loading.frozen(self.whole(batch))
 
 
 def source_of(
@@ -82,31 +98,43 @@ def source_of(
             raise UsageError("a Program is loaded already: give shapes, options and what trains to rc.load")
         return _Given(model)
     if isinstance(model, str) and not Path(model).is_file() and model in models.names():
+        if shapes:
+            raise UsageError(f"input shapes belong to a file: '{model}' is a network of the zoo, which has options")
         return _Zoo(model, options, loading)
     if options:
-        raise UsageError("options apply only to networks of the zoo")
+        raise UsageError("options (--option) apply only to networks of the zoo")
     if isinstance(model, str) and not Path(model).exists():
         raise UsageError(f"'{model}' is neither a file nor a network of the zoo{nearest(model, models.names())}")
     return _File(model, shapes, loading)
 
 
 class _Zoo(Source):
-    """Source of a zoo network, built without weights."""
+    """Source of a zoo network."""
 
     def __init__(self, name: str, options: Mapping[str, Any], loading: Loading) -> None:
-        self.name, self._options, self._loading = name, dict(options), loading
+        self.name, self._options, self.loading = name, dict(options), loading
         try:
-            self.default = models.info(name, **self._options).default_batch
+            entry = models.info(name, **self._options)
         except ValueError as e:
             raise UsageError(str(e)) from None
+        self.default, self.what = entry.default_batch, f"building {name}: {entry.description}"
+        self.specs = {s.name: s for s in (*entry.inputs, *((entry.label,) if entry.label else ()))}
 
-    def at(self, batch: int, loss: Any) -> Program:
-        model = weightless(self.name, batch, self._options)
-        trains = list(parameters(model)) if self._loading.trainable is None else None
-        return self._loading.frozen(self._loading.read(model, trains))
+    def whole(self, batch: int) -> Program:
+        again, trains = self.loading.again, None
+        fixed = None if again else batch
+        try:
+            if self.loading.weights:
+                model = models.build(self.name, batch=fixed, seed=self.loading.seed, **self._options)
+            else:
+                model = weightless(self.name, fixed, self._options)
+                trains = list(parameters(model)) if self.loading.trainable is None else None
+        except ValueError as e:
+            raise UsageError(str(e)) from None
+        return self.loading.read(model, trains, batch=batch if again else None)
 
 
-def weightless(name: str, batch: int, options: Mapping[str, Any]) -> onnx.ModelProto:
+def weightless(name: str, batch: int | None, options: Mapping[str, Any]) -> onnx.ModelProto:
     """A zoo network whose large parameters are fills.  Small ones stay initializers, because the importer treats a
     small fill as a constant."""
     model = models.build(name, batch=batch, weights=False, **options)
@@ -124,62 +152,50 @@ def weightless(name: str, batch: int, options: Mapping[str, Any]) -> onnx.ModelP
 
 
 class _File(Source):
-    """Source of a path or ModelProto.  It is read once; trained contents are not kept after that."""
+    """Source of a path or ModelProto.  Without contents it is read once, and trained ones are not kept after that."""
 
     def __init__(self, model: Any, shapes: Mapping[str, Sequence[int]], loading: Loading) -> None:
         self.name = "the model" if isinstance(model, onnx.ModelProto) else str(model)
-        proto = prepare(read_model(model, max_bytes=loading.max_bytes))
+        proto = read_model(model, max_bytes=loading.max_bytes)
         self._axes = _batch_axes(proto.graph, shapes, loading)
         self._shapes = {n: tuple(s) for n, s in shapes.items()}
         sizes = {s[0] for n, s in self._shapes.items() if n in self._axes and s}
-        if not self._axes:
-            first = _first_shape(proto.graph, self._shapes)
+        if not self._axes or len(sizes) > 1:
+            first = _first_shape(proto.graph, self._shapes, loading.dims)
             self.fixed = self.default = first[0] if first else 1
         elif len(sizes) == 1:
             self.default = sizes.pop()
-        self._loading, self._proto = loading, proto
+        self.loading, self._model = loading, model
         self._trains: list[str] | None = None
-        program = self._read(self.default)
-        self._trains = [v.name for v in program.block.parameters] or None
-        self._proto = without_contents(proto, {v.name for v in program.block.parameters})
+        if not loading.weights:
+            self._model = prepare(proto)
+            program = self.whole(self.default)
+            self._trains = [v.name for v in program.block.parameters] or None
+            self._model = without_contents(self._model, {v.name for v in program.block.parameters})
 
-    def at(self, batch: int, loss: Any) -> Program:
-        return self._loading.frozen(self._read(batch))
-
-    def _read(self, batch: int) -> Program:
-        shapes = {n: (batch, *s[1:]) if n in self._axes and s else s for n, s in self._shapes.items()}
-        return self._loading.read(self._proto, self._trains, batch=batch if self._axes else None, input_shapes=shapes)
+    def whole(self, batch: int) -> Program:
+        is_open = self._axes if self.fixed is None else ()
+        shapes = {n: (batch, *s[1:]) if n in is_open and s else s for n, s in self._shapes.items()}
+        wanted = None if batch == self.fixed else batch
+        return self.loading.read(self._model, self._trains, batch=wanted, input_shapes=shapes)
 
 
 def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]], loading: Loading) -> set[str]:
-    """Inputs whose first dimension is the dynamic batch.  UsageError if other dimensions are dynamic."""
+    """Inputs whose first dimension is the dynamic batch."""
     dims = {i.name: i.type.tensor_type.shape.dim for i in graph.input}
-    fixed = {
-        (n, a) for n, ds in dims.items() for a, d in enumerate(ds) if {d.dim_param, f"{n}.{a}"} & set(loading.dims)
-    }
-    is_open = [(n, a) for n, a in open_dimensions(graph) if n not in loading.set and (n, a) not in fixed]
-    batch = {name for name, axis in is_open if axis == 0}
-    symbols = {dims[name][0].dim_param for name in batch} - {""}
-    known = {d.dim_param for n in shapes if n in dims for d in dims[n]} - {""}
-    for name, axis in is_open:
-        symbol = dims[name][axis].dim_param
-        if axis == 0 or name in shapes or (symbol and (symbol in symbols or symbol in known)):
-            continue
-        example = ",".join("1" if d.dim_param or not d.HasField("dim_value") else str(d.dim_value) for d in dims[name])
-        raise UsageError(
-            f"input '{name}' has a dynamic dimension {axis}{f' ({symbol})' * bool(symbol)} besides the batch, but only "
-            f"the batch may be dynamic. Fix it: input_shapes={{'{name}': [{example}]}} "
-            f"(--input-shapes {name}:[{example}], or --dim {symbol or f'{name}.{axis}'}=N) with your own sizes; the "
-            "batch in it may vary"
-        )
-    return batch
+    found = {n for n, axis in open_dimensions(graph) if axis == 0 and n not in loading.set}
+    return {n for n in found if not {dims[n][0].dim_param, f"{n}.0"} & set(loading.dims)}
 
 
-def _first_shape(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+def _first_shape(
+    graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
+) -> tuple[int, ...]:
     weights = {t.name for t in graph.initializer}
     for i in graph.input:
         if i.name not in weights:
-            return shapes.get(i.name) or tuple(d.dim_value for d in i.type.tensor_type.shape.dim)
+            dims = enumerate(i.type.tensor_type.shape.dim)
+            known = (sizes.get(d.dim_param, sizes.get(f"{i.name}.{axis}", d.dim_value)) for axis, d in dims)
+            return shapes.get(i.name) or tuple(known)
     return ()
 
 
@@ -222,7 +238,7 @@ class _Given(Source):
         if self.is_step or program.again is None or not _has_open_batch(program):
             self.fixed = self.default
 
-    def at(self, batch: int, loss: Any) -> Program:
+    def whole(self, batch: int) -> Program:
         if batch != self.default:
             assert self._program.again is not None
             return self._program.again(batch)

@@ -144,7 +144,7 @@ class Steps:
         """The forward pass with its loss at a batch, and the loss's name."""
         if batch not in self._programs:
             self._programs.clear()  # only the last program is kept: of other batches, figures suffice
-            program = self._source.at(self.batch(batch), self._loss)
+            program = self._source.at(self.batch(batch))
             self._programs[batch] = program, attach_loss(program, self._loss, self._stop_on_nan)[0]
         return self._programs[batch]
 
@@ -164,7 +164,7 @@ class Steps:
         if self.is_step:
             if checkpoints is not None:
                 raise UsageError("the program is already a training step: give the checkpoints to its optimizer")
-            whole = self._source.at(self.batch(batch), None)
+            whole = self._source.at(self.batch(batch))
             known = whole.compiled if whole.compiled and whole.compiled.logical is whole.logical else None
             if known is not None and known.target.makes_the_same_as(self.target):
                 whole.lower_to(known)  # as a planner has made it

@@ -86,7 +86,7 @@ class FunctionBuilder:
         """The name of an int64 constant vector (axes, shapes)."""
         return self.array(np.array(list(values), np.int64))
 
-    def scalar(self, value: Any, like: str) -> str:
+    def scalar(self, value: object, like: str) -> str:
         """The name of a constant without dimensions, of `like`'s element type."""
         return self.array(np.array(value, DTYPES[self.type(like).dtype]))
 

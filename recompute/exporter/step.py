@@ -26,7 +26,7 @@ from ..language.builder import Names
 from ..language.ir import Block, Free, Operator, Value
 from ..language.program import Program, Variable
 from ..language.text import show
-from ..language.types import TensorType
+from ..language.types import Types
 from ..support.files import is_special, together
 from ..support.tensor_file import write_arrays
 from ..training.state import contents
@@ -269,7 +269,7 @@ def _json(plan: Any) -> str:
     return json.dumps(plan, default=plain)
 
 
-def function_of(op: Op, types: Sequence[TensorType | None], present: Sequence[bool], name: str) -> onnx.FunctionProto:
+def function_of(op: Op, types: Types, present: Sequence[bool], name: str) -> onnx.FunctionProto:
     """The ONNX function of an operator for the given input types, with the outputs that are `present`."""
     formals = _formal_names(op, len(types))
     results = [f"y{i}" if len(present) > 1 else "y" for i in range(len(present))]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import DTypeLike
 
 from ..errors import ModelError
 from .graphs import first_output
@@ -53,13 +54,13 @@ class Body:
         self._written += 1
         return f"{self._prefix}.{self._written}"
 
-    def constant(self, value: Any, dtype: Any = np.int64) -> str:
+    def constant(self, value: object, dtype: DTypeLike = np.int64) -> str:
         """A constant's name."""
         name = self._fresh()
         self._importer.known[name] = self._importer.constant(np.asarray(value, dtype))
         return name
 
-    def arange(self, n: int, dtype: Any = np.int64) -> str:
+    def arange(self, n: int, dtype: DTypeLike = np.int64) -> str:
         """0, 1, ..., n - 1, with a dimension before them."""
         if n > _LONGEST:
             raise ModelError(f"{n:,} positions are too many")

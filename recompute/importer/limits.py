@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from ..errors import ModelError, UsageError
 
@@ -136,7 +136,7 @@ class Budget:
         self.room -= nbytes
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: float) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,8 +20,10 @@ from .. import ops  # noqa: F401  registers all
 from ..errors import ModelError, ModelWarning, RecomputeError, UsageError
 from ..language.ir import Block, Value
 from ..language.op import IMPORTERS, REGISTRY
-from ..language.program import Program
+from ..language.program import Again, Program
+from ..language.types import Values
 from ..passes.patterns.find_stable import find_stable
+from ..support.memory import give_back
 from . import masks
 from .control import CONTROL, on_sequences
 from .convert import prepare
@@ -99,7 +101,6 @@ def load(
     ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError for
     options that do not fit.
     """
-    training = _training(mode)
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
     limits, budget, source = _read(model, further)
     run = functools.partial(_results, {**limits, "set": values, "dims": dims})
@@ -107,7 +108,7 @@ def load(
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
     rule = rule_of(source, current.graph, trainable, straight=pairs is not None)
     options: Any = {"seed": seed, "rule": rule, "budget": budget, "unroll": unroll, "quantized": pairs}
-    importer = Importer(current, training=training, **options)
+    importer = Importer(current, training=_training(mode), **options)
     importer.declare_changed(source)
     bind(importer, values)
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch, dims))
@@ -115,6 +116,7 @@ def load(
     program = importer.program(source)
     given = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
     program.again = _again(source, program, {**given, **limits, "set": values})
+    give_back()
     _warn(importer, trainable)
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
@@ -162,7 +164,7 @@ def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto
     return limits, budget, repaired(with_dropout(with_own_statistics(source)), tie, untie)
 
 
-def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -> Callable[[int], Program]:
+def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -> Again:
     """The function that loads a program's model at another batch, by the same options, which the program remembers."""
     program.loaded = options
     shapes = {v.name: v.shape for v in program.block.inputs}
@@ -172,7 +174,7 @@ def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -
             warnings.simplefilter("ignore", ModelWarning)
             return load(source, input_shapes=at_batch(source.graph, shapes, batch), **options)
 
-    return again
+    return Again(again)
 
 
 class Importer(ImportState):
@@ -311,7 +313,7 @@ class Importer(ImportState):
             return
         self._run_body(body)
 
-    def _name_outputs(self, node: onnx.NodeProto, results: Sequence[Value | None], start: int) -> None:
+    def _name_outputs(self, node: onnx.NodeProto, results: Values, start: int) -> None:
         """Gives the node's outputs their ONNX names; an output that is another value gets an alias."""
         written = [v for o in self.builder.operators[start:] for v in o.writes() if not o.op.updates]
         made = {v.name for v in written}

@@ -74,7 +74,7 @@ def unroll_loop(importer: ImportState, node: onnx.NodeProto) -> None:
         body.names[inputs[1]] = truth  # it is true whenever the body runs
         body.hoist([inputs[0], *inputs[2:]])
         with importer.budget.again():
-            values = _iterate(importer, body, limit, prefix, values, collected)
+            values = _iterate(body, limit, prefix, values, collected)
     for outer, inner in zip(node.output[:carried], values, strict=False):
         if outer:
             importer.alias(outer, inner)
@@ -84,9 +84,10 @@ def unroll_loop(importer: ImportState, node: onnx.NodeProto) -> None:
 
 
 def _iterate(
-    importer: ImportState, body: Subgraph, limit: int | None, prefix: str, values: list[str], collected: list[list[str]]
+    body: Subgraph, limit: int | None, prefix: str, values: list[str], collected: list[list[str]]
 ) -> list[str]:
     """Runs the body until the trip count is reached or its condition is false; returns the carried values."""
+    importer = body.importer
     inputs = [v.name for v in body.graph.input]
     outputs = [v.name for v in body.graph.output]
     problems = importer.problems()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import DTypeLike
 
 from ..errors import ModelError
 from ..language.types import TensorType, dtype_to_onnx
@@ -131,7 +132,7 @@ class Work:
         finally:
             self.selected.whole = before
 
-    def constant(self, value: Any, dtype: Any = np.int64) -> str:
+    def constant(self, value: Any, dtype: DTypeLike = np.int64) -> str:
         """The name of a constant."""
         array = np.asarray(value, dtype)
         key = ("", str(array.dtype), repr(array.shape), array.tobytes().hex() if array.size < _SMALL else "")

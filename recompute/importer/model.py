@@ -18,6 +18,7 @@ from ..support.files import regular
 from .beside import attach_state
 from .graphs import first_output
 from .limits import Budget
+from .mapped import read, stamp_of
 
 #: older opsets are converted to this one by onnx's version converter
 TARGET_OPSET = 18
@@ -41,7 +42,8 @@ def read_model(
     else:
         path = Path(expect("model", model, (str, PathLike), "a path or an ONNX model"))
         try:
-            raw = regular(path).read_bytes()
+            before = stamp_of(regular(path))
+            raw = read(path)
         except OSError as e:
             raise ModelError(f"cannot read '{path}': {e.strerror or e}") from None
         proto, folder = onnx.ModelProto(), path.resolve().parent
@@ -64,6 +66,8 @@ def read_model(
     except UnicodeDecodeError as e:
         raise ModelError(f"the model has a name that is no UTF-8 text: {e.object!r:.60}") from None
     budget.own(nodes, _check_tensors(tensors, folder, budget))
+    if folder is not None and stamp_of(path) != before:  # offsets are those of the file before
+        raise ModelError(f"'{path}' has changed while it was read: load it again")
     return proto
 
 
@@ -160,7 +164,7 @@ def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None
         if path.exists() and not path.is_file():
             raise ModelError(f"tensor '{t.name}': external data '{location}' is no file")
         offset, length = int(info.get("offset", 0)), int(info.get("length", nbytes))
-        size = path.stat().st_size
+        size, stamp = path.stat().st_size, (folder is None and info.get("stamp")) or stamp_of(path)
     except (ValueError, OSError, RuntimeError) as e:  # RuntimeError: a link to itself
         raise ModelError(f"tensor '{t.name}': external data '{location}' cannot be read: {e}") from None
     if length != nbytes or offset < 0 or offset + nbytes > size:
@@ -170,7 +174,8 @@ def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None
         )
     del t.external_data[:]
     _CHECKED.add(str(path))
-    for key, value in (("location", str(path)), ("offset", str(offset)), ("length", str(nbytes))):
+    entries = {"location": str(path), "offset": str(offset), "length": str(nbytes), "stamp": stamp}
+    for key, value in entries.items():
         t.external_data.add(key=key, value=value)
 
 

@@ -70,6 +70,18 @@ class NodeContext:
             return None
         return self._importer.value(self._node.input[i], self.op_type, i)
 
+    def need(self, i: int) -> Value:
+        """Input number `i`; a ModelError where it is absent."""
+        if (found := self.input(i)) is None:
+            raise self.fail(f"its input {i} is absent")
+        return found
+
+    def need_type(self, i: int) -> TensorType:
+        """The type of input `i`; a ModelError where it is absent."""
+        if (found := self.type(i)) is None:
+            raise self.fail(f"its input {i} is absent")
+        return found
+
     def type(self, i: int) -> TensorType | None:
         """The type of input `i` without making a constant a value."""
         if not self.name(i):

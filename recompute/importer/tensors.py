@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 
 from ..errors import ModelError
-from ..language.types import DTYPES, PACKED, dtype_from_onnx
+from ..language.types import DTYPES, PACKED, dtype_from_onnx, need
+from .mapped import whole
 
 
 def tensor_array(t: onnx.TensorProto) -> np.ndarray:
@@ -17,17 +18,21 @@ def tensor_array(t: onnx.TensorProto) -> np.ndarray:
         if min(t.dims, default=0) < 0 or len(t.string_data) != math.prod(t.dims):
             raise ModelError(f"tensor '{t.name}' {list(t.dims)} contains {len(t.string_data)} strings")
         return np.array([s.decode("utf-8", "replace") for s in t.string_data], object).reshape(tuple(t.dims))
-    name = dtype_from_onnx(t.data_type)
-    assert name is not None
+    name = need(dtype_from_onnx(t.data_type))
     shape = tuple(t.dims)
     if t.data_location == onnx.TensorProto.EXTERNAL:
         info = {e.key: e.value for e in t.external_data}
         if math.prod(shape) == 0:
             return np.empty(shape, DTYPES[name])
+        try:
+            file = whole(info["location"], info["stamp"]) if "stamp" in info else np.memmap(info["location"], mode="r")
+        except (OSError, ValueError) as e:
+            raise ModelError(f"tensor '{t.name}' cannot be read from '{info['location']}': {e}") from None
+        begin = int(info["offset"])
+        raw = file[begin : begin + int(info["length"])]
         if name in PACKED:
-            raw = np.memmap(info["location"], np.uint8, "r", int(info["offset"]), (int(info["length"]),))
             return onnx.numpy_helper.to_array(onnx.TensorProto(data_type=t.data_type, dims=shape, raw_data=bytes(raw)))
-        return np.memmap(info["location"], DTYPES[name], "r", int(info["offset"]), shape)
+        return raw.view(DTYPES[name]).reshape(shape)
     if t.HasField("raw_data") and name not in PACKED:
         return np.frombuffer(t.raw_data, DTYPES[name]).reshape(shape)
     try:

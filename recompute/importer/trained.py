@@ -65,11 +65,7 @@ class TrainRule:
     """
 
     def __init__(
-        self,
-        source: onnx.ModelProto,
-        graph: onnx.GraphProto,
-        trainable: Sequence[str] | None,
-        straight: bool = False,
+        self, source: onnx.ModelProto, graph: onnx.GraphProto, trainable: Sequence[str] | None, straight: bool = False
     ) -> None:
         self.origin = origin_of(source)
         self.from_pytorch = source.producer_name == "pytorch"

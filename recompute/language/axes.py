@@ -174,8 +174,14 @@ def _write(found: Followed, o: Operator, states: Sequence[State | None]) -> None
 
 @dataclass(frozen=True)
 class _Body:
-    """An expansion: operators over inputs `x0`, `x1`, ...; `outputs` are those that are present, else None."""
+    """The expansion of `op` for these types: operators over inputs `x0`, `x1`, ...
 
+    `outputs` are those that are present, else None.
+    """
+
+    op: Op
+    ins: Types
+    outs: Types
     operators: tuple[Operator, ...]
     constants: dict[str, Any]
     outputs: tuple[Value | None, ...]
@@ -195,12 +201,58 @@ class _Body:
             if any(v.name in needed for v in o.writes()):
                 needed.update(v.name for v in o.reads())
                 kept.append(o)
-        return _Body(tuple(kept[::-1]), {c.value.name: (c.value.type, c.data) for c in b.constants}, wanted)
+        constants = {c.value.name: (c.value.type, c.data) for c in b.constants}
+        return _Body(op, ins, outs, tuple(kept[::-1]), constants, wanted)
 
-    def block(self, ins: Types) -> Block:
-        """The body as a block."""
-        values = [Value(f"x{i}", t) for i, t in enumerate(ins) if t is not None]
-        return Block("body", inputs=tuple(values), operators=self.operators)
+    def factor(self, i: int, axis: int) -> Factor | None:
+        """The factor that is `axis` of input `i`; None where the composition cannot be sliced along it."""
+        starts: dict[str, int | Place] = {f"x{i}": axis}
+        values = tuple(Value(f"x{k}", t) for k, t in enumerate(self.ins) if t is not None)
+        block = Block("body", inputs=values, operators=self.operators)
+        names = {v.name for v in block.inputs}
+        while True:  # an input that is read in slices is an input that is cut; some day no more are found
+            way = follow(block, starts)
+            read = {
+                v.name: c.place for (k, j), c in way.cuts.items() if (v := block.operators[k].inputs[j]) is not None
+            }
+            more = {n: p for n, p in read.items() if n in names and n not in starts}
+            if way.needs or any(f.shares for f in way.factors.values()):
+                return None
+            if not more:
+                break
+            starts |= more
+        states = [None if v is None else way.states.get(v.name) for v in self.outputs]
+        if any(v is not None and s is None for v, s in zip(self.outputs, states, strict=True)):
+            return None
+        inputs = tuple(s.place if isinstance(s := way.states.get(f"x{k}"), Cut) else None for k in range(len(self.ins)))
+        made = tuple(None if s is None else s.place if isinstance(s, Cut) else s.how for s in states)
+        size = next(s.size for s in way.states.values() if isinstance(s, Cut))
+        f = Factor(size, inputs, made).fitted(self.ins, self.outs)
+        return f if self.is_sliced(f, way) else None
+
+    def is_sliced(self, f: Factor, way: Followed) -> bool:
+        """Whether a slice's expansion is the slice of the expansion: for twice the size, which no rule for 1 disturbs.
+
+        So a number that was computed from the size, such as a mean's count, is found.
+        """
+        large, given, made = piece(self.op, f, 0, 2 * f.size, self.ins, self.outs)
+        try:
+            if any(t is not None and t != u for t, u in zip(made, large.infer(*given), strict=False)):
+                return False
+            other = _Body.of(large, given, made)
+        except TypeRuleError:
+            return False
+        if other is None or len(other.operators) != len(self.operators):
+            return False
+        same: dict[str, str] = {f"x{i}": f"x{i}" for i in range(len(self.ins))}
+        same |= {n: m for n, data in self.constants.items() for m, found in other.constants.items() if found == data}
+        read = {v.name: c for (k, j), c in way.cuts.items() if (v := self.operators[k].inputs[j]) is not None}
+        for k, (a, b) in enumerate(zip(self.operators, other.operators, strict=True)):
+            if not _same_operator(a, b, same, way.factors.get(k) or _making(a, read)):
+                return False
+            same |= {v.name: w.name for v, w in zip(a.writes(), b.writes(), strict=True)}
+        pairs = zip(self.outputs, other.outputs, strict=True)
+        return all(v is None or (w is not None and same.get(v.name) == w.name) for v, w in pairs)
 
 
 def through_expansion(op: Op, ins: Types, outs: Types) -> tuple[Factor, ...]:
@@ -212,59 +264,10 @@ def through_expansion(op: Op, ins: Types, outs: Types) -> tuple[Factor, ...]:
     for i, t in enumerate(ins):
         for axis, d in enumerate(() if t is None else t.shape):
             if d > 1 and all(f.inputs[i] != Place(axis) for f in found):
-                f = _derived(op, body, i, axis, ins, outs)
+                f = body.factor(i, axis)
                 if f is not None:
                     found.append(f)
     return tuple(found)
-
-
-def _derived(op: Op, body: _Body, i: int, axis: int, ins: Types, outs: Types) -> Factor | None:
-    """The factor that is `axis` of input `i`; None where the composition cannot be sliced along it."""
-    starts: dict[str, int | Place] = {f"x{i}": axis}
-    block = body.block(ins)
-    names = {v.name for v in block.inputs}
-    while True:  # an input that is read in slices is an input that is cut; some day no more are found
-        way = follow(block, starts)
-        read = {v.name: c.place for (k, j), c in way.cuts.items() if (v := block.operators[k].inputs[j]) is not None}
-        more = {n: p for n, p in read.items() if n in names and n not in starts}
-        if way.needs or any(f.shares for f in way.factors.values()):
-            return None
-        if not more:
-            break
-        starts |= more
-    states = [None if v is None else way.states.get(v.name) for v in body.outputs]
-    if any(v is not None and s is None for v, s in zip(body.outputs, states, strict=True)):
-        return None
-    inputs = tuple(s.place if isinstance(s := way.states.get(f"x{k}"), Cut) else None for k in range(len(ins)))
-    made = tuple(None if s is None else s.place if isinstance(s, Cut) else s.how for s in states)
-    size = next(s.size for s in way.states.values() if isinstance(s, Cut))
-    f = Factor(size, inputs, made).fitted(ins, outs)
-    return f if _is_its_slice(op, f, body, way, ins, outs) else None
-
-
-def _is_its_slice(op: Op, f: Factor, body: _Body, way: Followed, ins: Types, outs: Types) -> bool:
-    """Whether the expansion of a slice is the slice of the expansion: for twice the size, which no rule for 1 disturbs.
-
-    So a number that was computed from the size, such as a mean's count, is found.
-    """
-    large, given, made = piece(op, f, 0, 2 * f.size, ins, outs)
-    try:
-        if any(t is not None and t != u for t, u in zip(made, large.infer(*given), strict=False)):
-            return False
-        other = _Body.of(large, given, made)
-    except TypeRuleError:
-        return False
-    if other is None or len(other.operators) != len(body.operators):
-        return False
-    same: dict[str, str] = {f"x{i}": f"x{i}" for i in range(len(ins))}
-    same |= {n: m for n, data in body.constants.items() for m, found in other.constants.items() if found == data}
-    read = {v.name: c for (k, j), c in way.cuts.items() if (v := body.operators[k].inputs[j]) is not None}
-    for k, (a, b) in enumerate(zip(body.operators, other.operators, strict=True)):
-        if not _same_operator(a, b, same, way.factors.get(k) or _making(a, read)):
-            return False
-        same |= {v.name: w.name for v, w in zip(a.writes(), b.writes(), strict=True)}
-    pairs = zip(body.outputs, other.outputs, strict=True)
-    return all(v is None or (w is not None and same.get(v.name) == w.name) for v, w in pairs)
 
 
 def _making(o: Operator, read: Mapping[str, Cut]) -> Factor | None:

@@ -12,7 +12,7 @@ from ..errors import TypeRuleError
 from .exact import exact
 from .ir import Block, Constant, Operator, Role, Value
 from .op import Op, op_class
-from .types import DTYPES, TensorType
+from .types import DTYPES, TensorType, Values
 
 
 class Names:
@@ -94,7 +94,7 @@ class Builder:
 
         return apply
 
-    def constant(self, value: Any, like: Value | TensorType | str) -> Value:
+    def constant(self, value: object, like: Value | TensorType | str) -> Value:
         """A declared constant of `like`'s element type; equal constants are shared."""
         dtype = like if isinstance(like, str) else like.dtype
         array = np.asarray(value, dtype=DTYPES[dtype])
@@ -123,9 +123,7 @@ class Builder:
             x = self.ReduceSum(x, axes=axes, keepdims=0 if axes == tuple(range(lead)) else 1)
         return x if x.shape == shape else self.Reshape(x, shape=shape)
 
-    def gradient_of_expansion(
-        self, op: Op, ins: Sequence[Value | None], grads: Sequence[Value | None]
-    ) -> list[Value | None]:
+    def gradient_of_expansion(self, op: Op, ins: Values, grads: Values) -> list[Value | None]:
         """The gradient of an operator that has no rule of its own (see `gradient_through_expansion`)."""
         return gradient_through_expansion(op, self, ins, grads)
 
@@ -144,9 +142,7 @@ def _constant_name(data: tuple, t: TensorType) -> str:
     return f"c.{t.dtype}.{'x'.join(map(str, t.shape))}"
 
 
-def gradient_through_expansion(
-    op: Op, b: Builder, ins: Sequence[Value | None], grads: Sequence[Value | None]
-) -> list[Value | None]:
+def gradient_through_expansion(op: Op, b: Builder, ins: Values, grads: Values) -> list[Value | None]:
     """The gradient of an operator by differentiating its `expand` (whose forward part is recomputed)."""
     start = len(b.operators)
     outs = op.expand(b, *ins)

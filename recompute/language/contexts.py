@@ -1,18 +1,20 @@
 """Protocols of the objects that are passed to operators, so that the language does not import its users.
 
-`Op` is written against these; the classes that fulfil them stand above it: `builder.Builder`, `onnx_node.NodeContext`,
-`onnx_function_builder.FunctionBuilder`, `ir.Operator`.
+`Op` is written against these; the classes that fulfil them stand above it: `builder.Builder`,
+`importer.node.NodeContext`, `exporter.function_builder.FunctionBuilder`, `ir.Operator`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from .types import TensorType, Value
+from .types import TensorType, Value, Values
 
 if TYPE_CHECKING:
     import numpy as np
+    import onnx
+    from numpy.typing import DTypeLike
 
 
 class OperatorBuilder(Protocol):
@@ -30,7 +32,7 @@ class OperatorBuilder(Protocol):
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """`(*inputs, want=None, **attributes)` applies the operator of that name."""
 
-    def constant(self, value: Any, like: Value | TensorType | str) -> Value:
+    def constant(self, value: object, like: Value | TensorType | str) -> Value:
         """A declared constant of `like`'s element type."""
 
     def fill(self, value: float, like: Value | TensorType) -> Value:
@@ -42,14 +44,40 @@ class OperatorBuilder(Protocol):
     def add_all(self, values: Sequence[Value]) -> Value:
         """The sum of one or more values of one type, from left to right."""
 
-    def gradient_of_expansion(
-        self, op: Any, ins: Sequence[Value | None], grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def gradient_of_expansion(self, op: Any, ins: Values, grads: Values) -> Values:
         """Gradients of the inputs of `op` by differentiating its expansion.  TypeRuleError if it has none."""
 
 
+class NodeWriter(Protocol):
+    """The builder with which importers write the standard ONNX nodes that replace a node (see `importer.body.Body`).
+
+    `y = g.Add(g.ins[0], "k")` returns the name of the result; "" is an absent value.  `ins`: the node's inputs.
+    """
+
+    ins: list[str]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """`(*inputs, outputs=1, domain="", **attributes)` writes a node: its output's name, or a list of them."""
+
+    def constant(self, value: object, dtype: DTypeLike = ...) -> str:
+        """A constant's name; integers without `dtype`."""
+
+    def arange(self, n: int, dtype: DTypeLike = ...) -> str:
+        """0, 1, ..., n - 1, with a dimension before them."""
+
+    def shared(self, name: str, make: Callable[[], str]) -> str:
+        """A value that nodes compute once for the whole model, under a fixed name."""
+
+    def results(self, *names: str | None) -> list[onnx.NodeProto]:
+        """The nodes, with these results as the replaced node's outputs."""
+
+
+#: what stands for a node: its value, its values, or nodes in its place; None: the importer does not know this form
+Imported: TypeAlias = "Value | tuple[Value | None, ...] | list[onnx.NodeProto] | None"
+
+
 class ImportedNode(Protocol):
-    """One ONNX node, as `Op.from_onnx` sees it (see `onnx_node.NodeContext`).
+    """One ONNX node, as `Op.from_onnx` sees it (see `importer.node.NodeContext`).
 
     `outputs`: names of its outputs; `quantized`: operators whose gradients ignore their rounding.
     """
@@ -59,7 +87,7 @@ class ImportedNode(Protocol):
     opset: int
     builder: Any
     outputs: tuple[str, ...]
-    quantized: Any
+    quantized: dict[str, tuple[Any, ...]] | None
 
     @property
     def training(self) -> bool:
@@ -89,6 +117,12 @@ class ImportedNode(Protocol):
 
     def input(self, i: int) -> Value | None:
         """Input `i`, None where it is absent; a constant becomes a value."""
+
+    def need(self, i: int) -> Value:
+        """Input `i`; a ModelError where it is absent."""
+
+    def need_type(self, i: int) -> TensorType:
+        """The type of input `i`; a ModelError where it is absent."""
 
     def type(self, i: int) -> TensorType | None:
         """The type of input `i` without making a constant a value."""
@@ -126,14 +160,18 @@ class ImportedNode(Protocol):
     def random_seed(self) -> int:
         """The key of the next random operator."""
 
-    def body(self) -> Any:
-        """For importers that write plain ONNX nodes (see `onnx_body.Body`)."""
+    def body(self) -> NodeWriter:
+        """For importers that write plain ONNX nodes."""
 
     def unrolled(self, steps: int) -> bool:
         """Whether this recurrent node is to be written step by step."""
 
     def fail(self, why: str) -> Exception:
         """The ModelError about this node."""
+
+
+#: an importer of one kind of nodes
+Importing = Callable[[ImportedNode], Imported]
 
 
 class FunctionWriter(Protocol):
@@ -157,7 +195,7 @@ class FunctionWriter(Protocol):
     def ints(self, values: Sequence[int]) -> str:
         """The name of an int64 constant vector."""
 
-    def scalar(self, value: Any, like: str) -> str:
+    def scalar(self, value: object, like: str) -> str:
         """The name of a constant without dimensions, of `like`'s element type."""
 
     def zero(self, like: str) -> str:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from .types import DTYPES, FLOATS, TensorType
+from .types import DTYPES, FLOATS, Array, TensorType
 
 #: element types of computations
 TYPES = ("f32", "f64", "bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
@@ -38,43 +38,43 @@ class Expr:
         """That of a scalar."""
         return TensorType(self.dtype, ())
 
-    def __add__(self, other: Any) -> Expr:
+    def __add__(self, other: Expr | float) -> Expr:
         return _same("add", self, other)
 
-    def __radd__(self, other: Any) -> Expr:
+    def __radd__(self, other: Expr | float) -> Expr:
         return _same("add", _like(other, self), self)
 
-    def __sub__(self, other: Any) -> Expr:
+    def __sub__(self, other: Expr | float) -> Expr:
         return _same("sub", self, other)
 
-    def __rsub__(self, other: Any) -> Expr:
+    def __rsub__(self, other: Expr | float) -> Expr:
         return _same("sub", _like(other, self), self)
 
-    def __mul__(self, other: Any) -> Expr:
+    def __mul__(self, other: Expr | float) -> Expr:
         return _same("mul", self, other)
 
-    def __rmul__(self, other: Any) -> Expr:
+    def __rmul__(self, other: Expr | float) -> Expr:
         return _same("mul", _like(other, self), self)
 
-    def __truediv__(self, other: Any) -> Expr:
+    def __truediv__(self, other: Expr | float) -> Expr:
         return _same("div", self, other)
 
-    def __rtruediv__(self, other: Any) -> Expr:
+    def __rtruediv__(self, other: Expr | float) -> Expr:
         return _same("div", _like(other, self), self)
 
     def __neg__(self) -> Expr:
         return _same("neg", self)
 
-    def __lt__(self, other: Any) -> Expr:
+    def __lt__(self, other: Expr | float) -> Expr:
         return _compare("lt", self, other)
 
-    def __le__(self, other: Any) -> Expr:
+    def __le__(self, other: Expr | float) -> Expr:
         return _compare("le", self, other)
 
-    def __gt__(self, other: Any) -> Expr:
+    def __gt__(self, other: Expr | float) -> Expr:
         return _compare("lt", _like(other, self), self)
 
-    def __ge__(self, other: Any) -> Expr:
+    def __ge__(self, other: Expr | float) -> Expr:
         return _compare("le", _like(other, self), self)
 
     def __and__(self, other: Expr) -> Expr:
@@ -98,23 +98,27 @@ class Expr:
         return f"{self.fn}({kind}{', '.join(map(str, self.args))})"
 
 
+#: what `Op.element` returns: the formula of the output, those of several (None: an absent one), or None
+Formula: TypeAlias = Expr | tuple[Expr | None, ...] | None
+
+
 def argument(position: int, dtype: str) -> Expr:
     """The element of the input at `position`."""
     return Expr("input", (), dtype, position)
 
 
-def constant(value: Any, dtype: str) -> Expr:
+def constant(value: float, dtype: str) -> Expr:
     """A number, rounded to the element type."""
     with np.errstate(over="ignore"):
         number = DTYPES[dtype].type(value)
     return Expr("constant", (), dtype, float(number) if dtype in HALVES else number.item())
 
 
-def _like(x: Any, like: Expr) -> Expr:
+def _like(x: Expr | float, like: Expr) -> Expr:
     return x if isinstance(x, Expr) else constant(x, like.dtype)
 
 
-def _same(fn: str, *args: Any) -> Expr:
+def _same(fn: str, *args: Expr | float) -> Expr:
     """A function whose arguments and result have one element type; numbers take it from the expressions."""
     first = next(x for x in args if isinstance(x, Expr))
     found = tuple(_like(x, first) for x in args)
@@ -123,27 +127,27 @@ def _same(fn: str, *args: Any) -> Expr:
     return Expr(fn, found, first.dtype)
 
 
-def _compare(fn: str, a: Any, b: Any) -> Expr:
+def _compare(fn: str, a: Expr | float, b: Expr | float) -> Expr:
     made = _same(fn, a, b)
     return Expr(fn, made.args, "bool")
 
 
-def maximum(a: Any, b: Any) -> Expr:
+def maximum(a: Expr | float, b: Expr | float) -> Expr:
     """The maximum; NaN if one is NaN."""
     return _same("max", a, b)
 
 
-def minimum(a: Any, b: Any) -> Expr:
+def minimum(a: Expr | float, b: Expr | float) -> Expr:
     """The minimum; NaN if one is NaN."""
     return _same("min", a, b)
 
 
-def equal(a: Any, b: Any) -> Expr:
+def equal(a: Expr | float, b: Expr | float) -> Expr:
     """a = b."""
     return _compare("eq", a, b)
 
 
-def where(condition: Expr, x: Any, y: Any) -> Expr:
+def where(condition: Expr, x: Expr | float, y: Expr | float) -> Expr:
     """x if the condition is true, else y."""
     chosen = _same("where", x, y)
     return Expr("where", (condition, *chosen.args), chosen.dtype)
@@ -220,7 +224,7 @@ def substitute(roots: Sequence[Expr], inputs: Sequence[Expr | None] | Mapping[in
     return [new[id(r)] for r in roots]
 
 
-_NUMPY: dict[str, Callable[..., Any]] = {
+_NUMPY: dict[str, Callable[..., Array]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
     "max": np.maximum, "min": np.minimum, "abs": np.absolute, "sqrt": np.sqrt, "exp": np.exp, "expm1": np.expm1,
     "log": np.log, "log1p": np.log1p, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "pow": np.power,
@@ -231,9 +235,9 @@ _NUMPY: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def evaluate(roots: Sequence[Expr], inputs: Sequence[Any]) -> list[np.ndarray]:
+def evaluate(roots: Sequence[Expr], inputs: Sequence[object]) -> list[Array]:
     """Evaluates the expressions on NumPy arrays with broadcasting: the reference of generated code."""
-    values: dict[int, Any] = {}
+    values: dict[int, Array] = {}
     with np.errstate(all="ignore"):
         for x in nodes(roots):
             kind = DTYPES[x.dtype]

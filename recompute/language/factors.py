@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .types import TensorType
+from .types import Array, TensorType, Types
 
 #: partial results that are added up, or of which the largest, the smallest or the product is taken, or the logarithm
 #: of the sum of exponentials
@@ -44,7 +44,7 @@ class Place:
         """The type with `size` values of the index."""
         return t.with_shape((*t.shape[: self.axis], self.extent(size), *t.shape[self.axis + 1 :]))
 
-    def cut(self, array: Any, size: int, start: int, stop: int) -> Any:
+    def cut(self, array: Array, size: int, start: int, stop: int) -> Array:
         """The part of an array in which the index, of `size` values, is in [start, stop)."""
         shape = array.shape
         before, after = shape[: self.axis], shape[self.axis + 1 :]
@@ -82,10 +82,10 @@ class Factor:
     counts: str = ""
     whole: bool = False
 
-    def fitted(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Factor:
+    def fitted(self, ins: Types, outs: Types) -> Factor:
         """The same factor with one entry for each input and output, None where one is absent."""
 
-        def fit(places: Sequence[Any], types: Sequence[TensorType | None]) -> tuple[Any, ...]:
+        def fit(places: Sequence[Any], types: Types) -> tuple[Any, ...]:
             pairs = itertools.zip_longest(places[: len(types)], types)
             return tuple(None if t is None else p for p, t in pairs)
 
@@ -103,7 +103,7 @@ class Factor:
         return dataclasses.replace(self, size=size, inputs=inputs, outputs=outputs)
 
     def types(
-        self, size: int, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+        self, size: int, ins: Types, outs: Types
     ) -> tuple[tuple[TensorType | None, ...], tuple[TensorType | None, ...]]:
         """Types of the inputs and outputs of a slice of `size` values; `ins` and `outs` are those of the whole."""
 
@@ -132,7 +132,7 @@ def factor(
     return Factor(size, tuple(map(place, inputs)), tuple(map(place, outputs)), shares, counts)
 
 
-def aligned(ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
+def aligned(ins: Types, outs: Types) -> tuple[Factor, ...]:
     """The factors of an element-wise operator: inputs broadcast to the outputs, which have one shape."""
     shape = next(t.shape for t in outs if t is not None)
 
@@ -145,15 +145,15 @@ def aligned(ins: Sequence[TensorType | None], outs: Sequence[TensorType | None])
     )
 
 
-def in_step(
-    ins: Sequence[TensorType | None], outs: Sequence[TensorType | None], axes: Iterable[int]
-) -> tuple[Factor, ...]:
+def in_step(ins: Types, outs: Types, axes: Iterable[int]) -> tuple[Factor, ...]:
     """Factors of axes that are the same in all inputs and outputs, as the rows of a softmax are."""
     first = next(t for t in ins if t is not None)
     return tuple(factor(first.shape[a], [a] * len(ins), [a] * len(outs)) for a in axes)
 
 
-def own_batch(inputs: Iterable[int], ins: Sequence[Any], outs: Sequence[Any], others: str) -> Factor | None:
+def own_batch(
+    inputs: Iterable[int], ins: Sequence[TensorType], outs: Sequence[TensorType], others: str
+) -> Factor | None:
     """The factor of axis 0 for an operator that takes statistics over it, when each slice has statistics of its own.
 
     `inputs`: the inputs that have the axis, as output 0 has if it has more than one axis; other outputs are `others`.
@@ -175,7 +175,7 @@ def _only_place(p: Place | str | None) -> Place | None:
     return p if isinstance(p, Place) else None
 
 
-def all_but(ins: Sequence[TensorType | None], outs: Sequence[TensorType | None], axis: int) -> tuple[Factor, ...]:
+def all_but(ins: Types, outs: Types, axis: int) -> tuple[Factor, ...]:
     """Factors of axes that are the same in all inputs and outputs, of which one is needed whole."""
     found = in_step(ins, outs, range(next(t.ndim for t in ins if t is not None)))
     return (*found[:axis], *needed_whole(found[axis : axis + 1]), *found[axis + 1 :])

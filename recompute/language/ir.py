@@ -11,7 +11,7 @@ import enum
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from .exact import Exact
 from .kernels import provider
 from .op import Op
 from .types import TensorType, Value
+
+Kind = TypeVar("Kind", bound=Op)
 
 
 class Role(str, enum.Enum):
@@ -52,6 +54,11 @@ class Operator:
     scratch: tuple[Value, ...] = ()
     kernel: str = ""
     typed: bool = field(default=False, init=False, repr=False, compare=False)
+
+    def of(self, kind: type[Kind]) -> Kind:
+        """The operator with its attributes, which is of this class."""
+        assert isinstance(self.op, kind)
+        return self.op
 
     def reads(self) -> Iterator[Value]:
         """Inputs that are present."""

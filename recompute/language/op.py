@@ -1,7 +1,8 @@
 """The base class of operators: schema, type rule, gradient, cost, numerics and ONNX form in one class.
 
 A subclass is a frozen dataclass whose fields are the operator's attributes, so equality, printing and parsing come
-free.  Defining it registers it under its class name; no other registration is needed.
+free.  Defining it registers it under its class name; no other registration is needed.  What its methods take is
+imported from here as well.
 """
 
 from __future__ import annotations
@@ -12,17 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import TypeRuleError, UsageError, nearest
+from .contexts import FunctionWriter, Imported, ImportedNode, Importing, OperatorBuilder
 from .exact import Exact, exact
-from .types import TensorType
+from .samples import Case, Draw
+from .types import Operands, TensorType, Types, Values
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from .contexts import FunctionWriter, ImportedNode, OperatorBuilder
-    from .element import Expr
+    from .element import Expr, Formula
     from .factors import Factor
     from .layouts import Turned
-    from .types import Value
+    from .types import NumPy, Value
 
 #: operator name → class; filled by `Op.__init_subclass__`
 REGISTRY: dict[str, type[Op]] = {}
@@ -94,7 +94,7 @@ class Op(Exact):
     #: name of the equivalent ONNX operator; None: exported through `export` or `expand`
     onnx_name: ClassVar[str | None] = None
 
-    def __init_subclass__(cls, abstract: bool = False, onnx: str | bool | None = None, **kw: Any) -> None:
+    def __init_subclass__(cls, abstract: bool = False, onnx: str | bool | None = None, **kw: object) -> None:
         """Registers the class; `onnx=True` says that ONNX has this operator under the same name."""
         super().__init_subclass__(**kw)
         cls.abstract = abstract
@@ -127,17 +127,14 @@ class Op(Exact):
         """Types of all outputs, optional ones included.  TypeRuleError for inputs that do not fit."""
         raise NotImplementedError(f"{self.name} has no type rule")
 
-    def compute(
-        self,
-        xp: Any,
-        ins: Sequence[np.ndarray],
-        outs: Sequence[np.ndarray],
-        scratch: Sequence[np.ndarray],
-    ) -> None:
-        """Writes every output completely; `outs[i]` is None if output i is absent, `ins[i]` if input i is."""
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+        """Writes every output completely, with `xp`: NumPy or CuPy.
+
+        `outs[i]` is None if output i is absent, `ins[i]` if input i is.
+        """
         raise NotImplementedError(f"{self.name} has no numerics")
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """Types of the temporary buffers that `compute` gets."""
         return ()
 
@@ -145,14 +142,14 @@ class Op(Exact):
         """Inputs over which this output may be written, in order of preference; each by one output at most."""
         return self.inplace if output == self.inplace_output else ()
 
-    def channels_last(self, ins: Sequence[Value | None], outs: Sequence[Value | None], rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """The channels-last form of this operator for values of up to `rank` dimensions (3 or more).
 
         None: there is none.  See `layouts`, and `ops/channels_last.py` for operators with a separate class for it.
         """
         return None
 
-    def views(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[int | None, ...]:
+    def views(self, ins: Types, outs: Types) -> tuple[int | None, ...]:
         """For each output, the byte offset in input 0's buffer at which its elements are, in order.
 
         None (or a shorter tuple): it needs its own buffer.  Other outputs may be bound to the input's buffer, and
@@ -160,30 +157,28 @@ class Op(Exact):
         """
         return ()
 
-    def joins(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[int | None, ...]:
+    def joins(self, ins: Types, outs: Types) -> tuple[int | None, ...]:
         """For each input, the byte offset in output 0's buffer at which its elements will lie, in order.
 
         Inputs that were written there make `compute` unnecessary.  Empty: the operator joins nothing.
         """
         return ()
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """The indices along which the operator can run in slices (see factors.py); what none names is needed whole.
 
         `outs` has every output, None where an optional one is absent.  None: those of its expansion.
         """
         return None
 
-    def own_slice(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Factor | None:
+    def own_slice(self, ins: Types, outs: Types) -> Factor | None:
         """The index of the batch along which the operator runs in slices if each takes statistics of its own.
 
         None: the operator takes none over the batch.
         """
         return None
 
-    def sliced(self, factor: Factor, start: int, size: int, outs: Sequence[TensorType | None]) -> Op:
+    def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Op:
         """The operator of the slice [start, start + size) of a factor's index; `outs` are the types of its outputs.
 
         By default only the field that the factor counts changes, and a field `shape` with as many dimensions as output
@@ -197,9 +192,7 @@ class Op(Exact):
             changes["shape"] = outs[0].shape
         return dataclasses.replace(self, **changes) if changes else self
 
-    def checks(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[tuple[int, Any], ...]:
+    def checks(self, ins: Types, outs: Types) -> tuple[tuple[int, Any], ...]:
         """Inputs whose contents the operator checks, such as an index that must be within its axis.
 
         Each entry is (position of the input, the condition, in any hashable form): a later operator with the same
@@ -208,18 +201,14 @@ class Op(Exact):
         """
         return ()
 
-    def again(
-        self, ins: Sequence[Value | None], outs: Sequence[Value | None]
-    ) -> tuple[Op, tuple[Value | None, ...]] | None:
+    def again(self, ins: Values, outs: Values) -> tuple[Op, tuple[Value | None, ...]] | None:
         """A cheaper operator that recomputes output 0, bit-identically, from this one's inputs and `small_outputs`.
 
         Returns it with its inputs.  None if there is none, or if those outputs are absent in `outs`.
         """
         return None
 
-    def inference(
-        self, b: OperatorBuilder, ins: Sequence[Value | None], running: Sequence[Value | None]
-    ) -> tuple[Value | None, ...] | None:
+    def inference(self, b: OperatorBuilder, ins: Values, running: Values) -> tuple[Value | None, ...] | None:
         """Emits what the operator computes in inference mode, and returns all its outputs; None: the same as in
         training.
 
@@ -227,13 +216,7 @@ class Op(Exact):
         """
         return None
 
-    def gradient(
-        self,
-        b: OperatorBuilder,
-        ins: Sequence[Value | None],
-        outs: Sequence[Value],
-        grads: Sequence[Value | None],
-    ) -> Sequence[Value | None]:
+    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """Gradients of the inputs, in order (None: zero or not differentiable).
 
         `outs` has every output, also optional ones: one that is used will be computed.  `grads[i]` is None if no
@@ -245,7 +228,7 @@ class Op(Exact):
         """All outputs as a composition of simpler operators; None for a primitive operator."""
         return None
 
-    def element(self, *inputs: Expr | None) -> Any:
+    def element(self, *inputs: Expr | None) -> Formula:
         """Its formula for one element of its inputs, which broadcast to the shape of its outputs (see element.py).
 
         An expression, or a tuple with one for each output; None if the operator is not element-wise.  The generated
@@ -253,11 +236,11 @@ class Op(Exact):
         """
         return None
 
-    def channel_element(self, *inputs: Expr | None) -> Any:
+    def channel_element(self, *inputs: Expr | None) -> Formula:
         """`element` for the channels-last form: inputs with one element per channel broadcast along the last axis."""
         return None
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """The cost of one application."""
         moved = sum(t.nbytes for t in (*ins, *outs) if t is not None)
         flops = 0 if self.moves_data else sum(t.size for t in outs if t is not None)
@@ -268,14 +251,14 @@ class Op(Exact):
         return False
 
     @classmethod
-    def from_onnx(cls, node: ImportedNode) -> Any:
+    def from_onnx(cls, node: ImportedNode) -> Imported:
         """Emits this operator for an ONNX node of the same name; returns its output value(s)."""
         fields = {f.name for f in _fields(cls)}
         attributes = {k: v for k, v in node.attributes.items() if k in fields}
         return node.emit(cls(**attributes), *node.inputs)
 
     @classmethod
-    def samples(cls, draw: Any) -> Iterator[Any]:
+    def samples(cls, draw: Draw) -> Iterator[Case[Op]]:
         """Small applications for the tests: `yield draw.case(op, *inputs)`."""
         return iter(())
 
@@ -317,13 +300,13 @@ def op_class(name: str) -> type[Op]:
 
 
 #: (domain, operator) → importer, for ONNX operators that become several operators or have another name here
-IMPORTERS: dict[tuple[str, str], Any] = {}
+IMPORTERS: dict[tuple[str, str], Importing] = {}
 
 
-def imports(*op_types: str, domain: str = "") -> Any:
+def imports(*op_types: str, domain: str = "") -> Callable[[Importing], Importing]:
     """Registers a function `ImportedNode → Value(s)` for ONNX operators that have no class of their own name."""
 
-    def register(function: Any) -> Any:
+    def register(function: Importing) -> Importing:
         for op_type in op_types:
             IMPORTERS[(domain, op_type)] = function
             if domain == "":

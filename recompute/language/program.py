@@ -124,6 +124,29 @@ class Compiled:
     refit: Callable[[Any], Compiled] | None = None
 
 
+@dataclass(frozen=True)
+class Edit:
+    """A change of a forward pass since it was loaded: its name, and what makes it in a program of another batch."""
+
+    name: str
+    make: Callable[[Program], Any]
+
+
+@dataclass(frozen=True)
+class Again:
+    """Makes a forward pass again, at another batch: loads its model, and makes the same edits."""
+
+    load: Callable[[int], Program]
+    edits: tuple[Edit, ...] = ()
+
+    def __call__(self, batch: int) -> Program:
+        """The program at a batch, with arrays of its own."""
+        program = self.load(batch)
+        for edit in self.edits:
+            edit.make(program)
+        return program
+
+
 #: functions that return the module with `for_test`, `evaluate` and `freeze`, set by the package root
 _MODES: list[Callable[[], Any]] = []
 
@@ -205,8 +228,8 @@ class Program:
         self.tensors: list[Any] = []
         #: the options by which it was loaded, input shapes and batch aside
         self.loaded: dict[str, Any] = {}
-        #: makes the same forward pass at another batch, with arrays of its own (None: operators were appended by hand)
-        self.again: Callable[[int], Program] | None = None
+        #: makes the same forward pass at another batch, by its edits (None: operators were appended by hand)
+        self.again: Again | None = None
         #: what `evaluate` has compiled
         self.evaluations: dict[Any, Any] = {}
         #: held by the thread that runs a step of this program, or binds it
@@ -250,17 +273,9 @@ class Program:
     def __contains__(self, name: object) -> bool:
         return name in self._values() or name in self.aliases
 
-    def also_at_other_batches(self, before: Callable[[int], Program] | None, change: Callable[[Program], Any]) -> None:
-        """Says that a change was made to the program, which is made again at another batch; `before`: `again` until
-        then."""
-
-        def again(batch: int) -> Program:
-            assert before is not None
-            made = before(batch)
-            change(made)
-            return made
-
-        self.again = None if before is None else again
+    def edited(self, before: Again | None, name: str, make: Callable[[Program], Any]) -> None:
+        """Notes an edit, which is made again at another batch; `before`: `again` until then."""
+        self.again = None if before is None else Again(before.load, (*before.edits, Edit(name, make)))
 
     def begin_training(self, loss: str) -> None:
         """Remembers the forward pass and its loss, before an optimizer rewrites the block."""

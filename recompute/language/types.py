@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import ml_dtypes
 import numpy as np
+
+#: an array of NumPy, or one with the same methods: CuPy's, and those that runtime/cuda/traced hands to numerics
+Array: TypeAlias = np.ndarray
+#: those of an operator's inputs or outputs, or its scratch
+Operands: TypeAlias = Sequence[Array]
+
+
+class NumPy(Protocol):
+    """NumPy, or a module with the same functions: CuPy, and what runtime/cuda/traced hands to numerics."""
+
+    def __getattr__(self, name: str, /) -> Any:
+        """A function, or an element type."""
+
 
 #: short name (as in the text form) → NumPy dtype
 DTYPES: dict[str, np.dtype] = {
@@ -200,3 +215,21 @@ class Value:
     def renamed(self, name: str) -> Value:
         """The same type under another name."""
         return Value(name, self.type)
+
+
+#: types and values of an operator's inputs or outputs, None where an optional one is absent
+Types: TypeAlias = Sequence[TensorType | None]
+Values: TypeAlias = Sequence[Value | None]
+
+T = TypeVar("T")
+
+
+def need(x: T | None) -> T:
+    """x, which the rule of its operator says is present."""
+    assert x is not None
+    return x
+
+
+def present(*given: T | None) -> tuple[T, ...]:
+    """These, none of which is absent."""
+    return tuple(map(need, given))

@@ -10,14 +10,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import TypeRuleError
+from ..language.element import Expr, Formula
 from ..language.factors import Factor, renumbered
 from ..language.layouts import permuted, to_first, to_last
-from ..language.op import Cost, Op
-from ..language.types import TensorType
+from ..language.op import Case, Cost, Draw, Op, OperatorBuilder
+from ..language.types import NumPy, Operands, TensorType, Types, Value, Values
 from .shape.reshape import reshape
 
 
@@ -27,7 +28,7 @@ def moves(shape: Sequence[int], perm: Sequence[int]) -> bool:
     return moved != sorted(moved) and 0 not in shape
 
 
-def turn(b: Any, v: Any, perm: Sequence[int]) -> Any:
+def turn(b: OperatorBuilder, v: Value, perm: Sequence[int]) -> Value:
     """Emits a Transpose, or a Reshape where no element moves."""
     shape = [v.shape[p] for p in perm]
     return b.Transpose(v, perm=tuple(perm)) if moves(v.shape, perm) else reshape(b, v, shape)
@@ -45,7 +46,7 @@ class ChannelsLast(Op, abstract=True):
         """The operator in ONNX's layout."""
         return _plain(self)
 
-    def plain_types(self, types: Sequence[Any], which: Sequence[int]) -> tuple[Any, ...]:
+    def plain_types(self, types: Types, which: Sequence[int]) -> tuple[TensorType | None, ...]:
         """Types in ONNX's layout, None where absent; `which` are channels-last."""
         return tuple(permuted(t, to_first(t.ndim)) if i in which and t else t for i, t in enumerate(types))
 
@@ -57,34 +58,32 @@ class ChannelsLast(Op, abstract=True):
             raise self.fail(f"with channels first it is {e}", *inputs) from None
         return tuple(permuted(t, to_last(t.ndim)) if i in self.results else t for i, t in enumerate(found))
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """The plain operator's, turned; None where those follow from its expansion, as its own do."""
         given, made = self.plain_types(ins, self.activations), self.plain_types(outs, self.results)
         found = self.plain.axis_factors(given, made)
         if found is None:
             return None
 
-        def turned(types: Sequence[TensorType | None], which: Sequence[int]) -> Callable[[int, int], int]:
+        def turned(types: Types, which: Sequence[int]) -> Callable[[int, int], int]:
             ranks = {i: t.ndim for i, t in enumerate(types) if t is not None and i in which}
             return lambda i, axis: to_last(ranks[i]).index(axis) if i in ranks else axis
 
         return renumbered(found, turned(ins, self.activations), turned(outs, self.results))
 
-    def sliced(self, factor: Factor, start: int, size: int, outs: Sequence[TensorType | None]) -> Op:
+    def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Op:
         """The form of the plain operator of a slice."""
         found = channels_last_form(self.plain.sliced(factor, start, size, self.plain_types(outs, self.results)))
         assert found is not None
         return found
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """Turned copies, then what the plain operator needs."""
         given, made = self.plain_types(ins, self.activations), self.plain_types(outs, self.results)
         turned = [t for ts, w in ((given, self.activations), (made, self.results)) for t in _turned(ts, w)]
         return (*turned, *self.plain.scratch(given, made))
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The plain operator over turned copies."""
         spare = list(scratch)
         given, made = list(ins), list(outs)
@@ -102,25 +101,25 @@ class ChannelsLast(Op, abstract=True):
             if i < len(outs) and outs[i] is not None and moves(outs[i].shape, to_first(outs[i].ndim)):
                 outs[i][...] = made[i].transpose(to_last(outs[i].ndim))
 
-    def element(self, *inputs: Any) -> Any:
+    def element(self, *inputs: Expr | None) -> Formula:
         """The plain operator's where its vectors broadcast along the last axis."""
         return self.plain.channel_element(*inputs)
 
-    def again(self, ins: Any, outs: Any) -> Any:
+    def again(self, ins: Values, outs: Values) -> Any:
         """The form of what makes the plain operator's output again."""
         found = self.plain.again(ins, outs)
         form = None if found is None else channels_last_form(found[0])
         return None if found is None or form is None else (form, found[1])
 
-    def checks(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple:
+    def checks(self, ins: Types, outs: Types) -> tuple:
         """The plain operator's."""
         return self.plain.checks(self.plain_types(ins, self.activations), self.plain_types(outs, self.results))
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """The plain operator's: a kernel does not copy."""
         return self.plain.cost(self.plain_types(ins, self.activations), self.plain_types(outs, self.results))
 
-    def expand(self, b: Any, *inputs: Any) -> tuple[Any, ...]:
+    def expand(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
         """The plain operator between transposes."""
         given = [turn(b, v, to_first(v.ndim)) if v and i in self.activations else v for i, v in enumerate(inputs)]
         count = len(self.plain.infer(*(None if v is None else v.type for v in given)))
@@ -129,17 +128,19 @@ class ChannelsLast(Op, abstract=True):
         return tuple(turn(b, v, to_last(v.ndim)) if i in self.results else v for i, v in enumerate(made))
 
     @classmethod
-    def samples(cls, draw: Any) -> Any:
+    def samples(cls, draw: Draw) -> Iterator[Case]:
         """The plain operator's with turned inputs; it appears behind autodiff, so that no gradient is checked."""
         for case in cls.plain_class.samples(draw):
             inputs = tuple(
                 a.transpose(to_last(a.ndim)).copy() if i in cls.activations and a is not None else a
                 for i, a in enumerate(case.inputs)
             )
-            yield dataclasses.replace(case, op=channels_last_form(case.op), inputs=inputs, gradient=False)
+            form = channels_last_form(case.op)
+            assert form is not None
+            yield dataclasses.replace(case, op=form, inputs=inputs, gradient=False)
 
 
-def _turned(types: Sequence[TensorType | None], which: Sequence[int]) -> list[TensorType]:
+def _turned(types: Types, which: Sequence[int]) -> list[TensorType]:
     """Those of `which` that need a copy, in ONNX's layout."""
     present = [types[i] for i in which if i < len(types)]
     return [t for t in present if t is not None and moves(t.shape, to_last(t.ndim))]

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..language.element import FLOAT_UFUNCS, UFUNCS, Expr
+from ..language.element import FLOAT_UFUNCS, UFUNCS, Expr, Formula
 from ..language.factors import Factor, aligned
 from ..language.formulas import through_expansion
 from ..language.layouts import Turned
 from ..language.op import Cost, Op
-from ..language.types import TensorType, dtype_name
+from ..language.types import NumPy, Operands, TensorType, Types, Values, dtype_name
 from .array_steps import array_steps
 
 
@@ -91,9 +91,7 @@ class Elementwise(Op, abstract=True):
             raise self.fail("takes numbers, not bool", *inputs)
         return (TensorType(self.out_dtype(present[0].dtype), broadcast(self, *present)),)
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """Every axis, where inputs are not repeated along it."""
         return aligned(ins, outs)
 
@@ -101,11 +99,11 @@ class Elementwise(Op, abstract=True):
         """The output's element type for inputs of type `dtype`."""
         return dtype
 
-    def element(self, *inputs: Expr | None) -> Any:
+    def element(self, *inputs: Expr | None) -> Formula:
         """That of its expansion."""
         return through_expansion(self, inputs)
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """The temporaries of the formula, if that is what is computed."""
         if type(self).compute is not Elementwise.compute:
             return ()
@@ -113,17 +111,17 @@ class Elementwise(Op, abstract=True):
         assert outs[0] is not None
         return tuple(TensorType(dtype, outs[0].shape) for dtype in steps.temporaries)
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The formula of an element, step by step."""
         dtypes = tuple(None if a is None else dtype_name(a.dtype) for a in ins)
         array_steps(self, dtypes, self.inplace).run(xp, ins, outs[0], scratch)
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """`flops_per_element` for each element of the output."""
         base = super().cost(ins, outs)
         return Cost(self.flops_per_element * sum(t.size for t in outs if t), base.bytes)
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """As it is: all inputs broadcast to the output."""
         y = outs[0]
         if y is None or y.ndim < 3:
@@ -140,11 +138,11 @@ class Ufunc(Elementwise, abstract=True):
     #: a ufunc reads each element before it writes it
     inplace = (0, 1)
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One call, into the output."""
         getattr(xp, self.ufunc)(*ins, out=outs[0])
 
-    def element(self, *inputs: Expr | None) -> Any:
+    def element(self, *inputs: Expr | None) -> Formula:
         """The ufunc, where loops know it."""
         floats = all(x is not None and x.type.is_float for x in inputs)
         name = getattr(self, "ufunc", "")

@@ -6,10 +6,7 @@ of one tile are declared as scratch.  float16 and bfloat16 are computed in float
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from ..language.types import TensorType, dtype_name
+from ..language.types import NumPy, Operands, TensorType, Types, dtype_name, need
 from .array_steps import ArraySteps, array_steps
 from .common import Elementwise, arity
 
@@ -32,8 +29,7 @@ class Tiled(Elementwise, abstract=True):
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The inputs' type."""
         self.need(*inputs, count=arity(type(self)))
-        first = inputs[0]
-        assert first is not None
+        first = need(inputs[0])
         if any(t != first for t in inputs):
             raise self.fail("types differ", *inputs)
         if self.floats and not first.is_float:
@@ -45,17 +41,16 @@ class Tiled(Elementwise, abstract=True):
         steps = array_steps(self, (wide(dtype),) * count)
         return steps, steps.temporaries.count(wide(dtype))
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """The temporaries of one tile; of the half precisions also its inputs and output in float32."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         size = min(x.size, TILE)
         steps, work = self._steps(x.dtype, len(ins))
         rows = work + (len(ins) + 1 if wide(x.dtype) != x.dtype else 1)
         floats, masks = (TensorType(wide(x.dtype), (rows, size)),), len(steps.temporaries) - work
         return (*floats, TensorType("bool", (masks, size))) if masks else floats
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The formula for each piece; of the half precisions through float32 copies of it."""
         steps, work = self._steps(dtype_name(outs[0].dtype), len(ins))
         flat = [a.reshape(-1) for a in ins]

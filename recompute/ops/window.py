@@ -6,7 +6,8 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from ..language.contexts import ImportedNode
 
 #: bytes of the blocks in which the kernels work, so that several passes over a block stay in the cache
 BLOCK = 1 << 20
@@ -95,7 +96,7 @@ def output_size(size: int, kernel: int, stride: int, dilation: int, pads: int, *
     return found - 1 if (found - 1) * stride >= size + begin else found
 
 
-def window_attributes(node: Any, spatial: Sequence[int], kernel: Sequence[int]) -> dict[str, tuple[int, ...]]:
+def window_attributes(node: ImportedNode, spatial: Sequence[int], kernel: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """`strides`, `pads` and `dilations` of an ONNX node, `auto_pad` resolved; () where all are the default."""
     n = len(kernel)
     strides = full(node.attributes.get("strides", ()), n, 1)

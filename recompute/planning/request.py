@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..budgets import Budget, as_budget
@@ -28,19 +28,19 @@ class Request:
     """A request: a budget, a strategy with its options, or a plan; `offload`: values may also be offloaded.
 
     `slicing`: with a budget, parts of the step may run in slices; `slices`: those in which it runs as a whole, in any
-    case (see `RecomputeOptimizer.set_slices`).  `effort`, `seconds`: limits of planning (see
-    `Watch`); `progress`: the function that is called with its progress
-    (None: a status line on a terminal).  `approximations`: those that the step may use, as few as it takes to fit a
-    budget and where they are faster than recomputation; without a budget, wherever they save memory.
+    case (see `RecomputeOptimizer.set_slices`).  `effort` (None: 1), `seconds`: limits of planning (see `Watch`);
+    `progress`: the function that is called with its progress (None: a status line on a terminal).  `approximations`:
+    those that the step may use, as few as it takes to fit a budget and where they are faster than recomputation;
+    without a budget, wherever they save memory.
     """
 
     budget: Budget | None = None
     strategy: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[tuple[str, Any], ...] = ()
     plan: RecomputePlan | SavedPlan | None = None
     offload: bool = False
     slicing: bool = True
-    effort: float = 1.0
+    effort: float | None = None
     seconds: float | None = None
     progress: Callable[[Progress], Any] | None = None
     slices: tuple[str, ...] = ()
@@ -51,6 +51,39 @@ class Request:
         """Whether a planner is called, or an existing plan used; approximations alone need none."""
         return self.budget is not None or self.strategy is not None or self.plan is not None
 
+    def checked(self) -> Request | None:
+        """The request; None if nothing is requested.  UsageError for fields that are invalid or exclude each other."""
+        check_limits(self.effort, self.seconds, self.progress)
+        if (self.effort is not None or self.seconds is not None) and self.budget is None:
+            given = "effort" if self.effort is not None else "seconds"
+            raise UsageError(f"{given} limits planning for a budget: give a budget, such as '60%'")
+        if self.offload and self.approximations:
+            raise UsageError("values in host memory are not combined with approximations: leave one of them out")
+        if self.offload and self.budget is None:
+            _check_offload(self.strategy, self.plan)
+        if self.plan is not None:
+            if self.budget is not None or self.strategy is not None or self.options:
+                raise UsageError(
+                    "a plan already defines what is recomputed: leave out budget and strategy, or the plan"
+                )
+            if self.approximations:
+                raise UsageError(
+                    "a plan already defines what is approximated: leave out the approximations, or the plan"
+                )
+            return Request(plan=self.plan)
+        if self.budget is None and self.strategy is None:
+            if self.options:
+                raise UsageError("options belong to a strategy: name the strategy")
+            return Request(approximations=self.approximations) if self.approximations else None
+        if self.strategy is not None and not isinstance(self.strategy, str):
+            raise UsageError(f"strategy must be a name such as '{DEFAULT}', not {self.strategy!r}")
+        chosen = planner(self.strategy or DEFAULT, **dict(self.options))
+        if self.budget is None and chosen.strategy == DEFAULT:
+            raise needs_budget(DEFAULT)
+        if self.effort is not None and not isinstance(chosen, Auto):
+            raise UsageError(f"strategy '{chosen.strategy}' takes no effort: only 'auto' and 'optimal' do")
+        return self
+
 
 def request(
     budget: str | int | Budget | None = None,
@@ -58,48 +91,23 @@ def request(
     options: Mapping[str, Any] | None = None,
     plan: RecomputePlan | SavedPlan | str | os.PathLike[str] | None = None,
     *,
-    offload: bool = False,
-    slicing: bool = True,
-    effort: float | None = None,
-    seconds: float | None = None,
-    progress: Callable[[Progress], Any] | None = None,
     approximations: str | Sequence[str | Approximation] = (),
+    **others: Any,
 ) -> Request | None:
     """The request; None if nothing is requested.  UsageError for arguments that are invalid or contradict each other.
 
-    `budget`: see `as_budget`; `plan`: a plan, or the path of a saved one; `offload`: whether values may be
-    offloaded (with a budget; a plan defines its own offloads); `slicing`: whether the strategy "auto" may run parts of
-    the step in slices; `effort`, `seconds`, `progress`, `approximations`: see `Request`.
+    `budget`: see `as_budget`; `plan`: a plan, or the path of a saved one; `others`: further fields of `Request`.
     """
     permitted = parse_permissions(approximations) if approximations else ()
-    check_limits(effort, seconds, progress)
-    if (effort is not None or seconds is not None) and budget is None:
-        given = "effort" if effort is not None else "seconds"
-        raise UsageError(f"{given} limits planning for a budget: give a budget, such as '60%'")
-    if offload and permitted:
-        raise UsageError("values in host memory are not combined with approximations: leave one of them out")
-    if offload and budget is None:
-        _check_offload(strategy, plan)
-    if plan is not None:
-        if budget is not None or strategy is not None or options:
-            raise UsageError("a plan already defines what is recomputed: leave out budget and strategy, or the plan")
-        if permitted:
-            raise UsageError("a plan already defines what is approximated: leave out the approximations, or the plan")
-        return Request(plan=_existing(plan))
-    if budget is None and strategy is None:
-        if options:
-            raise UsageError("options belong to a strategy: name the strategy")
-        return Request(approximations=permitted) if permitted else None
-    if strategy is not None and not isinstance(strategy, str):
-        raise UsageError(f"strategy must be a name such as '{DEFAULT}', not {strategy!r}")
-    chosen = planner(strategy or DEFAULT, **(options or {}))
-    if budget is None and chosen.strategy == DEFAULT:
-        raise needs_budget(DEFAULT)
-    if effort is not None and not isinstance(chosen, Auto):
-        raise UsageError(f"strategy '{chosen.strategy}' takes no effort: only 'auto' and 'optimal' do")
-    amount = None if budget is None else as_budget(budget)
-    found = Request(amount, strategy, dict(options or {}), None, offload, slicing, effort or 1.0, seconds, progress)
-    return replace(found, approximations=permitted)
+    found = Request(
+        None if budget is None else as_budget(budget),
+        strategy,
+        tuple((options or {}).items()),
+        None if plan is None else existing(plan),
+        approximations=permitted,
+        **others,
+    )
+    return found.checked()
 
 
 def _check_offload(strategy: str | None, plan: object) -> None:
@@ -110,7 +118,7 @@ def _check_offload(strategy: str | None, plan: object) -> None:
         raise UsageError(f"offload with strategy '{strategy}' needs a budget, which determines the values to offload")
 
 
-def _existing(plan: RecomputePlan | SavedPlan | str | os.PathLike[str]) -> RecomputePlan | SavedPlan:
+def existing(plan: RecomputePlan | SavedPlan | str | os.PathLike[str]) -> RecomputePlan | SavedPlan:
     """A plan, which may be given by its path."""
     if isinstance(plan, (str, os.PathLike)):
         return load_plan(plan)

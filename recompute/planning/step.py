@@ -122,9 +122,10 @@ def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[F
     KeyboardInterrupt ends planning with the best plan so far, if one fits; a second interrupt is raised.
     """
     with listening(wanted.progress) as tell:
-        chosen = planner(wanted.strategy or DEFAULT, **wanted.options)
+        options = dict(wanted.options)
+        chosen = planner(wanted.strategy or DEFAULT, **options)
         work = getattr(chosen, "work", math.inf)
-        watch = Watch(effort=wanted.effort, seconds=wanted.seconds, work=work, tell=tell)
+        watch = Watch(effort=wanted.effort or 1.0, seconds=wanted.seconds, work=work, tell=tell)
         watch.doing("compiling the plain step")
         budget = None if wanted.budget is None else wanted.budget.within(fitting.plain.peak)
         watch.judge = functools.partial(_judged, fitting, budget)
@@ -139,7 +140,7 @@ def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[F
                 strategy = wanted.strategy or DEFAULT
                 slicing = wanted.slicing and strategy == DEFAULT
                 fitted = fit_within(
-                    fitting, budget, strategy, wanted.options, offload=wanted.offload, slicing=slicing,
+                    fitting, budget, strategy, options, offload=wanted.offload, slicing=slicing,
                     allowed=wanted.approximations,
                 )  # fmt: skip
                 if budget is None and wanted.approximations:

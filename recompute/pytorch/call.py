@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 #: under what a module lies that is exported together with its loss, or with its buffers
 INNER = "model"
 
 
-def tensors_of(module: Any) -> dict[str, Any]:
+def tensors_of(module: Module) -> dict[str, Any]:
     """Parameters and buffers by name; tied ones under each of their names."""
     return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
 
@@ -24,7 +27,7 @@ def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def input_names(
-    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[Any]
+    module: Module, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[Any]
 ) -> list[str] | None:
     """Names of the program's inputs: those of `forward`'s arguments, then "target"; None where one is no tensor."""
     if not all(hasattr(v, "shape") for v in (*args, *kwargs.values(), *targets)):
@@ -40,7 +43,7 @@ def input_names(
     return found if len(set(found)) == len(found) else None
 
 
-def with_loss(module: Any, loss: Callable[..., Any], count: int, names: list[str]) -> Any:
+def with_loss(module: Module, loss: Callable[..., Any], count: int, names: list[str]) -> Any:
     """The module with its loss as first output; arguments: the module's, by position and by name, then the targets."""
     import torch
 
@@ -58,7 +61,7 @@ def with_loss(module: Any, loss: Callable[..., Any], count: int, names: list[str
     return WithLoss()
 
 
-def with_buffers(module: Any, buffers: Sequence[str]) -> Any:
+def with_buffers(module: Module, buffers: Sequence[str]) -> Any:
     """The module, with what is in its buffers afterwards as last output, a dict by their names."""
     import torch
 

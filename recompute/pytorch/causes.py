@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.nn import Module
 
 #: arguments that functions of onnxscript's torch_lib never read, with the values that mean nothing
 #: (benchmarks/pytorch/dropped_arguments.py looks for them)
@@ -25,7 +29,7 @@ UNREAD: dict[str, dict[str, Any]] = {
 }
 
 
-def dropped_arguments(program: Any) -> list[str]:
+def dropped_arguments(program: ExportedProgram) -> list[str]:
     """Sentences about arguments of an exported program that PyTorch's ONNX exporter drops."""
     found: dict[str, None] = {}
     for node in program.graph.nodes:
@@ -42,7 +46,7 @@ def dropped_arguments(program: Any) -> list[str]:
     return list(found)
 
 
-def hooks(module: Any) -> list[str]:
+def hooks(module: Module) -> list[str]:
     """Sentences about hooks that no export contains."""
     found = []
     for name, p in module.named_parameters():
@@ -54,7 +58,7 @@ def hooks(module: Any) -> list[str]:
     return found
 
 
-def refuse(module: Any) -> None:
+def refuse(module: Module) -> None:
     """ModelError for submodules that no exported model can be."""
     import torch
 

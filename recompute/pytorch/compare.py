@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from ..language.types import DTYPES
 from .call import INNER, Call, tensors_of
 from .causes import functions, hooks
 from .check_import import Wanted, run_once, told
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 #: how far a gradient may be from its module's, if float64 has no difference
 _KINK = 0.5
@@ -35,7 +38,7 @@ class Result:
     rounding: bool = False
 
 
-def compare_with_module(program: Program, module: Any, call: Call, all_trained: bool) -> Result:
+def compare_with_module(program: Program, module: Module, call: Call, all_trained: bool) -> Result:
     """Compares outputs, gradients and buffers; the module and its random state are as before afterwards.
 
     Inputs are the example's, floating-point ones times 7/8: constants that an exporter took from the data show.
@@ -92,7 +95,7 @@ class _Step:
     functions: list[str]
 
 
-def _module_step(module: Any, call: Call) -> _Step:
+def _module_step(module: Module, call: Call) -> _Step:
     """One forward and backward pass."""
     import torch
     from torch.utils import _pytree as trees
@@ -120,7 +123,7 @@ def _module_step(module: Any, call: Call) -> _Step:
     )
 
 
-def in_float64(module: Any, call: Call) -> tuple[Any, Call] | None:
+def in_float64(module: Module, call: Call) -> tuple[Any, Call] | None:
     """Copies of a module and its call in float64; None where it has no other type, or cannot be copied."""
     import torch
 
@@ -134,7 +137,7 @@ def in_float64(module: Any, call: Call) -> tuple[Any, Call] | None:
     return (whole if call.module is module else getattr(whole, INNER)), double
 
 
-def _exact(module: Any, double: Call, outputs: Mapping[str, np.ndarray]) -> dict[tuple[str, str], np.ndarray]:
+def _exact(module: Module, double: Call, outputs: Mapping[str, np.ndarray]) -> dict[tuple[str, str], np.ndarray]:
     """What a module gives in float64; {} where it computes in another type only."""
     try:
         with _restored(module), _without_dropout():
@@ -159,7 +162,7 @@ def _with_inputs(call: Call, change: Callable[[Any], Any]) -> Call:
 
 
 @contextlib.contextmanager
-def _restored(module: Any) -> Iterator[None]:
+def _restored(module: Module) -> Iterator[None]:
     """The module's buffers and gradients, and PyTorch's random state, as before."""
     import torch
 
@@ -172,13 +175,13 @@ def _restored(module: Any) -> Iterator[None]:
         with torch.no_grad():
             for b, before in buffers:
                 b.copy_(before)
-            for p, grad, before in parameters:
+            for p, grad, kept in parameters:
                 p.grad = grad
-                if before is not None:
-                    p.copy_(before)
+                if kept is not None:
+                    p.copy_(kept)
 
 
-def _renormalised(module: Any) -> bool:
+def _renormalised(module: Module) -> bool:
     """Whether `forward` changes parameters: embeddings with a largest norm."""
     return any(getattr(m, "max_norm", None) is not None for m in module.modules())
 

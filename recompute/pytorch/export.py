@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import onnx
@@ -24,6 +24,10 @@ from .causes import dropped_arguments
 from .functions import kept_gradients
 from .lowering import lowered, plain_attention, strided
 from .names import rename, without_prefix
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.nn import Module
 
 #: the name of an output that is what a buffer holds afterwards
 _BUFFER = "recompute.buffer."
@@ -160,7 +164,7 @@ def _program(call: Call) -> Any:
     return lowered(program)
 
 
-def _changed_buffers(program: Any, module: Any) -> list[str]:
+def _changed_buffers(program: ExportedProgram, module: Module) -> list[str]:
     """Buffers that `forward` changes, but for running statistics of batch normalisation and their counts."""
     import torch
 
@@ -188,7 +192,7 @@ def _keep_buffers(proto: onnx.ModelProto, tensors: Mapping[str, Any], buffers: l
     proto.metadata_props.add(key=BUFFERS, value=json.dumps(after))
 
 
-def _captured(program: Any, module: Any) -> dict[str, str]:
+def _captured(program: ExportedProgram, module: Module) -> dict[str, str]:
     """Constants of an exported program that are the module's own tensors, with their names there: frameworks on top of
     PyTorch (Keras) pass them around."""
     own = {t.data_ptr(): n for n, t in tensors_of(module).items() if t.numel()}
@@ -214,7 +218,7 @@ def _detach_no_grad(graph_module: Any) -> None:
     graph_module.recompile()
 
 
-def _output_names(program: Any, buffers: bool) -> list[str] | None:
+def _output_names(program: ExportedProgram, buffers: bool) -> list[str] | None:
     """Names of the outputs, where the module returns a dict or an object with fields: "loss", "logits".
 
     `buffers`: the outputs are the module's own and a dict of buffers (`with_buffers`).

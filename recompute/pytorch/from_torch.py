@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -21,6 +21,9 @@ from .compare import Result, compare_with_module, in_float64
 from .export import Exported, exported
 from .names import initializers, mark_training, without_prefix
 
+if TYPE_CHECKING:
+    from torch.nn import Module
+
 __all__ = ["from_torch"]
 
 _EXPORTERS = ("auto", "dynamo", "torchscript")
@@ -28,7 +31,7 @@ _CHECKS = (True, False, "warn")
 
 
 def from_torch(
-    module: Any,
+    module: Module,
     example_inputs: Any,
     *,
     loss: Callable[..., Any] | None = None,
@@ -71,7 +74,7 @@ def from_torch(
     return program
 
 
-def _usable(module: Any, exporter: str, check: bool | str) -> None:
+def _usable(module: Module, exporter: str, check: bool | str) -> None:
     """UsageError for what is no module or no option, ModelError for modules that cannot be programs."""
     import torch
 
@@ -85,7 +88,7 @@ def _usable(module: Any, exporter: str, check: bool | str) -> None:
 
 
 def _first(
-    call: Call, exporter: str, module: Any, trainable: Sequence[str] | None, options: dict[str, Any]
+    call: Call, exporter: str, module: Module, trainable: Sequence[str] | None, options: dict[str, Any]
 ) -> tuple[Program, Exported]:
     """The first of the exported models that can be loaded, as a program."""
     error: ModelError | None = None
@@ -101,7 +104,7 @@ def _first(
 
 
 def _loaded(
-    proto: onnx.ModelProto, module: Any, call: Call, trainable: Sequence[str] | None, options: dict[str, Any]
+    proto: onnx.ModelProto, module: Module, call: Call, trainable: Sequence[str] | None, options: dict[str, Any]
 ) -> Program:
     """The program of an exported model."""
     mark_training(proto)
@@ -116,7 +119,7 @@ def _loaded(
 def _check(
     program: Program,
     found: Exported,
-    module: Any,
+    module: Module,
     call: Call,
     exporter: str,
     trainable: Sequence[str] | None,
@@ -154,7 +157,7 @@ def _check(
 def _compared(
     program: Program,
     found: Exported,
-    module: Any,
+    module: Module,
     call: Call,
     trainable: Sequence[str] | None,
     options: dict[str, Any],
@@ -166,7 +169,7 @@ def _compared(
 
 
 def _same_in_float64(
-    module: Any, call: Call, exporter: str, trainable: Sequence[str] | None, options: dict[str, Any]
+    module: Module, call: Call, exporter: str, trainable: Sequence[str] | None, options: dict[str, Any]
 ) -> bool:
     """Whether a copy of the module in float64, exported and loaded anew, trains as it should."""
     double = in_float64(module, call)
@@ -183,7 +186,7 @@ def _same_in_float64(
     return not (result.different or result.skipped)
 
 
-def _missing(program: Program, module: Any, trainable: Sequence[str] | None) -> list[str]:
+def _missing(program: Program, module: Module, trainable: Sequence[str] | None) -> list[str]:
     """Parameters that require gradients and are not in the program."""
     if trainable is not None:
         return []

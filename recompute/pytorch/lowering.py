@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.export import ExportedProgram
 
 #: arguments that the exporter drops, of operators that are written out here
 LOWERED = {
@@ -34,7 +39,7 @@ HARMLESS = {
 }
 
 
-def lowered(program: Any) -> Any:
+def lowered(program: ExportedProgram) -> ExportedProgram:
     """The exported program (`torch.export.ExportedProgram`), functional, with such nodes decomposed."""
     return program.run_decompositions(_table())
 
@@ -67,8 +72,13 @@ def _table() -> dict[Any, Callable[..., Any]]:
 
 
 def _cross_entropy(
-    x: Any, target: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100, label_smoothing: float = 0.0
-) -> Any:
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """With label smoothing or probabilities as targets, as PyTorch's documentation defines it."""
     import torch
 
@@ -95,14 +105,14 @@ def _cross_entropy(
     return _reduced(each, reduction, total.sum())
 
 
-def _reduced(each: Any, reduction: int, count: Any) -> Any:
+def _reduced(each: Tensor, reduction: int, count: Tensor | float) -> Tensor:
     """None, mean or sum."""
     return each if reduction == 0 else each.sum() / count if reduction == 1 else each.sum()
 
 
 def _embedding(
-    weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
-) -> Any:
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Tensor:
     """The row `padding_idx` gets no gradient."""
     import torch
 
@@ -114,18 +124,18 @@ def _embedding(
     return torch.where((indices == padding_idx).unsqueeze(-1), rows.detach(), rows)
 
 
-def _averages(pool: Any, axes: int) -> Callable[..., Any]:
+def _averages(pool: Callable[..., Tensor], axes: int) -> Callable[..., Tensor]:
     """Average pooling with a divisor of its own: the exporter drops it."""
 
     def decomposed(
-        x: Any,
-        kernel_size: Any,
-        stride: Any = (),
+        x: Tensor,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
         padding: Any = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
-    ) -> Any:
+    ) -> Tensor:
         if divisor_override is None:
             return NotImplemented
         if ceil_mode:
@@ -139,33 +149,24 @@ def _averages(pool: Any, axes: int) -> Callable[..., Any]:
     return decomposed
 
 
-def _lstm(
-    x: Any,
-    state: Any,
-    params: Any,
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
+def _lstm(x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor], *options: Any) -> tuple[Tensor, ...]:
     """With projections, which ONNX's LSTM does not have: step by step."""
     import torch
     from torch._decomp import decomposition_table
 
+    has_biases, num_layers, _, _, bidirectional, _ = options
     if len(params) == (2 + 2 * has_biases) * num_layers * (1 + bidirectional):
         return NotImplemented
     one = decomposition_table[torch.ops.aten.lstm.input]
-    return one(x, state, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    return one(x, state, params, *options)
 
 
-def _distances(a: Any, b: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
+def _distances(a: Tensor, b: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
     """Distances of all pairs of rows."""
     return _between(a.unsqueeze(-2) - b.unsqueeze(-3), p)
 
 
-def _distances_within(x: Any, p: float = 2.0) -> Any:
+def _distances_within(x: Tensor, p: float = 2.0) -> Tensor:
     """Distances of each pair of different rows, once."""
     count = int(x.shape[0])
     first = [i for i in range(count) for _ in range(i + 1, count)]
@@ -173,7 +174,7 @@ def _distances_within(x: Any, p: float = 2.0) -> Any:
     return _between(x[first] - x[second], p)
 
 
-def _between(difference: Any, p: float) -> Any:
+def _between(difference: Tensor, p: float) -> Tensor:
     """Norms of differences; at p = infinity each of the largest has the whole gradient, as in PyTorch's distances."""
     import torch
 
@@ -185,7 +186,14 @@ def _between(difference: Any, p: float) -> Any:
     return those + (largest.squeeze(-1) - those).detach()
 
 
-def _norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: int | tuple[int, ...] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """Norms whose roots have no gradient at 0, as PyTorch defines it."""
     import torch
 
@@ -201,10 +209,10 @@ def _norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dty
     return torch.where(none, 0.0, torch.where(none, 1.0, total) ** (1 / ord))
 
 
-def _deviation(variance: Any) -> Callable[..., Any]:
+def _deviation(variance: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Standard deviations, which have no gradient at 0, as PyTorch defines it."""
 
-    def decomposed(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def decomposed(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         import torch
 
         squares = variance(x, *args, **kwargs)
@@ -214,7 +222,7 @@ def _deviation(variance: Any) -> Callable[..., Any]:
     return decomposed
 
 
-def _scatter_mean(x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
+def _scatter_mean(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
     """Means of what is scattered to one place."""
     import torch
 
@@ -228,10 +236,10 @@ def _scatter_mean(x: Any, dim: int, index: Any, src: Any, reduce: str, *, includ
     return torch.where(count == 0, x, means)
 
 
-def _running(reduced: Callable[[Any], Any], nothing: float) -> Callable[..., Any]:
+def _running(reduced: Callable[[Tensor], Tensor], nothing: float) -> Callable[..., Tensor]:
     """Reductions of all beginnings of an axis."""
 
-    def decomposed(x: Any, dim: int, *, dtype: Any = None) -> Any:
+    def decomposed(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
         import torch
 
         if x.ndim == 0:
@@ -243,7 +251,9 @@ def _running(reduced: Callable[[Any], Any], nothing: float) -> Callable[..., Any
     return decomposed
 
 
-def _places(sorted_sequence: Any, x: Any, *, out_int32: bool = False, right: bool = False, **other: Any) -> Any:
+def _places(
+    sorted_sequence: Tensor, x: Tensor, *, out_int32: bool = False, right: bool = False, **other: Any
+) -> Tensor:
     """How many of a row come before each of x."""
     import torch
 
@@ -254,14 +264,16 @@ def _places(sorted_sequence: Any, x: Any, *, out_int32: bool = False, right: boo
     return before(rows, x.unsqueeze(-1)).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
-def _stable_sort(x: Any, *, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
+def _stable_sort(
+    x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[Tensor, ...]:
     """ONNX's sorting is stable."""
     import torch
 
     return torch.ops.aten.sort.default(x, dim, descending)
 
 
-def _kth(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+def _kth(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, ...]:
     """The k-th smallest, and where it is."""
     import torch
 
@@ -271,26 +283,26 @@ def _kth(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     return tuple(t if keepdim else t.squeeze(dim) for t in found)
 
 
-def _median(x: Any, dim: int, keepdim: bool = False) -> Any:
+def _median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, ...]:
     """Of an even number of elements, the lower one."""
     return NotImplemented if x.ndim == 0 else _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
 
 
-def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """Of a vector each element is normalised by itself; the exporter takes the norm of all."""
     return v * (g / v.abs()) if v.ndim == 1 and dim == 0 else NotImplemented
 
 
 def plain_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    attn_mask: Any = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` by its documentation's formula."""
     import torch
 
@@ -305,15 +317,15 @@ def plain_attention(
     return torch.dropout(torch.softmax(scores, -1), dropout_p, True) @ v
 
 
-def strided(original: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
+def strided(original: Callable[..., Tensor], dynamic: bool) -> Callable[..., Tensor]:
     """`torch.as_strided`, which exporters apply to a copy without gaps, for tensors that lie otherwise in memory."""
 
-    def as_strided(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+    def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
         import torch
 
         if x.is_contiguous() and not storage_offset and not x.storage_offset():
             return original(x, size, stride, storage_offset)
-        start = x.storage_offset()
+        start = int(x.storage_offset())
         held = {int(at): i for i, at in enumerate(_places_in_memory(x.shape, x.stride(), start).flat)}
         read = _places_in_memory(size, stride, start if storage_offset is None else storage_offset)
         if not held.keys() >= set(read.flat):
@@ -326,6 +338,6 @@ def strided(original: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
     return as_strided
 
 
-def _places_in_memory(size: Any, stride: Any, start: int) -> np.ndarray:
+def _places_in_memory(size: Sequence[int], stride: Sequence[int], start: int) -> np.ndarray:
     axes = np.indices([int(n) for n in size])
     return start + sum((a * int(n) for a, n in zip(axes, stride, strict=True)), np.zeros(axes.shape[1:], np.int64))

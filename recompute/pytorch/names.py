@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import onnx
 
 from ..importer.origin import FROM_TORCH, READ, SIGNATURE, source_operator
 from .call import tensors_of
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 #: PyTorch's operators for batch normalisation that trains, from which BatchNormalization nodes come
 _TRAINING_NORMS = (
@@ -67,7 +70,7 @@ def _name_dimensions(proto: onnx.ModelProto) -> None:
                 d.dim_param = "batch"
 
 
-def initializers(module: Any, proto: onnx.ModelProto) -> dict[str, str]:
+def initializers(module: Module, proto: onnx.ModelProto) -> dict[str, str]:
     """The module's name of each parameter and buffer → the initializer's; tied ones have one initializer."""
     there = {t.name for t in proto.graph.initializer}
     own: dict[int, str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,10 +13,13 @@ from ..errors import UsageError
 from ..language.program import Program
 from .call import tensors_of
 
+if TYPE_CHECKING:
+    from torch.nn import Module
+
 __all__ = ["write_back"]
 
 
-def write_back(program: Program, module: Any) -> int:
+def write_back(program: Program, module: Module) -> int:
     """Copies trained parameters, and buffers such as running statistics, into the module; returns how many tensors.
 
     Tensors keep their device and element type.  UsageError where a shape differs, or nothing of the program is the

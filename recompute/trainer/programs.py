@@ -16,14 +16,10 @@ from ..passes import memory_report
 from ..places import CPUPlace, Place
 from ..runtime import Executor
 from ..training.modes import for_test, share_arrays
-from ..training.origin import options_of
-from ..training.protocol import AnyOptimizer
-from ..training.recompute_optimizer import RecomputeOptimizer
+from ..training.origin import CHANGING, options_of
+from ..training.protocol import AnyOptimizer, Described, spec_of
+from ..training.spec import Spec
 from .ranks import ONE, Ranks
-from .stages import minimized
-
-#: the options of recomputation and slices that change results
-_CHANGING: dict[type, frozenset[str]] = {RecomputeOptimizer: frozenset({"_slices", "_allowed", "_merge"})}
 
 
 @dataclass(frozen=True)
@@ -66,14 +62,12 @@ class Programs:
         self.executor = Executor(place, engine=ranks.engine)
         self.executor.compares = False  # the trainer does, before it does anything else with other ranks
         self._again = program.again if optimizer is not None else None
-        self._optimizer = None if optimizer is None else unused(optimizer)
-        #: the optimizer's name, and those of the wrappers that change its results
-        self.optimizer = described(optimizer)
-        #: the options that change its results (`recompute.training.origin.options_of`)
-        self.options = options_of(optimizer, _CHANGING)
+        self._spec = None if optimizer is None else spec_of(optimizer)
+        #: the options that change results (`recompute.training.origin.options_of`)
+        self.options = {"optimizer": ""} if self._spec is None else options_of(self._spec, CHANGING)
         self._most = program.block.batch or 1  # samples of a micro-batch, with gradient merge
         if optimizer is not None:
-            minimized(program, loss, optimizer)
+            optimizer.minimize(program[loss])
         elif not any(o.role is Role.OPTIMIZE for o in program.operators):
             raise UsageError("the program has no updates: give an optimizer, or call its minimize(loss) before")
         self.program = program
@@ -102,8 +96,8 @@ class Programs:
     @property
     def micro_batches(self) -> int | None:
         """Into how many pieces ranks cut a step; None without ranks."""
-        parallel = getattr(self._optimizer, "_parallel", None)
-        return None if parallel is None else int(parallel.micro_batches)
+        parallel = None if self._spec is None else self._spec.parallel
+        return None if parallel is None else parallel.micro_batches
 
     def idle_axes(self) -> list[str]:
         """Notes on axes of the mesh along which nothing can be divided."""
@@ -146,17 +140,23 @@ class Programs:
         return made
 
     def _minimized(self, batch: int) -> Program:
+        assert self._spec is not None
+        spec = self._spec.for_batch(batch, self._most)
         try:
-            made = self._forward(batch)
-            unused(self._optimizer, batch, self._most).minimize(made[self.loss])
+            made = self._trained(spec, batch)
         except UsageError:  # a plan that is for the other batch
-            if not isinstance(self._optimizer, RecomputeOptimizer):
+            if spec == spec.without_plan():
                 raise
-            made = self._forward(batch)
-            unused(self._optimizer.without_plan(), batch, self._most).minimize(made[self.loss])
+            made = self._trained(spec.without_plan(), batch)
         if dict(_shapes(made)) != dict(_shapes(self.program)):
             raise UsageError(f"at a batch of {batch} ranks would have other parts of parameters than at {self.batch}")
         share_arrays(made, self.program)
+        return made
+
+    def _trained(self, spec: Spec, batch: int) -> Program:
+        """A training step at another batch, whose optimizer is a copy: the user's own has the state of this batch."""
+        made = self._forward(batch)
+        Described(spec.with_(rule=copy.copy(spec.rule))).minimize(made[self.loss])
         return made
 
     def inputs(self, *, training: bool) -> tuple[Value, ...]:
@@ -213,24 +213,3 @@ class Programs:
 
 def _shapes(program: Program) -> Iterator[tuple[str, tuple[int, ...]]]:
     return ((v.name, v.shape) for v in program.block.parameters)
-
-
-def unused(optimizer: Any, batch: int | None = None, most: int = 1) -> Any:
-    """A copy of an optimizer, and of those that it wraps, that was not used yet.
-
-    `batch`: with gradient merge, for a step of so many samples, in micro-batches of at most `most`.
-    """
-    made = copy.copy(optimizer)
-    if hasattr(made, "inner"):
-        made.inner = unused(made.inner, batch, most)
-    return made.for_batch(batch, most) if batch is not None and hasattr(made, "for_batch") else made
-
-
-def described(optimizer: Any) -> str:
-    """The classes of an optimizer and its wrappers, without those that only recompute, which change no bit."""
-    if optimizer is None:
-        return ""
-    inner = described(optimizer.inner) if hasattr(optimizer, "inner") else ""
-    if isinstance(optimizer, RecomputeOptimizer):
-        return inner
-    return f"{type(optimizer).__name__}({inner})" if inner else type(optimizer).__name__

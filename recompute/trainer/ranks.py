@@ -6,7 +6,6 @@ and what each decides for itself (a signal) through `agreed`, so that all of the
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ from ..runtime.communication.agreement import must_be_same
 from ..runtime.communication.started import given_rank, started_together
 from ..training.origin import values_to_compare
 from ..training.parallel import DataParallel
-from ..training.protocol import AnyOptimizer
+from ..training.protocol import AnyOptimizer, spec_of
 from ..training.stages import cuts_of
 
 T = TypeVar("T")
@@ -229,21 +228,18 @@ def shared(
     batch = program.block.batch
     if batch is None:
         raise UsageError("the inputs of the program have no common first dimension, which ranks could share")
-    merged = getattr(optimizer, "_merge", None)
+    merged = spec_of(optimizer).merge
     each = 1 if merged is None else merged.k_steps
     samples = batch * each if merged is None or merged.batch is None else merged.batch
     pieces = micro_batches or _pieces(samples, ranks.shares, each)
     _check(samples, pieces, ranks.shares)
-    found = DataParallel(optimizer, ranks.mesh, ranks.rank, zero=zero, micro_batches=pieces, batch=samples)
-    return _with_cuts(found, program)
-
-
-def _with_cuts(optimizer: DataParallel, program: Program) -> DataParallel:
-    """The same with the cuts of a pipeline by name: those of smaller batches and of the evaluation are the same."""
-    parallel = optimizer._parallel
-    if parallel is not None and parallel.pipe is not None:
-        optimizer._parallel = dataclasses.replace(parallel, cuts=cuts_of(program, parallel.pipe, parallel.cuts))
-    return optimizer
+    options: dict[str, Any] = {"zero": zero, "micro_batches": pieces, "batch": samples}
+    found = DataParallel(optimizer, ranks.mesh, ranks.rank, **options)
+    pipe = None if found.spec.parallel is None else found.spec.parallel.pipe
+    if pipe is None:
+        return found
+    # by name: those of smaller batches and of the evaluation are the same
+    return DataParallel(optimizer, ranks.mesh, ranks.rank, **options, cuts=cuts_of(program, pipe, None))
 
 
 def _pieces(samples: int, ranks: int, each: int) -> int:

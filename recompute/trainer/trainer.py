@@ -392,7 +392,7 @@ class Trainer:
     def _facts(self, run: Run) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
         facts = {"seed": self.seed, "batch_size": self.programs.batch, "data": run.data.facts()}
-        facts |= {"loss": self.loss, "optimizer": self.programs.optimizer}
+        facts |= {"loss": self.loss, "optimizer": self.programs.options["optimizer"]}
         options = {**self.programs.options, "drop_last": str(run.drop_last), "epochs": str(run.epochs)}
         return {**facts, "micro_batches": self.programs.micro_batches, "options": options}
 

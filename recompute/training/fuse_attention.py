@@ -20,7 +20,7 @@ def fuse_attention(program: Program, enabled: bool = True) -> list[str]:
     """
     must_be_untrained(program)
     program.fuse_attention = enabled
-    program.also_at_other_batches(program.again, lambda other: setattr(other, "fuse_attention", enabled))
+    program.edited(program.again, "fuse-attention", lambda other: setattr(other, "fuse_attention", enabled))
     if not enabled:
         return []
     notes = find_attention(program.block, program.data)[1]

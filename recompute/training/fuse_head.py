@@ -26,5 +26,5 @@ def fuse_head(program: Program, loss: str | Variable | None = None) -> list[str]
     loss = None if loss is None else as_loss(program, loss).name
     block, notes = find_head(program.block, loss)
     program.block = verify(block)
-    program.also_at_other_batches(program.again, functools.partial(fuse_head, loss=loss))
+    program.edited(program.again, "fuse-head", functools.partial(fuse_head, loss=loss))
     return notes

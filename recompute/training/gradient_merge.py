@@ -27,15 +27,12 @@ class GradientMergeOptimizer(RecomputeOptimizer):
         self, inner_optimizer: AnyOptimizer, k_steps: int = 1, avg: bool = True, *, batch: int | None = None
     ) -> None:
         super().__init__(inner_optimizer)
-        if isinstance(inner_optimizer, RecomputeOptimizer):
-            self.__dict__.update(inner_optimizer.__dict__)
-        self._merge = Merge(k_steps, avg, batch)
+        self._changes["merge"] = Merge(k_steps, avg, batch)
 
     @property
     def k_steps(self) -> int:
         """Micro-batches of a step."""
-        assert self._merge is not None
-        return self._merge.k_steps
+        return int(self._changes["merge"].k_steps)
 
 
 #: the short name

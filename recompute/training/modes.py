@@ -51,7 +51,7 @@ def at_other_batches(function: Callable[..., Variable]) -> Callable[..., Variabl
             function(*(_of(made, o) for o in given[0]), **{k: _of(made, o) for k, o in given[1].items()})
 
         if isinstance(program, Program):
-            program.also_at_other_batches(before, change)
+            program.edited(before, function.__name__, change)
         return result
 
     return append
@@ -266,7 +266,7 @@ def freeze(program: Program, patterns: str | Sequence[str], *, eval: bool = Fals
     program.tensors = [
         dataclasses.replace(t, trains=False, why="frozen") if t.name in frozen else t for t in program.tensors
     ]
-    program.also_at_other_batches(program.again, lambda made: freeze(made, patterns, eval=eval))
+    program.edited(program.again, "freeze", lambda made: freeze(made, patterns, eval=eval))
     return program
 
 

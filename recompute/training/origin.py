@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,18 @@ from ..communication.replicated import HIDDEN, replicated
 from ..language.program import Program, Variable
 from ..language.text import show
 from .parts import Part, parts_of, stored
+from .spec import Spec
+from .updates import OtherRule
 
 #: elements that are hashed at a time
 _PIECE = 1 << 20
 #: how deep options are described, and how many characters of them are shown
 _DEEP, _LONG = 8, 600
 #: options that say which rank this is, or on which machine, and what belongs to a program that was made
-_OWN = frozenset({"rank", "inner", "_program", "_state", "_named", "_unscale", "_target", "_cost"})
+_OWN = frozenset({"rank", "_program", "_state", "_named", "_unscale"})
+#: the fields of a spec that ranks must have alike, and those among them that change results
+_COMPARED = frozenset(f.name for f in dataclasses.fields(Spec)) - {"rule", "target", "cost", "later"}
+CHANGING = frozenset({"precision", "full", "scaling", "average", "slices", "allowed", "merge"})
 
 
 @dataclass
@@ -42,13 +46,13 @@ class Origin:
     held: dict[str, str] = field(default_factory=dict)
 
 
-def origin_of(program: Program, optimizer: Any, *, divides: bool) -> Origin:
+def origin_of(program: Program, spec: Spec, *, divides: bool) -> Origin:
     """That of a program before its backward pass is added; `divides`: ranks will have parts of it.
 
     Linear in the model's bytes if it divides.
     """
     whole = {v.name: digest(program.data[v.name]) for v in stored(program) if v.name in program.data} if divides else {}
-    return Origin({**options_of(optimizer), "model": _short(show(program.block))}, whole)
+    return Origin({**options_of(spec), "model": _short(show(program.block))}, whole)
 
 
 def held(program: Program) -> dict[str, str]:
@@ -114,24 +118,15 @@ def _bytes(array: np.ndarray) -> Any:
     return array.reshape(-1).view(np.uint8).data if array.size else b""
 
 
-def options_of(optimizer: Any, only: Mapping[type, frozenset[str]] = MappingProxyType({})) -> dict[str, str]:
-    """The options of an optimizer and of those that it wraps, `Adam.learning_rate` → "0.001".
-
-    `only`: of optimizers of some classes, only these.
-    """
-    found = {"optimizer": ""}
-    while optimizer is not None:
-        name = type(optimizer).__name__
-        found["optimizer"] += f" of {name}" if found["optimizer"] else name
-        wanted = next((names for kind, names in only.items() if isinstance(optimizer, kind)), None)
-        for option, value in vars(optimizer).items():
-            if wanted is not None and option not in wanted:
-                continue
-            if option == "_parallel" and value is not None:
-                found |= {f"{name}.{option}": text for option, text in _fields(value, 1).items()}
-            elif option not in _OWN:
-                found[f"{name}.{_public(option)}"] = _described(value)
-        optimizer = getattr(optimizer, "inner", None)
+def options_of(spec: Spec, only: Collection[str] = _COMPARED) -> dict[str, str]:
+    """The options of a step: its rule's, `Adam.learning_rate` → "0.001", and the fields `only` of its spec."""
+    rule = spec.rule.optimizer if isinstance(spec.rule, OtherRule) else spec.rule
+    name = type(rule).__name__
+    found = {"optimizer": name}
+    found |= {f"{name}.{_public(n)}": _described(v) for n, v in vars(rule).items() if n not in _OWN}
+    for part in sorted(only):
+        value = getattr(spec, part)
+        found |= _fields(value, 1) if part == "parallel" and value is not None else {part: _described(value)}
     return {name: text if len(text) < _LONG else _short(text) for name, text in found.items()}
 
 

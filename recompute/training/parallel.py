@@ -66,12 +66,10 @@ class DataParallel(RecomputeOptimizer):
         accumulate: str = "tree",
     ) -> None:
         super().__init__(optimizer)
-        if isinstance(optimizer, RecomputeOptimizer):
-            self.__dict__.update(optimizer.__dict__)
-        if self._parallel is not None:
+        if self.spec.parallel is not None:
             raise UsageError("the optimizer is data parallel already")
         mesh = as_mesh(mesh)
-        self._parallel = Parallel(
+        self._changes["parallel"] = Parallel(
             mesh, rank, zero, micro_batches, batch, reduce, add=add, together=sync_batch_norm, sequence=sequence,
             schedule=schedule, chunks=chunks, cuts=None if cuts is None else tuple(as_texts(cuts, "cuts")),
             accumulate=accumulate,

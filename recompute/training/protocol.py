@@ -152,7 +152,7 @@ class SpecOptimizer(AnyOptimizer):
         spec.check()
         with restored(program):
             if spec.parallel is not None and started_together() > 1:
-                program.origin = origin_of(program, self, divides=spec.parallel.divides)
+                program.origin = origin_of(program, spec, divides=spec.parallel.divides)
             program.slices = spec.whole
             program.mesh = None if spec.parallel is None else spec.parallel.mesh
             wanted = spec.rule.parameters if parameter_list is None else parameter_list

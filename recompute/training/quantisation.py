@@ -65,7 +65,7 @@ def _rewritten(program: Program, rewrite: QuantizeAware) -> None:
     apply_passes(program, [rewrite])
     added = [v for v in program.block.buffers if v.name not in before]
     program.data.update((v.name, np.zeros(v.shape, v.type.numpy)) for v in added)
-    program.also_at_other_batches(program.again, lambda made: _rewritten(made, rewrite))
+    program.edited(program.again, "quantisation", lambda made: _rewritten(made, rewrite))
 
 
 def running_ends(op: Operator) -> list[Value]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..boundary import as_names, as_texts
-from ..budgets import Budget, as_budget
+from ..budgets import as_budget
 from ..cost import CostModel, as_cost
 from ..errors import UsageError, expect
 from ..language.program import Variable
@@ -16,11 +15,9 @@ from ..passes import Target
 from ..passes.approximation.base import parse_permissions
 from ..passes.planners import planner
 from ..passes.slicing.slicing import parse_slicing
-from ..planning.request import Request, check_limits, request
-from .merge import Merge
-from .parallel_options import Parallel
+from ..planning.request import check_limits, existing
 from .protocol import RecomputeWarning, WrappedOptimizer, spec_of
-from .spec import BOTH, Spec, whole_slices
+from .spec import Spec
 
 __all__ = ["RecomputeOptimizer", "RecomputeWarning"]
 
@@ -40,28 +37,16 @@ class RecomputeOptimizer(WrappedOptimizer):
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer)
-        self._checkpoints: list[str | Variable] | None = None
-        self._budget: Budget | None = None
-        self._strategy: str | None = None
-        self._options: dict[str, Any] = {}
-        self._plan: Any = None
-        self._cost: CostModel | None = None
-        self._target: Target | None = None
-        self._offload = False
-        self._limits: dict[str, Any] = {}
-        self._slices: tuple[str, ...] = ()
-        self._allowed: tuple[str, ...] = ()
-        self._merge: Merge | None = None
-        self._parallel: Parallel | None = None
-        if isinstance(optimizer, RecomputeOptimizer) and not optimizer.recomputes:  # slices come after recomputation
-            self.__dict__.update(optimizer.__dict__)
+        #: fields of the spec, and of its request to a planner, that differ from the inner optimizer's
+        self._changes: dict[str, Any] = {}
+        self._planning: dict[str, Any] = {}
 
     def set_checkpoints(self, checkpoints: Sequence[str | Variable] | str | Variable) -> RecomputeOptimizer:
         """Sets the values to keep: names, globs or Variables, in any order.  Returns self.
 
         A single string is one name (Paddle treats it as a list of letters).
         """
-        self._checkpoints = as_names(checkpoints, "checkpoints")
+        self._changes["checkpoints"] = tuple(as_names(checkpoints, "checkpoints"))
         return self
 
     _set_checkpoints = set_checkpoints
@@ -89,10 +74,12 @@ class RecomputeOptimizer(WrappedOptimizer):
         faster than recomputation (see `set_slices`).
         """
         check_limits(effort, seconds, progress)
-        self._budget = as_budget(budget)
-        self._cost = self._cost if cost is None else as_cost(cost)
-        self._target = self._target if target is None else expect("target", target, Target, "an rc.Target")
-        self._limits = {"effort": effort, "seconds": seconds, "progress": progress, "slicing": slicing}
+        limits = {"effort": effort, "seconds": seconds, "progress": progress, "slicing": slicing}
+        self._planning |= {"budget": as_budget(budget), **limits}
+        if cost is not None:
+            self._changes["cost"] = as_cost(cost)
+        if target is not None:
+            self._changes["target"] = expect("target", target, Target, "an rc.Target")
         return self
 
     def set_slices(self, slices: Sequence[str] | str) -> RecomputeOptimizer:
@@ -104,7 +91,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         recomputation: checkpoints and plans are those of one slice, and all slices repeat them.  UsageError for other
         texts.
         """
-        self._slices = tuple(str(parse_slicing(s)) for s in as_texts(slices, "slices"))
+        self._changes["slices"] = tuple(str(parse_slicing(s)) for s in as_texts(slices, "slices"))
         return self
 
     def set_approximations(self, approximations: str | Sequence[str]) -> RecomputeOptimizer:
@@ -115,41 +102,14 @@ class RecomputeOptimizer(WrappedOptimizer):
         budget, as few are used as it takes, and only where they are faster than recomputation; without one, all that
         save memory, also between checkpoints.  The forward pass stays exact.  UsageError for other texts.
         """
-        self._allowed = tuple(map(str, parse_permissions(approximations)))
+        self._changes["allowed"] = tuple(map(str, parse_permissions(approximations)))
         return self
 
     @property
     def spec(self) -> Spec:
-        """What the inner optimizer describes, with this recomputation, these slices, micro-batches and ranks."""
+        """What the inner optimizer describes, with what was set here."""
         inner = spec_of(self.inner)
-        return inner.with_(
-            checkpoints=tuple(self._checkpoints or ()), request=self.request, offload=self._offload,
-            slices=self._slices, allowed=self._allowed, merge=self._merge, parallel=self._parallel,
-            target=self._target, cost=self._cost,
-        )  # fmt: skip
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether checkpoints, a budget, a strategy or a plan are set."""
-        return bool(self._checkpoints) or self.request is not None
-
-    def for_batch(self, samples: int, most: int) -> RecomputeOptimizer:
-        """The same for steps of `samples` samples, with gradient merge in micro-batches of at most `most` samples."""
-        found = copy.copy(self)
-        if self._parallel is not None:
-            found._parallel = self._parallel.for_batch(samples, self._merge)
-            found._merge = None if self._merge is None else Merge(1, self._merge.avg)
-            return found
-        found._merge = None if self._merge is None else self._merge.for_batch(samples, most)
-        return found
-
-    def without_plan(self) -> Any:
-        """The inner optimizer, with the gradient merge of this one, if it has some: plain steps of the same numbers."""
-        if self._merge is None and self._parallel is None:
-            return self.inner
-        found = RecomputeOptimizer(self.inner)
-        found._merge, found._parallel = self._merge, self._parallel
-        return found
+        return inner.with_(**self._changes, planning=dataclasses.replace(inner.planning, **self._planning))
 
     def set_strategy(self, strategy: str, **options: Any) -> RecomputeOptimizer:
         """Sets the planner, with its options (default: "auto", the best); returns self.
@@ -157,7 +117,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         Planners that ignore budgets ("chen") need none.  UsageError for unknown names and options.
         """
         planner(strategy, **options)
-        self._strategy, self._options = strategy, options
+        self._planning |= {"strategy": strategy, "options": tuple(options.items())}
         return self
 
     def set_plan(self, plan: Any) -> RecomputeOptimizer:
@@ -166,39 +126,28 @@ class RecomputeOptimizer(WrappedOptimizer):
         The plain step consists of the operators of `minimize` without dead code, with normalised values recomputed.
         Returns self.
         """
-        wanted = request(plan=plan)
-        self._plan = None if wanted is None else wanted.plan
+        self._planning["plan"] = None if plan is None else existing(plan)
         return self
 
     @property
     def enable_offload(self) -> bool:
         """Whether values may be offloaded to host memory."""
-        return self._offload
+        return self.spec.offload
 
     @enable_offload.setter
     def enable_offload(self, value: bool) -> None:
         if not isinstance(value, bool):
             raise UsageError(f"enable_offload must be True or False, not {value!r}")
-        self._offload = value
+        self._changes["offload"] = value
 
     def set_offload(self, value: bool = True) -> RecomputeOptimizer:
         """Sets `enable_offload`; returns self."""
         self.enable_offload = value
         return self
 
-    @property
-    def request(self) -> Request | None:
-        """The request to a planner; None with checkpoints.  UsageError if both are set."""
-        found = request(
-            self._budget, self._strategy, self._options, self._plan, offload=self._offload,
-            approximations=() if self._checkpoints else self._allowed, **self._limits,
-        )  # fmt: skip
-        if found is not None and self._checkpoints:
-            raise UsageError(BOTH)
-        return found and dataclasses.replace(found, slices=whole_slices(self._slices, self._merge, self._parallel))
-
     def _check(self) -> None:
-        if not self.recomputes and not self._slices and self._merge is None and self._parallel is None:
+        spec = self.spec
+        if not spec.recomputes and not spec.slices and spec.micro_batches is None:
             raise UsageError(
                 "RecomputeOptimizer has no checkpoints: call set_checkpoints(['name', ...]) before minimize, or "
                 "set_budget('8GiB') to use a planner; "

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from ..cost import CostModel
 from ..errors import UsageError
 from ..language.program import Variable
 from ..passes import Target
+from ..passes.approximation.base import parse_permissions
 from ..passes.slicing.slicing import whole_last
 from ..planning.request import Request
 from .merge import Merge
@@ -21,10 +21,15 @@ from .parallel_options import Parallel
 from .scaling import LossScaling
 
 #: why checkpoints and a planner exclude each other
-BOTH = (
+_BOTH = (
     "checkpoints and a budget, strategy or plan both define what is recomputed: give one of them (to check "
     "whether checkpoints fit a budget, use `--memory-budget` on the command line, or rc.estimate)"
 )
+
+
+_NOTHING = Request()
+#: the fields of a spec that change memory and time, and no result but for approximations and slices
+_PLAN = frozenset({"checkpoints", "planning", "offload", "slices", "allowed", "target", "cost"})
 
 
 @dataclass(frozen=True)
@@ -40,10 +45,10 @@ class Spec:
     """What a training step is to be.
 
     `rule`: the optimizer that updates.  `precision`: of the forward pass, with the values `full` in float32, and
-    `scaling` of the loss.  `average`: moving averages of the weights.  `checkpoints`: what is kept, or `request`: what
-    a planner is asked for; `offload`: checkpoints go to host memory.  `slices`: parts of the step, or the whole, that
-    run in slices.  `allowed`: approximations.  `merge`: micro-batches; `parallel`: the mesh, and this rank.  `target`
-    and `cost`: what plans are made for.  `later`: a planner puts the step into the slices of the whole.
+    `scaling` of the loss.  `average`: moving averages of the weights.  `checkpoints`: what is kept, or `planning`: what
+    a planner is asked for (see `request`); `offload`: checkpoints go to host memory.  `slices`: parts of the step, or
+    the whole, that run in slices.  `allowed`: approximations.  `merge`: micro-batches; `parallel`: the mesh, and this
+    rank.  `target` and `cost`: what plans are made for.  `later`: a planner puts the step into the slices of the whole.
     """
 
     rule: Any
@@ -52,7 +57,7 @@ class Spec:
     scaling: LossScaling | None = None
     average: Average | None = None
     checkpoints: tuple[str | Variable, ...] = ()
-    request: Request | None = None
+    planning: Request = _NOTHING
     offload: bool = False
     slices: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
@@ -68,8 +73,13 @@ class Spec:
 
     @property
     def whole(self) -> tuple[str, ...]:
-        """The slices of the whole step, which come after recomputation, if there are some."""
-        return whole_slices(self.slices, self.merge, self.parallel)
+        """The slices of the whole step, after recomputation: of ranks, of micro-batches, or those that are named."""
+        merge, parallel = self.merge, self.parallel
+        if parallel is not None and (parallel.pieces(merge) > 1 or parallel.pipe is not None):
+            return (parallel.slices(merge),)
+        if merge is not None and merge.k_steps > 1:
+            return (f"micro:0:{merge.k_steps}",)
+        return whole_last(self.slices)[1]
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -82,13 +92,31 @@ class Spec:
         return self.merge if self.parallel is None else self.parallel.merge(self.merge)
 
     @property
+    def request(self) -> Request | None:
+        """What a planner is asked for: `planning`, with the offloading, approximations and slices of the step.
+
+        None if nothing is.  UsageError for what is invalid or excludes each other.
+        """
+        allowed = () if self.checkpoints or not self.allowed else parse_permissions(self.allowed)
+        found = dataclasses.replace(self.planning, offload=self.offload, approximations=allowed).checked()
+        return None if found is None else dataclasses.replace(found, slices=self.whole)
+
+    @property
     def recomputes(self) -> bool:
         """Whether checkpoints, a budget, a strategy or a plan are set."""
         return bool(self.checkpoints) or self.request is not None
 
     def without_plan(self) -> Spec:
         """The same step with nothing recomputed, approximated or in slices: the same numbers."""
-        return self.with_(checkpoints=(), request=None, offload=False, slices=(), allowed=(), target=None, cost=None)
+        plain: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(self) if f.name in _PLAN}
+        return self.with_(**plain)
+
+    def for_batch(self, samples: int, most: int) -> Spec:
+        """The same for steps of `samples` samples, with gradient merge in micro-batches of at most `most` samples."""
+        if self.parallel is not None:
+            merge = None if self.merge is None else Merge(1, self.merge.avg)
+            return self.with_(parallel=self.parallel.for_batch(samples, self.merge), merge=merge)
+        return self if self.merge is None else self.with_(merge=self.merge.for_batch(samples, most))
 
     def only_slices(self) -> Spec:
         """The same with its slices alone, and nothing recomputed or approximated."""
@@ -112,20 +140,11 @@ class Spec:
 
     def check(self) -> None:
         """UsageError for options that are not combined."""
-        if self.checkpoints and self.request is not None and self.request.plans:
-            raise UsageError(BOTH)
+        if self.checkpoints and self.planning.plans:
+            raise UsageError(_BOTH)
         for (a, b), why in _EXCLUDED.items():
             if _ON[a](self) and _ON[b](self):
                 raise UsageError(why(self) if callable(why) else why)
-
-
-def whole_slices(slices: Sequence[str], merge: Merge | None, parallel: Parallel | None) -> tuple[str, ...]:
-    """The slices of the whole step of a spec: those of ranks, of micro-batches, or those that are named."""
-    if parallel is not None and (parallel.pieces(merge) > 1 or parallel.pipe is not None):
-        return (parallel.slices(merge),)
-    if merge is not None and merge.k_steps > 1:
-        return (f"micro:0:{merge.k_steps}",)
-    return whole_last(slices)[1]
 
 
 def _several(spec: Spec) -> bool:

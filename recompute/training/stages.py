@@ -9,7 +9,7 @@ from ..cost import operator_cost
 from ..errors import UsageError
 from ..language.ir import Block, Operator
 from ..language.program import Program
-from ..passes.base import Pass
+from ..passes.base import Pass, apply_passes
 from ..passes.pipelines.borders import Stages, holders
 from ..passes.pipelines.cuts import balanced_cuts, loads
 from ..passes.pipelines.repeats import shortened
@@ -61,8 +61,13 @@ class CutStages(Pass):
         return Stages(cuts_of(Program(block), self.pipe, self.cuts)).run(block)
 
     def rewrite(self, program: Program) -> Block:
-        """The same; the program notes the first stage that has each parameter."""
-        block = Stages(cuts_of(program, self.pipe, self.cuts)).run(program.block)
+        """The same; the program notes its pipe, the first stage that has each parameter, and the cuts: its evaluation
+        is cut there at any batch."""
+        cuts = cuts_of(program, self.pipe, self.cuts)
+        block = Stages(cuts).run(program.block)
+        made_again = CutStages(self.pipe, cuts)
+        program.edited(program.again, str(made_again), lambda made: apply_passes(made, [made_again]))
+        program.pipe = self.pipe
         program.first_stages = {name: min(stages) for name, stages in holders(block).items() if stages}
         return block
 

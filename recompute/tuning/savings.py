@@ -74,11 +74,7 @@ def _change(before: int, after: int) -> str:
 
 
 def training(
-    program: Program,
-    optimizer: AnyOptimizer | None = None,
-    *,
-    loss: Loss = None,
-    target: Target | None = None,
+    program: Program, optimizer: AnyOptimizer | None = None, *, loss: Loss = None, target: Target | None = None
 ) -> Training:
     """What a step of a program takes, by compiling it; the program stays as it is.
 

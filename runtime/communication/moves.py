@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from ...errors import UsageError
 from ...ops.communication.base import Communication
 from ...ops.communication.collectives import AllGather, AllReduce, AllToAll, Broadcast, Reduce, ReduceScatter
 from ...ops.communication.messages import Message, Recv, Send
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm, Request
 
 #: elements that a rank receives at a time to add them
 PIECE = 1 << 16
@@ -40,7 +44,7 @@ def refuse(op: Communication, dtype: str) -> str:
     return ""
 
 
-def move(mpi: Any, comm: Any, transfer: Any, left: Callable[[], bool]) -> None:
+def move(mpi: ModuleType, comm: Comm, transfer: Any, left: Callable[[], bool]) -> None:
     """Carries one communication; `left`: whether the engine is closed meanwhile."""
     op = transfer.op
     if isinstance(op, Message):
@@ -52,7 +56,7 @@ def move(mpi: Any, comm: Any, transfer: Any, left: Callable[[], bool]) -> None:
     _COLLECTIVES[type(op)](mpi, comm, transfer)
 
 
-def finish(request: Any, *, soon: bool = False) -> None:
+def finish(request: Request, *, soon: bool = False) -> None:
     """Waits for a request without keeping a core busy; `soon`: it will not take long."""
     pause = 1e-6
     while not request.Test():
@@ -74,7 +78,7 @@ def _until(ready: Callable[[], bool], transfer: Any, left: Callable[[], bool]) -
         pause = min(pause * 1.5, _EAGER if transfer.wanted else _PATIENT)
 
 
-def _finish(request: Any, transfer: Any) -> None:
+def _finish(request: Request, transfer: Any) -> None:
     """Moves the data of a communication in which all take part.
 
     While the step does not wait for it, it sleeps between two looks: the step needs the core, and to change places with
@@ -91,7 +95,7 @@ def _finish(request: Any, transfer: Any) -> None:
             pause = min(pause * 1.5, _BRIEF)
 
 
-def _message(mpi: Any, comm: Any, transfer: Any, left: Callable[[], bool]) -> None:
+def _message(mpi: ModuleType, comm: Comm, transfer: Any, left: Callable[[], bool]) -> None:
     """The receiver says that it is ready; then the data are sent."""
     peer = transfer.op.peer
     if isinstance(transfer.op, Send):
@@ -106,11 +110,11 @@ def _message(mpi: Any, comm: Any, transfer: Any, left: Callable[[], bool]) -> No
         _finish(comm.Irecv(_bytes(mpi, transfer.out), peer, _DATA), transfer)
 
 
-def _bytes(mpi: Any, array: Any) -> list[Any]:
+def _bytes(mpi: ModuleType, array: Any) -> list[Any]:
     return [array.reshape(-1).view(np.uint8), mpi.BYTE]
 
 
-def _all_reduce(mpi: Any, comm: Any, t: Any) -> None:
+def _all_reduce(mpi: ModuleType, comm: Comm, t: Any) -> None:
     if t.op.order == "library":
         comm.Allreduce(t.x, t.out, mpi.SUM)
         return
@@ -118,11 +122,11 @@ def _all_reduce(mpi: Any, comm: Any, t: Any) -> None:
     _finish(comm.Ibcast(_bytes(mpi, t.out), 0), t)
 
 
-def _reduce_scatter(mpi: Any, comm: Any, t: Any) -> None:
+def _reduce_scatter(mpi: ModuleType, comm: Comm, t: Any) -> None:
     comm.Reduce_scatter_block(t.x, t.out, mpi.SUM)
 
 
-def _reduce(mpi: Any, comm: Any, t: Any) -> None:
+def _reduce(mpi: ModuleType, comm: Comm, t: Any) -> None:
     root = comm.rank == t.op.root
     if t.op.order == "library":
         comm.Reduce(t.x, t.out, mpi.SUM, t.op.root)
@@ -136,7 +140,7 @@ def _reduce(mpi: Any, comm: Any, t: Any) -> None:
         t.out[...] = 0
 
 
-def _add_in_tree(comm: Any, t: Any) -> None:
+def _add_in_tree(comm: Comm, t: Any) -> None:
     """Sums all ranks' x on rank 0, along the tree: of two neighbours the second one sends, the first one adds.
 
     What is received lies in a small buffer of its own, `PIECE` elements; `out` is used on every rank.
@@ -159,15 +163,15 @@ def _add_in_tree(comm: Any, t: Any) -> None:
         step *= 2
 
 
-def _all_gather(mpi: Any, comm: Any, t: Any) -> None:
+def _all_gather(mpi: ModuleType, comm: Comm, t: Any) -> None:
     _finish(comm.Iallgather(_bytes(mpi, t.x), _bytes(mpi, t.out)), t)
 
 
-def _all_to_all(mpi: Any, comm: Any, t: Any) -> None:
+def _all_to_all(mpi: ModuleType, comm: Comm, t: Any) -> None:
     _finish(comm.Ialltoall(_bytes(mpi, t.x), _bytes(mpi, t.out)), t)
 
 
-def _broadcast(mpi: Any, comm: Any, t: Any) -> None:
+def _broadcast(mpi: ModuleType, comm: Comm, t: Any) -> None:
     if comm.rank == t.op.root:
         t.out[...] = t.x
     _finish(comm.Ibcast(_bytes(mpi, t.out), t.op.root), t)

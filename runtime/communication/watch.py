@@ -24,11 +24,15 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from .engine import now
 from .started import given_deadline
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
 
 #: seconds between two looks, for an answer, and the deadline where none is given; deadlines for one that answers
 LOOK, ANSWER, DEADLINE, BUSY = 0.05, 3.0, 60.0, 10
@@ -50,7 +54,7 @@ class _Wait:
 class Watch:
     """That of this process.  `comm`: a communicator of all ranks of its own."""
 
-    def __init__(self, mpi: Any, comm: Any) -> None:
+    def __init__(self, mpi: ModuleType, comm: Comm) -> None:
         self._mpi, self.comm = mpi, comm
         self.rank, self.size = comm.rank, comm.size
         #: why a step of this rank failed, which it says when it leaves

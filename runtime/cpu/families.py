@@ -5,10 +5,10 @@ A family is a class in a module of `runtime/cpu/kernels`; see runtime/shared/fam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...language.element import HALVES
-from ...language.types import TensorType
+from ...language.types import Array, TensorType
 from ..shared import families
 from .device.native import Call
 
@@ -24,7 +24,7 @@ FAMILIES = families.Families(f"{__package__}.kernels")
 family = FAMILIES.add
 
 
-class Family(families.Family[Any, Any, Call]):
+class Family(families.Family[Array, Array, Call]):
     """Kernels of some operators that are alike; operands are arrays."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.types import Array
 from ...passes.memory.packing import Lifetime, Repairing
 from .device import jit, native
 
@@ -46,7 +47,7 @@ def placed(order: Sequence[Lifetime], known: Sequence[int] = ()) -> list[int] | 
 
 
 def _place(
-    low: Any, size: Any, start: Any, end: Any, lows: Any, highs: Any, starts: Any, ends: Any, known: int, n: int
+    low: Array, size: Array, start: Array, end: Array, lows: Any, highs: Any, starts: Any, ends: Any, known: int, n: int
 ) -> None:
     """`first_fit`.  `lows`, `highs`, `starts`, `ends`: of those that are placed, sorted by address."""
     count = 0
@@ -111,15 +112,15 @@ class CompiledRepair:
 
 
 def _repair(
-    low: Any,
-    size: Any,
-    start: Any,
-    end: Any,
-    order: Any,
-    place: Any,
-    was: Any,
-    waiting: Any,
-    limit: Any,
+    low: Array,
+    size: Array,
+    start: Array,
+    end: Array,
+    order: Array,
+    place: Array,
+    was: Array,
+    waiting: Array,
+    limit: Array,
     i: int,
     j: int,
 ) -> None:
@@ -154,7 +155,7 @@ def _repair(
 
 
 @jit.inline
-def _lowest(low: Any, size: Any, start: Any, end: Any, place: Any, x: int) -> int:
+def _lowest(low: Array, size: Array, start: Array, end: Array, place: Array, x: int) -> int:
     """The lowest address at which an allocation fits between those that come before it."""
     at, again = 0, True
     while again:
@@ -167,7 +168,9 @@ def _lowest(low: Any, size: Any, start: Any, end: Any, place: Any, x: int) -> in
 
 
 @jit.inline
-def _touch(low: Any, size: Any, start: Any, end: Any, place: Any, waiting: Any, x: int, was: int, first: int) -> None:
+def _touch(
+    low: Array, size: Array, start: Array, end: Array, place: Array, waiting: Array, x: int, was: int, first: int
+) -> None:
     """Marks the later places that an allocation which has moved in the arena can matter to (`Repair._touched`)."""
     for y in range(len(low)):
         if place[y] > place[x] and size[y] > 0 and start[y] <= end[x] and end[y] >= start[x]:

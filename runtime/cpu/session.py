@@ -16,6 +16,7 @@ from ...language.ir import Block, Free, Operator, Value
 from ...language.kernels import fits, provider
 from ...language.program import Program
 from ...language.text import show_operator
+from ...language.types import Array
 from ...ops.communication.base import Communication
 from ...passes import ALIGNMENT, memory_report
 from ...support.threads import interrupts_wait
@@ -44,11 +45,11 @@ class Arena:
         self._raw[::4096] = 0  # pages come with their first write: now, not in the first step
         self._start = -self._raw.ctypes.data % ALIGNMENT
 
-    def bytes(self) -> Any:
+    def bytes(self) -> Array:
         """All of it, as unsigned bytes."""
         return self._raw[self._start : self._start + self.nbytes]
 
-    def at(self, address: int, value: Value) -> Any:
+    def at(self, address: int, value: Value) -> Array:
         """The buffer of `value` at `address`.  JobError where it is not all in the arena."""
         begin = self._start + address
         if address < 0 or address + value.nbytes > self.nbytes:
@@ -214,7 +215,7 @@ class Session:
         assert self.host is not None
         return self.host
 
-    def _array(self, v: Value | None) -> Any:
+    def _array(self, v: Value | None) -> Array | None:
         return None if v is None else self.arrays[v.name]
 
     @property
@@ -239,7 +240,7 @@ class Session:
     def release(self) -> None:
         """Nothing to give back: the program's own arrays are updated."""
 
-    def feed(self, name: str, array: Any) -> None:
+    def feed(self, name: str, array: Array) -> None:
         """An input's contents for the next run."""
         self.arrays[name][...] = array
 

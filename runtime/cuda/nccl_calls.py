@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from ...ops.communication.base import Communication
@@ -26,7 +27,7 @@ def refuse(op: Communication, dtype: str) -> str:
     return ""
 
 
-def carry(nccl: Any, comm: Any, call: Begin, device: Any, stream: Any) -> None:
+def carry(nccl: ModuleType, comm: Any, call: Begin, device: Any, stream: Any) -> None:
     """Enqueues one communication."""
     if isinstance(call.op, Message):
         _message(comm, call, device, stream)
@@ -47,19 +48,19 @@ def _message(comm: Any, call: Begin, device: Any, stream: Any) -> None:
             comm.recv(call.out.address, call.out.nbytes, BYTES, call.op.peer, stream.ptr)
 
 
-def _all_reduce(nccl: Any, comm: Any, call: Begin, device: Any, stream: Any) -> None:
+def _all_reduce(nccl: ModuleType, comm: Any, call: Begin, device: Any, stream: Any) -> None:
     x, out = call.x, call.out
     assert x is not None
     comm.allReduce(x.address, out.address, out.size, TYPES[out.dtype], SUM, stream.ptr)
 
 
-def _reduce_scatter(nccl: Any, comm: Any, call: Begin, device: Any, stream: Any) -> None:
+def _reduce_scatter(nccl: ModuleType, comm: Any, call: Begin, device: Any, stream: Any) -> None:
     x, out = call.x, call.out
     assert x is not None
     comm.reduceScatter(x.address, out.address, out.size, TYPES[out.dtype], SUM, stream.ptr)
 
 
-def _reduce(nccl: Any, comm: Any, call: Begin, device: Any, stream: Any) -> None:
+def _reduce(nccl: ModuleType, comm: Any, call: Begin, device: Any, stream: Any) -> None:
     """Zeros where the root is not."""
     x, out = call.x, call.out
     assert x is not None
@@ -68,13 +69,13 @@ def _reduce(nccl: Any, comm: Any, call: Begin, device: Any, stream: Any) -> None
         device.clear(out, stream)
 
 
-def _all_gather(nccl: Any, comm: Any, call: Begin, device: Any, stream: Any) -> None:
+def _all_gather(nccl: ModuleType, comm: Any, call: Begin, device: Any, stream: Any) -> None:
     x = call.x
     assert x is not None
     comm.allGather(x.address, call.out.address, x.nbytes, BYTES, stream.ptr)
 
 
-def _all_to_all(nccl: Any, comm: Any, call: Begin, device: Any, stream: Any) -> None:
+def _all_to_all(nccl: ModuleType, comm: Any, call: Begin, device: Any, stream: Any) -> None:
     """A part to each rank and one from each, all at once."""
     x, out, ranks = call.x, call.out, call.op.ranks
     assert x is not None
@@ -88,7 +89,7 @@ def _all_to_all(nccl: Any, comm: Any, call: Begin, device: Any, stream: Any) -> 
         nccl.groupEnd()
 
 
-def _broadcast(nccl: Any, comm: Any, call: Begin, device: Any, stream: Any) -> None:
+def _broadcast(nccl: ModuleType, comm: Any, call: Begin, device: Any, stream: Any) -> None:
     x, out = call.x, call.out
     assert x is not None
     comm.broadcast(x.address, out.address, out.nbytes, BYTES, call.op.root, stream.ptr)

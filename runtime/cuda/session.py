@@ -23,9 +23,9 @@ import numpy as np
 from ...errors import JobError, UsageError
 from ...language.ir import Block, Free, Operator, Value
 from ...language.kernels import fits, provider
-from ...language.program import Arrays
+from ...language.program import Arrays, Program
 from ...language.text import show_operator
-from ...language.types import TensorType
+from ...language.types import Array, TensorType
 from ...ops.communication.base import Communication
 from ...ops.memory.offload import CopyWait
 from ...passes import ALIGNMENT, memory_report
@@ -148,7 +148,7 @@ class CudaSession:
         """Bytes of the arena in host memory."""
         return self.report.host
 
-    def holds(self, program: Any) -> bool:
+    def holds(self, program: Program) -> bool:
         """Whether a program's arrays are those that this session was made with."""
         return all(dict.get(program.data, name) is array for name, array in self.hosts.items())
 
@@ -217,7 +217,7 @@ class CudaSession:
     def _buffer(self, v: Value | None) -> Any:
         return None if v is None else self.arrays[v.name]
 
-    def feed(self, name: str, array: Any) -> None:
+    def feed(self, name: str, array: Array) -> None:
         """An input's contents for the next run."""
         self.device.upload(self.arrays[name], np.asarray(array), staged=True)
 

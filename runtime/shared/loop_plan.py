@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...language.element import Expr, argument, nodes
 from ...language.formulas import formula
 from ...language.op import Op
-from ...language.types import TensorType
+from ...language.types import TensorType, need
 from ...ops.fused.loop import Loop, iteration
 from ...ops.reduction.sums import Reduce, ReduceMean
 
@@ -35,8 +35,7 @@ def outputs(op: Op, ins: Types, outs: Types) -> tuple[list[Expr | None], list[Su
         return list(op.expressions(dtypes)), sums
     if isinstance(op, Reduce):
         return [argument(0, dtypes[0] or "f32")], [_sum(0, op, mean)]
-    found = formula(op, dtypes)
-    assert found is not None
+    found = need(formula(op, dtypes))
     return [x if i < len(outs) and outs[i] is not None else None for i, x in enumerate(found)], []
 
 

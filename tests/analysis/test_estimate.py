@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -162,7 +163,7 @@ def test_pieces_of_known_functions() -> None:
     assert bent.breakpoints == (21,) or bent.breakpoints == (20,)
     assert [p.per_sample for p in bent.pieces] == [2, 17]
     assert all(bent.peak(b) == max(1000 + 2 * b, 700 + 17 * b) for b in range(1, 65))
-    aligned = fit(lambda b: -(-(50 + 9 * b) // 64) * 64, 1, 64, 64)
+    aligned = fit(lambda b: -(-(50 + 9 * b) // 64) * 64, 1, 64, 128)
     assert len(aligned.pieces) == 1 and aligned.deviation <= 64
     with pytest.raises(rc.UsageError, match="known for batches 1 to 64, not for 65"):
         line.peak(65)
@@ -279,12 +280,9 @@ def test_nonsense_amounts(text: str | int) -> None:
 
 def test_free_dimensions_besides_the_batch() -> None:
     model = two_inputs("N", "T", 300)
-    with pytest.raises(
-        rc.UsageError, match=r"input 'x' has a dynamic dimension 1 \(T\) besides the batch.*--input-shapes"
-    ):
-        rc.estimate(model)
-    with pytest.raises(rc.UsageError, match=r"dynamic dimension .* besides the batch"):
-        rc.max_batch(model, "1GiB")
+    for asked in (lambda: rc.estimate(model), lambda: rc.max_batch(model, "1GiB")):
+        with pytest.raises(rc.UsageError, match=r"T \(axis 1 of x\).*--dim T=16"):
+            asked()
     found = rc.estimate(model, input_shapes={"x": [4, 7, 300]}, batch=8)
     assert found.batch == 8 and found.peak_bytes > rc.estimate(model, input_shapes={"x": [4, 7, 300]}).peak_bytes
 
@@ -390,3 +388,30 @@ def test_an_estimate_does_not_keep_from_running(tmp_path: Path, capsys: pytest.C
     assert main([MLP, "--batch", "4", "--estimate", "--run", "1", "--memory-budget", "1MB"]) == 0
     out = capsys.readouterr().out
     assert "alive at the peak" in out and "as predicted" in out
+
+
+def test_shapes_of_a_network_of_the_zoo_are_refused() -> None:
+    with pytest.raises(rc.UsageError, match="'lenet' is a network of the zoo, which has options"):
+        rc.estimate("lenet", input_shapes={"x": [4, 1, 28, 28]})
+
+
+def test_inputs_of_several_sizes_fix_the_batch() -> None:
+    """Shapes that differ in their first dimension are taken as they are, not all at one batch."""
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [
+                onnx.helper.make_node("MatMul", ["x", "w"], ["a"]),
+                onnx.helper.make_node("MatMul", ["y", "w"], ["b"]),
+                onnx.helper.make_node("Concat", ["a", "b"], ["logits"], axis=0),
+            ],
+            "two",
+            [onnx.helper.make_tensor_value_info(n, 1, [d, 5]) for n, d in (("x", "N"), ("y", "M"))],
+            [onnx.helper.make_tensor_value_info("logits", 1, None)],
+            [onnx.numpy_helper.from_array(np.ones((5, 3), np.float32), "w")],
+        )
+    )
+    shapes = {"x": [2, 5], "y": [4, 5]}
+    found = rc.estimate(model, input_shapes=shapes)
+    assert found.batch == 2 and found.by_batch is None
+    with pytest.raises(rc.UsageError, match="fixes its batch at 2"):
+        rc.estimate(model, input_shapes=shapes, batch=3)

@@ -69,10 +69,10 @@ def test_layers_of_other_stages_do_not_matter(
     optimizer = rc.DataParallel(inner, rc.Mesh.of(**mesh), batch=8, micro_batches=4, accumulate="running", **more)
     steps = Steps(model, optimizer=optimizer, options=options, target=Target(cost=device("h100-80")))
     places = range(mesh["pp"])
-    found = [compiled_stage(steps, optimizer._parallel, place) for place in places]
+    found = [compiled_stage(steps, optimizer.spec.parallel, place) for place in places]
     monkeypatch.setattr(compiled_stages, "with_own_layers", lambda program, pipe, cuts: program)
     for place, few in zip(places, found, strict=True):
-        every = compiled_stage(steps, optimizer._parallel, place)
+        every = compiled_stage(steps, optimizer.spec.parallel, place)
         assert few.figures.peak_bytes == every.figures.peak_bytes
         assert shape_of(few.program.block) == shape_of(every.program.block)
 

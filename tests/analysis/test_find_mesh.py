@@ -153,7 +153,7 @@ def test_command_with_stages(tmp_path: Any, capsys: pytest.CaptureFixture[str]) 
         (["--mesh", "dp=2,pp=2", "--batch", "7"], "a multiple of"),
         (["--mesh", "dp=2,pp=99", "--batch", "396"], "stages"),
         (["--mesh", "what"], "--mesh auto --ranks N"),
-        (["--ranks", "8"], "give --mesh auto"),
+        (["--ranks", "8"], "needs --mesh auto"),
         (["--mesh", "dp=2", "--chunks", "2"], "give a mesh with pp"),
         (["--schedule", "zb"], "give a mesh with pp"),
     ],

@@ -101,7 +101,7 @@ def test_ctrl_c_saves_and_ends_with_130(files: Path) -> None:
         (["--resume"], "--resume needs --save DIR"),
         (["--save-steps", "5"], "--save-steps needs --save DIR"),
         (["--memory-budget", "60"], "did you mean 60%, or 60GiB"),
-        (["--checkpoints", "r", "--memory-budget", "60%"], "give one of them"),
+        (["--checkpoints", "r", "--memory-budget", "60%"], "both define what is recomputed"),
         (["--metrics", "acuracy"], "there is no metric 'acuracy' (did you mean accuracy"),
         (["--monitor", "eval.f1"], "no result 'eval.f1' to monitor"),
         (["--optimizer", "adamm"], "unknown optimizer 'adamm' (did you mean adam"),

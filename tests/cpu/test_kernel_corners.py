@@ -57,6 +57,7 @@ TAKEN: list[tuple[Any, str, bool]] = [
     (make("SoftmaxCrossEntropyLoss", **LOSS), "f32[2,3] i64[2]", True),
     (make("SoftmaxCrossEntropyLoss", **LOSS), "f32[2,3,2] i64[2,2]", False),
     (make("SoftmaxCrossEntropyLoss", **LOSS), "f16[2,3] i64[2]", False),
+    (make("SoftmaxCrossEntropyLoss", **LOSS), "f32[2,0] i64[2]", False),
     (make("NegativeLogLikelihoodLoss", **LOSS), "f32[2,3,2] i64[2,2]", True),
     (make("Dropout"), "f32[2] i64[]", True),
     (make("Dropout"), "f16[2] i64[]", False),

@@ -10,7 +10,9 @@ import pytest
 from recompute import parse, show, verify
 from recompute.errors import UsageError
 from recompute.language.ir import Block, Role
+from recompute.language.op import op_class
 from recompute.passes import Autodiff, pipeline, run_passes
+from recompute.passes.gradient.autodiff import differentiate
 from recompute.passes.recomputation.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
 from recompute.testing import evaluate
 
@@ -273,6 +275,17 @@ def test_autodiff_refuses(options: dict[str, Any], why: str) -> None:
     assert why in str(e.value)
 
 
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+def test_autodiff_begins_with_the_scale(kind: str) -> None:
+    body = f"""  param %w: {kind}[2]
+  buffer %scale: f32[]
+  loss %loss: {kind}[] = ReduceSum(%w) {{keepdims=0}}
+  output %loss"""
+    after, ((_, grad),) = differentiate(parse(program(body)), "loss", scale="scale")
+    given = {"w": np.ones(2, np.dtype(kind.replace("f", "float"))), "scale": np.array(4, np.float32)}
+    assert evaluate(verify(after), given, [grad.name])[0].tolist() == [4, 4]
+
+
 def test_autodiff_names_a_shared_gradient_after_what_was_asked_for() -> None:
     """%w, %a and %b have one gradient: it is the parameter's; NAME_grad that is taken gets a number."""
     body = """  input %x: f32[4]
@@ -424,3 +437,10 @@ def test_updates_that_no_rerun_reads_stay_where_they_are() -> None:
     )
     after = apply(parse(program(body)), RecomputePlan(reruns=(Rerun(0, 2),)))
     assert [next(op.writes()).name for op in after.operators[-3:]] == ["w1", "w2", "z"]
+
+
+def test_an_operator_is_of_its_class() -> None:
+    (relu,) = parse(program("  input %x: f32[2]\n  %y: f32[2] = Relu(%x)\n  output %y")).operators
+    assert relu.of(op_class("Relu")) is relu.op
+    with pytest.raises(AssertionError):
+        relu.of(op_class("Gemm"))

@@ -168,6 +168,26 @@ PLANS = {
   output %s, %z""",
         "@256", "@192", "%y is read",
     ),
+    "a joined value whose first part was overwritten": (
+        """  input %x: f32[16] @0
+  input %k: f32[16] @64
+  %a: f32[16] = Tanh(%x) @128
+  %b: f32[16] = Tanh(%k) @192
+  %y: f32[32] = Concat(%a, %b) {axis=0} @128
+  %z: f32[16] = Exp(%k) @256
+  %s: f32[32] = Exp(%y) @320
+  output %s, %z""",
+        "@256", "@128", "%y is read",
+    ),
+    "a value that was overwritten before its neighbour": (
+        """  input %x: f32[16] @0
+  %a: f32[16] = Tanh(%x) @64
+  %b: f32[16] = Exp(%x) @128
+  %c: f32[16] = Neg(%x) @0
+  %d: f32[16] = Mul(%a, %c) @192
+  output %b, %d""",
+        "@128", "@64", "%a is read, but its bytes at 64..128 were overwritten by %b",
+    ),
     "parts that are not in their places": (
         """  input %x: f32[16] @0
   input %k: f32[16] @64

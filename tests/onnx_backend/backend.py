@@ -56,12 +56,7 @@ class Backend(_Backend):
 
     @classmethod
     def run_node(
-        cls,
-        node: onnx.NodeProto,
-        inputs: Any,
-        device: str = "CPU",
-        outputs_info: Any = None,
-        **kwargs: Any,
+        cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
     ) -> tuple[Any, ...]:
         """Runs one node on `inputs` (a list, for the inputs that are present; or a dictionary by name)."""
         names = list(dict.fromkeys(n for n in node.input if n))

@@ -209,3 +209,9 @@ def test_a_bert_layer_in_fused_operators_has_the_gradients_of_the_plain_one() ->
     np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-5)
     for name in weights:
         np.testing.assert_allclose(results[0][1][name], results[1][1][name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["BiasSoftmax", "TorchEmbedding"])
+def test_an_absent_input_is_named(op: str) -> None:
+    with pytest.raises(rc.ModelError, match="its input 1 is absent"):
+        run(*case(op, [f(5, 2), None]))

@@ -199,6 +199,9 @@ def test_a_block_without_operators_holds_its_inputs() -> None:
     block = parse("program p {\n  input %x: f32[3]\n  input %y: f32[2]\n  output %x, %y\n}")
     report = memory_report(run_passes(block, pipeline("liveness,memory-plan")))
     assert (report.live_peak, report.peak_at, report.arena) == (20, -1, 128)
+    block = parse("program p {\n  param %w: f32[3]\n  output %w\n}")
+    report = memory_report(run_passes(block, pipeline("liveness,memory-plan")))
+    assert (report.live_peak, report.arena, report.persistent) == (0, 0, 12)
 
 
 def test_what_waits_in_host_memory_is_counted_there() -> None:

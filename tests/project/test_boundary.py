@@ -129,7 +129,7 @@ def test_cost_models_by_name() -> None:
     assert rc.estimate("mlp", batch=4, cost="h200").costs == "H200"
     program = with_loss()
     assert rc.compile_step(program, "loss", rc.Adam(), cost="h100-80").cost == rc.cost.device("h100")
-    assert rc.RecomputeOptimizer(rc.Adam()).set_budget("60%", cost="h200")._cost == h200
+    assert rc.RecomputeOptimizer(rc.Adam()).set_budget("60%", cost="h200").spec.cost == h200
     with pytest.raises(rc.UsageError, match="unknown device 'h2000'"):
         rc.Target(cost="h2000")
 

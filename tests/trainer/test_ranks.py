@@ -279,8 +279,8 @@ def test_micro_batches_by_default(batch: int, ranks: int, merged: int, pieces: i
     many = Ranks(rc.Mesh.of(dp=ranks))
     optimizer = rc.Adam() if merged == 1 else rc.GradientMerge(rc.Adam(), merged)
     found: Any = shared(optimizer, many, of_batch(batch), 0, None)
-    assert found._parallel.micro_batches == pieces
-    assert found._parallel.batch == batch * merged
+    assert found.spec.parallel.micro_batches == pieces
+    assert found.spec.parallel.batch == batch * merged
 
 
 def test_a_run_with_other_micro_batches_is_refused(tmp_path: Path) -> None:

@@ -49,15 +49,15 @@ def made(rank: int, what: str, zero: int = 0) -> rc.Trainer:
     options: dict[str, Any] = {"optimizer": rc.Adam(rate), "zero": zero}
     if other == "optimizer":
         options["optimizer"] = rc.SGD(1e-2)
-    if other == "MixedPrecision.precision":
+    if other == "precision":
         options["optimizer"] = rc.MixedPrecision(rc.Adam(1e-2), "fp16")
-    elif what == "MixedPrecision.precision":
+    elif what == "precision":
         options["optimizer"] = rc.MixedPrecision(rc.Adam(1e-2), "bf16")
     if other == "RecomputeOptimizer":
         options["optimizer"] = rc.RecomputeOptimizer(rc.Adam(rate)).set_checkpoints(["r"])
-    if other == "DataParallel.zero":
+    if other == "zero":
         options["zero"] = 1
-    if other == "DataParallel.micro_batches":
+    if other == "micro_batches":
         options["micro_batches"] = 4
     if other == "seed":
         options["seed"] = 4
@@ -100,10 +100,10 @@ def fitted(rank: int, what: str, folder: Path, zero: int = 0) -> object:
 
 #: what differs → what the error names
 CASES = {
-    **{name: name for name in ("Adam.learning_rate", "MixedPrecision.precision", "DataParallel.zero", "seed", "batch",
-                               "model", "epochs", "data", "drop_last", "save", "DataParallel.micro_batches",
+    **{name: name for name in ("Adam.learning_rate", "precision", "zero", "seed", "batch",
+                               "model", "epochs", "data", "drop_last", "save", "micro_batches",
                                "optimizer")},
-    "RecomputeOptimizer": "DataParallel.checkpoints", "contents": "contents of 'fc2.weight'",
+    "RecomputeOptimizer": "checkpoints", "contents": "contents of 'fc2.weight'",
     "samples": "samples of the data", "shuffle": "shuffle of the data",
     "state": "contents of 'fc1.weight.moment1'",
     "evaluation": "evaluation: False on rank 0; True on rank 1",
@@ -266,8 +266,8 @@ def test_parts_have_the_name_of_their_place() -> None:
 
 
 def test_options_are_described() -> None:
-    found = options_of(rc.MixedPrecision(rc.Adam(rc.lr.CosineAnnealingDecay(0.1, 9)), "fp16"))
-    assert found["optimizer"] == "MixedPrecision of Adam"
+    found = options_of(rc.MixedPrecision(rc.Adam(rc.lr.CosineAnnealingDecay(0.1, 9)), "fp16").spec)
+    assert found["optimizer"] == "Adam" and found["precision"] == "'fp16'"
     assert found["Adam.learning_rate"] == "CosineAnnealingDecay(learning_rate=0.1, T_max=9, eta_min=0.0)"
     assert not [text for text in found.values() if re.search("0x[0-9a-f]{6}", text)]
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute import Block, Operator, Role, TensorType, UsageError, Value
+from recompute import Block, Operator, Role, TensorType, UsageError, Value, parse
 from recompute.language.op import REGISTRY, op_class
 from recompute.passes import Liveness, MemoryPlan, memory_report, run_passes
+from recompute.passes.recomputation.recompute import Recompute, Rerun, plan_from_checkpoints
 from recompute.training import fleet
 
 _generator = np.random.default_rng
@@ -132,6 +133,29 @@ def test_what_runs_again(activation: str, checkpoints: list[str], expected: list
     first = [n[-3] for n in rerun(program)]
     assert first == sorted(first, reverse=True) or len(checkpoints) < 2
     assert program.plan.checkpoints == tuple(sorted(checkpoints))
+
+
+def test_a_checkpoint_keeps_no_other_output_of_its_operator() -> None:
+    block = parse("""program p {
+  input %x: f32[4]
+  %p: f32[2], %q: f32[2] = Split(%x) {sizes=[2,2]}
+  %d: f32[2] = Exp(%p)
+  backward %g: f32[2] = Mul(%d, %q)
+  output %g
+}""")
+    assert plan_from_checkpoints(block, ["p"]).reruns == (Rerun(0, 2),)
+    assert plan_from_checkpoints(block, ["p", "q"]).reruns == ()
+
+
+def test_a_checkpoint_inside_of_what_became_one_operator_is_its_result() -> None:
+    """If the forward pass in which it was named is known; else it is as good as gone."""
+    named = parse("program p {\n  input %x: f32[4]\n  %a: f32[4] = Neg(%x)\n  %b: f32[4] = Exp(%a)\n  output %b\n}")
+    fused = parse("program p {\n  input %x: f32[4]\n  %b: f32[4] = Tanh(%x)\n  output %b\n}")
+    for before, kept in ((named, ("b",)), (None, ())):
+        program = rc.Program(fused, {})
+        program.begin_training("b")
+        Recompute(("a",), named=before).rewrite(program)
+        assert program.plan is not None and program.plan.checkpoints == kept
 
 
 def test_what_reads_updated_statistics_is_kept() -> None:

@@ -113,6 +113,16 @@ def test_formulas(op: Any, states: int, behind: str, formula: Callable[..., Arra
         np.testing.assert_allclose(found, expected, rtol=1e-7)
 
 
+@pytest.mark.parametrize(("op", "states", "behind", "formula"), CASES, ids=label)
+def test_epsilons(op: Any, states: int, behind: str, formula: Callable[..., Arrays]) -> None:
+    """Where gradients are so small that they count."""
+    w, g, *more = inputs(states, behind)
+    given = [w, 1e-9 * g, *(a if a is None or a.dtype != np.float64 else 1e-18 * a for a in more)]
+    arrays = [a for i, a in enumerate(given) if a is not None and i != op.rate_at and a is not STEP]
+    for found, expected in zip(run(op, given), formula(*arrays), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-7)
+
+
 @pytest.mark.parametrize(
     "states", [c for c in CASES if isinstance(c[0], Update)][:1] + CASES[2:3] + CASES[13:15], ids=label
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ....errors import BudgetError, UsageError
@@ -12,7 +12,7 @@ from ....language.verify import verify
 from ...approximation.base import Approximation
 from ...recomputation.recompute import RecomputePlan
 from ...target import Target
-from ..base import plan, planner
+from ..base import Planned, plan, planner
 from ..core.derive import Derived
 from ..core.watch import current
 from ..methods.auto import REMEDY, Auto, forget
@@ -87,11 +87,7 @@ def fit_within(
 
 
 def _planned_after(
-    fitting: Fitting,
-    budget: int,
-    strategy: str,
-    options: Mapping[str, Any] | None,
-    allowed: Sequence[Approximation],
+    fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any] | None, allowed: Sequence[Approximation]
 ) -> Iterator[Fitted]:
     """Plans for a step that has approximations already, without and with others."""
     watch = current()
@@ -165,7 +161,8 @@ def _unsliced(
     """The best step that runs no part in slices, and needs more than it has without recomputation."""
     found = [fitting.plain] if budget is not None and fitting.plain.peak <= budget else []
     try:
-        refusal = _collect(fitting, found, budget, strategy, options, offload=offload)
+        plans = candidates(fitting, budget, strategy, options, within=budget)
+        refusal = _collect(fitting, found, plans, budget, offload=offload)
     except BudgetError as e:
         assert budget is not None
         least = lowest_quickly(fitting)
@@ -190,13 +187,7 @@ def _unsliced(
 
 
 def _collect(
-    fitting: Fitting,
-    found: list[Fitted],
-    budget: int | None,
-    strategy: str,
-    options: Mapping[str, Any] | None,
-    *,
-    offload: bool,
+    fitting: Fitting, found: list[Fitted], plans: Iterator[Fitted], budget: int | None, *, offload: bool
 ) -> str:
     """Adds a strategy's plans to those `found`, or gives the reason why there is none.
 
@@ -206,7 +197,7 @@ def _collect(
     try:
         if found:
             watch.best(found[0])
-        for f in candidates(fitting, budget, strategy, options, within=budget):
+        for f in plans:
             found.append(f)
             best, lowest = fitting.best_of(found, budget), min(found, key=lambda f: f.peak)
             if not offload:  # blocks of large steps are large
@@ -240,45 +231,52 @@ def candidates(
     if budget is not None and isinstance(planner(strategy, **(options or {})), Auto):
         yield from searched(fitting, budget, strategy, options or {}, tries, reorder, within)
         return
+    heeds = budget is not None and planner(strategy, **(options or {})).heeds_budget
     for derived, scheduled in fitting.bases() if reorder else [(fitting.derived, False)]:
-        yield from _tries(fitting, derived, scheduled, budget, strategy, options or {}, tries, within)
+
+        def planned(goal: int | None, derived: Derived = derived) -> Planned:
+            return plan(derived.problem, budget=goal, strategy=strategy, **(options or {}))
+
+        def carried(p: Planned, derived: Derived = derived, scheduled: bool = scheduled) -> Fitted:
+            return fitting.with_planned(fitting.carry_out(derived.for_block(p.plan), scheduled, within), p)
+
+        yield from _tries(planned, carried, budget, tries if heeds else 1, derived.problem.fixed)
         if current().over:
             return
 
 
 def _tries(
-    fitting: Fitting,
-    derived: Derived,
-    scheduled: bool,
+    planned: Callable[[int | None], Planned],
+    carried: Callable[[Planned], Fitted],
     budget: int | None,
-    strategy: str,
-    options: Mapping[str, Any],
     tries: int,
-    within: int | None,
+    fixed: int,
 ) -> Iterator[Fitted]:
-    """Plans for live bytes under a goal that moves until the arena is just within the budget."""
+    """Plans for live bytes under a goal that moves until the arena is just within the budget.
+
+    `carried` compiles what `planned` plans for a goal; no goal is as low as the bytes that are `fixed`.
+    """
     goal = budget
     seen: set[RecomputePlan] = set()
-    heeds = planner(strategy, **options).heeds_budget
-    for _ in range(tries if heeds and budget is not None else 1):
+    for _ in range(tries):
         try:
-            planned = plan(derived.problem, budget=goal, strategy=strategy, **options)
+            made = planned(goal)
         except UsageError:
             if not seen:
                 raise
             return  # the goal has moved to where nothing can be
-        if planned.plan in seen:
+        if made.plan in seen:
             return
-        seen.add(planned.plan)
-        found = fitting.with_planned(fitting.carry_out(derived.for_block(planned.plan), scheduled, within), planned)
+        seen.add(made.plan)
+        found = carried(made)
         yield found
         if budget is None or goal is None or current().over:
             return
         if found.peak > budget:
-            goal = min(goal, planned.outcome.peak) - max(1, found.peak - budget)
-            if goal <= derived.problem.fixed:
+            goal = min(goal, made.outcome.peak) - max(1, found.peak - budget)
+            if goal <= fixed:
                 return
-        elif found.peak < budget * CLOSE and planned.outcome.peak > found.peak:
-            goal = max(goal, planned.outcome.peak) + (budget - found.peak)
+        elif found.peak < budget * CLOSE and made.outcome.peak > found.peak:
+            goal = max(goal, made.outcome.peak) + (budget - found.peak)
         else:
             return

@@ -57,13 +57,7 @@ class _Search:
     """One call: `best` is the least cost of a plan that fits."""
 
     def __init__(
-        self,
-        fitting: Fitting,
-        budget: int,
-        strategy: str,
-        options: Mapping[str, Any],
-        tries: int,
-        within: int | None,
+        self, fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any], tries: int, within: int | None
     ) -> None:
         self.fitting, self.budget, self.strategy, self.tries, self.within = fitting, budget, strategy, tries, within
         found = planner(strategy, **options)

@@ -54,11 +54,7 @@ def approximated_first(fitting: Fitting, permitted: Sequence[Approximation]) -> 
 
 
 def with_approximations(
-    fitting: Fitting,
-    budget: int,
-    strategy: str,
-    options: Mapping[str, Any] | None,
-    permitted: Sequence[Approximation],
+    fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any] | None, permitted: Sequence[Approximation]
 ) -> Iterator[Fitted]:
     """Steps within a budget, each with as few approximations as its plan needs."""
     watch = current()

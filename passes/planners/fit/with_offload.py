@@ -34,35 +34,22 @@ def fastest(
     fitting_in = [f for f in found if f.peak <= budget]
     watch = current()
     try:
-        _add_moved(fitting, found, fitting_in, budget, strategy, options)
+        watch.doing("values in host memory")
+        limit = min((fitting.times(f).seconds for f in fitting_in), default=float("inf"))
+        for _, start in sorted(_starts(fitting, found, budget, strategy, options), key=lambda s: s[0])[:_COMPILED]:
+            if watch.over:
+                break
+            moved = _moved(fitting, start, budget)
+            if moved is not None and fitting.times(moved).seconds < limit:  # each faster than all before
+                limit = fitting.times(moved).seconds
+                fitting_in.append(moved)
+                watch.best(moved)
     except KeyboardInterrupt:
         if not watch.take_interrupt(bool(fitting_in)):
             raise
     if not fitting_in:
         return None
     return min(fitting_in, key=lambda f: (fitting.times(f).seconds, f.peak))
-
-
-def _add_moved(
-    fitting: Fitting,
-    found: list[Fitted],
-    fitting_in: list[Fitted],
-    budget: int,
-    strategy: str,
-    options: Mapping[str, Any],
-) -> None:
-    """Adds steps that move values to those that fit, each faster than all before."""
-    watch = current()
-    watch.doing("values in host memory")
-    limit = min((fitting.times(f).seconds for f in fitting_in), default=float("inf"))
-    for _, start in sorted(_starts(fitting, found, budget, strategy, options), key=lambda s: s[0])[:_COMPILED]:
-        if watch.over:
-            return
-        moved = _moved(fitting, start, budget)
-        if moved is not None and fitting.times(moved).seconds < limit:
-            limit = fitting.times(moved).seconds
-            fitting_in.append(moved)
-            watch.best(moved)
 
 
 def _starts(

@@ -299,12 +299,7 @@ class _Search:
     """Chains for several of the model's budgets, judged by the simulator."""
 
     def __init__(
-        self,
-        problem: RematerialisationProblem,
-        chains: Chains,
-        budget: int | None,
-        states: int,
-        memory_centric: bool,
+        self, problem: RematerialisationProblem, chains: Chains, budget: int | None, states: int, memory_centric: bool
     ) -> None:
         self.problem, self.chains, self.budget = problem, chains, budget
         self.graph = chains.lattice.graph

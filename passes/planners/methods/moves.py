@@ -8,7 +8,8 @@ is inside of its array, whatever a problem holds.
 from __future__ import annotations
 
 import math
-from typing import Any
+
+from ....language.types import Array
 
 # isort: off
 from .layout import (
@@ -22,7 +23,7 @@ from .twister import below, uniform
 # isort: on
 
 
-def moves(x: Any, f: Any, alive: Any, given: Any, begin: int, stop: int) -> None:
+def moves(x: Array, f: Array, alive: Array, given: Array, begin: int, stop: int) -> None:
     """Does what `x[WHAT]` says, with items begin to stop of it: nodes, reruns or moves."""
     if x[WHAT] == FILL:
         fill(x, alive)
@@ -37,7 +38,7 @@ def moves(x: Any, f: Any, alive: Any, given: Any, begin: int, stop: int) -> None
 # -- lifetimes ---------------------------------------------------------------------------------------------------------
 
 
-def find(x: Any, i: int, t: int) -> int:
+def find(x: Array, i: int, t: int) -> int:
     """How many runs of node i are before slot t."""
     row = x[x[RUNS_AT] + i]
     low, high = 0, x[x[RUN_COUNT] + i]
@@ -50,13 +51,13 @@ def find(x: Any, i: int, t: int) -> int:
     return low
 
 
-def born(x: Any, v: int, k: int) -> int:
+def born(x: Array, v: int, k: int) -> int:
     """The slot in which occurrence k of value v is written; -1 for inputs of the step."""
     p = x[x[BORN] + v]
     return x[x[x[RUNS_AT] + p] + k] if p >= 0 else -1
 
 
-def last_use(x: Any, v: int, k: int) -> int:
+def last_use(x: Array, v: int, k: int) -> int:
     """The slot of the last use of occurrence k of value v: its own slot where nothing reads it.
 
     For what is there of an output in the end, that is the number of slots.
@@ -80,13 +81,13 @@ def last_use(x: Any, v: int, k: int) -> int:
     return last
 
 
-def occurrence(x: Any, v: int, t: int) -> int:
+def occurrence(x: Array, v: int, t: int) -> int:
     """The number of the occurrence of value v that is there at the end of slot t."""
     p = x[x[BORN] + v]
     return find(x, p, t + 1) - 1 if p >= 0 else 0
 
 
-def count_life(x: Any, alive: Any, v: int, k: int, sign: int) -> None:
+def count_life(x: Array, alive: Array, v: int, k: int, sign: int) -> None:
     """Counts the life of an occurrence in (1) or out (-1); the slots at its ends must be walked again."""
     here, last = born(x, v, k), last_use(x, v, k)
     lift(alive, here + 1, last + 1, sign * x[x[SIZE] + v])
@@ -94,12 +95,12 @@ def count_life(x: Any, alive: Any, v: int, k: int, sign: int) -> None:
     soil(x, last)
 
 
-def lift(alive: Any, begin: int, stop: int, size: int) -> None:
+def lift(alive: Array, begin: int, stop: int, size: int) -> None:
     """Adds bytes to what is alive at slots begin to stop.  (Compiled, a loop: see runtime/cpu/planner_moves.py.)"""
     alive[:, begin:stop] += size
 
 
-def soil(x: Any, t: int) -> None:
+def soil(x: Array, t: int) -> None:
     """Notes that slot t must be walked again."""
     if 0 <= t < x[NODES] and not x[x[MARK] + t]:
         x[x[MARK] + t] = 1
@@ -107,7 +108,7 @@ def soil(x: Any, t: int) -> None:
         x[STALES] += 1
 
 
-def count_lives(x: Any, alive: Any, i: int, t: int, sign: int) -> None:
+def count_lives(x: Array, alive: Array, i: int, t: int, sign: int) -> None:
     """Counts lives that node i's run in slot t can change: of what it reads, and of what it writes there and before."""
     for at in range(x[x[READS_AT] + i], x[x[READS_AT] + i + 1]):
         count_life(x, alive, x[at], occurrence(x, x[at], t), sign)
@@ -118,7 +119,7 @@ def count_lives(x: Any, alive: Any, i: int, t: int, sign: int) -> None:
                 count_life(x, alive, x[at], k, sign)
 
 
-def fill(x: Any, alive: Any) -> None:
+def fill(x: Array, alive: Array) -> None:
     """All lifetimes anew."""
     for v in range(x[VALUES]):
         p = x[x[BORN] + v]
@@ -131,7 +132,7 @@ def fill(x: Any, alive: Any) -> None:
 # -- within a slot -----------------------------------------------------------------------------------------------------
 
 
-def walk(x: Any, alive: Any, t: int) -> None:
+def walk(x: Array, alive: Array, t: int) -> None:
     """Sets the most bytes alive within slot t."""
     live, most, row, count = int(alive[ENTER, t]), 0, x[x[SLOTS_AT] + t], x[x[SLOT_COUNT] + t]
     x[WORK] += count
@@ -149,7 +150,7 @@ def walk(x: Any, alive: Any, t: int) -> None:
     alive[MOST, t] = most
 
 
-def deaths(x: Any, t: int) -> int:
+def deaths(x: Array, t: int) -> int:
     """Fills `ENDED` with values that die in slot t, `ENDED_AT` with the places of their last uses; how many."""
     ended, row = 0, x[x[SLOTS_AT] + t]
     for j in range(x[x[SLOT_COUNT] + t]):
@@ -171,7 +172,7 @@ def deaths(x: Any, t: int) -> int:
     return ended
 
 
-def end(x: Any, v: int, t: int, ended: int) -> int:
+def end(x: Array, v: int, t: int, ended: int) -> int:
     """Adds value v to those that die in slot t, if its last occurrence there does; once."""
     use = x[x[USE] + v]
     if use >= 0:
@@ -182,7 +183,7 @@ def end(x: Any, v: int, t: int, ended: int) -> int:
     return ended
 
 
-def saved(x: Any, i: int, j: int, dying: int, t: int) -> int:
+def saved(x: Array, i: int, j: int, dying: int, t: int) -> int:
     """Bytes that node i saves in taking a dying value's place: at place j of the slot, or alone in it (j < 0)."""
     for at in range(x[x[OVERWRITES_AT] + i], x[x[OVERWRITES_AT] + i + 1]):
         v, dies = x[at], False
@@ -202,7 +203,7 @@ def saved(x: Any, i: int, j: int, dying: int, t: int) -> int:
 # -- one change --------------------------------------------------------------------------------------------------------
 
 
-def put(x: Any, row: int, count: int, number: int) -> None:
+def put(x: Array, row: int, count: int, number: int) -> None:
     """Puts a number into a sorted row of so many."""
     at = row + count
     while at > row and x[at - 1] > number:
@@ -211,7 +212,7 @@ def put(x: Any, row: int, count: int, number: int) -> None:
     x[at] = number
 
 
-def take(x: Any, row: int, count: int, number: int) -> None:
+def take(x: Array, row: int, count: int, number: int) -> None:
     """Takes a number out of a row of so many."""
     gone = 0
     for at in range(row, row + count):
@@ -221,7 +222,7 @@ def take(x: Any, row: int, count: int, number: int) -> None:
             x[at - 1] = x[at]
 
 
-def turn(x: Any, f: Any, alive: Any, i: int, t: int, add: int) -> None:
+def turn(x: Array, f: Array, alive: Array, i: int, t: int, add: int) -> None:
     """Node i runs again in slot t, or no longer."""
     x[STALES] = 0
     soil(x, t)
@@ -246,12 +247,12 @@ def turn(x: Any, f: Any, alive: Any, i: int, t: int, add: int) -> None:
         walk(x, alive, t)
 
 
-def highest(alive: Any, stop: int) -> int:
+def highest(alive: Array, stop: int) -> int:
     """The most bytes alive within slots 0 to stop.  (Compiled, it is a loop.)"""
     return int(alive[MOST, :stop].max(initial=0))
 
 
-def peak(x: Any, alive: Any) -> int:
+def peak(x: Array, alive: Array) -> int:
     """The most bytes alive at once, with what is always there."""
     return highest(alive, x[NODES]) + x[FIXED]
 
@@ -259,7 +260,7 @@ def peak(x: Any, alive: Any) -> int:
 # -- moves: changes are put down the last one first --------------------------------------------------------------------
 
 
-def propose(x: Any) -> int:
+def propose(x: Array) -> int:
     """A random move: a rerun taken out, moved, or put in (with what it reads); how many changes it has."""
     x[CHANGES] = 0
     kind = uniform(x)
@@ -278,14 +279,14 @@ def propose(x: Any) -> int:
     return x[CHANGES]
 
 
-def note_change(x: Any, i: int, t: int, add: int) -> None:
+def note_change(x: Array, i: int, t: int, add: int) -> None:
     """One more change, before those so far."""
     at = x[CHANGE] + 3 * x[CHANGES]
     x[at], x[at + 1], x[at + 2] = i, t, add
     x[CHANGES] += 1
 
 
-def shift(x: Any, i: int, t: int) -> None:
+def shift(x: Array, i: int, t: int) -> None:
     """Moves a rerun to another slot between the first reader that it serves and the occurrence before."""
     row, k, high = x[x[RUNS_AT] + i], find(x, i, t), -1
     stop = x[row + k + 1] if k + 1 < x[x[RUN_COUNT] + i] else x[NODES]
@@ -308,13 +309,13 @@ def shift(x: Any, i: int, t: int) -> None:
         note_change(x, i, t, 0)
 
 
-def runs_in(x: Any, i: int, t: int) -> bool:
+def runs_in(x: Array, i: int, t: int) -> bool:
     """Whether node i runs in slot t."""
     at = find(x, i, t)
     return at < x[x[RUN_COUNT] + i] and x[x[x[RUNS_AT] + i] + at] == t
 
 
-def put_in(x: Any) -> None:
+def put_in(x: Array) -> None:
     """A rerun right before some reader of its values."""
     i = x[x[CAN] + below(x, x[ABLE])]
     uses = 0
@@ -335,7 +336,7 @@ def put_in(x: Any) -> None:
             with_inputs(x, i, t)
 
 
-def with_inputs(x: Any, i: int, t: int) -> None:
+def with_inputs(x: Array, i: int, t: int) -> None:
     """Puts before it the nodes whose values are not alive in slot t."""
     x[x[SEEN] + i] = 1
     top = 1
@@ -357,7 +358,7 @@ def with_inputs(x: Any, i: int, t: int) -> None:
         x[x[SEEN] + x[x[CHANGE] + 3 * k]] = 0
 
 
-def fits(x: Any) -> bool:
+def fits(x: Array) -> bool:
     """Whether the rows of the schedule have room for all changes."""
     for c in range(x[CHANGES]):
         at = x[CHANGE] + 3 * c
@@ -372,13 +373,13 @@ def fits(x: Any) -> bool:
 # -- searches ----------------------------------------------------------------------------------------------------------
 
 
-def energy(x: Any, f: Any, alive: Any) -> float:
+def energy(x: Array, f: Array, alive: Array) -> float:
     """Relative cost, and a price on each byte beyond the budget."""
     over = max(0, peak(x, alive) - x[BUDGET])
     return f[COST] / f[COST_UNIT] + 2.0 * over / f[BYTES_UNIT]
 
 
-def remember(x: Any, f: Any, alive: Any) -> None:
+def remember(x: Array, f: Array, alive: Array) -> None:
     """Copies the schedule if it is within the budget and the cheapest so far."""
     if peak(x, alive) <= x[BUDGET] and f[COST] < f[BEST_COST] * (1 - 1e-12):
         f[BEST_COST] = f[COST]
@@ -391,7 +392,7 @@ def remember(x: Any, f: Any, alive: Any) -> None:
         x[BEST_LENGTH] = to - x[BEST]
 
 
-def anneal(x: Any, f: Any, alive: Any, begin: int, stop: int) -> None:
+def anneal(x: Array, f: Array, alive: Array, begin: int, stop: int) -> None:
     """Random moves begin to stop; `AT`: the first that was not made, for want of work or of room (`PENDING`)."""
     for k in range(begin, stop):
         x[AT] = k
@@ -420,7 +421,7 @@ def anneal(x: Any, f: Any, alive: Any, begin: int, stop: int) -> None:
     x[AT] = stop
 
 
-def descend(x: Any, f: Any, alive: Any, given: Any, begin: int, stop: int) -> None:
+def descend(x: Array, f: Array, alive: Array, given: Array, begin: int, stop: int) -> None:
     """Takes out each of the reruns begin to stop that a limit, which falls to the budget, does not need."""
     for k in range(begin, stop):
         i, t = given[2 * k], given[2 * k + 1]

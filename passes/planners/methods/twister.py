@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ....language.types import Array
 from .layout import DRAWN, TWISTER
 
 _UPPER, _LOWER, _WORD, _TWIST = 0x80000000, 0x7FFFFFFF, 0xFFFFFFFF, 0x9908B0DF
 
 
-def word(x: Any) -> int:
+def word(x: Array) -> int:
     """The next 32 bits."""
     at = x[TWISTER]
     if x[DRAWN] >= 624:
@@ -25,14 +24,14 @@ def word(x: Any) -> int:
     return (y ^ (y >> 18)) & _WORD
 
 
-def uniform(x: Any) -> float:
+def uniform(x: Array) -> float:
     """`random.random()`."""
     a = word(x) >> 5
     b = word(x) >> 6
     return (a * 67108864.0 + b) * (1.0 / 9007199254740992.0)
 
 
-def below(x: Any, n: int) -> int:
+def below(x: Array, n: int) -> int:
     """What `random.choice` takes of n, 0 < n < 2^32."""
     bits = 0
     while n >> bits:

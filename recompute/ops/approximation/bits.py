@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ...language.contexts import FunctionWriter
+from ...language.types import Array, NumPy
 from ..tiles import TILE
 
 
@@ -20,7 +20,7 @@ def scratch_bytes(count: int, bits: int) -> int:
     return groups * (8 + bits + 1)
 
 
-def regions(scratch: Any, count: int, bits: int) -> tuple[Any, Any, Any]:
+def regions(scratch: Array, count: int, bits: int) -> tuple[Array, Array, Array]:
     """For `count` numbers, the parts of that scratch: numbers [groups, 8], bytes [groups, bits], temporary [groups]."""
     groups = -(-count // 8)
     ends = (8 * groups, (8 + bits) * groups, (9 + bits) * groups)
@@ -28,7 +28,7 @@ def regions(scratch: Any, count: int, bits: int) -> tuple[Any, Any, Any]:
     return numbers.reshape(groups, 8), packed.reshape(groups, bits), temp
 
 
-def pack(xp: Any, numbers: Any, packed: Any, temp: Any) -> None:
+def pack(xp: NumPy, numbers: Array, packed: Array, temp: Array) -> None:
     """[groups, 8] numbers below 2^bits to [groups, bits] bytes."""
     bits = packed.shape[1]
     packed[...] = 0
@@ -41,7 +41,7 @@ def pack(xp: Any, numbers: Any, packed: Any, temp: Any) -> None:
             xp.bitwise_or(packed[:, byte + 1], temp, out=packed[:, byte + 1])
 
 
-def unpack(xp: Any, packed: Any, numbers: Any, temp: Any) -> None:
+def unpack(xp: NumPy, packed: Array, numbers: Array, temp: Array) -> None:
     """[groups, bits] bytes to [groups, 8] numbers."""
     bits = packed.shape[1]
     for i in range(8):
@@ -53,7 +53,7 @@ def unpack(xp: Any, packed: Any, numbers: Any, temp: Any) -> None:
     xp.bitwise_and(numbers, np.uint8(2**bits - 1), out=numbers)
 
 
-def export_pack(g: Any, numbers: str, count: int, bits: int) -> str:
+def export_pack(g: FunctionWriter, numbers: str, count: int, bits: int) -> str:
     """ONNX nodes that pack a flat int64 tensor; the name of the bytes."""
     groups = -(-count // 8)
     padded = g.call("Concat", numbers, g.array(np.zeros(groups * 8 - count, np.int64)), axis=0)
@@ -66,7 +66,7 @@ def export_pack(g: Any, numbers: str, count: int, bits: int) -> str:
     return g.call("Slice", flat, g.ints((0,)), g.ints((packed_bytes(count, bits),)))
 
 
-def export_unpack(g: Any, packed: str, count: int, bits: int) -> str:
+def export_unpack(g: FunctionWriter, packed: str, count: int, bits: int) -> str:
     """ONNX nodes that unpack bytes to a flat int64 tensor of `count` numbers; its name."""
     groups = -(-count // 8)
     missing = groups * bits - packed_bytes(count, bits)

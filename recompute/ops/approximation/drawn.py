@@ -10,10 +10,10 @@ take whole blocks, and the signs of a fast transform's rows follow behind them.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
+from ...language.types import Array, NumPy
 from ..random.philox import stream
 
 #: columns of S that one block of eight numbers makes
@@ -31,7 +31,7 @@ def blocks(count: int) -> int:
     return -(-count // 8)
 
 
-def choose(xp: Any, seed: int, step: Any, keys: Any, copy: Any, chosen: Any) -> None:
+def choose(xp: NumPy, seed: int, step: Array, keys: Array, copy: Array, chosen: Array) -> None:
     """Fills `chosen` with the numbers of those that are taken of `keys.size`, ascending; `keys`, `copy`: float32."""
     stream(xp, seed, step)(keys)
     copy[...] = keys
@@ -50,13 +50,13 @@ def choose(xp: Any, seed: int, step: Any, keys: Any, copy: Any, chosen: Any) -> 
         at += found.size
 
 
-def bits_of(u: Any) -> Any:
+def bits_of(u: Array) -> Array:
     """[numbers, 24]: the bits of numbers in [0, 1), lowest first."""
     whole = (u * np.float32(UNITS)).astype(np.int32)
     return whole[:, None] >> np.arange(BITS, dtype=np.int32) & 1
 
 
-def signs(xp: Any, seed: int, step: Any, before: int, out: Any) -> None:
+def signs(xp: NumPy, seed: int, step: Array, before: int, out: Array) -> None:
     """Fills `out` with the signs whose numbers follow the blocks of `before` numbers."""
     fill = stream(xp, seed, step, 8 * blocks(before))
     u = np.empty(16, np.float32)
@@ -66,7 +66,7 @@ def signs(xp: Any, seed: int, step: Any, before: int, out: Any) -> None:
         part[...] = 2 * bits_of(u).reshape(-1)[: part.size] - 1
 
 
-def tile(xp: Any, kind: str, seed: int, step: Any, first: tuple[int, int], rows: int, u: Any, out: Any) -> None:
+def tile(xp: NumPy, kind: str, seed: int, step: Array, first: tuple[int, int], rows: int, u: Array, out: Array) -> None:
     """Fills `out` [rows of S, columns] from row and column `first` of `rows` rows, without the scale.
 
     Computed in out's type.  The column is the first one of a panel.  `u`: eight float32 numbers for each row of `out`.
@@ -82,11 +82,11 @@ def tile(xp: Any, kind: str, seed: int, step: Any, first: tuple[int, int], rows:
             part[...] = make(xp, u[8 * row : 8 * (row + len(part))].astype(out.dtype))[:, :there]
 
 
-def _signs(xp: Any, u: Any) -> Any:
+def _signs(xp: NumPy, u: Array) -> Array:
     return 2 * bits_of(u).reshape(-1, COLUMNS["rademacher"]) - 1
 
 
-def _normals(xp: Any, u: Any) -> Any:
+def _normals(xp: NumPy, u: Array) -> Array:
     kind = u.dtype.type
     radius = xp.sqrt(kind(-2) * xp.log(kind(1) - u[0::2]))
     angle = u[1::2] * kind(2 * math.pi)

@@ -21,15 +21,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
 from ...language.factors import Factor, Place, factor
-from ...language.op import Cost, Op
-from ...language.types import DTYPES, FLOATS, TensorType, dtype_to_onnx
+from ...language.op import Cost, FunctionWriter, Op
+from ...language.types import DTYPES, FLOATS, Array, TensorType, Types, dtype_to_onnx, need
 from ..random.draws import Draw
 from ..random.philox import byte_stream, export_halves
 from ..tiles import wide
@@ -114,7 +113,7 @@ class CompressGroups(Draw, _Grouped):
         found = self.places(cast(TensorType, ins[0]))
         return () if found is None else (factor(found[0], [found[1]], found[2:]),)
 
-    def sliced(self, factor: Factor, start: int, size: int, outs: Sequence[TensorType | None]) -> Any:
+    def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Any:
         """The same random bits: those before the slice are left out."""
         place = factor.outputs[1]
         assert isinstance(place, Place)
@@ -122,8 +121,7 @@ class CompressGroups(Draw, _Grouped):
 
     def scratch(self, ins, outs):
         """A tile of elements, of their codes, of random bytes."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         size = -(-min(x.size, LONGEST) // self.group) * self.group
         kind = wide(x.dtype)
         return TensorType(kind, (2, size)), TensorType("i32", (2, size)), TensorType("u8", (size,))
@@ -150,7 +148,7 @@ class CompressGroups(Draw, _Grouped):
             first = start * self.bits // 8
             _pack(found, self.bits, codes[first : first + code_bytes(part.size, self.bits)])
 
-    def codes(self, rows: Any, low: Any, scale: Any, noise: Any, found: Any, bits: Any) -> None:
+    def codes(self, rows: Array, low: Array, scale: Array, noise: Array, found: Array, bits: Array) -> None:
         """Codes of elements into `found`: what is in `rows` is overwritten."""
         unit = rows.dtype.type(1 << POINT)
         fine = np.isfinite(scale)
@@ -181,13 +179,13 @@ class CompressGroups(Draw, _Grouped):
         if padding:
             flat = g.call("Pad", flat, g.ints([0, padding]), mode="edge")
         rows = g.call("Reshape", flat, g.ints([groups, self.group]))
-        low, scale = self._export_ranges(g, rows, DTYPES[wide(t.dtype)].type)
-        g.node("Concat", [low, scale], [outs[1]], axis=1)
-        codes = self._export_codes(g, rows, low, scale, ins[1], t.size)
+        ranges = self._export_ranges(g, rows, DTYPES[wide(t.dtype)].type)
+        g.node("Concat", ranges, [outs[1]], axis=1)
+        codes = self._export_codes(g, rows, ranges, ins[1], t.size)
         g.node("Identity", [codes], [outs[0]])
         return True
 
-    def _export_ranges(self, g: Any, rows: str, kind: Any) -> tuple[str, str]:
+    def _export_ranges(self, g: FunctionWriter, rows: str, kind: Any) -> tuple[str, str]:
         """Minimum and scale, [groups, 1]; NaN where one element is not finite: x - x is 0 elsewhere."""
         axis = g.ints([1])
         low, high = (g.call(f"Reduce{m}", rows, axis, keepdims=1) for m in ("Min", "Max"))
@@ -198,8 +196,8 @@ class CompressGroups(Draw, _Grouped):
         scale = g.call("Max", g.call("Div", spread, levels), g.array(np.array(LEAST, kind)))
         return g.call("Add", low, trouble), g.call("Add", scale, trouble)
 
-    def _export_codes(self, g: Any, rows: str, low: str, scale: str, step: str, size: int) -> str:
-        kind = g.type(rows).numpy.type
+    def _export_codes(self, g: FunctionWriter, rows: str, ranges: tuple[str, str], step: str, size: int) -> str:
+        (low, scale), kind = ranges, g.type(rows).numpy.type
         factor = g.call("Div", g.array(np.array(1 << POINT, kind)), scale)
         moved = g.call("Mul", g.call("Sub", rows, low), factor)
         moved = g.call("Where", g.call("IsNaN", moved), g.array(np.array(0, kind)), moved)
@@ -334,7 +332,7 @@ class DecompressGroups(_Grouped):
 _UINT8, _INT64 = 2, 7
 
 
-def _ranges(rows: Any, temp: Any, levels: int) -> tuple[Any, Any]:
+def _ranges(rows: Array, temp: Array, levels: int) -> tuple[Array, Array]:
     """Minimum and scale of each row; NaN where an element is not finite.
 
     Extrema are those of the bits as integers in the same order: -0 is below 0, so that they have one sign everywhere.
@@ -354,7 +352,7 @@ def _ranges(rows: Any, temp: Any, levels: int) -> tuple[Any, Any]:
     return ends[0], scale
 
 
-def _pack(codes: Any, bits: int, out: Any) -> None:
+def _pack(codes: Array, bits: int, out: Array) -> None:
     """Codes (int32, overwritten; a multiple of 8 of them) as bytes, lowest bits first."""
     per = 8 // bits
     parts = codes.reshape(-1, per)
@@ -364,7 +362,7 @@ def _pack(codes: Any, bits: int, out: Any) -> None:
     np.copyto(out, parts[: out.size, 0], casting="unsafe")
 
 
-def _unpack(codes: Any, bits: int, out: Any) -> None:
+def _unpack(codes: Array, bits: int, out: Array) -> None:
     """Bytes as codes; those behind them are 0."""
     per = 8 // bits
     parts = out.reshape(-1, per)
@@ -374,7 +372,7 @@ def _unpack(codes: Any, bits: int, out: Any) -> None:
         parts[: codes.size, i] &= (1 << bits) - 1
 
 
-def _export_noise(g: Any, seed: int, step: str, count: int, first: int) -> str:
+def _export_noise(g: FunctionWriter, seed: int, step: str, count: int, first: int) -> str:
     """Random integers of POINT bits for each element, as ONNX nodes (int64 [count])."""
     halves = export_halves(g, seed, step, count // 4, first // 4)
     shifts = g.array(np.array([[1, 1 << 8, 1 << 16, 1 << 24]]))

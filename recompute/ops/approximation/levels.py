@@ -22,7 +22,7 @@ from ...errors import UsageError
 from ...language.builder import Builder, Names
 from ...language.ir import Operator, Value
 from ...language.op import Op
-from ...language.types import DTYPES, TensorType
+from ...language.types import DTYPES, Array, TensorType, Types
 from ..tiles import wide
 from .slopes import MOST_BITS
 
@@ -67,7 +67,7 @@ class Template:
     dx: Value
 
 
-def gradient_template(op: Op, types: Sequence[TensorType | None]) -> Template | None:
+def gradient_template(op: Op, types: Types) -> Template | None:
     """What an activation's gradient rule emits for its first input; None: it is no gradient of one value by one."""
     ins = [None if t is None else Value("x" if i == 0 else f"in{i}", t) for i, t in enumerate(types)]
     y = Value("y", op.infer(*types)[0])
@@ -84,7 +84,7 @@ def gradient_template(op: Op, types: Sequence[TensorType | None]) -> Template | 
     return Template(tuple(reversed(kept)), tuple(c for c in b.constants if c.value.name in wanted), dx)
 
 
-def _apply(op: Op, ins: Sequence[Any]) -> Any:
+def _apply(op: Op, ins: Sequence[Any]) -> Array:
     """The first output of an operator by its own numerics."""
     types = [None if a is None else TensorType.of(a) for a in ins]
     outs = list(op.infer(*types)[:1])
@@ -94,17 +94,17 @@ def _apply(op: Op, ins: Sequence[Any]) -> Any:
     return made[0]
 
 
-def function_of(op: Op, dtype: str, others: Sequence[Any] = ()) -> Callable[[Any], Any]:
+def function_of(op: Op, dtype: str, others: Sequence[float | Array | None] = ()) -> Callable[[Array], Array]:
     """The activation as a function of vectors."""
     given = [None if a is None else np.asarray(a, DTYPES[dtype]) for a in others]
     return lambda x: _apply(op, [x, *given])
 
 
-def derivative_of(op: Op, dtype: str, others: Sequence[Any] = ()) -> Callable[[Any], Any]:
+def derivative_of(op: Op, dtype: str, others: Sequence[float | Array | None] = ()) -> Callable[[Array], Array]:
     """Its derivative as the gradient rule computes it, a function of vectors."""
     given = [None if a is None else np.asarray(a, DTYPES[dtype]) for a in others]
 
-    def derivative(x: Any) -> Any:
+    def derivative(x: Array) -> Array:
         template = _template(op, dtype, x.size, tuple(None if a is None else a.shape for a in given))
         env: dict[str, Any] = {c.value.name: c.numpy() for c in template.constants}
         env |= {f"in{i}": a for i, a in enumerate(given, 1)}
@@ -150,7 +150,7 @@ def best_steps(op: Op) -> tuple[Steps, ...]:
     return tuple(found)
 
 
-def grid_borders(f: Any, squares: Any, edges: Any, counts: Sequence[int]) -> list[list[int]]:
+def grid_borders(f: Array, squares: Array, edges: Array, counts: Sequence[int]) -> list[list[int]]:
     """For each number of steps in `counts` the borders on the grid with the least error, as indices of edges.
 
     `f`: the function at the edges; `squares`: the integral of its squared derivative up to each.  The error of a step
@@ -175,17 +175,17 @@ def grid_borders(f: Any, squares: Any, edges: Any, counts: Sequence[int]) -> lis
     return [found[c] for c in counts]
 
 
-def _means(f: Callable[[Any], Any], bounds: Any) -> Any:
+def _means(f: Callable[[Array], Array], bounds: Array) -> Array:
     """The means of f' between bounds."""
     return np.diff(f(bounds)) / np.diff(bounds)
 
 
-def _error(f: Callable[[Any], Any], bounds: Any, total: float) -> float:
+def _error(f: Callable[[Array], Array], bounds: Array, total: float) -> float:
     """The integral of the squared error of the step function with these bounds."""
     return total - float(np.sum(_means(f, bounds) ** 2 * np.diff(bounds)))
 
 
-def _refined(f: Callable[[Any], Any], slope: Callable[[Any], Any], rough: Any, cell: float) -> Any:
+def _refined(f: Callable[[Array], Array], slope: Callable[[Array], Array], rough: Array, cell: float) -> Array:
     """Bounds within a cell of the rough ones at which f' is half-way between the levels (Newton's method)."""
     bounds, near = rough.copy(), 1e-6
     inner, low, high = bounds[1:-1], rough[1:-1] - cell, rough[1:-1] + cell
@@ -206,7 +206,7 @@ def _refined(f: Callable[[Any], Any], slope: Callable[[Any], Any], rough: Any, c
 # -- derivatives that are step functions -------------------------------------------------------------------------------
 
 
-def _kinks(op: Any, others: Sequence[Any]) -> list[float]:
+def _kinks(op: Any, others: Sequence[float | Array | None]) -> list[float]:
     """Where the slope of a piecewise linear activation changes."""
     if op.name == "HardSigmoid":
         return sorted([-op.beta / op.alpha, (1 - op.beta) / op.alpha]) if op.alpha else []
@@ -215,7 +215,7 @@ def _kinks(op: Any, others: Sequence[Any]) -> list[float]:
     return {"Relu6": [0.0, 6.0], "ThresholdedRelu": [getattr(op, "alpha", 0.0)]}.get(op.name, [0.0])
 
 
-def exact_steps(op: Op, dtype: str, others: Sequence[Any] = ()) -> Steps | None:
+def exact_steps(op: Op, dtype: str, others: Sequence[float | Array | None] = ()) -> Steps | None:
     """The derivative of a piecewise linear activation in a type's own arithmetic; None: it is the same everywhere."""
     kinks = _kinks(op, others)
     if not kinks or not all(map(math.isfinite, kinks)):
@@ -231,11 +231,11 @@ def exact_steps(op: Op, dtype: str, others: Sequence[Any] = ()) -> Steps | None:
     return Steps(tuple(bounds), tuple(levels)) if bounds else None
 
 
-def _at(slope: Callable[[Any], Any], x: float, dtype: str) -> float:
+def _at(slope: Callable[[Array], Array], x: float, dtype: str) -> float:
     return float(slope(np.array([x]).astype(DTYPES[dtype]))[0])
 
 
-def _last_before_change(slope: Callable[[Any], Any], low: float, high: float, dtype: str) -> float:
+def _last_before_change(slope: Callable[[Array], Array], low: float, high: float, dtype: str) -> float:
     """The largest number of the type with the slope of `low`, by bisection over the numbers of the type in order."""
     numpy = DTYPES[dtype]
     word = np.dtype(f"i{numpy.itemsize}")
@@ -258,7 +258,7 @@ def _last_before_change(slope: Callable[[Any], Any], low: float, high: float, dt
 # -- both --------------------------------------------------------------------------------------------------------------
 
 
-def slope_of(op: Op, bits: int, dtype: str = "f32", others: Sequence[Any] = ()) -> Steps | None:
+def slope_of(op: Op, bits: int, dtype: str = "f32", others: Sequence[float | Array | None] = ()) -> Steps | None:
     """The step function in place of an activation's derivative; None: the operator is no such activation.
 
     `others`: its further inputs, constants (those of Clip).  Where the derivative is a step function itself, the result

@@ -8,15 +8,13 @@ layers: Bershatsky et al., arXiv 2201.13195).  variance.py says what it costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ...language.factors import Factor, factor
 from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.types import Array, NumPy, Operands, TensorType, Types, need, present
 from ..tiles import TILE, wide
 from . import transforms
 from .drawn import COLUMNS, choose, signs, tile
@@ -68,16 +66,14 @@ class Sketch(Op):
             raise self.fail("the step counter must be i64[]", x, step)
         return (x.with_shape((self.rows, x.shape[-1])),)
 
-    def axis_factors(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...]:
         """Features are independent; the batch is needed whole, as each row of y reads all of it."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         return (factor(x.shape[-1], [x.ndim - 1], [1]),)
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """See the three ways of computing."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         n, kind = x.shape[-1], wide(x.dtype)
         batch = math.prod(x.shape[:-1])
 
@@ -116,7 +112,7 @@ class Sketch(Op):
         else:
             self._transformed(xp, x, ins[1], y, scratch)
 
-    def _products(self, xp: Any, x: Any, step: Any, y: Any, scratch: Any) -> None:
+    def _products(self, xp: NumPy, x: Array, step: Array, y: Array, scratch: Operands) -> None:
         """Tile by tile of S, added up for some rows of y at a time."""
         u, drawn, copied, sums = scratch
         scale = 1 / math.sqrt(self.rows)
@@ -136,7 +132,7 @@ class Sketch(Op):
             xp.multiply(total, scale, out=total)
             target[...] = total
 
-    def _taken(self, xp: Any, x: Any, step: Any, y: Any, scratch: Any) -> None:
+    def _taken(self, xp: NumPy, x: Array, step: Array, y: Array, scratch: Operands) -> None:
         """Rows of x; the half precisions are scaled in float32."""
         keys, chosen, room = scratch
         choose(xp, self.seed, step, keys[0], keys[1], chosen)
@@ -152,7 +148,7 @@ class Sketch(Op):
             xp.multiply(copied, np.float32(scale), out=copied)
             part[...] = copied
 
-    def _transformed(self, xp: Any, x: Any, step: Any, y: Any, scratch: Any) -> None:
+    def _transformed(self, xp: NumPy, x: Array, step: Array, y: Array, scratch: Operands) -> None:
         """Some columns at a time."""
         keys, chosen, sign, table, places, factors, z, room, taken = scratch
         size = keys.shape[1]
@@ -170,10 +166,9 @@ class Sketch(Op):
             transforms.transform(xp, here, table, spare)
             transforms.combine(xp, here, places, factors, found, part)
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """A product, a copy of the rows, or a transform."""
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         n, batch = x.shape[-1], math.prod(x.shape[:-1])
         if self.kind in COLUMNS:  # some twenty operations draw a number
             return Cost(2 * batch * self.rows * n + 20 * batch * self.rows, x.nbytes + y.nbytes)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ...language.contexts import FunctionWriter
 from ...language.types import DTYPES, dtype_to_onnx
 from ..random.philox import export_numbers
 from ..tiles import wide
@@ -16,7 +18,7 @@ from .drawn import BITS, COLUMNS, blocks
 _FLOAT, _INT64, _UINT64 = 1, 7, 13
 
 
-def export_sketch(op: Any, g: Any, ins: Any, outs: Any) -> None:
+def export_sketch(op: Any, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> None:
     """Writes y = Sᵀ x."""
     x, step = ins
     t = g.type(x)
@@ -36,7 +38,7 @@ def export_sketch(op: Any, g: Any, ins: Any, outs: Any) -> None:
     g.node("Cast", [scaled], outs, to=dtype_to_onnx(t.dtype))
 
 
-def _chosen(op: Any, g: Any, step: str, size: int) -> str:
+def _chosen(op: Any, g: FunctionWriter, step: str, size: int) -> str:
     """The numbers of those that are taken, ascending."""
     numbers = export_numbers(g, op.seed, step, size)
     keys = g.call("Mul", numbers, g.array(np.array(1 << 31)))
@@ -45,14 +47,14 @@ def _chosen(op: Any, g: Any, step: str, size: int) -> str:
     return _least(g, g.call("Mod", least, g.array(np.array(1 << 31))), op.rows)
 
 
-def _least(g: Any, values: str, count: int) -> str:
+def _least(g: FunctionWriter, values: str, count: int) -> str:
     """The smallest ones, ascending."""
     found, other = g.fresh("least"), g.fresh("at")
     g.node("TopK", [values, g.ints((count,))], [found, other], axis=0, largest=0, sorted=1)
     return found
 
 
-def _bits(g: Any, numbers: str) -> str:
+def _bits(g: FunctionWriter, numbers: str) -> str:
     """Signs, -1 or 1, of numbers along a last axis of one: 24 each, as float32."""
     shifts = g.array(np.arange(BITS, dtype=np.uint64))
     moved = g.call("BitShift", g.call("Cast", numbers, to=_UINT64), shifts, direction="RIGHT")
@@ -61,7 +63,7 @@ def _bits(g: Any, numbers: str) -> str:
     return g.call("Sub", twice, g.array(np.array(1, np.float32)))
 
 
-def _dense(op: Any, g: Any, step: str, batch: int, kind: str) -> str:
+def _dense(op: Any, g: FunctionWriter, step: str, batch: int, kind: str) -> str:
     """Sᵀ without its scale, in the element type `kind`."""
     width = COLUMNS[op.kind]
     panels = -(-op.rows // width)
@@ -84,7 +86,7 @@ def _dense(op: Any, g: Any, step: str, batch: int, kind: str) -> str:
     return g.call("Slice", turned, g.ints((0,)), g.ints((op.rows,)), g.ints((0,)), g.ints((1,)))
 
 
-def _transformed(op: Any, g: Any, step: str, x: str, form: tuple[int, str]) -> str:
+def _transformed(op: Any, g: FunctionWriter, step: str, x: str, form: tuple[int, str]) -> str:
     """The wanted rows of the transform's matrix times the signed rows of x.
 
     The angle is an integer number of parts of a circle, so that its cosine is exact.

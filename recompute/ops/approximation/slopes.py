@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ...language.factors import Factor, Place
-from ...language.op import Cost, Op
-from ...language.types import TensorType, dtype_to_onnx
+from ...language.op import Cost, Draw, Op
+from ...language.types import Array, TensorType, dtype_to_onnx
 from ..tiles import TILE, wide
 from .bits import export_pack, export_unpack, pack, packed_bytes, regions, scratch_bytes, unpack
 
@@ -37,7 +37,7 @@ class _Slopes(Op, abstract=True):
         """The type of x's codes."""
         return TensorType("u8", (packed_bytes(x.size, bits),))
 
-    def check_numbers(self, what: str, numbers: Sequence[float], x: TensorType | None, *others: Any) -> None:
+    def check_numbers(self, what: str, numbers: Sequence[float], x: TensorType | None, *others: TensorType) -> None:
         """TypeRuleError where the tensor is no float, or numbers are not finite."""
         if x is None or not x.is_float:
             raise self.fail("takes floats only", x, *others)
@@ -276,6 +276,6 @@ class SlopeGrad(_Slopes):
         yield draw.case(cls(levels=(0.0, 1.0)), draw("f32[0,2]"), _draw_codes(draw, "f32[0,2]", 1))
 
 
-def _draw_codes(draw: Any, text: str, bits: int) -> Any:
+def _draw_codes(draw: Draw, text: str, bits: int) -> Array:
     """Random codes of a tensor."""
     return draw.ints(f"u8[{packed_bytes(TensorType.parse(text).size, bits)}]", 0, 256)

@@ -11,9 +11,10 @@ The real Fourier basis, in order: the mean, then cosine and sine of 1, 2, ... pe
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
+
+from ...language.types import Array, NumPy
 
 #: columns that are transformed together
 WIDTH = 16
@@ -25,7 +26,7 @@ def padded(rows: int) -> int:
     return max(4, 1 << (rows - 1).bit_length())
 
 
-def reversed_bits(f: Any, size: int) -> Any:
+def reversed_bits(f: Array, size: int) -> Array:
     """Numbers below `size`, a power of two, with their bits reversed."""
     found = np.zeros_like(f)
     for bit in range(size.bit_length() - 1):
@@ -33,7 +34,7 @@ def reversed_bits(f: Any, size: int) -> Any:
     return found
 
 
-def twiddles(out: Any) -> None:
+def twiddles(out: Array) -> None:
     """Fills [2, M/2] with cos and sin of 2πt/M."""
     half = out.shape[1]
     for start in range(0, half, _SMALL):
@@ -42,7 +43,7 @@ def twiddles(out: Any) -> None:
         out[1, start : start + _SMALL] = np.sin(angle)
 
 
-def combinations(kind: str, size: int, chosen: Any, places: Any, factors: Any, scale: float) -> None:
+def combinations(kind: str, size: int, chosen: Array, places: Array, factors: Array, scale: float) -> None:
     """Fills, for each of the coefficients `chosen` of `size`, `places` [2, k] and `factors` [4, k] (see the module).
 
     With V the transform of all P rows: a coefficient is u Re V[f] + v Im V[f]; V[f] = E + exp(-2πif/P) O, where
@@ -68,7 +69,7 @@ def combinations(kind: str, size: int, chosen: Any, places: Any, factors: Any, s
         factors[2, here], factors[3, here] = (u * (1 + sin) + v * cos) / 2, (u * cos - v * (1 + sin)) / 2
 
 
-def load(xp: Any, kind: str, x: Any, signs: Any, z: Any) -> None:
+def load(xp: NumPy, kind: str, x: Array, signs: Array, z: Array) -> None:
     """Signed columns x [B, width] as z [2, M, width], in the order of the transform, zeros behind the last row."""
     half = z.shape[1]
     z[...] = 0
@@ -84,7 +85,7 @@ def load(xp: Any, kind: str, x: Any, signs: Any, z: Any) -> None:
         xp.multiply(target, signs[first::by, None], out=target)
 
 
-def transform(xp: Any, z: Any, table: Any, room: Any) -> None:
+def transform(xp: NumPy, z: Array, table: Array, room: Array) -> None:
     """The complex transform of z [2, M, width] in place; `room`: [3, M/2, width]."""
     _, count, width = z.shape
     half = count // 2
@@ -105,7 +106,7 @@ def transform(xp: Any, z: Any, table: Any, room: Any) -> None:
         half //= 2
 
 
-def combine(xp: Any, z: Any, places: Any, factors: Any, taken: Any, out: Any) -> None:
+def combine(xp: NumPy, z: Array, places: Array, factors: Array, taken: Array, out: Array) -> None:
     """The wanted coefficients [k, width] of transformed columns into `out`; `taken`: [2, k, width]."""
     term, total = taken
     parts = [(z[i % 2], places[i // 2], factors[i]) for i in range(4)]

@@ -15,15 +15,15 @@ The batch's own variance is the one of Bershatsky et al., arXiv 2201.13195, Lemm
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from ...errors import UsageError
+from ...language.types import Array
 from .transforms import padded
 
 
-def _matrices(x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+def _matrices(x: Array, y: Array) -> tuple[np.ndarray, np.ndarray]:
     """Rows of features in float64.  UsageError where they are not of one batch."""
     x, y = (np.asarray(a, np.float64) for a in (x, y))
     if x.ndim < 2 or y.ndim < 2 or math.prod(x.shape[:-1]) != math.prod(y.shape[:-1]):
@@ -31,7 +31,7 @@ def _matrices(x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     return x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
 
 
-def sketch_variance(kind: str, rows: int, x: Any, y: Any) -> float:
+def sketch_variance(kind: str, rows: int, x: Array, y: Array) -> float:
     """The mean square error of a weight's gradient xᵀy from sketches of `rows` rows (see the module's text)."""
     x, y = _matrices(x, y)
     batch = len(x)
@@ -51,7 +51,7 @@ def sketch_variance(kind: str, rows: int, x: Any, y: Any) -> float:
     raise UsageError(f"kind must be one of gaussian, rademacher, rows, dct, dft, not '{kind}'")
 
 
-def batch_variance(x: Any, y: Any) -> float:
+def batch_variance(x: Array, y: Array) -> float:
     """The variance of a gradient xᵀy that a batch of independent samples gives, estimated from this batch.
 
     B/(B - 1) Σ‖x_i‖²‖y_i‖² - ‖xᵀy‖²/(B - 1): Lemma 2.1 of Bershatsky et al., arXiv 2201.13195.

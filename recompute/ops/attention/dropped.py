@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ...language.contexts import OperatorBuilder
+from ...language.types import Array, NumPy, Operands
 from ..random.philox import numbers_of_blocks
 
 
@@ -19,7 +21,7 @@ class Dropped:
     """
 
     def __init__(
-        self, xp: Any, ratio: float, seed: int, step: Any, rows: Sequence[int], at: Sequence[int], keys: int
+        self, xp: NumPy, ratio: float, seed: int, step: Any, rows: Sequence[int], at: Sequence[int], keys: int
     ) -> None:
         self.xp, self.ratio, self.seed, self.step = xp, ratio, seed, step
         self.rows, self.at, self.keys = tuple(rows), tuple(at), keys
@@ -37,7 +39,7 @@ class Dropped:
             place = place * size + start + i
         return place * self.keys
 
-    def keep(self, index: Sequence[int], rows: slice, columns: slice, room: Sequence[Any]) -> Any:
+    def keep(self, index: Sequence[int], rows: slice, columns: slice, room: Operands) -> Array:
         """Which weights of a tile are kept; `room`: as many float32s as the tile has and 8 more, and booleans."""
         height, width = rows.stop - rows.start, columns.stop - columns.start
         first = self.number(index, rows.start) + columns.start
@@ -52,12 +54,12 @@ class Dropped:
             np.greater_equal(self._run(first + i * self.keys, width, room[0]), ratio, out=found[i])
         return found
 
-    def drop(self, w: Any, keep: Any) -> None:
+    def drop(self, w: Array, keep: Array) -> None:
         """Multiplies a tile of weights, in place, by 1 / (1 - ratio) where kept, and by 0 elsewhere."""
         self.xp.multiply(w, 1 / (1 - self.ratio), out=w)
         self.xp.multiply(w, keep, out=w)
 
-    def _run(self, first: int, count: int, room: Any) -> Any:
+    def _run(self, first: int, count: int, room: Array) -> Array:
         """Numbers of the stream one after the other."""
         block, skipped = divmod(first, 8)
         u = room[: skipped + count]
@@ -78,7 +80,9 @@ class Dropped:
         return drawn[at]
 
 
-def dropped(b: Any, w: Any, step: Any, ratio: float, seed: int, rows: Sequence[int], at: Sequence[int]) -> Any:
+def dropped(
+    b: OperatorBuilder, w: Any, step: Any, ratio: float, seed: int, rows: Sequence[int], at: Sequence[int]
+) -> Any:
     """All weights after dropout, by the operator Dropout; `rows`, `at`: see `Dropped`."""
     options = {"ratio": ratio, "seed": seed}
     own, keys = w.shape[:-1], w.shape[-1]

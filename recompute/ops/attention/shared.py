@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from ...language.factors import SUM, Factor, Place, factor
-from ...language.op import Op
-from ...language.types import TensorType
+from ...language.op import Op, OperatorBuilder
+from ...language.types import Array, NumPy, TensorType, Types, Value
 from ..norm.fused import as_type
 from ..tiles import wide
 from .dropped import Dropped, check_part, dropped
@@ -114,8 +114,11 @@ class Tiled(Op, abstract=True):
         """Operations for each score that a soft cap and dropout add."""
         return (20 if self.cap else 0) + (15 if self.ratio else 0)
 
-    def score(self, xp: Any, s: Any, q: Any, k: Any, bias: Any, rows: slice, columns: slice, slope: Any = None) -> None:
+    def score(
+        self, xp: NumPy, s: Array, q: Array, k: Array, bias: Any, at: tuple[slice, slice], slope: Array | None = None
+    ) -> None:
         """A tile's scores into s; -inf for keys that a query may not see.  `slope`: gets the soft cap's derivative."""
+        rows, columns = at
         xp.matmul(q, k.T, out=s)
         xp.multiply(s, self.scale, out=s)
         if self.cap:
@@ -143,14 +146,14 @@ class Tiled(Op, abstract=True):
         size = min(ROWS, queries) * min(COLUMNS, keys)
         return (TensorType("f32", (size + 8,)), TensorType("bool", (size,))) if self.ratio else ()
 
-    def dropped(self, xp: Any, q: Any, keys: int, step: Any) -> Dropped | None:
+    def dropped(self, xp: NumPy, q: Array, keys: int, step: Array | None) -> Dropped | None:
         """What leaves weights out; None without dropout."""
         if not self.ratio:
             return None
         own = tuple(q.shape[:-1])
         return Dropped(xp, self.ratio, self.seed, step, self.rows or own, self.at or (0,) * len(own), keys)
 
-    def leave_out(self, b: Any, w: Any, step: Any) -> Any:
+    def leave_out(self, b: OperatorBuilder, w: Value, step: Any) -> Value:
         """All weights after dropout."""
         if step is None:
             return w
@@ -159,7 +162,7 @@ class Tiled(Op, abstract=True):
 
     # -- axes ---------------------------------------------------------------------------------------------------
 
-    def axis_factors(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...]:
         """The leading axes and the queries.
 
         Outputs and inputs that lack an index of the queries' are sums over it, in the gradient: in the forward
@@ -190,7 +193,7 @@ class Tiled(Op, abstract=True):
         at = axis - q.ndim + t.ndim + flat
         return at if at >= 0 and t.shape[at] == q.shape[axis] else None
 
-    def sliced(self, factor: Factor, start: int, size: int, outs: Sequence[TensorType | None]) -> Op:
+    def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Op:
         """Windows are moved by the queries before the slice; dropout numbers its weights as in the whole."""
         place, first = factor.outputs[0], cast(TensorType, outs[0])
         if not isinstance(place, Place) or place.axis == first.ndim - 1:
@@ -217,18 +220,18 @@ def _or_sum(at: int | None) -> int | str:
 # -- parts of arrays --------------------------------------------------------------------------------------------------
 
 
-def part_of(bias: Any, rows: slice, columns: slice) -> Any:
+def part_of(bias: Array, rows: slice, columns: slice) -> Array:
     """The part of [t or 1, s or 1] for a tile."""
     return bias[rows if bias.shape[0] > 1 else slice(None), columns if bias.shape[1] > 1 else slice(None)]
 
 
-def matrix_at(x: Any, index: tuple[int, ...]) -> Any:
+def matrix_at(x: Array, index: tuple[int, ...]) -> Array:
     """The matrix of x for an index of q's leading axes."""
     lead = x.shape[:-2]
     return x[tuple(i if n > 1 else 0 for i, n in zip(index[len(index) - len(lead) :], lead, strict=True))]
 
 
-def full_bias(bias: Any, ndim: int) -> Any:
+def full_bias(bias: Array | None, ndim: int) -> Array | None:
     """The bias with as many axes as the queries."""
     return None if bias is None else bias.reshape((1,) * (ndim - bias.ndim) + bias.shape)
 
@@ -236,7 +239,7 @@ def full_bias(bias: Any, ndim: int) -> Any:
 # -- compositions -----------------------------------------------------------------------------------------------------
 
 
-def all_scores(op: Tiled, b: Any, q: Any, k: Any, bias: Any) -> tuple[Any, Any]:
+def all_scores(op: Tiled, b: OperatorBuilder, q: Value, k: Value, bias: Value) -> tuple[Value | None, Value | None]:
     """All scores, in at least float32, and the derivative of the soft cap there (None without one)."""
     kind = wide(q.dtype)
     scores = b.MatMul(as_type(b, q, kind), as_type(b, k, kind), transB=1)

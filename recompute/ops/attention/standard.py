@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...language.op import imports
-from ...language.types import dtype_to_onnx
+from ...language.op import Imported, ImportedNode, OperatorBuilder, imports
+from ...language.types import Value, dtype_to_onnx
 from ..shape.reshape import reshape
 from .tiled import TiledAttention
 
@@ -18,9 +18,9 @@ _FLOAT = 1
 
 
 @imports("Attention")
-def attention(node: Any) -> Any:
+def attention(node: ImportedNode) -> Imported:
     """softmax(cap(scale · q kᵀ) + bias) v, with a window from `is_causal`; None where the body is to be used."""
-    q_type, mask_type = node.type(0), node.type(3)
+    q_type, mask_type = node.need_type(0), node.type(3)
     given = node.attributes
     past = node.type(4)
     precision = given.get("softmax_precision") or dtype_to_onnx(q_type.dtype)
@@ -30,20 +30,30 @@ def attention(node: Any) -> Any:
     if any(rare):
         return None
     b = node.builder
-    q, k, v = (_heads(b, node.input(i), given.get("kv_num_heads" if i else "q_num_heads"), node) for i in range(3))
+    q, k, v = (_heads(b, node.need(i), given.get("kv_num_heads" if i else "q_num_heads"), node) for i in range(3))
     if past is not None:
         k, v = (b.Concat(node.input(i), new, axis=2) for i, new in ((4, k), (5, v)))
     steps, total = q.shape[2], k.shape[2]
     if mask_type is not None and (mask_type.ndim < 2 or mask_type.shape[-2:] != (steps, total)):
         return None
     mask = None if mask_type is None else node.input(3)
-    y = _attend(b, q, k, v, mask, window=_window(given, past.shape[2] if past is not None else 0), options=given)
+    batch, heads, _, size = q.shape
+    groups, keys, values = heads // k.shape[1], k, v
+    if groups > 1:  # several heads share keys and values
+        q = b.Reshape(q, shape=(batch, k.shape[1], groups, steps, size))
+        keys, values = (b.Reshape(x, shape=(*x.shape[:2], 1, *x.shape[2:])) for x in (k, v))
+    bias = [] if mask is None else [_bias(b, mask, q.dtype, groups)]
+    first, last = _window(given, past.shape[2] if past is not None else 0)
+    scale = given.get("scale") or 1.0 / math.sqrt(size)
+    op = TiledAttention(scale=scale, first=first, last=last, cap=given.get("softcap", 0.0))
+    y = b.emit(op, q, keys, values, *bias, want=1)
+    y = reshape(b, y, (batch, heads, steps, y.shape[-1]))
     if q_type.ndim == 3:
-        y = b.Reshape(b.Transpose(y, perm=(0, 2, 1, 3)), shape=(y.shape[0], steps, y.shape[1] * y.shape[3]))
+        y = b.Reshape(b.Transpose(y, perm=(0, 2, 1, 3)), shape=(batch, steps, heads * y.shape[3]))
     return tuple([y, k, v][: len(node.outputs)])
 
 
-def _heads(b: Any, x: Any, heads: int | None, node: Any) -> Any:
+def _heads(b: OperatorBuilder, x: Value, heads: int | None, node: ImportedNode) -> Value:
     """[batch, heads, steps, size], from that or from [batch, steps, heads · size]."""
     if x.ndim == 4:
         return x
@@ -63,25 +73,7 @@ def _window(options: Any, offset: int) -> tuple[int | None, int | None]:
     return (offset - left if left >= 0 else None), (offset + right if right >= 0 else None)
 
 
-def _attend(b: Any, q: Any, k: Any, v: Any, mask: Any, *, window: tuple[int | None, int | None], options: Any) -> Any:
-    """The mathematics on [batch, heads, steps, size]; `window`: see `_window`."""
-    batch, heads, steps, size = q.shape
-    groups = heads // k.shape[1]
-    if groups > 1:  # several heads share keys and values
-        q = b.Reshape(q, shape=(batch, k.shape[1], groups, steps, size))
-        k, v = (b.Reshape(x, shape=(*x.shape[:2], 1, *x.shape[2:])) for x in (k, v))
-    bias = None if mask is None else _bias(b, mask, q.dtype, groups)
-    attention = TiledAttention(
-        scale=options.get("scale") or 1.0 / math.sqrt(size),
-        first=window[0],
-        last=window[1],
-        cap=options.get("softcap", 0.0),
-    )
-    y = b.emit(attention, q, k, v, *([] if bias is None else [bias]), want=1)
-    return reshape(b, y, (batch, heads, steps, y.shape[-1]))
-
-
-def _bias(b: Any, mask: Any, dtype: str, groups: int) -> Any:
+def _bias(b: OperatorBuilder, mask: Value, dtype: str, groups: int) -> Value:
     """The mask as numbers to add: those of a boolean one are 0 and -inf; shared heads get their axis."""
     if mask.dtype == "bool":
         mask = b.Where(mask, b.constant(0.0, dtype), b.constant(-math.inf, dtype))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...language.op import Cost
-from ...language.types import TensorType
+from ...language.types import Array, NumPy, Operands, TensorType
 from ..norm.fused import as_type
 from ..tiles import wide
 from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at
@@ -130,14 +130,22 @@ class _Rows:
     """The forward pass of one matrix of queries."""
 
     def __init__(
-        self, op: TiledAttention, xp: Any, scratch: Any, q: Any, k: Any, v: Any, bias: Any, dropped: tuple[Any, Any]
+        self,
+        op: TiledAttention,
+        xp: NumPy,
+        scratch: Operands,
+        q: Array,
+        k: Array,
+        v: Array,
+        bias: Array | None,
+        dropped: tuple[Any, Any],
     ) -> None:
         self.op, self.xp = op, xp
         self.scratch, self.room = (scratch[:-2], scratch[-2:]) if op.ratio else (scratch, scratch)
         self.q, self.k, self.v, self.bias = q, k, v, bias
         self.dropped, self.index = dropped
 
-    def run(self, y: Any, lse: Any) -> None:
+    def run(self, y: Array, lse: Array | None) -> None:
         """Writes all results and log-sum-exps."""
         op, keys = self.op, self.k.shape[0]
         for r in range(0, self.q.shape[0], ROWS):
@@ -147,7 +155,7 @@ class _Rows:
             tiles = [slice(max(c, low), min(c + COLUMNS, high)) for c in starts]
             self.one(rows, tiles, y[rows], None if lse is None else lse[rows])
 
-    def one(self, rows: slice, tiles: Sequence[slice], y: Any, lse: Any) -> None:
+    def one(self, rows: slice, tiles: Sequence[slice], y: Array, lse: Array | None) -> None:
         """One row of tiles."""
         xp, height = self.xp, rows.stop - rows.start
         total, product = (a[: height * y.shape[1]].reshape(height, y.shape[1]) for a in self.scratch[1])
@@ -156,7 +164,7 @@ class _Rows:
         q = _widened(xp, self.q[rows], self.scratch, 3)
         for columns in tiles:
             s = self.scratch[0][: height * (columns.stop - columns.start)].reshape(height, -1)
-            self.op.score(xp, s, q, _widened(xp, self.k[columns], self.scratch, 4), self.bias, rows, columns)
+            self.op.score(xp, s, q, _widened(xp, self.k[columns], self.scratch, 4), self.bias, (rows, columns))
             xp.max(s, axis=1, out=new)
             xp.maximum(new, largest, out=new)
             shift[...] = new
@@ -183,7 +191,7 @@ class _Rows:
         y[...] = total
 
 
-def _widened(xp: Any, x: Any, scratch: Any, slot: int) -> Any:
+def _widened(xp: NumPy, x: Array, scratch: Operands, slot: int) -> Array:
     """x, in float32 where it is a half."""
     if slot >= len(scratch):
         return x

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...language.op import Cost
-from ...language.types import TensorType
+from ...language.types import Array, NumPy, Operands, TensorType
 from ..norm.fused import as_type
 from ..tiles import wide
 from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at, part_of
@@ -93,7 +94,14 @@ class TiledAttentionGrad(Tiled):
                 target[...] = x
 
     def _tile(
-        self, xp: Any, scratch: Any, at: tuple[slice, slice], parts: Any, lse: Any, delta: Any, drop: Any
+        self,
+        xp: NumPy,
+        scratch: Operands,
+        at: tuple[slice, slice],
+        parts: Sequence[Any],
+        lse: Array,
+        delta: Array,
+        drop: Any,
     ) -> None:
         """Adds what one tile contributes; `drop` applies dropout to a tile."""
         q, k, v, bias, dy, dq, dk, dv, dbias = parts
@@ -101,11 +109,11 @@ class TiledAttentionGrad(Tiled):
         height, width = rows.stop - rows.start, columns.stop - columns.start
         w, ds, *more = (a[: height * width].reshape(height, width) for a in scratch[0])
         slope = more[0] if self.cap else None
-        self.score(xp, w, q[rows], k[columns], bias, rows, columns)
+        self.score(xp, w, q[rows], k[columns], bias, at)
         xp.subtract(w, lse[:, None], out=w, where=(lse > -math.inf)[:, None])
         xp.exp(w, out=w)
 
-        def add(target: Any, a: Any, b: Any) -> None:
+        def add(target: Array, a: Array, b: Array) -> None:
             product = scratch[1][: target.size].reshape(target.shape)
             xp.matmul(a, b, out=product)
             xp.add(target, product, out=target)
@@ -126,7 +134,7 @@ class TiledAttentionGrad(Tiled):
             axes = tuple(i for i in (0, 1) if target.shape[i] == 1 and ds.shape[i] != 1)
             target += ds.sum(axis=axes, keepdims=True) if axes else ds
         if self.cap:
-            self.score(xp, w, q[rows], k[columns], None, rows, columns, slope)
+            self.score(xp, w, q[rows], k[columns], None, at, slope)
             xp.multiply(ds, slope, out=ds)
         xp.multiply(ds, self.scale, out=ds)
         add(dq[rows], ds, k[columns])

@@ -36,8 +36,8 @@ from typing import Any, ClassVar
 from ...errors import UsageError
 from ...language.factors import Factor, in_step
 from ...language.ir import Operator
-from ...language.op import Cost, Op
-from ...language.types import TensorType, Value
+from ...language.op import Cost, FunctionWriter, Op, OperatorBuilder
+from ...language.types import NumPy, Operands, TensorType, Types, Value
 
 #: how sums may be added
 ORDERS = ("tree", "library")
@@ -95,7 +95,7 @@ class Communication(Op, abstract=True):
             raise self.fail(f"axis 0 cannot be divided among {self.ranks} ranks", x)
         return (x.shape[0] // self.ranks, *x.shape[1:])
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """In a group of one: the identity."""
         if self.ranks != 1:
             raise UsageError(
@@ -112,7 +112,7 @@ class Communication(Op, abstract=True):
         """What each rank sends (the busiest one, where they differ)."""
         raise NotImplementedError(f"{self.name} has no traffic")
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """Nothing: what it takes is a matter of the link and of what runs beside it (`traffic`)."""
         return Cost(0, 0)
 
@@ -120,14 +120,14 @@ class Communication(Op, abstract=True):
         """Axis 0 is divided among ranks, or may be; each element along the others goes its own way."""
         return _all_but_the_first(ins, outs)
 
-    def export(self, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
+    def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
         """The identity in a group of one; ONNX has no communication."""
         if self.ranks != 1:
             raise UsageError(f"{self.name} over {self.ranks} ranks cannot be exported: ONNX has no communication")
         g.node("Identity", ins[:1], outs)
         return True
 
-    def backward(self, b: Any, kind: type[Communication], grad: Value, **attributes: Any) -> Value:
+    def backward(self, b: OperatorBuilder, kind: type[Communication], grad: Value, **attributes: Any) -> Value:
         """Sends a gradient back: begins a communication of the class `kind` and waits for it."""
         op = kind(self.axis, self.ranks, self.number, f"{self.queue}.grad", self.order, **attributes)
         return b.CommWait(b.emit(op, grad), grad)
@@ -145,12 +145,12 @@ class CommWait(Op):
         """The target's type."""
         return (target,)
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The target's elements, if they do not lie there already."""
         if outs[0] is not ins[0]:
             outs[0][...] = ins[0]
 
-    def views(self, ins: Any, outs: Any) -> tuple[int | None, ...]:
+    def views(self, ins: Sequence[TensorType], outs: Sequence[TensorType]) -> tuple[int | None, ...]:
         """The target itself."""
         return (0,)
 
@@ -166,20 +166,20 @@ class CommWait(Op):
         """Axis 0 is divided among ranks, or may be; each element along the others goes its own way."""
         return _all_but_the_first(ins, outs)
 
-    def export(self, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
+    def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
         """The first input."""
         g.node("Identity", ins[:1], outs)
         return True
 
 
-def _all_but_the_first(ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
+def _all_but_the_first(ins: Types, outs: Types) -> tuple[Factor, ...]:
     """Factors of a communication, and of the wait for it: alike, so that both run in the same slices."""
     if not ins or any(t is None or t.ndim < 2 or t.shape[1:] != outs[0].shape[1:] for t in ins):  # type: ignore[union-attr]
         return ()
     return in_step(ins, outs, range(1, outs[0].ndim))  # type: ignore[union-attr]
 
 
-def communicated(b: Any, op: Communication, x: Value) -> Value:
+def communicated(b: OperatorBuilder, op: Communication, x: Value) -> Value:
     """The result of a communication of x, which `op` begins, after the wait for it; in a group of one x itself."""
     return x if op.ranks == 1 else b.CommWait(b.emit(op, x), x)
 

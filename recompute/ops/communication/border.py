@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.factors import aligned
-from ...language.op import Op
+from ...language.op import FunctionWriter, Op
+from ...language.types import NumPy, Operands
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Border(Op):
             raise self.fail("source and target are the numbers of two different stages", x)
         return (x,)
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One copy."""
         outs[0][...] = ins[0]
 
@@ -42,7 +43,7 @@ class Border(Op):
         """Any axis."""
         return aligned(ins, outs)
 
-    def export(self, g: Any, ins: Any, outs: Any) -> bool:
+    def export(self, g: FunctionWriter, ins: Any, outs: Any) -> bool:
         """x."""
         g.node("Identity", ins, outs)
         return True

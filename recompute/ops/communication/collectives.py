@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ...language.types import TensorType
+from ...language.types import Operands, TensorType
 from .base import Communication, Traffic, doublings, tree_sum
 
 
@@ -160,7 +159,7 @@ class Reduce(Rooted):
 
     sums = True
 
-    def together(self, ins: Any, outs: Any) -> None:
+    def together(self, ins: Operands, outs: Operands) -> None:
         """The sum is where the root is."""
         total = tree_sum(ins)
         for coordinate, out in enumerate(outs):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.types import Array, NumPy, Operands, TensorType, Types, need, present
 from ..indexing.flat import add_rows
 from ..indexing.gather import need_indices
 from .base import MAX_RANKS, doublings
@@ -67,15 +66,14 @@ class RowSums(Op):
         """Needed whole."""
         return ()
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """Row numbers, and a sum for each level of the tree that waits for its neighbour; one row more takes what lies
         elsewhere."""
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         levels = doublings(self.parts) + 1
         return TensorType("i64", (x.size,)), TensorType(y.dtype, (levels, self.rows + 1, self.inner))
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Each part's rows, added up in the tree."""
         places, sums = scratch
         places[...] = ins[0].reshape(-1)
@@ -85,7 +83,7 @@ class RowSums(Op):
         each = places.size // self.parts
         dy = ins[1].reshape((1, places.size, self.inner))
 
-        def add_up(low: int, high: int, spare: Any) -> None:
+        def add_up(low: int, high: int, spare: Array) -> None:
             """The sum of parts `low` to `high`, in the first of `spare`."""
             if high - low == 1:
                 spare[0].fill(0)
@@ -115,10 +113,9 @@ class RowSums(Op):
         whole = b.Concat(*found, axis=0) if len(found) > 1 else found[0]
         return (b.TreeSum(whole, parts=self.parts),)
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """One addition for each element of dy."""
-        dy = ins[1]
-        assert dy is not None
+        dy = need(ins[1])
         return Cost(dy.size, super().cost(ins, outs).bytes)
 
     @classmethod

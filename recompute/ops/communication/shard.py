@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.op import Op
-from ...language.types import TensorType
+from ...language.op import Op, OperatorBuilder
+from ...language.types import NumPy, Operands, TensorType, Value
 
 
 def padded_size(size: int, parts: int) -> int:
@@ -32,7 +32,7 @@ class Shard(Op):
             raise self.fail("needs a rank below ranks, and parts that are a multiple of ranks", x)
         return (x.with_shape((padded_size(x.size, self.parts) // self.ranks,)),)
 
-    def padded(self, b: Any, x: Any) -> Any:
+    def padded(self, b: OperatorBuilder, x: Value) -> Value:
         """All parts of x behind one another."""
         flat = b.Reshape(x, shape=(x.size,))
         more = padded_size(x.size, self.parts) - x.size
@@ -44,7 +44,7 @@ class Shard(Op):
         each = whole.size // self.ranks
         return (b.Slice(whole, starts=(self.rank * each,), ends=((self.rank + 1) * each,), axes=(0,)),)
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The elements of the part, and zeros."""
         flat, out = ins[0].reshape(-1), outs[0]
         own = flat[self.rank * out.size : (self.rank + 1) * out.size]
@@ -66,7 +66,7 @@ class Shard(Op):
         yield draw.case(cls(ranks=2, rank=1, parts=2), draw("f64[]"))
 
 
-def unsharded(b: Any, whole: Any, like: TensorType) -> Any:
+def unsharded(b: OperatorBuilder, whole: Any, like: TensorType) -> Any:
     """The value of type `like` from all its parts behind one another."""
     if whole.size != like.size:
         whole = b.Slice(whole, starts=(0,), ends=(like.size,), axes=(0,))

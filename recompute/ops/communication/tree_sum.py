@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...language.factors import Factor, Place, factor
 from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.types import Array, NumPy, Operands, TensorType, Types, need
 from ..tiles import TILE
 from .base import MAX_RANKS, doublings
 
@@ -32,21 +30,19 @@ class TreeSum(Op):
             raise self.fail(f"axis 0 cannot be divided into {self.parts} parts", x)
         return (x.with_shape((x.shape[0] // self.parts, *x.shape[1:])),)
 
-    def axis_factors(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...]:
         """Those of a part; all parts are needed, as a sum of some would not be in the tree."""
-        y = outs[0]
-        assert y is not None
+        y = need(outs[0])
         first = factor(y.shape[0], [Place(0, outer=self.parts)], [0])
         return (first, *(factor(y.shape[a], [a], [a]) for a in range(1, y.ndim)))
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """A tile for each level of the tree that waits for its neighbour."""
-        y = outs[0]
-        assert y is not None
+        y = need(outs[0])
         levels = doublings(self.parts) - 1
         return (TensorType(y.dtype, (levels, min(y.size, TILE))),) if levels > 0 and y.size else ()
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Tile by tile, so that what waits stays in the cache."""
         y = outs[0].reshape(-1)
         x = ins[0].reshape((self.parts, y.size))
@@ -73,10 +69,9 @@ class TreeSum(Op):
         one = b.Reshape(dy, shape=(1, *dy.shape))
         return [b.Reshape(b.Expand(one, shape=(self.parts, *dy.shape)), shape=x.shape)]
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """One addition less than there are parts, for each element."""
-        y = outs[0]
-        assert y is not None
+        y = need(outs[0])
         return Cost((self.parts - 1) * y.size, super().cost(ins, outs).bytes)
 
     @classmethod
@@ -90,7 +85,7 @@ class TreeSum(Op):
         yield draw.case(cls(2), draw("f64[0,3]"))
 
 
-def _add_up(xp: Any, parts: Sequence[Any], out: Any, spare: Sequence[Any]) -> None:
+def _add_up(xp: NumPy, parts: Operands, out: Array, spare: Operands) -> None:
     """The sum of vectors, into `out`: of the largest power of two that is below their number, and of the rest."""
     if len(parts) == 1:
         out[...] = parts[0]

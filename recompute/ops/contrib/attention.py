@@ -7,22 +7,24 @@ forbid, `mask_filter_value` is added to the score.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ...language.contexts import Imported, ImportedNode, NodeWriter
 from ...language.op import imports
 from .basic import MS, scaled
 
 
-def heads(g: Any, x: str, batch: int, steps: int, count: int) -> str:
+def heads(g: NodeWriter, x: str, batch: int, steps: int, count: int) -> str:
     """[B, S, N·H] as [B, N, S, H]."""
     return g.Transpose(g.Reshape(x, g.constant((batch, steps, count, -1))), perm=[0, 2, 1, 3])
 
 
 def attend(
-    node: Any,
-    g: Any,
+    node: ImportedNode,
+    g: NodeWriter,
     q: str,
     k: str,
     v: str,
@@ -51,21 +53,21 @@ def attend(
     return g.MatMul(kept, v)
 
 
-def merged(g: Any, y: str, batch: int, steps: int) -> str:
+def merged(g: NodeWriter, y: str, batch: int, steps: int) -> str:
     """[B, N, S, H] as [B, S, N·H]."""
     return g.Reshape(g.Transpose(y, perm=[0, 2, 1, 3]), g.constant((batch, steps, -1)))
 
 
-def forbidden(g: Any, node: Any, allowed: str, value: float) -> str:
+def forbidden(g: NodeWriter, node: ImportedNode, allowed: str, value: float) -> str:
     """0 where `allowed`, else `value`."""
-    dtype = node.type(0).numpy
+    dtype = node.need_type(0).numpy
     return g.Where(allowed, g.constant(0, dtype), g.constant(value, dtype))
 
 
-def ahead(g: Any, node: Any, steps: int, total: int, past: int = 0, window: int = -1) -> str:
+def ahead(g: NodeWriter, node: ImportedNode, steps: int, total: int, past: int = 0, window: int = -1) -> str:
     """What forbids each step, the first of which follows `past` others, what comes after it (and what is `window` or
     more steps before it)."""
-    dtype = node.type(0).numpy
+    dtype = node.need_type(0).numpy
 
     def make() -> str:
         all_of_it = g.ConstantOfShape(g.constant([steps, total]), value=onnx_scalar(-np.inf, dtype))
@@ -82,7 +84,7 @@ def onnx_scalar(value: float, dtype: Any) -> Any:
     return from_array(np.array([value], dtype))
 
 
-def mask_of(node: Any, g: Any, i: int, batch: int, steps: int, total: int, value: float) -> str:
+def mask_of(node: ImportedNode, g: NodeWriter, i: int, batch: int, steps: int, total: int, value: float) -> str:
     """Input `i`, a mask of any of the forms that ONNX Runtime has, as a bias [B, 1, 1 or S, T]."""
     t, mask = node.type(i), g.ins[i]
     if t is None:
@@ -106,26 +108,26 @@ def mask_of(node: Any, g: Any, i: int, batch: int, steps: int, total: int, value
     return forbidden(g, node, g.Cast(g.Reshape(mask, g.constant(shape)), to=9), value)
 
 
-def _shared_past(node: Any) -> None:
+def _shared_past(node: ImportedNode) -> None:
     if node.attributes.get("past_present_share_buffer", 0):
         raise node.fail("writes keys and values into the past's buffer, which is for generation only")
 
 
 @imports("Attention", domain=MS)
-def attention(node: Any) -> Any:
+def attention(node: ImportedNode) -> Imported:
     """(x, weights, bias?, mask?, past [2, B, N, P, H]?, attention_bias?): one product gives queries, keys, values."""
     g, given = node.body(), node.attributes
     _shared_past(node)
     if given.get("do_rotary", 0):
         raise node.fail("rotates queries and keys itself (do_rotary), which is not supported")
-    batch, steps, _ = node.type(0).shape
-    count, width = given["num_heads"], node.type(1).shape[1]
+    batch, steps, _ = node.need_type(0).shape
+    count, width = given["num_heads"], node.need_type(1).shape[1]
     sizes = list(given.get("qkv_hidden_sizes", ())) or [width // 3] * 3
     made = g.MatMul(g.ins[0], g.ins[1])
     made = g.Add(made, g.ins[2]) if g.ins[2] else made
     parts = g.Split(made, g.constant(sizes), axis=-1, outputs=3)
     q, k, v = (heads(g, x, batch, steps, count) for x in parts)
-    past = node.type(4).shape[3] if g.ins[4] else 0
+    past = node.need_type(4).shape[3] if g.ins[4] else 0
     total = past + steps
     if past:
         before = (g.Gather(g.ins[4], g.constant(i), axis=0) for i in (0, 1))
@@ -143,17 +145,17 @@ def attention(node: Any) -> Any:
 
 
 @imports("MultiHeadAttention", domain=MS)
-def multi_head_attention(node: Any) -> Any:
+def multi_head_attention(node: ImportedNode) -> Imported:
     """(query, key?, value?, bias?, key_padding_mask?, attention_bias?, past_key?, past_value?); packed forms too."""
     g, given = node.body(), node.attributes
     _shared_past(node)
     count = given["num_heads"]
-    batch, steps = node.type(0).shape[:2]
+    batch, steps = node.need_type(0).shape[:2]
     q, k, v = _three(node, g, count)
     size = _head_size(node, count)
     if g.ins[6]:
         k, v = g.Concat(g.ins[6], k, axis=2), g.Concat(g.ins[7], v, axis=2)
-    past = node.type(6).shape[2] if g.ins[6] else 0
+    past = node.need_type(6).shape[2] if g.ins[6] else 0
     total = _keys(node) + past
     biases = [mask_of(node, g, 4, batch, steps, total, given.get("mask_filter_value", -10000.0)), g.ins[5]]
     if given.get("unidirectional", 0):
@@ -162,22 +164,22 @@ def multi_head_attention(node: Any) -> Any:
     return g.results(merged(g, y, batch, steps), k, v)
 
 
-def _head_size(node: Any, count: int) -> int:
-    t = node.type(0)
+def _head_size(node: ImportedNode, count: int) -> int:
+    t = node.need_type(0)
     return t.shape[-1] if t.ndim == 5 else t.shape[2] // count
 
 
-def _keys(node: Any) -> int:
+def _keys(node: ImportedNode) -> int:
     """How many keys come with the node itself."""
     key = node.type(1)
     if key is None:
-        return node.type(0).shape[1]
+        return node.need_type(0).shape[1]
     return key.shape[2] if key.ndim == 4 else key.shape[1]
 
 
-def _three(node: Any, g: Any, count: int) -> list[str]:
+def _three(node: ImportedNode, g: NodeWriter, count: int) -> list[str]:
     """Queries, keys and values as [B, N, S, H], the bias added."""
-    t, key = node.type(0), node.type(1)
+    t, key = node.need_type(0), node.type(1)
     batch, steps = t.shape[:2]
     packed: list[str] = []
     if t.ndim == 5:  # [B, S, N, 3, H]
@@ -189,7 +191,7 @@ def _three(node: Any, g: Any, count: int) -> list[str]:
         if t.ndim == 5:
             widths = [t.shape[2] * t.shape[4]] * 3
         else:
-            rest = node.type(3).shape[0] - t.shape[2]
+            rest = node.need_type(3).shape[0] - t.shape[2]
             value = node.type(2)
             last = value.shape[2] if value is not None and value.ndim == 3 else rest // 2
             widths = [t.shape[2], rest - last, last]
@@ -200,7 +202,7 @@ def _three(node: Any, g: Any, count: int) -> list[str]:
         if own:  # [B, S, N, H]
             x = g.Add(x, g.Reshape(biases[i], g.constant((count, -1)))) if biases[i] else x
             found.append(g.Transpose(x, perm=[0, 2, 1, 3]))
-        elif node.type(i).ndim == 4:  # the keys of a past, ready
+        elif node.need_type(i).ndim == 4:  # the keys of a past, ready
             found.append(x)
         else:
             x = g.Add(x, biases[i]) if biases[i] else x
@@ -208,7 +210,7 @@ def _three(node: Any, g: Any, count: int) -> list[str]:
     return found
 
 
-def _slot(g: Any, x: str, i: int) -> str:
+def _slot(g: NodeWriter, x: str, i: int) -> str:
     """[B, S, N, i, H] for one i."""
     return g.Gather(x, g.constant(i), axis=3)
 
@@ -216,10 +218,12 @@ def _slot(g: Any, x: str, i: int) -> str:
 # -- rotary embeddings -------------------------------------------------------------------------------------------------
 
 
-def rotated(node: Any, g: Any, x: str, shape: Any, angles: tuple[str, str], interleaved: int) -> str:
+def rotated(
+    node: ImportedNode, g: NodeWriter, x: str, shape: Sequence[int], angles: tuple[str, str], interleaved: int
+) -> str:
     """x [..., H] with pairs turned; angles: cos and sin, broadcast to [..., R/2].  What follows R passes through."""
     cos, sin, size = *angles, shape[-1]
-    width = 2 * node.type(2 if node.op_type == "RotaryEmbedding" else 7).shape[1]
+    width = 2 * node.need_type(2 if node.op_type == "RotaryEmbedding" else 7).shape[1]
     if width > size:
         raise node.fail(f"its caches turn {width} elements of heads of {size}")
     rest = ""
@@ -240,26 +244,26 @@ def rotated(node: Any, g: Any, x: str, shape: Any, angles: tuple[str, str], inte
     return g.Concat(y, rest, axis=-1) if rest else y
 
 
-def angles_at(g: Any, caches: tuple[str, str], positions: str, axis: int) -> tuple[str, str]:
+def angles_at(g: NodeWriter, caches: tuple[str, str], positions: str, axis: int) -> tuple[str, str]:
     """cos and sin at positions [B, S], with a dimension for the heads at `axis`."""
     cos, sin = (g.Unsqueeze(g.Gather(c, positions), g.constant([axis])) for c in caches)
     return cos, sin
 
 
 @imports("RotaryEmbedding", domain=MS)
-def rotary_embedding(node: Any) -> Any:
+def rotary_embedding(node: ImportedNode) -> Imported:
     """(x [B, S, N·H] or [B, N, S, H], position_ids [B, S] or [1], cos and sin caches [M, R/2], which do not train)."""
-    g, given, t = node.body(), node.attributes, node.type(0)
+    g, given, t = node.body(), node.attributes, node.need_type(0)
     node.buffer(2)
     node.buffer(3)
     flat = t.ndim == 3
     batch, steps = t.shape[0], t.shape[1 if flat else 2]
     places = g.ins[1]
-    if node.type(1).size == 1 and batch * steps != 1:
+    if node.need_type(1).size == 1 and batch * steps != 1:
         places = g.Add(g.Reshape(places, g.constant([1, 1])), g.arange(steps))
     x, shape = g.ins[0], t.shape
     if flat:
-        size = t.shape[2] // given["num_heads"] if given.get("num_heads") else 2 * node.type(2).shape[1]
+        size = t.shape[2] // given["num_heads"] if given.get("num_heads") else 2 * node.need_type(2).shape[1]
         shape = (batch, steps, t.shape[2] // size, size)
         x = g.Reshape(x, g.constant(shape))
     angles = angles_at(g, (g.ins[2], g.ins[3]), places, 2 if flat else 1)
@@ -268,13 +272,13 @@ def rotary_embedding(node: Any) -> Any:
 
 
 @imports("GroupQueryAttention", domain=MS)
-def group_query_attention(node: Any) -> Any:
+def group_query_attention(node: ImportedNode) -> Imported:
     """Causal attention in which several heads share keys and values; the form without a past, as one trains it.
 
     Sequences of a batch may be shorter than the longest (`seqlens_k`): they are padded at their ends, where causal
     attention never looks; what is computed there means nothing.
     """
-    g, given, t = node.body(), node.attributes, node.type(0)
+    g, given, t = node.body(), node.attributes, node.need_type(0)
     past = node.type(3)
     if past is not None and past.size:
         raise node.fail("continues a past (past_key), which is for generation; train it without")
@@ -301,10 +305,12 @@ def group_query_attention(node: Any) -> Any:
     return g.results(merged(g, y, batch, steps), k, v)
 
 
-def _grouped(node: Any, g: Any, qkv: tuple[str, str, str], biases: list[str], sizes: tuple[int, ...]) -> str:
+def _grouped(
+    node: ImportedNode, g: NodeWriter, qkv: tuple[str, str, str], biases: list[str], sizes: tuple[int, ...]
+) -> str:
     """Attention of N heads on N' keys and values: [B, N, S, H]."""
     batch, count, shared, steps, size = sizes
-    given, t0 = node.attributes, node.type(0)
+    given = node.attributes
     options = {"scale": given.get("scale") or 1 / math.sqrt(size), "softcap": given.get("softcap", 0.0)}
     q, k, v = qkv
     group = count // shared  # heads that share keys and values: products repeat these, nothing is copied
@@ -316,7 +322,11 @@ def _grouped(node: Any, g: Any, qkv: tuple[str, str, str], biases: list[str], si
         biases = [biases[0], g.Reshape(biases[1], g.constant((t.shape[0], *apart, *t.shape[2:])))]
     sink = ""
     if node.type(11) is not None or given.get("smooth_softmax", 0) == 1:
-        each = g.Reshape(g.ins[11], g.constant((1, shared, group, 1, 1))) if g.ins[11] else g.constant(0, t0.numpy)
+        each = (
+            g.Reshape(g.ins[11], g.constant((1, shared, group, 1, 1)))
+            if g.ins[11]
+            else g.constant(0, node.need_type(0).numpy)
+        )
         sink = g.Expand(each, g.constant((batch, shared, group, steps, 1)))
     y = attend(node, g, q, k, v, biases, ndim=5, sink=sink, **options)
     return g.Reshape(y, g.constant((batch, count, steps, size)))

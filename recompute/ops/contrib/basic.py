@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.contexts import Imported, ImportedNode, NodeWriter
 from ...language.op import imports
 
 MS = "com.microsoft"
@@ -21,13 +22,13 @@ _ACTIVATIONS = {
 }  # fmt: skip
 
 
-def activate(node: Any, g: Any, x: str, name: str, values: Any) -> str:
+def activate(node: ImportedNode, g: NodeWriter, x: str, name: str, values: Any) -> str:
     """An activation by name; `values`: its parameters in order, or by name.  An empty name: none."""
     if not name:
         return x
     if name == "Clip":
         low, high = values
-        return g.Clip(x, g.constant(low, node.type(0).numpy), g.constant(high, node.type(0).numpy))
+        return g.Clip(x, g.constant(low, node.need_type(0).numpy), g.constant(high, node.need_type(0).numpy))
     if name in ("QuickGelu", "FastGelu"):
         return _gelus(node, g, x, name, 1.702)
     if name not in _ACTIVATIONS:
@@ -37,22 +38,22 @@ def activate(node: Any, g: Any, x: str, name: str, values: Any) -> str:
     return getattr(g, name)(x, **{k: given[k] for k in wanted if given.get(k) is not None})
 
 
-def scaled(node: Any, g: Any, x: str, factor: float) -> str:
+def scaled(node: ImportedNode, g: NodeWriter, x: str, factor: float) -> str:
     """x · factor."""
-    return x if factor == 1 else g.Mul(x, g.constant(factor, node.type(0).numpy))
+    return x if factor == 1 else g.Mul(x, g.constant(factor, node.need_type(0).numpy))
 
 
 # -- activations -------------------------------------------------------------------------------------------------------
 
 
-def _gelus(node: Any, g: Any, x: str, kind: str, alpha: float) -> str:
+def _gelus(node: ImportedNode, g: NodeWriter, x: str, kind: str, alpha: float) -> str:
     if kind == "QuickGelu":
         return g.Mul(x, g.Sigmoid(scaled(node, g, x, alpha)))
     return g.Gelu(x, approximate="tanh" if kind == "FastGelu" else "none")
 
 
 @imports("Gelu", "FastGelu", "QuickGelu", "BiasGelu", domain=MS)
-def gelu(node: Any) -> Any:
+def gelu(node: ImportedNode) -> Imported:
     """Gelu of x or of x + bias; FastGelu with tanh; QuickGelu: x · sigmoid(alpha x)."""
     g = node.body()
     x = g.Add(g.ins[0], g.ins[1]) if g.ins[1] else g.ins[0]
@@ -60,7 +61,7 @@ def gelu(node: Any) -> Any:
 
 
 @imports("BiasSplitGelu", domain=MS)
-def bias_split_gelu(node: Any) -> Any:
+def bias_split_gelu(node: ImportedNode) -> Imported:
     """The first half of x + bias times Gelu of the second."""
     g = node.body()
     first, second = g.Split(g.Add(*g.ins[:2]), axis=-1, num_outputs=2, outputs=2)
@@ -68,9 +69,9 @@ def bias_split_gelu(node: Any) -> Any:
 
 
 @imports("BiasSoftmax", domain=MS)
-def bias_softmax(node: Any) -> Any:
+def bias_softmax(node: ImportedNode) -> Imported:
     """softmax(x + bias) along all dimensions from `axis` on; the bias is repeated within, or over, the first ones."""
-    g, t, bias = node.body(), node.type(0), node.type(1)
+    g, t, bias = node.body(), node.need_type(0), node.need_type(1)
     axis = node.attributes.get("axis", 1) % t.ndim
     shape = bias.shape
     if node.attributes.get("is_inner_broadcast", 1) and bias.ndim < t.ndim:
@@ -83,7 +84,7 @@ def bias_softmax(node: Any) -> Any:
 
 
 @imports("GatedAdd", "BiasAdd", domain=MS)
-def bias_add(node: Any) -> Any:
+def bias_add(node: ImportedNode) -> Imported:
     """BiasAdd: x + bias + skip."""
     g = node.body()
     if node.op_type == "GatedAdd":
@@ -95,12 +96,12 @@ def bias_add(node: Any) -> Any:
 
 
 @imports("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation", domain=MS)
-def fused_matmul(node: Any) -> Any:
+def fused_matmul(node: ImportedNode) -> Imported:
     """alpha · A B, each transposed where asked for; `transBatch`: its first dimension goes before the last."""
     g, given = node.body(), node.attributes
     names = []
     for i, side in enumerate("AB"):
-        n = node.type(i).ndim
+        n = node.need_type(i).ndim
         perm = list(range(n))
         if n > 2 and given.get(f"transBatch{side}", 0):
             perm = [*perm[1:-1], 0, perm[-1]]
@@ -113,7 +114,7 @@ def fused_matmul(node: Any) -> Any:
 
 
 @imports("FusedGemm", domain=MS)
-def fused_gemm(node: Any) -> Any:
+def fused_gemm(node: ImportedNode) -> Imported:
     """Gemm and an activation."""
     g, given = node.body(), node.attributes
     y = g.Gemm(*g.ins[:3], **{k: given[k] for k in ("alpha", "beta", "transA", "transB") if k in given})
@@ -122,7 +123,7 @@ def fused_gemm(node: Any) -> Any:
 
 
 @imports("GemmFastGelu", domain=MS)
-def gemm_fast_gelu(node: Any) -> Any:
+def gemm_fast_gelu(node: ImportedNode) -> Imported:
     """FastGelu(x w + bias)."""
     g = node.body()
     y = g.MatMul(*g.ins[:2])
@@ -130,7 +131,7 @@ def gemm_fast_gelu(node: Any) -> Any:
 
 
 @imports("CDist", domain=MS)
-def cdist(node: Any) -> Any:
+def cdist(node: ImportedNode) -> Imported:
     """Distances between the rows of A and those of B: sqeuclidean or euclidean."""
     g = node.body()
     one, zero = g.constant([1]), g.constant([0])
@@ -143,7 +144,7 @@ def cdist(node: Any) -> Any:
 
 
 @imports("LayerNormalization", domain=MS)
-def layer_normalization(node: Any) -> Any:
+def layer_normalization(node: ImportedNode) -> Imported:
     """As ONNX has it since opset 17; optimized files of older opsets hold it too."""
     g, given = node.body(), node.attributes
     count = max([i + 1 for i in range(3) if node.wants(i)], default=1)
@@ -152,14 +153,14 @@ def layer_normalization(node: Any) -> Any:
     return g.results(*([made] if count == 1 else made))
 
 
-def rms(g: Any, node: Any, x: str, scale: str, epsilon: float, axis: int = -1) -> tuple[str, str]:
+def rms(g: NodeWriter, node: ImportedNode, x: str, scale: str, epsilon: float, axis: int = -1) -> tuple[str, str]:
     """x · scale / √(mean x² + epsilon), and 1 / √..."""
     y, inverse = _unscaled(g, node, x, epsilon, axis)
     return g.Mul(y, scale), inverse
 
 
-def _unscaled(g: Any, node: Any, x: str, epsilon: float, axis: int) -> tuple[str, str]:
-    t = node.type(0)
+def _unscaled(g: NodeWriter, node: ImportedNode, x: str, epsilon: float, axis: int) -> tuple[str, str]:
+    t = node.need_type(0)
     axes = g.constant(list(range(axis % t.ndim, t.ndim)))
     mean = g.ReduceMean(g.Mul(x, x), axes, keepdims=1)
     inverse = g.Reciprocal(g.Sqrt(g.Add(mean, g.constant(epsilon, t.numpy))))
@@ -168,7 +169,7 @@ def _unscaled(g: Any, node: Any, x: str, epsilon: float, axis: int) -> tuple[str
 
 @imports("SimplifiedLayerNormalization", domain=MS)
 @imports("SimplifiedLayerNormalization")
-def simplified(node: Any) -> Any:
+def simplified(node: ImportedNode) -> Imported:
     """Root mean square normalisation (Zhang and Sennrich 2019)."""
     g, given = node.body(), node.attributes
     axis, epsilon = given.get("axis", -1), given.get("epsilon", 1e-5)
@@ -178,7 +179,7 @@ def simplified(node: Any) -> Any:
 
 
 @imports("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MS)
-def skip_normalization(node: Any) -> Any:
+def skip_normalization(node: ImportedNode) -> Imported:
     """The normalisation of x + skip + bias; outputs: that, mean, 1 / deviation, the sum."""
     g, epsilon = node.body(), node.attributes.get("epsilon", 1e-12)
     x, skip, gamma = g.ins[:3]
@@ -197,14 +198,14 @@ def skip_normalization(node: Any) -> Any:
 
 
 @imports("GroupNorm", "SkipGroupNorm", domain=MS)
-def group_norm(node: Any) -> Any:
+def group_norm(node: ImportedNode) -> Imported:
     """Group normalisation, channels last unless said otherwise, of x or x + skip + bias; then SiLU where asked for."""
-    g, given, t = node.body(), node.attributes, node.type(0)
+    g, given, t = node.body(), node.attributes, node.need_type(0)
     x, last = g.ins[0], given.get("channels_last", 1)
     if node.op_type == "SkipGroupNorm":
         skip = g.ins[3]
-        if node.type(3).ndim == 2:
-            shape = node.type(3).shape
+        if node.need_type(3).ndim == 2:
+            shape = node.need_type(3).shape
             skip = g.Reshape(skip, g.constant((shape[0], 1, 1, shape[1]) if last else (*shape, 1, 1)))
         x = g.Add(x, skip)
         if g.ins[4]:
@@ -219,9 +220,9 @@ def group_norm(node: Any) -> Any:
     return g.results(y, x)
 
 
-def _grouped(g: Any, node: Any, x: str, groups: int, epsilon: float) -> str:
+def _grouped(g: NodeWriter, node: ImportedNode, x: str, groups: int, epsilon: float) -> str:
     """x [N, C, ...] normalised by groups, times gamma [C] plus beta [C], whatever the model's opset."""
-    t = node.type(0)
+    t = node.need_type(0)
     shape = (t.shape[0], t.shape[-1], *t.shape[1:-1]) if node.attributes.get("channels_last", 1) else t.shape
     one, zero = (g.constant(np.full(groups, v), t.numpy) for v in (1, 0))
     flat = g.InstanceNormalization(g.Reshape(x, g.constant((shape[0], groups, -1))), one, zero, epsilon=epsilon)
@@ -233,10 +234,10 @@ def _grouped(g: Any, node: Any, x: str, groups: int, epsilon: float) -> str:
 
 
 @imports("EmbedLayerNormalization", domain=MS)
-def embed_layer_normalization(node: Any) -> Any:
+def embed_layer_normalization(node: ImportedNode) -> Imported:
     """The normalised sum of word, position and segment embeddings; outputs: that, the number of unmasked words, the
     sum."""
-    g, (batch, steps) = node.body(), node.type(0).shape
+    g, (batch, steps) = node.body(), node.need_type(0).shape
     ids, segments, words, places, kinds, gamma, beta, mask, positions = g.ins[:9]
     total = g.Gather(words, ids)
     if positions:
@@ -255,9 +256,9 @@ def embed_layer_normalization(node: Any) -> Any:
 
 
 @imports("TorchEmbedding", domain=MS)
-def torch_embedding(node: Any) -> Any:
+def torch_embedding(node: ImportedNode) -> Imported:
     """Rows of a table; one row, `padding_idx`, is read and not trained."""
-    b, (table, ids) = node.builder, (node.input(0), node.input(1))
+    b, (table, ids) = node.builder, (node.need(0), node.need(1))
     rows = b.Gather(table, ids)
     if node.type(3) is not None and node.need_constant(3, "scale_grad_by_freq").any():
         raise node.fail("gradients that are divided by how often a row is read (scale_grad_by_freq) are not supported")
@@ -272,7 +273,7 @@ def torch_embedding(node: Any) -> Any:
 
 
 @imports("BiasDropout", "BitmaskDropout", "BitmaskBiasDropout", domain=MS)
-def bias_dropout(node: Any) -> Any:
+def bias_dropout(node: ImportedNode) -> Imported:
     """dropout(x + bias) + residual.  A mask of bits is not made."""
     g = node.body()
     plain = node.op_type == "BitmaskDropout"
@@ -290,20 +291,20 @@ def bias_dropout(node: Any) -> Any:
 
 
 @imports("Trilu", "GatherND", "Pad", "Range", "GridSample", domain=MS)
-def as_in_onnx(node: Any) -> Any:
+def as_in_onnx(node: ImportedNode) -> Imported:
     """Operators that ONNX has taken over."""
     g, given = node.body(), dict(node.attributes)
     count = max(i for i in range(len(g.ins)) if i == 0 or g.ins[i]) + 1
     ins = g.ins[:count]
     if node.op_type == "Range" and not ins[2:]:
-        ins = [*ins, g.constant(1, node.type(0).numpy)]
+        ins = [*ins, g.constant(1, node.need_type(0).numpy)]
     if node.op_type == "GridSample" and given.get("mode") in ("bilinear", "bicubic"):
         given["mode"] = {"bilinear": "linear", "bicubic": "cubic"}[given["mode"]]
     return g.results(getattr(g, node.op_type)(*ins, **given))
 
 
 @imports("ExpandDims", domain=MS)
-def expand_dims(node: Any) -> Any:
+def expand_dims(node: ImportedNode) -> Imported:
     """Unsqueeze with one axis."""
     g = node.body()
     axis = int(node.need_constant(1, "axis").reshape(()))

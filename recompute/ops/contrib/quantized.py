@@ -6,11 +6,11 @@ trained is around them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ...language.contexts import Imported, ImportedNode, NodeWriter
 from ...language.op import imports
+from ...language.types import Array
 from ..linear.quantize import STRAIGHT
 from .basic import MS
 
@@ -18,13 +18,13 @@ from .basic import MS
 _KINDS = {"u8": 2, "i8": 3, "u16": 4, "i16": 5, "i32": 6}
 
 
-def _real(g: Any, x: str, scale: str, zero: str) -> str:
+def _real(g: NodeWriter, x: str, scale: str, zero: str) -> str:
     """(x - zero) · scale; scale and zero are one number or one for each column."""
     y = g.Cast(x, to=1)
     return g.Mul(g.Sub(y, g.Cast(zero, to=1)) if zero else y, scale)
 
 
-def _again(node: Any, g: Any, y: str, scale: str, zero: int) -> Any:
+def _again(node: ImportedNode, g: NodeWriter, y: str, scale: str, zero: int) -> Imported:
     """y / scale + zero, rounded to even and clipped to the type of the zero point, input number `zero` (u8: none)."""
     t = node.type(zero)
     kind = "u8" if t is None else t.dtype
@@ -39,9 +39,9 @@ def _again(node: Any, g: Any, y: str, scale: str, zero: int) -> Any:
 
 
 @imports("QuantizeLinear", "DequantizeLinear", domain=MS)
-def quantize(node: Any) -> Any:
+def quantize(node: ImportedNode) -> Imported:
     """Between real numbers and quantized ones, by one scale or one for each element of `axis`."""
-    g, t, scale = node.body(), node.type(0), node.type(1)
+    g, t, scale = node.body(), node.need_type(0), node.need_type(1)
     if scale.ndim and scale.size > 1:
         axis = node.attributes.get("axis", 1) % t.ndim
         shape = g.constant((-1, *(1,) * (t.ndim - 1 - axis)))
@@ -52,7 +52,7 @@ def quantize(node: Any) -> Any:
 
 
 @imports("QLinearAdd", "QLinearMul", domain=MS)
-def qlinear_binary(node: Any) -> Any:
+def qlinear_binary(node: ImportedNode) -> Imported:
     """A + B or A · B."""
     g = node.body()
     a, b = _real(g, *g.ins[:3]), _real(g, *g.ins[3:6])
@@ -61,9 +61,9 @@ def qlinear_binary(node: Any) -> Any:
 
 
 @imports("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearGlobalAveragePool", domain=MS)
-def qlinear_unary(node: Any) -> Any:
+def qlinear_unary(node: ImportedNode) -> Imported:
     """One operator between two scales."""
-    g, given, t = node.body(), node.attributes, node.type(0)
+    g, given, t = node.body(), node.attributes, node.need_type(0)
     x = _real(g, *g.ins[:3])
     if node.op_type == "QLinearSigmoid":
         y = g.Sigmoid(x)
@@ -81,7 +81,7 @@ def qlinear_unary(node: Any) -> Any:
 
 
 @imports("QLinearConcat", domain=MS)
-def qlinear_concat(node: Any) -> Any:
+def qlinear_concat(node: ImportedNode) -> Imported:
     """(scale, zero, then x, scale, zero for each): joined along `axis`."""
     g = node.body()
     count = sum(bool(n) for n in g.ins)
@@ -90,7 +90,7 @@ def qlinear_concat(node: Any) -> Any:
 
 
 @imports("QGemm", domain=MS)
-def qgemm(node: Any) -> Any:
+def qgemm(node: ImportedNode) -> Imported:
     """alpha · A B + C; C is in the scale of the product."""
     g, given = node.body(), node.attributes
     a, b = _real(g, *g.ins[:3]), _real(g, *g.ins[3:6])
@@ -102,7 +102,7 @@ def qgemm(node: Any) -> Any:
 
 
 @imports("MatMulIntegerToFloat", "DynamicQuantizeMatMul", domain=MS)
-def matmul_integer_to_float(node: Any) -> Any:
+def matmul_integer_to_float(node: ImportedNode) -> Imported:
     """A B + bias in real numbers; DynamicQuantizeMatMul rounds A to 8 bits first."""
     g = node.body()
     if node.op_type == "DynamicQuantizeMatMul":
@@ -115,7 +115,7 @@ def matmul_integer_to_float(node: Any) -> Any:
 
 
 @imports("QAttention", domain=MS)
-def qattention(node: Any) -> Any:
+def qattention(node: ImportedNode) -> Imported:
     """Attention on quantized input and weights; what comes out is real."""
     g = node.body()
     x, w = _real(g, g.ins[0], g.ins[3], g.ins[6]), _real(g, g.ins[1], g.ins[4], g.ins[7])
@@ -125,7 +125,7 @@ def qattention(node: Any) -> Any:
 
 
 @imports("MatMulNBits", domain=MS)
-def matmul_nbits(node: Any) -> Any:
+def matmul_nbits(node: ImportedNode) -> Imported:
     """A Bᵀ + bias, B [N, K] packed into 4 or 8 bits with one scale for each block of a row."""
     g, given = node.body(), node.attributes
     if g.ins[4]:
@@ -138,7 +138,7 @@ def matmul_nbits(node: Any) -> Any:
     scales = node.need_constant(2, "scales").reshape(n, blocks, 1)
     zeros = _zero_points(node, n, blocks, bits)
     whole = (_unpacked(packed, bits)[:, :, :size].astype(np.float32) - zeros) * scales.astype(np.float32)
-    weights = whole.reshape(n, blocks * size)[:, :k].T.astype(node.type(0).numpy)
+    weights = whole.reshape(n, blocks * size)[:, :k].T.astype(node.need_type(0).numpy)
     y = g.MatMul(g.ins[0], g.constant(np.ascontiguousarray(weights), weights.dtype))
     return g.results(g.Add(y, g.ins[5]) if g.ins[5] else y)
 
@@ -150,10 +150,10 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
-def _zero_points(node: Any, n: int, blocks: int, bits: int) -> Any:
+def _zero_points(node: ImportedNode, n: int, blocks: int, bits: int) -> Array:
     given = node.constant(3)
     if node.type(3) is None:
-        return np.float32(1 << (bits - 1))
+        return np.array(1 << (bits - 1), np.float32)
     if given is None:
         raise node.fail("its zero points are computed from data")
     if given.dtype == np.uint8:
@@ -162,7 +162,7 @@ def _zero_points(node: Any, n: int, blocks: int, bits: int) -> Any:
 
 
 @imports("GatherBlockQuantized", domain=MS)
-def gather_block_quantized(node: Any) -> Any:
+def gather_block_quantized(node: ImportedNode) -> Imported:
     """Rows of a table that is packed into 4 or 8 bits with one scale for each block along `quantize_axis`."""
     g, given = node.body(), node.attributes
     data, scales = node.need_constant(0, "table"), node.need_constant(2, "scales")
@@ -172,9 +172,8 @@ def gather_block_quantized(node: Any) -> Any:
     if bits not in (4, 8) or size < 1 or (packed and axis != data.ndim - 1):
         raise node.fail(f"has bits={bits}, block_size={size}, quantize_axis={axis}, which is not supported")
     values = (_unpacked(data, bits) if packed else data).astype(np.float32)
-    zeros = node.constant(3)
-    if zeros is None:
-        zeros = np.float32(1 << (bits - 1) if packed else 0)
+    if (zeros := node.constant(3)) is None:
+        zeros = np.array(1 << (bits - 1) if packed else 0, np.float32)
     else:
         zeros = (_unpacked(zeros, bits) if packed else zeros)[..., : scales.shape[-1]].astype(np.float32)
         zeros = _by_blocks(zeros, size, axis, values.shape[axis])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.contexts import Imported, ImportedNode, NodeWriter
 from ...language.op import imports
 
 ML = "ai.onnx.ml"
@@ -17,28 +18,28 @@ ML = "ai.onnx.ml"
 _TRANSFORMS = ("NONE", "LOGISTIC", "SOFTMAX")
 
 
-def _floats(node: Any, g: Any) -> str:
+def _floats(node: ImportedNode, g: NodeWriter) -> str:
     """The input, in float32 where it is no float."""
-    return g.ins[0] if node.type(0).is_float else g.Cast(g.ins[0], to=1)
+    return g.ins[0] if node.need_type(0).is_float else g.Cast(g.ins[0], to=1)
 
 
-def _kind(node: Any) -> Any:
+def _kind(node: ImportedNode) -> Any:
     """The NumPy type that the mathematics runs in."""
-    t = node.type(0)
+    t = node.need_type(0)
     return t.numpy if t.is_float else np.float32
 
 
-def _each(node: Any, name: str, default: float) -> np.ndarray:
+def _each(node: ImportedNode, name: str, default: float) -> np.ndarray:
     """A list of one number, or one a feature."""
     given = np.asarray(node.attributes.get(name, (default,)), np.float64)
-    features = node.type(0).shape[-1] if node.type(0).ndim else 1
+    features = node.need_type(0).shape[-1] if node.need_type(0).ndim else 1
     if given.size not in (1, features):
         raise node.fail(f"its {name} has {given.size} numbers for {features} features")
     return given
 
 
 @imports("Scaler", domain=ML)
-def scaler(node: Any) -> Any:
+def scaler(node: ImportedNode) -> Imported:
     """(x - offset) · scale."""
     g, kind = node.body(), _kind(node)
     less = g.Sub(_floats(node, g), g.constant(_each(node, "offset", 0.0), kind))
@@ -46,7 +47,7 @@ def scaler(node: Any) -> Any:
 
 
 @imports("Normalizer", domain=ML)
-def normalizer(node: Any) -> Any:
+def normalizer(node: ImportedNode) -> Imported:
     """Rows over their largest element (MAX), their sum of magnitudes (L1), or their length (L2); rows of zeros stay."""
     g, norm = node.body(), node.attributes.get("norm", "MAX")
     x, axes, kind = _floats(node, g), g.constant([-1]), _kind(node)
@@ -62,30 +63,30 @@ def normalizer(node: Any) -> Any:
 
 
 @imports("Imputer", domain=ML)
-def imputer(node: Any) -> Any:
+def imputer(node: ImportedNode) -> Imported:
     """What is missing (a number, or NaN) is replaced by a number for its feature."""
-    g, whole = node.body(), not node.type(0).is_float
+    g, whole = node.body(), not node.need_type(0).is_float
     values = node.attributes.get("imputed_value_int64s" if whole else "imputed_value_floats", ())
     missing = node.attributes.get("replaced_value_int64" if whole else "replaced_value_float", 0)
-    features = node.type(0).shape[-1] if node.type(0).ndim else 1
+    features = node.need_type(0).shape[-1] if node.need_type(0).ndim else 1
     if len(values) not in (1, features):
         raise node.fail(f"it has {len(values)} values for {features} features")
-    kind = node.type(0).numpy
+    kind = node.need_type(0).numpy
     x = g.ins[0]
     gone = g.IsNaN(x) if not whole and np.isnan(missing) else g.Equal(x, g.constant(missing, kind))
     return g.results(g.Where(gone, g.constant(values, kind), x))
 
 
 @imports("Binarizer", domain=ML)
-def binarizer(node: Any) -> Any:
+def binarizer(node: ImportedNode) -> Imported:
     """1 where x is greater than the threshold, else 0."""
     g = node.body()
-    above = g.Greater(g.ins[0], g.constant(node.attributes.get("threshold", 0.0), node.type(0).numpy))
+    above = g.Greater(g.ins[0], g.constant(node.attributes.get("threshold", 0.0), node.need_type(0).numpy))
     return g.results(g.CastLike(above, g.ins[0]))
 
 
 @imports("OneHotEncoder", domain=ML)
-def one_hot_encoder(node: Any) -> Any:
+def one_hot_encoder(node: ImportedNode) -> Imported:
     """A last axis with 1 at the category that x is; x of no category gives zeros."""
     if not node.attributes.get("zeros", 1):
         return None  # an error for what is no category
@@ -94,21 +95,21 @@ def one_hot_encoder(node: Any) -> Any:
         raise node.fail("its categories are strings, which a step cannot hold")
     g = node.body()
     x = g.Unsqueeze(g.ins[0], g.constant([-1]))
-    same = g.Equal(x, g.constant(categories, node.type(0).numpy))
+    same = g.Equal(x, g.constant(categories, node.need_type(0).numpy))
     return g.results(g.Cast(same, to=1))
 
 
 # -- linear models -----------------------------------------------------------------------------------------------------
 
 
-def _scores(node: Any, g: Any, rows: int, intercepts: str) -> str:
+def _scores(node: ImportedNode, g: NodeWriter, rows: int, intercepts: str) -> str:
     """x · coefficientsᵀ + intercepts, [n, rows]; x of one dimension is one row."""
     coefficients = np.asarray(node.attributes.get("coefficients", ()), np.float32)
-    features = node.type(0).shape[-1]
+    features = node.need_type(0).shape[-1]
     if rows < 1 or coefficients.size != rows * features:
         raise node.fail(f"it has {coefficients.size} coefficients for {rows} rows of {features} features")
     x = _floats(node, g)
-    if node.type(0).ndim == 1:
+    if node.need_type(0).ndim == 1:
         x = g.Unsqueeze(x, g.constant([0]))
     kind = _kind(node)
     y = g.MatMul(x, g.constant(coefficients.reshape(rows, features).T, kind))
@@ -118,7 +119,7 @@ def _scores(node: Any, g: Any, rows: int, intercepts: str) -> str:
     return g.Add(y, g.constant(offset, kind)) if offset.size else y
 
 
-def _transformed(node: Any, g: Any, y: str, applied: tuple[str, ...] = _TRANSFORMS) -> str:
+def _transformed(node: ImportedNode, g: NodeWriter, y: str, applied: tuple[str, ...] = _TRANSFORMS) -> str:
     how = node.attributes.get("post_transform", "NONE")
     if how not in _TRANSFORMS:
         raise node.fail(f"its post_transform {how} is not supported ({', '.join(_TRANSFORMS)} are)")
@@ -128,14 +129,14 @@ def _transformed(node: Any, g: Any, y: str, applied: tuple[str, ...] = _TRANSFOR
 
 
 @imports("LinearRegressor", domain=ML)
-def linear_regressor(node: Any) -> Any:
+def linear_regressor(node: ImportedNode) -> Imported:
     """x · coefficientsᵀ + intercepts, [n, targets]."""
     g = node.body()
     return g.results(_transformed(node, g, _scores(node, g, node.attributes.get("targets", 1), "intercepts")))
 
 
 @imports("LinearClassifier", domain=ML)
-def linear_classifier(node: Any) -> Any:
+def linear_classifier(node: ImportedNode) -> Imported:
     """The label of the greatest score (integers only), and the scores of all classes [n, classes].
 
     A binary model with one row of coefficients has the scores 1 - s and s, s after LOGISTIC alone, as ONNX Runtime has.
@@ -145,7 +146,7 @@ def linear_classifier(node: Any) -> Any:
     names = node.attributes.get("classlabels_strings")
     classes = len(labels or names or ())
     coefficients = len(node.attributes.get("coefficients", ()))
-    rows = coefficients // max(node.type(0).shape[-1], 1)
+    rows = coefficients // max(node.need_type(0).shape[-1], 1)
     raw = _scores(node, g, rows, "intercepts")
     binary = rows == 1 and classes == 2
     if not binary and rows != classes:

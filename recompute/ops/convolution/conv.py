@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.op import Cost, Op, OperatorBuilder
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Value
 from ..channels_last import channels_last
 from ..norm.numerics import wide
 from ..window import Window, full, output_size, window_attributes
@@ -90,11 +90,11 @@ class Convolution(Op, abstract=True):
         """The geometry from this operator's inputs and outputs."""
         raise NotImplementedError
 
-    def numerics(self, xp: Any, geo: Geometry, ins: Sequence[Any], out: Any, scratch: Sequence[Any]) -> None:
+    def numerics(self, xp: NumPy, geo: Geometry, ins: Sequence[Any], out: Any, scratch: Sequence[Any]) -> None:
         """In float32 or float64."""
         raise NotImplementedError
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """Columns and partial sums; for halves also a few images of all operands in float32."""
         assert outs[0] is not None
         geo, dtype = self.shapes(ins, outs), wide(outs[0]).dtype
@@ -110,7 +110,7 @@ class Convolution(Op, abstract=True):
         buffers = [TensorType(dtype, (size,)) for size in self.buffers(few)]
         return (*given, part(outs[0], self.sums), *sums, *buffers)
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One block of columns and one BLAS product at a time."""
         geo = self.shapes(ins, outs)
         if outs[0].dtype.itemsize > 2:
@@ -118,7 +118,7 @@ class Convolution(Op, abstract=True):
             return
         self._halves(xp, geo, ins, outs[0], list(scratch))
 
-    def _halves(self, xp: Any, geo: Geometry, ins: Any, out: Any, scratch: list[Any]) -> None:
+    def _halves(self, xp: NumPy, geo: Geometry, ins: Operands, out: Array, scratch: list[Array]) -> None:
         """A few images at a time in float32."""
         given: list[Any] = [None if a is None else scratch.pop(0) for a in ins]
         made = scratch.pop(0)
@@ -140,7 +140,7 @@ class Convolution(Op, abstract=True):
         if sums is not None:
             out[...] = sums
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """A multiplication and an addition for each tap, channel pair and position."""
         geo = self.shapes(ins, outs)
         flops = 2 * geo.multiplications
@@ -155,12 +155,12 @@ def _few_images(geo: Geometry) -> Geometry:
     return dataclasses.replace(geo, batch=next(k for k in range(most, 0, -1) if geo.batch % k == 0))
 
 
-def bias_gradient(b: Any, dy: Any) -> Any:
+def bias_gradient(b: OperatorBuilder, dy: Value) -> Value:
     """Σ dy over images and positions."""
     return b.ReduceSum(dy, axes=(0, *range(2, dy.ndim)), keepdims=0)
 
 
-def cropped(b: Any, x: Any, shape: Sequence[int]) -> Any:
+def cropped(b: OperatorBuilder, x: Value, shape: Sequence[int]) -> Value:
     """The first elements of x along its spatial axes."""
     axes = tuple(i for i in range(x.ndim) if x.shape[i] != shape[i])
     if not axes:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...language.contexts import FunctionWriter
 from ..window import Window, full
 
 
-def export_grad_input(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
+def export_grad_input(op: Any, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
     """ConvTranspose from the weight and dy."""
     w, dy = ins
     window = op.window(op.shape, g.shape(dy)[2:], g.shape(w)[2:])
@@ -35,7 +36,7 @@ def transposed(g: Any, window: Window, dy: str, w: str, group: int, outs: Sequen
     g.node("Pad", [whole, g.ints(edges)], outs)
 
 
-def export_transposed(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
+def export_transposed(op: Any, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
     """ConvTranspose; an `output_padding` not below the stride, which runtimes refuse, is a Pad behind it."""
     n = len(g.shape(ins[1])) - 2
     strides, extra = full(op.strides, n, 1), full(op.output_padding, n, 0)
@@ -53,7 +54,7 @@ def export_transposed(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str]) 
     return True
 
 
-def export_grad_weight(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
+def export_grad_weight(op: Any, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
     """Conv with the batch as channels: dw[m, c] is the correlation of x[:, c] and dy[:, m].
 
     Groups: input channels become [c, group · batch], so that one grouped Conv pairs each group with its own maps.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...language.factors import Place, factor
-from ...language.op import Cost, imports
+from ...language.op import Cost, Imported, ImportedNode, imports
+from ...language.types import Array
 from ..shape.reshape import Move
 from ..window import Window, full, output_size
 
@@ -35,7 +37,7 @@ class Windows(Move, abstract=True):
         )
         return Window(self.image, out, self.block, strides, dilations, pads[:n])
 
-    def parts(self, columns: Any, image: Any, w: Window) -> Any:
+    def parts(self, columns: Any, image: Any, w: Window) -> Iterator[tuple[Array, Array]]:
         """Views [N, C, ...] of the columns and of the image, one pair for each element of a window."""
         columns = columns.reshape(*image.shape[:2], w.taps, *w.out)
         for tap in w.reach():
@@ -83,7 +85,7 @@ class Col2Im(Windows):
         """Shapes are inputs."""
         image, block = (tuple(map(int, node.need_constant(i, n))) for i, n in ((1, "image_shape"), (2, "block_shape")))
         given = {k: tuple(node.attributes[k]) for k in ("strides", "pads", "dilations") if k in node.attributes}
-        return node.emit(cls(image, block, **given), node.input(0))
+        return node.emit(cls(image, block, **given), node.need(0))
 
     @classmethod
     def samples(cls, draw):
@@ -156,13 +158,14 @@ def _places(axis: int, rank: int, out: int, kernel: int, stride: int, dilation: 
 
 
 @imports("DeformConv")
-def deform_conv(node: Any) -> Any:
+def deform_conv(node: ImportedNode) -> Imported:
     """Samples of x at shifted places, times the mask, then a product with the weights (Dai et al. 2017, Zhu 2019).
 
     The places become a grid for GridSample, so x, weights, offsets, mask and bias all have gradients.
     """
     b, given = node.builder, node.attributes
-    x, weights, offset, bias, mask = (node.input(i) for i in range(5))
+    x, weights, offset = (node.need(i) for i in range(3))
+    bias, mask = node.input(3), node.input(4)
     n, c, *size = x.shape
     r, kernel = len(size), weights.shape[2:]
     groups, apart = given.get("group", 1), given.get("offset_group", 1)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..window import BLOCK, Window
+from ...language.types import Array, NumPy, Operands
+from ..window import BLOCK, Tap, Window
 
 #: columns of a product below which BLAS is less than fast
 _COLUMNS = 256
@@ -99,24 +101,24 @@ def _direct(geo: Geometry) -> bool:
 class Columns:
     """Fills the matrix of columns, [channels, taps, images, rows, rest], block after block in one buffer."""
 
-    def __init__(self, geo: Geometry, buffer: Any) -> None:
+    def __init__(self, geo: Geometry, buffer: Array) -> None:
         self.geo = geo
         self.buffer = buffer.reshape(-1)
         self.taps = geo.window.reach()
         self.clean: Any = None  # the shape of the blocks for which the padding has been cleared
 
-    def view(self, n: int, rows: int) -> Any:
+    def view(self, n: int, rows: int) -> Array:
         """The buffer's start under the layout of a block."""
         geo = self.geo
         shape = (geo.group * geo.cg, *geo.window.kernel, n, rows, *geo.window.out[1:])
         size = geo.group * geo.rows * n * rows * geo.rest
         return self.buffer[:size].reshape(shape)
 
-    def gather(self, x: Any, block: tuple[int, int, int, int]) -> Any:
+    def gather(self, x: Array, block: tuple[int, int, int, int]) -> Array:
         """Columns of a block as [group, rows, columns]."""
         n0, n1, r0, r1 = block
         geo = self.geo
-        to = self.view(n1 - n0, r1 - r0)
+        to: Any = self.view(n1 - n0, r1 - r0)
         if to.shape != self.clean:
             if self._pads():
                 to.fill(0)  # what lies outside along the other axes stays zero in later blocks of this shape
@@ -137,7 +139,7 @@ class Columns:
         whole = tuple(slice(0, d) for d in self.geo.window.out)
         return len(self.taps) < self.geo.window.taps or any(t.out[1:] != whole[1:] for t in self.taps)
 
-    def scatter(self, columns: Any, dx: Any, block: tuple[int, int, int, int]) -> None:
+    def scatter(self, columns: Any, dx: Array, block: tuple[int, int, int, int]) -> None:
         """Adds columns to the input elements that they come from (the transpose of `gather`)."""
         n0, n1, r0, r1 = block
         for tap in self.taps:
@@ -148,7 +150,7 @@ class Columns:
                 target += columns[(slice(None), *tap.index, slice(None), *out)]
 
 
-def _clip(tap: Any, stride: int, r0: int, r1: int) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+def _clip(tap: Tap, stride: int, r0: int, r1: int) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
     """The slices of a tap (output relative to r0) within rows [r0, r1)."""
     rows = tap.out[0]
     lo, hi = max(rows.start, r0), min(rows.stop, r1)
@@ -175,7 +177,7 @@ def forward_scratch(geo: Geometry) -> list[int]:
     return [geo.group * geo.rows * n] + ([geo.group * geo.mg * n] if b.images > 1 else [])
 
 
-def forward(xp: Any, geo: Geometry, x: Any, w: Any, bias: Any, out: Any, scratch: Sequence[Any]) -> None:
+def forward(xp: NumPy, geo: Geometry, x: Array, w: Array, bias: Array | None, out: Array, scratch: Operands) -> None:
     """out[n, m] = Σ over the group's channels c and taps k of w[m, c, k] · x[n, c, position + k], plus bias."""
     if out.size == 0:
         return
@@ -183,17 +185,17 @@ def forward(xp: Any, geo: Geometry, x: Any, w: Any, bias: Any, out: Any, scratch
     if _direct(geo):
         xp.matmul(w.reshape(g, geo.mg, geo.cg), x.reshape(n, g, geo.cg, p), out=out.reshape(n, g, geo.mg, p))
     elif geo.cg == 1:
-        _depth_forward(xp, geo, x, w, out, scratch[0])
+        Depthwise(xp, geo, scratch[0]).forward(x, w, out)
     else:
-        _forward_columns(xp, geo, x, w, bias, out, scratch)
+        _forward_columns(xp, geo, (x, w, bias), out, scratch)
         return
     if bias is not None:
         flat = out.reshape(n, g * geo.mg, p)
         xp.add(flat, bias[:, None], out=flat)
 
 
-def _forward_columns(xp: Any, geo: Geometry, x: Any, w: Any, bias: Any, out: Any, scratch: Sequence[Any]) -> None:
-    g, m = geo.group, geo.group * geo.mg
+def _forward_columns(xp: NumPy, geo: Geometry, ins: Sequence[Any], out: Array, scratch: Operands) -> None:
+    (x, w, bias), g, m = ins, geo.group, geo.group * geo.mg
     flat = out.reshape(geo.batch, m, -1)
     w3 = w.reshape(g, geo.mg, geo.rows)
     columns = Columns(geo, scratch[0])
@@ -235,7 +237,7 @@ def grad_input_scratch(geo: Geometry) -> list[int]:
     return [geo.group * geo.rows * n] + ([geo.group * geo.mg * n] if b.images > 1 else [])
 
 
-def grad_input(xp: Any, geo: Geometry, w: Any, dy: Any, dx: Any, scratch: Sequence[Any]) -> None:
+def grad_input(xp: NumPy, geo: Geometry, w: Array, dy: Array, dx: Array, scratch: Operands) -> None:
     """dx[n, c, position + k] += w[m, c, k] · dy[n, m, position], over all m of the group, positions and taps."""
     n, g, p = geo.batch, geo.group, geo.window.positions
     if dx.size == 0:
@@ -244,30 +246,26 @@ def grad_input(xp: Any, geo: Geometry, w: Any, dy: Any, dx: Any, scratch: Sequen
         transposed = w.reshape(g, geo.mg, geo.cg).swapaxes(1, 2)
         xp.matmul(transposed, dy.reshape(n, g, geo.mg, p), out=dx.reshape(n, g, geo.cg, p))
     elif geo.cg == 1:
-        _depth_grad_input(xp, geo, w, dy, dx, scratch[0])
+        Depthwise(xp, geo, scratch[0]).grad_input(w, dy, dx)
     elif _flips(geo):
         kernel = geo.window.kernel
         turned = scratch[0].reshape(g, geo.cg, geo.mg, *kernel)
-        back = (Ellipsis, *(slice(None, None, -1) for _ in kernel))
+        back: tuple = (Ellipsis, *(slice(None, None, -1) for _ in kernel))
         turned[...] = w.reshape(g, geo.mg, geo.cg, *kernel)[back].swapaxes(1, 2)
         forward(xp, geo.flipped(), dy, turned, None, dx, scratch[1:])
     else:
-        _grad_input_columns(xp, geo, w, dy, dx, scratch)
+        dx.fill(0)
+        transposed = w.reshape(g, geo.mg, geo.rows).swapaxes(1, 2)
+        columns = Columns(geo, scratch[0])
+        for block in blocks(geo)(geo):
+            n0, n1, r0, r1 = block
+            part = _maps(geo, dy, block, scratch)
+            cols = columns.view(n1 - n0, r1 - r0)
+            xp.matmul(transposed, part, out=cols.reshape(g, geo.rows, -1))
+            columns.scatter(cols, dx, block)
 
 
-def _grad_input_columns(xp: Any, geo: Geometry, w: Any, dy: Any, dx: Any, scratch: Sequence[Any]) -> None:
-    dx.fill(0)
-    transposed = w.reshape(geo.group, geo.mg, geo.rows).swapaxes(1, 2)
-    columns = Columns(geo, scratch[0])
-    for block in blocks(geo)(geo):
-        n0, n1, r0, r1 = block
-        part = _maps(geo, dy, block, scratch)
-        cols = columns.view(n1 - n0, r1 - r0)
-        xp.matmul(transposed, part, out=cols.reshape(geo.group, geo.rows, -1))
-        columns.scatter(cols, dx, block)
-
-
-def _maps(geo: Geometry, dy: Any, block: tuple[int, int, int, int], scratch: Sequence[Any]) -> Any:
+def _maps(geo: Geometry, dy: Array, block: tuple[int, int, int, int], scratch: Operands) -> Array:
     """dy of a block as [group, mg, columns]: a view for one image, else copied together."""
     n0, n1, r0, r1 = block
     flat = dy.reshape(geo.batch, geo.group * geo.mg, -1)
@@ -301,12 +299,12 @@ def _partial_maps(geo: Geometry) -> int:
     return min(geo.mg, wanted)
 
 
-def grad_weight(xp: Any, geo: Geometry, x: Any, dy: Any, dw: Any, scratch: Sequence[Any]) -> None:
+def grad_weight(xp: NumPy, geo: Geometry, x: Array, dy: Array, dw: Array, scratch: Operands) -> None:
     """dw[m, c, k] = Σ over images and positions of x[n, c, position + k] · dy[n, m, position]."""
     if dw.size == 0:
         return
     if geo.cg == 1:
-        _depth_grad_weight(xp, geo, x, dy, dw, scratch[0])
+        Depthwise(xp, geo, scratch[0]).grad_weight(x, dy, dw)
         return
     total = dw.reshape(geo.group, geo.mg, geo.rows)
     if dy.size == 0:
@@ -324,7 +322,7 @@ def grad_weight(xp: Any, geo: Geometry, x: Any, dy: Any, dw: Any, scratch: Seque
             xp.add(target, result, out=target)
 
 
-def _products(geo: Geometry, x: Any, dy: Any, scratch: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+def _products(geo: Geometry, x: Array, dy: Array, scratch: Operands) -> Iterator[tuple[Any, Any]]:
     """(maps, columns) block by block."""
     if _direct(geo):
         for n in range(geo.batch):
@@ -347,65 +345,61 @@ def _depth_block(geo: Geometry) -> tuple[int, int, int]:
     return images, groups, images * groups * positions
 
 
-def _depth_parts(geo: Geometry) -> Iterator[tuple[slice, slice]]:
-    images, groups, _ = _depth_block(geo)
-    for g in range(0, geo.group, groups):
-        for n in range(0, geo.batch, images):
-            yield slice(n, n + images), slice(g, g + groups)
+@dataclass
+class Depthwise:
+    """One input channel a group: tap by tap over blocks of images and groups; products go through the buffer."""
 
+    xp: NumPy
+    geo: Geometry
+    buffer: Array
 
-def _by_group(geo: Geometry, a: Any) -> Any:
-    """Maps as [images, group, mg, ...]."""
-    return a.reshape(geo.batch, geo.group, geo.mg, *geo.window.out)
+    def parts(self) -> Iterator[tuple[tuple, tuple, tuple]]:
+        """Places in x [n, c, ...], in maps [n, g, mg, ...] and in weights [g, mg, ...] that belong together."""
+        geo = self.geo
+        images, groups, _ = _depth_block(geo)
+        for g in range(0, geo.group, groups):
+            for n in range(0, geo.batch, images):
+                here = slice(n, n + images), slice(g, g + groups)
+                for m in range(geo.mg):
+                    for tap in geo.window.reach():
+                        yield (*here, *tap.inp), (*here, m, *tap.out), (here[1], m, *tap.index)
 
+    def maps(self, a: Array) -> Array:
+        """Maps as [images, group, mg, ...]."""
+        return a.reshape(self.geo.batch, self.geo.group, self.geo.mg, *self.geo.window.out)
 
-def _product(xp: Any, a: Any, b: Any, buffer: Any) -> Any:
-    """a · b in the start of a buffer."""
-    shape = a.shape if a.size >= b.size else b.shape
-    size = 1
-    for d in shape:
-        size *= d
-    result = buffer.reshape(-1)[:size].reshape(shape)
-    xp.multiply(a, b, out=result)
-    return result
+    def taps(self, w: Array) -> Array:
+        """Weights as [group, mg, ...]."""
+        return w.reshape(self.geo.group, self.geo.mg, *self.geo.window.kernel)
 
+    def product(self, a: Array, b: Array) -> Array:
+        """a · b in the start of the buffer."""
+        shape = a.shape if a.size >= b.size else b.shape
+        result = self.buffer.reshape(-1)[: math.prod(shape)].reshape(shape)
+        self.xp.multiply(a, b, out=result)
+        return result
 
-def _depth_weights(geo: Geometry, w: Any, tap: Any, groups: slice, m: int) -> Any:
-    """The weight of one tap as [groups, 1, ...], to broadcast over positions."""
-    w5 = w.reshape(geo.group, geo.mg, *geo.window.kernel)
-    return w5[(groups, m, *tap.index)].reshape(-1, *(1 for _ in tap.index))
+    def forward(self, x: Array, w: Array, out: Array) -> None:
+        """As `forward`."""
+        out.fill(0)
+        maps, taps, ones = self.maps(out), self.taps(w), (1,) * len(self.geo.window.kernel)
+        for place, at, tap in self.parts():
+            target = maps[at]
+            target += self.product(x[place], taps[tap].reshape(-1, *ones))
 
+    def grad_input(self, w: Array, dy: Array, dx: Array) -> None:
+        """As `grad_input`."""
+        dx.fill(0)
+        maps, taps, ones = self.maps(dy), self.taps(w), (1,) * len(self.geo.window.kernel)
+        for place, at, tap in self.parts():
+            target = dx[place]
+            target += self.product(maps[at], taps[tap].reshape(-1, *ones))
 
-def _depth_forward(xp: Any, geo: Geometry, x: Any, w: Any, out: Any, buffer: Any) -> None:
-    out.fill(0)
-    maps = _by_group(geo, out)
-    for images, groups in _depth_parts(geo):
-        for m in range(geo.mg):
-            for tap in geo.window.reach():
-                weight = _depth_weights(geo, w, tap, groups, m)
-                target = maps[(images, groups, m, *tap.out)]
-                target += _product(xp, x[(images, groups, *tap.inp)], weight, buffer)
-
-
-def _depth_grad_input(xp: Any, geo: Geometry, w: Any, dy: Any, dx: Any, buffer: Any) -> None:
-    dx.fill(0)
-    maps = _by_group(geo, dy)
-    for images, groups in _depth_parts(geo):
-        for m in range(geo.mg):
-            for tap in geo.window.reach():
-                weight = _depth_weights(geo, w, tap, groups, m)
-                target = dx[(images, groups, *tap.inp)]
-                target += _product(xp, maps[(images, groups, m, *tap.out)], weight, buffer)
-
-
-def _depth_grad_weight(xp: Any, geo: Geometry, x: Any, dy: Any, dw: Any, buffer: Any) -> None:
-    dw.fill(0)
-    maps = _by_group(geo, dy)
-    w5 = dw.reshape(geo.group, geo.mg, *geo.window.kernel)
-    spatial = tuple(range(2, 2 + len(geo.window.out)))
-    for images, groups in _depth_parts(geo):
-        for m in range(geo.mg):
-            for tap in geo.window.reach():
-                product = _product(xp, x[(images, groups, *tap.inp)], maps[(images, groups, m, *tap.out)], buffer)
-                target = w5[(groups, m, *tap.index)]
-                target += product.sum(axis=(0, *spatial))
+    def grad_weight(self, x: Array, dy: Array, dw: Array) -> None:
+        """As `grad_weight`."""
+        dw.fill(0)
+        maps, taps = self.maps(dy), self.taps(dw)
+        spatial = tuple(range(2, 2 + len(self.geo.window.out)))
+        for place, at, tap in self.parts():
+            target = taps[tap]
+            target += self.product(x[place], maps[at]).sum(axis=(0, *spatial))

@@ -45,7 +45,7 @@ class BitCast(Op):
         to = dtype_from_onnx(node.attributes["to"])
         if to is None:
             raise node.fail(f"its element type {node.attributes['to']} is not supported")
-        return node.emit(cls(to=to), node.input(0))
+        return node.emit(cls(to=to), node.need(0))
 
     @classmethod
     def samples(cls, draw):

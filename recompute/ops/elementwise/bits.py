@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
+from ...language.samples import Case, Draw
 from ...language.types import TensorType
 from ..common import Ufunc, arity, define
 
@@ -19,7 +20,7 @@ class Bits(Ufunc, abstract=True):
         return super().infer(*inputs)
 
     @classmethod
-    def samples(cls, draw: Any) -> Any:
+    def samples(cls, draw: Draw) -> Iterator[Case]:
         """Signed and unsigned."""
         pairs = (draw.ints("i32[3,4]", -99, 99), draw.ints("i32[4]", -99, 99)), (draw.ints("u8[5]", 0, 255),) * 2
         for pair in pairs:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
+from ...language.types import Value
 from ..common import Elementwise
 from ..tiles import Tiled
 from .elementary import Function
@@ -97,7 +97,7 @@ class Atan2(Elementwise):
         over, under = b.Where(steep, x, y), b.Where(steep, y, x)
         part = b.Atan(b.Where(alike, b.Mul(b.Sign(over), b.Sign(under)), b.Div(over, under)))
 
-        def negative(v: Any) -> Any:  # -0 as well
+        def negative(v: Value) -> Value:  # -0 as well
             return b.Or(b.Less(v, zero), b.Less(b.Reciprocal(v), zero))
 
         half = b.Where(negative(y), b.Neg(half), half)

@@ -13,7 +13,7 @@ from ...language.element import Expr, argument, nodes, substitute
 from ...language.formulas import formula
 from ...language.op import Cost, Op
 from ...language.text import parse_applied, show_applied
-from ...language.types import TensorType
+from ...language.types import NumPy, TensorType, Types, need
 from ..common import normal_axes
 from ..reduction.sums import Reduce, ReduceMean, ReduceSum
 from ..shape.reshape import Expand
@@ -66,12 +66,11 @@ def is_column_sum(op: Op, x: TensorType) -> bool:
     return normal_axes(op.axes, x.ndim, op) == tuple(range(x.ndim - 1))
 
 
-def iteration(op: Op, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[int, ...]:
+def iteration(op: Op, ins: Types, outs: Types) -> tuple[int, ...]:
     """The shape over which an element-wise operator, a column sum or a Loop runs."""
     if isinstance(op, Loop):
         return op.iteration(*ins)
-    t = ins[0] if isinstance(op, Reduce) else outs[0]
-    assert t is not None
+    t = need(ins[0] if isinstance(op, Reduce) else outs[0])
     return t.shape
 
 
@@ -104,7 +103,7 @@ def _device_only(roots: Sequence[Expr]) -> bool:
     return any(x.fn in _LEFT for x in nodes(roots))
 
 
-def _dtypes(types: Sequence[TensorType | None]) -> tuple[str | None, ...]:
+def _dtypes(types: Types) -> tuple[str | None, ...]:
     return tuple(None if t is None else t.dtype for t in types)
 
 
@@ -166,9 +165,7 @@ class Loop(Op):
         """What that may overwrite."""
         return self.overwrites(self.inplace_output)
 
-    def types(
-        self, inputs: Sequence[TensorType | None], tile: Sequence[int] | None = None
-    ) -> dict[int, TensorType | None]:
+    def types(self, inputs: Types, tile: Sequence[int] | None = None) -> dict[int, TensorType | None]:
         """Position → type, for inputs and results.  TypeRuleError where a member does not belong here.
 
         `tile`: the shape of a part of the loop, whose inputs these are.
@@ -183,8 +180,7 @@ class Loop(Op):
                 raise self.fail(f"%{m.result} reads a sum", *inputs)
             given = [None if i is None else found[i] for i in m.inputs]
             made = _within(m.op, tile).infer(*given)
-            whole = given[0] if m.sums else made[0]
-            assert whole is not None
+            whole = need(given[0] if m.sums else made[0])
             if m.sums and not is_column_sum(m.op, whole):
                 raise self.fail(f"%{m.result} is no sum over all axes but the last", *inputs)
             if len(made) != 1 or shape not in (None, whole.shape):
@@ -198,8 +194,7 @@ class Loop(Op):
         """The shape of the loop."""
         found = self.types(inputs)
         m = self.members[0]
-        whole = found[m.inputs[0] or 0] if m.sums else found[m.result]
-        assert whole is not None
+        whole = need(found[m.inputs[0] or 0] if m.sums else found[m.result])
         return whole.shape
 
     def infer(self, *inputs):
@@ -256,16 +251,13 @@ class Loop(Op):
         shape = self.iteration(*ins)
         return tuple(itertools.chain.from_iterable(self._buffers(ins, shape, _first(shape))))
 
-    def _buffers(
-        self, ins: Sequence[TensorType | None], shape: tuple[int, ...], tile: tuple[slice, ...]
-    ) -> list[list[TensorType]]:
+    def _buffers(self, ins: Types, shape: tuple[int, ...], tile: tuple[slice, ...]) -> list[list[TensorType]]:
         """For each member, the buffers of a tile."""
         lengths = [len(range(*s.indices(d))) for s, d in zip(tile, shape, strict=True)]
         found = self.types([t and t.with_shape(_cut_shape(t.shape, lengths)) for t in ins], lengths)
         result: list[list[TensorType]] = []
         for m in self.members:
-            made = found[m.result]
-            assert made is not None
+            made = need(found[m.result])
             if m.sums:
                 result.append([TensorType("f64", made.shape)] * 2)
             else:
@@ -296,7 +288,7 @@ class Loop(Op):
                 out[...] = total.reshape(out.shape)
 
     def _tile(
-        self, xp: Any, ins: Sequence[Any], buffers: Sequence[Sequence[Any]], wanted: Sequence[Sequence[TensorType]]
+        self, xp: NumPy, ins: Sequence[Any], buffers: Sequence[Sequence[Any]], wanted: Sequence[Sequence[TensorType]]
     ) -> dict[int, Any]:
         """All members on one tile, in parts of the buffers of these types; position → array."""
         known: dict[int, Any] = dict(enumerate(ins))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from ...language.types import Array, NumPy
 
 #: rows of at least this many elements are added one by one, narrower ones column by column
 _WIDE_ROW = 96
 
 
-def check_bounds(xp: Any, indices: Any, size: int, what: str) -> None:
+def check_bounds(xp: NumPy, indices: Array, size: int, what: str) -> None:
     """IndexError where an index is outside [-size, size).  A device is not asked: the host would wait."""
     if xp.__name__ != "numpy" or not indices.size:
         return
@@ -17,20 +17,20 @@ def check_bounds(xp: Any, indices: Any, size: int, what: str) -> None:
         raise IndexError(f"{what}: index {low if low < -size else high} is out of range for {size} entries")
 
 
-def check_lengths(lengths: Any, size: int, what: str) -> None:
+def check_lengths(lengths: Array, size: int, what: str) -> None:
     """IndexError where a length is outside [0, size]."""
     wrong = lengths[(lengths < 0) | (lengths > size)]
     if wrong.size:
         raise IndexError(f"{what}: length {int(wrong[0])} is outside an axis of {size} rows")
 
 
-def take_rows(xp: Any, x: Any, rows: Any, out: Any, axis: int = 0) -> None:
+def take_rows(xp: NumPy, x: Array, rows: Array, out: Array, axis: int = 0) -> None:
     """out = x[rows] along `axis`; negative numbers count from the end.  The caller checks the bounds."""
     if rows.size and out.size:
         xp.take(x, rows, axis=axis, out=out, mode="wrap")
 
 
-def add_rows(xp: Any, target: Any, rows: Any, values: Any, ufunc: str = "add") -> None:
+def add_rows(xp: NumPy, target: Array, rows: Array, values: Array, ufunc: str = "add") -> None:
     """target[:, rows[j], :] += values[:, j, :], in the order of j: the same bits every time.
 
     target [outer, n, inner], rows i64 [k], values [outer, k, inner]; `ufunc` may replace the addition.
@@ -55,7 +55,7 @@ def add_rows(xp: Any, target: Any, rows: Any, values: Any, ufunc: str = "add") -
 REDUCTIONS = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
 
 
-def set_rows(xp: Any, target: Any, rows: Any, values: Any, how: str) -> None:
+def set_rows(xp: NumPy, target: Array, rows: Array, values: Array, how: str) -> None:
     """target[rows[j]] = values[j], or reduced with what is there by `how` (ONNX's names), in the order of j.
 
     target [n, inner], rows i64 [k], values [k, inner].

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ...language.types import TensorType
+from ...language.op import Op
+from ...language.types import Array, NumPy, Operands, TensorType
 from ..common import normal_axis
 from ..shape.reshape import Move
 from .axes import backward, forward, gathered
@@ -16,24 +16,24 @@ from .flat import add_rows, check_bounds, take_rows
 INDEX_TYPES = ("i64", "i32")
 
 
-def need_indices(op: Any, t: Any, *types: Any) -> None:
+def need_indices(op: Op, t: TensorType, *types: TensorType) -> None:
     """TypeRuleError where `t` is no type of indices."""
     if t.dtype not in INDEX_TYPES:
         raise op.fail("indices must be i64 or i32", *types)
 
 
-def need_entries(op: Any, x: Any, indices: Any, axes: Iterable[int]) -> None:
+def need_entries(op: Op, x: TensorType, indices: TensorType, axes: Iterable[int]) -> None:
     """TypeRuleError where indices are to name something along an axis of x that is empty."""
     if indices.size and not all(x.shape[a] for a in axes):
         raise op.fail("there is nothing to take: an axis that indices count along is empty", x, indices)
 
 
-def index_scratch(t: Any) -> tuple[Any, ...]:
+def index_scratch(t: TensorType) -> tuple[TensorType, ...]:
     """Room for indices as i64, where they are not."""
     return () if t.dtype == "i64" else (t.with_dtype("i64"),)
 
 
-def as_i64(xp: Any, indices: Any, scratch: Any) -> Any:
+def as_i64(xp: NumPy, indices: Array, scratch: Operands) -> Array:
     """The indices as i64: themselves, or a copy in the scratch declared by `index_scratch`."""
     if indices.dtype == xp.int64:
         return indices

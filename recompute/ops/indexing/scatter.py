@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...language.factors import factor, in_step
-from ...language.op import Op
-from ...language.types import TensorType
+from ...language.op import Op, OperatorBuilder
+from ...language.types import Array, NumPy, Operands, TensorType, Value
 from ..common import normal_axis
 from ..shape.reshape import Move
 from .axes import backward, coordinates, elements, forward
@@ -25,7 +24,7 @@ def strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
-def element_positions(xp: Any, indices: Any, shape: Sequence[int], axis: int, out: Any, what: str) -> Any:
+def element_positions(xp: NumPy, indices: Array, shape: Sequence[int], axis: int, out: Array, what: str) -> Array:
     """Flat positions in a tensor of `shape` of what GatherElements takes, written to `out` (i64)."""
     check_bounds(xp, indices, shape[axis], what)
     out[...] = indices
@@ -40,7 +39,7 @@ def element_positions(xp: Any, indices: Any, shape: Sequence[int], axis: int, ou
     return out.reshape(-1)
 
 
-def row_positions(xp: Any, indices: Any, shape: Sequence[int], batch: int, scratch: Any, what: str) -> Any:
+def row_positions(xp: NumPy, indices: Array, shape: Sequence[int], batch: int, scratch: Operands, what: str) -> Array:
     """Flat numbers of the rows that GatherND takes from a tensor of `shape`.
 
     `scratch`: two i64 buffers of shape indices.shape[:-1]; the result is in the first.
@@ -300,39 +299,32 @@ class Scatter(Move, abstract=True):
         if self.reduction not in ("none", *REDUCTIONS) or types[0].dtype != types[2].dtype:
             raise self.fail(f"reduction '{self.reduction}' is unknown or element types differ", *types)
 
-    def take(self, b: Any, x: Any, indices: Any) -> Any:
+    def take(self, b: OperatorBuilder, x: Value, indices: Value) -> Value:
         """What is at the places written to."""
         raise NotImplementedError
 
-    def put(self, b: Any, x: Any, indices: Any, updates: Any, how: str) -> Any:
+    def put(self, b: OperatorBuilder, x: Value, indices: Value, updates: Value, how: str) -> Value:
         """This operator with another reduction."""
         raise NotImplementedError
 
     def gradient(self, b, ins, outs, grads):
         """none: the old contents get nothing where they were written over; add: dy; mul, max, min below."""
-        (x, indices, updates), dy = ins, grads[0]
+        (x, indices, updates), y, dy = ins, outs[0], grads[0]
         if self.reduction == "none":
             kept = self.put(b, dy, indices, b.fill(0.0, updates), "none")
             return [kept, None, self.take(b, dy, indices)]
         if self.reduction == "add":
             return [dy, None, self.take(b, dy, indices)]
-        if self.reduction == "mul":
-            factors = self.put(b, b.fill(1.0, x), indices, updates, "mul")
-            return [b.Mul(dy, factors), None, self._factor_gradient(b, x, indices, updates, outs[0], dy)]
-        return self._extremum_gradient(b, x, indices, updates, outs[0], dy)
-
-    def _factor_gradient(self, b: Any, x: Any, indices: Any, updates: Any, y: Any, dy: Any) -> Any:
-        """dy times the product of all other factors: y / u, and for the only zero at a place y without it."""
-        zero = b.Equal(updates, b.constant(0, updates))
-        safe = b.Where(zero, b.constant(1, updates), updates)
-        zeros = self.put(b, b.fill(0.0, x), indices, b.Cast(zero, to=x.dtype), "add")
-        one = b.Equal(zeros, b.constant(1, x))
-        product = b.Where(one, self.put(b, x, indices, safe, "mul"), y)
-        others = b.Where(zero, self.take(b, b.Mul(dy, product), indices), self.take(b, b.Mul(dy, y), indices))
-        return b.Div(others, safe)
-
-    def _extremum_gradient(self, b: Any, x: Any, indices: Any, updates: Any, y: Any, dy: Any) -> list[Any]:
-        """dy shared evenly among all that equal the result (as PyTorch does)."""
+        if self.reduction == "mul":  # the product of all other factors: y / u, and for the only zero y without it
+            dx = b.Mul(dy, self.put(b, b.fill(1.0, x), indices, updates, "mul"))
+            zero = b.Equal(updates, b.constant(0, updates))
+            safe = b.Where(zero, b.constant(1, updates), updates)
+            zeros = self.put(b, b.fill(0.0, x), indices, b.Cast(zero, to=x.dtype), "add")
+            one = b.Equal(zeros, b.constant(1, x))
+            product = b.Where(one, self.put(b, x, indices, safe, "mul"), y)
+            others = b.Where(zero, self.take(b, b.Mul(dy, product), indices), self.take(b, b.Mul(dy, y), indices))
+            return [dx, None, b.Div(others, safe)]
+        # shared evenly among all that equal the result (as PyTorch does)
         stayed = b.Cast(b.Equal(x, y), to=x.dtype)
         won = b.Cast(b.Equal(updates, self.take(b, y, indices)), to=x.dtype)
         share = b.Div(dy, self.put(b, stayed, indices, won, "add"))

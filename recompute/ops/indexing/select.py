@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...language.factors import Factor, Place, factor, in_step
-from ...language.op import Cost, imports
+from ...language.op import Cost, Imported, ImportedNode, imports
 from ...language.types import DTYPES, TensorType, dtype_from_onnx, dtype_name, dtype_to_onnx
 from ..common import normal_axis
 from ..shape.reshape import Move
@@ -68,7 +68,7 @@ class Trilu(Move):
     def from_onnx(cls, node):
         """k must be known."""
         k = 0 if node.type(1) is None else int(node.need_constant(1, "diagonal k").reshape(()))
-        return node.emit(cls(k, node.attributes.get("upper", 1)), node.input(0))
+        return node.emit(cls(k, node.attributes.get("upper", 1)), node.need(0))
 
     @classmethod
     def samples(cls, draw):
@@ -129,9 +129,9 @@ class Eye(Move):
 
 
 @imports("EyeLike")
-def eye_like(node: Any) -> Any:
+def eye_like(node: ImportedNode) -> Imported:
     """Only the shape and the element type of the input matter."""
-    t = node.type(0)
+    t = node.need_type(0)
     dtype = dtype_from_onnx(node.attributes["dtype"]) if "dtype" in node.attributes else t.dtype
     if dtype is None or t.ndim != 2:
         raise node.fail(f"cannot make an identity matrix like {t}")
@@ -203,7 +203,7 @@ class OneHot(Move):
         values = node.need_constant(2, "values")
         off, on = (float(v) for v in values)
         op = cls(depth, node.attributes.get("axis", -1), off, on, dtype_name(values.dtype))
-        return node.emit(op, node.input(0))
+        return node.emit(op, node.need(0))
 
     @classmethod
     def samples(cls, draw):
@@ -275,7 +275,7 @@ class TopK(Move):
     def from_onnx(cls, node):
         """k must be known."""
         k = int(node.need_constant(1, "k").reshape(()))
-        return node.emit(cls(k, node.attributes.get("axis", -1), node.attributes.get("largest", 1)), node.input(0))
+        return node.emit(cls(k, node.attributes.get("axis", -1), node.attributes.get("largest", 1)), node.need(0))
 
     @classmethod
     def samples(cls, draw):

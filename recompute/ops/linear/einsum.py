@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ...language.op import imports
+from ...language.op import Imported, ImportedNode, OperatorBuilder, imports
+from ...language.types import Value
 from ..shape.reshape import reshape
 
 
@@ -30,10 +31,10 @@ class Term:
 
 
 @imports("Einsum")
-def einsum(node: Any) -> Any:
+def einsum(node: ImportedNode) -> Imported:
     """Emits the operators of one Einsum node."""
     equation = node.attributes["equation"].replace(" ", "")
-    values = node.inputs
+    values = [node.need(i) for i in range(len(node.inputs))]
     left, arrow, right = equation.partition("->")
     texts = left.split(",")
     if len(texts) != len(values):
@@ -49,7 +50,7 @@ def einsum(node: Any) -> Any:
     return _arrange(b, _sum_away(b, done, set(out)), out)
 
 
-def _letters(text: str, ndim: int, node: Any) -> tuple[str, ...]:
+def _letters(text: str, ndim: int, node: ImportedNode) -> tuple[str, ...]:
     """The letters of one operand, its ellipsis written out."""
     before, dots, after = text.partition("...")
     extra = ndim - len(before) - len(after)
@@ -58,7 +59,7 @@ def _letters(text: str, ndim: int, node: Any) -> tuple[str, ...]:
     return (*before, *(f".{i}" for i in range(extra - 1, -1, -1)), *after)
 
 
-def _output(text: str, terms: Sequence[Term], node: Any) -> tuple[str, ...]:
+def _output(text: str, terms: Sequence[Term], node: ImportedNode) -> tuple[str, ...]:
     before, dots, after = text.partition("...")
     known = {x for t in terms for x in t.letters}
     out = (*before, *(_ellipsis(terms) if dots else ()), *after)
@@ -78,7 +79,7 @@ def _ellipsis(terms: Sequence[Term]) -> list[str]:
     return [f".{i}" for i in range(most - 1, -1, -1)]
 
 
-def _diagonal(b: Any, term: Term) -> Term:
+def _diagonal(b: OperatorBuilder, term: Term) -> Term:
     """Letters that one operand has twice: its diagonal, as the sum over a product with the identity matrix."""
     for letter in dict.fromkeys(term.letters):
         while term.letters.count(letter) > 1:
@@ -92,7 +93,7 @@ def _diagonal(b: Any, term: Term) -> Term:
     return term
 
 
-def _sum_away(b: Any, term: Term, needed: Collection[str]) -> Term:
+def _sum_away(b: OperatorBuilder, term: Term, needed: Collection[str]) -> Term:
     """The sum over letters that nobody needs."""
     axes = tuple(i for i, x in enumerate(term.letters) if x not in needed)
     if not axes:
@@ -100,13 +101,13 @@ def _sum_away(b: Any, term: Term, needed: Collection[str]) -> Term:
     return Term(b.ReduceSum(term.value, axes=axes, keepdims=0), tuple(x for x in term.letters if x in needed))
 
 
-def _arrange(b: Any, term: Term, letters: Sequence[str]) -> Any:
+def _arrange(b: OperatorBuilder, term: Term, letters: Sequence[str]) -> Value:
     """The value with its axes in the order of `letters`."""
     perm = tuple(term.letters.index(x) for x in letters)
     return term.value if perm == tuple(range(len(perm))) else b.Transpose(term.value, perm=perm)
 
 
-def _contract(b: Any, x: Term, y: Term, needed: Collection[str], out: Sequence[str]) -> Term:
+def _contract(b: OperatorBuilder, x: Term, y: Term, needed: Collection[str], out: Sequence[str]) -> Term:
     """The product of two operands, summed over what nobody needs."""
     x = _sum_away(b, x, {*needed, *y.letters})
     y = _sum_away(b, y, {*needed, *x.letters})
@@ -118,22 +119,6 @@ def _contract(b: Any, x: Term, y: Term, needed: Collection[str], out: Sequence[s
         return _product(b, x, y, [*batch, *own, *other])
     if tuple(out) == (*batch, *other, *own) and own:  # the product the other way round needs no transpose
         x, y, own, other = y, x, other, own
-    return _matrix_product(b, x, y, batch, own, inner, other)
-
-
-def _product(b: Any, x: Term, y: Term, letters: Sequence[str]) -> Term:
-    """Element by element, each operand with ones for the letters it lacks."""
-    values = []
-    for t in (x, y):
-        has = [c for c in letters if c in t.letters]
-        values.append(reshape(b, _arrange(b, t, has), [t.size(c) if c in has else 1 for c in letters]))
-    return Term(b.Mul(*values), tuple(letters))
-
-
-def _matrix_product(
-    b: Any, x: Term, y: Term, batch: list[str], own: list[str], inner: list[str], other: list[str]
-) -> Term:
-    """MatMul of [batch, own, inner] and [batch, inner, other]; its flags save transposes."""
     x, y = _expand_to(b, x, y, inner), _expand_to(b, y, x, inner)
     left, flip_left = _operand(b, x, batch, own, inner)
     right, flip_right = _operand(b, y, batch, inner, other)
@@ -142,8 +127,17 @@ def _matrix_product(
     return Term(reshape(b, z, sizes), (*batch, *own, *other))
 
 
-def _operand(b: Any, t: Term, batch: list[str], rows: list[str], columns: list[str]) -> tuple[Any, int]:
-    """`t` as a batch of matrices, and whether rows and columns are swapped in it."""
+def _product(b: OperatorBuilder, x: Term, y: Term, letters: Sequence[str]) -> Term:
+    """Element by element, each operand with ones for the letters it lacks."""
+    values = []
+    for t in (x, y):
+        has = [c for c in letters if c in t.letters]
+        values.append(reshape(b, _arrange(b, t, has), [t.size(c) if c in has else 1 for c in letters]))
+    return Term(b.Mul(*values), tuple(letters))
+
+
+def _operand(b: OperatorBuilder, t: Term, batch: list[str], rows: list[str], columns: list[str]) -> tuple[Any, int]:
+    """`t` as a batch of matrices, and whether rows and columns are swapped in it, which saves a transpose."""
     flip = int(t.letters == (*batch, *columns, *rows) and t.letters != (*batch, *rows, *columns))
     first, second = (columns, rows) if flip else (rows, columns)
     value = _arrange(b, t, [*batch, *first, *second])
@@ -151,7 +145,7 @@ def _operand(b: Any, t: Term, batch: list[str], rows: list[str], columns: list[s
     return reshape(b, value, [*(t.size(c) for c in batch), *sizes]), flip
 
 
-def _expand_to(b: Any, t: Term, like: Term, letters: Sequence[str]) -> Term:
+def _expand_to(b: OperatorBuilder, t: Term, like: Term, letters: Sequence[str]) -> Term:
     """`t` with a dimension of 1 among `letters` repeated where the other operand's is larger."""
     shape = list(t.value.shape)
     for c in letters:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...language.op import Op
-from ...language.types import TensorType
+from ...language.types import Array, NumPy, Operands, TensorType, Types
 from ..norm.numerics import wide
 
 C = TypeVar("C", bound=type[Op])
@@ -50,7 +50,7 @@ class HalfProduct:
         s, m, n = self.tile
         return tuple(TensorType("f32", (s * size,)) for size in (m * self.k, self.k * n, m * n))
 
-    def run(self, xp: Any, a: Any, b: Any, out: Any, scratch: Sequence[Any], finish: Finish | None = None) -> None:
+    def run(self, xp: NumPy, a: Array, b: Array, out: Array, scratch: Operands, finish: Finish | None = None) -> None:
         """out = a · b, each tile through `finish`."""
         batch = self.batch or (1,)
         a, b = (xp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (a, b))
@@ -73,11 +73,11 @@ def _slices(size: int, step: int) -> list[slice]:
     return [slice(i, min(i + step, size)) for i in range(0, size, step)]
 
 
-def _part(buffer: Any, shape: tuple[int, ...]) -> Any:
+def _part(buffer: Array, shape: tuple[int, ...]) -> Array:
     return buffer[: math.prod(shape)].reshape(shape)
 
 
-def _copied(buffer: Any, source: Any) -> Any:
+def _copied(buffer: Array, source: Array) -> Array:
     """The source in float32, in the start of a buffer."""
     part = _part(buffer, source.shape)
     part[...] = source
@@ -92,7 +92,7 @@ def halves_in_float32(cls: C) -> C:
     scratch, compute = cls.scratch, cls.compute
 
     @functools.wraps(scratch)
-    def whole(self: Any, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[TensorType, ...]:
+    def whole(self: Any, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         copied = [wide(t) for t in (*ins, *outs) if t is not None and wide(t) != t]
         if not copied:
             return scratch(self, ins, outs)
@@ -100,7 +100,7 @@ def halves_in_float32(cls: C) -> C:
         return (*copied, *scratch(self, given, made))
 
     @functools.wraps(compute)
-    def rounded(self: Any, xp: Any, ins: Sequence[Any], outs: Sequence[Any], temps: Sequence[Any]) -> None:
+    def rounded(self: Any, xp: NumPy, ins: Operands, outs: Operands, temps: Operands) -> None:
         spare = list(temps)
         given, made = ([spare.pop(0) if _is_half(a) else a for a in arrays] for arrays in (ins, outs))
         for to, a in zip(given, ins, strict=True):
@@ -115,5 +115,5 @@ def halves_in_float32(cls: C) -> C:
     return cls
 
 
-def _is_half(a: Any) -> bool:
+def _is_half(a: Array | None) -> bool:
     return a is not None and a.dtype.kind not in "biu" and a.dtype.itemsize == 2

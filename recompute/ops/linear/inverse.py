@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...language.factors import in_step
-from ...language.op import Cost, Op, imports
+from ...language.op import Cost, Imported, ImportedNode, Op, OperatorBuilder, imports
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Inverse(Op):
         return (y,)
 
     @staticmethod
-    def _swapped(b: Any, m: Any, here: Any, pivot: Any, k: int, zero: Any) -> Any:
+    def _swapped(b: OperatorBuilder, m: Any, here: Any, pivot: Any, k: int, zero: Any) -> Any:
         """m with row k and the pivot row in each other's places."""
         chosen = b.ReduceSum(b.Where(pivot, m, zero), axes=(-2,), keepdims=1)
         old = b.Slice(m, starts=(k,), ends=(k + 1,), axes=(-2,))
@@ -110,11 +110,11 @@ class Inverse(Op):
         yield draw.case(cls(), draw("f32[2,3,3]") + 2 * np.eye(3, dtype=np.float32))
 
 
-def _column(b: Any, m: Any, k: int) -> Any:
+def _column(b: OperatorBuilder, m: Any, k: int) -> Any:
     return b.Slice(m, starts=(k,), ends=(k + 1,), axes=(-1,))
 
 
 @imports("Inverse", domain="com.microsoft")
-def inverse(node: Any) -> Any:
+def inverse(node: ImportedNode) -> Imported:
     """Inverse."""
-    return node.emit(Inverse(), node.input(0))
+    return node.emit(Inverse(), node.need(0))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from ...language.factors import SUM, aligned, factor
-from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.op import Cost, Op, OperatorBuilder
+from ...language.types import Array, NumPy, Operands, TensorType, Value
 from .half_products import HalfProduct
 
 
@@ -117,7 +116,7 @@ class MatMul(Op):
         dx, dw = self._matrix_gradient(b, x, y, dy)
         return [b.sum_to(dx, x.shape), b.sum_to(dw, y.shape)]
 
-    def _matrix_gradient(self, b: Any, x: Any, y: Any, dy: Any) -> tuple[Any, Any]:
+    def _matrix_gradient(self, b: OperatorBuilder, x: Value, y: Value, dy: Value) -> tuple[Value, Value]:
         if self.transA:
             dx = b.MatMul(y, dy, transA=self.transB, transB=1)
         else:
@@ -128,7 +127,7 @@ class MatMul(Op):
             dw = b.MatMul(x, dy, transA=0 if self.transA else 1)
         return dx, dw
 
-    def _vector_gradient(self, b: Any, x: Any, y: Any, dy: Any) -> list[Any]:
+    def _vector_gradient(self, b: OperatorBuilder, x: Value, y: Value, dy: Value) -> list[Value]:
         left = b.Reshape(x, shape=(1, x.shape[0])) if x.ndim == 1 else x
         right = b.Reshape(y, shape=(y.shape[0], 1)) if y.ndim == 1 else y
         op = MatMul(self.transA if x.ndim > 1 else 0, self.transB if y.ndim > 1 else 0)
@@ -215,7 +214,18 @@ class Gemm(Op, onnx=True):
             self._half(xp, a, b, ins[2] if len(ins) > 2 else None, outs[0], scratch)
             return
         if self._adds(TensorType.of(outs[0]), *map(TensorType.of, ins[2:3])):
-            self._added(xp, a, b, ins[2], outs[0], scratch[0])
+            c, y, room = ins[2], outs[0], scratch[0]
+            for i in range(0, len(y), len(room)):  # a few rows of the product at a time, added to those of C
+                rows = slice(i, min(i + len(room), len(y)))
+                product = room[: rows.stop - i]
+                xp.matmul(a[rows], b, out=product)
+                if self.alpha != 1.0:
+                    xp.multiply(product, product.dtype.type(self.alpha), out=product)
+                if self.beta == 1.0:
+                    xp.add(c[rows], product, out=y[rows])
+                else:
+                    xp.multiply(c[rows], y.dtype.type(self.beta), out=y[rows])
+                    xp.add(y[rows], product, out=y[rows])
             return
         xp.matmul(a, b, out=outs[0])
         if self.alpha != 1.0:
@@ -230,26 +240,11 @@ class Gemm(Op, onnx=True):
         """Whether C has the result's type, and may be the same memory."""
         return c == out and self.beta != 0.0
 
-    def _added(self, xp: Any, a: Any, b: Any, c: Any, out: Any, scratch: Any) -> None:
-        """A few rows of the product at a time, added to those of C."""
-        step = len(scratch)
-        for i in range(0, len(out), step):
-            rows = slice(i, min(i + step, len(out)))
-            product = scratch[: rows.stop - i]
-            xp.matmul(a[rows], b, out=product)
-            if self.alpha != 1.0:
-                xp.multiply(product, product.dtype.type(self.alpha), out=product)
-            if self.beta == 1.0:
-                xp.add(c[rows], product, out=out[rows])
-            else:
-                xp.multiply(c[rows], out.dtype.type(self.beta), out=out[rows])
-                xp.add(out[rows], product, out=out[rows])
-
-    def _half(self, xp: Any, a: Any, b: Any, c: Any, out: Any, scratch: Any) -> None:
+    def _half(self, xp: NumPy, a: Array, b: Array, c: Array | None, out: Array, scratch: Operands) -> None:
         """In float32, bias and factors too, rounded once."""
         bias = None if c is None or self.beta == 0.0 else xp.broadcast_to(c, out.shape)
 
-        def finish(tile: Any, rows: slice, columns: slice) -> None:
+        def finish(tile: Array, rows: slice, columns: slice) -> None:
             if self.alpha != 1.0:
                 xp.multiply(tile, np.float32(self.alpha), out=tile)
             if bias is None:

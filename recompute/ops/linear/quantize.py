@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from ...language.contexts import Imported, ImportedNode, NodeWriter, OperatorBuilder
 from ...language.op import imports
-from ...language.types import dtype_from_onnx, dtype_to_onnx
+from ...language.types import Value, dtype_from_onnx, dtype_to_onnx
 from ..common import Ufunc
 
 #: the domain of nodes in bodies through which gradients pass
@@ -58,10 +58,10 @@ class RoundStraight(Ufunc):
         yield draw.case(cls(), draw("f32[2,3]", -3, 3))
 
 
-def spread(b: Any, v: Any, x: Any, axis: int, block: int) -> Any:
+def spread(b: OperatorBuilder, v: Value, x: Value, axis: int, block: int) -> Value:
     """A scale or zero point, brought to a shape that broadcasts with x: one, one an index of `axis`, or blocks."""
-    if v is None or v.type.size == 1:
-        return v if v is None or not v.ndim else b.Reshape(v, shape=())
+    if v.size == 1:
+        return b.Reshape(v, shape=()) if v.ndim else v
     axis %= x.ndim
     if not block:
         return b.Reshape(v, shape=(v.shape[0], *(1,) * (x.ndim - 1 - axis))) if v.ndim == 1 else v
@@ -73,18 +73,20 @@ def spread(b: Any, v: Any, x: Any, axis: int, block: int) -> Any:
     return whole
 
 
-def _placed(node: Any, x: Any) -> tuple[Any, Any]:
+def _placed(node: ImportedNode, x: Value) -> tuple[Value, Value | None]:
     """Scale and zero point, ready to broadcast."""
     axis, block = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
-    zero = node.input(2)
-    return tuple(spread(node.builder, v, x, axis, block) for v in (node.input(1), zero))
+    b, zero = node.builder, node.input(2)
+    return spread(b, node.need(1), x, axis, block), None if zero is None else spread(b, zero, x, axis, block)
 
 
-def _to(b: Any, v: Any, dtype: Any) -> Any:
+def _to(b: OperatorBuilder, v: Value, dtype: str) -> Value:
     return v if v.dtype == dtype else b.Cast(v, to=dtype)
 
 
-def rounded(b: Any, x: Any, scale: Any, zero: Any, kind: str, *, straight: bool = False) -> Any:
+def rounded(
+    b: OperatorBuilder, x: Value, scale: Value, zero: Value | None, kind: str, *, straight: bool = False
+) -> Value:
     """clip(round(x / scale) + zero) in floats."""
     q = b.Div(x, scale)
     q = b.RoundStraight(q) if straight else b.Round(q)
@@ -94,7 +96,7 @@ def rounded(b: Any, x: Any, scale: Any, zero: Any, kind: str, *, straight: bool 
     return b.Clip(q, b.constant(low, q), b.constant(high, q))
 
 
-def _dtype(node: Any, attribute: str, otherwise: str) -> str:
+def _dtype(node: ImportedNode, attribute: str, otherwise: str) -> str:
     """The element type that an attribute names; `otherwise` where it is left out, or 0."""
     number = node.attributes.get(attribute)
     kind = dtype_from_onnx(number) if number else otherwise
@@ -104,9 +106,9 @@ def _dtype(node: Any, attribute: str, otherwise: str) -> str:
 
 
 @imports("QuantizeLinear")
-def quantize(node: Any) -> Any:
+def quantize(node: ImportedNode) -> Imported:
     """(x, scale, zero) → round(x / scale) + zero, clipped; to 8 and 4 bit floats: x / scale, converted."""
-    b, x, given = node.builder, node.input(0), node.attributes
+    b, x, given = node.builder, node.need(0), node.attributes
     kind = _dtype(node, "output_dtype", "u8")
     zero_type = node.type(2)
     kind = zero_type.dtype if zero_type is not None else kind
@@ -128,12 +130,12 @@ def quantize(node: Any) -> Any:
 
 
 @imports("DynamicQuantizeLinear")
-def dynamic_quantize(node: Any) -> Any:
+def dynamic_quantize(node: ImportedNode) -> Imported:
     """x on 256 values from min(x, 0) to max(x, 0): (integers, scale, zero point), x with the gradient of the integers.
 
     The scale of zeros is 1, as in ONNX Runtime.
     """
-    b, x = node.builder, node.input(0)
+    b, x = node.builder, node.need(0)
     zero, top = b.constant(0, x), b.constant(255, x)
     low, high = b.Min(b.ReduceMin(x, keepdims=0), zero), b.Max(b.ReduceMax(x, keepdims=0), zero)
     span = b.Sub(high, low)
@@ -147,18 +149,18 @@ def dynamic_quantize(node: Any) -> Any:
 
 
 @imports("Round", "Cast", domain=STRAIGHT)
-def straight(node: Any) -> Any:
+def straight(node: ImportedNode) -> Imported:
     """For bodies: Round with the gradient of x; Cast of whole numbers to integers, for which the float stands."""
     if node.op_type == "Round":
-        return node.builder.RoundStraight(node.input(0))
-    node.stand(node.input(0))
-    return node.builder.Cast(node.input(0), to=dtype_from_onnx(node.attributes["to"]))
+        return node.builder.RoundStraight(node.need(0))
+    node.stand(node.need(0))
+    return node.builder.Cast(node.need(0), to=dtype_from_onnx(node.attributes["to"]))
 
 
 @imports("DequantizeLinear")
-def dequantize(node: Any) -> Any:
+def dequantize(node: ImportedNode) -> Imported:
     """(x, scale, zero) → (x - zero) · scale, which differentiates by the scale."""
-    b, q = node.builder, node.input(0)
+    b, q = node.builder, node.need(0)
     scale, zero = _placed(node, q)
     kind = _dtype(node, "output_dtype", scale.dtype)
     work = "f32" if scale.dtype in ("f16", "bf16", "f8e8m0") else scale.dtype
@@ -176,7 +178,7 @@ def dequantize(node: Any) -> Any:
 
 
 @imports("MatMulInteger", "ConvInteger")
-def integer_product(node: Any) -> Any:
+def integer_product(node: ImportedNode) -> Imported:
     """Exact in f64, whose 53 bits hold every sum of 2^37 products of bytes; beyond 32 bits it wraps, as sums do.
 
     A product that cannot wrap has the gradient of its factors' floats.
@@ -184,12 +186,14 @@ def integer_product(node: Any) -> Any:
     g = node.body()
     y = _product(node, g, (0, 1), (2, 3), "")
     conv = "Conv" in node.op_type
-    if math.prod(node.type(1).shape[1:] if conv else node.type(0).shape[-1:]) <= _MOST_TERMS:
+    if math.prod(node.need_type(1).shape[1:] if conv else node.need_type(0).shape[-1:]) <= _MOST_TERMS:
         return g.results(g.Cast(y, to=dtype_to_onnx("i32"), domain=STRAIGHT))
     return g.results(g.Cast(g.Cast(y, to=dtype_to_onnx("i64")), to=dtype_to_onnx("i32")))
 
 
-def _product(node: Any, g: Any, factors_at: tuple[int, int], zeros_at: tuple[int, int], bias: str) -> str:
+def _product(
+    node: ImportedNode, g: NodeWriter, factors_at: tuple[int, int], zeros_at: tuple[int, int], bias: str
+) -> str:
     """The product of the two factors less their zero points, of matrices or a convolution with a bias, in f64."""
     conv, wide = "Conv" in node.op_type, dtype_to_onnx("f64")
     factors = []
@@ -198,7 +202,7 @@ def _product(node: Any, g: Any, factors_at: tuple[int, int], zeros_at: tuple[int
         if t is not None:
             z = g.Cast(g.ins[zero], to=wide)
             if t.size > 1 and t.ndim == 1 and (conv or i == 0):  # one for each kernel, or each row of the first matrix
-                z = g.Reshape(z, g.constant((-1, *(1,) * (node.type(i).ndim - 1 if conv else 1))))
+                z = g.Reshape(z, g.constant((-1, *(1,) * (node.need_type(i).ndim - 1 if conv else 1))))
             v = g.Sub(v, z)
         factors.append(v)
     if not conv:
@@ -207,20 +211,20 @@ def _product(node: Any, g: Any, factors_at: tuple[int, int], zeros_at: tuple[int
 
 
 @imports("QLinearMatMul", "QLinearConv")
-def qlinear_product(node: Any) -> Any:
+def qlinear_product(node: ImportedNode) -> Imported:
     """The exact integer product, times a_scale · b_scale / y_scale, rounded, plus y_zero, clipped."""
     g = node.body()
     wide = dtype_to_onnx("f64")
     y = _product(node, g, (0, 3), (2, 5), g.ins[8])
     by = g.Cast(g.ins[4], to=wide)
-    t = node.type(4)
+    t = node.need_type(4)
     if "Conv" in node.op_type and t.size > 1:
-        by = g.Reshape(by, g.constant((-1, *(1,) * (node.type(3).ndim - 2))))
+        by = g.Reshape(by, g.constant((-1, *(1,) * (node.need_type(3).ndim - 2))))
     left = g.Cast(g.ins[1], to=wide)
-    if "Conv" not in node.op_type and node.type(1).ndim == 1 and node.type(1).size > 1:
+    if "Conv" not in node.op_type and node.need_type(1).ndim == 1 and node.need_type(1).size > 1:
         left = g.Reshape(left, g.constant((-1, 1)))
     factor = g.Div(g.Mul(left, by), g.Cast(g.ins[6], to=wide))
-    kind = node.type(7).dtype
+    kind = node.need_type(7).dtype
     low, high = _RANGES[kind]
     q = g.Add(g.Round(g.Mul(y, factor), domain=STRAIGHT), g.Cast(g.ins[7], to=wide))
     q = g.Clip(q, g.constant(low, np.float64), g.constant(high, np.float64))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...language.factors import in_step
-from ...language.op import Cost, Op, imports
+from ...language.op import Cost, Imported, ImportedNode, Op, imports
 from ..common import normal_axis
 
 #: NumPy 2 transforms into a given array
@@ -119,7 +119,7 @@ class DFT(Op):
         axis = given.get("axis", 1) if node.opset < 20 else -2
         if node.type(2) is not None:
             axis = int(node.need_constant(2, "axis").reshape(()))
-        x = node.input(0)
+        x = node.need(0)
         options = {"inverse": given.get("inverse", 0), "onesided": given.get("onesided", 0)}
         return node.emit(cls(axis % x.ndim, length, **options), x)
 
@@ -137,9 +137,9 @@ class DFT(Op):
 
 
 @imports("STFT")
-def stft(node: Any) -> Any:
+def stft(node: ImportedNode) -> Imported:
     """DFT of the windowed frames: (signal [N, T, 1 or 2], frame_step, window, frame_length) → [N, frames, bins, 2]."""
-    b, x = node.builder, node.input(0)
+    b, x = node.builder, node.need(0)
     step = int(node.need_constant(1, "frame_step").reshape(()))
     window = node.input(2)
     if node.type(3) is not None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.factors import SUM, Factor, factor, needed_whole
-from ...language.op import Op
-from ...language.types import TensorType
+from ...language.op import Case, Draw, ImportedNode, Op, OperatorBuilder
+from ...language.types import Array, NumPy, Operands, TensorType, Value
 from ..channels_last import channels_last
 from ..reduction.softmax import log_softmax
 from ..shape.reshape import reshape
@@ -99,7 +99,7 @@ class LabelLoss(Op, abstract=True):
         )
 
     def tiles(
-        self, xp: Any, scores: Any, labels: Any, weights: Any, temps: Any
+        self, xp: NumPy, scores: Array, labels: Array, weights: Array | None, temps: Operands
     ) -> Iterator[tuple[slice, slice, Any, Any]]:
         """For a few samples at a time: which samples, which labels, the labels' positions in the tile's scores, and
         which are ignored (None: none).  Writes the labels' weights."""
@@ -132,7 +132,7 @@ class LabelLoss(Op, abstract=True):
             xp.add(here, first[:count], out=here)
             yield samples, rows, here, skip
 
-    def reduce(self, xp: Any, losses: Any, label_weights: Any, out: Any) -> None:
+    def reduce(self, xp: NumPy, losses: Array, label_weights: Array, out: Array) -> None:
         """One number a label (weighted) to the result."""
         if self.reduction == "none":
             out.reshape(-1)[...] = losses
@@ -144,7 +144,9 @@ class LabelLoss(Op, abstract=True):
 
     # -- in simpler operators -------------------------------------------------------------------------------------
 
-    def label_masks(self, b: Any, scores: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
+    def label_masks(
+        self, b: OperatorBuilder, scores: Value, labels: Value, weights: Value | None
+    ) -> tuple[Value, Value | None]:
         """bool [N, C, d1, ...] where the class is the label's, and weights [N, 1, d1, ...] (None: all 1)."""
         n, classes, *inner = scores.shape
         ones = (1,) * len(inner)
@@ -163,7 +165,7 @@ class LabelLoss(Op, abstract=True):
             found = b.Where(ignored, b.constant(0, scores), one)
         return chosen, found
 
-    def expanded_loss(self, b: Any, log_prob: Any, labels: Any, weights: Any) -> Any:
+    def expanded_loss(self, b: OperatorBuilder, log_prob: Any, labels: Any, weights: Any) -> Any:
         """The loss from log-probabilities."""
         chosen, found = self.label_masks(b, log_prob, labels, weights)
         losses = b.Neg(b.ReduceSum(b.Where(chosen, log_prob, b.constant(0, log_prob)), axes=(1,)))
@@ -174,13 +176,13 @@ class LabelLoss(Op, abstract=True):
         total = b.ReduceSum(losses, keepdims=0)
         return b.Div(total, self.expanded_count(b, found, labels, total)) if self.reduction == "mean" else total
 
-    def expanded_count(self, b: Any, label_weights: Any, labels: Any, like: Any) -> Any:
+    def expanded_count(self, b: OperatorBuilder, label_weights: Any, labels: Any, like: Any) -> Any:
         """What a mean divides by."""
         if label_weights is None:
             return b.constant(labels.size, like)
         return b.ReduceSum(label_weights, keepdims=0)
 
-    def expanded_scale(self, b: Any, found: Any, labels: Any, dloss: Any) -> Any:
+    def expanded_scale(self, b: OperatorBuilder, found: Value | None, labels: Value, dloss: Value) -> Value:
         """The gradient of each row's plain loss, [N, 1, d1, ...] or a scalar."""
         if self.reduction == "none":
             dloss = b.Reshape(dloss, shape=(labels.shape[0], 1, *labels.shape[1:]))
@@ -189,7 +191,7 @@ class LabelLoss(Op, abstract=True):
             dloss = b.Div(dloss, count if found is None else divisor(b, count))
         return dloss if found is None else counting(b, found, dloss)
 
-    def scales(self, xp: Any, dloss: Any, temps: Any) -> None:
+    def scales(self, xp: NumPy, dloss: Array, temps: Operands) -> None:
         """The gradient of each row's plain loss, into the number of each label; 0 where it counts for nothing."""
         nothing, out, label_weights = temps[2:5]
         out[...] = dloss.reshape(-1) if self.reduction == "none" else dloss
@@ -202,12 +204,12 @@ class LabelLoss(Op, abstract=True):
             xp.copyto(out, 0, where=nothing)
 
 
-def divisor(b: Any, count: Any) -> Any:
+def divisor(b: OperatorBuilder, count: Any) -> Any:
     """What a mean's gradient divides by: 1 where no label counts, so that the gradient is 0 there."""
     return b.Where(b.Equal(count, b.constant(0, count)), b.constant(1, count), count)
 
 
-def counting(b: Any, weights: Any, dloss: Any) -> Any:
+def counting(b: OperatorBuilder, weights: Value, dloss: Value) -> Value:
     """weights · dloss, 0 where a label counts for nothing, whatever dloss is."""
     zero = b.constant(0, weights)
     return b.Where(b.Equal(weights, zero), zero, b.Mul(weights, dloss))
@@ -220,7 +222,7 @@ def _form(scores: Any) -> tuple[int, int, int, int]:
     return n, classes, size, max(1, min(n, TILE // max(classes * size, 1)))
 
 
-def _first_classes(xp: Any, first: Any, temp: Any, classes: int, inner: int) -> None:
+def _first_classes(xp: NumPy, first: Array, temp: Array, classes: int, inner: int) -> None:
     """Positions of class 0 of each row r in a tile [rows, C, D]: (r // D) · C · D + r mod D."""
     temp.fill(1)
     xp.cumsum(temp, out=first)
@@ -233,7 +235,7 @@ def _first_classes(xp: Any, first: Any, temp: Any, classes: int, inner: int) -> 
         xp.multiply(first, classes, out=first)
 
 
-def take_labels(xp: Any, flat: Any, at: Any, out: Any) -> None:
+def take_labels(xp: NumPy, flat: Array, at: Array, out: Array) -> None:
     """flat[at] into `out`; positions are known to be valid, and NumPy copies without a buffer only if told so."""
     if flat.dtype != out.dtype:
         out[...] = flat[at]
@@ -243,14 +245,14 @@ def take_labels(xp: Any, flat: Any, at: Any, out: Any) -> None:
         xp.take(flat, at, out=out)
 
 
-def loss_from_onnx(cls: Any, node: Any, want: int) -> Any:
+def loss_from_onnx(cls: Any, node: ImportedNode, want: int) -> Any:
     """Class weights become a buffer: they are not trained."""
     op = cls(node.attributes.get("reduction", "mean"), node.attributes.get("ignore_index"))
     weights = node.buffer(2) if node.type(2) is not None else None
-    return node.emit(op, node.input(0), node.input(1), weights, want=want)
+    return node.emit(op, node.need(0), node.input(1), weights, want=want)
 
 
-def loss_samples(cls: Any, draw: Any, make: Any) -> Any:
+def loss_samples(cls: Any, draw: Draw, make: Any) -> Any:
     """Reductions, weights, ignored labels, further dimensions, i32 labels, float32, float16."""
     for reduction in _REDUCTIONS:
         for ignore in (None, 1, -100):
@@ -348,7 +350,7 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
     def samples(cls, draw):
         """With and without log-probabilities."""
 
-        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
+        def make(op: SoftmaxCrossEntropyLoss, scores: Array, labels: Array, weights: Array | None) -> Case:
             # class weights are given, not learnt: they get no gradient (nor do they in PyTorch)
             return draw.case(op, scores, labels, weights, gradient=weights is None)
 
@@ -412,7 +414,7 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
     def samples(cls, draw):
         """As the loss."""
 
-        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
+        def make(op: SoftmaxCrossEntropyGrad, scores: Array, labels: Array, weights: Array | None) -> Case:
             lp = scores - abs(scores).max() - scores.dtype.type(0.1)
             t = op.loss_type(TensorType.of(scores), TensorType.of(labels))
             return draw.case(op, lp, labels, weights, draw(str(t)) + t.numpy.type(1))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from ...language.types import TensorType
+from ...language.samples import Case
+from ...language.types import Array, TensorType
 from .cross_entropy import LabelLoss, SoftmaxCrossEntropyLoss, loss_from_onnx, loss_samples, take_labels
 
 
@@ -66,7 +66,7 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
     def samples(cls, draw):
         """As cross entropy."""
 
-        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
+        def make(op: NegativeLogLikelihoodLoss, scores: Array, labels: Array, weights: Array | None) -> Case:
             return draw.case(op, scores, labels, weights, gradient=weights is None)
 
         yield from loss_samples(cls, draw, make)
@@ -125,12 +125,13 @@ class NegativeLogLikelihoodGrad(LabelLoss):
     def samples(cls, draw):
         """As the loss."""
 
-        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
-            op = cls(scores.shape, op.reduction, op.ignore_index)
+        def make(op: SoftmaxCrossEntropyLoss, scores: Array, labels: Array, weights: Array | None) -> Case:
             t = op.loss_type(TensorType.of(scores), TensorType.of(labels))
-            return draw.case(op, labels, weights, draw(str(t)) + t.numpy.type(1))
+            return draw.case(
+                cls(scores.shape, op.reduction, op.ignore_index), labels, weights, draw(str(t)) + t.numpy.type(1)
+            )
 
-        def plain(reduction: str, ignore_index: int | None) -> Any:
+        def plain(reduction: str, ignore_index: int | None) -> SoftmaxCrossEntropyLoss:
             return SoftmaxCrossEntropyLoss(reduction, ignore_index)
 
         yield from loss_samples(plain, draw, make)

@@ -26,11 +26,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...language.builder import Builder
 from ...language.factors import SUM, factor, needed_whole
-from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.op import Cost, Draw, Op, OperatorBuilder
+from ...language.types import TensorType, Value
 from ..norm.fused import as_type
-from ..shape.reshape import reshape
+from ..shape.reshape import Fill, reshape
 from ..tiles import wide
 from .cross_entropy import counting, divisor
 from .linear_tiles import Sizes, Tiles, held_rows, slice_of, slices
@@ -227,7 +228,7 @@ class LinearCrossEntropy(LinearLoss):
         yield draw.case(cls(), x, w, None, y, want=2)
 
 
-def head_samples(cls: Any, draw: Any) -> Any:
+def head_samples(cls: Any, draw: Draw) -> Any:
     """Operators and inputs."""
     y = draw.ints("i64[5]", 0, 7)
     y[1] = 3
@@ -246,16 +247,16 @@ def head_samples(cls: Any, draw: Any) -> Any:
     yield cls(transB=0, z_loss=0.1), (draw("bf16[6,4]"), draw("bf16[4,9]"), None, draw.ints("i64[6]", 0, 9))
 
 
-def _is_one(b: Any, dloss: Any) -> bool:
+def _is_one(b: Builder, dloss: Value) -> bool:
     """Whether a gradient is the 1 with which differentiation begins."""
     made = (o.op for o in b.operators if dloss in o.outputs)
-    return any(op.name == "Fill" and op.value == 1 for op in made)
+    return any(isinstance(op, Fill) and op.value == 1 for op in made)
 
 
 # -- in simpler operators ---------------------------------------------------------------------------------------------
 
 
-def whole(op: LinearLoss, b: Any, x: Any, w: Any, bias: Any, labels: Any) -> tuple[Any, Any, Any, Any]:
+def whole(op: LinearLoss, b: OperatorBuilder, x: Any, w: Any, bias: Any, labels: Any) -> tuple[Any, Any, Any, Any]:
     """All logits [rows, words], their log-sum-exp [rows, 1], where the label is, and 1 or 0 for each row (None: 1)."""
     rows, words, kind = labels.size, w.shape[1 - op.transB], wide(x.dtype)
     flat = reshape(b, as_type(b, x, kind), (rows, x.shape[-1]))
@@ -277,12 +278,12 @@ def whole(op: LinearLoss, b: Any, x: Any, w: Any, bias: Any, labels: Any) -> tup
     return t, lse, chosen, b.Where(ignored, b.constant(0, t), b.constant(1, t))
 
 
-def count_of(b: Any, counted: Any, labels: Any, like: Any) -> Any:
+def count_of(b: OperatorBuilder, counted: Any, labels: Any, like: Any) -> Any:
     """What a mean divides by."""
     return b.constant(labels.size, like) if counted is None else b.ReduceSum(counted, keepdims=0)
 
 
-def expanded_gradients(op: LinearLoss, b: Any, ins: Any, made: Any, dloss: Any) -> list[Any]:
+def expanded_gradients(op: LinearLoss, b: OperatorBuilder, ins: Any, made: Any, dloss: Any) -> list[Any]:
     """The gradients of x, w and, where there is one, bias."""
     (x, w, bias, labels), (t, lse, chosen, counted) = ins, made
     kind = t.dtype

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...language.types import TensorType
+from ...language.types import Array, NumPy, Operands, TensorType
 from .cross_entropy import take_labels
 
 #: rows and words of a tile: 4 MiB of float32, in products large enough for a BLAS
@@ -69,7 +69,7 @@ class Tiles:
     `op`: the operator, for its options.  Labels are checked, and ignored ones become 0, when it is made.
     """
 
-    def __init__(self, op: Any, xp: Any, operands: Sequence[Any], sizes: Sizes, scratch: Sequence[Any]) -> None:
+    def __init__(self, op: Any, xp: NumPy, operands: Operands, sizes: Sizes, scratch: Operands) -> None:
         x, w, bias, labels = operands
         self.op, self.xp, self.sizes, self.bias = op, xp, sizes, bias
         self.x = x.reshape(sizes.rows, sizes.width)
@@ -78,7 +78,7 @@ class Tiles:
         self.stats, self.places, self.inside, self.room, self.beside, self.spare, *self.copies = scratch[3:]
         self._take(labels.reshape(-1))
 
-    def _take(self, labels: Any) -> None:
+    def _take(self, labels: Array) -> None:
         """Labels as i64, those that are ignored as 0, and 1 or 0 for each."""
         xp, words = self.xp, self.sizes.words
         self.labels[...] = labels
@@ -93,11 +93,11 @@ class Tiles:
                 wrong = low if low < 0 else high
                 raise ValueError(f"label {wrong} is outside the {words} classes (and is not ignore_index)")
 
-    def rows_of(self, a: Any, rows: slice) -> Any:
+    def rows_of(self, a: Array, rows: slice) -> Array:
         """The first numbers of a row of the tile's."""
         return a[: rows.stop - rows.start]
 
-    def _widened(self, x: Any, slot: int) -> Any:
+    def _widened(self, x: Array, slot: int) -> Array:
         """x, in float32 where it is a half."""
         if not self.sizes.halves:
             return x
@@ -105,13 +105,13 @@ class Tiles:
         found[...] = x
         return found
 
-    def block(self, rows: slice, words: slice, *, held: bool) -> Any:
+    def block(self, rows: slice, words: slice, *, held: bool) -> Array:
         """Where a tile's logits are: one after the other where they are held."""
         height, width = rows.stop - rows.start, words.stop - words.start
         start = height * words.start if held else 0
         return self.room[start : start + height * width].reshape(height, width)
 
-    def logits(self, block: Any, rows: slice, words: slice) -> None:
+    def logits(self, block: Array, rows: slice, words: slice) -> None:
         """A tile's logits, scaled and capped."""
         xp, op = self.xp, self.op
         xp.matmul(self._widened(self.x[rows], 0), self._widened(self.w[words], 1).T, out=block)
@@ -124,7 +124,7 @@ class Tiles:
         elif op.scale != 1:
             xp.multiply(block, op.scale, out=block)
 
-    def chosen(self, rows: slice, words: slice) -> tuple[Any, Any]:
+    def chosen(self, rows: slice, words: slice) -> tuple[Array, Array]:
         """Where in a tile the labels are (any place for those outside), and which lie inside."""
         xp, width = self.xp, words.stop - words.start
         (at, first), (inside, below) = ([self.rows_of(a, rows) for a in pair] for pair in (self.places, self.inside))
@@ -146,7 +146,7 @@ class Tiles:
         largest, count, label, total, *_ = (self.rows_of(a, rows) for a in self.stats)
         largest[...], count[...], label[...], total[...] = -math.inf, 0, 0, 0
 
-    def see(self, block: Any, rows: slice, words: slice) -> None:
+    def see(self, block: Array, rows: slice, words: slice) -> None:
         """Adds a slice of the vocabulary to what is known of its rows: the online log-sum-exp."""
         xp, op = self.xp, self.op
         largest, count, label, total, new, number = (self.rows_of(a, rows) for a in self.stats)
@@ -168,7 +168,7 @@ class Tiles:
         xp.add(count, number, out=count)
         largest[...] = new
 
-    def finish(self, rows: slice, lse: Any) -> Any:
+    def finish(self, rows: slice, lse: Array | None) -> Array:
         """The rows' losses; their log-sum-exps, into `lse` where it is given, are returned."""
         xp, op = self.xp, self.op
         largest, count, label, total, new, number = (self.rows_of(a, rows) for a in self.stats)
@@ -189,7 +189,7 @@ class Tiles:
             xp.copyto(losses, 0, where=self.ignored[rows])
         return known
 
-    def share(self, dloss: Any, rows: slice, out: Any) -> None:
+    def share(self, dloss: Array | None, rows: slice, out: Array) -> None:
         """What these rows' losses count in the result, times the result's gradient (None: 1)."""
         xp, op = self.xp, self.op
         out[...] = 1 if dloss is None else dloss.reshape(-1)[rows] if op.reduction == "none" else dloss
@@ -200,7 +200,7 @@ class Tiles:
         if op.ignore_index is not None:
             xp.copyto(out, 0, where=self.ignored[rows])
 
-    def reduce(self, out: Any) -> None:
+    def reduce(self, out: Array) -> None:
         """The rows' losses to the result."""
         if self.op.reduction == "none":
             out.reshape(-1)[...] = self.losses
@@ -208,7 +208,7 @@ class Tiles:
         total = self.xp.sum(self.losses)
         out[...] = total / self.xp.sum(self.weights) if self.op.reduction == "mean" else total
 
-    def differentiate(self, block: Any, rows: slice, words: slice, lse: Any, share: Any) -> None:
+    def differentiate(self, block: Array, rows: slice, words: slice, lse: Array, share: Array) -> None:
         """The gradient of a tile's logits in their place: share · (softmax · (1 + 2 z lse) - even - onehot)."""
         xp, op = self.xp, self.op
         factor, number = (self.rows_of(a, rows) for a in self.stats[:2])
@@ -237,7 +237,7 @@ class Tiles:
         if op.scale != 1:
             xp.multiply(block, op.scale, out=block)
 
-    def add(self, target: Any, a: Any, b: Any, *, first: bool) -> None:
+    def add(self, target: Array, a: Array, b: Array, *, first: bool) -> None:
         """target = a b, or target += a b unless it is the first."""
         xp = self.xp
         if first:
@@ -247,7 +247,7 @@ class Tiles:
         xp.matmul(a, b, out=product)
         xp.add(target, product, out=target)
 
-    def spread(self, block: Any, rows: slice, words: slice, sums: Sequence[Any]) -> None:
+    def spread(self, block: Array, rows: slice, words: slice, sums: Sequence[Array | None]) -> None:
         """A tile's gradient of logits to those of all x, and of the slice's w and bias (None: not wanted)."""
         dx, dw, dbias = sums
         x = self.x[rows] if dw is None else self._widened(self.x[rows], 0)
@@ -262,7 +262,7 @@ class Tiles:
             else:
                 self.xp.add(dbias, self.xp.sum(block, axis=0), out=dbias)
 
-    def sums(self, outs: Sequence[Any]) -> list[Any]:
+    def sums(self, outs: Sequence[Array | None]) -> list[Array | None]:
         """Where gradients are added up: their own memory, or for halves float32."""
         if not self.sizes.halves:
             return list(outs)
@@ -270,7 +270,7 @@ class Tiles:
         return [None if out is None else room.reshape(-1)[: out.size].reshape(out.shape) for room, out in rooms]
 
 
-def slice_of(op: Any, dw: Any, dbias: Any, words: slice) -> tuple[Any, Any]:
+def slice_of(op: Any, dw: Array | None, dbias: Array | None, words: slice) -> tuple[Array | None, Array | None]:
     """The gradients of a slice of the vocabulary."""
     part = None if dw is None else dw[words] if op.transB else dw[:, words]
     return part, None if dbias is None else dbias[words]

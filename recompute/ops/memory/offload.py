@@ -30,10 +30,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.op import Cost, FunctionWriter, Op
+from ...language.types import NumPy, Operands, Types
 
 
 class Copy(Op, abstract=True):
@@ -43,15 +42,15 @@ class Copy(Op, abstract=True):
     copies = True
     moves_data = True
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One copy."""
         outs[0][...] = ins[0]
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """Nothing: what a copy takes is a matter of the link and of what runs beside it."""
         return Cost(0, 0)
 
-    def export(self, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
+    def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
         """ONNX has one memory: the first input."""
         g.node("Identity", ins[:1], outs)
         return True

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...language.element import sqrt
 from ...language.factors import Factor, aligned, needed_whole
 from ...language.formulas import through_expansion
-from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.op import Cost, Op, OperatorBuilder
+from ...language.types import Array, TensorType, Types, Value
 from ..channels_last import channels_last
 from ..window import BLOCK
 from .axes import by_channel, by_element
@@ -23,12 +22,12 @@ def channel_axes(ndim: int) -> tuple[int, ...]:
     return (0, *range(2, ndim))
 
 
-def per_channel(b: Any, v: Any, x: Any) -> Any:
+def per_channel(b: OperatorBuilder, v: Value, x: Value) -> Value:
     """[c] as [1, c, 1, ...], to broadcast against x."""
     return b.Reshape(v, shape=(1, x.shape[1], *(1,) * (x.ndim - 2)))
 
 
-def channel_blocks(x: Any) -> Iterator[slice]:
+def channel_blocks(x: Array) -> Iterator[slice]:
     """Blocks of channels of [n, c, p] of about `BLOCK` bytes."""
     step = block_channels(x.shape)
     for c in range(0, x.shape[1], step):
@@ -40,7 +39,7 @@ def block_channels(shape: Sequence[int]) -> int:
     return min(max(BLOCK // (4 * max(shape[0] * math.prod(shape[2:]), 1)), 1), max(shape[1], 1))
 
 
-def planes(a: Any) -> Any:
+def planes(a: Array) -> Array:
     """[n, c, ...] as [n, c, p]."""
     return a.reshape(a.shape[0], a.shape[1], math.prod(a.shape[2:]))
 
@@ -60,13 +59,11 @@ class ChannelNorm(Op, abstract=True):
         if any(v.shape != (x.shape[1],) or not v.is_float for v in vectors):
             raise self.fail("the others need one float a channel", x, *vectors)
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """Channels; images and positions are needed whole."""
         return (*by_channel(ins, outs), *needed_whole(by_element(ins, outs)))
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """About ten operations an element."""
         assert ins[0] is not None
         return Cost(10 * ins[0].size, super().cost(ins, outs).bytes)
@@ -179,7 +176,7 @@ class BatchNormalization(ChannelNorm, onnx=True):
         yield draw.case(cls(), draw("f16[2,3,4]"), *f32, draw("f32[3]", 0.5, 2))
 
 
-def as_type_of(b: Any, v: Any, like: Any) -> Any:
+def as_type_of(b: OperatorBuilder, v: Value, like: Value) -> Value:
     """`v` in the element type of `like`."""
     return v if v.dtype == like.dtype else b.Cast(v, to=like.dtype)
 

@@ -12,7 +12,8 @@ from typing import Any
 from ...errors import UsageError
 from ...language.element import sqrt
 from ...language.factors import OWN, SUM, own_batch
-from ...language.op import Cost, Op
+from ...language.op import Cost, Op, OperatorBuilder
+from ...language.types import Array, NumPy, Value
 from ..channels_last import channels_last
 from .axes import by_channel, by_element
 from .batch_norm import ChannelNorm, as_type_of, block_channels, channel_axes, channel_blocks, per_channel, planes
@@ -120,14 +121,16 @@ class BatchNormTrain(ChannelNorm):
         yield draw.case(cls(), draw("f16[2,3,4]"), draw("f32[3]"), draw("f32[3]"))
 
 
-def _mean(xp: Any, x: Any, partial: Any, mean: Any, count: int) -> None:
+def _mean(xp: NumPy, x: Array, partial: Array, mean: Array, count: int) -> None:
     """Mean of each channel of [n, c, p]: pairwise sums of the planes, then over the images."""
     xp.sum(x, axis=2, dtype=partial.dtype, out=partial)
     xp.sum(partial, axis=0, out=mean)
     xp.multiply(mean, mean.dtype.type(1.0 / count), out=mean)
 
 
-def _scale(xp: Any, centred: Any, var: Any, epsilon: float, scale: Any, bias: Any, factor: Any, out: Any) -> None:
+def _scale(
+    xp: NumPy, centred: Array, var: Array, epsilon: float, scale: Array, bias: Array, factor: Array, out: Array
+) -> None:
     """out = centred · scale / √(var + epsilon) + bias; `centred` is overwritten, `factor` a vector to work in."""
     xp.add(var, var.dtype.type(epsilon), out=factor)
     xp.sqrt(factor, out=factor)
@@ -136,7 +139,9 @@ def _scale(xp: Any, centred: Any, var: Any, epsilon: float, scale: Any, bias: An
     xp.add(centred, bias[:, None], out=out)
 
 
-def _scaled(b: Any, x: Any, centred: Any, var: Any, scale: Any, bias: Any, epsilon: float) -> Any:
+def _scaled(
+    b: OperatorBuilder, x: Value, centred: Value, var: Value, scale: Value, bias: Value, epsilon: float
+) -> Value:
     """The same as operators, in x's type; `var` broadcasts against x."""
     deviation = b.Sqrt(b.Add(var, b.constant(epsilon, var)))
     scaled = b.Mul(b.Div(centred, deviation), per_channel(b, as_type_of(b, scale, centred), x))
@@ -210,7 +215,7 @@ class BatchNormStatistics(Op):
         yield draw.case(cls(), draw("f16[2,3,4]"))
 
 
-def running_statistics(op: Op, b: Any, running: Any, like: Any, x: Any) -> tuple[Any, Any]:
+def running_statistics(op: Op, b: OperatorBuilder, running: Any, like: Any, x: Any) -> tuple[Any, Any]:
     """Mean and variance of inference mode, in `like`'s element type.  UsageError if nothing follows the batch's."""
     if len(running) < 2 or None in running:
         raise UsageError(
@@ -221,7 +226,7 @@ def running_statistics(op: Op, b: Any, running: Any, like: Any, x: Any) -> tuple
     return mean, var
 
 
-def _moments(xp: Any, x: Any, work: Any, partials: Any, mean: Any, var: Any) -> None:
+def _moments(xp: NumPy, x: Array, work: Array, partials: Array, mean: Array, var: Array) -> None:
     """Mean and biased variance of each channel of [n, c, p]; what is centred stays in `work`."""
     n, width = x.shape[:2]
     partial = partials.reshape(-1)[: n * width].reshape(n, width)
@@ -366,7 +371,9 @@ class BatchNormGrad(ChannelNorm):
             xp.add(work, product, out=work)
             xp.add(work, total[:, None], out=dx[:, c])
 
-    def _sums(self, xp: Any, dy: Any, centred: Any, partial: Any, vectors: Any, given: tuple[Any, Any]) -> None:
+    def _sums(
+        self, xp: NumPy, dy: Array, centred: Array, partial: Array, vectors: Array, given: tuple[Array, Array]
+    ) -> None:
         """1 / √(var + epsilon), that times scale, Σ dy, Σ dy · x̂."""
         inverse, factor, total, against = vectors
         scale, var = given

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from ...language.factors import SUM, factor
-from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.op import Cost, ImportedNode, Op, OperatorBuilder
+from ...language.types import TensorType, Types, Value, Values
 from ..common import normal_axis
 from ..shape.reshape import reshape
 from . import numerics as kernels
@@ -21,7 +20,7 @@ from .numerics import View, wide
 from .row_parts import last_steps
 
 
-def as_type(b: Any, v: Any, dtype: str) -> Any:
+def as_type(b: OperatorBuilder, v: Value, dtype: str) -> Value:
     """v, cast where its element type is another."""
     return v if v.dtype == dtype else b.Cast(v, to=dtype)
 
@@ -76,7 +75,7 @@ class Normalization(Op, abstract=True):
             if out is not None:
                 out.reshape(statistic.shape)[...] = statistic
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """About eight operations an element."""
         assert ins[0] is not None
         return Cost(8 * ins[0].size, super().cost(ins, outs).bytes)
@@ -101,7 +100,7 @@ class Normalization(Op, abstract=True):
         found = [reshape(b, s, statistic.shape) for s in (mean, inverse) if s is not None]
         return (y, *found)
 
-    def _vector(self, b: Any, v: Any, view: View, dtype: str) -> Any:
+    def _vector(self, b: OperatorBuilder, v: Value, view: View, dtype: str) -> Value:
         return as_type(b, reshape(b, v, (1, view[1], view[2], 1)), dtype)
 
     def gradient(self, b, ins, outs, grads):
@@ -114,23 +113,26 @@ class Normalization(Op, abstract=True):
         if grads[0] is not None:
             dx, dscale, dbias = b.NormGrad(x, scale, mean, inverse, grads[0], view=view)
             dbias = None if bias is None else as_type(b, dbias, bias.dtype)
-        flows = [f for f in self._through_statistics(b, x, mean, inverse, grads, view) if f is not None]
+        flows = [f for f in self._through_statistics(b, x, mean, inverse, grads) if f is not None]
         if flows:
             flow = reshape(b, as_type(b, b.add_all(flows), x.dtype), x.shape)
             dx = flow if dx is None else b.Add(dx, flow)
         return [dx, dscale, dbias]
 
-    def _through_statistics(self, b: Any, x: Any, mean: Any, inverse: Any, grads: Any, view: View) -> list[Any]:
+    def _through_statistics(
+        self, b: OperatorBuilder, x: Value, mean: Value | None, inverse: Value, grads: Values
+    ) -> list[Value]:
         """dmean / n, and -dinverse · inverse³ · (x - mean) / n, over x as [a, g, s, p]."""
+        view = self.view(x.type)
         small = (*view[:2], 1, 1)
         count = b.constant(1.0 / max(view[2] * view[3], 1), inverse)
         found = []
         if self.centred and len(grads) > 1 and grads[1] is not None:
             found.append(b.Expand(b.Mul(reshape(b, grads[1], small), count), shape=view))
         last = 2 if self.centred else 1
-        if len(grads) > last and grads[last] is not None:
+        if len(grads) > last and (dlast := grads[last]) is not None:
             inv = reshape(b, inverse, small)
-            factor = b.Neg(b.Mul(b.Mul(reshape(b, grads[last], small), count), b.Mul(inv, b.Mul(inv, inv))))
+            factor = b.Neg(b.Mul(b.Mul(reshape(b, dlast, small), count), b.Mul(inv, b.Mul(inv, inv))))
             work = as_type(b, reshape(b, x, view), inverse.dtype)
             if mean is not None:
                 work = b.Sub(work, reshape(b, mean, small))
@@ -273,7 +275,7 @@ class LayerNormalization(Normalization, onnx=True):
     def from_onnx(cls, node):
         """Scale and bias in full shape; statistics on demand."""
         op = cls(axis=node.attributes.get("axis", -1), epsilon=node.attributes.get("epsilon", 1e-5))
-        x = node.input(0)
+        x = node.need(0)
         vectors = [_full_vector(node, op, x, i) for i in (1, 2)]
         want = max((i + 1 for i in range(3) if node.wants(i)), default=1)
         return node.emit(op, x, *vectors, want=want)
@@ -290,7 +292,7 @@ class LayerNormalization(Normalization, onnx=True):
         yield draw.case(cls(), draw("f16[2,3,4]"), draw("f16[4]"), draw("f16[4]"))
 
 
-def _full_vector(node: Any, op: Normalization, x: Any, i: int) -> Any:
+def _full_vector(node: ImportedNode, op: Normalization, x: Value, i: int) -> Value | None:
     """Scale or bias, repeated where ONNX lets it broadcast."""
     v, shape = node.input(i), op.vector(x.type)
     if v is None or v.shape == shape:
@@ -339,7 +341,7 @@ class RMSNormalization(Normalization):
     def from_onnx(cls, node):
         """Scale in full shape."""
         op = cls(axis=node.attributes.get("axis", -1), epsilon=node.attributes.get("epsilon", 1e-5))
-        x = node.input(0)
+        x = node.need(0)
         return node.emit(op, x, _full_vector(node, op, x, 1))
 
     @classmethod

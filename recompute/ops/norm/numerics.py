@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
-from ...language.types import TensorType
+from ...language.types import Array, NumPy, Operands, TensorType
 from ..window import BLOCK
 
 View = tuple[int, int, int, int]
@@ -21,7 +20,7 @@ def wide(t: TensorType) -> TensorType:
     return t.with_dtype("f32") if t.dtype in ("f16", "bf16") else t
 
 
-def row_dots(xp: Any, a: Any, b: Any, out: Any) -> None:
+def row_dots(xp: NumPy, a: Array, b: Array, out: Array) -> None:
     """out = Σ a · b over the last axis, by BLAS."""
     xp.matmul(a[..., None, :], b[..., None], out=out[..., None, None])
 
@@ -52,19 +51,29 @@ def forward_scratch(t: TensorType, view: View) -> tuple[TensorType, ...]:
     return tuple(found)
 
 
-def _start(buffer: Any, shape: tuple[int, ...]) -> Any:
+def _start(buffer: Array, shape: tuple[int, ...]) -> Array:
     return buffer.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 def forward(
-    xp: Any, view: View, x: Any, scale: Any, bias: Any, y: Any, epsilon: float, scratch: Any, *, centre: bool
-) -> tuple[Any, Any]:
+    xp: NumPy,
+    view: View,
+    x: Array,
+    scale: Array,
+    bias: Array | None,
+    y: Array,
+    epsilon: float,
+    scratch: Operands,
+    *,
+    centre: bool,
+) -> tuple[Array, Array]:
     """y = (x - mean) / √(var + epsilon) · scale + bias; without `centre`, mean is 0 and var the mean square.
 
     Returns mean and 1 / √(var + epsilon) as [a, g] (parts of the scratch).
     """
     x, y = x.reshape(view), y.reshape(view)
-    scale, bias = (None if v is None else v.reshape(view[1], view[2], 1) for v in (scale, bias))
+    scale = scale.reshape(view[1], view[2], 1)
+    bias = None if bias is None else bias.reshape(view[1], view[2], 1)
     mean, inverse = scratch[0]
     count = max(view[2] * view[3], 1)
     for block in blocks(view):
@@ -100,8 +109,16 @@ def grad_scratch(t: TensorType, view: View) -> tuple[TensorType, ...]:
 
 
 def grad(
-    xp: Any, view: View, x: Any, scale: Any, mean: Any, inverse: Any, dy: Any, dx: Any, scratch: Any
-) -> tuple[Any, Any]:
+    xp: NumPy,
+    view: View,
+    x: Array,
+    scale: Array,
+    mean: Array | None,
+    inverse: Array,
+    dy: Array,
+    dx: Array,
+    scratch: Operands,
+) -> tuple[Array, Array]:
     """With x̂ = (x - mean) · inverse and g = dy · scale: dx = inverse · (g - mean(g) - x̂ · mean(g · x̂)).
 
     `mean` None: x is not centred, and mean(g) falls away.  Returns Σ dy · x̂ and Σ dy as [g, s] (parts of the
@@ -109,7 +126,8 @@ def grad(
     """
     x, dy, dx = x.reshape(view), dy.reshape(view), dx.reshape(view)
     scale = scale.reshape(view[1], view[2], 1)
-    mean, inverse = (None if v is None else v.reshape(view[0], view[1]) for v in (mean, inverse))
+    mean = None if mean is None else mean.reshape(view[:2])
+    inverse = inverse.reshape(view[:2])
     total, against = scratch[2]
     scratch[2].fill(0)
     count = max(view[2] * view[3], 1)
@@ -137,7 +155,9 @@ def grad(
     return against, total
 
 
-def _finish(xp: Any, g: Any, normal: Any, sums: Any, inverse: Any, count: int, out: Any, *, centre: bool) -> None:
+def _finish(
+    xp: NumPy, g: Array, normal: Array, sums: Array, inverse: Array, count: int, out: Array, *, centre: bool
+) -> None:
     """out = inverse · (g - mean(g) - normal · mean(g · normal)); g and normal are overwritten."""
     flat = (*sums.shape, -1)
     factor = sums.dtype.type(1.0 / count)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.types import Value
 from ..common import Elementwise
 
 
@@ -49,9 +50,9 @@ class RowScale(Elementwise):
         yield draw.case(cls(), draw("f32[5,3]"), draw("f32[5,1]"), draw("f32[3]"))
 
 
-def last_steps(ins: Sequence[Any], statistics: Sequence[Any], *, centred: bool) -> Any:
+def last_steps(ins: Sequence[Value], statistics: Sequence[Value], *, centred: bool) -> Any:
     """The last steps of a normalisation of (x, scale, bias), and their inputs; None where a type is another."""
-    x, scale, bias = (*ins, None)[:3]
+    x, scale, bias = ins[0], ins[1], (*ins, None)[2]
     given = (scale, *statistics) if not centred else (scale, bias, *statistics)
     if len(given) < (4 if centred else 2) or any(v is None or v.dtype != x.dtype for v in given):
         return None

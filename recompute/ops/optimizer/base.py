@@ -24,8 +24,8 @@ import numpy as np
 from ...language.element import argument
 from ...language.factors import Factor, aligned
 from ...language.formulas import Elements, through_expansion
-from ...language.op import Cost, Op
-from ...language.types import DTYPES, TensorType, dtype_name
+from ...language.op import Cost, Draw, Op, OperatorBuilder
+from ...language.types import DTYPES, Array, NumPy, Operands, TensorType, Types, dtype_name, present
 from ..array_steps import ArraySteps, updating_steps
 
 #: elements that are worked on at a time
@@ -37,7 +37,7 @@ def work_dtype(t: TensorType) -> str:
     return "f32" if t.dtype in ("f16", "bf16") else t.dtype
 
 
-def _flat(a: Any) -> Any:
+def _flat(a: Array) -> Array:
     if not a.flags.c_contiguous:
         raise ValueError("an array that is updated in place must be contiguous")
     return a.reshape(-1)
@@ -65,8 +65,7 @@ class Update(Op, abstract=True):
                 raise self.fail(f"input {i}, its {what}, is absent", *inputs)
         if len(inputs) > self.unscale_at + 1:
             raise self.fail(f"takes {self.unscale_at + 1} inputs at most", *inputs)
-        w, g, rate = inputs[0], inputs[1], inputs[self.rate_at]
-        assert w is not None and g is not None and rate is not None
+        w, g, rate = present(inputs[0], inputs[1], inputs[self.rate_at])
         if g.shape != w.shape or not (w.is_float and g.is_float):
             raise self.fail("the gradient must have the parameter's shape", *inputs)
         if rate.shape != () or not rate.is_float:
@@ -97,17 +96,14 @@ class Update(Op, abstract=True):
         """That input; None where it is absent."""
         return inputs[self.unscale_at] if self.unscale_at < len(inputs) else None
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """All of the parameter: each element is updated on its own."""
         return aligned(ins, outs)
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """A part for intermediate results, one each where w and g cannot be worked on as they are, and with `unscale`
         one each for what w and the state were."""
-        w, g = ins[0], ins[1]
-        assert w is not None and g is not None
+        w, g = present(ins[0], ins[1])
         part = TensorType(work_dtype(w), (min(w.size, PART),))
         scaled = self.unscale(ins) is not None
         count = 1 + (g.dtype != part.dtype or self.coupled != 0 or scaled) + (w.dtype != part.dtype)
@@ -121,11 +117,13 @@ class Update(Op, abstract=True):
         """Scalars of one step in f64, through `m` (NumPy, CuPy, or `Formula`): learning rate first."""
         return (rate,)
 
-    def formula(self, b: Any, w: Any, g: Any, state: Sequence[Any], factors: Sequence[Any]) -> tuple[Any, ...]:
+    def formula(
+        self, b: OperatorBuilder, w: Any, g: Any, state: Sequence[Any], factors: Sequence[Any]
+    ) -> tuple[Any, ...]:
         """(new w, new state ...) with operators; None for state that is absent."""
         raise NotImplementedError
 
-    def parts(self, xp: Any, ins: Sequence[Any], scratch: Sequence[Any], *, write: bool = True) -> Iterator[tuple]:
+    def parts(self, xp: NumPy, ins: Operands, scratch: Operands, *, write: bool = True) -> Iterator[tuple]:
         """(w, g, state, t) in the working type, part by part; what is done to w is stored."""
         w, g = _flat(ins[0]), ins[1].reshape(-1)
         state = [_flat(ins[i]) if i < len(ins) and ins[i] is not None else None for i in self.updates[1:]]
@@ -168,7 +166,7 @@ class Update(Op, abstract=True):
             steps = _steps(self, tuple(s is not None for s in state), len(factors), dtype_name(w.dtype))
             steps.run(xp, [w, *states, g, *factors], w, [*states, t])
 
-    def numbers(self, xp: Any, ins: Sequence[Any]) -> list[Any]:
+    def numbers(self, xp: NumPy, ins: Operands) -> list[Any]:
         """`factors` as scalars of the working type."""
         work = DTYPES[work_dtype(TensorType.of(ins[0]))]
         step = None if self.step_at is None else ins[self.step_at].astype(np.float64) + 1.0
@@ -202,7 +200,7 @@ class Update(Op, abstract=True):
         """That of its expansion: scalars are worked out in f64 there too."""
         return through_expansion(self, inputs)
 
-    def values(self, b: Any, inputs: Sequence[Any], work: str) -> list[Any]:
+    def values(self, b: OperatorBuilder, inputs: Sequence[Any], work: str) -> list[Any]:
         """`factors` as values of the working type."""
 
         def f64(v: Any) -> Any:
@@ -225,14 +223,14 @@ def _steps(op: Update, states: tuple[bool, ...], factors: int, dtype: str) -> Ar
     numbers = itertools.count()
     w, *state = (argument(next(numbers), dtype) if there else None for there in (True, *states))
     g, *scalars = (argument(next(numbers), dtype) for _ in range(1 + factors))
-    made = op.formula(Elements(), w, g, state, scalars)
+    made = op.formula(Elements(), w, g, state, scalars)  # type: ignore[arg-type]
     return updating_steps([x for x in made if x is not None], dtype)
 
 
 class Number:
     """A scalar of a program that takes part in arithmetic with Python's signs: one formula for arrays and programs."""
 
-    def __init__(self, b: Any, value: Any) -> None:
+    def __init__(self, b: OperatorBuilder, value: Any) -> None:
         self.b, self.value = b, value
 
     def _with(self, name: str, other: Any, *, swap: bool = False) -> Number:
@@ -243,13 +241,13 @@ class Number:
     def __mul__(self, other: Any) -> Number:
         return self._with("Mul", other)
 
-    def __truediv__(self, other: Any) -> Number:
+    def __truediv__(self, other: Number) -> Number:
         return self._with("Div", other)
 
-    def __rsub__(self, other: Any) -> Number:
+    def __rsub__(self, other: float) -> Number:
         return self._with("Sub", other, swap=True)
 
-    def __rpow__(self, other: Any) -> Number:
+    def __rpow__(self, other: float) -> Number:
         return self._with("Pow", other, swap=True)
 
 
@@ -264,17 +262,17 @@ class Formula:
         return Number(self.b, self.b.Sqrt(x.value))
 
 
-def scaled(b: Any, x: Any, factor: float) -> Any:
+def scaled(b: OperatorBuilder, x: Any, factor: float) -> Any:
     """x times a constant of its element type."""
     return b.Mul(x, b.constant(factor, x))
 
 
-def mixed(b: Any, old: Any, new: Any, keep: float) -> Any:
+def mixed(b: OperatorBuilder, old: Any, new: Any, keep: float) -> Any:
     """keep·old + (1 - keep)·new."""
     return b.Add(scaled(b, old, keep), scaled(b, new, 1 - keep))
 
 
-def mix(xp: Any, old: Any, new: Any, keep: float, t: Any) -> None:
+def mix(xp: NumPy, old: Array, new: Array, keep: float, t: Array) -> None:
     """old ← keep·old + (1 - keep)·new; `new` may be `t`."""
     number = old.dtype.type
     xp.multiply(old, number(keep), out=old)
@@ -282,7 +280,7 @@ def mix(xp: Any, old: Any, new: Any, keep: float, t: Any) -> None:
     xp.add(old, t, out=old)
 
 
-def update_samples(op: Update, draw: Any, states: int, *extra: bool) -> Iterator[Any]:
+def update_samples(op: Update, draw: Draw, states: int, *extra: bool) -> Iterator[Any]:
     """A matrix, more than one part of a vector, an empty one, and f32, for (w, g, states..., lr, step?, extra...)."""
 
     def inputs(text: str) -> list[Any]:

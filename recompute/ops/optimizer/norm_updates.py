@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from ...language.factors import aligned, needed_whole
-from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.op import Cost, Op, OperatorBuilder
+from ...language.types import Array, NumPy, TensorType, Value
 from .base import PART, Update, mix, mixed, scaled, update_samples
 
 
 class TrustUpdate(Update, abstract=True):
     """Base of updates that scale a parameter's step by norms of whole tensors: two walks over the arrays."""
 
-    def norm(self, xp: Any, total: Any, x: Any, t: Any) -> Any:
+    def norm(self, xp: NumPy, total: Any, x: Array, t: Array) -> Any:
         """`total` + Σ x², in f64; x may be t."""
         xp.multiply(x, x, out=t)
         return total + xp.sum(t, dtype=np.float64)
@@ -26,7 +26,7 @@ class TrustUpdate(Update, abstract=True):
         """All, needed whole: the norms of the parameter and of its step are taken."""
         return needed_whole(aligned(ins, outs))
 
-    def norm_value(self, b: Any, x: Any) -> Any:
+    def norm_value(self, b: OperatorBuilder, x: Any) -> Value | None:
         """√Σ x² in f64, as a value."""
         x = x if x.dtype == "f64" else b.Cast(x, to="f64")
         return b.Sqrt(b.ReduceSum(b.Mul(x, x), keepdims=0))
@@ -84,7 +84,9 @@ class LambUpdate(TrustUpdate):
             xp.multiply(t, rate * trust, out=t)
             xp.subtract(w, t, out=w)
 
-    def _direction(self, xp: Any, w: Any, m: Any, v: Any, scale: Any, epsilon: Any, t: Any, rest: Any) -> None:
+    def _direction(
+        self, xp: NumPy, w: Array, m: Array, v: Array, scale: Any, epsilon: Any, t: Array, rest: Array
+    ) -> None:
         """t ← r."""
         xp.sqrt(v, out=t)
         xp.add(t, epsilon, out=t)
@@ -159,7 +161,7 @@ class LarsUpdate(TrustUpdate):
             xp.add(v, t, out=v)
             xp.subtract(w, v, out=w)
 
-    def values(self, b: Any, inputs: Sequence[Any], work: str) -> list[Any]:
+    def values(self, b: OperatorBuilder, inputs: Sequence[Any], work: str) -> list[Any]:
         """The learning rate in f64: the trust ratio is worked out in it."""
         rate = inputs[self.rate_at]
         return [rate if rate.dtype == "f64" else b.Cast(rate, to="f64")]
@@ -187,7 +189,7 @@ class LarsUpdate(TrustUpdate):
         yield draw.case(cls(), draw("f16[5]"), draw("f16[5]"), draw("f32[5]"), lr)
 
 
-def _with_squares(xp: Any, total: Any, x: Any, tile: Any) -> Any:
+def _with_squares(xp: NumPy, total: Any, x: Array, tile: Array) -> Any:
     """`total` + Σ x², tile by tile in f64; x has one dimension."""
     for start in range(0, x.size, PART):
         here = x[start : start + PART]

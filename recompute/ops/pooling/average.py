@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...language.op import imports
-from ...language.types import DTYPES, TensorType
+from ...language.op import Imported, ImportedNode, OperatorBuilder, imports
+from ...language.types import DTYPES, Array, NumPy, TensorType, Value
 from ..channels_last import channels_last
 from ..convolution.export import transposed
 from ..shape.reshape import reshape
@@ -39,7 +39,7 @@ class Averaging(Pooling, abstract=True):
             found.append([max(last - first, 1) for first, last in inside])
         return found
 
-    def divide(self, xp: Any, w: Window, a: Any, out: Any) -> None:
+    def divide(self, xp: NumPy, w: Window, a: Array, out: Array) -> None:
         """a / counts, position by position, into `out`."""
         counts = self.counts(w)
         if all(len(set(c)) <= 1 for c in counts):
@@ -105,7 +105,7 @@ class AveragePool(Averaging, onnx=True):
     def from_onnx(cls, node):
         """`auto_pad` becomes pads."""
         include = node.attributes.get("count_include_pad", 0)
-        return node.emit(cls(**cls.onnx_fields(node), count_include_pad=include), node.input(0))
+        return node.emit(cls(**cls.onnx_fields(node), count_include_pad=include), node.need(0))
 
     @classmethod
     def samples(cls, draw):
@@ -192,7 +192,7 @@ class AveragePoolGrad(Averaging):
         yield draw.case(op, draw("f16[2,3,5,5]"))
 
 
-def _root(b: Any, total: Any, p: int) -> Any:
+def _root(b: OperatorBuilder, total: Value, p: int) -> Value:
     """total^(1/p), with gradient 0 where total is 0."""
     if p == 1:
         return total
@@ -202,7 +202,7 @@ def _root(b: Any, total: Any, p: int) -> Any:
     return b.Where(zero, b.constant(0, total), root)
 
 
-def _power(b: Any, x: Any, p: int) -> Any:
+def _power(b: OperatorBuilder, x: Value, p: int) -> Value:
     """|x|^p."""
     if p == 2:
         return b.Mul(x, x)
@@ -210,9 +210,9 @@ def _power(b: Any, x: Any, p: int) -> Any:
 
 
 @imports("LpPool")
-def lp_pool(node: Any) -> Any:
+def lp_pool(node: ImportedNode) -> Imported:
     """(Σ |x|^p)^(1/p) over each window: average pooling of |x|^p, times the counts."""
-    b, x, p = node.builder, node.input(0), node.attributes.get("p", 2)
+    b, x, p = node.builder, node.need(0), node.attributes.get("p", 2)
     op = AveragePool(**AveragePool.onnx_fields(node), count_include_pad=1)
     mean = node.emit(op, _power(b, x, p))
     if math.prod(mean.shape[2:]) > _MOST:
@@ -226,16 +226,16 @@ def lp_pool(node: Any) -> Any:
 
 
 @imports("GlobalLpPool")
-def global_lp_pool(node: Any) -> Any:
+def global_lp_pool(node: ImportedNode) -> Imported:
     """(Σ |x|^p)^(1/p) over all spatial axes."""
-    b, x, p = node.builder, node.input(0), node.attributes.get("p", 2)
+    b, x, p = node.builder, node.need(0), node.attributes.get("p", 2)
     return _root(b, b.ReduceSum(_power(b, x, p), axes=tuple(range(2, x.ndim))), p)
 
 
 @imports("LpNormalization")
-def lp_normalization(node: Any) -> Any:
+def lp_normalization(node: ImportedNode) -> Imported:
     """x / ‖x‖_p along an axis; 0 where the norm is."""
-    b, x, p = node.builder, node.input(0), node.attributes.get("p", 2)
+    b, x, p = node.builder, node.need(0), node.attributes.get("p", 2)
     total = b.ReduceSum(_power(b, x, p), axes=(node.attributes.get("axis", -1) % x.ndim,))
     one = b.constant(1, x)
     safe = b.Where(b.Equal(total, b.constant(0, x)), one, total)
@@ -243,9 +243,9 @@ def lp_normalization(node: Any) -> Any:
 
 
 @imports("LRN")
-def lrn(node: Any) -> Any:
+def lrn(node: ImportedNode) -> Imported:
     """x / (bias + alpha / size · Σ x² over `size` neighbouring channels)^beta (Krizhevsky et al. 2012)."""
-    b, x, given = node.builder, node.input(0), node.attributes
+    b, x, given = node.builder, node.need(0), node.attributes
     size = given["size"]
     flat = reshape(b, b.Mul(x, x), (x.shape[0], 1, x.shape[1], math.prod(x.shape[2:])))
     before = (size - 1) // 2

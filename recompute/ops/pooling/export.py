@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.contexts import FunctionWriter
 from ...language.types import dtype_to_onnx
 from ..window import Window
 
@@ -18,19 +19,19 @@ def _starts(w: Window, axis: int) -> np.ndarray:
     return (np.arange(w.out[axis], dtype=np.int64) * w.strides[axis] - w.begin[axis]).reshape(place)
 
 
-def export_max_window(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str]) -> None:
+def export_max_window(op: Any, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> None:
     """MaxPool with indices; number along an axis = (index along it - first of the window) / dilation."""
     number = outs[2]
     indices = outs[1] or g.fresh("indices")
     g.node("MaxPool", ins, [outs[0], indices], **op.fields())
     w = op.window(g.shape(ins[0])[2:], op.infer(g.type(ins[0]))[0].shape[2:])
-    total = None
+    total = ""
     step, inner = 1, 1
     for a in reversed(range(len(w.out))):
         at = g.call("Mod", g.call("Div", indices, g.ints([step])), g.ints([w.inp[a]]))
         along = g.call("Div", g.call("Sub", at, g.array(_starts(w, a))), g.ints([w.dilations[a]]))
         term = g.call("Mul", along, g.ints([inner]))
-        total = term if total is None else g.call("Add", total, term)
+        total = term if not total else g.call("Add", total, term)
         step *= w.inp[a]
         inner *= w.kernel[a]
     g.node("Cast", [total], [number], to=dtype_to_onnx(op.infer(g.type(ins[0]))[2].dtype))
@@ -40,19 +41,19 @@ def _flat_indices(g: Any, w: Window, number: str) -> str:
     """Index within its plane of the element that each window number names: i64 [n, c, positions]."""
     shape = g.shape(number)
     wide = g.call("Cast", number, to=dtype_to_onnx("i64"))
-    total = None
+    total = ""
     step, inner = 1, 1
     for a in reversed(range(len(w.out))):
         along = g.call("Mod", g.call("Div", wide, g.ints([inner])), g.ints([w.kernel[a]]))
         at = g.call("Add", g.call("Mul", along, g.ints([w.dilations[a]])), g.array(_starts(w, a)))
         term = g.call("Mul", at, g.ints([step]))
-        total = term if total is None else g.call("Add", total, term)
+        total = term if not total else g.call("Add", total, term)
         step *= w.inp[a]
         inner *= w.kernel[a]
     return g.call("Reshape", total, g.ints((*shape[:2], math.prod(shape[2:]))))
 
 
-def export_max_grad(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str]) -> None:
+def export_max_grad(op: Any, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> None:
     """Adds dy at the maxima into planes of zeros."""
     number, dy = ins
     shape = g.shape(dy)
@@ -64,7 +65,7 @@ def export_max_grad(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str]) ->
     g.node("Reshape", [summed, g.ints((*shape[:2], *op.shape))], outs)
 
 
-def export_max_gather(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str]) -> None:
+def export_max_gather(op: Any, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> None:
     """Takes the elements at the maxima from flat planes."""
     number, x = ins
     shape, out = g.shape(x), g.shape(number)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from ...language.op import imports
+from ...language.builder import Builder
+from ...language.op import Imported, ImportedNode, imports
+from ...language.types import Value
 from ..shape.reshape import reshape
 from ..window import full
 from .windows import MaxPool, MaxPoolGrad
 
 
 @imports("MaxUnpool")
-def max_unpool(node: Any) -> Any:
+def max_unpool(node: ImportedNode) -> Imported:
     """Each element at its index.
 
     Where the indices are those of a MaxPool over the result's shape, its window numbers say the same in one byte
     instead of eight: MaxPoolGrad puts the elements there.
     """
-    x, indices = node.input(0), node.input(1)
+    x, indices = node.need(0), node.need(1)
     inferred = _inferred_shape(node, x.shape)
     shape = inferred if node.type(2) is None else tuple(int(d) for d in node.need_constant(2, "output_shape"))
     pool = _pool_of(node.builder, indices)
-    if pool is not None and pool.inputs[0].shape == shape and pool.outputs[0].type == x.type:
-        return node.emit(MaxPoolGrad(shape=shape[2:], **pool.op.fields()), pool.outputs[2], x)
+    if pool is not None and pool[1].shape == shape and pool[2].type == x.type:
+        return node.emit(MaxPoolGrad(shape=shape[2:], **pool[0].fields()), pool[3], x)
     if shape != inferred:
         raise node.fail(
             f"output_shape {list(shape)} is not the inferred {list(inferred)}: whose the indices are is not said"
@@ -37,18 +38,22 @@ def max_unpool(node: Any) -> Any:
     return reshape(b, flat, shape)
 
 
-def _pool_of(b: Any, indices: Any) -> Any:
-    """The MaxPool that makes the indices, if it also gives window numbers and its windows do not overlap."""
+def _pool_of(b: Builder, indices: Value) -> tuple[MaxPool, Value, Value, Value] | None:
+    """The MaxPool that makes the indices, if it also gives window numbers and its windows do not overlap.
+
+    With its input, its result and the numbers.
+    """
     for o in reversed(b.operators):
-        if isinstance(o.op, MaxPool) and len(o.outputs) > 2 and o.outputs[1].name == indices.name:
+        if isinstance(o.op, MaxPool) and len(o.outputs) > 2 and indices in o.outputs[1:2]:
+            (x,), (y, _, numbers) = o.inputs, o.outputs
             kernel = o.op.kernel_shape
             dilations, strides = full(o.op.dilations, len(kernel), 1), full(o.op.strides, len(kernel), 1)
             alone = all((k - 1) * d < s for k, d, s in zip(kernel, dilations, strides, strict=True))
-            return o if alone else None
+            return (o.op, x, y, numbers) if alone and x and y and numbers else None
     return None
 
 
-def _inferred_shape(node: Any, shape: Sequence[int]) -> tuple[int, ...]:
+def _inferred_shape(node: ImportedNode, shape: Sequence[int]) -> tuple[int, ...]:
     """(size - 1) · stride - pads + kernel along each spatial axis."""
     kernel, n = node.attributes["kernel_shape"], len(shape) - 2
     if n < 1 or len(kernel) != n:

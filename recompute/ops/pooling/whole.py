@@ -117,7 +117,7 @@ class GlobalMaxPool(Op, onnx=True):
     @classmethod
     def from_onnx(cls, node):
         """The values only."""
-        return node.emit(cls(), node.input(0))
+        return node.emit(cls(), node.need(0))
 
 
 @channels_last(inputs=(0, 1), outputs=(0,))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.factors import Factor, in_step, needed_whole
-from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.op import Cost, Draw, ImportedNode, Op
+from ...language.types import Array, NumPy, Operands, TensorType, Types
 from ..channels_last import channels_last
 from ..window import BLOCK, Window, full, output_size, window_attributes
 from .export import export_max_gather, export_max_grad, export_max_window
@@ -25,9 +25,7 @@ class Pooling(Op, abstract=True):
     dilations: tuple[int, ...]
     ceil_mode: int
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """Images and channels."""
         return in_step(ins, outs, range(2))
 
@@ -68,16 +66,16 @@ class Pooling(Op, abstract=True):
             "dilations": self.dilations, "ceil_mode": self.ceil_mode,
         }  # fmt: skip
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """One operation a tap and window."""
         windows = min((t.size for t in (*ins, *outs[:1]) if t is not None), default=0)
         return Cost(windows * math.prod(self.kernel_shape), super().cost(ins, outs).bytes)
 
     @classmethod
-    def onnx_fields(cls, node: Any) -> dict[str, Any]:
+    def onnx_fields(cls, node: ImportedNode) -> dict[str, Any]:
         """Attributes of an ONNX pooling node, `auto_pad` resolved."""
         kernel = tuple(node.attributes["kernel_shape"])
-        fields: dict[str, Any] = window_attributes(node, node.type(0).shape[2:], kernel)
+        fields: dict[str, Any] = window_attributes(node, node.need_type(0).shape[2:], kernel)
         return {"kernel_shape": kernel, **fields, "ceil_mode": node.attributes.get("ceil_mode", 0)}
 
 
@@ -93,7 +91,7 @@ def planes(w: Window, count: int) -> Iterator[slice]:
         yield slice(p, min(p + step, count))
 
 
-def cut(buffer: Any, shape: Sequence[int]) -> Any:
+def cut(buffer: Array, shape: Sequence[int]) -> Array:
     """The start of a buffer under a shape."""
     return buffer.reshape(-1)[: math.prod(shape)].reshape(shape)
 
@@ -155,7 +153,7 @@ class MaxPool(Pooling, onnx=True):
             if indices is not None:
                 self._indices(xp, w, mine, indices.reshape(y.shape)[block], block.start)
 
-    def _block(self, xp: Any, w: Window, x: Any, y: Any, numbers: Any, scratch: Any) -> None:
+    def _block(self, xp: NumPy, w: Window, x: Array, y: Array, numbers: Array | None, scratch: Operands) -> None:
         y.fill(-math.inf if x.dtype.kind not in "iu" else xp.iinfo(x.dtype).min)
         if numbers is not None:
             numbers.fill(0)
@@ -169,7 +167,7 @@ class MaxPool(Pooling, onnx=True):
                 xp.maximum(mine, number, out=mine)
             xp.maximum(target, source, out=target)
 
-    def _indices(self, xp: Any, w: Window, numbers: Any, out: Any, first: int) -> None:
+    def _indices(self, xp: NumPy, w: Window, numbers: Array, out: Array, first: int) -> None:
         """Flat indices: Σ over the axes of (position · stride + number along the axis · dilation - pad) · step."""
         out.fill(0)
         step, inner = 1, 1
@@ -200,11 +198,11 @@ class MaxPool(Pooling, onnx=True):
         """The indices are row-major here; `storage_order` 1 turns them."""
         op = cls(**cls.onnx_fields(node))
         if not node.wants(1):
-            return node.emit(op, node.input(0), want=1)
+            return node.emit(op, node.need(0), want=1)
         # The numbers are for a MaxUnpool that may come; what nobody reads is not made.
-        y, indices, _ = node.emit(op, node.input(0), want=3)
+        y, indices, _ = node.emit(op, node.need(0), want=3)
         if node.attributes.get("storage_order", 0):
-            indices = _column_major(node.builder, indices, node.input(0).shape[2:])
+            indices = _column_major(node.builder, indices, node.need(0).shape[2:])
         return y, indices
 
     @classmethod
@@ -248,7 +246,7 @@ def _pool_samples(cls: Any) -> list[tuple[Any, str]]:
 class MaxPoolLinear(Pooling, abstract=True):
     """What routing by window numbers shares: the gradient of MaxPool and its transpose."""
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """Mask and product for a block of planes."""
         number, _ = ins
         assert number is not None and outs[0] is not None
@@ -260,7 +258,9 @@ class MaxPoolLinear(Pooling, abstract=True):
         """The windows of the pooling that made the numbers."""
         raise NotImplementedError
 
-    def route(self, xp: Any, w: Window, number: Any, source: Any, target: Any, scratch: Any, *, gather: bool) -> None:
+    def route(
+        self, xp: NumPy, w: Window, number: Array, source: Array, target: Array, scratch: Operands, *, gather: bool
+    ) -> None:
         """Adds to `target`, tap by tap, the elements of `source` whose window number is the tap's.
 
         `gather`: from inputs to positions, else from positions to inputs.
@@ -329,7 +329,7 @@ class MaxPoolGrad(MaxPoolLinear):
             yield draw.case(cls(shape=x.shape[2:], **op.fields()), number, draw(str(y)))
 
 
-def _numbered(draw: Any) -> Iterator[tuple[MaxPool, TensorType, TensorType, Any]]:
+def _numbered(draw: Draw) -> Iterator[tuple[MaxPool, TensorType, TensorType, Any]]:
     """Samples: the pool, types of input and output, window numbers of a random input."""
     import numpy as np
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.samples import Draw
 from ..common import Elementwise, broadcast
 
 
@@ -85,7 +86,7 @@ class FakeQuantizeGrad(_Quantizer):
         yield draw.case(cls(), *quantities(draw, "f32[0,2]", "f32[]"), draw("f32[0,2]"))
 
 
-def quantities(draw: Any, x: str, scale: str) -> tuple[Any, Any, Any]:
+def quantities(draw: Draw, x: str, scale: str) -> tuple[Any, Any, Any]:
     """x, some of it beyond a few bits of its scale, and away from where its rounding changes; scale; zero point."""
     s = draw(scale, 0.1, 0.2)
     zero = np.rint(draw(scale, -2, 2))

@@ -7,15 +7,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
+from ...language import samples
 from ...language.factors import Factor, Place, aligned, needed_whole
-from ...language.op import Op, imports
-from ...language.types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
+from ...language.op import Case, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder, imports
+from ...language.types import (
+    DTYPES,
+    Array,
+    NumPy,
+    Operands,
+    TensorType,
+    Types,
+    Value,
+    Values,
+    dtype_from_onnx,
+    dtype_to_onnx,
+    need,
+)
 from ..tiles import TILE
 from .philox import export_numbers, stream
 
@@ -39,29 +52,26 @@ class Draw(Op, abstract=True):
         if step != TensorType("i64", ()):
             raise self.fail("the step counter must be i64[]", step)
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """The outermost axis, whose slices are elements one after the other; the others are needed whole."""
-        y = outs[0]
-        assert y is not None
+        y = need(outs[0])
         lead = next((a for a, d in enumerate(y.shape) if d != 1), 0)
         found = aligned(ins, outs)
         return (*found[: lead + 1], *needed_whole(found[lead + 1 :]))
 
-    def sliced(self, factor: Factor, start: int, size: int, outs: Sequence[TensorType | None]) -> Any:
+    def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Any:
         """The same numbers: those before the slice are left out."""
         place, y = factor.outputs[0], outs[0]
         assert isinstance(place, Place) and y is not None
         before = start * place.inner * math.prod(y.shape[place.axis + 1 :])
         return dataclasses.replace(cast(Any, super().sliced(factor, start, size, outs)), first=self.first + before)
 
-    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
+    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """None."""
         return [None] * len(ins)
 
 
-def drop(xp: Any, ratio: float, fill: Any, arrays: tuple[Any, Any, Any], scratch: Any) -> None:
+def drop(xp: NumPy, ratio: float, fill: Any, arrays: tuple[Array, Array, Array | None], scratch: Operands) -> None:
     """Dropout of a run of elements with the numbers that `fill` draws, tile by tile: draw, compare, scale.
 
     `arrays`: x, the result, and the mask (None: it is not wanted), in one dimension.
@@ -141,7 +151,7 @@ class Dropout(Draw):
     @classmethod
     def from_onnx(cls, node):
         """Nothing in evaluation and for ratio 0; the ratio is an attribute, or since opset 12 an input."""
-        x = node.input(0)
+        x = node.need(0)
         ratio = node.attributes.get("ratio", 0.5)
         if node.type(1) is not None:
             ratio = float(node.need_constant(1, "ratio").reshape(()))
@@ -175,12 +185,12 @@ class Fresh(Draw, abstract=True):
         self.check_step(step)
         return (TensorType(self.dtype, self.shape),)
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """A tile of numbers."""
         size = min(math.prod(self.shape), TILE)
         return (TensorType("f32", (self.per_element * size,)), TensorType("f32", (size,)))
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Tile by tile: draw, transform in float32, cast."""
         out = outs[0].reshape(-1)
         fill = stream(xp, self.seed, ins[-1], self.per_element * self.first)
@@ -190,11 +200,11 @@ class Fresh(Draw, abstract=True):
             fill(u)
             out[start:stop] = self.transform(xp, u, scratch[1][: stop - start])
 
-    def transform(self, xp: Any, u: Any, temp: Any) -> Any:
+    def transform(self, xp: NumPy, u: Any, temp: Any) -> Any:
         """Numbers in [0, 1) to elements, in u or temp."""
         raise NotImplementedError
 
-    def export(self, g: Any, ins: Any, outs: Any) -> bool:
+    def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
         """The stream's bits exactly; the transformation as ONNX Runtime rounds it."""
         count = math.prod(self.shape)
         if not count:
@@ -206,17 +216,17 @@ class Fresh(Draw, abstract=True):
         g.node("Reshape", [y, g.ints(self.shape)], outs)
         return True
 
-    def export_transform(self, g: Any, u: str) -> str:
+    def export_transform(self, g: FunctionWriter, u: str) -> str:
         """`transform` in ONNX."""
         raise NotImplementedError
 
     @classmethod
-    def from_onnx(cls, node: Any) -> Any:
+    def from_onnx(cls, node: ImportedNode) -> Imported:
         """The shape is an attribute; the seed is the program's."""
         return _random_from_onnx(cls, node, node.attributes["shape"], "f32")
 
     @classmethod
-    def samples(cls, draw: Any) -> Any:
+    def samples(cls, draw: samples.Draw) -> Iterator[Case]:
         """Two element types; more than a tile; nothing."""
         for shape, dtype in (((3, 5), "f64"), ((33, 1001), "f32"), ((0, 2), "f32"), ((9,), "f16")):
             yield draw.case(cls(shape=shape, dtype=dtype, seed=3), np.array(4))  # type: ignore[call-arg]
@@ -226,7 +236,7 @@ class Fresh(Draw, abstract=True):
 _FLOAT, _BOOL = 1, 9
 
 
-def _scalar32(g: Any, value: float) -> str:
+def _scalar32(g: FunctionWriter, value: float) -> str:
     return g.array(np.array(value, np.float32))
 
 
@@ -336,7 +346,7 @@ class Bernoulli(Draw):
     @classmethod
     def from_onnx(cls, node):
         """p's element type where none is given."""
-        p = node.input(0)
+        p = node.need(0)
         return node.emit(cls(dtype=_dtype(node, p.dtype), seed=node.random_seed()), p, node.step())
 
     @classmethod
@@ -347,7 +357,7 @@ class Bernoulli(Draw):
         yield draw.case(cls(dtype="bool", seed=1, first=13), draw("f32[3,5]", 0, 1), np.array(2))
 
 
-def _dtype(node: Any, default: str) -> str:
+def _dtype(node: ImportedNode, default: str) -> str:
     number = node.attributes.get("dtype")
     dtype = default if number is None else dtype_from_onnx(number)
     if dtype is None:
@@ -355,7 +365,7 @@ def _dtype(node: Any, default: str) -> str:
     return dtype
 
 
-def _random_from_onnx(cls: Any, node: Any, shape: Sequence[int], default: str) -> Any:
+def _random_from_onnx(cls: Any, node: ImportedNode, shape: Sequence[int], default: str) -> Value | None:
     names = ("mean", "scale") if cls is RandomNormal else ("low", "high")
     options = {k: float(node.attributes[k]) for k in names if k in node.attributes}
     op = cls(tuple(map(int, shape)), _dtype(node, default), **options, seed=node.random_seed())
@@ -363,10 +373,10 @@ def _random_from_onnx(cls: Any, node: Any, shape: Sequence[int], default: str) -
 
 
 @imports("RandomNormalLike")
-def _normal_like(node: Any) -> Any:
-    return _random_from_onnx(RandomNormal, node, node.type(0).shape, node.type(0).dtype)
+def _normal_like(node: ImportedNode) -> Imported:
+    return _random_from_onnx(RandomNormal, node, node.need_type(0).shape, node.need_type(0).dtype)
 
 
 @imports("RandomUniformLike")
-def _uniform_like(node: Any) -> Any:
-    return _random_from_onnx(RandomUniform, node, node.type(0).shape, node.type(0).dtype)
+def _uniform_like(node: ImportedNode) -> Imported:
+    return _random_from_onnx(RandomUniform, node, node.need_type(0).shape, node.need_type(0).dtype)

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ...language.contexts import FunctionWriter
+from ...language.types import Array, NumPy
+
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _BUMPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _ROUNDS = 10
@@ -23,7 +26,7 @@ _WORD = 0xFFFFFFFFFFFFFFFF
 _DRAWN = 512
 
 
-def stream(xp: Any, seed: int, step: Any, first: int = 0) -> Callable[[Any], None]:
+def stream(xp: NumPy, seed: int, step: Array, first: int = 0) -> Callable[[Any], None]:
     """A function that fills float32 vectors with the next numbers of the stream (seed, step), from number `first` on.
 
     All but the last of these vectors must have a length that 8 divides.
@@ -35,7 +38,7 @@ def stream(xp: Any, seed: int, step: Any, first: int = 0) -> Callable[[Any], Non
         return lambda out: generator.random(dtype=np.float32, out=out)
     position = first
 
-    def fill(out: Any) -> None:
+    def fill(out: Array) -> None:
         nonlocal position
         begin = position % 8
         out[...] = uniform(xp, seed, step, position // 8, begin + out.size)[begin:]
@@ -44,20 +47,20 @@ def stream(xp: Any, seed: int, step: Any, first: int = 0) -> Callable[[Any], Non
     return fill
 
 
-def uniform(xp: Any, seed: int, step: Any, block: int, count: int) -> Any:
+def uniform(xp: NumPy, seed: int, step: Array, block: int, count: int) -> Array:
     """`count` numbers of the stream from number 8 · `block` on, by array operations: for devices, and as a check."""
     blocks = -(-count // 8)
     return numbers_of_blocks(xp, seed, step, xp.arange(block, block + blocks, dtype=np.uint64))[:count]
 
 
-def numbers_of_blocks(xp: Any, seed: int, step: Any, blocks: Any) -> Any:
+def numbers_of_blocks(xp: NumPy, seed: int, step: Array, blocks: Array) -> Array:
     """The eight numbers of each of these blocks (a vector of uint64), block after block, by array operations."""
     words = words_of_blocks(xp, seed, step, blocks)
     halves = xp.stack([words & np.uint64(_LOW), words >> np.uint64(32)], axis=2).reshape(-1)
     return (halves >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def words_of_blocks(xp: Any, seed: int, step: Any, blocks: Any) -> Any:
+def words_of_blocks(xp: NumPy, seed: int, step: Array, blocks: Array) -> Array:
     """The four words of each of these blocks (a vector of uint64), a row for each, by array operations."""
     key0 = np.uint64(seed)
     key1 = xp.asarray(step).astype(np.uint64)
@@ -73,7 +76,7 @@ def words_of_blocks(xp: Any, seed: int, step: Any, blocks: Any) -> Any:
     return xp.stack([c0, c1, c2, c3], axis=1)
 
 
-def byte_stream(seed: int, step: Any, first: int) -> Callable[[Any], None]:
+def byte_stream(seed: int, step: Array, first: int) -> Callable[[Any], None]:
     """A function that fills vectors of uint8 with the next bytes of the stream (seed, step), from block `first` on.
 
     A block's 32 bytes are its four words, the lowest byte of each first.  Lengths must be multiples of 32.
@@ -81,7 +84,7 @@ def byte_stream(seed: int, step: Any, first: int) -> Callable[[Any], None]:
     key = np.array([seed, int(step) & _WORD], np.uint64)
     generator = np.random.Philox(key=key, counter=first)
 
-    def fill(out: Any) -> None:
+    def fill(out: Array) -> None:
         words = out.view("<u8")
         for start in range(0, words.size, _DRAWN):
             part = words[start : start + _DRAWN]
@@ -90,7 +93,7 @@ def byte_stream(seed: int, step: Any, first: int) -> Callable[[Any], None]:
     return fill
 
 
-def _wide_product(a: Any, b: int) -> tuple[Any, Any]:
+def _wide_product(a: Array, b: int) -> tuple[Array, Array]:
     """The upper and lower 64 bits of a · b."""
     half, low = np.uint64(32), np.uint64(_LOW)
     b0, b1 = np.uint64(b & _LOW), np.uint64(b >> 32)
@@ -100,12 +103,12 @@ def _wide_product(a: Any, b: int) -> tuple[Any, Any]:
     return a1 * b1 + (middle >> half) + (other >> half), a * np.uint64(b)
 
 
-def export_numbers(g: Any, seed: int, step: str, count: int, start: int = 0) -> str:
+def export_numbers(g: FunctionWriter, seed: int, step: str, count: int, start: int = 0) -> str:
     """Writes `count` numbers of the stream, from number `start` on, as ONNX nodes: 24-bit integers (int64 [count])."""
     return _Words(g).shifted(export_halves(g, seed, step, count, start), 8)
 
 
-def export_halves(g: Any, seed: int, step: str, count: int, start: int = 0) -> str:
+def export_halves(g: FunctionWriter, seed: int, step: str, count: int, start: int = 0) -> str:
     """Writes the halves of which numbers are the upper 24 bits as ONNX nodes: integers of 32 bits (int64 [count]).
 
     Pairs of the cipher's words are computed together: rows (c0, c2) in `e`, (c1, c3) in `o`.  Arithmetic is on int64,
@@ -145,7 +148,7 @@ def _signed(values: Any) -> np.ndarray:
 class _Words:
     """Arithmetic on int64 words in ONNX."""
 
-    def __init__(self, g: Any) -> None:
+    def __init__(self, g: FunctionWriter) -> None:
         self.g = g
         halves = [[[m & _LOW] for m in _MULTIPLIERS], [[m >> 32] for m in _MULTIPLIERS]]
         self.low_factor, self.high_factor = (g.array(np.array(h, np.int64)) for h in halves)

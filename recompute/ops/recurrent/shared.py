@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...language.factors import SUM, Factor, Where, factor
-from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.op import Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values, need, present
 from ..shape.reshape import reshape
 from .parts import cut, filled, joint, row
 from .unrolled import unrolled
@@ -30,7 +30,7 @@ def options(op: Op) -> dict[str, Any]:
     return {f.name: getattr(op, f.name) for f in dataclasses.fields(op)}
 
 
-def logistic(xp: Any, x: Any) -> None:
+def logistic(xp: NumPy, x: Array) -> None:
     """x = 1 / (1 + exp(-x)), in place."""
     xp.negative(x, out=x)
     xp.exp(x, out=x)
@@ -38,26 +38,26 @@ def logistic(xp: Any, x: Any) -> None:
     xp.divide(x.dtype.type(1), x, out=x)
 
 
-def times_slope(xp: Any, dy: Any, y: Any, room: Any) -> None:
+def times_slope(xp: NumPy, dy: Array, y: Array, room: Array) -> None:
     """dy *= y · (1 - y), the logistic function's derivative from its result."""
     xp.multiply(dy, y, out=dy)
     xp.subtract(y.dtype.type(1), y, out=room)
     xp.multiply(dy, room, out=dy)
 
 
-def times_tanh_slope(xp: Any, dy: Any, y: Any, room: Any) -> None:
+def times_tanh_slope(xp: NumPy, dy: Array, y: Array, room: Array) -> None:
     """dy *= 1 - y², the hyperbolic tangent's derivative from its result."""
     xp.multiply(y, y, out=room)
     xp.subtract(y.dtype.type(1), room, out=room)
     xp.multiply(dy, room, out=dy)
 
 
-def column_sums(xp: Any, x: Any, out: Any) -> None:
+def column_sums(xp: NumPy, x: Array, out: Array) -> None:
     """out = Σ over the rows of x."""
     xp.sum(x, axis=0, out=out)
 
 
-def store(xp: Any, target: Any, new: Any, active: Any) -> None:
+def store(xp: NumPy, target: Array, new: Array, active: Array | None) -> None:
     """target = new, in the rows that are `active` (None: all)."""
     if active is None:
         target[...] = new
@@ -65,16 +65,15 @@ def store(xp: Any, target: Any, new: Any, active: Any) -> None:
         xp.copyto(target, new, where=active[:, None])
 
 
-def clear(xp: Any, target: Any, active: Any) -> None:
+def clear(xp: NumPy, target: Array, active: Array | None) -> None:
     """Zeros in the rows that are not `active` (None: all are), whatever was there."""
     if active is not None:
         xp.copyto(target, target.dtype.type(0), where=~active[:, None])
 
 
-def batch_factor(ins: Sequence[TensorType | None], more: Sequence[Where], outs: Sequence[Where | str]) -> Factor:
+def batch_factor(ins: Types, more: Sequence[Where], outs: Sequence[Where | str]) -> Factor:
     """The batch of (x, w, r, bias?, lengths?, initial_h?, ...)."""
-    x = ins[0]
-    assert x is not None
+    x = need(ins[0])
     return factor(x.shape[1], [1, None, None, None, 0, 1, *more], outs)
 
 
@@ -129,26 +128,23 @@ class Recurrent(Op, abstract=True):
         last = [x.with_shape((d, batch, h))] * (self.onnx_outputs - 1)
         return (x.with_shape((steps, d, batch, h)), *last, *map(x.with_shape, self.kept(steps, batch)))
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """The batch."""
         last, kept = [1] * (self.onnx_outputs - 1), [2] * (len(outs) - self.onnx_outputs)
         return (batch_factor(ins, [1], [2, *last, *kept]),)
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """Two flops for each weight, step and row."""
-        x, w, r = ins[:3]
-        assert x is not None and w is not None and r is not None
+        x, w, r = present(*ins[:3])
         return Cost(2 * x.shape[0] * x.shape[1] * (w.size + r.size), super().cost(ins, outs).bytes)
 
-    def project(self, xp: Any, x: Any, w: Any, bias: Any, out: Any) -> None:
+    def project(self, xp: NumPy, x: Array, w: Array, bias: Array | None, out: Array) -> None:
         """out [T, N, gates·H] = x wᵀ + bias, for one direction."""
         xp.matmul(x.reshape(-1, x.shape[2]), w.T, out=out.reshape(-1, w.shape[0]))
         if bias is not None:
             xp.add(out, bias, out=out)
 
-    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
+    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """The fused gradient; what it does not serve, by the unrolled form."""
         if any(g is not None for g in grads[self.onnx_outputs :]):
             return super().gradient(b, ins, outs, grads)
@@ -159,7 +155,7 @@ class Recurrent(Op, abstract=True):
         found.insert(4, None)  # lengths
         return [None if v is None else g for v, g in zip(ins, found, strict=False)]
 
-    def export(self, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
+    def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
         """ONNX's own operator, unless what the gradient needs is asked for: then the unrolled form."""
         if any(outs[self.onnx_outputs :]):
             return False
@@ -172,22 +168,21 @@ class Recurrent(Op, abstract=True):
 
     # -- unrolled --------------------------------------------------------------------------------------------------
 
-    def expand(self, b: Any, *inputs: Any) -> tuple[Any, ...]:
+    def expand(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
         """One matrix product for all inputs, then the steps one after the other."""
-        x, w, r, bias, lengths, *states = filled(inputs, self.arity)
-        runs = [self._unrolled(b, d, x, w, r, bias, lengths, states) for d in range(self.directions)]
+        runs = [self._unrolled(b, d, filled(inputs, self.arity)) for d in range(self.directions)]
         return tuple(
             parts[0] if len(parts) == 1 else b.Concat(*parts, axis=1 if i == 0 else 0)
             for i, parts in enumerate(zip(*runs, strict=True))
         )
 
-    def _unrolled(
-        self, b: Any, d: int, x: Any, w: Any, r: Any, bias: Any, lengths: Any, states: Sequence[Any]
-    ) -> list[Any]:
+    def _unrolled(self, b: OperatorBuilder, d: int, inputs: Sequence[Any]) -> list[Value]:
         """All outputs of one direction."""
+        x, w, r, bias, lengths, *states = inputs
         steps, batch, features = x.shape
         width = self.gates * self.hidden_size
-        w, r, bias, h, *others = (None if v is None else row(b, v, d) for v in (w, r, bias, *states))
+        w, r, bias = row(b, w, d), row(b, r, d), None if bias is None else row(b, bias, d)
+        h, *others = (None if v is None else row(b, v, d) for v in states)
         zero = b.Fill(dtype=x.dtype, shape=(batch, self.hidden_size))
         biases = (None, None) if bias is None else (cut(b, bias, 0, width, 0), cut(b, bias, width, 2 * width, 0))
         projected = b.MatMul(b.Reshape(x, shape=(steps * batch, features)), w, transB=1)
@@ -211,23 +206,25 @@ class Recurrent(Op, abstract=True):
         last = [b.Reshape(s, shape=(1, *s.shape)) for s in state]
         return [y, *last, *(b.Reshape(k, shape=(1, steps, batch, k.shape[1])) for k in joined[1:])]
 
-    def step(self, b: Any, gx: Any, state: Any, r: Any, biases: Any, peepholes: Any) -> tuple[list[Any], list[Any]]:
+    def step(
+        self, b: OperatorBuilder, gx: Any, state: Any, r: Any, biases: Any, peepholes: Any
+    ) -> tuple[list[Any], list[Any]]:
         """New states, and what is kept of one step (None: the new second state)."""
         raise NotImplementedError
 
     # -- import ----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_onnx(cls, node: Any) -> Any:
+    def from_onnx(cls, node: ImportedNode) -> Imported:
         """Batch-first layouts by transposing; zero initial states and full lengths are left out."""
         given = node.attributes
         if given.get("clip"):
             raise node.fail("clips its gates, which is not supported")
         batch_first = bool(given.get("layout", 0))
-        x_type = node.type(0)
+        x_type = node.need_type(0)
         steps = x_type.shape[1 if batch_first else 0]
         inputs = [None if _absent(node, i, steps) else node.input(i) for i in range(cls.arity)]
-        hidden = given.get("hidden_size") or node.type(2).shape[-1]
+        hidden = given.get("hidden_size") or node.need_type(2).shape[-1]
         make: Any = cls
         op = make(hidden, given.get("direction", "forward"), *cls.more(node))
         if batch_first:
@@ -245,7 +242,7 @@ class Recurrent(Op, abstract=True):
         return tuple(made)
 
     @classmethod
-    def more(cls, node: Any) -> tuple[Any, ...]:
+    def more(cls, node: ImportedNode) -> tuple[Any, ...]:
         """Further attributes; a ModelError where activations are not the default ones."""
         wanted = cls.default_activations * DIRECTIONS.get(node.attributes.get("direction", "forward"), 1)
         found = tuple(str(a).capitalize() for a in node.attributes.get("activations", wanted))
@@ -256,7 +253,7 @@ class Recurrent(Op, abstract=True):
     default_activations: ClassVar[tuple[str, ...]] = ()
 
 
-def _absent(node: Any, i: int, steps: int) -> bool:
+def _absent(node: ImportedNode, i: int, steps: int) -> bool:
     """Whether optional input `i` says nothing: full sequence lengths, or a state that starts at zero."""
     known = node.constant(i)
     if known is None or i < 4:
@@ -296,8 +293,7 @@ class RecurrentGrad(Op, abstract=True):
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The types of the inputs; of those that are absent, what they would be."""
         op, arity = self.forward(), self.of.arity
-        x, w, r = inputs[:3]
-        assert x is not None and w is not None and r is not None
+        x, w, r = present(*inputs[:3])
         outs = op.infer(*inputs[:arity])
         kept = (outs[0], *outs[op.onnx_outputs :])
         if tuple(inputs[arity : arity + len(kept)]) != kept:
@@ -309,9 +305,7 @@ class RecurrentGrad(Op, abstract=True):
         bias, state = x.with_shape((d, 2 * width)), outs[1]
         return (x, w, r, bias, state, state, x.with_shape((d, 3 * self.hidden_size)))[: arity - 1]
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """The batch, over which gradients of weights are summed."""
         op = self.forward()
         kept = len(op.kept(1, 1))
@@ -319,7 +313,7 @@ class RecurrentGrad(Op, abstract=True):
         given = [*([1, None] if op.arity > 6 else []), *results[0], *results[1]]
         return (batch_factor(ins, given, [1, SUM, SUM, SUM, 1, 1, SUM]),)
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """Twice the operator's."""
         return Cost(2 * self.forward().cost(ins, outs).flops, super().cost(ins, outs).bytes)
 
@@ -330,16 +324,16 @@ class RecurrentGrad(Op, abstract=True):
         given = filled(ins, op.arity + kept + op.onnx_outputs)
         return given[: op.arity], given[op.arity : op.arity + kept], given[op.arity + kept :]
 
-    def expand(self, b: Any, *inputs: Any) -> tuple[Any, ...]:
+    def expand(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
         """The unrolled operator, differentiated; no gradients of inputs that are absent."""
         given, _, grads = self.parts(inputs)
-        found = b.gradient_of_expansion(self.forward(), given, grads)
+        found = [*b.gradient_of_expansion(self.forward(), given, grads)]
         for i, (v, g) in enumerate(zip(given, found, strict=True)):
             if g is None and v is not None and v.type.is_float:
                 found[i] = b.fill(0.0, v)
         return (*found[:4], *found[5:])
 
-    def rooms(self, ins: Sequence[Any], outs: Sequence[Any], width: int) -> list[tuple[int, ...]]:
+    def rooms(self, ins: Sequence[Any], outs: Types, width: int) -> list[tuple[int, ...]]:
         """Shapes of the temporaries that all have: gates' gradients, states before each step, x's second part.
 
         `width`: columns of the gates' gradients.
@@ -353,7 +347,9 @@ class RecurrentGrad(Op, abstract=True):
             (steps, batch, features) if dx is not None and both else (0,),
         ]
 
-    def fill_previous(self, xp: Any, room: Any, y: Any, d: int, h0: Any, lengths: Any, active: Any) -> None:
+    def fill_previous(
+        self, xp: NumPy, room: Array, y: Array, d: int, h0: Array | None, lengths: Array | None, active: Array
+    ) -> None:
         """room[t] = the state before step t in direction `d`."""
         steps, back = room.shape[0], self.forward().backwards(d)
         first = steps - 1 if back else 0
@@ -367,7 +363,7 @@ class RecurrentGrad(Op, abstract=True):
                 xp.less_equal(lengths, t + 1, out=active)
                 xp.copyto(room[t], h0[d], where=active[:, None])
 
-    def input_gradients(self, xp: Any, d: int, dg: Any, x: Any, w: Any, outs: Sequence[Any], room: Any) -> None:
+    def input_gradients(self, xp: NumPy, d: int, dg: Array, x: Array, w: Array, outs: Operands, room: Array) -> None:
         """dx, dw and the input bias' gradient of direction `d` from the gates' gradients dg [T·N, gates·H]."""
         dx, dw, _, db = outs[:4]
         if dx is not None:
@@ -381,7 +377,7 @@ class RecurrentGrad(Op, abstract=True):
             column_sums(xp, dg, db[d, : w.shape[1]])
 
 
-def sample_inputs(draw: Any, op: Recurrent, optional: Sequence[int], dtype: str = "f64") -> list[np.ndarray | None]:
+def sample_inputs(draw: Draw, op: Recurrent, optional: Sequence[int], dtype: str = "f64") -> list[np.ndarray | None]:
     """Inputs of 3 steps, 2 rows and 3 features; of the optional ones (3 and up) those in `optional`."""
     steps, batch, features = 3, 2, 3
     d, h, g = op.directions, op.hidden_size, op.gates * op.hidden_size
@@ -400,7 +396,7 @@ def sample_inputs(draw: Any, op: Recurrent, optional: Sequence[int], dtype: str 
     return found
 
 
-def recurrent_samples(draw: Any, ops: Sequence[Recurrent]) -> Any:
+def recurrent_samples(draw: Draw, ops: Sequence[Recurrent]) -> Any:
     """Forward samples: the outputs that ONNX has (with gradients), and all (without: they are kept for gradients)."""
     last = ops[0].arity
     for i, op in enumerate(ops):
@@ -411,7 +407,7 @@ def recurrent_samples(draw: Any, ops: Sequence[Recurrent]) -> Any:
     yield draw.case(ops[0], *sample_inputs(draw, ops[0], (), "f32"), want=1)
 
 
-def gradient_samples(draw: Any, ops: Sequence[Recurrent]) -> Any:
+def gradient_samples(draw: Draw, ops: Sequence[Recurrent]) -> Any:
     """Samples of gradient operators, on results that belong to their inputs.
 
     Their own derivatives treat what was kept as a function of the other inputs, which a check that moves each input
@@ -424,7 +420,7 @@ def gradient_samples(draw: Any, ops: Sequence[Recurrent]) -> Any:
         outs = [np.empty(t.shape, t.numpy) for t in op.infer(*types)]
         room = [np.empty(t.shape, t.numpy) for t in op.scratch(types, [TensorType.of(o) for o in outs])]
         op.compute(np, inputs, outs, room)  # type: ignore[arg-type]
-        grads = [draw(f"f64[{','.join(map(str, o.shape))}]") for o in outs[: op.onnx_outputs]]
+        grads: list[Array | None] = [draw(f"f64[{','.join(map(str, o.shape))}]") for o in outs[: op.onnx_outputs]]
         grad = GRADIENTS[op.name](**options(op))
         if i == 1:
             grads[1] = None

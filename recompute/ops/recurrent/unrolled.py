@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
+from ...language.builder import Builder
+from ...language.contexts import OperatorBuilder
 from ...language.types import TensorType
 from ..shape.reshape import reshape
 from .parts import cut, filled, joint, row
@@ -35,14 +37,16 @@ class Stepping(Protocol):
     def order(self, d: int, steps: int) -> list[int]:
         """The steps in the order in which direction `d` takes them."""
 
-    def step(self, b: Any, gx: Any, state: Any, r: Any, biases: Any, peepholes: Any) -> tuple[list[Any], list[Any]]:
+    def step(
+        self, b: OperatorBuilder, gx: Any, state: Any, r: Any, biases: Any, peepholes: Any
+    ) -> tuple[list[Any], list[Any]]:
         """New states, and what is kept of one step."""
 
 
 class _Once:
     """A builder that gives the earlier result where an operator is asked for again with the same inputs."""
 
-    def __init__(self, b: Any) -> None:
+    def __init__(self, b: OperatorBuilder) -> None:
         self._b = b
         self._made: dict[Any, Any] = {}
 
@@ -60,7 +64,7 @@ class _Once:
         return apply
 
 
-def unrolled(op: Stepping, b: Any, inputs: Sequence[Any], base: str, want: int) -> list[Any]:
+def unrolled(op: Stepping, b: Builder, inputs: Sequence[Any], base: str, want: int) -> list[Any]:
     """Y and the last state(s) of `op`, the first `want` of them; steps are called `BASE/STEP/h` and `BASE/STEP/c`.
 
     Where both directions run, those of the second are `BASE/reverse/STEP/...`.
@@ -84,14 +88,14 @@ def unrolled(op: Stepping, b: Any, inputs: Sequence[Any], base: str, want: int) 
 
 
 def _direction(
-    op: Stepping, b: Any, d: int, given: Sequence[Any], states: Sequence[Any], base: str, names: dict[str, str]
+    op: Stepping, b: Builder, d: int, given: Sequence[Any], states: Sequence[Any], base: str, names: dict[str, str]
 ) -> list[Any]:
     """Y and last states of one direction; `names` gets what the steps' states are to be called."""
     x, w, r, bias, lengths = given
     steps, batch, features = x.shape
     n, width = op.hidden_size, op.gates * op.hidden_size
     b.prefix = base
-    once = _Once(b)
+    once: Any = _Once(b)
     w, r, bias, h, *others = (None if v is None else row(once, v, d) for v in (w, r, bias, *states))
     zero = once.Fill(dtype=x.dtype, shape=(batch, n))
     biases = (None, None) if bias is None else (cut(once, bias, 0, width, 0), cut(once, bias, width, 2 * width, 0))

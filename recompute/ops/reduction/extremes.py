@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...language.factors import MAX, MIN, PROD, factor
-from ...language.op import Op
-from ...language.types import TensorType
+from ...language.op import Case, Draw, Imported, ImportedNode, Op, OperatorBuilder
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values, present
 from ..common import normal_axes, normal_axis
 from ..shape.reshape import reshape
 from ..tiles import wide
@@ -24,23 +24,23 @@ class Extreme(Reduce, abstract=True):
     autocast = "follow"
 
     @classmethod
-    def from_onnx(cls, node: Any) -> Any:
+    def from_onnx(cls, node: ImportedNode) -> Imported:
         """That along one axis in PyTorch (`max(dim)`) is the element at its index, to which alone the gradient goes."""
         v = super().from_onnx(node)
-        op, x = node.builder.operators[-1].op, node.input(0)
+        op, x = node.builder.operators[-1].op, node.need(0)
         one = isinstance(op, cls) and op.axes is not None and len(op.axes) == 1 and x.ndim and x.type.is_float
-        if not one or node.source not in ("aten.max.dim", "aten.min.dim"):
+        if not isinstance(v, Value) or not one or node.source not in ("aten.max.dim", "aten.min.dim"):
             return v
         b, axis = node.builder, op.axes[0]
         b.operators.pop()
         at = (b.ArgMax if cls is ReduceMax else b.ArgMin)(x, axis=axis)
         return reshape(b, b.GatherElements(x, at, axis=axis), v.shape)
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """None: choosing is exact in every type."""
         return ()
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One call; of no elements: the worst value of the type."""
         x = ins[0]
         if not x.size:
@@ -49,18 +49,18 @@ class Extreme(Reduce, abstract=True):
         axes = normal_axes(self.axes, x.ndim, self)
         getattr(xp, self.ufunc)(x, axis=axes, keepdims=bool(self.keepdims), out=outs[0])
 
-    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
+    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """dy to the element chosen, in equal parts where several tie (as PyTorch's amax)."""
-        x = ins[0]
-        return [b.ShareTies(x, self.keep(b, x, outs[0]), self.keep(b, x, grads[0]))]
+        x, dy = present(ins[0], grads[0])
+        return [b.ShareTies(x, self.keep(b, x, outs[0]), self.keep(b, x, dy))]
 
     @classmethod
-    def sample(cls, draw: Any, text: str) -> Any:
+    def sample(cls, draw: Draw, text: str) -> Array:
         """Without ties."""
         return draw.distinct(text)
 
     @classmethod
-    def samples(cls, draw: Any) -> Any:
+    def samples(cls, draw: Draw) -> Iterator[Case]:
         """Also integers, booleans, nothing."""
         yield from super().samples(draw)
         yield draw.case(cls(axes=(0,)), draw.ints("i64[3,2]", -9, 9))
@@ -68,7 +68,7 @@ class Extreme(Reduce, abstract=True):
         yield draw.case(cls(axes=(0,)), draw("f32[0,2]"))
 
 
-def _worst(dtype: np.dtype, ufunc: str) -> Any:
+def _worst(dtype: np.dtype, ufunc: str) -> float:
     if dtype.kind == "b":
         return ufunc == "min"
     if dtype.kind in "iu":
@@ -224,7 +224,7 @@ class ReduceProdGrad(Op):
         yield draw.case(cls(), draw.away("f64[2,3]"), draw("f64[2,3]"))
 
 
-def _transpose(b: Any, x: Any, order: Sequence[int]) -> Any:
+def _transpose(b: OperatorBuilder, x: Value, order: Sequence[int]) -> Value:
     return x if list(order) == list(range(x.ndim)) else b.Transpose(x, perm=tuple(order))
 
 
@@ -263,7 +263,7 @@ class ArgMax(Op, onnx=True):
             xp.subtract(x.shape[axis] - 1, out, out=out)
 
     @staticmethod
-    def search(xp: Any) -> Any:
+    def search(xp: NumPy) -> Any:
         """The function that finds it."""
         return xp.argmax
 
@@ -285,6 +285,6 @@ class ArgMin(ArgMax, onnx=True):
     """Where the smallest element along `axis` is (i64)."""
 
     @staticmethod
-    def search(xp: Any) -> Any:
+    def search(xp: NumPy) -> Any:
         """The function that finds it."""
         return xp.argmin

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ...language.factors import all_but, in_step
-from ...language.op import Cost, Op, imports
+from ...language.op import Cost, Imported, ImportedNode, Op, OperatorBuilder, imports
+from ...language.types import Value
 from ..common import normal_axis
 from ..elementwise.elementary import Running
 
 
-def shift(b: Any, v: Any, axis: int, *, forward: bool, fill: float) -> Any:
+def shift(b: OperatorBuilder, v: Value, axis: int, *, forward: bool, fill: float) -> Value:
     """v moved by one along `axis`, `fill` in the place that becomes free."""
     n = v.shape[axis]
     thin = b.fill(fill, v.type.with_shape((*v.shape[:axis], 1, *v.shape[axis + 1 :])))
@@ -200,9 +200,9 @@ class Cofactors(Op):
 
 
 @imports("TensorScatter")
-def tensor_scatter(node: Any) -> Any:
+def tensor_scatter(node: ImportedNode) -> Imported:
     """(cache, update, write_indices) → the cache with the update written at its place, by ScatterElements."""
-    b, cache, update = node.builder, node.input(0), node.input(1)
+    b, cache, update = node.builder, node.need(0), node.need(1)
     axis, n, size = node.attributes.get("axis", -2) % cache.ndim, cache.ndim, cache.shape
     steps = np.arange(update.shape[axis]).reshape(*(1,) * axis, -1, *(1,) * (n - 1 - axis))
     at = node.named(node.body().constant(steps))
@@ -215,16 +215,16 @@ def tensor_scatter(node: Any) -> Any:
 
 
 @imports("MelWeightMatrix")
-def mel_weight_matrix(node: Any) -> Any:
+def mel_weight_matrix(node: ImportedNode) -> None:
     """All inputs are settings: where they are known, importing has folded the node already."""
     for i in range(5):
         node.need_constant(i, "settings")
 
 
 @imports("Compress")
-def compress(node: Any) -> Any:
+def compress(node: ImportedNode) -> Imported:
     """The elements, or rows along `axis`, where a condition that is known at compile time holds."""
-    b, x = node.builder, node.input(0)
+    b, x = node.builder, node.need(0)
     axis = node.attributes.get("axis")
     if axis is None:
         x, axis = b.Reshape(x, shape=(x.type.size,)), 0

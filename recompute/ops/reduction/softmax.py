@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...language.factors import Factor, all_but
-from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.op import Case, Cost, Draw, Op
+from ...language.types import Array, NumPy, Operands, TensorType, Types, need
 from ..common import normal_axis
 from ..tiles import TILE, wide
 
@@ -27,8 +27,7 @@ class AlongAxis(Op, abstract=True):
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The inputs' type."""
-        x = inputs[0]
-        assert x is not None
+        x = need(inputs[0])
         if any(t != x for t in inputs) or len(inputs) != self.takes:
             raise self.fail("types differ", *inputs)
         if not x.is_float:
@@ -36,12 +35,9 @@ class AlongAxis(Op, abstract=True):
         normal_axis(self.axis, x.ndim, self)
         return (x,)
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """All; the normalised one is needed whole."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         return all_but(ins, outs, normal_axis(self.axis, x.ndim, self))
 
     def form(self, x: Any) -> tuple[int, ...]:
@@ -62,7 +58,7 @@ class AlongAxis(Op, abstract=True):
         rows, kind = self.step(x), wide(x.dtype)
         return TensorType(kind, (rows, 1, *inner)), TensorType(kind, (rows, n, *inner))
 
-    def tiles(self, *arrays: Any) -> Iterator[Sequence[Any]]:
+    def tiles(self, *arrays: Array) -> Iterator[Sequence[Any]]:
         """Views of a few rows at a time."""
         step, form = self.step(arrays[0]), self.form(arrays[0])
         views = [a.reshape(form) for a in arrays]
@@ -70,17 +66,17 @@ class AlongAxis(Op, abstract=True):
             for i in range(0, form[0], step):
                 yield [v[i : i + step] for v in views]
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """An exponential and four operations an element."""
         base = super().cost(ins, outs)
         return Cost(12 * base.flops, base.bytes)
 
     @classmethod
-    def samples(cls, draw: Any) -> Any:
+    def samples(cls, draw: Draw) -> Iterator[Case]:
         """Every axis, a scalar's worth, nothing, more than a tile, large numbers, float16."""
         count = 2 if cls.__name__.endswith("Grad") else 1
 
-        def case(axis: int, text: str, scale: float = 1.0) -> Any:
+        def case(axis: int, text: str, scale: float = 1.0) -> Case:
             return draw.case(cls(axis=axis), *[draw(text, -scale, scale) for _ in range(count)])
 
         yield from (case(axis, "f64[2,3,4]") for axis in (-1, 0, 1))
@@ -132,17 +128,17 @@ class RowsGrad(AlongAxis, abstract=True):
     inplace = (1, 0)
     takes = 2
 
-    def scratch(self, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Sequence[TensorType], outs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         """One number a row, and whole rows."""
         return self.tile_types(ins[0])
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """In whole rows beside the output, which may be one of the inputs."""
         for y, dy, out in self.tiles(*ins, outs[0]):
             number, rows = (s[: len(y)] for s in scratch)
             self.rows(xp, y, dy, out, number, rows)
 
-    def rows(self, xp: Any, y: Any, dy: Any, out: Any, number: Any, rows: Any) -> None:
+    def rows(self, xp: NumPy, y: Any, dy: Any, out: Any, number: Any, rows: Any) -> None:
         """Some rows of dx, through one number a row and rows in the computing type."""
         raise NotImplementedError
 
@@ -190,7 +186,7 @@ class LogSoftmax(AlongAxis, onnx=True):
         return [b.LogSoftmaxGrad(outs[0], grads[0], axis=self.axis)]
 
 
-def log_softmax(xp: Any, x: Any, out: Any, number: Any, e: Any) -> None:
+def log_softmax(xp: NumPy, x: Array, out: Array, number: Array, e: Array) -> None:
     """Rows x ([rows, n, ...]) to their log-softmax along axis 1, in the type of `out`; `e` is as large as x."""
     if x.dtype != out.dtype:
         out[...] = x

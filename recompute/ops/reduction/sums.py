@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...language.factors import LOGSUMEXP, SUM, Factor, factor
 from ...language.layouts import Turned, turned_axes
-from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.op import Case, Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values, need
 from ..common import normal_axes
 from ..shape.reshape import reshape
 from ..tiles import wide
@@ -43,12 +43,9 @@ class Reduce(Op, abstract=True):
             return (x.with_shape([1 if i in axes else d for i, d in enumerate(x.shape)]),)
         return (x.with_shape([d for i, d in enumerate(x.shape) if i not in axes]),)
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """Those that stay; and reduced ones where partial results can be combined."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         reduced = normal_axes(self.axes, x.ndim, self)
         kept = [a for a in range(x.ndim) if self.keepdims or a not in reduced]
         found = [factor(x.shape[a], [a], [i]) for i, a in enumerate(kept) if a not in reduced]
@@ -57,15 +54,14 @@ class Reduce(Op, abstract=True):
             found += [factor(x.shape[a], [a], [self.partial], shares) for a in reduced]
         return tuple(found)
 
-    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """The prepared elements, and wider results."""
-        x = ins[0]
-        assert x is not None
+        x = need(ins[0])
         precise = wide(x.dtype)
         prepared = (x.with_dtype(precise),) if self.prepare else ()
         return (*prepared, self.infer(x)[0].with_dtype(precise)) if precise != x.dtype else prepared
 
-    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Prepare, reduce, finish."""
         x, total = ins[0], (*scratch, outs[0])[1 if self.prepare else 0]
         if self.prepare:
@@ -79,15 +75,15 @@ class Reduce(Op, abstract=True):
         if total is not outs[0]:
             outs[0][...] = total
 
-    def finish(self, xp: Any, total: Any, count: int) -> None:
+    def finish(self, xp: NumPy, total: Array, count: int) -> None:
         """Changes the results in place."""
 
-    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+    def cost(self, ins: Types, outs: Types) -> Cost:
         """One operation an input element, or two."""
         per_element = 2 if self.prepare else 1
         return Cost(per_element * ins[0].size if ins[0] else 0, super().cost(ins, outs).bytes)
 
-    def keep(self, b: Any, x: Any, reduced: Any) -> Any:
+    def keep(self, b: OperatorBuilder, x: Value, reduced: Value) -> Value:
         """A reduced value with its reduced dimensions as ones, so that it broadcasts against x."""
         axes = normal_axes(self.axes, x.ndim, self)
         return reshape(b, reduced, [1 if i in axes else d for i, d in enumerate(x.shape)])
@@ -96,7 +92,7 @@ class Reduce(Op, abstract=True):
         """How many elements each result was made of."""
         return math.prod(x.shape[a] for a in normal_axes(self.axes, len(x.shape), self))
 
-    def export(self, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
+    def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
         """The ONNX operator of the same name, axes as an input."""
         axes = [] if self.axes is None else [g.ints(self.axes)]
         empty = self.axes == ()
@@ -104,7 +100,7 @@ class Reduce(Op, abstract=True):
         return True
 
     @classmethod
-    def from_onnx(cls, node: Any) -> Any:
+    def from_onnx(cls, node: ImportedNode) -> Imported:
         """Axes from the attribute or the second input."""
         axes = node.attributes.get("axes")
         if axes is None and node.type(1) is not None:
@@ -113,10 +109,10 @@ class Reduce(Op, abstract=True):
             axes = [] if node.attributes.get("noop_with_empty_axes", 0) else None
         keepdims = node.attributes.get("keepdims", 1)
         op = cls(axes=None if axes is None else tuple(map(int, axes)), keepdims=keepdims)
-        return node.emit(op, node.input(0))
+        return node.emit(op, node.need(0))
 
     @classmethod
-    def samples(cls, draw: Any) -> Any:
+    def samples(cls, draw: Draw) -> Iterator[Case]:
         """All axes, some, negative ones, none, with and without keepdims; float16."""
         for axes, keep in ((None, 1), (None, 0), ((1,), 1), ((0, -1), 0), ((), 1)):
             yield draw.case(cls(axes=axes, keepdims=keep), cls.sample(draw, "f64[2,3,4]"))
@@ -124,11 +120,11 @@ class Reduce(Op, abstract=True):
         yield draw.case(cls(axes=(1,), keepdims=0), cls.sample(draw, "f16[4,9]"))
 
     @classmethod
-    def sample(cls, draw: Any, text: str) -> Any:
+    def sample(cls, draw: Draw, text: str) -> Array:
         """One input."""
         return draw(text)
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """Over all axes but the channels', and over images' positions."""
         if self.axes is None or outs[0] is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from ...errors import ModelError
 from ...language.op import Op
 from ...language.types import TensorType
 from .nodes import node_of, pixels_of
+
+if TYPE_CHECKING:
+    import onnx
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Reference(Op):
         yield draw.case(reference(node, 18, ("f32[2,2]",)), draw.ints("i64[2,5]", 0, 5), export=False)
 
 
-def reference(node: Any, opset: int, types: tuple[str, ...]) -> Reference:
+def reference(node: onnx.NodeProto, opset: int, types: tuple[str, ...]) -> Reference:
     """The operator for a NodeProto whose names are x0, ..., y0, ... already."""
     kind = f"{node.domain}.{node.op_type}".lstrip(".")
     return Reference(kind, base64.b64encode(node.SerializeToString(deterministic=True)).decode(), opset, types)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...language.builder import Builder, reverse
-from ...language.op import imports
+from ...language.op import Imported, ImportedNode, imports
 
 
 @imports("Gradient", domain="ai.onnx.preview.training")
-def gradient(node: Any) -> Any:
+def gradient(node: ImportedNode) -> Imported:
     """The gradients of the sum of `y` by the inputs `xs`: operators after those that give y.
 
     Its inputs must be the values that `xs` and `zs` name: y is not computed again from others.
@@ -20,7 +18,7 @@ def gradient(node: Any) -> Any:
     if names != given:
         raise node.fail(f"its inputs are {given}, not the values that y depends on: {names}")
     y = node.named(node.attributes["y"])
-    wanted = node.inputs[: len(node.attributes["xs"])]
+    wanted = [node.need(i) for i in range(len(node.attributes["xs"]))]
     before = list(b.operators)
     found, changed = reverse(b, before, {y.name: b.fill(1.0, y)}, wanted)
     b.operators[: len(before)] = changed

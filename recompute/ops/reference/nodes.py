@@ -12,6 +12,7 @@ from ...errors import ModelError, TypeRuleError
 
 if TYPE_CHECKING:
     import numpy as np
+    import onnx
 
 #: operators that onnx's evaluator may run: they have no gradient, or none that anybody trains
 REFERENCE = {
@@ -41,7 +42,7 @@ def admitted(domain: str, op_type: str) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def node_of(text: str) -> Any:
+def node_of(text: str) -> onnx.NodeProto:
     """The NodeProto that a text in base64 holds.
 
     TypeRuleError where it is none, or one that the evaluator may not run: subgraphs may run for ever, and operators of
@@ -66,7 +67,7 @@ def node_of(text: str) -> Any:
     return node
 
 
-def check_attributes(node: Any) -> None:
+def check_attributes(node: onnx.NodeProto) -> None:
     """ModelError where ONNX's evaluator would go on for very long, or for ever: endless counts, trees that are none."""
     for a in node.attribute:
         if a.name in _COUNTED and a.i > _MOST_COUNTED:
@@ -74,7 +75,7 @@ def check_attributes(node: Any) -> None:
     check_trees(node)
 
 
-def check_trees(node: Any) -> None:
+def check_trees(node: onnx.NodeProto) -> None:
     """ModelError where the trees of a TreeEnsemble are none: ONNX's evaluator would follow a circle for ever.
 
     A node that two others lead to is refused as well: what the evaluator copies could double at every step.

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...language.factors import aligned
 from ...language.ir import Block, Operator, Value
-from ...language.op import Op, imports
+from ...language.op import Imported, ImportedNode, Op, imports
 from ...language.text import parse, show
 
 #: the domain of these nodes
@@ -106,18 +106,18 @@ def _parsed(text: str) -> Block:
 
 
 @imports("Cotangent", domain=DOMAIN)
-def cotangent(node: Any) -> Any:
+def cotangent(node: ImportedNode) -> Imported:
     """The placeholder."""
-    return node.emit(Cotangent(), node.input(0))
+    return node.emit(Cotangent(), node.need(0))
 
 
 @imports("CustomGradient", domain=DOMAIN)
-def custom_gradient(node: Any) -> Any:
+def custom_gradient(node: ImportedNode) -> Imported:
     """The operators that depend on the placeholders leave the model, and become the body."""
-    b, ins = node.builder, node.inputs
-    count = len(node.outputs)
+    b, count = node.builder, len(node.outputs)
+    ins = [v for v in node.inputs if v is not None]
     values, flowing, pairs = ins[:count], ins[count : 2 * count], ins[2 * count :]
-    if None in ins or len(flowing) != count or not pairs or len(pairs) % 2:
+    if None in node.inputs or len(flowing) != count or not pairs or len(pairs) % 2:
         raise node.fail("its inputs are not values, their gradients, and pairs of an input and its gradient")
     targets, grads = pairs[::2], pairs[1::2]
     own = {v.name for v in flowing}

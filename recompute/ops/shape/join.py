@@ -9,6 +9,7 @@ from typing import Any
 
 from ...language.factors import Place, factor, in_step
 from ...language.layouts import Turned, turned_axis, turned_whole
+from ...language.types import TensorType, Values
 from ..common import normal_axis
 from .reshape import Move
 
@@ -18,7 +19,7 @@ def along(axis: int, start: int, stop: int) -> tuple[Any, ...]:
     return (slice(None),) * axis + (slice(start, stop),)
 
 
-def leading(axis: int, x: Any) -> bool:
+def leading(axis: int, x: TensorType) -> bool:
     """Whether a slice of `x` along `axis` is contiguous: only dimensions of one element stand before it."""
     return x.ndim > 0 and all(d == 1 for d in x.shape[: axis % x.ndim])
 
@@ -87,7 +88,7 @@ class Concat(Move, onnx=True):
         yield draw.case(cls(axis=1), draw("f64[2,3,2]"), draw("f64[2,0,2]"))
         yield draw.case(cls(axis=0), draw("f32[2]"))
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """Along the same axis."""
         return turned_whole(self, ins, outs, rank, axis=turned_axis(self.axis, rank))
 
@@ -155,7 +156,7 @@ class Split(Move):
     @classmethod
     def from_onnx(cls, node):
         """Sizes from the input or attribute, or equal parts of which the last may be smaller."""
-        x, axis = node.input(0), node.attributes.get("axis", 0)
+        x, axis = node.need(0), node.attributes.get("axis", 0)
         whole = x.shape[normal_axis(axis, x.ndim, cls((), axis))]
         sizes = node.attributes.get("split")
         if sizes is None and node.type(1) is not None:
@@ -178,7 +179,7 @@ class Split(Move):
         yield draw.case(cls((3,), 1), draw("f64[2,3]"))
         yield draw.case(cls((1, 1), 1), draw("f32[2,2,3]"))
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """Along the same axis."""
         return turned_whole(self, ins, outs, rank, axis=turned_axis(self.axis, rank))
 
@@ -223,7 +224,7 @@ class Tile(Move):
     @classmethod
     def from_onnx(cls, node):
         """Nothing where every count is 1."""
-        x, repeats = node.input(0), tuple(int(r) for r in node.need_constant(1, "repeats"))
+        x, repeats = node.need(0), tuple(int(r) for r in node.need_constant(1, "repeats"))
         return x if set(repeats) <= {1} and len(repeats) == x.ndim else node.emit(cls(repeats), x)
 
     @classmethod

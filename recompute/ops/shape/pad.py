@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...language.exact import exact
 from ...language.factors import in_step
 from ...language.layouts import Turned, turned_pads, turned_whole
-from ...language.op import imports
+from ...language.op import Imported, ImportedNode, imports
+from ...language.types import TensorType, Values
 from ..common import normal_axis
 from .reshape import Move
 
@@ -25,7 +25,7 @@ def sources(mode: str, size: int, before: int, after: int) -> list[int]:
     return [min(i % period, period - i % period) if size > 1 else 0 for i in places]
 
 
-def padded(op: Any, x: Any) -> Any:
+def padded(op: Pad, x: TensorType) -> TensorType:
     """x's type with `op.pads` added.  TypeRuleError where they do not fit."""
     n = x.ndim
     if len(op.pads) != 2 * n:
@@ -107,7 +107,7 @@ class Pad(Move):
     @classmethod
     def from_onnx(cls, node):
         """Pads, value and axes must be known; negative pads of the repeating modes are cut first."""
-        x, mode = node.input(0), node.attributes.get("mode", "constant")
+        x, mode = node.need(0), node.attributes.get("mode", "constant")
         pads = node.attributes.get("pads")
         pads = node.need_constant(1, "pads").reshape(-1).tolist() if pads is None else list(pads)
         if node.type(3) is not None:
@@ -131,12 +131,12 @@ class Pad(Move):
             yield draw.case(cls((0, 2, 1, 0, 1, 2), mode), draw("f64[2,3,4]"))
             yield draw.case(cls((1, 1), mode), draw("f32[2]"))
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """The same borders."""
         return turned_whole(self, ins, outs, rank, pads=turned_pads(self.pads))
 
 
-def _for_all_axes(pads: Sequence[int], axes: Sequence[int], ndim: int, op: Any) -> list[int]:
+def _for_all_axes(pads: Sequence[int], axes: Sequence[int], ndim: int, op: Pad) -> list[int]:
     """Pads given for some axes, written out for all."""
     found = [0] * (2 * ndim)
     for i, axis in enumerate(axes):
@@ -208,7 +208,7 @@ class PadGrad(Move):
             yield draw.case(cls((0, 2, 1, 0, 1, 2), mode), draw("f64[2,6,7]"))
             yield draw.case(cls((1, 1), mode), draw("f32[4]"))
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """Borders are folded axis by axis: the order of the sums stays if no channels are among them."""
         if any(self.pads[a] or self.pads[a + rank] for a in (0, 1)):
             return None
@@ -216,9 +216,9 @@ class PadGrad(Move):
 
 
 @imports("CenterCropPad")
-def _center_crop_pad(node: Any) -> Any:
+def _center_crop_pad(node: ImportedNode) -> Imported:
     """Slice, then Pad with zeros: what is odd is cut, and added, at the end."""
-    x, wanted = node.input(0), node.need_constant(1, "shape").reshape(-1)
+    x, wanted = node.need(0), node.need_constant(1, "shape").reshape(-1)
     axes = node.attributes.get("axes") or range(x.ndim)
     target = list(x.shape)
     for axis, n in zip(axes, wanted, strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -13,8 +12,8 @@ import numpy as np
 from ...language.element import cast
 from ...language.factors import aligned, digits, factor
 from ...language.layouts import Turned, turned_list, turned_whole
-from ...language.op import Op, imports
-from ...language.types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
+from ...language.op import Imported, ImportedNode, Op, OperatorBuilder, imports
+from ...language.types import DTYPES, TensorType, Value, Values, dtype_from_onnx, dtype_to_onnx
 from ..common import Elementwise
 
 
@@ -46,7 +45,7 @@ class Copied(Move, abstract=True):
         """The same bytes."""
         return (0,)
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """Everything is turned."""
         return turned_whole(self, ins, outs, rank)
 
@@ -62,7 +61,7 @@ class Identity(Copied, onnx=True):
     @classmethod
     def from_onnx(cls, node):
         """No operator at all: another name for its input; but PyTorch's exporter writes `detach` as Identity."""
-        return node.builder.Detach(node.input(0)) if node.source == "aten.detach.default" else node.inputs[0]
+        return node.builder.Detach(node.need(0)) if node.source == "aten.detach.default" else node.inputs[0]
 
     @classmethod
     def samples(cls, draw):
@@ -141,7 +140,7 @@ class Cast(Elementwise):
         to = dtype_from_onnx(node.attributes["to"])
         if to is None:
             raise node.fail(f"casts to element type {node.attributes['to']}, which is not supported")
-        if to == "f8e8m0" and node.type(0).dtype != to:
+        if to == "f8e8m0" and node.need_type(0).dtype != to:
             return None  # powers of two, rounded as `round_mode` says
         saturate = node.attributes.get("saturate", 1)
         x = node.numbers(to)
@@ -215,7 +214,7 @@ class Reshape(Move):
         yield draw.case(cls(shape=(1, 3, 2)), draw("f64[2,3]"))
         yield draw.case(cls(shape=(3, 0)), draw("f64[0,2]"))
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """Images and channels stay, positions are counted in another way."""
         x, y = ins[0], outs[0]
         if x is None or y is None or min(x.ndim, y.ndim) < 3 or x.shape[:2] != y.shape[:2]:
@@ -223,7 +222,7 @@ class Reshape(Move):
         return Turned(Reshape(turned_list(y.shape)), (x.ndim,), (True,))
 
 
-def resolve(wanted: Sequence[int], x: Any, node: Any) -> tuple[int, ...]:
+def resolve(wanted: Sequence[int], x: Value, node: ImportedNode) -> tuple[int, ...]:
     """Replaces one -1 by what is left."""
     known = math.prod(d for d in wanted if d != -1)
     if wanted.count(-1) == 1 and known and x.size % known == 0:
@@ -233,7 +232,7 @@ def resolve(wanted: Sequence[int], x: Any, node: Any) -> tuple[int, ...]:
     return tuple(int(d) for d in wanted)
 
 
-def reshape(b: Any, x: Any, shape: Sequence[int]) -> Any:
+def reshape(b: OperatorBuilder, x: Value, shape: Sequence[int]) -> Value:
     """x under another shape; x itself where it has that shape."""
     return x if tuple(shape) == x.shape else b.Reshape(x, shape=tuple(int(d) for d in shape))
 
@@ -342,7 +341,7 @@ class Expand(Move):
         yield draw.case(cls(shape=(4, 2, 3)), draw("f64[2,1]"))
         yield draw.case(cls(shape=(2, 2)), draw("f64[]"))
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """The shape that it makes is turned."""
         if len(self.shape) != rank or any(v is not None and v.ndim > rank for v in ins):
             return None
@@ -381,14 +380,14 @@ class Fill(Move):
         yield draw.case(cls(dtype="f64", shape=(2, 3), value=1.5))
         yield draw.case(cls(dtype="i64", shape=(2,), value=3.0))
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """The shape that it makes is turned."""
         if len(self.shape) != rank or any(v is not None and v.ndim > rank for v in ins):
             return None
         return turned_whole(self, ins, outs, rank, shape=turned_list(self.shape))
 
 
-def _axes(node: Any) -> list[int] | None:
+def _axes(node: ImportedNode) -> list[int] | None:
     """Squeeze's and Unsqueeze's axes: an input since opset 13, an attribute before; None where absent."""
     if "axes" in node.attributes:
         return list(node.attributes["axes"])
@@ -396,9 +395,9 @@ def _axes(node: Any) -> list[int] | None:
 
 
 @imports("Squeeze")
-def squeeze(node: Any) -> Any:
+def squeeze(node: ImportedNode) -> Imported:
     """Reshape without dimensions of 1: those of `axes`, or all."""
-    x, axes = node.input(0), _axes(node)
+    x, axes = node.need(0), _axes(node)
     if axes is None:
         gone = {i for i, d in enumerate(x.shape) if d == 1}
     else:
@@ -409,9 +408,9 @@ def squeeze(node: Any) -> Any:
 
 
 @imports("Unsqueeze")
-def unsqueeze(node: Any) -> Any:
+def unsqueeze(node: ImportedNode) -> Imported:
     """Reshape with dimensions of 1 at `axes`, which count in the result."""
-    x, axes = node.input(0), _axes(node)
+    x, axes = node.need(0), _axes(node)
     if axes is None:
         raise node.fail("has no axes")
     ndim = x.ndim + len(axes)
@@ -423,9 +422,9 @@ def unsqueeze(node: Any) -> Any:
 
 
 @imports("Flatten")
-def flatten(node: Any) -> Any:
+def flatten(node: ImportedNode) -> Imported:
     """Reshape to a matrix: the dimensions before `axis`, and the others."""
-    x, axis = node.input(0), node.attributes.get("axis", 1)
+    x, axis = node.need(0), node.attributes.get("axis", 1)
     if not -x.ndim <= axis <= x.ndim:
         raise node.fail(f"axis {axis} is out of range for {x.type}")
     axis = axis + x.ndim if axis < 0 else axis
@@ -433,9 +432,9 @@ def flatten(node: Any) -> Any:
 
 
 @imports("CastLike")
-def cast_like(node: Any) -> Any:
+def cast_like(node: ImportedNode) -> Imported:
     """Cast to the second input's element type; its contents are not read."""
-    x, like = node.numbers(node.type(1).dtype), node.type(1)
+    x, like = node.numbers(node.need_type(1).dtype), node.need_type(1)
     if like.dtype == "f8e8m0" and x.dtype != like.dtype:
         return None
     saturate = node.attributes.get("saturate", 1)
@@ -443,7 +442,7 @@ def cast_like(node: Any) -> Any:
 
 
 @imports("ConstantOfShape", "Range")
-def must_fold(node: Any) -> Any:
+def must_fold(node: ImportedNode) -> Imported:
     """Known at compile time, or else the shape of what it makes is not."""
     for i, what in enumerate(("shape",) if node.op_type == "ConstantOfShape" else ("start", "limit", "delta")):
         node.need_constant(i, what)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...language.factors import in_step
 from ...language.layouts import Turned, turned_axes, turned_list, turned_whole
+from ...language.types import Values
 from ..common import normal_axis
 from .reshape import Move
 
@@ -96,7 +97,7 @@ class Slice(Sliced):
     @classmethod
     def from_onnx(cls, node):
         """Everything but the data must be known; a slice that takes all is left out."""
-        x, given = node.input(0), node.attributes
+        x, given = node.need(0), node.attributes
         if "starts" in given:
             starts, ends, axes, steps = given["starts"], given["ends"], given.get("axes"), None
         else:
@@ -120,7 +121,7 @@ class Slice(Sliced):
         yield draw.case(cls((2,), (2,), (0,)), draw("f64[4,3]"))
         yield draw.case(cls((), (), ()), draw("f32[2]"))
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """Along the same axes."""
         return turned_whole(self, ins, outs, rank, axes=turned_axes(self.axes, rank))
 
@@ -184,7 +185,7 @@ class SliceGrad(Sliced):
         yield draw.case(cls((4, 3), (2,), (2,), (0,)), draw("f64[0,3]"))
         yield draw.case(cls((2,), (), (), ()), draw("f32[2]"))
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """Along the same axes."""
         axes = turned_axes(self.axes, rank)
         return turned_whole(self, ins, outs, rank, axes=axes, shape=turned_list(self.shape))

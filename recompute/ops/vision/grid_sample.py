@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from ...language.factors import factor
 from ...language.op import Cost, Op
-from ...language.types import TensorType
+from ...language.types import Array, NumPy, Operands, TensorType
 
 #: degree of the interpolation in the coordinate
 DEGREE = {"nearest": 0, "linear": 1, "cubic": 3}
@@ -99,7 +100,7 @@ class Sampling(Op, abstract=True):
             grid.with_shape((channels, p)),
         )
 
-    def prepare(self, xp: Any, grid: Any, size: tuple[int, ...], rooms: Any) -> None:
+    def prepare(self, xp: NumPy, grid: Array, size: tuple[int, ...], rooms: Operands) -> None:
         """Fills indices and weights for one image's grid [..., rank]; a second set has one more derivative."""
         index, weights, rows, mask = rooms[:4]
         rank = len(size)
@@ -108,7 +109,7 @@ class Sampling(Op, abstract=True):
             flat = grid[..., rank - 1 - axis]
             p, slope, t = rows
             p.reshape(flat.shape)[...] = flat
-            self._coordinates(xp, p, slope, t, mask, size[axis])
+            self._coordinates(xp, rows, mask, size[axis])
             if self.mode == "nearest":
                 xp.rint(p, out=p)
                 t.fill(0)
@@ -124,8 +125,9 @@ class Sampling(Op, abstract=True):
             for j in range(index.shape[1]):
                 self._inside(xp, index[axis, j], weights[:, axis, j], mask, size[axis])
 
-    def _coordinates(self, xp: Any, p: Any, slope: Any, room: Any, mask: Any, n: int) -> None:
-        """Grid coordinates in `p` become places in [0, n), as padding says; `slope`: the derivative."""
+    def _coordinates(self, xp: NumPy, rows: Array, mask: Array, n: int) -> None:
+        """Grid coordinates in the first row become places in [0, n), as padding says; the second gets derivatives."""
+        p, slope, room = rows
         low, high = (0.0, n - 1.0) if self.align_corners else (-0.5, n - 0.5)
         scale = (high - low) / 2
         p += 1
@@ -133,7 +135,7 @@ class Sampling(Op, abstract=True):
         p += low
         slope.fill(scale)
         if self.padding_mode == "reflection" and self.mode != "cubic":
-            self._reflect(xp, p, slope, room, mask, low, high)
+            self._reflect(xp, rows, mask, low, high)
         # what no integer can hold is outside, as in PyTorch
         xp.absolute(p, out=room)
         xp.less(room, 2.0**31, out=mask)
@@ -146,8 +148,9 @@ class Sampling(Op, abstract=True):
             xp.clip(p, 0.0, n - 1.0, out=p)
 
     @staticmethod
-    def _reflect(xp: Any, p: Any, slope: Any, room: Any, mask: Any, low: float, high: float) -> None:
-        """p mirrored at `low` and `high` until it is between them; each mirror turns the slope."""
+    def _reflect(xp: NumPy, rows: Array, mask: Array, low: float, high: float) -> None:
+        """Places mirrored at `low` and `high` until they are between them; each mirror turns the slope."""
+        p, slope, room = rows
         span = high - low
         if span == 0:
             p.fill(0)
@@ -175,7 +178,7 @@ class Sampling(Op, abstract=True):
         p += low
 
     @staticmethod
-    def _weights(xp: Any, out: Any, order: int, t: Any, slope: Any, room: Any) -> None:
+    def _weights(xp: NumPy, out: Array, order: int, t: Array, slope: Array, room: Array) -> None:
         """Each tap's polynomial at t, times slope ^ order."""
         for tap, (_, coefficients) in zip(out, taps_of(out.shape[0], order), strict=True):
             tap.fill(coefficients[0])
@@ -185,7 +188,7 @@ class Sampling(Op, abstract=True):
             for _ in range(order):
                 tap *= slope
 
-    def _inside(self, xp: Any, index: Any, weights: Any, mask: Any, n: int) -> None:
+    def _inside(self, xp: NumPy, index: Array, weights: Array, mask: Array, n: int) -> None:
         """Indices outside [0, n) brought inside; their weights are 0 where padding is zeros."""
         if self.padding_mode == "zeros":
             for compare, limit in ((xp.less, 0), (xp.greater_equal, n)):
@@ -207,7 +210,7 @@ class Sampling(Op, abstract=True):
                 xp.absolute(index, out=index)
         xp.clip(index, 0, n - 1, out=index)
 
-    def each(self, xp: Any, rooms: Any, size: tuple[int, ...]) -> Any:
+    def each(self, xp: NumPy, rooms: Operands, size: tuple[int, ...]) -> Any:
         """Each combination of taps: its number along each axis, with the flat indices in rooms[4]."""
         index, flat = rooms[0], rooms[4]
         for pick in itertools.product(range(index.shape[1]), repeat=len(size)):
@@ -217,7 +220,7 @@ class Sampling(Op, abstract=True):
                 flat += index[axis, pick[axis]]
             yield pick
 
-    def product(self, xp: Any, rooms: Any, pick: tuple[int, ...], more: int = -1) -> Any:
+    def product(self, xp: NumPy, rooms: Operands, pick: tuple[int, ...], more: int = -1) -> Array:
         """The weight of a combination, in rooms[2][0]; from the second set along axis `more`."""
         weights, room = rooms[1], rooms[2][0]
         room.fill(1)
@@ -231,7 +234,9 @@ def taps_of(count: int, order: int) -> Any:
     return taps({1: "nearest", 2: "linear", 4: "cubic"}[count], order)
 
 
-def sampling_cost(op: Any, grid: TensorType, channels: int, ins: Any, outs: Any) -> Cost:
+def sampling_cost(
+    op: Any, grid: TensorType, channels: int, ins: Sequence[TensorType], outs: Sequence[TensorType]
+) -> Cost:
     """The cost of reading `channels` numbers at every place of the grid."""
     places = math.prod(grid.shape[:-1])
     return Cost(2 * len(taps(op.mode, 0)) ** grid.shape[-1] * places * (channels + grid.shape[-1]),

@@ -12,8 +12,8 @@ import numpy as np
 
 from ...language.factors import Factor, in_step
 from ...language.layouts import Turned, turned_list, turned_pads, turned_whole
-from ...language.op import Cost, Op, imports
-from ...language.types import TensorType
+from ...language.op import Cost, Imported, ImportedNode, Op, imports
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Values, present
 from ..norm.numerics import wide
 from ..shape.reshape import reshape
 from .resize_maps import COORDINATES, NEAREST, Span, indices, matrix, outside
@@ -38,12 +38,9 @@ class Interpolation(Op, abstract=True):
     antialias: int = 0
     roi: tuple[float, ...] = ()
 
-    def axis_factors(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[Factor, ...] | None:
+    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """Those that are not resized."""
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         resized = {a for a, _ in self.maps(x.shape, y.shape)} | {a for a, _ in self.maps(y.shape, x.shape)}
         return in_step(ins, outs, [a for a in range(x.ndim) if a not in resized])
 
@@ -100,7 +97,7 @@ class Interpolation(Op, abstract=True):
             shapes = [steps[0][2], *shapes, steps[-1][3]]
         return tuple(work.with_shape(s) for s in shapes)
 
-    def run(self, xp: Any, x: Any, y: Any, scratch: Sequence[Any], steps: Any, *, back: bool) -> None:
+    def run(self, xp: NumPy, x: Array, y: Array, scratch: Operands, steps: Any, *, back: bool) -> None:
         """All axes, image by image where the first axis stays."""
         if not steps:
             y[...] = x
@@ -116,7 +113,7 @@ class Interpolation(Op, abstract=True):
             if len(scratch) > len(steps):
                 target[...] = scratch[-1]
 
-    def _along(self, xp: Any, axis: int, span: Span, x: Any, y: Any, *, back: bool) -> None:
+    def _along(self, xp: NumPy, axis: int, span: Span, x: Array, y: Array, *, back: bool) -> None:
         size, out = (y.shape[axis], x.shape[axis]) if back else (x.shape[axis], y.shape[axis])
         if self.mode == "nearest" and not back:
             where = xp.asarray(indices(self._key(), size, out, span))
@@ -130,7 +127,7 @@ class Interpolation(Op, abstract=True):
         else:
             xp.matmul(m, x.reshape(lead, -1, rest), out=y.reshape(lead, -1, rest))
 
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+    def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """Each axis by a product of its own: the order of its sums may depend on what stands beside it."""
         x, y = ins[0], outs[0]
         if rank < 4 or x is None or y is None or x.shape[:2] != y.shape[:2]:
@@ -198,7 +195,7 @@ class Resize(Interpolation):
         """Scales or sizes, of all axes or some, become the output's shape."""
         given = node.attributes
         coordinate = given.get("coordinate_transformation_mode", "half_pixel")
-        x = node.input(0)
+        x = node.need(0)
         shape, scales = _target(node, x.shape)
         roi = _roi(node, x.ndim) if coordinate == "tf_crop_and_resize" else ()
         if shape == x.shape and all(s == 1.0 for s in scales) and not roi:
@@ -299,7 +296,7 @@ class ResizeGrad(Interpolation):
         yield draw.case(cls(shape=(1, 2, 2, 2), mode="linear"), draw("f16[1,2,4,5]"))
 
 
-def _roi(node: Any, ndim: int) -> tuple[float, ...]:
+def _roi(node: ImportedNode, ndim: int) -> tuple[float, ...]:
     """Starts and ends for all axes."""
     axes = node.attributes.get("axes") or range(ndim)
     given = node.need_constant(1, "roi").tolist()
@@ -309,12 +306,12 @@ def _roi(node: Any, ndim: int) -> tuple[float, ...]:
     return tuple(roi)
 
 
-def _target(node: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def _target(node: ImportedNode, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Output shape and scales (() where sizes were given) of a Resize node."""
     axes = node.attributes.get("axes") or range(len(shape))
     axes = [a % len(shape) for a in axes]
-    scales = node.constant(2) if node.type(2) is not None and node.type(2).size else None
-    if scales is None and node.type(2) is not None and node.type(2).size:
+    scales = node.constant(2) if node.type(2) is not None and node.need_type(2).size else None
+    if scales is None and node.type(2) is not None and node.need_type(2).size:
         node.need_constant(2, "scales")
     if scales is not None and scales.size:
         factors = [1.0] * len(shape)
@@ -336,9 +333,9 @@ def _target(node: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[f
 
 
 @imports("Upsample")
-def upsample(node: Any) -> Any:
+def upsample(node: ImportedNode) -> Imported:
     """The operator that Resize took the place of: scales only, from the corner."""
-    x = node.input(0)
+    x = node.need(0)
     scales = node.attributes.get("scales") or node.need_constant(1, "scales").tolist()
     mode = node.attributes.get("mode", "nearest")
     shape = tuple(math.floor(d * s) for d, s in zip(x.shape, scales, strict=True))
@@ -354,9 +351,9 @@ def upsample(node: Any) -> Any:
 
 
 @imports("DepthToSpace")
-def depth_to_space(node: Any) -> Any:
+def depth_to_space(node: ImportedNode) -> Imported:
     """Blocks of channels become blocks of positions."""
-    x, b, s = node.input(0), node.builder, node.attributes["blocksize"]
+    x, b, s = node.need(0), node.builder, node.attributes["blocksize"]
     n, c, h, w = x.shape
     if c % (s * s):
         raise node.fail(f"{c} channels are no multiple of blocksize² = {s * s}")
@@ -369,9 +366,9 @@ def depth_to_space(node: Any) -> Any:
 
 
 @imports("SpaceToDepth")
-def space_to_depth(node: Any) -> Any:
+def space_to_depth(node: ImportedNode) -> Imported:
     """Blocks of positions become blocks of channels, before the channels (DCR) or after them (CRD, opset 28)."""
-    x, b, s = node.input(0), node.builder, node.attributes["blocksize"]
+    x, b, s = node.need(0), node.builder, node.attributes["blocksize"]
     n, c, h, w = x.shape
     if h % s or w % s:
         raise node.fail(f"{h}×{w} positions are no multiple of blocksize {s}")

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ...language.factors import SUM, factor
-from ...language.op import Cost, Op
+from ...language.op import Cost, Draw, Op
+from ...language.types import Array, NumPy, Operands, TensorType, Value
 from ..indexing.flat import add_rows
 
 #: elements that are outside of every image
@@ -30,7 +31,7 @@ class Regions(Op, abstract=True):
     #: positions of the regions, and of their images' numbers where they are an input of their own
     asked: ClassVar[tuple[int, ...]] = (1,)
 
-    def checks(self, ins: Any, outs: Any) -> tuple:
+    def checks(self, ins: Sequence[TensorType], outs: Sequence[TensorType]) -> tuple:
         """Regions are finite, and their images are there."""
         x = ins[0] if ins[0].ndim == 4 else outs[0]
         return tuple((i, ("region", x.shape[0])) for i in self.asked)
@@ -56,7 +57,7 @@ class Regions(Op, abstract=True):
         """(flat indices, weights) [rows, columns] of the elements that are compared, one of each bin at a time."""
         raise NotImplementedError
 
-    def winners(self, xp: Any, image: Any, roi: Any, rooms: Any) -> tuple[Any, Any]:
+    def winners(self, xp: NumPy, image: Array, roi: Array, rooms: Operands) -> tuple[Array, Array]:
         """Flat indices and weights [C, rows, columns] of the largest products in each bin; weight 0: there is none."""
         index, weight, best, room, mask = rooms
         c, h, w = image.shape
@@ -75,19 +76,19 @@ class Regions(Op, abstract=True):
             xp.copyto(weight, weights[None], where=mask)
         return index, weight
 
-    def rooms(self, x: Any) -> tuple[Any, ...]:
+    def rooms(self, x: TensorType) -> tuple[TensorType, ...]:
         """Scratch of `winners`."""
         t = x.with_shape((x.shape[1], *self.bins()))
         return t.with_dtype("i64"), t, t, t, t.with_dtype("bool")
 
-    def pick(self, xp: Any, x: Any, found: tuple[Any, Any], out: Any) -> None:
+    def pick(self, xp: NumPy, x: Array, found: tuple[Array, Array], out: Array) -> None:
         """out = x at the winners, times their weights."""
         index, weight = found
         for c in range(x.shape[0]):
             xp.take(x[c].reshape(-1), index[c], out=out[c], mode="clip")
         out *= weight
 
-    def put(self, xp: Any, dx: Any, found: tuple[Any, Any], dy: Any) -> None:
+    def put(self, xp: NumPy, dx: Array, found: tuple[Array, Array], dy: Array) -> None:
         """dx += dy times the weights, at the winners."""
         index, weight = found
         weight *= dy
@@ -95,7 +96,7 @@ class Regions(Op, abstract=True):
             add_rows(xp, dx[c].reshape(1, -1, 1), index[c].reshape(-1), weight[c].reshape(1, -1, 1))
 
 
-def on_host(a: Any) -> np.ndarray:
+def on_host(a: Array) -> np.ndarray:
     """The array as NumPy's."""
     return a.get() if hasattr(a, "get") else a
 
@@ -122,7 +123,7 @@ class Aligned(Regions, abstract=True):
         """Rows and columns."""
         return self.output_height, self.output_width
 
-    def check(self, x: Any, rois: Any, batch: Any, by: Any) -> None:
+    def check(self, x: TensorType, rois: TensorType, batch: TensorType, by: TensorType | None) -> None:
         """TypeRuleError where x [N, C, H, W], rois [R, 4] and the images' numbers i64 [R] do not fit."""
         if self.mode not in ("avg", "max") or self.coordinate_transformation_mode not in (
             "half_pixel",
@@ -140,7 +141,7 @@ class Aligned(Regions, abstract=True):
         if self.sampling_ratio > _MOST_SAMPLES:
             raise self.fail(f"sampling_ratio is {_MOST_SAMPLES} at the most, not {self.sampling_ratio}", x, rois)
 
-    def spans(self, roi: Any, h: int, w: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    def spans(self, roi: Array, h: int, w: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
         """Of rows and of columns: elements and weights [bins, samples, 2], and the number of samples."""
         half = self.coordinate_transformation_mode == "half_pixel"
         found = []
@@ -166,7 +167,7 @@ class Aligned(Regions, abstract=True):
             raise IndexError(f"{self.name}: a region has {extent:.3g} elements a bin: give a sampling_ratio")
         return max(math.ceil(extent), 0)
 
-    def candidates(self, roi: Any, h: int, w: int) -> Iterator[tuple[Any, Any]]:
+    def candidates(self, roi: Array, h: int, w: int) -> Iterator[tuple[Any, Any]]:
         """Each neighbour of each sample."""
         (rows, row_weights, _), (columns, column_weights, _) = self.spans(roi, h, w)
         for i, j in itertools.product(range(rows.shape[1]), range(columns.shape[1])):
@@ -174,7 +175,7 @@ class Aligned(Regions, abstract=True):
                 places = rows[:, i, k, None] * w + columns[None, :, j, m]
                 yield places, row_weights[:, i, k, None] * column_weights[None, :, j, m]
 
-    def matrices(self, roi: Any, h: int, w: int) -> list[tuple[slice, np.ndarray]]:
+    def matrices(self, roi: Array, h: int, w: int) -> list[tuple[slice, np.ndarray]]:
         """Of rows and of columns: what part is read, and the matrix [bins, part] whose rows are the means."""
         found = []
         for (index, weights, samples), _ in zip(self.spans(roi, h, w), (h, w), strict=True):
@@ -185,7 +186,7 @@ class Aligned(Regions, abstract=True):
             found.append((slice(low, high), m / max(samples, 1)))
         return found
 
-    def room_for(self, x: Any) -> tuple[Any, ...]:
+    def room_for(self, x: TensorType) -> tuple[TensorType, ...]:
         """Scratch."""
         if self.mode == "max":
             return self.rooms(x)
@@ -279,7 +280,7 @@ class RoiAlign(Aligned):
         yield draw.case(cls(2, 2), draw("f32[1,2,4,5]"), np.array([[0.5, 0, 4, 3]], np.float32), np.array([0]))
 
 
-def _given(*values: Any) -> list[Any]:
+def _given(*values: Value | None) -> list[Value]:
     return [v for v in values if v is not None]
 
 
@@ -288,7 +289,7 @@ def _apart(options: dict[str, Any]) -> bool:
     return options.get("mode") == "max"
 
 
-def _samples(draw: Any) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray, str, str]]:
+def _samples(draw: Draw) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray, str, str]]:
     rois = np.array([[0.3, 0.2, 3.6, 2.9], [-3.0, 1.1, 2.2, 9.3], [1.2, 1.3, 1.4, 1.5]])
     batch = np.array([1, 0, 1])
     for mode in ("avg", "max"):

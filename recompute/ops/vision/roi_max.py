@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...language.factors import SUM, factor
+from ...language.types import Array, TensorType
 from .roi import Regions, on_host
 
 
@@ -25,7 +26,7 @@ class Pooled(Regions, abstract=True):
         """Rows and columns."""
         return self.pooled_shape[0], self.pooled_shape[1]
 
-    def check(self, x: Any, rois: Any) -> None:
+    def check(self, x: TensorType, rois: TensorType) -> None:
         """TypeRuleError where x [N, C, H, W] and rois [R, 5] do not fit."""
         if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5 or len(self.pooled_shape) != 2:
             raise self.fail("needs x [N, C, H, W], rois [R, 5] and two entries of pooled_shape", x, rois)
@@ -34,7 +35,7 @@ class Pooled(Regions, abstract=True):
         if min(self.pooled_shape) < 1:
             raise self.fail("pooled_shape must be at least 1 by 1", x, rois)
 
-    def candidates(self, roi: Any, h: int, w: int) -> Iterator[tuple[Any, Any]]:
+    def candidates(self, roi: Array, h: int, w: int) -> Iterator[tuple[Any, Any]]:
         """The elements of each bin, by rows; bins that have fewer: nan."""
         spans = []
         for at, n, size in ((2, self.pooled_shape[0], h), (1, self.pooled_shape[1], w)):

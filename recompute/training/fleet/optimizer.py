@@ -91,7 +91,7 @@ def _recomputing(optimizer: AnyOptimizer, strategy: DistributedStrategy) -> Reco
     if configs.get("strategy"):
         found.set_strategy(configs["strategy"])
     found.enable_offload = configs.get("enable_offload", False)
-    found.request  # noqa: B018 - raises for contradictions here, not in minimize
+    found.spec.check()  # contradictions are found here, not in minimize
     return found
 
 

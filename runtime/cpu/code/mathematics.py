@@ -8,14 +8,18 @@ rounded as written (`fma` is one rounding), so that an element's value does not 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..device.jit import Intrinsic, inline
 
+if TYPE_CHECKING:
+    from ..device.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
 
-def _fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
+
+def _fma(typing: TypingContext, a: Kind, b: Kind, c: Kind) -> Generated:
     return a(a, a, a), lambda context, builder, signature, args: builder.fma(*args)
 
 
@@ -23,8 +27,8 @@ def _fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
 fma: Any = Intrinsic(_fma)
 
 
-def _larger(typing: Any, a: Any, b: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _larger(typing: TypingContext, a: Kind, b: Kind) -> Generated:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
         from llvmlite import ir
 
         kind = args[0].type
@@ -38,8 +42,8 @@ def _larger(typing: Any, a: Any, b: Any) -> Any:
 larger: Any = Intrinsic(_larger)
 
 
-def _scaled(typing: Any, x: Any, whole: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _scaled(typing: TypingContext, x: Kind, whole: Kind) -> Generated:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
         from llvmlite import ir
 
         i32 = ir.IntType(32)
@@ -58,8 +62,8 @@ def _scaled(typing: Any, x: Any, whole: Any) -> Any:
 scaled: Any = Intrinsic(_scaled)
 
 
-def _fraction(typing: Any, x: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _fraction(typing: TypingContext, x: Kind) -> Generated:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
         from llvmlite import ir
 
         i32 = ir.IntType(32)
@@ -70,8 +74,8 @@ def _fraction(typing: Any, x: Any) -> Any:
     return x(x), generate
 
 
-def _exponent(typing: Any, x: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _exponent(typing: TypingContext, x: Kind) -> Generated:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
         from llvmlite import ir
 
         i32 = ir.IntType(32)

@@ -14,6 +14,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from ....language.types import Array
 from ..device import native
 from ..device.native import Call
 from .emit import Code, module, thread
@@ -76,7 +77,7 @@ def _group(size: int, width: int) -> int:
     return max(1, min(_GROUP, -(-size // width) // (_PARTS * native.threads())))
 
 
-def calls(a: Any, b: Any, c: Any, workspace: Any, more: Any = None) -> list[Call]:
+def calls(a: Array, b: Array, c: Array, workspace: Array, more: Array | None = None) -> list[Call]:
     """c = a b (+ `more`: a row for all rows, or as many rows as c has; c itself, say).
 
     `workspace`: as many elements as `needed` says, or more.
@@ -113,14 +114,14 @@ def calls(a: Any, b: Any, c: Any, workspace: Any, more: Any = None) -> list[Call
     return found
 
 
-def packed(matrix: Any, width: int, to: Any, apart: int, *, parallel: bool = True) -> Call:
+def packed(matrix: Array, width: int, to: Array, apart: int, *, parallel: bool = True) -> Call:
     """The call that packs a matrix [side, terms] of float32, of which one side lies together, into panels of `width`,
     `apart` elements from each other."""
     size, terms = matrix.shape
     return _side(matrix, width).packed(0, 0, size, terms, to, apart, parallel=parallel)
 
 
-def _side(matrix: Any, width: int) -> _Side:
+def _side(matrix: Array, width: int) -> _Side:
     steps = tuple(s // 4 for s in matrix.strides)
     turned = steps[0] != 1 and matrix.shape[0] > 1 if matrix.shape[1] == 1 or steps[1] == 1 else False
     return _Side(matrix, steps, width, turned)
@@ -141,7 +142,7 @@ class _Side:
         """Rows of A, or columns of B."""
         return self.matrix.shape[0]
 
-    def part(self, first: int, term: int) -> Any:
+    def part(self, first: int, term: int) -> Array:
         """From an element on."""
         return self.matrix[first:, term:]
 
@@ -150,7 +151,7 @@ class _Side:
         few = self.size < 2 * panels * self.width * native.threads() * _PARTS
         return terms * self.steps[1] if few and self.matrix.shape[1] > terms else panels * self.width * self.steps[0]
 
-    def packed(self, first: int, term: int, size: int, terms: int, to: Any, apart: int, *, parallel: bool) -> Call:
+    def packed(self, first: int, term: int, size: int, terms: int, to: Array, apart: int, *, parallel: bool) -> Call:
         """The call that packs panels, `apart` elements from each other."""
         words = (self.part(first, term), to, *self.steps, size, terms, apart, self.ahead(terms, 1))
         work = -(-size // self.width) if self.turned else terms

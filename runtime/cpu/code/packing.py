@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ....language.types import Array
 from ..device import native
 from ..device.native import Call
 from .emit import Code, module
@@ -68,7 +69,7 @@ def chunks(runs: int, length: int, step: int) -> np.ndarray:
 
 
 def turned(
-    rows: Any, columns: Any, panels: Any, table: np.ndarray, offsets: np.ndarray, apart: int, *, unpack: bool = False,
+    rows: Array, columns: Array, panels: Any, table: Array, offsets: Array, apart: int, *, unpack: bool = False,
     parallel: bool = True,
 ) -> Call:  # fmt: skip
     """The call of `turn` over all panels and chunks; `rows` become `columns`, or are what they become."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Array, TensorType
 from ..device import native
 from ..device.jit import kernel
 from ..device.native import Call
@@ -55,7 +54,7 @@ class Packed:
         """Of the panels."""
         return (-(-self.n // self.width), self.k, self.width)
 
-    def pack(self, matrix: Any, packed: Any) -> Call:
+    def pack(self, matrix: Array, packed: Array) -> Call:
         """Fills the panels."""
         if not self.turned:
             shape = self.shape()
@@ -66,7 +65,7 @@ class Packed:
         offsets = np.arange(self.k, dtype=np.int64) * width
         return transposed.turned(matrix, packed, panels, table, offsets, self.k)
 
-    def product(self, a: Any, packed: Any, c: Any, more: Any = None) -> Call:
+    def product(self, a: Array, packed: Array, c: Array, more: Array | None = None) -> Call:
         """c = a B' (+ `more`: a row for all, or as many rows, `c` perhaps).  The rows are the work."""
         given = (0, 0) if more is None else (more, self.n if more.ndim > 1 else 0)
         return Call(_program(self.k, self.n, self.high, self.width), (c, a, packed, *given), a.shape[0], least=_LEAST)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ....language.types import Array
 from ....ops.window import Window
 from ...shared.convolved import Convolved
 from ..code import packing as transposed
@@ -136,7 +137,7 @@ class DepthSums(_Depth):
         """Elements of the buffers: weights [taps, channels], and the bias behind them."""
         return [(self.taps + 1) * self.pitch]
 
-    def calls(self, source: Any, w: Any, result: Any, bias: Any, packed: Any) -> list[Call]:
+    def calls(self, source: Array, w: Array, result: Array, bias: Array | None, packed: Array) -> list[Call]:
         """Weights turned, then all rows."""
         t, width = self.taps, machine().width
         table = transposed.chunks(1, t, 0)
@@ -150,7 +151,7 @@ class DepthSums(_Depth):
             self._rows(source, packed, result),
         ]
 
-    def _rows(self, source: Any, packed: Any, result: Any) -> Call:
+    def _rows(self, source: Array, packed: Array, result: Array) -> Call:
         backward = self.c.kind == "input"
         last = reach(self.c.geometry.window, len(self.result) - 1, backward=backward)
         columns, rows = last.words((self.pitch, self.channels)), math.prod(self.result[:-1])
@@ -256,7 +257,7 @@ class DepthWeight(_Depth):
         """Elements (float32) of the buffer of float64 sums [parts, taps, channels]."""
         return [2 * self.parts * self.taps * self.pitch]
 
-    def calls(self, x: Any, y: Any, w: Any, sums: Any) -> list[Call]:
+    def calls(self, x: Array, y: Array, w: Array, sums: Array) -> list[Call]:
         """Sums of each part, then over the parts."""
         window = self.c.geometry.window
         width = window.kernel[-1]

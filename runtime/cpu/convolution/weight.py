@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ....language.types import Array
 from ...shared.convolved import Convolved
 from ..code import matrix_products, packing
 from ..code.emit import Code, module, thread
@@ -78,7 +79,7 @@ class PackedWeight:
         """Elements of a panel of y's gradient, and of x."""
         return (self.terms + 1) * self.shape.columns, (min(TERMS, self.terms) + 1) * self.shape.rows
 
-    def calls(self, x: Any, y: Any, w: Any, sums: Any, block: Any, shared: Any, own: Any) -> list[Call]:
+    def calls(self, x: Array, y: Array, w: Array, sums: Array, block: Any, shared: Array, own: Array) -> list[Call]:
         """All of them, in order."""
         s, found = self.sweep, []
         pixels = y.reshape(-1, self.g.mg)
@@ -105,7 +106,9 @@ class PackedWeight:
         seen = (rows[:, 1, None] + columns).reshape(-1)
         return [seen[k : k + self.terms] for k in range(0, len(seen), self.terms)]
 
-    def _block(self, x: Any, places: Any, y: Any, sums: Any, shared: Any, own: Any, *, more: bool) -> list[Call]:
+    def _block(
+        self, x: Array, places: Array, y: Array, sums: Array, shared: Array, own: Array, *, more: bool
+    ) -> list[Call]:
         """The products of some pixels, added to those before them where there are `more`."""
         g, shape, taps = self.g, self.shape, self._taps
         apart, size = self._panel_sizes()
@@ -114,7 +117,7 @@ class PackedWeight:
         words = (sums, x, shared, own, places, taps, each, self.cells, g.mg, len(places), int(more), apart, size)
         return [pack, Call(_program(shape, g.mg % shape.columns), words, len(taps) * each, self.parallel)]
 
-    def _unpacked(self, sums: Any, w: Any) -> Call:
+    def _unpacked(self, sums: Array, w: Array) -> Call:
         """The weight's own order."""
         g, size, width = self.g, self.g.cg * self.taps, self.shape.columns
         channel, tap = np.divmod(np.arange(size, dtype=np.int64), self.taps)

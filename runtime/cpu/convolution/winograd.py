@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from ....language.types import Array
 from ...shared.convolved import Convolved
 from ..code import matrix_products
 from ..code.emit import Code, module, thread
@@ -103,7 +104,9 @@ class Winograd:
         """Elements of the buffers: windows' factors, and the threads' own."""
         return [PRODUCTS * self.depth * self.block, native.threads() * self._own()]
 
-    def calls(self, source: Any, w: Any, result: Any, bias: Any, factors: Any, own: Any) -> list[Call]:
+    def calls(
+        self, source: Array, w: Array, result: Array, bias: Array | None, factors: Array, own: Array
+    ) -> list[Call]:
         """All of them, in order."""
         windows, flat, found = w.reshape(-1), result.reshape(-1), []
         size = WINDOW * WINDOW

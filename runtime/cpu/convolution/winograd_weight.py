@@ -9,24 +9,14 @@ What is summed in which order depends on the shapes alone.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
+from ....language.types import Array
 from ...shared.convolved import Convolved
 from ..code import matrix_products
 from ..code.emit import Code, module, thread
 from ..code.matrix_products import Meeting, Shape
 from ..code.tiles import TERMS, load, machine
-from ..code.winograd import (
-    PRODUCTS,
-    WINDOW,
-    Places,
-    load_each,
-    of_patch,
-    of_tile,
-    store_each,
-    to_window,
-    vectors,
-)
+from ..code.winograd import PRODUCTS, WINDOW, Places, load_each, of_patch, of_tile, store_each, to_window, vectors
 from ..device import native
 from ..device.native import Call
 from .winograd import tiling, whole
@@ -93,7 +83,7 @@ class WinogradWeight:
             native.threads() * self._zeros,
         ]
 
-    def calls(self, x: Any, y: Any, w: Any, sums: Any, seen: Any, given: Any, zeros: Any) -> list[Call]:
+    def calls(self, x: Array, y: Array, w: Array, sums: Array, seen: Array, given: Array, zeros: Array) -> list[Call]:
         """All of them, in order."""
         t, s, found = self.tiling, self.shape, []
         source, target = x.reshape(-1), w.reshape(-1)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .llvm import BaseContext, IRBuilder, Word
 
 
-def _narrowed(builder: Any, value: Any) -> Any:
+def _narrowed(builder: IRBuilder, value: Word) -> Word:
     """The bits of a float, rounded to bfloat16: by integers, which LLVM vectorises better than its instruction."""
     from llvmlite import ir
 
@@ -64,15 +67,15 @@ def bfloat16() -> Any:
     made = BFloat16()
 
     @lower_cast(types.float32, BFloat16)
-    def same(context: Any, builder: Any, before: Any, after: Any, value: Any) -> Any:
+    def same(context: BaseContext, builder: IRBuilder, before: Any, after: Any, value: Word) -> Word:
         return value
 
     @lower_cast(types.float64, BFloat16)
-    def shorter(context: Any, builder: Any, before: Any, after: Any, value: Any) -> Any:
+    def shorter(context: BaseContext, builder: IRBuilder, before: Any, after: Any, value: Word) -> Word:
         return builder.fptrunc(value, real)
 
     @lower_cast(types.Integer, BFloat16)
-    def of_integer(context: Any, builder: Any, before: Any, after: Any, value: Any) -> Any:
+    def of_integer(context: BaseContext, builder: IRBuilder, before: Any, after: Any, value: Word) -> Word:
         return builder.sitofp(value, real) if before.signed else builder.uitofp(value, real)
 
     return made

@@ -23,8 +23,8 @@ import functools
 import hashlib
 import importlib.util
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from ....errors import JobError
 from ...shared import trouble
 from . import halves, native
 from .native import Call
+
+if TYPE_CHECKING:
+    from .llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
 
 
 @functools.cache
@@ -155,7 +158,7 @@ def _translated(function: Callable[..., Any]) -> Any:
 class Kernel:
     """A function over arrays (C-contiguous), integers and floats, and the part [begin, end) of the work to do."""
 
-    def __init__(self, function: Callable[..., None], fastmath: Any) -> None:
+    def __init__(self, function: Callable[..., None], fastmath: bool) -> None:
         self.function = function
         self.fastmath = fastmath
         self._addresses: dict[tuple, int] = {}
@@ -254,7 +257,7 @@ define void @kernel(ptr %args, i64 %begin, i64 %end) {
 """
 
 
-def kernel(function: Callable[..., None] | None = None, *, fastmath: Any = False) -> Any:
+def kernel(function: Callable[..., None] | None = None, *, fastmath: bool = False) -> Any:
     """Makes a function a kernel.  `fastmath`: LLVM's flags, for sums in vectors ({"reassoc", "nsz"}), say."""
     if function is None:
         return lambda f: Kernel(f, fastmath)
@@ -300,8 +303,8 @@ def _numba() -> tuple[Any, dict[str, Any]]:
     config.LOOP_VECTORIZE = config.SLP_VECTORIZE = 0
 
     def reader(result: Any) -> Any:
-        def read(typing: Any, base: Any, index: Any) -> Any:
-            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def read(typing: TypingContext, base: Kind, index: Kind) -> Generated:
+            def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
                 kind = ir.IntType(64) if result is types.int64 else ir.DoubleType()
                 return builder.load(builder.gep(builder.inttoptr(args[0], kind.as_pointer()), [args[1]]))
 
@@ -309,8 +312,8 @@ def _numba() -> tuple[Any, dict[str, Any]]:
 
         return intrinsic(read)
 
-    def to_pointer(typing: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def to_pointer(typing: TypingContext, address: Kind) -> Generated:
+        def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
             return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
 
         return types.voidptr(types.int64), generate

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Operands, TensorType, need
+from ....ops.attention.shared import Tiled
+from ....ops.attention.tiled_grad import TiledAttentionGrad
 from ..attention import backward, forward
 from ..attention.code import vectors
 from ..attention.items import Items, offsets
@@ -69,7 +70,7 @@ class Attention(Family):
 
     def accepts(self, op: Operator) -> bool:
         """float32, and enough to do."""
-        rule: Any = op.op
+        rule = op.of(Tiled)
         step = op.inputs[-1] if rule.ratio else None
         values = [v for v in (*op.reads(), *op.writes()) if v is not step]
         plain = all(getattr(rule, f.name) == f.default for f in dataclasses.fields(rule) if f.name not in _KNOWN)
@@ -82,7 +83,7 @@ class Attention(Family):
 
     def form(self, op: Operator) -> Form:
         """What the code depends on."""
-        rule: Any = op.op
+        rule = op.of(Tiled)
         q, k, v, bias = (None if x is None else x.type for x in (*op.inputs, None)[:4])
         assert q is not None and k is not None and v is not None
         window = rule.first is not None or rule.last is not None
@@ -92,9 +93,9 @@ class Attention(Family):
             kind = "keys" if rows == 1 else "queries" if columns == 1 else "both"
         return Form(q.shape[-1], v.shape[-1], kind, window, variants(q.shape[-2]), rule.cap > 0, rule.ratio > 0)
 
-    def words(self, op: Operator, ins: Sequence[Any]) -> list[Any]:
+    def words(self, op: Operator, ins: Operands) -> list[Any]:
         """The arguments of `scores.WORDS`."""
-        rule: Any = op.op
+        rule = op.of(Tiled)
         form = self.form(op)
         q, k, v, bias = ins[:4]
         row = column = 0
@@ -125,9 +126,8 @@ class Attention(Family):
 
     def numbers(self, op: Operator) -> np.ndarray:
         """[heads]: the number of each head's first query among those of all weights, of which these may be a part."""
-        rule: Any = op.op
-        q = op.inputs[0]
-        assert q is not None
+        rule = op.of(Tiled)
+        q = need(op.inputs[0])
         own = q.shape[:-1]
         whole, start = rule.rows or own, rule.at or (0,) * len(own)
         found = np.zeros(own[:-1], np.int64)
@@ -145,7 +145,7 @@ class Forward(Attention):
         """Of each thread."""
         return (TensorType("f32", (native.threads(), forward.room(self.form(op)))),)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         table, parts = self.heads(op), panels(ins[0].shape[-2])
         items = len(table) * len(parts)
@@ -175,9 +175,9 @@ class Gradient(Attention):
         bias, parts = self.wanted(op), self.parts(op)
         return (own,) if bias is None or not parts else (own, TensorType("f32", (parts, math.prod(bias))))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call for each wave; before them what clears the bias's gradient, behind them what adds its parts up."""
-        rule: Any = op.op
+        rule = op.of(TiledAttentionGrad)
         bias, parts, items = self.wanted(op), self.parts(op), self.items(op)
         heads, table = self.heads(op), panels(ins[0].shape[-2])
         target = scratch[1] if parts else outs[3]
@@ -200,15 +200,14 @@ class Gradient(Attention):
 
     def items(self, op: Operator) -> Items:
         """The work."""
-        rule: Any = op.op
+        rule = op.of(TiledAttentionGrad)
         q, k = (x.shape for x in op.inputs[:2] if x is not None)
         return Items(q[:-2], k[:-2], self.wanted(op), q[-2], k[-2], rule.columns)
 
     def parts(self, op: Operator) -> int:
         """Into how many sums the gradient of a bias is cut that heads share, so that there is work for the threads."""
         items, bias = self.items(op), self.wanted(op)
-        q = op.inputs[0]
-        assert q is not None
+        q = need(op.inputs[0])
         if bias is None or items.shares or items.blocks > 1 or items.chains >= PARTS:
             return 0
         found = min(PARTS, items.length)

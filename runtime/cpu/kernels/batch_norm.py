@@ -10,10 +10,9 @@ own formulas, rounding by rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ....language.types import TensorType
+from ....language.types import Array, Operands, TensorType, need
 from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, computed, family, floats, parts
@@ -177,19 +176,18 @@ def gradient(x, dy, mean, given, dx, begin, end):
             to[c] = (a[c] - mean[c]) * f[c] + b[c] * g[c] + h[c]
 
 
-def _rows(a: Any) -> Any:
+def _rows(a: Array) -> Array:
     return a.reshape(-1, a.shape[-1])
 
 
 def _in_parts(op: Operator) -> tuple[TensorType, TensorType]:
     """Two sums for each part, in float64 and in the type of the computation."""
-    x = op.inputs[0]
-    assert x is not None
+    x = need(op.inputs[0])
     shape = (parts(x.size // x.shape[-1]), 2, x.shape[-1])
     return TensorType("f64", shape), computed(x.type).with_shape(shape)
 
 
-def _statistics(x: Any, mean: Any, var: Any, found: Any, work: Any) -> list[Call]:
+def _statistics(x: Array, mean: Array, var: Array, found: Array, work: Array) -> list[Call]:
     """Calls that give mean and variance of the columns of x."""
     pieces = -(-x.shape[1] // _CHANNELS)
     return [
@@ -207,8 +205,7 @@ class Normalisation(Family):
 
     def vector(self, op: Operator) -> TensorType:
         """One element a channel."""
-        x = op.inputs[0]
-        assert x is not None
+        x = need(op.inputs[0])
         return computed(x.type).with_shape(x.shape[-1:])
 
 
@@ -224,7 +221,7 @@ class Statistics(Normalisation):
         """Sums of parts."""
         return _in_parts(op)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Over the parts, then over the channels."""
         return _statistics(_rows(ins[0]), outs[0], outs[1], *scratch)
 
@@ -237,7 +234,7 @@ class Train(Normalisation):
         """Sums of parts; factor, mean and variance."""
         return (*_in_parts(op), *(self.vector(op),) * 3)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Four calls."""
         mean, var = (s if o is None else o for s, o in zip(scratch[3:], outs[1:3], strict=True))
         return [
@@ -246,7 +243,9 @@ class Train(Normalisation):
         ]
 
 
-def _apply(op: Operator, x: Any, scale: Any, bias: Any, mean: Any, var: Any, y: Any, factor: Any) -> list[Call]:
+def _apply(
+    op: Operator, x: Array, scale: Array, bias: Array, mean: Array, var: Array, y: Array, factor: Array
+) -> list[Call]:
     epsilon = op.op.epsilon  # type: ignore[attr-defined]
     return [
         factors.call(scale, var, factor, epsilon, work=len(scale), parallel=False),
@@ -262,7 +261,7 @@ class Apply(Normalisation):
         """A factor a channel."""
         return (self.vector(op),)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Two calls."""
         x, scale, bias, mean, var = ins[:5]
         return _apply(op, x, scale, bias, mean, var, outs[0], scratch[0])
@@ -277,7 +276,7 @@ class Factor(Family):
         types = {v.type for v in op.reads()}
         return len(types) == 1 and all(t.dtype in ("f32", "f64") and t.ndim == 1 and t.size for t in types)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         epsilon = op.op.epsilon  # type: ignore[attr-defined]
         return [factors.call(ins[0], ins[1], outs[0], epsilon, work=len(outs[0]), parallel=False)]
@@ -291,7 +290,7 @@ class Inference(Normalisation):
         """A factor and a summand a channel."""
         return (self.vector(op),) * 2
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Two calls."""
         epsilon = op.op.epsilon  # type: ignore[attr-defined]
         x = _rows(ins[0])
@@ -309,7 +308,7 @@ class Gradient(Normalisation):
         """Sums of parts, and three coefficients a channel."""
         return (*_in_parts(op), self.vector(op).with_shape((3, *self.vector(op).shape)))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Three calls."""
         x, dy, dx = _rows(ins[0]), _rows(ins[4]), _rows(outs[0])
         scale, mean, var = ins[1:4]

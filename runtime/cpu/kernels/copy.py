@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ....language.types import Operands
 from ...shared.boxes import Box, boxes, grid
 from ..device.jit import kernel
 from ..device.native import Call
@@ -88,7 +89,7 @@ def words(a: np.ndarray) -> np.ndarray:
     return a.reshape(-1).view(WORDS[a.dtype.itemsize])
 
 
-def filling(y: np.ndarray, value: Any) -> Call:
+def filling(y: np.ndarray, value: float) -> Call:
     """The call that fills y with one value."""
     to = words(y)
     return fill.call(to, words(np.array([y.dtype.type(value)])), work=-(-to.size // _RUN))
@@ -107,7 +108,7 @@ class Copies(Family):
             return False
         return all(len(grid(box)) <= AXES + 1 for _, _, box in boxes(op))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call for each box; before it, one that fills what no box covers."""
         rule: Any = op.op
         calls = []

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....ops.approximation.groups import BLOCK, LEAST, POINT
+from ....language.types import Operands
+from ....ops.approximation.groups import BLOCK, LEAST, POINT, CompressGroups, DecompressGroups
 from ..device.jit import Intrinsic, inline, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
@@ -19,13 +20,14 @@ from .random import signed, words
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
+    from ..device.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
 
 #: elements that are in the buffer at a time
 _ROOM = 1024
 
 
-def _room(typing: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _room(typing: TypingContext) -> Generated:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
         from llvmlite import ir
         from numba.core import cgutils
 
@@ -38,8 +40,8 @@ def _room(typing: Any) -> Any:
     return types.voidptr(), generate
 
 
-def _put(typing: Any, p: Any, i: Any, x: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _put(typing: TypingContext, p: Kind, i: Kind, x: Kind) -> Generated:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
         at = builder.gep(builder.bitcast(args[0], args[2].type.as_pointer()), [args[1]])
         builder.store(args[2], at)
         return context.get_dummy_value()
@@ -54,7 +56,7 @@ room: Any = Intrinsic(_room)
 put: Any = Intrinsic(_put)
 
 
-def _get(typing: Any, p: Any, i: Any) -> Any:
+def _get(typing: TypingContext, p: Kind, i: Kind) -> Generated:
     from numba import types
 
     return types.uint8(p, i), lambda context, builder, signature, args: builder.load(builder.gep(args[0], [args[1]]))
@@ -64,30 +66,30 @@ def _get(typing: Any, p: Any, i: Any) -> Any:
 get: Any = Intrinsic(_get)
 
 
-def _flipped(builder: Any, bits: Any) -> Any:
+def _flipped(builder: IRBuilder, bits: Word) -> Word:
     """A float's bits as an integer that has the float's place in the order of floats; and back."""
     width = bits.type.width
     sign = builder.ashr(bits, bits.type(width - 1))
     return builder.xor(bits, builder.and_(sign, bits.type((1 << width - 1) - 1)))
 
 
-def _key(typing: Any, x: Any) -> Any:
+def _key(typing: TypingContext, x: Kind) -> Generated:
     from numba import types
 
     result = types.int32 if x == types.float32 else types.int64
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
         return _flipped(builder, builder.bitcast(args[0], context.get_value_type(result)))
 
     return result(x), generate
 
 
-def _number(typing: Any, key: Any) -> Any:
+def _number(typing: TypingContext, key: Kind) -> Generated:
     from numba import types
 
     result = types.float32 if key == types.int32 else types.float64
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
         return builder.bitcast(_flipped(builder, args[0]), context.get_value_type(result))
 
     return result(key), generate
@@ -98,8 +100,8 @@ key: Any = Intrinsic(_key)
 number: Any = Intrinsic(_number)
 
 
-def _encode(typing: Any, p: Any, i: Any, x: Any, low: Any, factor: Any, most: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _encode(typing: TypingContext, p: Kind, i: Kind, x: Kind, low: Kind, factor: Kind, most: Kind) -> Generated:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
         from llvmlite import ir
 
         noise, i, x, low, factor, most = args
@@ -127,10 +129,10 @@ def _packing(bits: int) -> Any:
     """packed(p, k): byte k of the packed codes of the buffer."""
     per = 8 // bits
 
-    def make(typing: Any, p: Any, k: Any) -> Any:
+    def make(typing: TypingContext, p: Kind, k: Kind) -> Generated:
         from numba import types
 
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
             from llvmlite import ir
 
             word = ir.IntType(8 * per)
@@ -149,10 +151,10 @@ def _unpacking(bits: int) -> Any:
     """unpacked(p, k, byte): the codes of byte k into the buffer."""
     per = 8 // bits
 
-    def make(typing: Any, p: Any, k: Any, byte: Any) -> Any:
+    def make(typing: TypingContext, p: Kind, k: Kind, byte: Kind) -> Generated:
         from numba import types
 
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
             from llvmlite import ir
 
             word = ir.IntType(8 * per)
@@ -281,9 +283,9 @@ class Compressing(Family):
         """float32 or float64."""
         return floats(op)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call, split over the threads by groups."""
-        rule: Any = op.op
+        rule = op.of(CompressGroups)
         given = ins[0].reshape(-1), ins[1].reshape(1), *outs[:2]
         return [compress.call(*given, signed(rule.seed), rule.first // BLOCK, rule.group, rule.bits, work=len(outs[1]))]
 
@@ -296,7 +298,7 @@ class Decompressing(Family):
         """float32 or float64."""
         return floats(op)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call, split over the threads by groups."""
-        rule: Any = op.op
+        rule = op.of(DecompressGroups)
         return [decompress.call(*ins[:2], outs[0].reshape(-1), rule.group, rule.bits, work=len(ins[1]))]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ....language.types import Array, Operands, present
 from ...shared.trouble import INDEX_OUTSIDE
 from ..device import native
 from ..device.jit import inline, kernel, report
@@ -97,11 +98,10 @@ class Gathers(Family):
 
     def accepts(self, op: Operator) -> bool:
         """Many elements, in rows of some length (NumPy takes single ones as fast)."""
-        x, y = op.inputs[0], op.outputs[0]
-        assert x is not None and y is not None
+        x, y = present(op.inputs[0], op.outputs[0])
         return y.size >= ENOUGH and x.type.numpy.itemsize in WORDS and _split(x.shape, _axis(op))[2] >= 16
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Row by row."""
         x, indices, y = ins[0], ins[1].reshape(-1), outs[0]
         outer, n, inner = _split(x.shape, _axis(op))
@@ -124,11 +124,11 @@ class GatherGradients(Family):
         outer, _, inner = _split(y.shape, _axis(op))
         return floats(op) and outer * inner >= 32
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Zeros, then every thread adds up its own columns."""
         return [filling(outs[0], 0), *self.adding(op, ins[0], ins[1], outs[0])]
 
-    def adding(self, op: Operator, indices: Any, dy: Any, dx: Any) -> list[Call]:
+    def adding(self, op: Operator, indices: Array, dy: Array, dx: Array) -> list[Call]:
         """dx += the rows of dy."""
         outer, n, inner = _split(dx.shape, _axis(op))
         given = (indices.reshape(-1), dy.reshape(outer, -1, inner), dx.reshape(outer, n, inner), native.STATUS)
@@ -139,7 +139,7 @@ class GatherGradients(Family):
 class RowsAdded(GatherGradients):
     """(x, indices, dy) → x and the rows of dy."""
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """A copy, unless it is there, then every thread adds up its own columns."""
         x, y = ins[0], outs[0]
         there = x.ctypes.data == y.ctypes.data
@@ -162,7 +162,7 @@ class ElementGathers(Family):
         alike = _split(indices.shape, _axis(op))[::2] == (outer, inner)
         return alike and (forward or floats(op))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Element by element."""
         if op.op.name == "GatherElements":
             x, indices, y = ins[0], ins[1], outs[0]

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Array, Operands, TensorType, need
+from ....ops.loss.linear_cross_entropy import LinearCrossEntropy, LinearLoss
+from ....ops.loss.linear_cross_entropy_grad import LinearCrossEntropyGrad
 from ....ops.loss.linear_tiles import Sizes, slice_of, slices
 from ..code.mathematics import exp, tanh
 from ..code.row_sums import exponentials, largest, total
@@ -173,7 +175,7 @@ class LinearLosses(Family):
         assert x is not None and w is not None and labels is not None
         return x.dtype in ("f32", "f64") and labels.size > 0 and x.shape[-1] > 0 and not blas.unavailable()
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Products without oneDNN."""
         return self.calls(op, ins, outs, scratch)
 
@@ -183,39 +185,40 @@ class LinearLosses(Family):
 
     def multiplied(self, op: Operator, height: int, words: int) -> TensorType:
         """The workspace of the products of a tile."""
-        x = op.inputs[0]
-        assert x is not None
+        x = need(op.inputs[0])
         width = x.shape[-1]
         sizes = (height, words, width), (height, width, words), (words, width, height)
         return products.room(x.dtype, *sizes)
 
     def sizes(self, op: Operator, *, held: bool) -> Sizes:
         """Rows, words and tiles."""
-        rule: Any = op.op
+        rule = op.of(LinearLoss)
         return Sizes(op.inputs[0], op.inputs[1], op.inputs[3], transposed=bool(rule.transB), held=held)
 
     def numbers(self, op: Operator) -> tuple[float, ...]:
         """Cap, scale, smoothing, z-loss."""
-        rule: Any = op.op
+        rule = op.of(LinearLoss)
         return rule.cap, rule.scale, rule.smoothing, rule.z_loss
 
-    def scaled(self, op: Operator, labels: Any, dloss: Any, out: Any, words: int, reduction: str) -> Call:
+    def scaled(self, op: Operator, labels: Array, dloss: Array, out: Array, words: int, reduction: str) -> Call:
         """What each label counts, times a gradient."""
         ignored = op.op.ignore_index  # type: ignore[attr-defined]
         options = (REDUCTIONS[reduction], 0 if ignored is None else ignored, int(ignored is not None))
         return shares(labels, np.empty(0, out.dtype), dloss, out, words, options)
 
-    def logits(self, todo: Products, x: Any, w: Any, block: Any) -> None:
+    def logits(self, todo: Products, x: Array, w: Array, block: Array) -> None:
         """block = x wᵀ."""
         todo.product(x, w.T, block)
 
 
-def _tile(room: Any, rows: slice, width: int) -> Any:
+def _tile(room: Array, rows: slice, width: int) -> Array:
     height = rows.stop - rows.start
     return room[: height * width].reshape(height, width)
 
 
-def _gradients(todo: Products, g: Any, rows: slice, words: slice, x: Any, w: Any, outs: Any, op: Any) -> None:
+def _gradients(
+    todo: Products, g: Array, rows: slice, words: slice, x: Array, w: Array, outs: Sequence[Array | None], op: Any
+) -> None:
     """A tile's gradient of logits into those of x, w and bias; `outs` are those of all rows, and of the slice."""
     dx, dw, db = outs
     if dx is not None:
@@ -239,8 +242,7 @@ class LinearCrossEntropies(LinearLosses):
         """Losses, weights and shares; what was seen of a tile's rows; a tile."""
         sizes, held = self.sizes(op, held=self.held(op)), self.held(op)
         words = sizes.words if held else sizes.step
-        x = op.inputs[0]
-        assert x is not None
+        x = need(op.inputs[0])
         return (
             TensorType("f64", (3, sizes.rows)),
             TensorType("f64", (0 if held else sizes.height, 4)),
@@ -248,9 +250,11 @@ class LinearCrossEntropies(LinearLosses):
             self.multiplied(op, sizes.height, words),
         )
 
-    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, *, onednn: bool = False) -> list[Call]:
+    def calls(
+        self, op: Operator, ins: Operands, outs: Operands, scratch: Operands, *, onednn: bool = False
+    ) -> list[Call]:
         """Tile by tile of rows."""
-        rule: Any = op.op
+        rule = op.of(LinearCrossEntropy)
         held = self.held(op)
         sizes = self.sizes(op, held=held)
         x, w, bias, labels = ins[:4]
@@ -270,12 +274,14 @@ class LinearCrossEntropies(LinearLosses):
             if held:
                 self._held(todo, op, (x, w, bias), here, rows, made, scratch[2])
             else:
-                self._seen(todo, op, sizes, (x, w, bias), here, rows, scratch[1:3])
+                self._seen(todo, op, (x, w, bias), here, rows, scratch[1:3])
         reduction = REDUCTIONS[rule.reduction]
         todo.add(reduced.call(losses, weights, loss.reshape(-1), reduction, work=1, parallel=False))
         return todo.calls
 
-    def _held(self, todo: Products, op: Any, matrices: Any, here: Any, rows: slice, made: Any, room: Any) -> None:
+    def _held(
+        self, todo: Products, op: Operator, matrices: Operands, here: Operands, rows: slice, made: Any, room: Array
+    ) -> None:
         """All logits of some rows, and what their gradients add."""
         x, w, bias = matrices
         block = _tile(room, rows, w.shape[0])
@@ -285,9 +291,11 @@ class LinearCrossEntropies(LinearLosses):
         outs = (None if dx is None else dx.reshape(x.shape), dw, db)
         _gradients(todo, block, rows, slice(0, w.shape[0]), x, w, outs, op.op)
 
-    def _seen(self, todo: Products, op: Any, sizes: Sizes, matrices: Any, here: Any, rows: slice, room: Any) -> None:
+    def _seen(
+        self, todo: Products, op: Operator, matrices: Operands, here: Operands, rows: slice, room: Operands
+    ) -> None:
         """The log-sum-exp of some rows, a slice of the words at a time."""
-        x, w, bias = matrices
+        (x, w, bias), sizes = matrices, self.sizes(op, held=False)
         labels, weights, _, losses, lse = here
         cap, scale, smoothing, z = self.numbers(op)
         stats = room[0][: labels.size]
@@ -307,14 +315,15 @@ class LinearCrossEntropyGradients(LinearLosses):
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """A number for each row, a tile."""
         sizes = self.sizes(op, held=False)
-        x = op.inputs[0]
-        assert x is not None
+        x = need(op.inputs[0])
         tile = TensorType(x.dtype, (sizes.height * sizes.step,))
         return TensorType("f64", (sizes.rows,)), tile, self.multiplied(op, sizes.height, sizes.step)
 
-    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, *, onednn: bool = False) -> list[Call]:
+    def calls(
+        self, op: Operator, ins: Operands, outs: Operands, scratch: Operands, *, onednn: bool = False
+    ) -> list[Call]:
         """Slice by slice of the words."""
-        rule: Any = op.op
+        rule = op.of(LinearCrossEntropyGrad)
         sizes = self.sizes(op, held=False)
         x, w, bias, labels, lse, dloss = ins[:6]
         x, labels, lse = x.reshape(sizes.rows, sizes.width), labels.reshape(-1), lse.reshape(-1)

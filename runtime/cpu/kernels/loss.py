@@ -7,12 +7,11 @@ and added up in blocks of fixed length in the labels' order.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Array, Operands, TensorType, Value
 from ...shared.trouble import LABEL_OUTSIDE
 from ..code.mathematics import exp
 from ..code.row_sums import exponentials, largest
@@ -107,7 +106,7 @@ def _label_scales(labels, weights, dloss, scales, classes, reduction, ignored, i
             scales[r] *= float(dloss[r if reduction == _NONE else 0]) / count
 
 
-def shares(labels: Any, weights: Any, dloss: Any, scales: Any, classes: int, options: tuple[int, ...]) -> Call:
+def shares(labels: Array, weights: Array, dloss: Array, scales: Array, classes: int, options: tuple[int, ...]) -> Call:
     """What each label counts in a loss, times the loss's gradient; `options`: see `LabelLosses.options`."""
     return _label_scales.call(labels, weights, dloss, scales, classes, *options, native.STATUS, work=1, parallel=False)
 
@@ -150,7 +149,7 @@ class LabelLosses(Family):
         ignored = rule.ignore_index
         return REDUCTIONS[rule.reduction], 0 if ignored is None else ignored, int(ignored is not None)
 
-    def scores(self, op: Operator) -> Any:
+    def scores(self, op: Operator) -> Value:
         """The operand with the most axes."""
         return max((*op.reads(), *op.writes()), key=lambda v: v.ndim)
 
@@ -176,7 +175,7 @@ class LabelLosses(Family):
         return (TensorType("f64", (2, n * inner)),)
 
 
-def _flat(weights: Any, like: np.ndarray) -> np.ndarray:
+def _flat(weights: Array | None, like: np.ndarray) -> np.ndarray:
     return np.empty(0, like.dtype) if weights is None else weights
 
 
@@ -184,7 +183,7 @@ def _flat(weights: Any, like: np.ndarray) -> np.ndarray:
 class Losses(LabelLosses):
     """(scores, labels, weights?) → the loss, log-probabilities."""
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """The labels' losses, then their sum."""
         n, classes, inner = self.form(op)
         reduction, *ignore = self.options(op)
@@ -204,7 +203,7 @@ class Losses(LabelLosses):
 class LossGradients(LabelLosses):
     """(log_prob, labels, weights?, dloss), and the same without log_prob, → the gradient of the scores."""
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """The labels' scales, then their rows."""
         n, classes, inner = self.form(op)
         reduction, *ignore = self.options(op)

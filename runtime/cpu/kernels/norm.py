@@ -8,12 +8,12 @@ number depends on the shape alone, added up in their order.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Operands, TensorType, Value
+from ....ops.norm.fused import Normalization, NormGrad
 from ..code.row_sums import against, against3, dot, squares, total
 from ..device.jit import kernel
 from ..device.native import Call
@@ -172,10 +172,10 @@ class Normalizations(Family):
         view = _view(op)
         return (computed(op.inputs[0].type).with_shape((2, view[0] * view[1])),)  # type: ignore[union-attr]
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call over the rows."""
         a, g, s, p = _view(op)
-        rule: Any = op.op
+        rule = op.of(Normalization)
         centre = int(rule.centred)
         room = scratch[0]
         found = [outs[1] if centre else None, outs[2 if centre else 1]]
@@ -189,12 +189,12 @@ class Normalizations(Family):
         return [run.call(x, *vectors, *rest, work=a * g)]
 
 
-def _view(op: Operator) -> Any:
+def _view(op: Operator) -> tuple[int, ...]:
     rule: Any = op.op
     return rule.view(op.inputs[0].type)  # type: ignore[union-attr]
 
 
-def _bias(op: Operator) -> Any:
+def _bias(op: Operator) -> Value | None:
     return op.inputs[2] if len(op.inputs) > 2 else None
 
 
@@ -204,20 +204,20 @@ class NormalizationGradients(Family):
 
     def accepts(self, op: Operator) -> bool:
         """Floats of one type, and groups of several elements."""
-        rule: Any = op.op
+        rule = op.of(NormGrad)
         return floats(op, halves=True) and rule.view[2] * rule.view[3] > 1
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """For each part the sums, and those of a block of rows."""
-        rule: Any = op.op
+        rule = op.of(NormGrad)
         x: Any = op.inputs[0]
         a, g, s, p = rule.view
         sums = TensorType("f64", (parts(a), 2, g * s))
         return (sums,) if p > 1 else (sums, sums.with_dtype(computed(x.type).dtype))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """dx with the parts' sums, then their sums."""
-        rule: Any = op.op
+        rule = op.of(NormGrad)
         a, g, s, p = rule.view
         x, scale, mean, inverse, dy = ins[:5]
         shape = (a, g, s) if p == 1 else (a, g, s, p)

@@ -7,12 +7,11 @@ operators' own numerics, and have the same bits but for AveragePool's gradient, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Array, Operands, TensorType, need
 from ..device.jit import inline, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
@@ -28,7 +27,7 @@ _CHANNELS = 64
 _ROWS = 64
 
 
-def _taps(op: Operator, small: Any, large: Any) -> np.ndarray:
+def _taps(op: Operator, small: Array, large: Array) -> np.ndarray:
     """Strides, then where each tap of the window at 0 reads, for [n, positions..., c] pooled from [n, sizes..., c]."""
     w = op.op.plain.window(large.shape[1:-1], small.shape[1:-1])  # type: ignore[attr-defined]
     more = _AXES - len(w.kernel)
@@ -37,12 +36,12 @@ def _taps(op: Operator, small: Any, large: Any) -> np.ndarray:
     return np.array([[1] * more + list(w.strides), *np.stack(places, -1).reshape(-1, _AXES)], np.int64)
 
 
-def _five(a: Any) -> Any:
+def _five(a: Array) -> Array:
     """[n, d, h, w, c]."""
     return a.reshape(a.shape[0], *(1,) * (_AXES + 2 - a.ndim), *a.shape[1:])
 
 
-def _counts(op: Operator, small: Any, large: Any) -> list[np.ndarray]:
+def _counts(op: Operator, small: Array, large: Array) -> list[np.ndarray]:
     """What each window's sum is divided by: a factor for each position along each axis."""
     plain: Any = op.op.plain  # type: ignore[attr-defined]
     w = plain.window(large.shape[1:-1], small.shape[1:-1])
@@ -54,7 +53,7 @@ def _counts(op: Operator, small: Any, large: Any) -> list[np.ndarray]:
     return [np.array(c, small.dtype) for c in counts]
 
 
-def _rows(a: Any) -> int:
+def _rows(a: Array) -> int:
     """Rows of positions of [n, d, h, w, c]."""
     return math.prod(a.shape[:3])
 
@@ -256,7 +255,7 @@ class MaxPool(Family):
             return ()
         return (TensorType("i32", (math.prod(op.outputs[2].shape[:-2]), op.outputs[2].shape[-1])),)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         x, y, taps = _five(ins[0]), _five(outs[0]), _taps(op, outs[0], ins[0])
         if not scratch:
@@ -272,7 +271,7 @@ class MaxPoolGrad(Family):
         """Floats."""
         return _fits(op)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         taps, dx = _taps(op, ins[1], outs[0]), _five(outs[0])
         return [max_grad.call(_five(ins[0]), _five(ins[1]), dx, taps, work=_rows(dx))]
@@ -286,7 +285,7 @@ class AveragePool(Family):
         """Floats."""
         return _fits(op)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         back = op.op.name.endswith("Grad")
         small, large = (ins[0], outs[0]) if back else (outs[0], ins[0])
@@ -306,12 +305,11 @@ class GlobalAveragePool(Family):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Sums in float64, and of a few positions."""
-        y = op.outputs[0]
-        assert y is not None
+        y = need(op.outputs[0])
         shape = (y.shape[0], y.shape[-1])
         return (TensorType("f64", shape), TensorType(y.dtype, shape))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         n, c = ins[0].shape[0], ins[0].shape[-1]
         x, y = ins[0].reshape(n, -1, c), outs[0].reshape(n, c)

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ....language.types import Operands
+from ....ops.random.draws import Dropout
 from ..device.jit import Intrinsic, inline, kernel
 from ..device.native import Call
 from ..families import ENOUGH, Family, family, floats
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
+    from ..device.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
 
 
-def _upper(typing: Any, a: Any, b: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _upper(typing: TypingContext, a: Kind, b: Kind) -> Generated:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
         from llvmlite import ir
 
         wide = ir.IntType(128)
@@ -115,12 +118,12 @@ class Dropouts(Family):
 
     def accepts(self, op: Operator) -> bool:
         """Floats; a slice that begins with a block of the stream."""
-        rule: Any = op.op
+        rule = op.of(Dropout)
         return floats(op) and rule.first % 8 == 0
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
-        rule: Any = op.op
+        rule = op.of(Dropout)
         x, step, y = ins[0].reshape(-1), ins[1].reshape(1), outs[0].reshape(-1)
         mask = np.empty(0, np.bool_) if outs[1] is None else outs[1].reshape(-1)
         threshold = math.ceil(float(np.float32(rule.ratio)) * 2**24)
@@ -142,7 +145,7 @@ class Draws(Family):
             return y.size >= ENOUGH and y.dtype == "f32"
         return y.size >= ENOUGH and kinds <= {"f32", "f64", "bool", "i32", "i64"}
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         rule: Any = op.op
         y, seed = outs[0].reshape(-1), signed(rule.seed)

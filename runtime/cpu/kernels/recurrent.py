@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Operands, TensorType, present
+from ....ops.recurrent.gru import GRU
+from ....ops.recurrent.lstm import LSTM
+from ....ops.recurrent.shared import RecurrentGrad
 from ..code.mathematics import sigmoid, tanh
 from ..code.row_products import room
 from ..device.jit import kernel
@@ -166,8 +169,7 @@ def _both(value: Any, d: int) -> Any:
 
 def _sizes(op: Operator) -> tuple[TensorType, int, int, int, int, int]:
     """The type of x, steps, batch, features, elements of a row of gates and of a state."""
-    x, w, r = op.inputs[:3]
-    assert x is not None and w is not None and r is not None
+    x, w, r = present(*op.inputs[:3])
     steps, batch, features = x.shape
     return x.type, steps, batch, features, w.shape[1], r.shape[2]
 
@@ -186,14 +188,14 @@ class Sequences(Family):
         large = x.shape[0] * x.shape[1] * rule.hidden_size >= ENOUGH and 0 not in x.shape
         return absent and newer and large and x.dtype in ("f32", "f64") and not blas.unavailable()
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One direction after the other."""
         todo = Products(self.room(scratch))
         for d in range(ins[1].shape[0]):
             self.direction(todo, op, d, ins, outs, scratch)
         return todo.calls
 
-    def room(self, scratch: Sequence[Any]) -> Any:
+    def room(self, scratch: Operands) -> Any:
         """The part of the workspace that is for products of matrices; None where there is none."""
         return None
 
@@ -219,7 +221,7 @@ class LSTMs(Sequences):
 
     def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
         """The gates from all inputs, then the steps."""
-        rule: Any = op.op
+        rule = op.of(LSTM)
         x, w, r, bias, _, h0, c0 = ins[:7]
         y, last_h, last_c, kept, cells = outs[:5]
         steps, batch, width = x.shape[0], x.shape[1], w.shape[1]
@@ -258,7 +260,7 @@ class GRUs(Sequences):
 
     def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
         """The gates from all inputs, then the steps."""
-        rule: Any = op.op
+        rule = op.of(GRU)
         x, w, r, bias, _, h0 = ins[:6]
         y, last, kept = outs[:3]
         gates, product, total, inner, packed = scratch
@@ -303,13 +305,13 @@ class SequenceGradients(Sequences):
         multiplied = products.room(x.dtype, (wide, max(features, n), steps * batch))
         return (*map(x.with_shape, (*own, before, sums)), TensorType("f64", sums), packed, multiplied)
 
-    def room(self, scratch: Sequence[Any]) -> Any:
+    def room(self, scratch: Operands) -> Any:
         """The last."""
         return scratch[-1]
 
     def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
         """dx, dw, dr and the biases' gradients, and those of the initial states."""
-        rule: Any = op.op
+        rule = op.of(RecurrentGrad)
         given = rule.parts(ins[: len(op.inputs)])
         previous, block, sums, packed = scratch[3:7]
         gates = self.steps(todo, rule, d, given, outs, scratch)

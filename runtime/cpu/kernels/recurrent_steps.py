@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....language.types import Array
 from ..code.row_products import Packed
 from ..device import native
 from ..device.native import Call
@@ -16,7 +17,7 @@ class Products:
     `room`: their workspace (see `products.room`); `onednn`: whether oneDNN multiplies where it is the fastest.
     """
 
-    def __init__(self, room: Any = None, *, onednn: bool = False) -> None:
+    def __init__(self, room: Array | None = None, *, onednn: bool = False) -> None:
         self.room, self.onednn = room, onednn
         self.calls: list[Call] = []
 
@@ -24,7 +25,7 @@ class Products:
         """More calls."""
         self.calls += calls
 
-    def product(self, a: Any, b: Any, c: Any, more: Any = None) -> None:
+    def product(self, a: Array, b: Array, c: Array, more: Array | None = None) -> None:
         """c = a b (+ `more`: a row for all rows, or as many as c has; c itself, say), for matrices of which one side
         lies together."""
         self.calls += products.calls(a, b, c, self.room, more, onednn=self.onednn)

@@ -8,10 +8,9 @@ shape alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import TensorType
+from ....language.types import Operands, TensorType, need
 from ....ops.common import normal_axes
 from ..code.mathematics import larger
 from ..code.row_sums import dot, largest, total
@@ -198,8 +197,7 @@ def form(op: Operator) -> tuple[bool, tuple[int, int, int]] | None:
 
 
 def _form(op: Operator) -> tuple[bool, tuple[int, int, int]]:
-    found = form(op)
-    assert found is not None
+    found = need(form(op))
     return found
 
 
@@ -234,7 +232,7 @@ class Sums(Reductions):
         sums = TensorType("f64", (a, count, b))
         return sums, sums.with_dtype(op.inputs[0].dtype)  # type: ignore[union-attr]
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """The parts, then their sums."""
         columns, (a, k, b), count = self.parts(op)
         kind, x, y, sums = _KINDS[op.op.name], ins[0].reshape(a, k, b), outs[0].reshape(-1), (*scratch, None)[0]
@@ -251,7 +249,7 @@ class Sums(Reductions):
 class Extremes(Reductions):
     """NaN where there is one, as on NumPy."""
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         columns, (a, k, b) = _form(op)
         x, smallest = ins[0].reshape(a, k, b), int(op.op.name == "ReduceMin")

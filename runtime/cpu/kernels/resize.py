@@ -7,11 +7,12 @@ The gradient adds along columns first, then along rows, as the operator's own nu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ....language.types import Operands, Value, present
+from ....ops.vision.resize import Interpolation
 from ....ops.vision.resize_maps import indices
 from ..device.jit import kernel
 from ..device.native import Call
@@ -62,10 +63,9 @@ def collect(dy, dx, rows, columns, p, begin, end):
                         dx[to + c] += total
 
 
-def _ends(op: Operator) -> tuple[Any, Any]:
+def _ends(op: Operator) -> tuple[Value, Value]:
     """The types of Resize's input and output, also for its gradient."""
-    x, y = op.inputs[0], op.outputs[0]
-    assert x is not None and y is not None
+    x, y = present(op.inputs[0], op.outputs[0])
     return (x, y) if op.op.name == "Resize" else (y, x)
 
 
@@ -77,7 +77,7 @@ def _axes(op: Operator) -> list[int]:
 
 def _tables(op: Operator) -> tuple[list[np.ndarray], np.ndarray]:
     """Where rows and columns of the output are in the input, and `p` of the kernels."""
-    rule: Any = op.op
+    rule = op.of(Interpolation)
     x, y = _ends(op)
     spans = dict(rule.maps(x.shape, y.shape))
     axes = _axes(op)
@@ -94,7 +94,7 @@ class Nearest(Family):
 
     def accepts(self, op: Operator) -> bool:
         """Large ones whose scales are positive: then y's positions rise with x's."""
-        rule: Any = op.op
+        rule = op.of(Interpolation)
         x, y = _ends(op)
         if rule.mode != "nearest" or rule.coordinate_transformation_mode == "tf_crop_and_resize":
             return False
@@ -105,7 +105,7 @@ class Nearest(Family):
             return False
         return all((np.diff(t) >= 0).all() for t in _tables(op)[0])
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         tables, p = _tables(op)
         lead = math.prod(_ends(op)[0].shape[: _axes(op)[0]])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ....language.types import TensorType
+from ....language.types import Operands, TensorType
 from ....ops.communication.base import doublings
+from ....ops.communication.row_sums import RowSums as RowSumsOp
 from ..device.jit import inline, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
@@ -94,13 +94,13 @@ class RowSums(Family):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """The lists, and a row for each level of the tree."""
-        rule: Any = op.op
+        rule = op.of(RowSumsOp)
         stack = TensorType(next(op.writes()).dtype, (doublings(rule.parts) + 1, rule.inner))
         return TensorType("i64", (rule.rows,)), TensorType("i64", (next(op.reads()).size,)), stack
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Zeros; the lists; every thread adds up its own columns."""
-        rule: Any = op.op
+        rule = op.of(RowSumsOp)
         indices, y = ins[0].reshape(-1), outs[0]
         calls = [filling(y, 0)]
         if not indices.size or not y.size:

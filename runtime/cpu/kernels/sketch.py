@@ -7,13 +7,13 @@ functions, so that they differ from them by rounding.  No kind's bits depend on 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Operands, TensorType
 from ....ops.approximation.drawn import BITS, COLUMNS, blocks
+from ....ops.approximation.sketch import Sketch
 from ....ops.approximation.transforms import padded
 from ..code import transform as text
 from ..code.mathematics import fma, log
@@ -237,7 +237,7 @@ class Sketches(Family):
 
     def accepts(self, op: Operator) -> bool:
         """float32 and float64; products where there is a BLAS."""
-        rule: Any = op.op
+        rule = op.of(Sketch)
         y = op.outputs[0]
         return floats(op) and bool(y and y.size) and not (rule.kind in COLUMNS and blas.unavailable())
 
@@ -261,9 +261,9 @@ class Sketches(Family):
             *(TensorType(x.dtype, shape) for shape in numbers),
         )
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Numbers first."""
-        rule: Any = op.op
+        rule = op.of(Sketch)
         x, step, y = ins[0].reshape(-1, ins[0].shape[-1]), ins[1].reshape(1), outs[0]
         if rule.kind in COLUMNS:
             return _products(rule, x, step, y, scratch[0])

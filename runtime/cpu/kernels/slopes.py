@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ....language.types import Operands
 from ..device.jit import Intrinsic, inline, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
+    from ..device.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
 
 
 #: elements that are compared with a bound at a time
 _LANES = 32
 
 
-def _above(typing: Any, x: Any, at: Any, bounds: Any, even: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _above(typing: TypingContext, x: Kind, at: Kind, bounds: Kind, even: Kind) -> Generated:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
         from llvmlite import ir
         from numba.core import cgutils
 
@@ -132,7 +134,7 @@ class Slopes(Family):
         """Large ones of float32 or float64."""
         return floats(op)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         rule: Any = op.op
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)

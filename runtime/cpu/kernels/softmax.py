@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ....language.types import Operands
 from ..code.mathematics import exp
 from ..code.row_sums import dot, exponentials, largest, total
 from ..device.jit import kernel
@@ -76,7 +76,7 @@ class SoftmaxRows(Family):
         """Floats, and rows that lie together."""
         return floats(op) and len(_form(op)) == 2 and _form(op)[1] > 1
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Row by row."""
         form = _form(op)
         given = [a.reshape(form) for a in (*ins, outs[0]) if a is not None]

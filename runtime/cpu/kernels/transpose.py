@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ....language.types import Operands
 from ....ops.indexing.scatter import strides
 from ...shared.boxes import merged
 from ..device.jit import Intrinsic, inline, kernel
@@ -17,6 +18,7 @@ from .copy import AXES, WORDS, copying, padded, words
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
+    from ..device.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
 
 #: rows and columns of a tile
 _TILE = 16
@@ -53,11 +55,11 @@ def tiles(x, y, p, begin, end):
                     y[to + r * down + c] = x[at + r + c * across]
 
 
-def _turn(typing: Any, x: Any, at: Any, across: Any, y: Any, to: Any, down: Any) -> Any:
+def _turn(typing: TypingContext, x: Kind, at: Kind, across: Kind, y: Kind, to: Kind, down: Kind) -> Generated:
     """Rows at + i · across of x become columns of the rows to + i · down of y, by four rounds of swapped blocks."""
     from llvmlite import ir
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
         vector = ir.VectorType(ir.IntType(32), _SQUARE)
 
         def place(array: Any, kind: Any, first: Any, step: Any, i: int) -> Any:
@@ -137,7 +139,7 @@ class Transposition(Family):
         shape, perm = merged(x.shape, op.op.perm)  # type: ignore[attr-defined]
         return 1 < len(shape) <= AXES + (1 if _rows_stay(perm) else 2)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call over words of the elements' size."""
         shape, perm = merged(ins[0].shape, op.op.perm)  # type: ignore[attr-defined]
         x, y = words(ins[0]), words(outs[0])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ....language.element import argument
+from ....language.types import Operands
 from ....ops.communication.base import tree_sum
 from ..device import native
 from ..device.native import Call
@@ -37,7 +37,7 @@ class TreeSums(Family):
         """Whether the type is float32 or float64, and the size large enough to benefit."""
         return floats(op) and 2 <= op.op.parts <= _MOST  # type: ignore[attr-defined]
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call, split over the threads by columns."""
         y = outs[0].reshape(-1)
         rows = ins[0].reshape(op.op.parts, -1)  # type: ignore[attr-defined]

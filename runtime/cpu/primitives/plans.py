@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import Operands, TensorType
 from ....passes.memory.memory_plan import aligned
 from ...shared.trouble import LIBRARY
 from ..code.emit import Code, module, thread
@@ -62,7 +62,7 @@ class Plan:
         """Types of the buffers."""
         return tuple(TensorType("u8", (n,)) for _, n in self.buffers)
 
-    def calls(self, operands: Mapping[str, Any], scratch: Sequence[Any]) -> list[Call]:
+    def calls(self, operands: Mapping[str, Any], scratch: Operands) -> list[Call]:
         """One call for each stage."""
         given = dict(operands) | {name: a for (name, _), a in zip(self.buffers, scratch, strict=True)}
         arrays = {name: a for name, a in given.items() if a is not None}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.kernels import register
-from ....language.types import TensorType
+from ....language.types import Array, Operands, TensorType, need
 from ....ops.linear.products import Gemm, MatMul
 from ...shared.trouble import LIBRARY
 from .. import processors
@@ -213,15 +213,14 @@ class BlasProvider:
             return ""
         return processors.multiplier((p.m, p.n, p.k, p.ta, p.tb), (self.name, "products"))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call over all tiles; the library's own threads are off meanwhile."""
         return product_calls(op, ins, outs)
 
 
-def product_calls(op: Operator, ins: Sequence[Any], outs: Sequence[Any], by: Routine | None = None) -> list[Call]:
+def product_calls(op: Operator, ins: Operands, outs: Operands, by: Routine | None = None) -> list[Call]:
     """The calls of a MatMul or Gemm."""
-    found = product(op)
-    assert found is not None
+    found = need(product(op))
     if not isinstance(op.op, Gemm):
         return calls(found, ins[0], ins[1], outs[0], by=by)
     bias = ins[2] if len(ins) > 2 and op.op.beta != 0.0 else None
@@ -237,13 +236,13 @@ def routine(dtype: Any) -> Routine:
 
 def calls(
     p: Product,
-    a: Any,
-    b: Any,
-    c: Any,
+    a: Array,
+    b: Array,
+    c: Array,
     *,
     alpha: float = 1.0,
     beta: float = 1.0,
-    bias: Any = None,
+    bias: Array | None = None,
     by: Routine | None = None,
 ) -> list[Call]:
     """c = alpha · A' B' (+ beta · bias, which broadcasts to [m, n]), as native calls over arrays.
@@ -266,13 +265,15 @@ def calls(
     return [Call(kernel, words, len(tiles), parallel=several, own_threads=own, quiet=by.threads)]
 
 
-def turned(matrix: Any) -> bool:
+def turned(matrix: Array) -> bool:
     """Whether a matrix lies transposed: its columns lie together."""
     across, along = (s // matrix.itemsize for s in matrix.strides)
     return across == 1 != along
 
 
-def strided(a: Any, b: Any, c: Any, *, more: Any = None, by: Routine | None = None, parts: int = 0) -> list[Call]:
+def strided(
+    a: Array, b: Array, c: Array, *, more: Array | None = None, by: Routine | None = None, parts: int = 0
+) -> list[Call]:
     """c = a b (+ `more`: a row for all rows, or as many as c has; c itself, say), for matrices of which one side lies
     together: parts of others, or transposed.
 

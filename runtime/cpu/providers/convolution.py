@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.kernels import register
-from ....language.types import TensorType
+from ....language.types import Array, Operands, TensorType, need
 from ...shared.convolved import Convolved, convolved, operands
 from .. import processors
 from ..code import packing as transposed
@@ -97,7 +97,7 @@ class _Common:
         """(number, offset in the block) of the taps that start a run."""
         return [(k, at) for k, at in self.sweep.taps(phase) if k % self.run == 0]
 
-    def copies(self, source: Any, target: Any, block: Block) -> list[Call]:
+    def copies(self, source: Array, target: Array | None, block: Block) -> list[Call]:
         """The calls that fill a padded block."""
         s = self.sweep
         if not s.padded:
@@ -106,7 +106,7 @@ class _Common:
         kernel = native.compile_ir(transposed.copy_rows())
         return [Call(kernel, (source, target, block.copies, *words), len(block.copies), self.parallel)]
 
-    def turned(self, w: Any, packed: Any, table: Any, offsets: Any, apart: int, *, unpack: bool) -> Call:
+    def turned(self, w: Array, packed: Array, table: Array, offsets: Array, apart: int, *, unpack: bool) -> Call:
         """The call that packs the weights into panels, or unpacks their gradient: see `transposed.turn`."""
         g, t = self.g, self.taps
         panels = [
@@ -137,7 +137,7 @@ class _Sums(_Common):
         packed = self.g.group * self.panels * self.taps * self.depth * self.panel if self.packed else 0
         return [packed, self.sweep.largest_block]
 
-    def calls(self, source: Any, w: Any, result: Any, bias: Any, packed: Any, block: Any) -> list[Call]:
+    def calls(self, source: Array, w: Array, result: Array, bias: Array | None, packed: Any, block: Any) -> list[Call]:
         """All of them, in order."""
         found = [self._pack(w, packed)] if self.packed else []
         fill = bias is not None or not self.covered
@@ -155,7 +155,7 @@ class _Sums(_Common):
                     found.append(self._product(phase, rows, a, packed if self.packed else w, result, add=fill))
         return found
 
-    def _pack(self, w: Any, packed: Any) -> Call:
+    def _pack(self, w: Array, packed: Array) -> Call:
         g, t = self.g, self.taps
         backward = self.c.kind == "input"
         runs, length, step = (self.depth, t, g.cg * t) if backward else (1, self.depth * t, 0)
@@ -164,7 +164,7 @@ class _Sums(_Common):
         offsets = (tap * self.depth + k) * self.panel
         return self.turned(w, packed, table, offsets, t if backward else g.cg * t, unpack=False)
 
-    def _product(self, phase: Any, rows: Any, a: Any, b: Any, result: Any, *, add: bool) -> Call:
+    def _product(self, phase: Any, rows: Array, a: Array, b: Array, result: Array, *, add: bool) -> Call:
         s, g = self.sweep, self.g
         depth = self.depth * self.run
         pieces = _pieces(depth)
@@ -239,7 +239,7 @@ class _Weight(_Common):
         g = self.g
         return (channel * self.taps + tap if self.run == 1 else tap * g.cg + channel) * self.panel
 
-    def calls(self, x: Any, y: Any, w: Any, sums: Any, block: Any, copied: Any) -> list[Call]:
+    def calls(self, x: Array, y: Array, w: Array, sums: Array, block: Any, copied: Any) -> list[Call]:
         """All of them, in order."""
         s = self.sweep
         found = []
@@ -256,7 +256,7 @@ class _Weight(_Common):
                 found.append(self._product(rows, block if s.padded else x, b, sums, add=i > 0))
         return [*found, self._unpack(sums, w)]
 
-    def _product(self, rows: Any, x: Any, y: Any, sums: Any, *, add: bool) -> Call:
+    def _product(self, rows: Array, x: Array, y: Array, sums: Array, *, add: bool) -> Call:
         s, g = self.sweep, self.g
         phase = s.phases[0]
         last = phase[-1]
@@ -293,7 +293,7 @@ class _Weight(_Common):
         ]
         return np.array(found, np.int64)
 
-    def _unpack(self, sums: Any, w: Any) -> Call:
+    def _unpack(self, sums: Array, w: Array) -> Call:
         size = self.g.cg * self.taps
         k, tap = np.divmod(np.arange(size, dtype=np.int64), self.taps)
         return self.turned(w, sums, transposed.chunks(1, size, 0), self._at(k, tap), size, unpack=True)
@@ -331,7 +331,7 @@ class PixelProducts:
         """Elements of the product's workspace."""
         return [products.room("f32", self.shape()[:3]).size]
 
-    def calls(self, x: Any, w: Any, y: Any, bias: Any, room: Any) -> list[Call]:
+    def calls(self, x: Array, w: Array, y: Array, bias: Any, room: Any) -> list[Call]:
         """The product."""
         g = self.g
         x, y, w = x.reshape(self.pixels, g.cg), y.reshape(self.pixels, g.mg), w.reshape(g.mg, g.cg)
@@ -378,12 +378,12 @@ class ConvolutionProvider:
         """Packed weights and a padded block, where they are needed."""
         return tuple(TensorType("f32", (n,)) for n in _planned(op)[1].scratch() if n)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """The calls of a product."""
         c, found = _planned(op)
         x, w, y, bias = operands(op, ins, outs)
         given = iter(scratch)
-        buffers = [next(given) if n else None for n in found.scratch()]
+        buffers: list[Any] = [next(given) if n else None for n in found.scratch()]
         if isinstance(found, PixelProducts):
             return found.calls(x, w, y, bias, *buffers)
         if isinstance(found, (_Weight, PackedWeight, DepthWeight, WinogradWeight)):
@@ -394,8 +394,7 @@ class ConvolutionProvider:
 
 def _planned(op: Operator) -> tuple[Convolved, _Plan]:
     """What an operator that the provider accepts computes, and its kernels."""
-    c = convolved(op)
-    assert c is not None
+    c = need(convolved(op))
     return c, _plan(c)
 
 

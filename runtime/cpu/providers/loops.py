@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....language.element import HALVES, Expr, cast, nodes
 from ....language.kernels import register
-from ....language.types import TensorType, dtype_name
+from ....language.types import Operands, TensorType, dtype_name
 from ....ops.fused.loop import iteration, loops
 from ...shared.loop_plan import Sum, Types, compact, hoisted, merged, outputs
 from ..device import native
@@ -131,7 +131,7 @@ def plan_of(op: Operator) -> Plan:
     )
 
 
-def row_call(nest: Nest, sizes: Sequence[int], arrays: Sequence[Any]) -> Call:
+def row_call(nest: Nest, sizes: Sequence[int], arrays: Operands) -> Call:
     """The call of a nest without sums."""
     inner = max(sizes[-1], 1)
     piece = min(inner, PIECE)
@@ -156,11 +156,11 @@ class LoopProvider:
         """Vectors of what depends on columns only, and the sums of chunks."""
         return plan_of(op).scratch()
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Vectors, the loop, the chunks' total."""
         p = plan_of(op)
         calls, vectors = [], list(scratch[: len(p.first.outputs)] if p.first else ())
-        given = [*ins, *[None] * (p.inputs - len(ins)), *vectors]
+        given: list[Any] = [*ins, *[None] * (p.inputs - len(ins)), *vectors]
         if p.first is not None:
             calls.append(row_call(p.first, p.sizes[-1:], [*(given[r] for r in p.first_reads), *vectors]))
         arrays = [*(given[r] for r in p.reads), *(outs[i] for i in p.full)]

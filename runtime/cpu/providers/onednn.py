@@ -8,11 +8,10 @@ convolutions of 16-bit types are the library's where the processor multiplies th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....language.kernels import register
-from ....language.types import TensorType
+from ....language.types import Operands, TensorType
 from ....ops.linear.products import Gemm, MatMul
 from ....ops.loss.linear_cross_entropy import LinearLoss
 from ...shared.convolved import convolved, operands
@@ -63,7 +62,7 @@ class OneDnnProvider:
         found = _plan(op)
         return () if found is None else found.scratch()
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call for each primitive; the library's threads are those of the step."""
         if isinstance(op.op, LinearLoss):
             padded = (*ins, None, None), (*outs, *[None] * 4)

@@ -6,11 +6,10 @@ runtime/cpu/code/matrix_products.py) are taken where they were measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ....language.kernels import register
-from ....language.types import TensorType
+from ....language.types import Array, Operands, TensorType, need
 from ....ops.linear.products import Gemm
 from .. import processors
 from ..code import matrix_products
@@ -39,7 +38,9 @@ def room(dtype: str, *sizes: tuple[int, int, int]) -> TensorType:
     return TensorType("f32", (max((matrix_products.room(*s) for s in ours), default=0) if dtype == "f32" else 0,))
 
 
-def calls(a: Any, b: Any, c: Any, workspace: Any, more: Any = None, *, onednn: bool = False) -> list[Call]:
+def calls(
+    a: Array, b: Array, c: Array, workspace: Array | None, more: Array | None = None, *, onednn: bool = False
+) -> list[Call]:
     """c = a b (+ `more`: a row for all rows, or as many as c has; c itself, say), for matrices of which one side lies
     together: parts of others, or transposed.
 
@@ -76,7 +77,7 @@ class ProductsProvider:
         p = _product(op)
         return (TensorType("f32", (matrix_products.needed(p.m, p.n, p.k),)),)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Two calls for each block of terms."""
         p = _product(op)
         a = ins[0].reshape((p.k, p.m) if p.ta else (p.m, p.k))
@@ -89,8 +90,7 @@ class ProductsProvider:
 
 
 def _product(op: Operator) -> blas.Product:
-    found = blas.product(op)
-    assert found is not None
+    found = need(blas.product(op))
     return found
 
 

@@ -7,13 +7,12 @@ float32 kernel runs, and its results are rounded once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....errors import RecomputeError
 from ....language.element import HALVES, argument, cast
 from ....language.kernels import PROVIDERS, accepting, provider, register
-from ....language.types import TensorType, Value, dtype_name
+from ....language.types import Array, Operands, TensorType, Value, dtype_name, need
 from ....ops.communication.tree_sum import TreeSum
 from .. import PREFERRED
 from ..device import native
@@ -61,7 +60,7 @@ def _conversion(source: str, target: str) -> Nest:
     return Nest(0, (Operand(source, (), True),), (cast(argument(0, source), target),))
 
 
-def _call(x: Any, y: Any) -> Call:
+def _call(x: Array, y: Array) -> Call:
     """y = x in another element type."""
     nest = _conversion(dtype_name(x.dtype), dtype_name(y.dtype))
     return row_call(nest, (x.size,), (x, y))
@@ -86,7 +85,7 @@ class Widened:
         found = _wide(op)
         return (*(v.type.with_dtype("f32") for v in _converted(op)), *_kernel(found).scratch(found))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Conversions, the kernel's calls, conversions."""
         found, room = _wide(op), iter(scratch)
         before: list[Call] = []
@@ -105,8 +104,7 @@ class Widened:
 
 
 def _wide(op: Operator) -> Operator:
-    found = wide(op)
-    assert found is not None
+    found = need(wide(op))
     return found
 
 

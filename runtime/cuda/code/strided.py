@@ -145,7 +145,7 @@ def gathering(kinds: tuple[str, ...], nbytes: int, *, wide: bool) -> Kernel:
     return Kernel(name, ", ".join(parameters), body, division(wide=wide), THREADS)
 
 
-def gather_to(y: Buffer, x: Buffer, axes: Sequence[Axis], start: int = 0, fill: Any = 0) -> list[Call]:
+def gather_to(y: Buffer, x: Buffer, axes: Sequence[Axis], start: int = 0, fill: float = 0) -> list[Call]:
     """Calls that write all of y: the element at `start` plus what each axis adds; strides in elements."""
     if not y.size:
         return []
@@ -186,7 +186,7 @@ def filling(nbytes: int) -> Kernel:
     return Kernel(f"fill_{8 * nbytes}", f"{WORDS[nbytes]}* y, {WORDS[nbytes]} value, long long n", body)
 
 
-def fill_with(y: Buffer, value: Any) -> list[Call]:
+def fill_with(y: Buffer, value: float) -> list[Call]:
     """Calls that put a value everywhere."""
     if not y.size:
         return []

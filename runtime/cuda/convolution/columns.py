@@ -275,19 +275,7 @@ class ColumnsWeighPlan:
             write = _write(g, from_, cols, count, (q * lead, 1, lead))
             return [
                 write,
-                Product(
-                    dy,
-                    cols,
-                    sums,
-                    g.rows,
-                    k,
-                    count * q,
-                    g.group * g.rows,
-                    lead,
-                    lead,
-                    ta=True,
-                    beta=beta,
-                ),
+                Product(dy, cols, sums, g.rows, k, count * q, g.group * g.rows, lead, lead, ta=True, beta=beta),
             ]
         whole, size = _even(count * q), g.rows * count * q
         return [

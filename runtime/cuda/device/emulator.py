@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import JobError, MissingExtraError, OutOfMemoryError
-from ....language.types import TensorType
+from ....language.types import TensorType, need
 from ....support.cache import is_own, make_private
 from ....support.files import cache_folder
 from .kernel import (
@@ -153,8 +153,7 @@ class EmulatedDevice:
 
     def _launch(self, call: Launch) -> Callable[[], None]:
         self.compile([call.kernel])
-        found = _known(call.kernel.digest, self.level)
-        assert found is not None
+        found = need(_known(call.kernel.digest, self.level))
         array, held = call.parameters(self.status)
         grid, block = (ctypes.c_uint * 3)(*call.grid), (ctypes.c_uint * 3)(*call.block)
         where = f"{call.kernel.name}, grid {call.grid}, block {call.block}"

@@ -128,7 +128,7 @@ class Buffer:
         """Bytes."""
         return self.type.nbytes
 
-    def reshape(self, *shape: Any) -> Buffer:
+    def reshape(self, *shape: int) -> Buffer:
         """The same elements in another shape; one dimension may be -1."""
         wanted = list(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
         if -1 in wanted:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import TensorType
+from ....language.types import TensorType, present
 from ..code.channel_sums import Channels, moments_of, over_chunks, products, whole_sums
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
@@ -178,8 +178,7 @@ class Statistics(ChannelNorms):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Two launches."""
-        x, mean, var = ins[0], outs[0], outs[1]
-        assert x is not None and mean is not None and var is not None
+        x, mean, var = present(ins[0], outs[0], outs[1])
         return moments_of(form_of(op), x, scratch[0], mean, var, [])
 
 

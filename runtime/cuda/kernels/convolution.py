@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ....language.types import TensorType
+from ....language.types import TensorType, need
 from ....ops.channels_last import FORMS
 from ....ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight
 from ....ops.convolution.transposed import ConvTranspose
@@ -60,8 +60,7 @@ def _empty(c: Convolved) -> bool:
 
 def _planned(op: Operator, *, tf32: bool) -> Plan | None:
     """None where there is nothing to multiply."""
-    found = _known(op)
-    assert found is not None
+    found = need(_known(op))
     return None if _empty(found) else plan(found, next(iter(op.writes())).dtype, tf32=tf32)
 
 

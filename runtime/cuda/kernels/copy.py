@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ....language.types import need, present
 from ....ops.indexing.scatter import strides
 from ....ops.shape.pad import inner
 from ...shared.boxes import boxes, grid
@@ -34,8 +35,7 @@ class Rejoining(Family):
         """One launch for many parts; a copy for a single whole one."""
         parts = []
         for i, o, box in boxes(op):
-            x, y = ins[i], outs[o]
-            assert x is not None and y is not None
+            x, y = present(ins[i], outs[o])
             if not math.prod(box[0]):
                 continue
             item = x.type.numpy.itemsize
@@ -60,8 +60,7 @@ class Boxes(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         (_, _, (sizes, in_x, _, start, _)) = next(iter(boxes(op)))
         return gather_to(y, x, [Axis("copied", n, s) for n, s in zip(sizes, in_x, strict=True)], start)
 
@@ -77,8 +76,7 @@ class Among(Family):
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
         rule: Any = op.op
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         steps = strides(x.shape)
         if rule.name == "SliceGrad":
             start, axes = 0, []
@@ -117,6 +115,5 @@ class Filling(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One fill."""
-        y = outs[0]
-        assert y is not None
+        y = need(outs[0])
         return fill_with(y, op.op.value)  # type: ignore[attr-defined]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....ops.approximation.groups import BLOCK, LEAST, LONGEST, POINT
+from ....ops.approximation.groups import BLOCK, LEAST, LONGEST, POINT, CompressGroups, DecompressGroups
 from ..code.parts import aligned
 from ..code.philox import PHILOX_WORDS
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
@@ -155,7 +155,7 @@ class Compressing(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        rule: Any = op.op
+        rule = op.of(CompressGroups)
         x, step, codes, ranges = ins[0], ins[1], outs[0], outs[1]
         assert x is not None and codes is not None and ranges is not None
         if not x.size:
@@ -176,7 +176,7 @@ class Decompressing(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        rule: Any = op.op
+        rule = op.of(DecompressGroups)
         codes, ranges, y = ins[0], ins[1], outs[0]
         assert y is not None
         if not y.size:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import TensorType
-from ....ops.indexing.scatter import strides
+from ....language.types import TensorType, present
+from ....ops.indexing.scatter import Scatter, strides
 from ...shared.trouble import INDEX_OUTSIDE
 from ..code.parts import WIDE, division, divisor
 from ..code.sorting import sort, sort_scratch, sums, sums_scratch
@@ -178,8 +178,7 @@ class Gathers(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch; before it one for the numbers."""
-        x, indices, y = ins[0], ins[1], outs[0]
-        assert x is not None and indices is not None and y is not None
+        x, indices, y = present(ins[0], ins[1], outs[0])
         form = self._form(op)
         if op.op.name == "Gather" or not y.size:
             return gathering(x, indices, y, form[:3])
@@ -208,8 +207,7 @@ class GatherGradients(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Zeros; numbers, sorted; sums."""
-        indices, dy, dx = ins[0], ins[1], outs[0]
-        assert indices is not None and dy is not None and dx is not None
+        indices, dy, dx = present(ins[0], ins[1], outs[0])
         if not dx.size:
             return []
         calls: list[Call] = [Fill(dx)]
@@ -280,7 +278,7 @@ class Scatters(Family):
 
     def accepts(self, op: Operator) -> bool:
         """All element types, those with arithmetic for reductions; numbers of rows and indices have 30 bits."""
-        rule: Any = op.op
+        rule = op.of(Scatter)
         form = self._form(op)
         if max(form[1], form[3]) >= _MOST or not movable(op):
             return False
@@ -298,8 +296,7 @@ class Scatters(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Numbers; then who writes where."""
-        x, indices, updates, y = *ins[:3], outs[0]
-        assert x is not None and indices is not None and updates is not None and y is not None
+        x, indices, updates, y = present(*ins[:3], outs[0])
         copied = copy(y, x)
         if not updates.size or not y.size:
             return copied

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....language.types import TensorType
+from ....ops.loss.linear_cross_entropy import LinearCrossEntropy
+from ....ops.loss.linear_cross_entropy_grad import LinearCrossEntropyGrad
 from ....ops.loss.linear_tiles import held_rows, slices
 from ....ops.tiles import wide
 from ..code import linear_loss as text
@@ -118,7 +120,7 @@ class HeadLoss(Family):
 
     def _height(self, op: Operator) -> int:
         """Rows of a tile."""
-        rule: Any = op.op
+        rule = op.of(LinearCrossEntropy)
         w, labels = op.inputs[1].type, op.inputs[3].type  # type: ignore[union-attr]
         if any(v is not None for v in op.outputs[2:]):
             return held_rows(labels.size, w.shape[1 - rule.transB])
@@ -126,7 +128,7 @@ class HeadLoss(Family):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Six numbers and a label a row, what a mean divides by, logits."""
-        rule: Any = op.op
+        rule = op.of(LinearCrossEntropy)
         x, w, labels = (op.inputs[i].type for i in (0, 1, 3))  # type: ignore[union-attr]
         words, kind = w.shape[1 - rule.transB], wide(x.dtype)
         held = any(v is not None for v in op.outputs[2:])
@@ -206,7 +208,7 @@ class HeadGradient(Family):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """A label a row, what a mean divides by, logits; for halves their gradient, and sums in float32."""
-        rule: Any = op.op
+        rule = op.of(LinearCrossEntropyGrad)
         x, w, labels = (op.inputs[i].type for i in (0, 1, 3))  # type: ignore[union-attr]
         kind, rows, width = wide(x.dtype), labels.size, x.shape[-1]
         step = min(WORDS, w.shape[1 - rule.transB])

@@ -170,7 +170,8 @@ class Loops(Family):
         full = [b for i in p.full if (b := outs[i]) is not None]
         vectors = aligned(b.address for b in (*given, *full))
         if p.sums:
-            return _bind_sums(p, given, full, [b for s in p.sums if (b := outs[s.output])], scratch, vectors=vectors)
+            sums = [b for s in p.sums if (b := outs[s.output])]
+            return _bind_sums(p, [*given, *full], sums, scratch, vectors=vectors)
         if not p.size:
             return []
         made = _elements(p, vectors=vectors)
@@ -191,7 +192,7 @@ def _part(op: Operator, p: Plan, given: list[Buffer], full: list[Buffer]) -> Par
 
 
 def _bind_sums(
-    p: Plan, given: list[Buffer], full: list[Buffer], sums: list[Buffer], scratch: Sequence[Buffer], *, vectors: bool
+    p: Plan, operands: list[Buffer], sums: list[Buffer], scratch: Sequence[Buffer], *, vectors: bool
 ) -> list[Call]:
     if not p.columns:
         return []
@@ -201,9 +202,9 @@ def _bind_sums(
     grid = (-(-p.columns // (width * across(p.columns, width))), count)
     sizes = (p.rows, p.columns, chunk)
     if count == 1:
-        return [kernel.blocks(*grid, args=(*given, *full, *sums, *sizes, *by, *p.divisors()))]
+        return [kernel.blocks(*grid, args=(*operands, *sums, *sizes, *by, *p.divisors()))]
     last, wide = together(p.results, count, p.columns)
     return [
-        kernel.blocks(*grid, args=(*given, *full, scratch[0], *sizes, *p.divisors())),
+        kernel.blocks(*grid, args=(*operands, scratch[0], *sizes, *p.divisors())),
         last.blocks(-(-p.columns // wide), len(sums), args=(scratch[0], *sums, count, p.columns, *by)),
     ]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....language.types import TensorType
+from ....ops.norm.fused import Normalization, NormGrad
 from ..code.channel_sums import Channels, over_chunks, products, whole_sums
 from ..code.rows import by_warp, head, kind, over_rows
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
@@ -110,7 +111,7 @@ class Normalizations(Family):
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch over the rows."""
         a, g, s, p = _view(op)
-        rule: Any = op.op
+        rule = op.of(Normalization)
         x, scale, bias = ins[:3]
         assert x is not None and scale is not None
         if not a * g:
@@ -123,7 +124,7 @@ class Normalizations(Family):
         return [over_rows(k, a * g, args, warp=warp)]
 
 
-def _view(op: Operator) -> Any:
+def _view(op: Operator) -> tuple[int, ...]:
     rule: Any = op.op
     return rule.view(op.inputs[0].type)  # type: ignore[union-attr]
 
@@ -134,13 +135,13 @@ class NormalizationGradients(Family):
 
     def form(self, op: Operator) -> Channels:
         """What the sums for scale and bias go over: `a` images of g · s channels and p positions."""
-        rule: Any = op.op
+        rule = op.of(NormGrad)
         a, g, s, p = rule.view
         return Channels(a, g * s, p, p == 1)
 
     def accepts(self, op: Operator) -> bool:
         """Floats, statistics as they are computed, fewer than 2³¹ elements a row."""
-        rule: Any = op.op
+        rule = op.of(NormGrad)
         x, _, mean, inverse = op.inputs[:4]
         assert x is not None and inverse is not None
         wide = "f64" if x.dtype == "f64" else "f32"
@@ -155,7 +156,7 @@ class NormalizationGradients(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """The sums, then dx, which may take x's place."""
-        rule: Any = op.op
+        rule = op.of(NormGrad)
         a, g, s, p = rule.view
         form = self.form(op)
         x, scale, mean, inverse, dy = ins[:5]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ....language.types import present
 from ....ops.indexing.scatter import strides
+from ....ops.shape.pad import PadGrad
 from ..code.parts import WIDE, Coordinates, division, divisor, indented
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
@@ -78,9 +80,8 @@ class Folding(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        rule: Any = op.op
-        y, x = ins[0], outs[0]
-        assert x is not None and y is not None
+        rule = op.of(PadGrad)
+        y, x = present(ins[0], outs[0])
         if not x.size:
             return []
         n, wide = len(x.shape), max(x.size, y.size) >= WIDE

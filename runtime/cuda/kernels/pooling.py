@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ....language.types import present
 from ....ops.window import full
 from ..code.parts import WIDE, divisor
 from ..code.pooling import Form, max_gather, max_gradient, max_pool, mean_gradient, mean_of_large, mean_pool
@@ -102,8 +103,7 @@ class MaxPoolGrad(Windows):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        numbers, dy, dx = ins[0], ins[1], outs[0]
-        assert numbers is not None and dy is not None and dx is not None
+        numbers, dy, dx = present(ins[0], ins[1], outs[0])
         if not dx.size:
             return []
         form = form_of(op, dx, dy, (numbers, dy, dx), back=True)
@@ -116,8 +116,7 @@ class MaxPoolGather(Windows):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        numbers, x, y = ins[0], ins[1], outs[0]
-        assert numbers is not None and x is not None and y is not None
+        numbers, x, y = present(ins[0], ins[1], outs[0])
         if not y.size:
             return []
         form = form_of(op, y, x, (numbers, x, y), back=False)
@@ -130,8 +129,7 @@ class AveragePool(Windows):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        given, made = ins[0], outs[0]
-        assert given is not None and made is not None
+        given, made = present(ins[0], outs[0])
         if not made.size:
             return []
         back, include = op.op.name.endswith("Grad"), bool(_plain(op).count_include_pad)
@@ -249,8 +247,7 @@ class GlobalAveragePool(Windows):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         rows, n, channels = _sizes(op, x)
         if not rows:
             return []
@@ -286,8 +283,7 @@ class GlobalMaxPoolGrad(Windows):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        indices, dy, dx = ins[0], ins[1], outs[0]
-        assert indices is not None and dy is not None and dx is not None
+        indices, dy, dx = present(ins[0], ins[1], outs[0])
         _, n, channels = _sizes(op, dx)
         k = at_largest(dx.dtype, last=is_last(op))
         return [k(dx.size, indices, dy, dx, dx.size, n, channels)] if dx.size else []

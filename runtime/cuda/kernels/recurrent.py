@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import TensorType
+from ....language.types import TensorType, need
 from ....ops.recurrent.shared import Recurrent, RecurrentGrad, filled
 from ..code import recurrent as text
 from ..convolution.text import adding
@@ -85,8 +85,8 @@ class Forward(_Base):
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One direction after the other."""
         rooms = dict(zip(self.rooms(op), scratch, strict=True))
-        assert isinstance(op.op, Recurrent)
-        return [c for d in range(op.op.directions) for c in _Direction(op.op, d, ins, outs, rooms).calls()]
+        rule = op.of(Recurrent)
+        return [c for d in range(rule.directions) for c in _Direction(rule, d, ins, outs, rooms).calls()]
 
 
 class _Direction:
@@ -95,8 +95,7 @@ class _Direction:
     def __init__(self, op: Recurrent, d: int, ins: Buffers, outs: Buffers, rooms: dict[str, Buffer]) -> None:
         self.op, self.d, self.rooms = op, d, rooms
         given = filled(ins, 8)[:8]
-        x = given[0]
-        assert x is not None
+        x = need(given[0])
         self.x, self.lengths = x, given[4]
         self.steps, self.batch, self.features = x.shape
         self.n = op.hidden_size
@@ -213,9 +212,8 @@ class Backward(_Base):
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One direction after the other."""
         rooms = dict(zip(self.rooms(op), scratch, strict=True))
-        assert isinstance(op.op, RecurrentGrad)
-        directions = range(op.op.forward().directions)
-        return [c for d in directions for c in _Back(op.op, d, ins, outs, rooms).calls()]
+        rule = op.of(RecurrentGrad)
+        return [c for d in range(rule.forward().directions) for c in _Back(rule, d, ins, outs, rooms).calls()]
 
 
 def _width(forward: Any) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import DTYPES, FLOATS, TensorType
+from ....language.types import DTYPES, FLOATS, TensorType, need
 from ....ops.common import normal_axes, normal_axis
 from ....ops.reduction.sums import Reduce
 from ..code.expressions import literal
@@ -196,8 +196,7 @@ def _up(a: int, b: int) -> int:
 
 def plan_of(op: Operator) -> Plan:
     """The plan of an applied operator."""
-    x = op.inputs[0]
-    assert x is not None
+    x = need(op.inputs[0])
     if isinstance(op.op, Reduce):
         return plan(x.type, normal_axes(op.op.axes, x.ndim, op.op))
     return plan(x.type, (normal_axis(op.op.attributes().get("axis", 0), x.ndim, op.op),))

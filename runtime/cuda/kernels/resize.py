@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import TensorType
+from ....language.types import TensorType, present
+from ....ops.vision.resize import Interpolation
 from ....ops.vision.resize_maps import TIE
 from ..code.parts import WIDE, division, divisor
 from ..code.strided import copy
@@ -190,7 +191,7 @@ class Resizing(Family):
 
     def accepts(self, op: Operator) -> bool:
         """All modes of coordinates but tf_crop_and_resize; all types for `nearest`, else floats."""
-        rule: Any = op.op
+        rule = op.of(Interpolation)
         kinds = {v.dtype for v in (*op.reads(), *op.writes())}
         forward = rule.mode == "nearest" and rule.name == "Resize"
         there = kinds <= (set(C_TYPES) if forward else {"f16", "bf16", "f32", "f64"})
@@ -198,7 +199,7 @@ class Resizing(Family):
 
     def _steps(self, op: Operator) -> Iterator[tuple[int, float, tuple[int, ...], tuple[int, ...]]]:
         """(axis, scale, shape before, shape after), in order."""
-        rule: Any = op.op
+        rule = op.of(Interpolation)
         (x,), (y,) = ([v.shape for v in vs if v is not None] for vs in (op.inputs, op.outputs))
         back = rule.name == "ResizeGrad"
         maps = rule.maps(*((y, x) if back else (x, y)))
@@ -210,15 +211,14 @@ class Resizing(Family):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """What each axis leaves to the next; halves in float."""
-        rule: Any = op.op
+        rule = op.of(Interpolation)
         t = next(iter(op.reads())).type
         wide = t.dtype in ("f16", "bf16") and (rule.mode != "nearest" or rule.name == "ResizeGrad")
         return tuple(TensorType("f32" if wide else t.dtype, s[3]) for s in list(self._steps(op))[:-1])
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch an axis."""
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         steps = list(self._steps(op))
         if not steps or not x.size or not y.size:
             return copy(y, x) if x.size else [Fill(y)] if y.size else []

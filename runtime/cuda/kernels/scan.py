@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ....language.types import FLOATS
+from ....language.types import FLOATS, present
 from ....ops.common import normal_axis
+from ....ops.reduction.running import LinearScan as LinearScanOp
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
 
@@ -47,11 +48,10 @@ class LinearScan(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Lane by lane."""
-        a, d, out = ins[0], ins[1], outs[0]
-        assert a is not None and d is not None and out is not None
+        a, d, out = present(ins[0], ins[1], outs[0])
         if not out.size:
             return []
-        o: Any = op.op
+        o = op.of(LinearScanOp)
         axis = normal_axis(o.axis, len(out.shape), o)
         n, inner = out.shape[axis], math.prod(out.shape[axis + 1 :])
         lanes = out.size // n

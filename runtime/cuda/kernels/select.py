@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import DTYPES
+from ....language.types import DTYPES, need, present
+from ....ops.indexing.select import OneHot as OneHotOp
+from ....ops.indexing.select import Trilu
 from ....ops.window import full
 from ...shared.trouble import INDEX_OUTSIDE
 from ..code.parts import WIDE, division, divisor
@@ -59,7 +61,7 @@ def chosen(
     return [k(-(-y.size // _EACH), y, y.size, *(divisor(s, wide=wide) for s in sizes), *args)]
 
 
-def bits(y: Buffer, value: float) -> Any:
+def bits(y: Buffer, value: float) -> int:
     """A value as a word of y's."""
     return word(np.array(value).astype(y.type.numpy).tobytes(), y.type.numpy.itemsize)
 
@@ -83,9 +85,8 @@ class Triangle(Selection):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        rule: Any = op.op
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        rule = op.of(Trilu)
+        x, y = present(ins[0], outs[0])
         lines = f"{_MATRIX}const W found = (upper ? right >= diagonal : right <= diagonal) ? x[e] : zero;"
         sizes = y.shape[-1], y.shape[-2]
         parameters = "const W* x, long long diagonal, int upper, W zero"
@@ -98,8 +99,7 @@ class Diagonal(Selection):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        y = outs[0]
-        assert y is not None
+        y = need(outs[0])
         lines = f"{_MATRIX}const W found = right == diagonal ? one : zero;"
         given = op.op.k, bits(y, 0), bits(y, 1)  # type: ignore[attr-defined]
         return chosen("diagonal", y, "long long diagonal, W zero, W one", lines, (y.shape[1], y.shape[0]), *given)
@@ -115,9 +115,8 @@ class OneHot(Selection):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        rule: Any = op.op
-        at, y = ins[0], outs[0]
-        assert at is not None and y is not None
+        rule = op.of(OneHotOp)
+        at, y = present(ins[0], outs[0])
         axis = rule.axis % len(y.shape)
         lines = """const Index row = over(e, d0), outer = over(row, d1), i = row - outer * (Index)d1.by;
         long long index = (long long)widen(indices[outer * (Index)d0.by + (e - row * (Index)d0.by)]);
@@ -134,8 +133,7 @@ class Turned(Selection):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        x, lengths, y = ins[0], ins[1], outs[0]
-        assert x is not None and lengths is not None and y is not None
+        x, lengths, y = present(ins[0], ins[1], outs[0])
         row, place = ("i", "j") if op.op.batch_axis == 0 else ("j", "i")  # type: ignore[attr-defined]
         here = "from * (Index)d1.by + j" if place == "i" else "i * (Index)d1.by + from"
         lines = f"""const Index q = over(e, d0), i = over(q, d1), j = q - i * (Index)d1.by;
@@ -160,8 +158,7 @@ class Bits(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """A copy."""
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         return copy(y, x)
 
 
@@ -177,8 +174,7 @@ class Columns(Family):
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
         rule: Any = op.op
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         if not y.size:
             return []
         w, back = rule.window(), rule.name == "Col2Im"

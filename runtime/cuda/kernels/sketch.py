@@ -9,8 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import TensorType
+from ....language.types import TensorType, present
 from ....ops.approximation.drawn import BITS, COLUMNS, blocks
+from ....ops.approximation.sketch import Sketch
 from ....ops.approximation.transforms import padded
 from ....ops.tiles import wide
 from ..code import sketch as text
@@ -42,7 +43,7 @@ class Sketches(Family):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """A tile of S, for halves also of x and y; or what is chosen, tables and columns of a transform."""
-        rule: Any = op.op
+        rule = op.of(Sketch)
         x: Any = op.inputs[0]
         n, batch, kind = x.shape[-1], math.prod(x.shape[:-1]), wide(x.dtype)
         if rule.kind in COLUMNS:
@@ -58,9 +59,8 @@ class Sketches(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Numbers first."""
-        rule: Any = op.op
-        x, step, y = ins[0], ins[1], outs[0]
-        assert x is not None and step is not None and y is not None
+        rule = op.of(Sketch)
+        x, step, y = present(ins[0], ins[1], outs[0])
         n = x.shape[-1]
         batch, seed = math.prod(x.shape[:-1]), rule.seed
         if rule.kind in COLUMNS:
@@ -75,7 +75,7 @@ class Sketches(Family):
         return calls + _transformed(rule, x.reshape(batch, n), step, y, scratch)
 
 
-def _transformed(rule: Any, x: Buffer, step: Buffer, y: Buffer, scratch: Sequence[Buffer]) -> list[Call]:
+def _transformed(rule: Sketch, x: Buffer, step: Buffer, y: Buffer, scratch: Sequence[Buffer]) -> list[Call]:
     """Tables, then some columns at a time, step by step."""
     keys, chosen, places, signs, table, factors, room = scratch
     (batch, n), size, kind = x.shape, keys.size, wide(x.dtype)
@@ -100,7 +100,7 @@ def _transformed(rule: Any, x: Buffer, step: Buffer, y: Buffer, scratch: Sequenc
     return calls
 
 
-def _products(rule: Any, x: Buffer, step: Buffer, y: Buffer, scratch: Sequence[Buffer]) -> list[Call]:
+def _products(rule: Sketch, x: Buffer, step: Buffer, y: Buffer, scratch: Sequence[Buffer]) -> list[Call]:
     """Tile by tile of S: drawn, then multiplied into its rows of y."""
     room, copied, sums = scratch
     (batch, n), kind = x.shape, wide(x.dtype)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ....language.types import need
 from ....ops.common import normal_axis
 from ..code.rows import by_warp, head, kind, over_rows
 from ..device.kernel import C_TYPES, Buffer, Call, Kernel
@@ -73,8 +74,7 @@ class SoftmaxRows(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Row by row."""
-        out = outs[0]
-        assert out is not None
+        out = need(outs[0])
         attributes = op.op.attributes()
         axis = normal_axis(attributes.get("axis", -1), len(out.shape), op.op)
         n, step = out.shape[axis], math.prod(out.shape[axis + 1 :])

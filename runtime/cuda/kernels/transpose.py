@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ....language.types import present
 from ....ops.indexing.scatter import strides
 from ...shared.boxes import merged
 from ..code.parts import WIDE, division, divisor
@@ -103,6 +104,5 @@ class Transposition(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         return transposing(x, y, op.op.perm) if y.size else []  # type: ignore[attr-defined]

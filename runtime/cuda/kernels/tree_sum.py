@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ....language.element import argument
+from ....language.types import present
 from ....ops.communication.base import tree_sum
 from ..code.parts import MOST_LANES, WIDE, aligned, lanes
 from ..device.kernel import C_TYPES, Buffer, Call, Kernel
@@ -40,8 +41,7 @@ class TreeSums(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        x, y = ins[0], outs[0]
-        assert x is not None and y is not None
+        x, y = present(ins[0], outs[0])
         if not y.size:
             return []
         parts: int = op.op.parts  # type: ignore[attr-defined]

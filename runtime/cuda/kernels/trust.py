@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ....language.types import FLOATS, TensorType
+from ....language.types import FLOATS, TensorType, need
 from ....ops.optimizer.base import work_dtype
+from ....ops.optimizer.norm_updates import LambUpdate, LarsUpdate
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
 
@@ -228,8 +229,7 @@ class Trust(Family):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Sums of two tensors' spans, and a number."""
-        w = op.inputs[0]
-        assert w is not None
+        w = need(op.inputs[0])
         return TensorType("f64", (2 * spans(w.type.size),)), TensorType(work_dtype(w.type), ())
 
 
@@ -244,7 +244,7 @@ class Lamb(Trust):
         assert w is not None and g is not None and rate is not None
         if not w.size:
             return []
-        o: Any = op.op
+        o = op.of(LambUpdate)
         kinds, count = (w.dtype, g.dtype, local.dtype), spans(w.size)
         args = (w, g, m, v, step, o.beta1, o.beta2, o.epsilon, o.weight_decay, unscale, w.size)
         return [
@@ -299,7 +299,7 @@ class Lars(Trust):
         assert w is not None and g is not None and rate is not None
         if not w.size:
             return []
-        o: Any = op.op
+        o = op.of(LarsUpdate)
         count = spans(w.size)
         numbers = o.coefficient, o.weight_decay, o.epsilon
         step = lars_step(w.dtype, g.dtype, local.dtype)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import JobError
 from ....language.kernels import register
-from ....language.types import TensorType
+from ....language.types import TensorType, need
 from ...shared.convolved import Convolved, convolved, operands
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel, Library
 from ..families import Buffers
@@ -152,7 +152,7 @@ def _plan(cudnn: Any, c: Convolved, dtype: str, handle: Any, *, tf32: bool, alig
     return Plan(graph, (x, w, y), workspace, handle)
 
 
-def _tensors(graph: Any, c: Convolved, kind: Any, aligned: int) -> tuple[Any, Any, Any]:
+def _tensors(graph: Any, c: Convolved, kind: str, aligned: int) -> tuple[Any, Any, Any]:
     """The graph's x, w and y, with the operation between them."""
     window, behind = c.geometry.window, ends(c)
     if behind is None:
@@ -242,16 +242,14 @@ class Cudnn:
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """The plan's workspace; the weight in cuDNN's layout."""
-        found = self._found(op)
-        assert found is not None
+        found = need(self._found(op))
         c, dtype, planned = found
         turned = (TensorType(dtype, c.w),) if _turns(c) else ()
         return (TensorType("u8", (planned.workspace,)), *turned)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """The plan, between copies of the weight where it is turned, and the bias."""
-        found = self._found(op)
-        assert found is not None
+        found = need(self._found(op))
         c, dtype, planned = found
         x, w, y, bias = operands(op, ins, outs)
         weight = scratch[1] if _turns(c) else w

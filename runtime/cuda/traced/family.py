@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import TensorType, Types, need
 from ..device.kernel import Buffer, Call
 from ..families import Buffers, Family
 from .functions import FunctionRecorder, Module
@@ -57,7 +57,7 @@ def _record(op: Operator) -> Recording:
     beside = {("out", i): {("in", j) for j in op.op.overwrites(i)} for i in range(len(op.outputs)) if i not in count}
     r = FunctionRecorder(beside)
 
-    def arrays(kind: str, ts: Sequence[TensorType | None]) -> list[Any]:
+    def arrays(kind: str, ts: Types) -> list[Any]:
         return [None if t is None else r.array((kind, i), t) for i, t in enumerate(ts)]
 
     ins, outs, scratch = arrays("in", types[0]), arrays("out", types[1]), arrays("scratch", workspace)
@@ -90,8 +90,7 @@ class TracedFamily(Family):
         parts = {"in": ins, "out": outs, "scratch": scratch[:own], "temp": scratch[own:]}
 
         def at(v: View) -> Buffer:
-            whole = parts[v.base[0]][v.base[1]]
-            assert whole is not None
+            whole = need(parts[v.base[0]][v.base[1]])
             size = (v.span()[1] - v.offset) // whole.type.with_dtype(v.dtype).numpy.itemsize if v.size else 0
             return Buffer(whole.address + v.offset, TensorType(v.dtype, (max(size, 0),)))
 

@@ -19,6 +19,8 @@ from .ufuncs import FUNCTIONS, result
 #: a ufunc's reduction → its name here
 _REDUCED = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "logical_or": "any",
             "logical_and": "all"}  # fmt: skip
+#: a shape, or strides
+Dims = tuple[int, ...]
 
 
 def call_ufunc(r: Recorder, ufunc: Any, method: str, inputs: tuple[Any, ...], kw: dict[str, Any]) -> Any:
@@ -154,7 +156,7 @@ def mean(r: Recorder, x: Any, axis: Any = None, dtype: Any = None, out: Any = No
     return found
 
 
-def place_of(r: Recorder, fn: str, x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Traced:
+def place_of(r: Recorder, fn: str, x: Any, axis: Any = None, out: Any = None, *, keepdims: bool = False) -> Traced:
     """argmax, argmin."""
     x = x.reshape(-1) if axis is None else x
     at = 0 if axis is None else axis % x.ndim
@@ -169,7 +171,7 @@ def place_of(r: Recorder, fn: str, x: Any, axis: Any = None, out: Any = None, *,
     return target
 
 
-def scan(r: Recorder, fn: str, x: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Traced:
+def scan(r: Recorder, fn: str, x: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Traced:
     """cumsum, cumprod."""
     x = x.reshape(-1) if axis is None else x
     at = 0 if axis is None else axis % x.ndim
@@ -184,7 +186,7 @@ def scan(r: Recorder, fn: str, x: Any, axis: Any = None, dtype: Any = None, out:
     return _need(out)
 
 
-def argsort(r: Recorder, x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Traced:
+def argsort(r: Recorder, x: Any, axis: int = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Traced:
     """Stable, whatever is asked for."""
     made = r.temp(x.shape, np.int64)
     r.add(Sort(made.view_of(), x.view_of(), axis % x.ndim))
@@ -196,7 +198,7 @@ def argsort(r: Recorder, x: Any, axis: Any = -1, kind: Any = None, order: Any = 
 _MODES = {"raise": 0, "clip": 1, "wrap": 2}
 
 
-def take(r: Recorder, x: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Traced:
+def take(r: Recorder, x: Any, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise") -> Traced:
     """Elements at places along an axis.  Those out of range: the last ones where NumPy raises an error."""
     x = r.traced(x)
     x = x.reshape(-1) if axis is None else x
@@ -210,7 +212,7 @@ def take(r: Recorder, x: Any, indices: Any, axis: Any = None, out: Any = None, m
 
 
 def _taken(
-    r: Recorder, x: Traced, index: Traced, shape: Any, axis: int, mode: str, across: Any, places: Any, out: Any
+    r: Recorder, x: Traced, index: Traced, shape: Dims, axis: int, mode: str, across: Dims, places: Dims, out: Any
 ) -> Traced:
     target = r.temp(shape, x.dtype) if out is None else _need(out)
     views = x.view_of(), index.view_of()
@@ -226,7 +228,7 @@ def _taken(
     return target
 
 
-def take_along_axis(r: Recorder, x: Any, indices: Any, axis: Any = -1) -> Traced:
+def take_along_axis(r: Recorder, x: Any, indices: Any, axis: int = -1) -> Traced:
     """Elements at places along an axis, others for each row."""
     x, index = r.traced(x), r.traced(indices)
     at = axis % x.ndim
@@ -318,7 +320,7 @@ def concatenate(r: Recorder, arrays: Sequence[Any], axis: int = 0, out: Any = No
     return target
 
 
-def broadcast_to(r: Recorder, x: Any, shape: Any) -> Traced:
+def broadcast_to(r: Recorder, x: Any, shape: Sequence[int]) -> Traced:
     """A view."""
     x = r.traced(x)
     return x.same(np.broadcast_to(x.layout, shape))
@@ -404,7 +406,7 @@ class Module:
         """As NumPy's."""
         return self.full(shape, 1, dtype)
 
-    def full(self, shape: Any, value: Any, dtype: Any = None) -> Traced:
+    def full(self, shape: Any, value: float, dtype: Any = None) -> Traced:
         """As NumPy's."""
         made = self.empty(shape, dtype or np.asarray(value).dtype)
         made.fill(value)
@@ -414,7 +416,7 @@ class Module:
         """As NumPy's."""
         return self._r.temp((int(shape),) if isinstance(shape, (int, np.integer)) else shape, np.dtype(dtype))
 
-    def arange(self, *args: Any, dtype: Any = None) -> Traced:
+    def arange(self, *args: float, dtype: Any = None) -> Traced:
         """As NumPy's."""
         start, stop, by = {1: (0, *args, 1), 2: (*args, 1)}.get(len(args), args)
         made = self._r.temp((max(math.ceil((stop - start) / by), 0),), dtype or np.result_type(*map(type, args)))

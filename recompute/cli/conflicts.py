@@ -1,0 +1,116 @@
+"""Which options exclude each other, and which need another: two tables, checked before any work is done."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+
+#: what runs or writes a step
+_DOINGS = ("run", "check", "output", "dump_ir")
+#: what is asked of one rank's step alone
+_OF_ONE_RANK = (
+    "run", "check", "output", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy", "effort",
+    "seconds", "estimate", "max_batch", "offload", "allow", "slice", "plot", "snapshot", "list_checkpoints", "profile",
+    "report",
+)  # fmt: skip
+_BOTH = "both define what is recomputed"
+
+#: option or fact, options that it excludes, why
+EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("compare", _DOINGS, "--compare does not run or write a step"),
+    ("compare", ("strategy", "plan", "save_plan"), "--compare runs every strategy"),
+    ("pareto", _DOINGS, "--pareto does not run or write a step"),
+    ("pareto", ("strategy", "plan", "save_plan", "budget", "checkpoints"), "--pareto draws the whole curve"),
+    ("save_problem", _DOINGS, "--save-problem does not run or write a step"),
+    ("allow", ("compare", "pareto", "save_problem", "max_batch", "estimate"),
+     "--allow permits approximate gradients, and what is asked considers exact ones only"),
+    ("checkpoints", ("strategy", "plan", "save_plan"), f"--checkpoints and a plan {_BOTH}"),
+    ("offload", ("compare", "pareto", "save_problem", "max_batch"),
+     "--offload moves values, and what is asked considers recomputation only"),
+    ("offload", ("plan",), "a saved plan already defines which values are offloaded"),
+    ("effort", ("compare", "pareto", "save_problem", "checkpoints", "plan"),
+     "--effort sets how long planning for a budget may take"),
+    ("seconds", ("compare", "pareto", "save_problem", "checkpoints", "plan"),
+     "--seconds sets how long planning for a budget may take"),
+    ("estimate", ("strategy", "plan"), "--estimate is of the plain step, or of that with --checkpoints"),
+    ("max_batch", ("batch", "run", "output", "check", "estimate"), "--max-batch only finds the batch and runs nothing"),
+    ("a planning problem", (*_DOINGS, "pareto", "plan", "save_plan", "save_problem", "checkpoints", "estimate",
+     "max_batch"), "the file is a planning problem, and no model"),
+    ("a mesh", ("run", "check", "output", "compare", "pareto", "save_problem"),
+     "--mesh only estimates what ranks take"),
+    ("a mesh with pp", (*_OF_ONE_RANK, "budget", "rank_count"), "--mesh says what each rank of a cluster would take"),
+    ("--mesh auto", _OF_ONE_RANK, "--mesh says what each rank of a cluster would take"),
+    ("--mesh auto", ("zero", "micro_batches", "schedule", "chunks", "checkpoints", "dump_ir", "print_passes"),
+     "--mesh auto finds what is fastest"),
+)  # fmt: skip
+
+_BUDGET = "--memory-budget SIZE, e.g. --memory-budget 16GiB"
+_BATCH = "--batch N, the samples of a step of all ranks"
+#: option or fact, options or facts of which it needs one, what to give
+NEEDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("data", ("run", "check"), "--run N or --check"),
+    ("stop_on_nan", ("run",), "--run N"),
+    ("save_trained", ("run",), "--run N"),
+    ("max_batch", ("budget",), _BUDGET),
+    ("effort", ("budget",), _BUDGET),
+    ("seconds", ("budget",), _BUDGET),
+    ("offload", ("checkpoints", "budget", "plan"), "--checkpoints (the values to offload) or --memory-budget SIZE"),
+    ("save_plan", ("budget", "strategy", "plan", "allow", "compare", "pareto"),
+     "a plan: give --memory-budget SIZE or --strategy NAME"),
+    ("zero", ("mesh",), "ranks: give --mesh dp=N"),
+    ("micro_batches", ("mesh",), "ranks: give --mesh dp=N"),
+    ("link", ("mesh",), "ranks: give --mesh dp=N"),
+    ("schedule", ("a mesh with pp", "--mesh auto"), "stages of a pipeline: give a mesh with pp, such as dp=2,pp=4"),
+    ("chunks", ("a mesh with pp", "--mesh auto"), "stages of a pipeline: give a mesh with pp, such as dp=2,pp=4"),
+    ("rank_count", ("--mesh auto", "a mesh with pp"), "--mesh auto, which finds a mesh for so many"),
+    ("a mesh with pp", ("batch",), _BATCH),
+    ("--mesh auto", ("batch",), _BATCH),
+    ("--mesh auto", ("rank_count",), "--ranks N"),
+    ("--mesh auto", ("device",), "--device NAME, such as h100-80"),
+    ("--mesh auto", ("link",), "--link, how fast ranks send, such as node=8,nvlink=450GB/s,net=50GB/s"),
+)  # fmt: skip
+
+#: of `recompute-train`
+TRAINING_EXCLUDED = (("checkpoints", ("budget",), f"--checkpoints and a budget {_BOTH}"),)
+TRAINING_NEEDED = (
+    *((name, ("save",), "--save DIR") for name in ("resume", "save_steps", "tensorboard", "log_ranks")),
+    *((name, ("mesh",), "several processes: give --mesh, such as dp=N") for name in ("zero", "micro_batches")),
+    ("log_ranks", ("mesh",), "several processes: give --mesh, such as dp=N"),
+)
+
+
+def check(
+    args: argparse.Namespace,
+    facts: Sequence[str],
+    excluded: Sequence[tuple[str, tuple[str, ...], str]] = EXCLUDED,
+    needed: Sequence[tuple[str, tuple[str, ...], str]] = NEEDED,
+) -> None:
+    """UsageError for the first pair of options that exclude each other, or the first that lacks what it needs.
+
+    `facts`: what holds besides the options that are given.
+    """
+
+    def holds(name: str) -> bool:
+        return name in facts if " " in name else _given(getattr(args, name))
+
+    for name, others, why in excluded:
+        for other in others:
+            if holds(name) and holds(other):
+                raise UsageError(f"{why}: leave out {option(other)}")
+    for name, others, what in needed:
+        if holds(name) and not any(map(holds, others)):
+            raise UsageError(f"{option(name)} needs {what}")
+
+
+def option(name: str) -> str:
+    """How an option is written on the command line; a fact, as it is."""
+    dashed = {"budget": "memory-budget", "rank_count": "ranks"}.get(name, name.replace("_", "-"))
+    return name if " " in name else f"--{dashed}"
+
+
+def _given(value: Any) -> bool:
+    return value not in (None, False, 0, (), []) or isinstance(value, Path)

@@ -1,0 +1,145 @@
+"""Files of models whose large tensors stay where they are: what is parsed has their places in the file instead.
+
+A file of 500 MB would be held three times: as it was read, in the parsed model, and as arrays.  So the parsed model
+refers to its own file as to external data (onnx.proto, `TensorProto.external_data`), which is mapped: contents are read
+when they become a program's.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+#: contents of at least so many bytes stay in the file
+LARGE_BYTES = 1 << 16
+#: numbers of fields in onnx.proto
+_GRAPH, _INITIALIZER, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 7, 5, 9, 13, 14
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+Buffer = bytes | mmap.mmap
+
+#: files that are mapped, by path, size and time of change: a file that is replaced keeps its contents for those that
+#: loaded it
+_MAPS: dict[str, np.memmap] = {}
+
+
+def read(path: Path) -> bytes:
+    """The file, without the contents of its large initializers.  OSError as for reading it.
+
+    A file that is no protobuf message is returned as it is, for the parser to say so.
+    """
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return b""
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
+            try:
+                return b"".join(_model(raw, path.resolve().name))
+            except (ValueError, IndexError):
+                return bytes(raw)
+
+
+def whole(path: str, stamp: str) -> np.memmap:
+    """The bytes of a file that is as it was when it got its `stamp`, or that was mapped then.
+
+    ValueError if it has changed and was not mapped.
+    """
+    key = f"{stamp} {path}"
+    if key not in _MAPS:
+        if stamp_of(path) != stamp:
+            raise ValueError("the file has changed since it was loaded: load it again")
+        _MAPS[key] = np.memmap(path, np.uint8, "r")
+    return _MAPS[key]
+
+
+def stamp_of(path: str | Path) -> str:
+    """What tells versions of a file apart."""
+    found = os.stat(path)
+    return f"{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+
+
+def _model(raw: Buffer, name: str) -> Iterator[bytes]:
+    for number, wire, start, inside, end in _fields(raw, 0, len(raw)):
+        if (number, wire) == (_GRAPH, _BYTES):
+            yield _message(_GRAPH, b"".join(_graph(raw, inside, end, name)))
+        else:
+            yield raw[start:end]
+
+
+def _graph(raw: Buffer, at: int, end: int, name: str) -> Iterator[bytes]:
+    since = at  # fields in a row are copied at once
+    for number, wire, start, inside, after in _fields(raw, at, end):
+        if (number, wire) == (_INITIALIZER, _BYTES) and after - inside >= LARGE_BYTES:
+            yield raw[since:start]
+            yield _message(_INITIALIZER, _tensor(raw, inside, after, name))
+            since = after
+    yield raw[since:end]
+
+
+def _tensor(raw: Buffer, at: int, end: int, name: str) -> bytes:
+    """A tensor that refers to the file for its raw data; as it is if these are elsewhere, few, or twice."""
+    found = list(_fields(raw, at, end))
+    numbers = [number for number, *_ in found]
+    if numbers.count(_RAW_DATA) != 1 or {_EXTERNAL_DATA, _DATA_LOCATION} & set(numbers):
+        return raw[at:end]
+    _, wire, start, inside, after = found[numbers.index(_RAW_DATA)]
+    if wire != _BYTES or after - inside < LARGE_BYTES:
+        return raw[at:end]
+    entries = (("location", name), ("offset", str(inside)), ("length", str(after - inside)))
+    external = (
+        _message(_EXTERNAL_DATA, _message(1, key.encode()) + _message(2, value.encode())) for key, value in entries
+    )
+    return b"".join((raw[at:start], raw[after:end], *external, _number(_DATA_LOCATION << 3), _number(1)))
+
+
+def _fields(raw: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """(number, wire type, where the field, its value and what follows begin) of a message's fields.
+
+    ValueError for what is no message.
+    """
+    while at < end:
+        start = at
+        key, at = _varint(raw, at)
+        wire, after = key & 7, at
+        if wire == _VARINT:
+            _, after = _varint(raw, at)
+        elif wire == _BYTES:
+            size, at = _varint(raw, at)
+            after = at + size
+        elif wire in (_FIXED64, _FIXED32):
+            after = at + (8 if wire == _FIXED64 else 4)
+        else:
+            raise ValueError(f"unknown wire type {wire}")
+        if after > end:
+            raise ValueError("a field is longer than what it is in")
+        yield key >> 3, wire, start, at, after
+        at = after
+
+
+def _varint(raw: Buffer, at: int) -> tuple[int, int]:
+    """A number of 7 bits a byte, and where the next field begins."""
+    byte = raw[at]
+    found, shift = byte & 127, 7
+    while byte & 128:
+        at += 1
+        byte = raw[at]
+        found |= (byte & 127) << shift
+        shift += 7
+        if shift > 70:
+            raise ValueError("a number of more than 64 bits")
+    return found, at + 1
+
+
+def _number(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _message(number: int, content: bytes) -> bytes:
+    return _number(number << 3 | _BYTES) + _number(len(content)) + content
