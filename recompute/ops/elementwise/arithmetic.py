@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.element import cast, power
-from ...language.op import Op
-from ...language.types import TensorType
+from ...language.op import Draw, Op
+from ...language.types import TensorType, present
 from ..common import Elementwise, Ufunc
 
 
@@ -102,7 +102,7 @@ class Div(Elementwise, onnx=True):
         yield draw.case(cls(), draw.ints("i64[9]", -9, 9), draw.ints("i64[9]", 1, 5))
 
 
-def _binary_samples(op: Op, draw: Any) -> Any:
+def _binary_samples(op: Op, draw: Draw) -> Any:
     for a, b in (("2,3", "2,3"), ("2,3", "3"), ("2,1", "1,3"), ("", "2,3"), ("0,3", "1,3")):
         yield draw.case(op, draw(f"f64[{a}]"), draw(f"f64[{b}]"))
     yield draw.case(op, draw("f32[2,3]"), draw("f32[2,3]"))
@@ -159,8 +159,7 @@ class Pow(Elementwise, onnx=True):
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The base's element type, the broadcast shape."""
-        x, e = inputs
-        assert x is not None and e is not None
+        x, e = present(*inputs)
         return super().infer(x, e.with_dtype(x.dtype))
 
     def compute(self, xp, ins, outs, scratch):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...language.element import maximum, minimum, where
-from ...language.op import imports
-from ...language.types import TensorType
+from ...language.op import Imported, ImportedNode, Op, imports
+from ...language.types import TensorType, Types, Value
 from ..common import Elementwise, Ufunc, broadcast
 
 
@@ -69,11 +68,10 @@ class Prefer(Elementwise):
         yield draw.case(cls(), x, x, draw("f64[3,4]"), gradient=False)
 
 
-def _chain(cls: Any, node: Any) -> Any:
+def _chain(cls: Any, node: ImportedNode) -> Value:
     """A variadic ONNX operator as a chain of binary ones; of one input: itself."""
-    values = node.inputs
-    total = values[0]
-    for v in values[1:]:
+    total = node.need(0)
+    for v in node.inputs[1:]:
         total = node.emit(cls(), total, v)
     return total
 
@@ -121,14 +119,14 @@ class Min(Max, onnx=True):
 
 
 @imports("Sum")
-def _sum(node: Any) -> Any:
+def _sum(node: ImportedNode) -> Imported:
     from .arithmetic import Add
 
     return _chain(Add, node)
 
 
 @imports("Mean")
-def _mean(node: Any) -> Any:
+def _mean(node: ImportedNode) -> Imported:
     from .arithmetic import Add
 
     total = _chain(Add, node)
@@ -136,13 +134,13 @@ def _mean(node: Any) -> Any:
     return total if count == 1 else node.builder.Mul(total, node.builder.constant(1 / count, total))
 
 
-def _within(op: Any, x: TensorType, bounds: Sequence[TensorType | None]) -> None:
+def _within(op: Op, x: TensorType, bounds: Types) -> None:
     for t in bounds:
         if t is not None and (t.dtype != x.dtype or t.ndim):
             raise op.fail("the bounds must be scalars of x's element type", x, *bounds)
 
 
-def _is_relu6(node: Any) -> bool:
+def _is_relu6(node: ImportedNode) -> bool:
     """Whether the bounds of a Clip are known to be 0 and 6."""
     for i, (name, wanted) in enumerate((("min", 0.0), ("max", 6.0))):
         bound = node.constant(i + 1) if node.type(i + 1) is not None else node.attributes.get(name)
@@ -189,7 +187,7 @@ class Clip(Elementwise, onnx=True):
     @classmethod
     def from_onnx(cls, node):
         """Bounds as inputs, or as attributes (opset < 11); of floats within 0 and 6, Relu6."""
-        x = node.input(0)
+        x = node.need(0)
         if x.type.is_float and _is_relu6(node):
             return node.builder.Relu6(x)
         bounds = [node.input(1), node.input(2)]

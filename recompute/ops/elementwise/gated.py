@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
+from ...language.contexts import OperatorBuilder
+from ...language.element import Expr, exp, minimum, tanh
 from ...language.element import erf as erf_of
-from ...language.element import exp, minimum, tanh
+from ...language.types import Value
 from ..tiles import Tiled
 from .piecewise import gradient_samples, unary_samples
 
@@ -53,12 +54,12 @@ class Gelu(Tiled, onnx=True):
             yield from unary_samples(cls(approximate=approximate), draw, 2.0)
 
 
-def _gelu_inner(x: Any) -> Any:
+def _gelu_inner(x: Expr) -> Expr:
     """tanh(√(2/π) (x + a x³))."""
     return tanh((x * x * _GELU_A + 1) * x * _GELU_C)
 
 
-def _tanh_of(b: Any, x: Any) -> Any:
+def _tanh_of(b: OperatorBuilder, x: Value) -> Value:
     cubic = b.Mul(x, b.Add(b.constant(1, x), b.Mul(b.constant(_GELU_A, x), b.Mul(x, x))))
     return b.Tanh(b.Mul(b.constant(_GELU_C, x), cubic))
 
