@@ -61,28 +61,40 @@ class ArraySteps:
         own = [self.dtype] * (self.rows.get(self.dtype, 1) - 1)
         return own + [dtype for dtype, count in self.rows.items() if dtype != self.dtype for _ in range(count)]
 
+    @functools.cached_property
+    def _calls(self) -> tuple[list[tuple[str, tuple[int, ...], int, int | None, tuple[int, ...]]], list[Any]]:
+        """The steps by positions in (output, temporaries, inputs, scalars), those of scalars from the end."""
+        first = {self.dtype: 0}
+        for dtype in self.rows:
+            first.setdefault(dtype, sum(self.rows[other] for other in first))
+        scalars: list[Any] = []
+
+        def position(x: Any) -> int:
+            if isinstance(x, Row):
+                return first[x.dtype] + x.index
+            if isinstance(x, int):
+                return sum(self.rows.values()) + x
+            scalars.insert(0, x[0])
+            return -len(scalars)
+
+        calls = []
+        for s in self.steps:
+            where = None if s.where is None else position(s.where)
+            arguments, spare = (tuple(map(position, rows)) for rows in (s.arguments, s.spare))
+            calls.append((s.function, arguments, position(s.to), where, spare))
+        return calls, scalars
+
     def run(self, xp: Any, inputs: Sequence[Any], out: Any, temporaries: Sequence[Any]) -> None:
         """Computes `out`, which may be none of the inputs that a later step reads, from arrays that broadcast to it."""
-        rest = iter(temporaries)
-        own = [out, *(next(rest) for _ in range(self.rows.get(self.dtype, 1) - 1))]
-        arrays = {self.dtype: own}
-        for dtype, count in self.rows.items():
-            if dtype != self.dtype:
-                arrays[dtype] = [next(rest) for _ in range(count)]
-
-        def array(x: Any) -> Any:
-            if isinstance(x, Row):
-                return arrays[x.dtype][x.index]
-            return inputs[x] if isinstance(x, int) else x[0]
-
-        for step in self.steps:
-            arguments, to = [array(a) for a in step.arguments], array(step.to)
-            if step.function == "copy":
-                xp.copyto(to, arguments[0], where=True if step.where is None else array(step.where))
-            elif step.function == "erf":
-                erf(xp, arguments[0], to, *map(array, step.spare))
+        calls, scalars = self._calls
+        arrays = [out, *temporaries, *inputs, *scalars]
+        for function, arguments, to, where, spare in calls:
+            if function == "copy":
+                xp.copyto(arrays[to], arrays[arguments[0]], where=True if where is None else arrays[where])
+            elif function == "erf":
+                erf(xp, arrays[arguments[0]], arrays[to], *(arrays[i] for i in spare))
             else:
-                getattr(xp, step.function)(*arguments, out=to)
+                getattr(xp, function)(*[arrays[i] for i in arguments], out=arrays[to])
 
 
 @functools.lru_cache(maxsize=1 << 12)
