@@ -38,7 +38,6 @@ class FewBitSlopes(Approximation):
 
     @classmethod
     def parse(cls, settings: Sequence[str]) -> FewBitSlopes:
-        """The bits."""
         if len(settings) != 1 or settings[0] not in map(str, range(1, MOST_BITS + 1)):
             raise UsageError(
                 f"'{':'.join([cls.name, *settings])}': the slope of an activation takes 1 to {MOST_BITS} bits"

@@ -51,7 +51,6 @@ class StoredValues(Approximation):
 
     @classmethod
     def parse(cls, settings: Sequence[str]) -> StoredValues:
-        """Bits, or an element type."""
         if len(settings) != 1:
             raise UsageError(f"'{':'.join([cls.name, *settings])}': give {cls.usage}")
         if settings[0] not in _HOWS:

@@ -23,7 +23,6 @@ class OwnForward(Pass):
     pipe: Pipe
 
     def run(self, block: Block) -> Block:
-        """See `own_forward`."""
         return own_forward(block, self.pipe)
 
 

@@ -32,7 +32,6 @@ class NormsOverStages(Pass):
     pipe: Pipe
 
     def run(self, block: Block) -> Block:
-        """All gradients count."""
         return norms_over_stages(block, self.pipe, ())
 
     def rewrite(self, program: Program) -> Block:

@@ -296,7 +296,6 @@ def at_once(graph: Graph, forward: Region, backward: Region) -> Region | None:
 
 
 def _made_bytes(graph: Graph, positions: Iterable[int]) -> int:
-    """Bytes of what operators write."""
     return sum(v.nbytes for i in positions for v in graph.operators[i].writes())
 
 

@@ -296,7 +296,6 @@ def _one_rank(
 
 
 def _repeated(step: CompiledStep) -> float:
-    """Seconds of recomputed operators."""
     return sum(step.cost.seconds(o) for o in step.program.logical.operators if o.role is Role.RECOMPUTE)
 
 

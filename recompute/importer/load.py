@@ -203,7 +203,6 @@ class Importer(ImportState):
         raise ModelError(f"this model cannot be trained here:\n  {lines}{more}") from self._cause
 
     def run_nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
-        """Imports nodes in order."""
         for node in nodes:
             self.run_node(node)
             if len(self._problems) >= _MANY:

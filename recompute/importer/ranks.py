@@ -216,7 +216,6 @@ def _length(node: onnx.NodeProto, bounds: _Bounds, ranks: list[int]) -> int | No
 
 
 def _together(lengths: list[int], ranks: list[int]) -> int:
-    """Elements after broadcasting."""
     return max(lengths) if max(ranks) <= 1 else math.prod(max(n, 1) for n in lengths)
 
 

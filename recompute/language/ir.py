@@ -119,7 +119,6 @@ class Free(Op):
     required_outputs = 0
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
-        """No outputs."""
         return ()
 
     def compute(self, xp, ins, outs, scratch):

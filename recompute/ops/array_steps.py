@@ -14,7 +14,7 @@ from typing import Any
 from ..language.element import Expr
 from ..language.formulas import element_of
 from ..language.op import Op
-from ..language.types import DTYPES
+from ..language.types import DTYPES, NumPy
 from .erf import ERF_FLOATS, ERF_MASKS, erf
 
 #: function of an expression → the one of NumPy that takes the arguments and `out=`
@@ -84,7 +84,7 @@ class ArraySteps:
             calls.append((s.function, arguments, position(s.to), where, spare))
         return calls, scalars
 
-    def run(self, xp: Any, inputs: Sequence[Any], out: Any, temporaries: Sequence[Any]) -> None:
+    def run(self, xp: NumPy, inputs: Sequence[Any], out: Any, temporaries: Sequence[Any]) -> None:
         """Computes `out`, which may be none of the inputs that a later step reads, from arrays that broadcast to it."""
         calls, scalars = self._calls
         arrays = [out, *temporaries, *inputs, *scalars]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from ..language.types import Array, NumPy
 
 # erf(x) = x·P(x²)/Q(x²).  Rational approximations fitted for this project by reweighted least squares in 50 digits:
 # float32 on |x| ≤ 4 (relative error 2.2e-9), float64 on |x| ≤ 1 (7e-19).
@@ -26,7 +27,7 @@ _TAIL_Q = (1.0, 2.5185827758697317693, 2.7909799663236809609, 1.7562575621787096
 ERF_FLOATS, ERF_MASKS = 3, 1
 
 
-def erf(xp: Any, x: Any, out: Any, a: Any, b: Any, c: Any, mask: Any) -> None:
+def erf(xp: NumPy, x: Array, out: Array, a: Array, b: Array, c: Array, mask: Array) -> None:
     """The error function of a float32 or float64 vector; x is not `out` but may be `c` for float32."""
     if x.dtype.itemsize == 4:
         xp.minimum(x, 4.0, out=a)
@@ -61,7 +62,7 @@ def erf(xp: Any, x: Any, out: Any, a: Any, b: Any, c: Any, mask: Any) -> None:
     xp.copyto(out, b, where=mask)
 
 
-def _polynomial(xp: Any, x: Any, coefficients: Sequence[float], out: Any) -> None:
+def _polynomial(xp: NumPy, x: Array, coefficients: Sequence[float], out: Array) -> None:
     """Horner's rule; the coefficients begin with the constant."""
     xp.multiply(x, coefficients[-1], out=out)
     for c in coefficients[-2:0:-1]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from ..passes.planners.fit.with_approximations import also_approximated, approxi
 from ..passes.planners.methods import flat
 from ..passes.sequence import cleaned, planned
 from ..runtime.lowering import resolved
+from ..support.memory import give_back
 from .figures import PlanFigures, cost_of, figures_of, seconds_bound
 from .request import DEFAULT, NO_PLAN, Request, needs_budget
 from .saved import SavedPlan
@@ -91,6 +93,9 @@ def plan_step(
         program.block, program.compiled = fitted.block, compiled
     else:
         program.lower_to(compiled)
+    del fitting
+    gc.collect()  # the search's frontiers and problems refer to each other
+    give_back()
     return fitted
 
 

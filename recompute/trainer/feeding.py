@@ -32,7 +32,6 @@ class Beside(Dataset):
         return len(self._fitted)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Dataset.take`."""
         return {**self._fitted.take(indices), **self._other.read(indices, self._more)}
 
 

@@ -57,11 +57,9 @@ class KeepForward(Pass):
     loss: str = "loss"
 
     def run(self, block: Block) -> Block:
-        """The block itself."""
         return block
 
     def rewrite(self, program: Program) -> Block:
-        """The block itself."""
         program.begin_training(self.loss)
         return program.block
 

@@ -125,26 +125,6 @@ class SpecOptimizer(AnyOptimizer):
         A RecomputeWarning is given for checkpoints without effect and the like.  UsageError for what is not combined;
         the program is then as it was.
         """
-        return self._backward(loss, parameter_list, no_grad_set, callbacks)
-
-    def minimize(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
-        no_grad_set: Iterable[str | Variable] | None = None,
-    ) -> tuple[list[Operator], ParamsGrads]:
-        """`backward` and `apply_gradients`; returns (optimizer operators, (parameter, gradient) pairs)."""
-        params_grads = self._backward(loss, parameter_list, no_grad_set)
-        return self.apply_gradients(params_grads), params_grads
-
-    def _backward(
-        self,
-        loss: Variable,
-        parameter_list: Sequence[str | Variable] | None,
-        no_grad_set: Iterable[str | Variable] | None,
-        callbacks: Sequence[Callable[[Any, dict], None]] | None = None,
-    ) -> ParamsGrads:
         program = program_of(loss)
         must_be_untrained(program)
         spec = self.spec
@@ -261,7 +241,6 @@ class WrappedOptimizer(SpecOptimizer):
 
     @property
     def spec(self) -> Spec:
-        """The inner optimizer's."""
         return spec_of(self.inner)
 
     def _bind(self, program: Program) -> None:
@@ -294,7 +273,6 @@ class Described(WrappedOptimizer):
 
     @property
     def spec(self) -> Spec:
-        """The spec itself."""
         return self._spec
 
 

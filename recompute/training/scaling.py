@@ -85,7 +85,6 @@ class UpdateScale(Pass):
         return self.rewrite(program)
 
     def rewrite(self, program: Program) -> Block:
-        """The same for a program."""
         scale, good = (program[n].value for n in state_names(program))
         made = next(o for o in program.operators if isinstance(o.op, InverseIfFinite) and o.inputs[0] == scale)
         b = program.builder(Role.OPTIMIZE)
@@ -106,7 +105,6 @@ class UncastGradients(Pass):
         return block
 
     def rewrite(self, program: Program) -> Block:
-        """The block itself; `program.gradients` changes."""
         writers = {v.name: o for o in program.operators for v in o.writes()}
         program.gradients = [(p, _before_cast(writers.get(g), g)) for p, g in program.gradients]
         return program.block

@@ -87,7 +87,6 @@ class CountStep(Pass):
         return block
 
     def rewrite(self, program: Program) -> Block:
-        """The block with the increment."""
         self.rule.count_step(program)
         return program.block
 
@@ -153,7 +152,6 @@ class WholeNormsOnly(Pass):
     zero: int = 0
 
     def run(self, block: Block) -> Block:
-        """The block itself."""
         return block
 
     def rewrite(self, program: Program) -> Block:

@@ -141,7 +141,6 @@ class MpiEngine(Engine):
             self._comms[name] = self._comm.Split(group[0], self.mesh.coordinate(self.rank, channels[name]))
 
     def collect(self, what: str, value: Any, root: int | None = None) -> list[Any]:
-        """See `Engine.collect`."""
         with self._watch.waiting(what, self._name):
             moves.finish(self._comm.Ibarrier())
             if root is None:
@@ -149,7 +148,6 @@ class MpiEngine(Engine):
             return list(self._comm.gather(value, root) or ())
 
     def any(self, what: str, said: bool) -> bool:
-        """See `Engine.any`."""
         own, found = np.array([said], np.int32), np.empty(1, np.int32)
         with self._watch.waiting(what, self._name):
             moves.finish(self._comm.Iallreduce(own, found, self._mpi.MAX), soon=True)

@@ -109,7 +109,6 @@ class NcclEngine(Engine):
         self._open(self.control.agreed(card(block, self.versions, self.mesh, self.rank), block.name))
 
     def collect(self, what: str, value: Any, root: int | None = None) -> list[Any]:
-        """See `Engine.collect`: over MPI."""
         found: list[Any] = self.control.collect(what, value, root)
         return found
 

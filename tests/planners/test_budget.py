@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from recompute.cost import device
 from recompute.errors import UsageError
 from recompute.language.ir import Role
 from recompute.language.text import show
+from recompute.passes.planners.core.frontier import Frontier
+from recompute.passes.planners.core.problem import RematerialisationProblem
+from recompute.passes.planners.fit.problem import Fitted, Fitting
 from recompute.planning import load_plan
 from recompute.training.data import synthetic_batch
 
@@ -160,3 +164,16 @@ def test_amounts() -> None:
     assert as_budget(77).within(5) == 77
     with pytest.raises(UsageError, match="share of the plain"):
         as_bytes("60%")
+
+
+def test_planning_leaves_nothing_behind() -> None:
+    """The search's problems, frontiers and compiled candidates end with it."""
+
+    def held() -> set[int]:
+        gc.collect()
+        return {id(o) for o in gc.get_objects() if isinstance(o, (RematerialisationProblem, Frontier, Fitting, Fitted))}
+
+    program, loss = network("bert-tiny")
+    before = held()
+    rc.RecomputeOptimizer(rc.Adam()).set_budget("90%", slicing=False, effort=0.05).minimize(program[loss])
+    assert program.planned.reruns and held() <= before

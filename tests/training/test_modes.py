@@ -288,3 +288,19 @@ def test_a_pattern_without_a_parameter_is_told() -> None:
     """With the nearest name."""
     with pytest.raises(rc.UsageError, match=r"no parameter is called 'body\.con1'.*body\.conv1"):
         rc.load(network(), batch=6).freeze(["head.*", "body.con1"])
+
+
+def test_a_program_lists_its_edits() -> None:
+    """What was done since loading is a list, and is done again at another batch."""
+    program = rc.load(rc.models.build("lenet"), batch=4)
+    assert program.again is not None and program.again.edits == ()
+    program.freeze("conv*")
+    rc.losses.cross_entropy(program["logits"])
+    assert [e.name for e in program.again.edits] == ["freeze", "cross_entropy"]
+    other = program.again(2)
+    assert other.block.batch == 2 and "loss" in other
+    assert [v.name for v in other.parameters] == [v.name for v in program.parameters]
+    b = program.builder()
+    b.Neg(program["logits"].value)
+    program.append(b)
+    assert program.again is None  # an operator by hand is no edit that could be made again

@@ -12,7 +12,6 @@ seed give the same plan.  Plans of one problem share a frontier: what was found 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -34,8 +33,8 @@ from .sweep import sweep
 
 #: stages of a chain that are joined, at most; slots of memory in the table
 _STAGES, _SLOTS = 160, 240
-#: frontiers that are remembered
-_REMEMBERED = 4
+#: the name by which a problem remembers what was found for it
+_FOUND = "_frontier"
 #: shares of the budget that local search works at
 _RUNGS = (0.94, 0.97, 1.0)
 #: budgets that differ by less than this share: the second one is given a quarter of the moves
@@ -81,7 +80,6 @@ class Auto(Planner):
         return plan_of(point.sequence)
 
     def bound(self, problem: RematerialisationProblem, budget: int) -> float:
-        """The certificate."""
         return lower_bound(problem, budget)
 
     def refine(self, frontier: Frontier, budget: int, number: int = 0) -> None:
@@ -192,23 +190,18 @@ def convex(points: list[Point]) -> list[Point]:
     return hull
 
 
-_frontiers: OrderedDict[int, tuple[RematerialisationProblem, Frontier]] = OrderedDict()
-
-
 def quick_frontier_of(problem: RematerialisationProblem) -> Frontier:
-    """What cuts find for a problem, and what else was found since; remembered for the last few problems."""
-    known = _frontiers.get(id(problem))
-    if known is None or known[0] is not problem:
+    """What cuts find for a problem, and what else was found since; the problem remembers it, and ends with it."""
+    known: Frontier | None = vars(problem).get(_FOUND)
+    if known is None:
         watch = current()
         watch.doing("cuts")
         frontier = Frontier(problem)
         sweep(frontier, max(6, int(48 / _large(problem))))
         watch.spend(_SWEPT * len(problem))
         frontier.first = frontier.lowest
-        known = _frontiers[id(problem)] = problem, frontier
-        while len(_frontiers) > _REMEMBERED:
-            _frontiers.popitem(last=False)
-    return known[1]
+        known = vars(problem)[_FOUND] = frontier
+    return known
 
 
 def frontier_of(problem: RematerialisationProblem) -> Frontier:
@@ -226,7 +219,7 @@ def frontier_of(problem: RematerialisationProblem) -> Frontier:
 
 def forget(problem: RematerialisationProblem) -> None:
     """Forgets what was found for a problem: an interrupt can have left it half done."""
-    _frontiers.pop(id(problem), None)
+    vars(problem).pop(_FOUND, None)
 
 
 def _large(problem: RematerialisationProblem) -> float:

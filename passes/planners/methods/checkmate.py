@@ -41,7 +41,6 @@ class Checkmate(Planner, strategy="checkmate"):
     gap: float = 1e-6
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
-        """See `Planner.plan`."""
         if budget is None:
             return RecomputePlan()
         found, _ = _solved(self, problem, budget)
@@ -68,7 +67,6 @@ class CheckmateLP(Checkmate, strategy="checkmate-lp"):
     thresholds: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
-        """See `Planner.plan`."""
         if budget is None:
             return RecomputePlan()
         found = []
@@ -80,7 +78,6 @@ class CheckmateLP(Checkmate, strategy="checkmate-lp"):
         return plan_of(_best(problem, budget, [*found, *_fallbacks(problem, budget)]))
 
     def bound(self, problem: RematerialisationProblem, budget: int) -> float | None:
-        """The relaxation's value; see `Checkmate.bound`."""
         return _relaxed(self, problem, budget)[1]
 
 

@@ -67,7 +67,6 @@ class Kusumoto(Planner, strategy="kusumoto"):
         return Lattice(graph, thinned(graph, found, self.candidates), found)
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
-        """See the class."""
         search = _Search(problem, self.chains(problem), budget, self.states, self.memory_centric)
         return search.run(self.samples)
 
@@ -98,7 +97,6 @@ class KusumotoExact(Kusumoto, strategy="kusumoto-exact"):
         return Chains(self.lattice(forward_graph(problem)))
 
     def lattice(self, graph: ForwardGraph) -> Lattice:
-        """All of them."""
         return Lattice(graph, all_lower_sets(graph, self.limit))
 
 

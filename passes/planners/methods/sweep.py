@@ -37,7 +37,6 @@ class CutSweep(Planner):
         return plan_of(point.sequence)
 
     def bound(self, problem: RematerialisationProblem, budget: int) -> float:
-        """The certificate."""
         return lower_bound(problem, budget)
 
 

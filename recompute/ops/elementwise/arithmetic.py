@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ...language.element import cast, power
-from ...language.op import Draw, Op
+from ...language.op import Case, Op
+from ...language.samples import Draw
 from ...language.types import TensorType, present
 from ..common import Elementwise, Ufunc
 
@@ -102,7 +103,7 @@ class Div(Elementwise, onnx=True):
         yield draw.case(cls(), draw.ints("i64[9]", -9, 9), draw.ints("i64[9]", 1, 5))
 
 
-def _binary_samples(op: Op, draw: Draw) -> Any:
+def _binary_samples(op: Op, draw: Draw) -> Iterator[Case]:
     for a, b in (("2,3", "2,3"), ("2,3", "3"), ("2,1", "1,3"), ("", "2,3"), ("0,3", "1,3")):
         yield draw.case(op, draw(f"f64[{a}]"), draw(f"f64[{b}]"))
     yield draw.case(op, draw("f32[2,3]"), draw("f32[2,3]"))

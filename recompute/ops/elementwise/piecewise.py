@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ...language.element import maximum, minimum, where
-from ...language.op import Draw, Op
+from ...language.op import Case, Op
+from ...language.samples import Draw
 from ..common import Elementwise
 from ..tiles import Tiled
 
@@ -27,7 +28,7 @@ class TanhGrad(Tiled):
         yield draw.case(cls(), draw("f64[3,4]"), draw("f64[3,4]"))
 
 
-def unary_samples(op: Op, draw: Draw, scale: float = 1.0) -> Any:
+def unary_samples(op: Op, draw: Draw, scale: float = 1.0) -> Iterator[Case]:
     """Away from 0 in all float types, `scale` times as large; a scalar, nothing, more than a tile."""
     for shape in ("3,4", "", "0,2"):
         yield draw.case(op, draw.away(f"f64[{shape}]") * scale)
@@ -35,7 +36,7 @@ def unary_samples(op: Op, draw: Draw, scale: float = 1.0) -> Any:
     yield draw.case(op, (draw.away("f32[5]") * scale).astype("f2"))
 
 
-def gradient_samples(op: Op, draw: Draw, scale: float = 1.0) -> Any:
+def gradient_samples(op: Op, draw: Draw, scale: float = 1.0) -> Iterator[Case]:
     """Samples of an operator (x or y, dy)."""
     for shape in ("3,4", "0,2"):
         yield draw.case(op, draw.away(f"f64[{shape}]") * scale, draw(f"f64[{shape}]"))

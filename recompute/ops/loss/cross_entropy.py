@@ -252,7 +252,7 @@ def loss_from_onnx(cls: Any, node: ImportedNode, want: int) -> Any:
     return node.emit(op, node.need(0), node.input(1), weights, want=want)
 
 
-def loss_samples(cls: Any, draw: Draw, make: Any) -> Any:
+def loss_samples(cls: Any, draw: Draw, make: Any) -> Iterator[Case]:
     """Reductions, weights, ignored labels, further dimensions, i32 labels, float32, float16."""
     for reduction in _REDUCTIONS:
         for ignore in (None, 1, -100):

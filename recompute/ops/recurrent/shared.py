@@ -9,14 +9,14 @@ ONNX's own hold what the gradient needs, and are made only where there is one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ...language.factors import SUM, Factor, Where, factor
-from ...language.op import Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
+from ...language.op import Case, Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
 from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values, need, present
 from ..shape.reshape import reshape
 from .parts import cut, filled, joint, row
@@ -396,7 +396,7 @@ def sample_inputs(draw: Draw, op: Recurrent, optional: Sequence[int], dtype: str
     return found
 
 
-def recurrent_samples(draw: Draw, ops: Sequence[Recurrent]) -> Any:
+def recurrent_samples(draw: Draw, ops: Sequence[Recurrent]) -> Iterator[Case]:
     """Forward samples: the outputs that ONNX has (with gradients), and all (without: they are kept for gradients)."""
     last = ops[0].arity
     for i, op in enumerate(ops):
@@ -407,7 +407,7 @@ def recurrent_samples(draw: Draw, ops: Sequence[Recurrent]) -> Any:
     yield draw.case(ops[0], *sample_inputs(draw, ops[0], (), "f32"), want=1)
 
 
-def gradient_samples(draw: Draw, ops: Sequence[Recurrent]) -> Any:
+def gradient_samples(draw: Draw, ops: Sequence[Recurrent]) -> Iterator[Case]:
     """Samples of gradient operators, on results that belong to their inputs.
 
     Their own derivatives treat what was kept as a function of the other inputs, which a check that moves each input

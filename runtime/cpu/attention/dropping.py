@@ -45,7 +45,6 @@ def kept(f: Code, bits: str, row: str, vectors: int) -> list[str]:
 
 
 def _load(f: Code, at: str) -> str:
-    """A word of each lane."""
     return f.let(f"load {f.of('i32')}, ptr {at}, align 4")
 
 
@@ -144,7 +143,6 @@ def _add_bits(f: Code, found: str, words: list[str], limit: str) -> None:
 
 
 def _pairs(even: int, odd: int) -> str:
-    """Two numbers, taking turns."""
     return "<" + ", ".join([f"i32 {even}, i32 {odd}"] * machine().width) + ">"
 
 

@@ -142,11 +142,9 @@ class Forward(Attention):
     """(q, k, v, bias?) → y, log-sum-exp?"""
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Of each thread."""
         return (TensorType("f32", (native.threads(), forward.room(self.form(op)))),)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         table, parts = self.heads(op), panels(ins[0].shape[-2])
         items = len(table) * len(parts)
         pieces = min(native.threads(), items)

@@ -214,11 +214,9 @@ class Statistics(Normalisation):
     """Mean and variance."""
 
     def accepts(self, op: Operator) -> bool:
-        """Where both are wanted."""
         return super().accepts(op) and len(list(op.writes())) == 2
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Sums of parts."""
         return _in_parts(op)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
@@ -235,7 +233,6 @@ class Train(Normalisation):
         return (*_in_parts(op), *(self.vector(op),) * 3)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """Four calls."""
         mean, var = (s if o is None else o for s, o in zip(scratch[3:], outs[1:3], strict=True))
         return [
             *_statistics(_rows(ins[0]), mean, var, *scratch[:2]),
@@ -258,11 +255,9 @@ class Apply(Normalisation):
     """One pass."""
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """A factor a channel."""
         return (self.vector(op),)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """Two calls."""
         x, scale, bias, mean, var = ins[:5]
         return _apply(op, x, scale, bias, mean, var, outs[0], scratch[0])
 
@@ -272,12 +267,10 @@ class Factor(Family):
     """Small, but among kernels, so that no Python comes between them."""
 
     def accepts(self, op: Operator) -> bool:
-        """Two vectors."""
         types = {v.type for v in op.reads()}
         return len(types) == 1 and all(t.dtype in ("f32", "f64") and t.ndim == 1 and t.size for t in types)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         epsilon = op.op.epsilon  # type: ignore[attr-defined]
         return [factors.call(ins[0], ins[1], outs[0], epsilon, work=len(outs[0]), parallel=False)]
 
@@ -291,7 +284,6 @@ class Inference(Normalisation):
         return (self.vector(op),) * 2
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """Two calls."""
         epsilon = op.op.epsilon  # type: ignore[attr-defined]
         x = _rows(ins[0])
         return [
@@ -309,7 +301,6 @@ class Gradient(Normalisation):
         return (*_in_parts(op), self.vector(op).with_shape((3, *self.vector(op).shape)))
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """Three calls."""
         x, dy, dx = _rows(ins[0]), _rows(ins[4]), _rows(outs[0])
         scale, mean, var = ins[1:4]
         found, work, given = scratch

@@ -102,7 +102,6 @@ class Gathers(Family):
         return y.size >= ENOUGH and x.type.numpy.itemsize in WORDS and _split(x.shape, _axis(op))[2] >= 16
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """Row by row."""
         x, indices, y = ins[0], ins[1].reshape(-1), outs[0]
         outer, n, inner = _split(x.shape, _axis(op))
         a, b = words(x).reshape(outer, n, inner), words(y).reshape(outer, -1, inner)
@@ -119,7 +118,6 @@ class GatherGradients(Family):
     """(indices, dy) → the sums of the rows of dy."""
 
     def accepts(self, op: Operator) -> bool:
-        """Floats, rows of some length."""
         y: Any = op.outputs[0]
         outer, _, inner = _split(y.shape, _axis(op))
         return floats(op) and outer * inner >= 32
@@ -163,7 +161,6 @@ class ElementGathers(Family):
         return alike and (forward or floats(op))
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """Element by element."""
         if op.op.name == "GatherElements":
             x, indices, y = ins[0], ins[1], outs[0]
             a = words(x).reshape(_split(x.shape, _axis(op)))

@@ -176,7 +176,6 @@ class LinearLosses(Family):
         return x.dtype in ("f32", "f64") and labels.size > 0 and x.shape[-1] > 0 and not blas.unavailable()
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """Products without oneDNN."""
         return self.calls(op, ins, outs, scratch)
 
     def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, *, onednn: bool = False) -> list[Call]:
@@ -253,7 +252,6 @@ class LinearCrossEntropies(LinearLosses):
     def calls(
         self, op: Operator, ins: Operands, outs: Operands, scratch: Operands, *, onednn: bool = False
     ) -> list[Call]:
-        """Tile by tile of rows."""
         rule = op.of(LinearCrossEntropy)
         held = self.held(op)
         sizes = self.sizes(op, held=held)

@@ -170,7 +170,6 @@ class LabelLosses(Family):
         return floats(op) and self.scores(op).size > 0 and (not self.soft(op) or self.form(op)[2] == 1)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Two numbers a label."""
         n, _, inner = self.form(op)
         return (TensorType("f64", (2, n * inner)),)
 

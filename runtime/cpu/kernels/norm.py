@@ -168,12 +168,10 @@ class Normalizations(Family):
         return floats(op, halves=True) and view[2] * view[3] > 1 and (view[3] == 1 or _bias(op) is not None)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Statistics that nobody wants."""
         view = _view(op)
         return (computed(op.inputs[0].type).with_shape((2, view[0] * view[1])),)  # type: ignore[union-attr]
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call over the rows."""
         a, g, s, p = _view(op)
         rule = op.of(Normalization)
         centre = int(rule.centred)

@@ -246,7 +246,6 @@ class MaxPool(Family):
     """Values and window numbers; flat indices are left to the operator itself."""
 
     def accepts(self, op: Operator) -> bool:
-        """Floats, without indices."""
         return _fits(op) and not (len(op.outputs) > 1 and op.outputs[1] is not None)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
@@ -256,7 +255,6 @@ class MaxPool(Family):
         return (TensorType("i32", (math.prod(op.outputs[2].shape[:-2]), op.outputs[2].shape[-1])),)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         x, y, taps = _five(ins[0]), _five(outs[0]), _taps(op, outs[0], ins[0])
         if not scratch:
             return [max_values.call(x, y, taps, work=_rows(y))]
@@ -268,11 +266,9 @@ class MaxPoolGrad(Family):
     """Gathered, so that threads do not meet."""
 
     def accepts(self, op: Operator) -> bool:
-        """Floats."""
         return _fits(op)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         taps, dx = _taps(op, ins[1], outs[0]), _five(outs[0])
         return [max_grad.call(_five(ins[0]), _five(ins[1]), dx, taps, work=_rows(dx))]
 
@@ -282,11 +278,9 @@ class AveragePool(Family):
     """Both directions."""
 
     def accepts(self, op: Operator) -> bool:
-        """Floats."""
         return _fits(op)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         back = op.op.name.endswith("Grad")
         small, large = (ins[0], outs[0]) if back else (outs[0], ins[0])
         run = mean_grad if back else mean_values
@@ -310,7 +304,6 @@ class GlobalAveragePool(Family):
         return (TensorType("f64", shape), TensorType(y.dtype, shape))
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         n, c = ins[0].shape[0], ins[0].shape[-1]
         x, y = ins[0].reshape(n, -1, c), outs[0].reshape(n, c)
         blocks = -(-c // _CHANNELS)

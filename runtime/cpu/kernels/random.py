@@ -122,7 +122,6 @@ class Dropouts(Family):
         return floats(op) and rule.first % 8 == 0
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         rule = op.of(Dropout)
         x, step, y = ins[0].reshape(-1), ins[1].reshape(1), outs[0].reshape(-1)
         mask = np.empty(0, np.bool_) if outs[1] is None else outs[1].reshape(-1)
@@ -146,7 +145,6 @@ class Draws(Family):
         return y.size >= ENOUGH and kinds <= {"f32", "f64", "bool", "i32", "i64"}
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         rule: Any = op.op
         y, seed = outs[0].reshape(-1), signed(rule.seed)
         work = -(-y.size // 8)

@@ -189,7 +189,6 @@ class Sequences(Family):
         return absent and newer and large and x.dtype in ("f32", "f64") and not blas.unavailable()
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One direction after the other."""
         todo = Products(self.room(scratch))
         for d in range(ins[1].shape[0]):
             self.direction(todo, op, d, ins, outs, scratch)
@@ -306,7 +305,6 @@ class SequenceGradients(Sequences):
         return (*map(x.with_shape, (*own, before, sums)), TensorType("f64", sums), packed, multiplied)
 
     def room(self, scratch: Operands) -> Any:
-        """The last."""
         return scratch[-1]
 
     def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
@@ -379,7 +377,6 @@ class LSTMGradients(SequenceGradients):
     optional = (4, 7)
 
     def own(self, gates: tuple[int, ...], state: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The gates' gradients, two states."""
         return gates, state, state
 
     def steps(self, todo: Products, rule: Any, d: int, given: Any, outs: Any, scratch: Any) -> Sequence[Any]:

@@ -233,7 +233,6 @@ class Sums(Reductions):
         return sums, sums.with_dtype(op.inputs[0].dtype)  # type: ignore[union-attr]
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """The parts, then their sums."""
         columns, (a, k, b), count = self.parts(op)
         kind, x, y, sums = _KINDS[op.op.name], ins[0].reshape(a, k, b), outs[0].reshape(-1), (*scratch, None)[0]
         if not columns:
@@ -250,7 +249,6 @@ class Extremes(Reductions):
     """NaN where there is one, as on NumPy."""
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         columns, (a, k, b) = _form(op)
         x, smallest = ins[0].reshape(a, k, b), int(op.op.name == "ReduceMin")
         if not columns:

@@ -89,7 +89,6 @@ class RowSums(Family):
     """The numerics' sums, of the rows that were taken alone."""
 
     def accepts(self, op: Operator) -> bool:
-        """Rows of some length."""
         return floats(op) and op.op.inner >= 32  # type: ignore[attr-defined]
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:

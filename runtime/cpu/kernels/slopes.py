@@ -135,7 +135,6 @@ class Slopes(Family):
         return floats(op)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         rule: Any = op.op
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)
         work = -(-x.size // 8)

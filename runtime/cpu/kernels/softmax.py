@@ -77,7 +77,6 @@ class SoftmaxRows(Family):
         return floats(op) and len(_form(op)) == 2 and _form(op)[1] > 1
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """Row by row."""
         form = _form(op)
         given = [a.reshape(form) for a in (*ins, outs[0]) if a is not None]
         return [_KERNELS[op.op.name].call(*given, work=form[0])]

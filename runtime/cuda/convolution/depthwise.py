@@ -51,7 +51,6 @@ def _pitch(size: Three, turned: bool) -> Three:
 
 
 def _at(names: Sequence[str], pitch: Three) -> str:
-    """The number of a position."""
     return " + ".join(f"({n}) * {p}" for n, p in zip(names, pitch, strict=True))
 
 

@@ -142,11 +142,9 @@ class Attention(Family):
         self.tf32 = tf32
 
     def accepts(self, op: Operator) -> bool:
-        """See `_accepts`."""
         return _accepts(op, _way(op, tf32=self.tf32))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         q, k, v, bias, step = ins[:5]
         y, lse = outs[:2]
         assert q is not None and k is not None and v is not None and y is not None
@@ -170,7 +168,6 @@ class AttentionGradient(Family):
         return _accepts(op, way) and lse is not None and lse.dtype == wide(op.inputs[0].dtype)  # type: ignore[union-attr]
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """A number a query."""
         q: Any = op.inputs[0]
         return (TensorType(wide(q.dtype), q.shape[:-1]),)
 
@@ -194,7 +191,6 @@ class AttentionGradient(Family):
 
 
 def _deltas(k: Kernel, y: Buffer, dy: Buffer, out: Buffer) -> Call:
-    """A warp for each query."""
     return k.blocks(-(-out.size // 8), args=(y, dy, out, out.size, y.shape[-1]))
 
 

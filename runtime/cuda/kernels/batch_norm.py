@@ -168,16 +168,13 @@ class Statistics(ChannelNorms):
     """Mean and variance."""
 
     def accepts(self, op: Operator) -> bool:
-        """Where both are wanted."""
         return super().accepts(op) and len(list(op.writes())) == 2
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Chunks' numbers."""
         x: Any = op.inputs[0]
         return (form_of(op).partial(x.dtype),)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """Two launches."""
         x, mean, var = present(ins[0], outs[0], outs[1])
         return moments_of(form_of(op), x, scratch[0], mean, var, [])
 
@@ -192,7 +189,6 @@ class Train(ChannelNorms):
         return (form_of(op).partial(x.dtype), self.vectors(op, 3))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """Four launches."""
         x, scale, bias = ins[:3]
         assert x is not None
         mean, var, factor = _rows(scratch[1], 3)
@@ -206,11 +202,9 @@ class Apply(ChannelNorms):
     """One pass."""
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """A factor a channel."""
         return (self.vectors(op, 1),)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """Two launches."""
         return self.applied(op, (*ins[:5], outs[0]), scratch[0])
 
 
@@ -223,7 +217,6 @@ class Inference(ChannelNorms):
         return (self.vectors(op, 2),)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """Two launches."""
         form = form_of(op)
         rule: Any = op.op
         x, y, given = ins[0], outs[0], [b for b in ins[1:5] if b is not None]
@@ -246,7 +239,6 @@ class Gradient(ChannelNorms):
         return (form_of(op).partial(x.dtype), self.vectors(op, 3))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """Four launches."""
         form = form_of(op)
         rule: Any = op.op
         x, scale, mean, var, dy = (b for b in ins[:5] if b is not None)

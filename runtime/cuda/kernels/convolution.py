@@ -77,12 +77,10 @@ class Convolutions(Family):
         return found is not None and (not _empty(found) or not found.bias or not op.outputs[0].size)  # type: ignore[union-attr]
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """The plan's."""
         found = _planned(op, tf32=self.tf32)
         return () if found is None else found.scratch
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """The plan's calls."""
         found = _planned(op, tf32=self.tf32)
         if found is None:
             assert outs[0] is not None

@@ -28,7 +28,6 @@ class Rejoining(Family):
     """All parts at once: blocks of rows."""
 
     def accepts(self, op: Operator) -> bool:
-        """All element types."""
         return movable(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
@@ -55,11 +54,9 @@ class Boxes(Family):
     """Outputs that are a box of the input, with strides of any sign, or 0."""
 
     def accepts(self, op: Operator) -> bool:
-        """All element types."""
         return movable(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         x, y = present(ins[0], outs[0])
         (_, _, (sizes, in_x, _, start, _)) = next(iter(boxes(op)))
         return gather_to(y, x, [Axis("copied", n, s) for n, s in zip(sizes, in_x, strict=True)], start)
@@ -70,11 +67,9 @@ class Among(Family):
     """Inputs among fills, or among their own elements repeated."""
 
     def accepts(self, op: Operator) -> bool:
-        """All element types."""
         return movable(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule: Any = op.op
         x, y = present(ins[0], outs[0])
         steps = strides(x.shape)
@@ -110,10 +105,8 @@ class Filling(Family):
     """One value everywhere."""
 
     def accepts(self, op: Operator) -> bool:
-        """All element types."""
         return movable(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One fill."""
         y = need(outs[0])
         return fill_with(y, op.op.value)  # type: ignore[attr-defined]

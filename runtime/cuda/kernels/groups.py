@@ -150,11 +150,9 @@ class Compressing(Family):
     """(x, step) → codes, ranges."""
 
     def accepts(self, op: Operator) -> bool:
-        """Everything."""
         return True
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule = op.of(CompressGroups)
         x, step, codes, ranges = ins[0], ins[1], outs[0], outs[1]
         assert x is not None and codes is not None and ranges is not None
@@ -171,11 +169,9 @@ class Decompressing(Family):
     """(codes, ranges) → y."""
 
     def accepts(self, op: Operator) -> bool:
-        """Everything."""
         return True
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule = op.of(DecompressGroups)
         codes, ranges, y = ins[0], ins[1], outs[0]
         assert y is not None

@@ -203,7 +203,6 @@ class HeadGradient(Family):
     """(x, w, bias?, labels, lse, dloss) → dx, dw, dbias?; a slice of the vocabulary after the other."""
 
     def accepts(self, op: Operator) -> bool:
-        """See `_accepts`."""
         return _accepts(op)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:

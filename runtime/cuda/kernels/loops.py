@@ -160,7 +160,6 @@ class Loops(Family):
         return loops(op, device=True)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Partial sums."""
         return plan_of(op).scratch()
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:

@@ -191,7 +191,6 @@ class LabelLosses(Family):
     """What the losses and their gradients share."""
 
     def accepts(self, op: Operator) -> bool:
-        """Floats of one type."""
         kinds = {v.dtype for v in (*op.reads(), *op.writes()) if v.type.is_float}
         return len(kinds) == 1 and kinds <= {"f16", "bf16", "f32", "f64"}
 
@@ -207,7 +206,6 @@ class LabelLosses(Family):
         return n * math.prod(inner), classes, math.prod(inner)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Two numbers a label."""
         return (TensorType("f64", (2, self.form(op)[0])),)
 
     def rule(self, op: Operator) -> tuple[Any, ...]:

@@ -109,7 +109,6 @@ class Normalizations(Family):
         return all(v.dtype in _FLOATS for v in (*op.reads(), *op.writes())) and s * p < 1 << 31
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch over the rows."""
         a, g, s, p = _view(op)
         rule = op.of(Normalization)
         x, scale, bias = ins[:3]
@@ -150,7 +149,6 @@ class NormalizationGradients(Family):
         return good and self.form(op).fits and rule.view[2] * rule.view[3] < 1 << 31
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Chunks' sums."""
         x: Any = op.inputs[0]
         return (self.form(op).partial(x.dtype),)
 

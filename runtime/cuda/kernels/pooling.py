@@ -77,7 +77,6 @@ class Windows(Family):
     """What poolings over windows share."""
 
     def accepts(self, op: Operator) -> bool:
-        """All numbers; means of floats."""
         kinds = {v.dtype for v in (*op.reads(), *op.writes())}
         return kinds <= set(C_TYPES) - {"bool"}
 
@@ -87,7 +86,6 @@ class MaxPool(Windows):
     """Values, indices, window numbers."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         x, y, indices, numbers = ins[0], *outs[:3]
         assert x is not None and y is not None
         if not y.size:
@@ -102,7 +100,6 @@ class MaxPoolGrad(Windows):
     """Gathered, so that threads do not meet."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         numbers, dy, dx = present(ins[0], ins[1], outs[0])
         if not dx.size:
             return []
@@ -115,7 +112,6 @@ class MaxPoolGather(Windows):
     """Elements at window numbers."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         numbers, x, y = present(ins[0], ins[1], outs[0])
         if not y.size:
             return []
@@ -128,7 +124,6 @@ class AveragePool(Windows):
     """Both directions."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         given, made = present(ins[0], outs[0])
         if not made.size:
             return []
@@ -246,7 +241,6 @@ class GlobalAveragePool(Windows):
     """One mean for each image and channel."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         x, y = present(ins[0], outs[0])
         rows, n, channels = _sizes(op, x)
         if not rows:
@@ -268,7 +262,6 @@ class GlobalMaxPool(Windows):
     """One largest element for each image and channel."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         x, y, indices = ins[0], outs[0], outs[1]
         assert x is not None and y is not None
         rows, n, channels = _sizes(op, x)
@@ -282,7 +275,6 @@ class GlobalMaxPoolGrad(Windows):
     """dy at the indices."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         indices, dy, dx = present(ins[0], ins[1], outs[0])
         _, n, channels = _sizes(op, dx)
         k = at_largest(dx.dtype, last=is_last(op))

@@ -34,7 +34,6 @@ def product(
 
 
 def _rest(x: Buffer, element: int) -> Buffer:
-    """What begins at an element."""
     return x.at(element, (x.size - element,))
 
 
@@ -55,7 +54,6 @@ class _Base(Family):
         raise NotImplementedError
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """As `rooms` says."""
         return tuple(self.rooms(op).values())
 
 
@@ -83,7 +81,6 @@ class Forward(_Base):
         return found
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One direction after the other."""
         rooms = dict(zip(self.rooms(op), scratch, strict=True))
         rule = op.of(Recurrent)
         return [c for d in range(rule.directions) for c in _Direction(rule, d, ins, outs, rooms).calls()]
@@ -210,14 +207,12 @@ class Backward(_Base):
         return found
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One direction after the other."""
         rooms = dict(zip(self.rooms(op), scratch, strict=True))
         rule = op.of(RecurrentGrad)
         return [c for d in range(rule.forward().directions) for c in _Back(rule, d, ins, outs, rooms).calls()]
 
 
 def _width(forward: Any) -> int:
-    """Columns of the gates' gradients."""
     return int(forward.width if forward.name == "GRU" else forward.gates * forward.hidden_size)
 
 
@@ -228,7 +223,6 @@ def _masked(forward: Any, ins: Sequence[Any]) -> bool:
 
 
 def _parts(rows: int) -> int:
-    """Parts of sums over rows."""
     return min(max(rows // 128, 1), 32)
 
 

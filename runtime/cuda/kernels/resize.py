@@ -217,7 +217,6 @@ class Resizing(Family):
         return tuple(TensorType("f32" if wide else t.dtype, s[3]) for s in list(self._steps(op))[:-1])
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch an axis."""
         x, y = present(ins[0], outs[0])
         steps = list(self._steps(op))
         if not steps or not x.size or not y.size:

@@ -36,11 +36,9 @@ class Checked(Family):
     """One launch of one thread, which reports a number that is not finite: 0 for NaN, else its sign."""
 
     def accepts(self, op: Operator) -> bool:
-        """Types that are computed with."""
         return all(v.dtype in C_TYPES for v in op.reads())
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """The launch."""
         x, y = ins[0], outs[0]
         assert x is not None and y is not None
         return [checked(x.type.dtype).blocks(1, args=[x, y, STATUS], block=(1,))]
@@ -65,7 +63,6 @@ class Scalars(Family):
         return all(v.shape == () and v.dtype in C_TYPES for v in (*op.reads(), *op.writes()))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """The launch."""
         k = kernel(op.op, tuple(v and v.dtype for v in op.inputs), tuple(v.dtype for v in op.writes()))
         args = [b for b in (*ins, *outs) if b is not None]
         return [k.blocks(1, args=args, block=(1,))]

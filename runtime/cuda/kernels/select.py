@@ -84,7 +84,6 @@ class Triangle(Selection):
     """x, or zero."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule = op.of(Trilu)
         x, y = present(ins[0], outs[0])
         lines = f"{_MATRIX}const W found = (upper ? right >= diagonal : right <= diagonal) ? x[e] : zero;"
@@ -98,7 +97,6 @@ class Diagonal(Selection):
     """Ones on a diagonal."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         y = need(outs[0])
         lines = f"{_MATRIX}const W found = right == diagonal ? one : zero;"
         given = op.op.k, bits(y, 0), bits(y, 1)  # type: ignore[attr-defined]
@@ -110,11 +108,9 @@ class OneHot(Selection):
     """`on` at the indices."""
 
     def accepts(self, op: Operator) -> bool:
-        """Indices of all types."""
         return movable(op) and all(v.dtype in C_TYPES for v in op.reads())
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule = op.of(OneHotOp)
         at, y = present(ins[0], outs[0])
         axis = rule.axis % len(y.shape)
@@ -132,7 +128,6 @@ class Turned(Selection):
     """The first elements of each row the other way round; a row whose length is none stays, and is reported."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         x, lengths, y = present(ins[0], ins[1], outs[0])
         row, place = ("i", "j") if op.op.batch_axis == 0 else ("j", "i")  # type: ignore[attr-defined]
         here = "from * (Index)d1.by + j" if place == "i" else "i * (Index)d1.by + from"
@@ -153,11 +148,9 @@ class Bits(Family):
     """The same bytes."""
 
     def accepts(self, op: Operator) -> bool:
-        """Always."""
         return True
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """A copy."""
         x, y = present(ins[0], outs[0])
         return copy(y, x)
 
@@ -167,12 +160,10 @@ class Columns(Family):
     """Windows as columns, and back; the sums of these go in the order of the taps."""
 
     def accepts(self, op: Operator) -> bool:
-        """All numbers."""
         kinds = {v.dtype for v in (*op.reads(), *op.writes())}
         return kinds <= {t for t in C_TYPES if DTYPES[t].kind != "b"}
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule: Any = op.op
         x, y = present(ins[0], outs[0])
         if not y.size:

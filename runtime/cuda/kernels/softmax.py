@@ -69,11 +69,9 @@ class SoftmaxRows(Family):
     """Along any axis."""
 
     def accepts(self, op: Operator) -> bool:
-        """Floats."""
         return all(v.dtype in ("f16", "bf16", "f32", "f64") for v in (*op.reads(), *op.writes()))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """Row by row."""
         out = need(outs[0])
         attributes = op.op.attributes()
         axis = normal_axis(attributes.get("axis", -1), len(out.shape), op.op)

@@ -99,10 +99,8 @@ class Transposition(Family):
     """Of all element types."""
 
     def accepts(self, op: Operator) -> bool:
-        """All element types."""
         return movable(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         x, y = present(ins[0], outs[0])
         return transposing(x, y, op.op.perm) if y.size else []  # type: ignore[attr-defined]

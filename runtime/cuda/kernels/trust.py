@@ -71,15 +71,12 @@ class GlobalNorm(Family):
     """A launch for each input, and one that adds up."""
 
     def accepts(self, op: Operator) -> bool:
-        """Floats."""
         return all(v.dtype in FLOATS for v in (*op.reads(), *op.writes()))
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """A sum for each span."""
         return (TensorType("f64", (sum(spans(v.type.size) for v in op.reads()),)),)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """Input by input."""
         (parts,), (out, *_) = scratch, outs
         assert out is not None
         calls: list[Call] = []
@@ -124,15 +121,12 @@ class InverseIfFinite(Family):
     """A launch for each gradient, and one that decides."""
 
     def accepts(self, op: Operator) -> bool:
-        """Floats."""
         return all(v.dtype in FLOATS for v in op.reads())
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """An answer for each span."""
         return (TensorType("i32", (sum(spans(v.type.size) for v in (*op.reads(),)[1:]),)),)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """Gradient by gradient."""
         (parts,), scale, out = scratch, ins[0], outs[0]
         calls: list[Call] = []
         done = 0
@@ -224,7 +218,6 @@ class Trust(Family):
     """What LAMB and LARS share: two sums for each span, and the step's length."""
 
     def accepts(self, op: Operator) -> bool:
-        """Floats, and a step counter."""
         return all(v.dtype in FLOATS or v.dtype == "i64" for v in op.reads())
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
@@ -238,7 +231,6 @@ class Lamb(Trust):
     """Moments and norms, the ratio, the step."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """Three launches."""
         w, g, m, v, rate, step, unscale = ins[:7]
         parts, local = scratch
         assert w is not None and g is not None and rate is not None
@@ -293,7 +285,6 @@ class Lars(Trust):
     """Norms, the ratio, the step."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """Four launches."""
         w, g, v, rate, unscale = ins[:5]
         parts, local = scratch
         assert w is not None and g is not None and rate is not None

@@ -62,7 +62,6 @@ def _handle(device: int) -> Any:
 
 
 def _number(handle: Any) -> int:
-    """The library's own handle."""
     return int(getattr(handle, "backend_handle", handle))
 
 

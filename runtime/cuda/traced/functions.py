@@ -375,15 +375,12 @@ class FunctionRecorder(Recorder):
     """Records NumPy's functions."""
 
     def ufunc(self, ufunc: Any, method: str, inputs: tuple[Any, ...], kw: dict[str, Any]) -> Any:
-        """See `call_ufunc`."""
         return call_ufunc(self, ufunc, method, inputs, kw)
 
     def function(self, function: Any, args: Sequence[Any], kw: dict[str, Any]) -> Any:
-        """See `call_function`."""
         return call_function(self, function, args, kw)
 
     def put(self, target: Traced, indices: Any, values: Any) -> None:
-        """See `put`."""
         put(target, indices, values)
 
 

@@ -105,7 +105,6 @@ class Map(Step):
         return [self.out.strides, *(x.broadcast(self.out.shape) for x in arrays)]
 
     def calls(self, at: Places) -> list[Call]:
-        """One launch."""
         numbers = tuple(isinstance(x, Number) for x in self.operands)
         k = kernels.elementwise(self.name, self.kind, tuple(x.dtype for x in self.operands), numbers, self.out.dtype,
                                 masked=self.mask is not None)  # fmt: skip
@@ -149,7 +148,6 @@ class Clear(Step):
     out: View
 
     def calls(self, at: Places) -> list[Call]:
-        """A fill."""
         return [Fill(at(self.out))] if self.out.size else []
 
 
@@ -163,7 +161,6 @@ class Iota(Step):
     steps: tuple[int, ...]
 
     def calls(self, at: Places) -> list[Call]:
-        """One launch."""
         walk = _walk(self.out.shape, [self.out.strides, self.steps])
         return _over(kernels.iota(self.out.dtype), self.out, walk, at(self.out), self.start, self.by)
 
@@ -176,7 +173,6 @@ class Table(Step):
     contents: bytes
 
     def calls(self, at: Places) -> list[Call]:
-        """A launch for each piece."""
         found: list[Call] = []
         whole = at(self.out)
         for start in range(0, len(self.contents), kernels.TABLE_BYTES):
@@ -260,7 +256,6 @@ class PlaceOf(Step):
     axis: int
 
     def calls(self, at: Places) -> list[Call]:
-        """A thread for each row."""
         shape, steps = _rows(self.x, self.axis)
         walk = _walk(shape, [self.out.strides, steps])
         k = kernels.place_of(self.fn, self.x.dtype, self.out.dtype)
@@ -277,7 +272,6 @@ class Scan(Step):
     axis: int
 
     def calls(self, at: Places) -> list[Call]:
-        """A thread for each row."""
         shape, steps = _rows(self.x, self.axis)
         walk = _walk(shape, [_rows(self.out, self.axis)[1], steps])
         k = kernels.scan(self.fn, self.x.dtype, self.out.dtype)
@@ -294,7 +288,6 @@ class Sort(Step):
     axis: int
 
     def calls(self, at: Places) -> list[Call]:
-        """A thread for each element."""
         a, n = self.axis, self.x.shape[self.axis]
         out, x = ([0 if i == a else s for i, s in enumerate(v.strides)] for v in (self.out, self.x))
         walk = _walk(self.x.shape, [out, x, [int(i == a) for i in range(len(x))]])
@@ -318,7 +311,6 @@ class Take(Step):
         check_walk(self.out.shape, self.strides)
 
     def calls(self, at: Places) -> list[Call]:
-        """A thread for each element."""
         k = kernels.take(DTYPES[self.x.dtype].itemsize, self.index.dtype)
         walk = _walk(self.out.shape, self.strides)
         return _over(k, self.out, walk, at(self.out), at(self.x), at(self.index), self.size, self.step, self.mode)
@@ -338,7 +330,6 @@ class Put(Step):
         check_walk(self.x.shape, [self.x.strides])
 
     def calls(self, at: Places) -> list[Call]:
-        """A thread for each lane."""
         shape, steps = _rows(self.x, self.axis)
         walk = _walk(shape, [_rows(self.out, self.axis)[1], steps])
         k = kernels.put(self.fn, self.out.dtype, self.index.dtype)
@@ -408,7 +399,6 @@ class Sparse(Step):
         return [list(self.out.strides), x, [terms * (i == a) for i in range(len(x))]]
 
     def calls(self, at: Places) -> list[Call]:
-        """A thread for each result."""
         k = kernels.sparse(self.out.dtype)
         walk = _walk(self.out.shape, self._strides())
         args = at(self.x), at(self.weights), at(self.index), self.weights.shape[1], self.x.strides[self.axis]
