@@ -61,28 +61,40 @@ class ArraySteps:
         own = [self.dtype] * (self.rows.get(self.dtype, 1) - 1)
         return own + [dtype for dtype, count in self.rows.items() if dtype != self.dtype for _ in range(count)]
 
+    @functools.cached_property
+    def _calls(self) -> tuple[list[tuple[str, tuple[int, ...], int, int | None, tuple[int, ...]]], list[Any]]:
+        """The steps by positions in (output, temporaries, inputs, scalars), those of scalars from the end."""
+        first = {self.dtype: 0}
+        for dtype in self.rows:
+            first.setdefault(dtype, sum(self.rows[other] for other in first))
+        scalars: list[Any] = []
+
+        def position(x: Any) -> int:
+            if isinstance(x, Row):
+                return first[x.dtype] + x.index
+            if isinstance(x, int):
+                return sum(self.rows.values()) + x
+            scalars.insert(0, x[0])
+            return -len(scalars)
+
+        calls = []
+        for s in self.steps:
+            where = None if s.where is None else position(s.where)
+            arguments, spare = (tuple(map(position, rows)) for rows in (s.arguments, s.spare))
+            calls.append((s.function, arguments, position(s.to), where, spare))
+        return calls, scalars
+
     def run(self, xp: NumPy, inputs: Sequence[Any], out: Any, temporaries: Sequence[Any]) -> None:
         """Computes `out`, which may be none of the inputs that a later step reads, from arrays that broadcast to it."""
-        rest = iter(temporaries)
-        own = [out, *(next(rest) for _ in range(self.rows.get(self.dtype, 1) - 1))]
-        arrays = {self.dtype: own}
-        for dtype, count in self.rows.items():
-            if dtype != self.dtype:
-                arrays[dtype] = [next(rest) for _ in range(count)]
-
-        def array(x: Any) -> Any:
-            if isinstance(x, Row):
-                return arrays[x.dtype][x.index]
-            return inputs[x] if isinstance(x, int) else x[0]
-
-        for step in self.steps:
-            arguments, to = [array(a) for a in step.arguments], array(step.to)
-            if step.function == "copy":
-                xp.copyto(to, arguments[0], where=True if step.where is None else array(step.where))
-            elif step.function == "erf":
-                erf(xp, arguments[0], to, *map(array, step.spare))
+        calls, scalars = self._calls
+        arrays = [out, *temporaries, *inputs, *scalars]
+        for function, arguments, to, where, spare in calls:
+            if function == "copy":
+                xp.copyto(arrays[to], arrays[arguments[0]], where=True if where is None else arrays[where])
+            elif function == "erf":
+                erf(xp, arrays[arguments[0]], arrays[to], *(arrays[i] for i in spare))
             else:
-                getattr(xp, step.function)(*arguments, out=to)
+                getattr(xp, function)(*[arrays[i] for i in arguments], out=arrays[to])
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -94,13 +106,21 @@ def array_steps(op: Op, dtypes: tuple[str | None, ...], inplace: tuple[int, ...]
     found = element_of(op, dtypes)
     root = None if found is None or len(found) > 1 else found[0]
     assert root is not None, f"{op.name} has neither numerics nor a formula"
-    return _Writer(root).written(inplace)
+    return _Writer([root]).written(inplace)
 
 
-def _in_order(root: Expr) -> Iterator[Expr]:
+def updating_steps(roots: Sequence[Expr], dtype: str) -> ArraySteps:
+    """The steps that write each expression over the array of the input of its number, all of this element type.
+
+    `run` takes that of number 0 as the output, and the others before the temporaries.
+    """
+    return _Writer(roots).updating(dtype)
+
+
+def _in_order(roots: Sequence[Expr]) -> Iterator[Expr]:
     """Every node once, arguments before what uses them; of a choice the condition last, as it is needed last."""
     done: set[int] = set()
-    stack = [(root, False)]
+    stack = [(root, False) for root in reversed(roots)]
     while stack:
         x, ready = stack.pop()
         if ready:
@@ -112,9 +132,11 @@ def _in_order(root: Expr) -> Iterator[Expr]:
 
 
 class _Writer:
-    def __init__(self, root: Expr) -> None:
-        self.root, self.order = root, list(_in_order(root))
+    def __init__(self, roots: Sequence[Expr]) -> None:
+        self.roots, self.order = roots, list(_in_order(roots))
         self.last = {id(a): i for i, x in enumerate(self.order) for a in x.args}
+        self.last.update((id(root), len(self.order)) for root in roots)
+        self.updated = 0  # inputs of the first numbers that are rows
         self.places: dict[int, Any] = {}
         self.free: dict[str, list[int]] = {}
         self.rows: dict[str, int] = {}
@@ -123,19 +145,27 @@ class _Writer:
     def written(self, inplace: tuple[int, ...]) -> ArraySteps:
         for i, x in enumerate(self.order):
             self.places[id(x)] = self._place(x, i)
-        result = self.places[id(self.root)]
+        result = self.places[id(self.roots[0])]
         first = next((i for i, s in enumerate(self.steps) if s.to == result), len(self.steps))
         read = {a for s in self.steps[first + 1 :] for a in (*s.arguments, s.where) if isinstance(a, int)}
         if not isinstance(result, Row) or not read.isdisjoint(inplace):
-            to = self._take(self.root.dtype)
+            to = self._take(self.roots[0].dtype)
             self.steps.append(Step("copy", (result,), to))
             result = to
         return ArraySteps(tuple(self._turned(s, result) for s in self.steps), result.dtype, self.rows)
 
+    def updating(self, dtype: str) -> ArraySteps:
+        self.updated = self.rows[dtype] = len(self.roots)
+        for i, x in enumerate(self.order):
+            self.places[id(x)] = self._place(x, i)
+        for number, root in enumerate(self.roots):
+            assert self.places[id(root)] == Row(dtype, number), f"{root} is not worked out in its own place"
+        return ArraySteps(tuple(self.steps), dtype, self.rows)
+
     def _place(self, x: Expr, at: int) -> Any:
         """Where the value of a node is, once its steps are written."""
         if x.fn == "input":
-            return x.value
+            return Row(x.dtype, x.value) if x.value < self.updated else x.value
         if x.fn == "constant":
             return (DTYPES[x.dtype].type(x.value),)
         arguments = tuple(self.places[id(a)] for a in x.args)

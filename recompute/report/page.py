@@ -23,13 +23,3 @@ def page(data: dict[str, Any]) -> str:
     head, tail = template.split("__DATA__")
     title = html.escape(f"{data['title'].get('model', 'program')}: memory of one training step")
     return head.replace("__TITLE__", title).replace("__ENCODING__", encoding) + content + tail
-
-
-def data_of(text: str) -> dict[str, Any]:
-    """The data inside a page."""
-    start = text.index('<script id="data"')
-    begin, end = text.index(">", start) + 1, text.index("</script>", start)
-    content = text[begin:end]
-    if 'data-encoding="deflate"' in text[start:begin]:
-        content = zlib.decompress(base64.b64decode(content)).decode()
-    return json.loads(content)

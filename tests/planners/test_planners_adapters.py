@@ -10,7 +10,7 @@ import pytest
 
 from recompute.errors import UsageError
 from recompute.passes.planners import simulate
-from recompute.passes.planners.core.adapters import problem_from_dot, problem_from_node_link, read_problem
+from recompute.passes.planners.core.adapters import problem_from_dot, read_problem
 
 LINKED: dict[str, Any] = {
     "directed": True,
@@ -40,7 +40,7 @@ def written(folder: Path, content: object) -> Path:
 
 
 def test_node_link_and_dot_are_the_same_problem(tmp_path: Path) -> None:
-    p = problem_from_node_link(written(tmp_path, LINKED))
+    p = read_problem(written(tmp_path, LINKED))
     assert [(n.cost, n.reads, n.writes, n.backward, n.repeatable) for n in p.nodes] == [
         (3.0, (), (0,), False, True),
         (2.0, (0,), (1,), False, True),
@@ -62,14 +62,14 @@ def test_random_graphs_with_an_order_of_their_own(tmp_path: Path) -> None:
         "nodes": [{"name": i, "out_cost": 8 << i, "param_cost": 0, "duration": i} for i in range(3)],
         "links": [{"0": 2, "1": 0}, {"0": 0, "1": 1}, {"0": 0, "1": 1}],
     }
-    p = problem_from_node_link(written(tmp_path, graph))
+    p = read_problem(written(tmp_path, graph))
     assert p.values == ("2", "0", "1") and p.sizes == (32, 8, 16)
     assert [n.reads for n in p.nodes] == [(), (0,), (1,)] and all(n.repeatable for n in p.nodes)
     graph["graph"] = {}
-    assert problem_from_node_link(written(tmp_path, graph)).values == ("2", "0", "1")
+    assert read_problem(written(tmp_path, graph)).values == ("2", "0", "1")
     graph["graph"] = {"order": [0, 1, 2]}
     with pytest.raises(UsageError, match="'order' has node 0 before node 2"):
-        problem_from_node_link(written(tmp_path, graph))
+        read_problem(written(tmp_path, graph))
 
 
 def changed(**fields: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import html
 import itertools
@@ -11,6 +12,7 @@ import pickletools
 import re
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from recompute.language.ir import Role
 from recompute.language.text import show, show_operator
 from recompute.passes import ALIGNMENT, live_profile
 from recompute.report.data import checkpoint_worth, curve_points, report_data
-from recompute.report.page import data_of, page
+from recompute.report.page import page
 from recompute.report.snapshot import BASE, snapshot
 from recompute.report.timeline import ROLES, timeline
 from recompute.report.trace import trace
@@ -36,6 +38,16 @@ ZOO = [
     ("bert-tiny", 2, {}, "*residual"),
     ("lstm", 2, {}, "*"),
 ]
+
+
+def data_of(text: str) -> dict[str, Any]:
+    """The data inside a page."""
+    start = text.index('<script id="data"')
+    begin, end = text.index(">", start) + 1, text.index("</script>", start)
+    content = text[begin:end]
+    if 'data-encoding="deflate"' in text[start:begin]:
+        content = zlib.decompress(base64.b64decode(content)).decode()
+    return json.loads(content)
 
 
 @functools.cache

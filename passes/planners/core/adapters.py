@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import heapq
 import itertools
 import math
@@ -28,7 +29,15 @@ _LARGEST_DOT = 1 << 28
 def read_problem(path: str | os.PathLike[str], *, repeat_backward: bool = False) -> RematerialisationProblem:
     """A problem from a file of any kind that we know, told by its content: ours, node/link JSON, or Graphviz dot.
 
-    `repeat_backward` is for the latter two: our own files say of each node whether it may run again.
+    In node/link JSON (networkx's) each node is an operator with one output of `cost_ram` (or `out_cost`) bytes, that
+    takes `cost_cpu` (or `duration`); `backward` says to which pass it belongs, where that is known.  Links are
+    {"source": id, "target": id}, or {"0": id, "1": id}.  The order of execution is the graph's `order` where it has
+    one, else that of the nodes in the file as far as the links allow it.
+
+    `repeat_backward` is for graphs, not for our own files, which say of each node whether it may run again: backward
+    nodes may only with it (Checkmate's model lets them); all others may.  In both papers' models every node must run
+    at least once and nothing is held to the end: a value that nothing reads is freed as soon as it is written, so that
+    the problem has neither inputs nor outputs.
     """
     try:
         with open(regular(path), "rb") as f:
@@ -41,21 +50,6 @@ def read_problem(path: str | os.PathLike[str], *, repeat_backward: bool = False)
     if data.get("format") == FORMAT:
         return problem_from_dict(data, str(path))
     return _from_node_link(data, path, repeat_backward)
-
-
-def problem_from_node_link(path: str | os.PathLike[str], *, repeat_backward: bool = False) -> RematerialisationProblem:
-    """A problem from a graph in networkx's node/link form.
-
-    Each node is an operator with one output of `cost_ram` (or `out_cost`) bytes, that takes `cost_cpu` (or
-    `duration`); `backward` says to which pass it belongs, where that is known.  Links are
-    {"source": id, "target": id}, or {"0": id, "1": id}.  The order of execution is the graph's `order` where it has
-    one, else that of the nodes in the file as far as the links allow it.
-
-    Backward nodes may run again only with `repeat_backward` (Checkmate's model lets them); all others may.  In both
-    papers' models every node must run at least once and nothing is held to the end: a value that nothing reads is
-    freed as soon as it is written, so that the problem has neither inputs nor outputs.
-    """
-    return _from_node_link(read_json(path), path, repeat_backward)
 
 
 def problem_from_dot(path: str | os.PathLike[str], *, repeat_backward: bool = False) -> RematerialisationProblem:
@@ -126,26 +120,22 @@ class _Graph:
         return self.order
 
     def topological(self) -> list[Any]:
-        """Kahn's algorithm, of the nodes that could come next the first of the file."""
+        """Of the nodes that could come next always the first of the file.  UsageError for a cycle."""
         keys = list(self.vertices)
         place = {key: i for i, key in enumerate(keys)}
-        readers: list[list[int]] = [[] for _ in keys]
-        missing = [0] * len(keys)
+        sorter: graphlib.TopologicalSorter[int] = graphlib.TopologicalSorter(dict.fromkeys(range(len(keys)), ()))
         for a, b in self.edges:
-            readers[place[a]].append(place[b])
-            missing[place[b]] += 1
-        ready = [i for i, n in enumerate(missing) if not n]
-        found = []
+            sorter.add(place[b], place[a])
+        try:
+            sorter.prepare()
+        except graphlib.CycleError as e:
+            raise UsageError(f"{self.where}: node {keys[e.args[1][0]]!r} lies on a cycle") from None
+        found, ready = [], sorted(sorter.get_ready())  # sorted: a heap
         while ready:
-            i = heapq.heappop(ready)
-            found.append(keys[i])
-            for r in readers[i]:
-                missing[r] -= 1
-                if not missing[r]:
-                    heapq.heappush(ready, r)
-        if len(found) < len(keys):
-            stuck = next(keys[i] for i, n in enumerate(missing) if n)
-            raise UsageError(f"{self.where}: node {stuck!r} lies on a cycle, or behind one")
+            found.append(keys[ready[0]])
+            sorter.done(heapq.heappop(ready))
+            for i in sorter.get_ready():
+                heapq.heappush(ready, i)
         return found
 
 

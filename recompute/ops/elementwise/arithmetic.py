@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...language.element import cast, power
 from ...language.op import Case, Op
 from ...language.samples import Draw
-from ...language.types import TensorType
+from ...language.types import TensorType, present
 from ..common import Elementwise, Ufunc
 
 
@@ -160,8 +160,7 @@ class Pow(Elementwise, onnx=True):
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The base's element type, the broadcast shape."""
-        x, e = inputs
-        assert x is not None and e is not None
+        x, e = present(*inputs)
         return super().infer(x, e.with_dtype(x.dtype))
 
     def compute(self, xp, ins, outs, scratch):

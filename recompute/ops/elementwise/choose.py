@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...language.element import maximum, minimum, where
-from ...language.op import Imported, ImportedNode, imports
-from ...language.types import TensorType, Value
+from ...language.op import Imported, ImportedNode, Op, imports
+from ...language.types import TensorType, Types, Value
 from ..common import Elementwise, Ufunc, broadcast
 
 
@@ -135,7 +134,7 @@ def _mean(node: ImportedNode) -> Imported:
     return total if count == 1 else node.builder.Mul(total, node.builder.constant(1 / count, total))
 
 
-def _within(op: Any, x: TensorType, bounds: Sequence[TensorType | None]) -> None:
+def _within(op: Op, x: TensorType, bounds: Types) -> None:
     for t in bounds:
         if t is not None and (t.dtype != x.dtype or t.ndim):
             raise op.fail("the bounds must be scalars of x's element type", x, *bounds)
@@ -188,7 +187,7 @@ class Clip(Elementwise, onnx=True):
     @classmethod
     def from_onnx(cls, node):
         """Bounds as inputs, or as attributes (opset < 11); of floats within 0 and 6, Relu6."""
-        x = node.input(0)
+        x = node.need(0)
         if x.type.is_float and _is_relu6(node):
             return node.builder.Relu6(x)
         bounds = [node.input(1), node.input(2)]

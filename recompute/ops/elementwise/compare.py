@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...language.types import TensorType
+from ...language.contexts import OperatorBuilder
+from ...language.samples import Case, Draw
+from ...language.types import TensorType, Value, Values
 from ..common import Elementwise, Ufunc, arity, define
 
 
@@ -15,12 +18,12 @@ class Compare(Ufunc, abstract=True):
         """bool."""
         return "bool"
 
-    def gradient(self, b, ins, outs, grads):
+    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """None."""
         return [None, None]
 
     @classmethod
-    def samples(cls, draw):
+    def samples(cls, draw: Draw) -> Iterator[Case]:
         """Integers with ties, broadcast floats."""
         yield draw.case(cls(), draw.ints("i64[3,4]", 0, 3), draw.ints("i64[4]", 0, 3))
         yield draw.case(cls(), draw("f64[3,1]"), draw("f64[2]"))
@@ -46,7 +49,7 @@ class Logic(Ufunc, abstract=True):
         return super().infer(*inputs)
 
     @classmethod
-    def samples(cls, draw):
+    def samples(cls, draw: Draw) -> Iterator[Case]:
         """With broadcasting."""
         yield draw.case(cls(), *(draw.bools("3,4"), draw.bools("4"))[: arity(cls)])
 
@@ -69,12 +72,12 @@ class Test(Elementwise, abstract=True):
         """bool."""
         return "bool"
 
-    def gradient(self, b, ins, outs, grads):
+    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """None."""
         return [None]
 
     @classmethod
-    def samples(cls, draw):
+    def samples(cls, draw: Draw) -> Iterator[Case]:
         """Infinities of both signs, and what is no number."""
         x = draw("f64[2,3]")
         x[0] = [float("inf"), float("-inf"), float("nan")]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from ...language import element
 from ...language.factors import all_but
-from ...language.op import Op
+from ...language.op import Case, Draw, Op, OperatorBuilder
+from ...language.types import Array, NumPy, Value, Values
 from ..common import Elementwise, Ufunc, define, normal_axis
 from ..tiles import Tiled, wide
 
@@ -23,30 +24,35 @@ class Function(Ufunc, abstract=True):
     floats = True
     flops_per_element = 12
     domain: ClassVar[tuple[float, float]] = (-1.0, 1.0)
-    slope: ClassVar[Callable[[Any, Any, Any, Any], Any]]
+    slope: ClassVar[Callable[[OperatorBuilder, Value, Value, Value], Value]]
 
-    def gradient(self, b, ins, outs, grads):
+    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """That of the table below."""
-        return [type(self).slope(b, ins[0], outs[0], grads[0])]
+        x, dy = ins[0], grads[0]
+        assert x is not None and dy is not None
+        return [type(self).slope(b, x, outs[0], dy)]
 
     @classmethod
-    def samples(cls, draw):
+    def samples(cls, draw: Draw) -> Iterator[Case]:
         """A matrix, a scalar, nothing."""
         for shape in ("2,3", "", "0,2"):
             yield draw.case(cls(), draw(f"f64[{shape}]", *cls.domain))
         yield draw.case(cls(), draw("f32[4]", *cls.domain))
 
 
-def _plus(b: Any, x: Any) -> Any:
+def _plus(b: OperatorBuilder, x: Value) -> Value:
     return b.Add(b.constant(1, x), b.Mul(x, x))
 
 
-def _less(b: Any, x: Any) -> Any:
+def _less(b: OperatorBuilder, x: Value) -> Value:
     return b.Sub(b.constant(1, x), b.Mul(x, x))
 
 
-#: name, ufunc, meaning, operations an element, where samples are drawn, gradient by (b, x, y, dy)
-_FUNCTIONS: list[tuple[str, str, str, int, tuple[float, float], Callable[[Any, Any, Any, Any], Any]]] = [
+#: a gradient by (b, x, y, dy)
+Slope = Callable[[OperatorBuilder, Value, Value, Value], Value]
+
+#: name, ufunc, meaning, operations an element, where samples are drawn, gradient
+_FUNCTIONS: list[tuple[str, str, str, int, tuple[float, float], Slope]] = [
     ("Exp", "exp", "e^x.", 8, (-1, 1), lambda b, x, y, dy: b.Mul(dy, y)),
     ("Log", "log", "Natural logarithm.", 8, (0.5, 3), lambda b, x, y, dy: b.LogGrad(x, dy)),
     ("Sqrt", "sqrt", "Square root.", 4, (0.5, 3), lambda b, x, y, dy: b.Div(dy, b.Add(y, y))),
@@ -94,12 +100,12 @@ class Abs(Ufunc, onnx=True):
 class Step(Ufunc, abstract=True):
     """A function that is constant between jumps: no gradient."""
 
-    def gradient(self, b, ins, outs, grads):
+    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """None: it is 0 wherever it exists."""
         return [None]
 
     @classmethod
-    def samples(cls, draw):
+    def samples(cls, draw: Draw) -> Iterator[Case]:
         """Away from the jumps; halves, where rounding differs."""
         yield draw.case(cls(), draw.away("f64[3,4]", 0.2) * 0.7)
         yield draw.case(cls(), draw.ints("i64[9]", -6, 6).astype("f4") / 2)
@@ -195,7 +201,7 @@ class Running(Op, abstract=True):
         """All; that along which it runs is needed whole."""
         return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
-    def turned(self, xp: Any, x: Any, total: Any, first: float) -> tuple[Any, Any]:
+    def turned(self, xp: NumPy, x: Array, total: Array, first: float) -> tuple[Array, Array]:
         """(elements, totals), the axis in front, in the order of the run; an exclusive run has begun with `first`."""
         axis = normal_axis(self.axis, x.ndim, self)
         x, total = xp.moveaxis(x, axis, 0), xp.moveaxis(total, axis, 0)
@@ -211,7 +217,7 @@ class Running(Op, abstract=True):
         """The axis is an input."""
         axis = int(node.need_constant(1, "axis").reshape(()))
         options = {k: node.attributes.get(k, 0) for k in ("exclusive", "reverse")}
-        return node.emit(cls(axis=axis, **options), node.input(0))
+        return node.emit(cls(axis=axis, **options), node.need(0))
 
 
 @dataclass(frozen=True)

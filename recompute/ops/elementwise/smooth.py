@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ...language.element import absolute, exp, expm1, log1p, maximum, minimum
+from ...language.contexts import OperatorBuilder
+from ...language.element import Expr, Formula, absolute, exp, expm1, log1p, maximum, minimum
+from ...language.types import TensorType, Value, Values
 from ..common import Elementwise
 from ..tiles import Tiled
 from .piecewise import gradient_samples, unary_samples
@@ -58,13 +60,13 @@ class Unit(Tiled, abstract=True):
         """gain, height, width."""
         raise NotImplementedError
 
-    def infer(self, *inputs: Any) -> tuple[Any, ...]:
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         """The input's type."""
         if not self.constants()[2]:
             raise self.fail("divides by its alpha, which is 0", *inputs)
         return super().infer(*inputs)
 
-    def element(self, x: Any) -> Any:
+    def element(self, x: Expr) -> Formula:
         """Both parts."""
         gain, height, width = self.constants()
         low = minimum(x, 0)
@@ -72,16 +74,16 @@ class Unit(Tiled, abstract=True):
         high = maximum(x, 0)
         return (high if gain == 1 else high * gain) + low
 
-    def gradient(self, b, ins, outs, grads):
+    def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """From the output, where its sign is x's: gain · dy, or dy · (y + height) / width."""
         gain, height, width = self.constants()
         options = {"gain": gain, "height": height, "width": width}
         if gain > 0 and height / width > 0:
             return [b.UnitGrad(outs[0], grads[0], **options)]
-        x, dy = ins[0], grads[0]
-        low = b.Div(b.Add(outs[0], b.constant(height, x)), b.constant(width, x))
-        positive = b.Greater(x, b.constant(0, x))
-        return [b.Where(positive, b.Mul(dy, b.constant(gain, dy)), b.Mul(dy, low))]
+        dy, y = grads[0], outs[0]
+        low = b.Div(b.Add(y, b.constant(height, y)), b.constant(width, y))
+        positive = b.Greater(ins[0], b.constant(0, y))
+        return [b.Where(positive, b.Mul(dy, b.constant(gain, y)), b.Mul(dy, low))]
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,20 @@ before all else; where it is 0 the update is skipped: parameter and state keep t
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from ...language.element import argument
 from ...language.factors import Factor, aligned
-from ...language.formulas import through_expansion
+from ...language.formulas import Elements, through_expansion
 from ...language.op import Cost, Draw, Op, OperatorBuilder
-from ...language.types import DTYPES, Array, NumPy, Operands, TensorType, Types, present
+from ...language.types import DTYPES, Array, NumPy, Operands, TensorType, Types, dtype_name, present
+from ..array_steps import ArraySteps, updating_steps
 
 #: elements that are worked on at a time
 PART = 1 << 15
@@ -42,8 +46,7 @@ def _flat(a: Array) -> Array:
 class Update(Op, abstract=True):
     """Base of the updates: inputs (w, g, ...); the outputs are the inputs that `updates` names, w first.
 
-    A subclass gives `part` (in place, on one part of the flat arrays), `formula` (the same with operators), and
-    `factors`, the scalars that both take.
+    A subclass gives `formula`, which is run part by part of the flat arrays, and `factors`, the scalars that it takes.
     """
 
     weight_decay: float
@@ -114,10 +117,6 @@ class Update(Op, abstract=True):
         """Scalars of one step in f64, through `m` (NumPy, CuPy, or `Formula`): learning rate first."""
         return (rate,)
 
-    def part(self, xp: NumPy, w: Any, g: Any, state: Sequence[Any], factors: Sequence[Any], t: Any) -> None:
-        """Updates one part; `t` is a temporary.  g is read only."""
-        raise NotImplementedError
-
     def formula(
         self, b: OperatorBuilder, w: Any, g: Any, state: Sequence[Any], factors: Sequence[Any]
     ) -> tuple[Any, ...]:
@@ -163,7 +162,9 @@ class Update(Op, abstract=True):
         """Part by part, in place."""
         factors = self.numbers(xp, ins)
         for w, g, state, t in self.parts(xp, ins, scratch):
-            self.part(xp, w, g, state, factors, t)
+            states = [s for s in state if s is not None]
+            steps = _steps(self, tuple(s is not None for s in state), len(factors), dtype_name(w.dtype))
+            steps.run(xp, [w, *states, g, *factors], w, [*states, t])
 
     def numbers(self, xp: NumPy, ins: Operands) -> list[Any]:
         """`factors` as scalars of the working type."""
@@ -214,6 +215,16 @@ class Update(Op, abstract=True):
     def cost(self, ins, outs):
         """`flops_per_element` for each parameter."""
         return Cost(self.flops_per_element * ins[0].size, super().cost(ins, outs).bytes)
+
+
+@functools.lru_cache(maxsize=256)
+def _steps(op: Update, states: tuple[bool, ...], factors: int, dtype: str) -> ArraySteps:
+    """The steps of an update in place, of (w, the states that are there ..., g, factors ...)."""
+    numbers = itertools.count()
+    w, *state = (argument(next(numbers), dtype) if there else None for there in (True, *states))
+    g, *scalars = (argument(next(numbers), dtype) for _ in range(1 + factors))
+    made = op.formula(Elements(), w, g, state, scalars)  # type: ignore[arg-type]
+    return updating_steps([x for x in made if x is not None], dtype)
 
 
 class Number:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...language.op import Op
 from ...language.types import TensorType
-from .base import Update, mix, mixed, scaled, update_samples
+from .base import Update, mixed, scaled, update_samples
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,6 @@ class SGDUpdate(Update):
     updates = (0,)
     rate_at = 2
     flops_per_element = 2
-
-    def part(self, xp, w, g, state, factors, t):
-        """One product, one difference."""
-        xp.multiply(g, factors[0], out=t)
-        xp.subtract(w, t, out=w)
 
     def formula(self, b, w, g, state, factors):
         """w - lr·g."""
@@ -65,24 +60,6 @@ class MomentumUpdate(Update):
         first = 0.0 ** ((1 - step) * -1.0)  # 1, and 0 once a step is done
         return rate, 1 - (1 - first) * self.dampening
 
-    def part(self, xp, w, g, state, factors, t):
-        """v first, then the step through t."""
-        (v,) = state
-        number = w.dtype.type
-        xp.multiply(v, number(self.momentum), out=v)
-        if self.dampening:
-            xp.multiply(g, factors[1], out=t)
-            xp.add(v, t, out=v)
-        else:
-            xp.add(v, g, out=v)
-        if self.nesterov:
-            xp.multiply(v, number(self.momentum), out=t)
-            xp.add(t, g, out=t)
-            xp.multiply(t, factors[0], out=t)
-        else:
-            xp.multiply(v, factors[0], out=t)
-        xp.subtract(w, t, out=w)
-
     def formula(self, b, w, g, state, factors):
         """As the class says."""
         fresh = b.Mul(g, factors[1]) if self.dampening else g
@@ -113,17 +90,6 @@ class AdagradUpdate(Update):
     required_outputs = 2
     rate_at = 3
     flops_per_element = 9
-
-    def part(self, xp, w, g, state, factors, t):
-        """In one temporary."""
-        (s,) = state
-        xp.multiply(g, g, out=t)
-        xp.add(s, t, out=s)
-        xp.sqrt(s, out=t)
-        xp.add(t, w.dtype.type(self.epsilon), out=t)
-        xp.divide(g, t, out=t)
-        xp.multiply(t, factors[0], out=t)
-        xp.subtract(w, t, out=w)
 
     def formula(self, b, w, g, state, factors):
         """As the class says."""
@@ -160,29 +126,6 @@ class RMSPropUpdate(Update):
         if self.momentum and (len(inputs) < 6 or inputs[5] is None):
             raise self.fail("input 5, the state of its momentum, is absent", *inputs)
         return super().infer(*inputs)
-
-    def part(self, xp, w, g, state, factors, t):
-        """In one temporary."""
-        s, a, v = state
-        xp.multiply(g, g, out=t)
-        mix(xp, s, t, self.rho, t)
-        if a is None:
-            xp.sqrt(s, out=t)
-        else:
-            mix(xp, a, g, self.rho, t)
-            xp.multiply(a, a, out=t)
-            xp.subtract(s, t, out=t)
-            # rounding may leave a tiny negative number where all gradients were equal
-            xp.maximum(t, w.dtype.type(0), out=t)
-            xp.sqrt(t, out=t)
-        xp.add(t, w.dtype.type(self.epsilon), out=t)
-        xp.divide(g, t, out=t)
-        if v is not None:
-            xp.multiply(v, w.dtype.type(self.momentum), out=v)
-            xp.add(v, t, out=v)
-            t[...] = v
-        xp.multiply(t, factors[0], out=t)
-        xp.subtract(w, t, out=w)
 
     def formula(self, b, w, g, state, factors):
         """As the class says."""
@@ -234,24 +177,6 @@ class AdamUpdate(Update):
         """r·lr / (1 - beta1ᵗ), r·epsilon, 1 - lr·weight_decay, with r = √(1 - beta2ᵗ) on both sides of the quotient."""
         root = m.sqrt(1.0 - self.beta2**step)
         return rate * root / (1.0 - self.beta1**step), root * self.epsilon, 1.0 - rate * self.weight_decay
-
-    def part(self, xp, w, g, state, factors, t):
-        """In one temporary."""
-        m, v, top = state
-        rate, epsilon, keep = factors
-        if self.decoupled:
-            xp.multiply(w, keep, out=w)
-        mix(xp, m, g, self.beta1, t)
-        xp.multiply(g, g, out=t)
-        mix(xp, v, t, self.beta2, t)
-        if top is not None:
-            xp.maximum(top, v, out=top)
-            v = top
-        xp.sqrt(v, out=t)
-        xp.add(t, epsilon, out=t)
-        xp.divide(m, t, out=t)
-        xp.multiply(t, rate, out=t)
-        xp.subtract(w, t, out=w)
 
     def formula(self, b, w, g, state, factors):
         """As the class says."""
