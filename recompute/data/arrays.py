@@ -116,7 +116,6 @@ class Arrays(Dataset):
         return {name: self.rows[name].take(indices) for name in names}
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Dataset.take`."""
         return self.read(indices, tuple(self.rows))
 
 

@@ -83,11 +83,9 @@ class Wrapped(Dataset):
         return len(self.inner)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Dataset.take`."""
         return self.read(indices, tuple(self.columns))
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """See `Dataset.read`."""
         return self.inner.read(indices, names)
 
     def at_epoch(self, epoch: int) -> Dataset:

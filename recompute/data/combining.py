@@ -24,7 +24,6 @@ class Subset(Wrapped):
         return len(self.indices)
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """See `Dataset.read`."""
         return self.inner.read(self.indices[indices], names)
 
 
@@ -52,7 +51,6 @@ class Selected(Wrapped):
         return np.result_type(*(dtype for dtype, _ in found)), (len(found),)
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """See `Dataset.read`."""
         taken = self.inner.read(indices, tuple(dict.fromkeys(c for n in names for c in self.sources[n])))
         return {n: self._joined(n, taken) for n in names}
 
@@ -74,7 +72,6 @@ class Mapped(Wrapped):
         self.costly = frozenset(self.columns) if inner.costly else frozenset()
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """See `Dataset.read`."""
         made = self._made(indices)
         for n in names:
             if n not in made or (made[n].dtype, made[n].shape[1:]) != self.columns[n]:
@@ -107,7 +104,6 @@ class Encoded(Wrapped):
         self._numbers = {text: i for i, text in enumerate(self.classes)}
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """See `Dataset.read`."""
         taken = self.inner.read(indices, names)
         if self.column in taken:
             texts = taken[self.column]

@@ -51,7 +51,6 @@ class ChannelsLast(Op, abstract=True):
         return tuple(permuted(t, to_first(t.ndim)) if i in which and t else t for i, t in enumerate(types))
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
-        """As the plain operator, activations turned."""
         try:
             found = self.plain.infer(*self.plain_types(inputs, self.activations))
         except TypeRuleError as e:
@@ -112,7 +111,6 @@ class ChannelsLast(Op, abstract=True):
         return None if found is None or form is None else (form, found[1])
 
     def checks(self, ins: Types, outs: Types) -> tuple:
-        """The plain operator's."""
         return self.plain.checks(self.plain_types(ins, self.activations), self.plain_types(outs, self.results))
 
     def cost(self, ins: Types, outs: Types) -> Cost:
@@ -120,7 +118,6 @@ class ChannelsLast(Op, abstract=True):
         return self.plain.cost(self.plain_types(ins, self.activations), self.plain_types(outs, self.results))
 
     def expand(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
-        """The plain operator between transposes."""
         given = [turn(b, v, to_first(v.ndim)) if v and i in self.activations else v for i, v in enumerate(inputs)]
         count = len(self.plain.infer(*(None if v is None else v.type for v in given)))
         made = b.emit(self.plain, *given, want=count)

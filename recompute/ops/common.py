@@ -80,7 +80,6 @@ class Elementwise(Op, abstract=True):
     autocast = "follow"
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
-        """The broadcast type."""
         self.need(*inputs, count=arity(type(self)))
         present = [t for t in inputs if t is not None]
         if any(t.dtype != present[0].dtype for t in present):
@@ -100,7 +99,6 @@ class Elementwise(Op, abstract=True):
         return dtype
 
     def element(self, *inputs: Expr | None) -> Formula:
-        """That of its expansion."""
         return through_expansion(self, inputs)
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
@@ -139,7 +137,6 @@ class Ufunc(Elementwise, abstract=True):
     inplace = (0, 1)
 
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        """One call, into the output."""
         getattr(xp, self.ufunc)(*ins, out=outs[0])
 
     def element(self, *inputs: Expr | None) -> Formula:

@@ -27,7 +27,6 @@ class Tiled(Elementwise, abstract=True):
     floats = True
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
-        """The inputs' type."""
         self.need(*inputs, count=arity(type(self)))
         first = need(inputs[0])
         if any(t != first for t in inputs):

@@ -106,7 +106,6 @@ def _cross_entropy(
 
 
 def _reduced(each: Tensor, reduction: int, count: Tensor | float) -> Tensor:
-    """None, mean or sum."""
     return each if reduction == 0 else each.sum() / count if reduction == 1 else each.sum()
 
 

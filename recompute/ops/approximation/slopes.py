@@ -193,7 +193,6 @@ class SlopeGrad(_Slopes):
         return self.levels + self.levels[-1:] * (2**self.bits - len(self.levels))
 
     def infer(self, *inputs):
-        """dy's type."""
         self.need(*inputs, count=2)
         dy, codes = inputs
         self.check_numbers("levels", self.levels, dy, codes)
@@ -277,5 +276,4 @@ class SlopeGrad(_Slopes):
 
 
 def _draw_codes(draw: Draw, text: str, bits: int) -> Array:
-    """Random codes of a tensor."""
     return draw.ints(f"u8[{packed_bytes(TensorType.parse(text).size, bits)}]", 0, 256)

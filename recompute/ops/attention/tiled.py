@@ -77,7 +77,6 @@ class TiledAttention(Tiled):
         return [*made, None, None][: len(ins)]
 
     def inference(self, b, ins, running):
-        """Without dropout."""
         if not self.ratio:
             return None
         kept = replace(self, ratio=0.0, seed=0, rows=(), at=())

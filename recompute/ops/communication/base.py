@@ -142,7 +142,6 @@ class CommWait(Op):
     moves_data = True
 
     def infer(self, target, source=None):
-        """The target's type."""
         return (target,)
 
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
@@ -151,7 +150,6 @@ class CommWait(Op):
             outs[0][...] = ins[0]
 
     def views(self, ins: Sequence[TensorType], outs: Sequence[TensorType]) -> tuple[int | None, ...]:
-        """The target itself."""
         return (0,)
 
     def gradient(self, b, ins, outs, grads):
@@ -167,7 +165,6 @@ class CommWait(Op):
         return _all_but_the_first(ins, outs)
 
     def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
-        """The first input."""
         g.node("Identity", ins[:1], outs)
         return True
 

@@ -26,13 +26,11 @@ class Border(Op):
     target: int = 1
 
     def infer(self, x):
-        """x's type."""
         if self.source < 0 or self.target < 0 or self.source == self.target:
             raise self.fail("source and target are the numbers of two different stages", x)
         return (x,)
 
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        """One copy."""
         outs[0][...] = ins[0]
 
     def gradient(self, b, ins, outs, grads):
@@ -40,16 +38,13 @@ class Border(Op):
         return [b.emit(Border(self.target, self.source), grads[0])]
 
     def axis_factors(self, ins, outs):
-        """Any axis."""
         return aligned(ins, outs)
 
     def export(self, g: FunctionWriter, ins: Any, outs: Any) -> bool:
-        """x."""
         g.node("Identity", ins, outs)
         return True
 
     @classmethod
     def samples(cls, draw):
-        """Two directions."""
         yield draw.case(cls(), draw("f64[2,3]"))
         yield draw.case(cls(3, 2), draw("f32[4]"))

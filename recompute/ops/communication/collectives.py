@@ -21,12 +21,10 @@ class AllReduce(Collective):
     sums = True
 
     def infer(self, x):
-        """x's type."""
         self.check(x)
         return (x,)
 
     def together(self, ins, outs):
-        """Each gets the same sum."""
         total = tree_sum(ins)
         for out in outs:
             out[...] = total
@@ -47,7 +45,6 @@ class ReduceScatter(Collective):
     sums = True
 
     def infer(self, x):
-        """One part of x."""
         self.check(x)
         return (x.with_shape(self.blocks(x)),)
 
@@ -82,7 +79,6 @@ class AllGather(Collective):
         return (x.with_shape((x.shape[0] * self.ranks, *x.shape[1:])),)
 
     def together(self, ins, outs):
-        """Each gets all."""
         whole = np.concatenate(ins)
         for out in outs:
             out[...] = whole
@@ -101,13 +97,11 @@ class AllToAll(Collective):
     """Part j along axis 0 of rank i's x becomes part i of rank j's result."""
 
     def infer(self, x):
-        """x's type."""
         self.check(x)
         self.blocks(x)
         return (x,)
 
     def together(self, ins, outs):
-        """A transposition of parts."""
         parts = [np.split(x, self.ranks) for x in ins]
         for j, out in enumerate(outs):
             out[...] = np.concatenate([p[j] for p in parts])
@@ -128,7 +122,6 @@ class Rooted(Collective, abstract=True):
     root: int = 0
 
     def infer(self, x):
-        """x's type."""
         self.check(x)
         if not 0 <= self.root < self.ranks:
             raise self.fail(f"root must be a coordinate from 0 to {self.ranks - 1}, not {self.root}", x)
@@ -144,7 +137,6 @@ class Broadcast(Rooted):
     """The root's x, on each rank; what the others have as x is not used."""
 
     def together(self, ins, outs):
-        """Each gets the root's."""
         for out in outs:
             out[...] = ins[self.root]
 

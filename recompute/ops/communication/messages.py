@@ -35,7 +35,6 @@ class Message(Communication, abstract=True):
             raise self.fail(f"peer must be a coordinate from 0 to {self.ranks - 1}, not {self.peer}", *inputs)
 
     def export(self, g, ins, outs):
-        """ONNX has no communication."""
         raise UsageError(f"{self.name} cannot be exported: ONNX has no communication")
 
 
@@ -47,7 +46,6 @@ class Send(Message):
     """
 
     def infer(self, x):
-        """One byte."""
         self.need(x, count=1)
         self.check(x)
         return (TensorType("u8", (1,)),)
@@ -58,7 +56,6 @@ class Send(Message):
         outs[1][...] = ins[0]
 
     def traffic(self, x: TensorType | None, y: TensorType) -> Traffic:
-        """x."""
         return Traffic(0 if x is None else x.nbytes, 1)
 
 
@@ -80,7 +77,6 @@ class Recv(Message):
         return (TensorType(self.dtype, tuple(self.shape)),)
 
     def traffic(self, x: TensorType | None, y: TensorType) -> Traffic:
-        """Nothing is sent."""
         return Traffic(0, 1)
 
 

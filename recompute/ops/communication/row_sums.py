@@ -63,7 +63,6 @@ class RowSums(Op):
         return (dy.with_shape((self.size,)),)
 
     def axis_factors(self, ins: Any, outs: Any) -> tuple[Any, ...]:
-        """Needed whole."""
         return ()
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:

@@ -27,7 +27,6 @@ class Shard(Op):
     parts: int = 1
 
     def infer(self, x):
-        """One part."""
         if self.ranks < 1 or not 0 <= self.rank < self.ranks or self.parts < 1 or self.parts % self.ranks:
             raise self.fail("needs a rank below ranks, and parts that are a multiple of ranks", x)
         return (x.with_shape((padded_size(x.size, self.parts) // self.ranks,)),)
@@ -39,7 +38,6 @@ class Shard(Op):
         return b.Concat(flat, b.fill(0, x.type.with_shape((more,))), axis=0) if more else flat
 
     def expand(self, b, x):
-        """The part of `padded`."""
         whole = self.padded(b, x)
         each = whole.size // self.ranks
         return (b.Slice(whole, starts=(self.rank * each,), ends=((self.rank + 1) * each,), axes=(0,)),)
@@ -52,7 +50,6 @@ class Shard(Op):
         out[own.size :] = 0
 
     def axis_factors(self, ins: Any, outs: Any) -> tuple[Any, ...]:
-        """Needed whole."""
         return ()
 
     @classmethod

@@ -23,7 +23,6 @@ class TreeSum(Op):
     parts: int
 
     def infer(self, x):
-        """The type of one part."""
         if x.dtype == "bool":
             raise self.fail("booleans cannot be added: cast them first", x)
         if not 1 <= self.parts <= MAX_RANKS or not x.shape or x.shape[0] % self.parts:

@@ -197,15 +197,12 @@ class Conv(Convolution, onnx=True):
         return convolution(*sizes, bias=len(ins) > 2 and ins[2] is not None, forward=True)
 
     def shapes(self, ins, outs):
-        """Input, weight → output."""
         return self.geometry(ins[0].shape, ins[1].shape, outs[0].shape)
 
     def buffers(self, geo):
-        """Those of the forward kernel."""
         return kernels.forward_scratch(geo)
 
     def numerics(self, xp, geo, ins, out, scratch):
-        """The forward kernel."""
         kernels.forward(xp, geo, ins[0], ins[1], ins[2] if len(ins) > 2 else None, out, scratch)
 
     def gradient(self, b, ins, outs, grads):
@@ -221,7 +218,6 @@ class Conv(Convolution, onnx=True):
 
     @classmethod
     def from_onnx(cls, node):
-        """`auto_pad` becomes pads."""
         x, w = node.type(0), node.type(1)
         fields = window_attributes(node, x.shape[2:], w.shape[2:])
         return node.emit(cls(**fields, group=node.attributes.get("group", 1)), *node.inputs)
@@ -279,11 +275,9 @@ class ConvGradInput(Convolution):
         return [dataclasses.replace(f, inputs=((*f.inputs, None)[1], f.inputs[0])) for f in found]
 
     def shapes(self, ins, outs):
-        """Output is the convolution's input."""
         return self.geometry(outs[0].shape, ins[0].shape, ins[1].shape)
 
     def buffers(self, geo):
-        """Those of the kernel."""
         return kernels.grad_input_scratch(geo)
 
     def numerics(self, xp, geo, ins, out, scratch):
@@ -297,7 +291,6 @@ class ConvGradInput(Convolution):
         return [b.ConvGradWeight(grads[0], dy, kernel=w.shape[2:], **self.window_fields()), again]
 
     def export(self, g, ins, outs):
-        """ONNX ConvTranspose."""
         return export_grad_input(self, g, ins, outs)
 
     @classmethod
@@ -341,11 +334,9 @@ class ConvGradWeight(Convolution):
         return weight_gradient(x.shape[0], self.group, w.shape[0] // self.group, w.shape[1])
 
     def shapes(self, ins, outs):
-        """Output is the weight."""
         return self.geometry(ins[0].shape, outs[0].shape, ins[1].shape)
 
     def buffers(self, geo):
-        """Those of the kernel."""
         return kernels.grad_weight_scratch(geo)
 
     def numerics(self, xp, geo, ins, out, scratch):
@@ -364,7 +355,6 @@ class ConvGradWeight(Convolution):
 
     @classmethod
     def samples(cls, draw):
-        """As for Conv."""
         for op, x, w, _ in _conv_samples(Conv):
             xs, ws = _shape(x), _shape(w)
             y = op.infer(TensorType("f64", xs), TensorType("f64", ws))[0]

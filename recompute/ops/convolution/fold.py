@@ -53,14 +53,12 @@ class Col2Im(Windows):
     """columns [N, C·∏block, windows] → [N, C, *image]: each column added where its window lies (ONNX Col2Im-18)."""
 
     def infer(self, x):
-        """The images."""
         w = self.window()
         if x.ndim != 3 or len(self.image) != len(self.block) or x.shape[2] != w.positions or x.shape[1] % w.taps:
             raise self.fail(f"needs [N, a multiple of {w.taps}, {w.positions}]", x)
         return (x.with_shape((x.shape[0], x.shape[1] // w.taps, *self.image)),)
 
     def axis_factors(self, ins, outs):
-        """Images and channels."""
         x, taps = ins[0], self.window().taps
         return [factor(x.shape[0], [0], [0]), factor(outs[0].shape[1], [Place(1, inner=taps)], [1])]
 
@@ -75,14 +73,12 @@ class Col2Im(Windows):
         return [b.Im2Col(grads[0], **vars(self))]
 
     def export(self, g, ins, outs):
-        """Shapes are inputs."""
         options = {"strides": self.strides, "pads": self.pads, "dilations": self.dilations}
         g.node("Col2Im", [ins[0], g.ints(self.image), g.ints(self.block)], outs, **options)
         return True
 
     @classmethod
     def from_onnx(cls, node):
-        """Shapes are inputs."""
         image, block = (tuple(map(int, node.need_constant(i, n))) for i, n in ((1, "image_shape"), (2, "block_shape")))
         given = {k: tuple(node.attributes[k]) for k in ("strides", "pads", "dilations") if k in node.attributes}
         return node.emit(cls(image, block, **given), node.need(0))
@@ -108,14 +104,12 @@ class Im2Col(Windows):
     """[N, C, *image] → columns [N, C·∏block, windows]: the elements of each window, 0 outside."""
 
     def infer(self, x):
-        """The columns."""
         w = self.window()
         if x.shape[2:] != self.image or len(self.image) != len(self.block):
             raise self.fail(f"needs images {list(self.image)}", x)
         return (x.with_shape((x.shape[0], x.shape[1] * w.taps, w.positions)),)
 
     def axis_factors(self, ins, outs):
-        """Images and channels."""
         x, taps = ins[0], self.window().taps
         return [factor(x.shape[0], [0], [0]), factor(x.shape[1], [1], [Place(1, inner=taps)])]
 
@@ -144,7 +138,6 @@ class Im2Col(Windows):
 
     @classmethod
     def samples(cls, draw):
-        """As Col2Im."""
         for op, _, shape in _samples(cls):
             yield draw.case(op, draw(f"f64[{shape}]"))
 

@@ -49,11 +49,9 @@ class ConvTranspose(Convolution, onnx=True):
         return convolution(*sizes, bias=len(ins) > 2 and ins[2] is not None, forward=False)
 
     def shapes(self, ins, outs):
-        """Output is the convolution's input."""
         return self.geometry(outs[0].shape, ins[1].shape, ins[0].shape)
 
     def buffers(self, geo):
-        """Those of the kernel."""
         return kernels.grad_input_scratch(geo)
 
     def numerics(self, xp, geo, ins, out, scratch):
@@ -75,7 +73,6 @@ class ConvTranspose(Convolution, onnx=True):
 
     @classmethod
     def from_onnx(cls, node):
-        """`output_shape` and `auto_pad` become pads."""
         x, w = node.type(0), node.type(1)
         n = x.ndim - 2
         fields = window_attributes(node, (0,) * n, w.shape[2:])

@@ -44,7 +44,6 @@ class Sub(Ufunc, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """As Add."""
         yield from _binary_samples(cls(), draw)
 
 
@@ -62,7 +61,6 @@ class Mul(Ufunc, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """As Add."""
         yield from _binary_samples(cls(), draw)
 
 
@@ -96,7 +94,6 @@ class Div(Elementwise, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Divisors away from zero."""
         yield draw.case(cls(), draw("f64[3,4]"), draw("f64[3,4]", 0.5, 2.0))
         yield draw.case(cls(), draw("f64[3,4]"), draw("f64[4]", 0.5, 2.0))
         yield draw.case(cls(), draw("f64[]"), draw("f64[2,1]", -2.0, -0.5))
@@ -123,7 +120,6 @@ class Neg(Ufunc, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """One matrix."""
         yield draw.case(cls(), draw("f64[2,3]"))
 
 
@@ -136,7 +132,6 @@ class LogGrad(Elementwise):
     flops_per_element = 5
 
     def expand(self, b, x, dy):
-        """A choice."""
         zero = b.constant(0, dy)
         return (b.Where(b.Equal(dy, zero), zero, b.Div(dy, x)),)
 
@@ -147,7 +142,6 @@ class LogGrad(Elementwise):
 
     @classmethod
     def samples(cls, draw):
-        """Positive numbers."""
         yield draw.case(cls(), draw("f64[2,3]", 0.5, 3.0), draw("f64[2,3]"))
 
 

@@ -18,21 +18,17 @@ class BitCast(Op):
     moves_data = True
 
     def infer(self, x):
-        """The same shape."""
         if x.numpy.itemsize != DTYPES[self.to].itemsize:
             raise self.fail(f"an element of {self.to} has another size", x)
         return (x.with_dtype(self.to),)
 
     def axis_factors(self, ins, outs):
-        """All."""
         return aligned(ins, outs)
 
     def compute(self, xp, ins, outs, scratch):
-        """One copy."""
         outs[0].reshape(-1).view(ins[0].dtype)[...] = ins[0].reshape(-1)
 
     def views(self, ins, outs):
-        """The same bytes."""
         return (0,)
 
     def gradient(self, b, ins, outs, grads):

@@ -14,14 +14,12 @@ class Bits(Ufunc, abstract=True):
     """Integers, bit by bit."""
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
-        """Integers only."""
         if any(t is None or t.dtype[0] not in "iu" for t in inputs):
             raise self.fail("takes integers only", *inputs)
         return super().infer(*inputs)
 
     @classmethod
     def samples(cls, draw: Draw) -> Iterator[Case]:
-        """Signed and unsigned."""
         pairs = (draw.ints("i32[3,4]", -99, 99), draw.ints("i32[4]", -99, 99)), (draw.ints("u8[5]", 0, 255),) * 2
         for pair in pairs:
             yield draw.case(cls(), *pair[: arity(cls)])
@@ -45,11 +43,9 @@ class BitShift(Bits, onnx=True):
     takes = 2
 
     def compute(self, xp, ins, outs, scratch):
-        """One shift."""
         (xp.left_shift if self.direction == "LEFT" else xp.right_shift)(*ins, out=outs[0])
 
     @classmethod
     def samples(cls, draw):
-        """Both directions."""
         for direction in ("LEFT", "RIGHT"):
             yield draw.case(cls(direction=direction), draw.ints("u64[3,4]", 0, 1 << 40), draw.ints("u64[4]", 0, 9))

@@ -24,7 +24,6 @@ class Where(Elementwise, onnx=True):
         return (TensorType(x.dtype, broadcast(self, condition, x, y)),)
 
     def element(self, condition, x, y):
-        """A choice."""
         return where(condition, x, y)
 
     def gradient(self, b, ins, outs, grads):
@@ -52,7 +51,6 @@ class Prefer(Elementwise):
     flops_per_element = 4
 
     def expand(self, b, x, y, dy):
-        """Two choices."""
         rest = b.Where(b.Equal(x, y), b.Mul(dy, b.constant(0.5, dy)), dy)
         return (b.Where(b.Less(x, y), b.constant(0, dy), rest),)
 
@@ -62,7 +60,6 @@ class Prefer(Elementwise):
 
     @classmethod
     def samples(cls, draw):
-        """Ties and broadcasting."""
         x = draw.distinct("f64[3,4]")
         yield draw.case(cls(), x, draw.distinct("f64[4]") + 0.05, draw("f64[3,4]"))
         yield draw.case(cls(), x, x, draw("f64[3,4]"), gradient=False)
@@ -156,12 +153,10 @@ class Clip(Elementwise, onnx=True):
     flops_per_element = 2
 
     def infer(self, x, lowest=None, highest=None):
-        """x's type."""
         _within(self, x, (lowest, highest))
         return (x,)
 
     def element(self, x, lowest=None, highest=None):
-        """The formula."""
         x = x if lowest is None else maximum(x, lowest)
         return x if highest is None else minimum(x, highest)
 
@@ -219,14 +214,12 @@ class ClipGrad(Elementwise):
     flops_per_element = 3
 
     def infer(self, x, lowest, highest, dy):
-        """dy's type."""
         _within(self, x, (lowest, highest))
         if x != dy:
             raise self.fail("x and dy differ in type", x, dy)
         return (dy,)
 
     def expand(self, b, x, lowest, highest, dy):
-        """A choice for each bound."""
         zero = b.constant(0, dy)
         if lowest is not None:
             dy = b.Where(b.Greater(x, lowest), dy, zero)
@@ -240,7 +233,6 @@ class ClipGrad(Elementwise):
 
     @classmethod
     def samples(cls, draw):
-        """Both bounds, one, none."""
         low, high = draw("f64[]", -0.31, -0.3), draw("f64[]", 0.4, 0.41)
         x, dy = draw.distinct("f64[3,5]") + 0.02, draw("f64[3,5]")
         for bounds in ((low, high), (low, None), (None, high), (None, None)):

@@ -15,7 +15,6 @@ class Compare(Ufunc, abstract=True):
     """Two values of one type (with broadcasting) to bool; no gradient."""
 
     def out_dtype(self, dtype: str) -> str:
-        """bool."""
         return "bool"
 
     def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
@@ -24,7 +23,6 @@ class Compare(Ufunc, abstract=True):
 
     @classmethod
     def samples(cls, draw: Draw) -> Iterator[Case]:
-        """Integers with ties, broadcast floats."""
         yield draw.case(cls(), draw.ints("i64[3,4]", 0, 3), draw.ints("i64[4]", 0, 3))
         yield draw.case(cls(), draw("f64[3,1]"), draw("f64[2]"))
 
@@ -43,14 +41,12 @@ class Logic(Ufunc, abstract=True):
     """Booleans to a boolean."""
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
-        """bool only."""
         if any(t is None or t.dtype != "bool" for t in inputs):
             raise self.fail("takes booleans only", *inputs)
         return super().infer(*inputs)
 
     @classmethod
     def samples(cls, draw: Draw) -> Iterator[Case]:
-        """With broadcasting."""
         yield draw.case(cls(), *(draw.bools("3,4"), draw.bools("4"))[: arity(cls)])
 
 
@@ -69,7 +65,6 @@ class Test(Elementwise, abstract=True):
     takes = 1
 
     def out_dtype(self, dtype: str) -> str:
-        """bool."""
         return "bool"
 
     def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
@@ -90,7 +85,6 @@ class IsNaN(Test, onnx=True):
     """Whether x is no number."""
 
     def compute(self, xp, ins, outs, scratch):
-        """One test."""
         xp.isnan(ins[0], out=outs[0])
 
 
@@ -102,7 +96,6 @@ class IsInf(Test, onnx=True):
     detect_positive: int = 1
 
     def compute(self, xp, ins, outs, scratch):
-        """One comparison or test."""
         if self.detect_negative and self.detect_positive:
             xp.isinf(ins[0], out=outs[0])
         elif self.detect_positive or self.detect_negative:
@@ -113,7 +106,6 @@ class IsInf(Test, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Either sign, both, none."""
         yield from super().samples(draw)
         x = draw("f32[3]")
         x[:2] = [float("inf"), float("-inf")]

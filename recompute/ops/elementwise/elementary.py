@@ -34,7 +34,6 @@ class Function(Ufunc, abstract=True):
 
     @classmethod
     def samples(cls, draw: Draw) -> Iterator[Case]:
-        """A matrix, a scalar, nothing."""
         for shape in ("2,3", "", "0,2"):
             yield draw.case(cls(), draw(f"f64[{shape}]", *cls.domain))
         yield draw.case(cls(), draw("f32[4]", *cls.domain))
@@ -92,7 +91,6 @@ class Abs(Ufunc, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Both signs; integers."""
         yield draw.case(cls(), draw.away("f64[3,4]"))
         yield draw.case(cls(), draw.ints("i32[5]", -4, 4))
 
@@ -127,7 +125,6 @@ class Erf(Tiled, onnx=True):
     flops_per_element = 30
 
     def element(self, x):
-        """The function."""
         return element.erf(x)
 
     def gradient(self, b, ins, outs, grads):
@@ -156,7 +153,6 @@ class Mod(Elementwise, onnx=True):
     truths = False
 
     def compute(self, xp, ins, outs, scratch):
-        """One remainder."""
         (xp.fmod if self.fmod else xp.remainder)(*ins, out=outs[0])
 
     def gradient(self, b, ins, outs, grads):
@@ -191,7 +187,6 @@ class Running(Op, abstract=True):
     reverse: int = 0
 
     def infer(self, x):
-        """x's type."""
         if not x.ndim:
             raise self.fail("needs at least one dimension", x)
         normal_axis(self.axis, x.ndim, self)
@@ -214,7 +209,6 @@ class Running(Op, abstract=True):
 
     @classmethod
     def from_onnx(cls, node):
-        """The axis is an input."""
         axis = int(node.need_constant(1, "axis").reshape(()))
         options = {k: node.attributes.get(k, 0) for k in ("exclusive", "reverse")}
         return node.emit(cls(axis=axis, **options), node.need(0))
@@ -249,7 +243,6 @@ class CumSum(Running):
 
     @classmethod
     def samples(cls, draw):
-        """Both directions, inclusive and exclusive."""
         for exclusive in (0, 1):
             for reverse in (0, 1):
                 op = cls(axis=reverse - 1, exclusive=exclusive, reverse=reverse)

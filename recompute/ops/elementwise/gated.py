@@ -27,12 +27,10 @@ class Gelu(Tiled, onnx=True):
     flops_per_element = 35
 
     def element(self, x):
-        """The formula."""
         inner = _gelu_inner(x) if self.approximate == "tanh" else erf_of(x * _SQRT_HALF)
         return (inner + 1) * x * 0.5
 
     def expand(self, b, x):
-        """The formula."""
         inner = _tanh_of(b, x) if self.approximate == "tanh" else b.Erf(b.Mul(x, b.constant(_SQRT_HALF, x)))
         return (b.Mul(b.Mul(x, b.constant(0.5, x)), b.Add(b.constant(1, x), inner)),)
 
@@ -49,7 +47,6 @@ class Gelu(Tiled, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Both formulas."""
         for approximate in ("none", "tanh"):
             yield from unary_samples(cls(approximate=approximate), draw, 2.0)
 
@@ -73,7 +70,6 @@ class GeluGrad(Tiled):
     flops_per_element = 45
 
     def element(self, x, dy):
-        """The formula."""
         if self.approximate == "tanh":
             t = _gelu_inner(x)
             steep = (x * x * (3 * _GELU_A) + 1) * x * (_GELU_C / 2)
@@ -83,7 +79,6 @@ class GeluGrad(Tiled):
         return (below + exp(-(z * z)) * x * _BELL) * dy
 
     def expand(self, b, x, dy):
-        """The formulas."""
         one, half = b.constant(1, x), b.constant(0.5, x)
         if self.approximate == "tanh":
             t = _tanh_of(b, x)
@@ -96,7 +91,6 @@ class GeluGrad(Tiled):
 
     @classmethod
     def samples(cls, draw):
-        """Both formulas."""
         for approximate in ("none", "tanh"):
             yield from gradient_samples(cls(approximate=approximate), draw, 2.0)
 
@@ -108,13 +102,11 @@ class Mish(Tiled, onnx=True):
     flops_per_element = 16
 
     def element(self, x):
-        """The formula."""
         e = exp(minimum(x, 20.0 if x.dtype == "f64" else 10.0))
         n = e * (e + 2)
         return n / (n + 2) * x
 
     def expand(self, b, x):
-        """The formula."""
         return (b.Mul(x, b.Tanh(b.Softplus(x))),)
 
     def gradient(self, b, ins, outs, grads):
@@ -123,7 +115,6 @@ class Mish(Tiled, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Small and large numbers."""
         yield from unary_samples(cls(), draw, 3.0)
         yield draw.case(cls(), draw("f32[9]", -100, 100))
 
@@ -135,21 +126,18 @@ class MishGrad(Tiled):
     flops_per_element = 22
 
     def element(self, x, dy):
-        """The formula."""
         low = minimum(x, 20.0 if x.dtype == "f64" else 10.0)
         e = exp(low)
         n = e * (e + 2)
         return (4 * (e * (e + 1) * low) / (n + 2) + n) / (n + 2) * dy
 
     def expand(self, b, x, dy):
-        """The formula."""
         w = b.Tanh(b.Softplus(x))
         steep = b.Mul(b.Sub(b.constant(1, x), b.Mul(w, w)), b.Mul(x, b.Sigmoid(x)))
         return (b.Mul(dy, b.Add(w, steep)),)
 
     @classmethod
     def samples(cls, draw):
-        """Small and large numbers."""
         yield from gradient_samples(cls(), draw, 3.0)
         yield draw.case(cls(), draw("f32[9]", -60, 60), draw("f32[9]"))
 
@@ -163,11 +151,9 @@ class Swish(Tiled):
     flops_per_element = 13
 
     def element(self, x):
-        """The formula."""
         return x / (1 + exp(x * -self.alpha))
 
     def expand(self, b, x):
-        """The formula."""
         scaled = x if self.alpha == 1 else b.Mul(x, b.constant(self.alpha, x))
         return (b.Mul(x, b.Sigmoid(scaled)),)
 
@@ -177,7 +163,6 @@ class Swish(Tiled):
 
     @classmethod
     def samples(cls, draw):
-        """Several scales."""
         yield from unary_samples(cls(), draw, 3.0)
         yield draw.case(cls(alpha=1.5), draw("f64[3,4]"))
 
@@ -191,12 +176,10 @@ class SwishGrad(Tiled):
     flops_per_element = 17
 
     def element(self, x, dy):
-        """By the formula."""
         s = 1 / (1 + exp(x * -self.alpha))
         return ((1 - s) * (x if self.alpha == 1 else x * self.alpha) + 1) * s * dy
 
     def expand(self, b, x, dy):
-        """The formula."""
         scaled = x if self.alpha == 1 else b.Mul(x, b.constant(self.alpha, x))
         s = b.Sigmoid(scaled)
         one = b.constant(1, x)
@@ -204,6 +187,5 @@ class SwishGrad(Tiled):
 
     @classmethod
     def samples(cls, draw):
-        """Several scales."""
         yield from gradient_samples(cls(), draw, 3.0)
         yield from gradient_samples(cls(alpha=1.5), draw, 2.0)

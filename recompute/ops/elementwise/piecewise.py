@@ -19,12 +19,10 @@ class TanhGrad(Tiled):
     flops_per_element = 3
 
     def expand(self, b, y, dy):
-        """The formula."""
         return (b.Mul(dy, b.Sub(b.constant(1, y), b.Mul(y, y))),)
 
     @classmethod
     def samples(cls, draw):
-        """One matrix."""
         yield draw.case(cls(), draw("f64[3,4]"), draw("f64[3,4]"))
 
 
@@ -52,7 +50,6 @@ class LeakyRelu(Tiled, onnx=True):
     flops_per_element = 2
 
     def element(self, x):
-        """The formula."""
         low = x * self.alpha
         return maximum(low, x) if 0 < self.alpha <= 1 else where(x > 0, x, low)
 
@@ -77,7 +74,6 @@ class LeakyReluGrad(Tiled):
     flops_per_element = 2
 
     def expand(self, b, x, dy):
-        """A choice."""
         return (b.Where(b.Greater(x, b.constant(0, x)), dy, b.Mul(dy, b.constant(self.alpha, dy))),)
 
     def gradient(self, b, ins, outs, grads):
@@ -86,7 +82,6 @@ class LeakyReluGrad(Tiled):
 
     @classmethod
     def samples(cls, draw):
-        """Both sides of the kink."""
         yield from gradient_samples(cls(alpha=0.125), draw)
 
 
@@ -98,13 +93,11 @@ class PRelu(Elementwise, onnx=True):
     weights = (1,)
 
     def infer(self, x, slope):
-        """x's type."""
         if super().infer(x, slope) != (x,):
             raise self.fail("the slope does not broadcast to x", x, slope)
         return (x,)
 
     def element(self, x, slope):
-        """A choice."""
         return where(x >= 0, x, slope * x)
 
     def gradient(self, b, ins, outs, grads):
@@ -127,18 +120,15 @@ class PReluGrad(Elementwise):
     flops_per_element = 2
 
     def infer(self, x, slope, dy):
-        """dy's type."""
         if super().infer(x, slope, dy) != (dy,):
             raise self.fail("x and the slope do not fit dy", x, slope, dy)
         return (dy,)
 
     def expand(self, b, x, slope, dy):
-        """A choice."""
         return (b.Where(b.Greater(x, b.constant(0, x)), dy, b.Mul(dy, slope)),)
 
     @classmethod
     def samples(cls, draw):
-        """One slope a channel."""
         for slope in ("3,1,1", "2,3,2,2"):
             x = draw.away("f64[2,3,2,2]")
             yield draw.case(cls(), x, draw(f"f64[{slope}]"), draw("f64[2,3,2,2]"))
@@ -151,7 +141,6 @@ class ThresholdedRelu(Tiled, onnx=True):
     alpha: float = 1.0
 
     def element(self, x):
-        """A choice."""
         return where(x <= self.alpha, 0, x)
 
     def gradient(self, b, ins, outs, grads):
@@ -172,7 +161,6 @@ class ThresholdedReluGrad(Elementwise):
     alpha: float = 1.0
 
     def expand(self, b, x, dy):
-        """A choice."""
         return (b.Where(b.LessOrEqual(x, b.constant(self.alpha, x)), b.constant(0, dy), dy),)
 
     def gradient(self, b, ins, outs, grads):
@@ -181,7 +169,6 @@ class ThresholdedReluGrad(Elementwise):
 
     @classmethod
     def samples(cls, draw):
-        """Both sides of the threshold."""
         yield draw.case(cls(alpha=0.1), draw.away("f64[3,4]"), draw("f64[3,4]"))
 
 
@@ -195,7 +182,6 @@ class Shrink(Tiled, onnx=True):
     flops_per_element = 4
 
     def element(self, x):
-        """Either side."""
         return where(x < -self.lambd, x + self.bias, where(x <= self.lambd, 0, x - self.bias))
 
     def gradient(self, b, ins, outs, grads):
@@ -207,7 +193,6 @@ class Shrink(Tiled, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """With and without bias."""
         yield from unary_samples(cls(bias=0.1, lambd=0.1), draw)
         yield draw.case(cls(bias=0.25, lambd=0.5), draw("f64[3,4]", 0.6, 0.9))
         yield draw.case(cls(), draw("f64[3,4]", -0.4, 0.4))
@@ -224,7 +209,6 @@ class HardSigmoid(Elementwise, onnx=True):
     floats = True
 
     def element(self, x):
-        """The formula."""
         return minimum(maximum(x * self.alpha + self.beta, 0), 1)
 
     def gradient(self, b, ins, outs, grads):
@@ -233,7 +217,6 @@ class HardSigmoid(Elementwise, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Inside and outside."""
         yield draw.case(cls(), draw.away("f64[3,4]", 0.3))
         yield draw.case(cls(alpha=1.0, beta=0.5), draw.away("f64[3,4]", 0.6))
         yield draw.case(cls(), draw("f32[3]", -5, 5))
@@ -248,7 +231,6 @@ class HardSigmoidGrad(Tiled):
     flops_per_element = 4
 
     def expand(self, b, y, dy):
-        """A choice."""
         cut = b.Or(b.LessOrEqual(y, b.constant(0, y)), b.GreaterOrEqual(y, b.constant(1, y)))
         return (b.Where(cut, b.constant(0, dy), b.Mul(dy, b.constant(self.alpha, dy))),)
 
@@ -258,7 +240,6 @@ class HardSigmoidGrad(Tiled):
 
     @classmethod
     def samples(cls, draw):
-        """Inside and outside."""
         yield from gradient_samples(cls(alpha=0.5), draw, 1.5)
 
 
@@ -269,7 +250,6 @@ class HardSwish(Tiled, onnx=True):
     flops_per_element = 5
 
     def element(self, x):
-        """The formula."""
         return minimum(maximum(x + 3, 0), 6) * x / 6
 
     def gradient(self, b, ins, outs, grads):
@@ -278,7 +258,6 @@ class HardSwish(Tiled, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """All three parts."""
         yield from unary_samples(cls(), draw, 2.0)
         yield draw.case(cls(), draw.away("f64[3,4]", 0.8) * 4)
 
@@ -290,7 +269,6 @@ class HardSwishGrad(Tiled):
     flops_per_element = 9
 
     def expand(self, b, x, dy):
-        """Two choices."""
         three = b.constant(3, x)
         middle = b.Mul(b.Add(b.Div(x, three), b.constant(0.5, x)), dy)
         left = b.Where(b.LessOrEqual(x, b.constant(-3, x)), b.constant(0, dy), middle)
@@ -298,6 +276,5 @@ class HardSwishGrad(Tiled):
 
     @classmethod
     def samples(cls, draw):
-        """All three parts."""
         yield from gradient_samples(cls(), draw, 2.0)
         yield draw.case(cls(), draw.away("f64[3,4]", 0.8) * 4, draw("f64[3,4]"))

@@ -16,7 +16,6 @@ class Relu(Elementwise, onnx=True):
     inplace = (0,)
 
     def element(self, x):
-        """A maximum."""
         return maximum(x, 0)
 
     def gradient(self, b, ins, outs, grads):
@@ -25,7 +24,6 @@ class Relu(Elementwise, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Both sides of the kink."""
         yield draw.case(cls(), draw.away("f64[3,4]"))
 
 
@@ -34,7 +32,6 @@ class ReluGrad(Tiled):
     """(y, dy) → 0 where y ≤ 0, whatever dy is, else dy."""
 
     def expand(self, b, y, dy):
-        """A choice."""
         zero = b.constant(0, y)
         return (b.Where(b.LessOrEqual(y, zero), zero, dy),)
 
@@ -43,14 +40,12 @@ class ReluGrad(Tiled):
         return [None, b.ReluGrad(ins[0], grads[0])]
 
     def export(self, g, ins, outs):
-        """A choice."""
         zero = g.zero(ins[0])
         g.node("Where", [g.call("LessOrEqual", ins[0], zero), zero, ins[1]], outs)
         return True
 
     @classmethod
     def samples(cls, draw):
-        """Both sides of the kink."""
         yield draw.case(cls(), draw.away("f64[3,4]"), draw("f64[3,4]"))
 
 
@@ -62,7 +57,6 @@ class Relu6(Elementwise):
     flops_per_element = 2
 
     def expand(self, b, x):
-        """Clip."""
         return (b.Clip(x, b.constant(0, x), b.constant(6, x)),)
 
     def gradient(self, b, ins, outs, grads):
@@ -82,7 +76,6 @@ class Relu6Grad(Tiled):
     flops_per_element = 3
 
     def expand(self, b, y, dy):
-        """A choice."""
         cut = b.Or(b.LessOrEqual(y, b.constant(0, y)), b.GreaterOrEqual(y, b.constant(6, y)))
         return (b.Where(cut, b.constant(0, dy), dy),)
 

@@ -20,7 +20,6 @@ class Sigmoid(Tiled, onnx=True):
     flops_per_element = 12
 
     def element(self, x):
-        """The formula."""
         return 1 / (1 + exp(-x))
 
     def gradient(self, b, ins, outs, grads):
@@ -29,7 +28,6 @@ class Sigmoid(Tiled, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Small and large numbers."""
         yield from unary_samples(cls(), draw, 3.0)
         yield draw.case(cls(), draw("f32[9]", -200, 200))
 
@@ -42,12 +40,10 @@ class SigmoidGrad(Elementwise):
     flops_per_element = 3
 
     def expand(self, b, y, dy):
-        """The formula."""
         return (b.Mul(dy, b.Mul(b.Sub(b.constant(1, y), y), y)),)
 
     @classmethod
     def samples(cls, draw):
-        """One matrix."""
         yield from gradient_samples(cls(), draw)
 
 
@@ -61,13 +57,11 @@ class Unit(Tiled, abstract=True):
         raise NotImplementedError
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        """The input's type."""
         if not self.constants()[2]:
             raise self.fail("divides by its alpha, which is 0", *inputs)
         return super().infer(*inputs)
 
     def element(self, x: Expr) -> Formula:
-        """Both parts."""
         gain, height, width = self.constants()
         low = minimum(x, 0)
         low = expm1(low if width == 1 else low / width) * height
@@ -93,7 +87,6 @@ class Elu(Unit, onnx=True):
     alpha: float = 1.0
 
     def constants(self):
-        """As the formula says."""
         return 1.0, self.alpha, 1.0
 
     @classmethod
@@ -112,12 +105,10 @@ class Selu(Unit, onnx=True):
     gamma: float = 1.05070102214813232421875
 
     def constants(self):
-        """As the formula says."""
         return self.gamma, self.gamma * self.alpha, 1.0
 
     @classmethod
     def samples(cls, draw):
-        """The defaults and others."""
         yield from unary_samples(cls(), draw)
         yield draw.case(cls(alpha=0.5, gamma=2.0), draw.away("f64[3,4]"))
 
@@ -129,7 +120,6 @@ class Celu(Unit, onnx=True):
     alpha: float = 1.0
 
     def constants(self):
-        """As the formula says."""
         return 1.0, self.alpha, self.alpha
 
     def export(self, g, ins, outs):
@@ -145,7 +135,6 @@ class Celu(Unit, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """alpha of both signs."""
         for alpha in (1.0, 0.5, -0.5):
             yield draw.case(cls(alpha=alpha), draw.away("f64[3,4]"))
 
@@ -161,20 +150,17 @@ class UnitGrad(Tiled):
     flops_per_element = 4
 
     def infer(self, *inputs):
-        """The inputs' type."""
         if not self.width:
             raise self.fail("divides by its width, which is 0", *inputs)
         return super().infer(*inputs)
 
     def expand(self, b, y, dy):
-        """A choice."""
         low = b.Div(b.Add(y, b.constant(self.height, y)), b.constant(self.width, y))
         high = b.Mul(dy, b.constant(self.gain, dy))
         return (b.Where(b.Greater(y, b.constant(0, y)), high, b.Mul(low, dy)),)
 
     @classmethod
     def samples(cls, draw):
-        """With gain and width."""
         yield from gradient_samples(cls(gain=1.0, height=1.5, width=1.0), draw)
         yield from gradient_samples(cls(gain=2.0, height=1.5, width=0.5), draw)
 
@@ -187,7 +173,6 @@ class Softplus(Tiled, onnx=True):
     flops_per_element = 20
 
     def element(self, x):
-        """The formula."""
         return maximum(x, 0) + log1p(exp(-absolute(x)))
 
     def gradient(self, b, ins, outs, grads):
@@ -196,7 +181,6 @@ class Softplus(Tiled, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Small and large numbers."""
         yield from unary_samples(cls(), draw, 3.0)
         yield draw.case(cls(), draw("f32[9]", -200, 200))
 
@@ -212,12 +196,10 @@ class SoftplusGrad(Tiled):
         return -(expm1(-y) * dy)
 
     def expand(self, b, y, dy):
-        """The formula."""
         return (b.Mul(dy, b.Sub(b.constant(1, y), b.Exp(b.Neg(y)))),)
 
     @classmethod
     def samples(cls, draw):
-        """One matrix."""
         yield from gradient_samples(cls(), draw)
 
 
@@ -228,7 +210,6 @@ class Softsign(Tiled, onnx=True):
     flops_per_element = 5
 
     def element(self, x):
-        """The formula."""
         return x / (absolute(x) + 1)
 
     def gradient(self, b, ins, outs, grads):
@@ -237,7 +218,6 @@ class Softsign(Tiled, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Both signs."""
         yield from unary_samples(cls(), draw, 3.0)
 
 
@@ -248,11 +228,9 @@ class SoftsignGrad(Tiled):
     flops_per_element = 4
 
     def expand(self, b, y, dy):
-        """The formula."""
         root = b.Sub(b.constant(1, y), b.Abs(y))
         return (b.Mul(dy, b.Mul(root, root)),)
 
     @classmethod
     def samples(cls, draw):
-        """Both signs."""
         yield from gradient_samples(cls(), draw)

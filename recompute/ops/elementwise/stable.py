@@ -27,7 +27,6 @@ class Log1p(Function):
         return [b.LogGrad(b.Add(ins[0], b.constant(1, ins[0])), grads[0])]
 
     def expand(self, b, x):
-        """The formula."""
         return (b.Log(b.Add(x, b.constant(1, x))),)
 
 
@@ -42,7 +41,6 @@ class Expm1(Function):
         return [b.Mul(grads[0], b.Exp(ins[0]))]
 
     def expand(self, b, x):
-        """The formula."""
         return (b.Sub(b.Exp(x), b.constant(1, x)),)
 
 
@@ -56,7 +54,6 @@ class LogAddExp(Elementwise):
     flops_per_element = 24
 
     def compute(self, xp, ins, outs, scratch):
-        """NumPy's function."""
         xp.logaddexp(*ins, out=outs[0])
 
     def expand(self, b, x, y):
@@ -71,7 +68,6 @@ class LogAddExp(Elementwise):
 
     @classmethod
     def samples(cls, draw):
-        """Broadcasting; far apart; large."""
         yield draw.case(cls(), draw("f64[2,3]"), draw("f64[3]"))
         yield draw.case(cls(), draw("f64[]"), draw("f64[2,1]"))
         yield draw.case(cls(), draw("f32[9]", -200, 200), draw("f32[9]", -200, 200))
@@ -87,7 +83,6 @@ class Atan2(Elementwise):
     flops_per_element = 16
 
     def compute(self, xp, ins, outs, scratch):
-        """NumPy's function."""
         xp.arctan2(*ins, out=outs[0])
 
     def expand(self, b, y, x):
@@ -118,7 +113,6 @@ class Atan2(Elementwise):
 
     @classmethod
     def samples(cls, draw):
-        """All quadrants; broadcasting."""
         yield draw.case(cls(), draw.away("f64[3,4]"), draw.away("f64[4]"))
         yield draw.case(cls(), draw.away("f64[]"), draw.away("f64[2,1]"))
         yield draw.case(cls(), draw("f32[9]"), draw("f32[9]"))
@@ -132,7 +126,6 @@ class Sinc(Tiled):
     flops_per_element = 14
 
     def expand(self, b, x):
-        """A choice."""
         zero, one = b.constant(0, x), b.constant(1, x)
         return (b.Where(b.Equal(x, zero), one, b.Div(b.Sin(x), x)),)
 
@@ -164,7 +157,6 @@ class BoundedLogSigmoid(Tiled):
     flops_per_element = 22
 
     def expand(self, b, x):
-        """By Softplus."""
         return (b.Max(b.Neg(b.Softplus(b.Neg(x))), b.constant(-BCE_BOUND, x)),)
 
     def gradient(self, b, ins, outs, grads):
@@ -176,6 +168,5 @@ class BoundedLogSigmoid(Tiled):
 
     @classmethod
     def samples(cls, draw):
-        """Small and large numbers."""
         yield from unary_samples(cls(), draw, 3.0)
         yield draw.case(cls(), draw("f32[9]", -200, 200))

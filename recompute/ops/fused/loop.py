@@ -198,7 +198,6 @@ class Loop(Op):
         return whole.shape
 
     def infer(self, *inputs):
-        """The results' types."""
         self.need(*inputs, count=len(inputs))
         found = self.types(inputs)
         if len(inputs) != self.members[0].result:
@@ -231,7 +230,6 @@ class Loop(Op):
         return tuple(substitute(self.expressions([None if x is None else x.dtype for x in inputs]), inputs))
 
     def expand(self, b, *inputs):
-        """Its members."""
         known = dict(enumerate(inputs))
         for m in self.members:
             known[m.result] = b.emit(m.op, *(None if i is None else known[i] for i in m.inputs))

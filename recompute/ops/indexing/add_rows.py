@@ -22,7 +22,6 @@ class AddRows(Op):
     axis: int = 0
 
     def infer(self, x, indices, dy):
-        """x's type."""
         (made,) = GatherGrad(x.shape, self.axis).infer(indices, dy)
         if made != x or x.dtype not in ("f32", "f64"):
             raise self.fail("adds rows of float32 or float64 to a tensor of their type", x, indices, dy)
@@ -45,7 +44,6 @@ class AddRows(Op):
         add_rows(xp, y.reshape(outer, size, inner), rows, dy.reshape(outer, rows.size, inner))
 
     def checks(self, ins, outs):
-        """Indices within the axis."""
         return ((1, index_within(ins[0].shape[self.axis])),)
 
     def gradient(self, b, ins, outs, grads):
@@ -53,7 +51,6 @@ class AddRows(Op):
         return [grads[0], None, b.Gather(grads[0], ins[1], axis=self.axis)]
 
     def expand(self, b, x, indices, dy):
-        """A sum with GatherGrad."""
         return (b.Add(x, b.GatherGrad(indices, dy, shape=x.shape, axis=self.axis)),)
 
     def cost(self, ins, outs):
@@ -63,7 +60,6 @@ class AddRows(Op):
 
     @classmethod
     def samples(cls, draw):
-        """As GatherGrad."""
         yield draw.case(cls(), draw("f64[4,3]"), draw.ints("i64[2,3]", -4, 4), draw("f64[2,3,3]"))
         yield draw.case(cls(1), draw("f64[2,3,2]"), draw.ints("i32[4]", -3, 3), draw("f64[2,4,2]"))
         yield draw.case(cls(-1), draw("f64[2,3]"), draw.ints("i64[]", 0, 3), draw("f64[2]"))

@@ -83,7 +83,6 @@ class Gather(Move, onnx=True):
         take_rows(xp, x, as_i64(xp, ins[1], scratch), outs[0], axis)
 
     def checks(self, ins, outs):
-        """Indices within the axis."""
         return ((1, index_within(ins[0].shape[self.axis])),)
 
     def gradient(self, b, ins, outs, grads):
@@ -112,7 +111,6 @@ class GatherGrad(Move):
     axis: int = 0
 
     def infer(self, indices, dy):
-        """`shape`, with dy's element type."""
         need_indices(self, indices, indices, dy)
         axis = normal_axis(self.axis, len(self.shape), self)
         if dy.shape != (*self.shape[:axis], *indices.shape, *self.shape[axis + 1 :]):
@@ -143,7 +141,6 @@ class GatherGrad(Move):
             xp.copyto(outs[0], target, casting="unsafe")
 
     def checks(self, ins, outs):
-        """Indices within the axis."""
         return ((0, index_within(self.shape[self.axis])),)
 
     def gradient(self, b, ins, outs, grads):
@@ -169,7 +166,6 @@ class GatherGrad(Move):
 
     @classmethod
     def samples(cls, draw):
-        """As Gather; wide rows too."""
         yield draw.case(cls((4, 3)), draw.ints("i64[2,3]", -4, 4), draw("f64[2,3,3]"))
         yield draw.case(cls((2, 3, 2), 1), draw.ints("i32[4]", -3, 3), draw("f64[2,4,2]"))
         yield draw.case(cls((2, 3), -1), draw.ints("i64[]", 0, 3), draw("f64[2]"))

@@ -85,7 +85,6 @@ class GatherElements(Move, onnx=True):
     axis: int = 0
 
     def infer(self, x, indices):
-        """The indices' shape."""
         check_elements(self, x, indices, self.axis)
         return (x.with_shape(indices.shape),)
 
@@ -94,17 +93,14 @@ class GatherElements(Move, onnx=True):
         return elements(ins[0].shape, ins[1], normal_axis(self.axis, ins[0].ndim, self))
 
     def scratch(self, ins, outs):
-        """Flat positions."""
         return (ins[1].with_dtype("i64"),)
 
     def compute(self, xp, ins, outs, scratch):
-        """Positions, then one take."""
         x, axis = ins[0], self.axis % ins[0].ndim
         at = element_positions(xp, ins[1], x.shape, axis, scratch[0], self.name)
         take_rows(xp, x.reshape(-1), at, outs[0].reshape(-1))
 
     def checks(self, ins, outs):
-        """Indices within their axes."""
         return ((1, index_within(ins[0].shape[self.axis])),)
 
     def gradient(self, b, ins, outs, grads):
@@ -129,7 +125,6 @@ class GatherElementsGrad(Move):
     axis: int = 0
 
     def infer(self, indices, dy):
-        """`shape`, with dy's element type."""
         check_elements(self, dy.with_shape(self.shape), indices, self.axis)
         if indices.shape != dy.shape:
             raise self.fail("indices and dy differ in shape", indices, dy)
@@ -140,7 +135,6 @@ class GatherElementsGrad(Move):
         return elements(self.shape, ins[0], normal_axis(self.axis, len(self.shape), self), back=True)
 
     def scratch(self, ins, outs):
-        """Flat positions."""
         return (ins[0].with_dtype("i64"),)
 
     def compute(self, xp, ins, outs, scratch):
@@ -151,7 +145,6 @@ class GatherElementsGrad(Move):
         add_rows(xp, outs[0].reshape(1, -1, 1), at, ins[1].reshape(1, -1, 1))
 
     def checks(self, ins, outs):
-        """Indices within their axes."""
         return ((0, index_within(self.shape[self.axis])),)
 
     def gradient(self, b, ins, outs, grads):
@@ -159,13 +152,11 @@ class GatherElementsGrad(Move):
         return [None, b.GatherElements(grads[0], ins[0], axis=self.axis)]
 
     def expand(self, b, indices, dy):
-        """ScatterElements that adds."""
         zeros = b.Fill(dtype=dy.dtype, shape=self.shape)
         return (b.ScatterElements(zeros, indices, dy, axis=self.axis, reduction="add"),)
 
     @classmethod
     def samples(cls, draw):
-        """As GatherElements."""
         yield draw.case(cls((4, 3)), draw.ints("i64[2,3]", -4, 4), draw("f64[2,3]"))
         yield draw.case(cls((2, 3, 2), 1), draw.ints("i64[2,4,1]", 0, 3), draw("f64[2,4,1]"))
         yield draw.case(cls((3,)), draw.ints("i64[2]", 0, 3), draw("f32[2]"))
@@ -199,11 +190,9 @@ class GatherND(Move, onnx=True):
         return forward(coordinates(ins[0].shape, ins[1], self.batch_dims))
 
     def scratch(self, ins, outs):
-        """Flat row numbers."""
         return row_scratch(ins[1])
 
     def compute(self, xp, ins, outs, scratch):
-        """Row numbers, then one take."""
         x, indices = ins
         at = row_positions(xp, indices, x.shape, self.batch_dims, scratch, self.name)
         inner = math.prod(x.shape[self.batch_dims + indices.shape[-1] :])
@@ -211,7 +200,6 @@ class GatherND(Move, onnx=True):
             take_rows(xp, x.reshape(-1, inner), at, outs[0].reshape(-1, inner))
 
     def checks(self, ins, outs):
-        """Indices within their axes."""
         return ((1, coordinates_within(ins[0].shape, ins[1], self.batch_dims)),)
 
     def gradient(self, b, ins, outs, grads):
@@ -237,7 +225,6 @@ class GatherNDGrad(Move):
     batch_dims: int = 0
 
     def infer(self, indices, dy):
-        """`shape`, with dy's element type."""
         x = dy.with_shape(self.shape)
         if rows_taken(self, x, indices, self.batch_dims) != dy.shape:
             raise self.fail("indices and dy do not fit", indices, dy)
@@ -248,7 +235,6 @@ class GatherNDGrad(Move):
         return backward(coordinates(self.shape, ins[0], self.batch_dims))
 
     def scratch(self, ins, outs):
-        """Flat row numbers."""
         return row_scratch(ins[0])
 
     def compute(self, xp, ins, outs, scratch):
@@ -261,7 +247,6 @@ class GatherNDGrad(Move):
             add_rows(xp, outs[0].reshape(1, -1, inner), at, dy.reshape(1, -1, inner))
 
     def checks(self, ins, outs):
-        """Indices within their axes."""
         return ((0, coordinates_within(self.shape, ins[0], self.batch_dims)),)
 
     def gradient(self, b, ins, outs, grads):
@@ -282,7 +267,6 @@ class GatherNDGrad(Move):
 
     @classmethod
     def samples(cls, draw):
-        """As GatherND."""
         yield draw.case(cls((3, 4)), draw.ints("i64[5,2]", -3, 3), draw("f64[5]"))
         yield draw.case(cls((2, 3, 2), 1), draw.ints("i64[2,4,1]", -3, 3), draw("f64[2,4,2]"))
         yield draw.case(cls((2, 2, 3), 2), draw.ints("i64[2,2,1]", 0, 3), draw("f64[2,2]"))
@@ -339,7 +323,6 @@ class ScatterElements(Scatter, onnx=True):
     reduction: str = "none"
 
     def infer(self, x, indices, updates):
-        """x's type."""
         self.check(x, indices, updates)
         check_elements(self, x, indices, self.axis)
         if indices.shape != updates.shape:
@@ -352,7 +335,6 @@ class ScatterElements(Scatter, onnx=True):
         return in_step(ins, outs, [a for a, d in enumerate(ins[0].shape) if a != axis and shape[a] == d])
 
     def scratch(self, ins, outs):
-        """Flat positions."""
         return (ins[1].with_dtype("i64"),)
 
     def compute(self, xp, ins, outs, scratch):
@@ -363,15 +345,12 @@ class ScatterElements(Scatter, onnx=True):
         set_rows(xp, outs[0].reshape(-1, 1), at, updates.reshape(-1, 1), self.reduction)
 
     def checks(self, ins, outs):
-        """Indices within their axes."""
         return ((1, index_within(ins[0].shape[self.axis])),)
 
     def take(self, b, x, indices):
-        """GatherElements."""
         return b.GatherElements(x, indices, axis=self.axis)
 
     def put(self, b, x, indices, updates, how):
-        """ScatterElements."""
         return b.ScatterElements(x, indices, updates, axis=self.axis, reduction=how)
 
     @classmethod
@@ -394,7 +373,6 @@ class ScatterND(Scatter, onnx=True):
     reduction: str = "none"
 
     def infer(self, x, indices, updates):
-        """x's type."""
         self.check(x, indices, updates)
         if rows_taken(self, x, indices, 0) != updates.shape:
             raise self.fail("updates do not fit", x, indices, updates)
@@ -405,7 +383,6 @@ class ScatterND(Scatter, onnx=True):
         return [factor(d, [x, None, y], [x]) for d, x, _, y in coordinates(ins[0].shape, ins[1], 0) if x is not None]
 
     def scratch(self, ins, outs):
-        """Flat row numbers."""
         return row_scratch(ins[1])
 
     def compute(self, xp, ins, outs, scratch):
@@ -418,15 +395,12 @@ class ScatterND(Scatter, onnx=True):
             set_rows(xp, outs[0].reshape(-1, inner), at, updates.reshape(-1, inner), self.reduction)
 
     def checks(self, ins, outs):
-        """Indices within their axes."""
         return ((1, coordinates_within(ins[0].shape, ins[1], 0)),)
 
     def take(self, b, x, indices):
-        """GatherND."""
         return b.GatherND(x, indices)
 
     def put(self, b, x, indices, updates, how):
-        """ScatterND."""
         return b.ScatterND(x, indices, updates, reduction=how)
 
     @classmethod

@@ -29,7 +29,6 @@ class Trilu(Move):
     upper: int = 1
 
     def infer(self, x):
-        """x's type."""
         if x.ndim < 2:
             raise self.fail("needs two dimensions", x)
         return (x,)
@@ -66,7 +65,6 @@ class Trilu(Move):
 
     @classmethod
     def from_onnx(cls, node):
-        """k must be known."""
         k = 0 if node.type(1) is None else int(node.need_constant(1, "diagonal k").reshape(()))
         return node.emit(cls(k, node.attributes.get("upper", 1)), node.need(0))
 
@@ -94,7 +92,6 @@ class Eye(Move):
     k: int = 0
 
     def infer(self):
-        """As the attributes say."""
         return (TensorType(self.dtype, self.shape),)
 
     def axis_factors(self, ins, outs):
@@ -115,14 +112,12 @@ class Eye(Move):
             outs[0].reshape(-1)[start :: columns + 1][:count] = 1
 
     def export(self, g, ins, outs):
-        """ONNX EyeLike of zeros."""
         zeros = g.call("Expand", g.array(np.zeros((), DTYPES[self.dtype])), g.ints(self.shape))
         g.node("EyeLike", [zeros], outs, k=self.k)
         return True
 
     @classmethod
     def samples(cls, draw):
-        """Diagonals inside and outside."""
         for k in (0, 1, -1, 3):
             yield draw.case(cls("f64", (2, 3), k))
         yield draw.case(cls("i64", (3, 2)))
@@ -159,7 +154,6 @@ class OneHot(Move):
         return (TensorType(self.dtype, tuple(shape)),)
 
     def axis_factors(self, ins, outs):
-        """The indices'."""
         new = normal_axis(self.axis, outs[0].ndim, self)
         return [factor(d, [a], [a + (a >= new)]) for a, d in enumerate(ins[0].shape)]
 
@@ -273,7 +267,6 @@ class TopK(Move):
 
     @classmethod
     def from_onnx(cls, node):
-        """k must be known."""
         k = int(node.need_constant(1, "k").reshape(()))
         return node.emit(cls(k, node.attributes.get("axis", -1), node.attributes.get("largest", 1)), node.need(0))
 
@@ -311,7 +304,6 @@ class ReverseSequence(Move, onnx=True):
     time_axis: int = 0
 
     def infer(self, x, lengths):
-        """x's type."""
         axes = {self.batch_axis, self.time_axis}
         if x.ndim < 2 or axes != {0, 1} or lengths.shape != (x.shape[self.batch_axis],):
             raise self.fail("needs axes 0 and 1, and a length for each row", x, lengths)
@@ -323,7 +315,6 @@ class ReverseSequence(Move, onnx=True):
         return [batch, *(factor(d, [a + 2], [a + 2]) for a, d in enumerate(ins[0].shape[2:]))]
 
     def compute(self, xp, ins, outs, scratch):
-        """Row by row."""
         x, y = (xp.swapaxes(a, 0, 1) if self.batch_axis == 1 else a for a in (ins[0], outs[0]))
         if xp.__name__ != "numpy":  # lengths are on a device
             ends, at = ins[1].reshape(-1, 1), xp.arange(x.shape[1], dtype=xp.int64)[None]
@@ -336,7 +327,6 @@ class ReverseSequence(Move, onnx=True):
             y[i, length:] = x[i, length:]
 
     def checks(self, ins, outs):
-        """Lengths within the time axis."""
         return ((1, ("length", ins[0].shape[self.time_axis])),)
 
     def gradient(self, b, ins, outs, grads):
@@ -345,6 +335,5 @@ class ReverseSequence(Move, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Both layouts."""
         yield draw.case(cls(), draw("f64[4,3,2]"), np.array([4, 0, 3]))
         yield draw.case(cls(0, 1), draw("f64[2,3]"), np.array([1, 2]))

@@ -24,7 +24,6 @@ class Inverse(Op):
         return (x,)
 
     def axis_factors(self, ins, outs):
-        """Those of the matrices' numbers."""
         return in_step(ins, outs, range(ins[0].ndim - 2))
 
     def scratch(self, ins, outs):

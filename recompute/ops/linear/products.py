@@ -40,7 +40,6 @@ class MatMul(Op):
     weights = (0, 1)
 
     def infer(self, a, b):
-        """As `numpy.matmul`."""
         if a.dtype != b.dtype:
             raise self.fail("element types differ", a, b)
         left = (*a.shape[:-2], a.shape[-1], a.shape[-2]) if self.transA and a.ndim > 1 else a.shape
@@ -67,7 +66,6 @@ class MatMul(Op):
         return found
 
     def compute(self, xp, ins, outs, scratch):
-        """BLAS; transposed operands are views."""
         a, b = ins
         if scratch:
             left, right = self._half(a.shape, b.shape)

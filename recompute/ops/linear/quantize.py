@@ -37,7 +37,6 @@ class RoundStraight(Ufunc):
     floats = True
 
     def infer(self, x):
-        """A float."""
         if not x.is_float:
             raise self.fail("needs floats", x)
         return (x,)
@@ -47,7 +46,6 @@ class RoundStraight(Ufunc):
         return [grads[0]]
 
     def export(self, g, ins, outs):
-        """Round."""
         g.node("Round", ins, outs)
         return True
 

@@ -105,7 +105,6 @@ class DFT(Op):
         return [b.Slice(dx, starts=(0,), ends=(1,), axes=(x.ndim - 1,)) if x.shape[-1] == 1 else dx]
 
     def export(self, g, ins, outs):
-        """Length and axis are inputs."""
         length = g.array(np.array(self.length)) if self.length else ""
         given = [ins[0], length, g.array(np.array(self.axis))]
         g.node("DFT", given, outs, inverse=self.inverse, onesided=self.onesided)

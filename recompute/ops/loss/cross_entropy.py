@@ -285,11 +285,9 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         return self.loss_type(scores, labels), scores
 
     def axis_factors(self, ins, outs):
-        """Labels."""
         return self.label_factors(ins[1], (*ins, None)[2], ("scores", "labels"), ("loss", "scores"))
 
     def scratch(self, ins, outs):
-        """A tile's rows as well."""
         scores, weights = ins[0], (*ins, None)[2]
         _, classes, inner, step = _form(scores)
         kind = wide(scores.dtype)
@@ -297,7 +295,6 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         return (*self.label_types(scores, weights), TensorType(kind, (step, 1, inner)), rows, rows)
 
     def checks(self, ins, outs):
-        """Labels are classes."""
         return self.label_checks(1, ins[0].shape)
 
     def compute(self, xp, ins, outs, scratch):
@@ -326,7 +323,6 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         self.reduce(xp, losses, label_weights, outs[0])
 
     def expand(self, b, scores, labels, weights=None):
-        """Log-softmax, and the label's share."""
         log_prob = b.LogSoftmax(scores, axis=1)
         return self.expanded_loss(b, log_prob, labels, weights), log_prob
 
@@ -348,8 +344,6 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """With and without log-probabilities."""
-
         def make(op: SoftmaxCrossEntropyLoss, scores: Array, labels: Array, weights: Array | None) -> Case:
             # class weights are given, not learnt: they get no gradient (nor do they in PyTorch)
             return draw.case(op, scores, labels, weights, gradient=weights is None)
@@ -370,22 +364,18 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
     inplace = (0,)
 
     def infer(self, log_prob, labels, weights, dloss):
-        """Like the scores."""
         self.check(log_prob, labels, weights)
         if dloss != self.loss_type(log_prob, labels):
             raise self.fail("dloss does not have the loss's type", log_prob, labels, weights, dloss)
         return (log_prob,)
 
     def axis_factors(self, ins, outs):
-        """Labels."""
         return self.label_factors(ins[1], ins[2], ("scores", "labels", "", "loss"), ("scores",))
 
     def scratch(self, ins, outs):
-        """Numbers of labels."""
         return self.label_types(ins[0], ins[2])
 
     def checks(self, ins, outs):
-        """Labels are classes."""
         return self.label_checks(1, ins[0].shape)
 
     def compute(self, xp, ins, outs, scratch):
@@ -412,8 +402,6 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
 
     @classmethod
     def samples(cls, draw):
-        """As the loss."""
-
         def make(op: SoftmaxCrossEntropyGrad, scores: Array, labels: Array, weights: Array | None) -> Case:
             lp = scores - abs(scores).max() - scores.dtype.type(0.1)
             t = op.loss_type(TensorType.of(scores), TensorType.of(labels))

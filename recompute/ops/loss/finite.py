@@ -17,7 +17,6 @@ class CheckFinite(Op, onnx="Identity"):
     inplace = (0,)
 
     def infer(self, x):
-        """The same type."""
         if not x.is_float or x.size != 1:
             raise self.fail("it takes one floating-point number", x)
         return (x,)
@@ -29,7 +28,6 @@ class CheckFinite(Op, onnx="Identity"):
         outs[0][...] = ins[0]
 
     def checks(self, ins, outs):
-        """The number is finite."""
         return ((0, "finite"),)
 
     def gradient(self, b, ins, outs, grads):

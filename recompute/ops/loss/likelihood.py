@@ -17,20 +17,16 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
     ignore_index: int | None = None
 
     def infer(self, log_prob, labels, weights=None):
-        """The loss."""
         self.check(log_prob, labels, weights)
         return (self.loss_type(log_prob, labels),)
 
     def axis_factors(self, ins, outs):
-        """Labels."""
         return self.label_factors(ins[1], (*ins, None)[2], ("scores", "labels"), ("loss",))
 
     def scratch(self, ins, outs):
-        """Numbers of labels."""
         return self.label_types(ins[0], (*ins, None)[2])
 
     def checks(self, ins, outs):
-        """Labels are classes."""
         return self.label_checks(1, ins[0].shape)
 
     def compute(self, xp, ins, outs, scratch):
@@ -59,13 +55,10 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
 
     @classmethod
     def from_onnx(cls, node):
-        """Class weights are not trained."""
         return loss_from_onnx(cls, node, 1)
 
     @classmethod
     def samples(cls, draw):
-        """As cross entropy."""
-
         def make(op: NegativeLogLikelihoodLoss, scores: Array, labels: Array, weights: Array | None) -> Case:
             return draw.case(op, scores, labels, weights, gradient=weights is None)
 
@@ -82,7 +75,6 @@ class NegativeLogLikelihoodGrad(LabelLoss):
     ignore_index: int | None = None
 
     def infer(self, labels, weights, dloss):
-        """`shape` with dloss's element type."""
         x = TensorType(dloss.dtype, self.shape)
         self.check(x, labels, weights)
         if dloss != self.loss_type(x, labels):
@@ -90,7 +82,6 @@ class NegativeLogLikelihoodGrad(LabelLoss):
         return (x,)
 
     def axis_factors(self, ins, outs):
-        """Labels."""
         return self.label_factors(ins[0], ins[1], ("labels", "", "loss"), ("scores",))
 
     def scratch(self, ins, outs):
@@ -98,7 +89,6 @@ class NegativeLogLikelihoodGrad(LabelLoss):
         return self.label_types(TensorType(ins[2].dtype, self.shape), ins[1])
 
     def checks(self, ins, outs):
-        """Labels are classes."""
         return self.label_checks(0, self.shape)
 
     def compute(self, xp, ins, outs, scratch):
@@ -123,8 +113,6 @@ class NegativeLogLikelihoodGrad(LabelLoss):
 
     @classmethod
     def samples(cls, draw):
-        """As the loss."""
-
         def make(op: SoftmaxCrossEntropyLoss, scores: Array, labels: Array, weights: Array | None) -> Case:
             t = op.loss_type(TensorType.of(scores), TensorType.of(labels))
             return draw.case(

@@ -120,13 +120,11 @@ class LinearCrossEntropy(LinearLoss):
         return (*found, x, w) if bias is None else (*found, x, w, bias)
 
     def axis_factors(self, ins, outs):
-        """Rows."""
         count, single = len(outs), self.reduction == "none"
         of_outputs = (single, True, True, False, False)[:count]
         return self.row_factors(ins[3], (True, False, False, True), of_outputs, (0, 2, 3, 4)[: count - 1])
 
     def checks(self, ins, outs):
-        """Labels are words."""
         return self.label_checks(3, ins[1])
 
     def with_gradients(self, x: TensorType, w: TensorType, labels: TensorType) -> bool:

@@ -23,20 +23,17 @@ class LinearCrossEntropyGrad(LinearLoss):
     required_outputs = 2
 
     def infer(self, x, w, bias, labels, lse, dloss):
-        """Like the inputs."""
         self.check(x, w, bias, labels)
         if dloss != self.loss_type(x, labels) or lse != TensorType(wide(x.dtype), labels.shape):
             raise self.fail("lse and dloss are not those of these inputs", x, w, bias, labels, lse, dloss)
         return (x, w) if bias is None else (x, w, bias)
 
     def axis_factors(self, ins, outs):
-        """Rows."""
         count, single = len(outs), self.reduction == "none"
         of_inputs = (True, False, False, True, True, single)
         return self.row_factors(ins[3], of_inputs, (True, False, False)[:count], (0, 1, 2)[:count])
 
     def checks(self, ins, outs):
-        """Labels are words."""
         return self.label_checks(3, ins[1])
 
     def scratch(self, ins, outs):
@@ -65,7 +62,6 @@ class LinearCrossEntropyGrad(LinearLoss):
                     out[...] = found
 
     def expand(self, b, x, w, bias, labels, lse, dloss):
-        """The formulas over all logits."""
         t, _, chosen, counted = whole(self, b, x, w, bias, labels)
         known = b.Reshape(lse, shape=(labels.size, 1))
         return tuple(expanded_gradients(self, b, (x, w, bias, labels), (t, known, chosen, counted), dloss))
@@ -79,7 +75,6 @@ class LinearCrossEntropyGrad(LinearLoss):
 
     @classmethod
     def samples(cls, draw):
-        """As the loss."""
         for op, (x, w, bias, y) in head_samples(cls, draw):
             t = op.loss_type(TensorType.of(x), TensorType.of(y))
             lse = draw(str(t.with_shape(y.shape))) + t.numpy.type(2)

@@ -25,7 +25,6 @@ class InverseIfFinite(Op):
     """
 
     def infer(self, scale, *gradients):
-        """A scalar."""
         if scale != TensorType("f32", ()):
             raise self.fail("the scale must be f32[]", scale, *gradients)
         if not gradients or any(not g.is_float for g in gradients):
@@ -33,11 +32,9 @@ class InverseIfFinite(Op):
         return (scale,)
 
     def scratch(self, ins, outs):
-        """A part's answers."""
         return (TensorType("bool", (min(max(g.size for g in ins[1:]), PART),)),)
 
     def compute(self, xp, ins, outs, scratch):
-        """Part by part."""
         good = xp.ones((), bool)
         for g in ins[1:]:
             g = g.reshape(-1)
@@ -91,13 +88,11 @@ class LossScaleUpdate(Op):
     required_outputs = 2
 
     def infer(self, scale, good, unscale):
-        """As they are."""
         if scale != TensorType("f32", ()) or good != TensorType("i64", ()) or unscale != scale:
             raise self.fail("needs f32[], i64[], f32[]", scale, good, unscale)
         return scale, good
 
     def compute(self, xp, ins, outs, scratch):
-        """On scalars."""
         scale, good, unscale = ins
         skipped, count = unscale == 0, good + 1
         grown = count >= self.interval
@@ -106,7 +101,6 @@ class LossScaleUpdate(Op):
         outs[0][...] = xp.clip(after, _LEAST, _MOST)
 
     def expand(self, b, scale, good, unscale):
-        """The same."""
         skipped = b.Equal(unscale, b.constant(0.0, unscale))
         count = b.Add(good, b.constant(1, good))
         grown = b.GreaterOrEqual(count, b.constant(self.interval, count))

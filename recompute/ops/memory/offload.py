@@ -43,7 +43,6 @@ class Copy(Op, abstract=True):
     moves_data = True
 
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        """One copy."""
         outs[0][...] = ins[0]
 
     def cost(self, ins: Types, outs: Types) -> Cost:
@@ -83,11 +82,9 @@ class CopyWait(Copy):
     """Waits for the copy that writes its first input and reads its second one; gives the first, ready to be read."""
 
     def infer(self, target, source):
-        """The target's type."""
         if target.host == source.host or target != source.placed(host=target.host):
             raise self.fail("the two ends of a copy are the same elements, one of them in host memory", target, source)
         return (target,)
 
     def views(self, ins, outs):
-        """The target itself."""
         return (0,)

@@ -78,12 +78,10 @@ class BatchNormalization(ChannelNorm, onnx=True):
     weights = (1, 2)
 
     def infer(self, x, scale, bias, mean, var):
-        """x's type."""
         self.check(x, scale, bias, mean, var)
         return (x,)
 
     def axis_factors(self, ins, outs):
-        """All: statistics are given."""
         return (*by_channel(ins, outs), *by_element(ins, outs))
 
     def scratch(self, ins, outs):
@@ -192,17 +190,14 @@ class RunningUpdate(Op):
     momentum: float = 0.9
 
     def infer(self, running, batch):
-        """running's type."""
         if running != batch or not (running.is_float or self.momentum == 0):
             raise self.fail("both need the same type, a float one unless momentum is 0", running, batch)
         return (running,)
 
     def axis_factors(self, ins, outs):
-        """All."""
         return aligned(ins, outs)
 
     def scratch(self, ins, outs):
-        """batch scaled."""
         return (ins[1],)
 
     def compute(self, xp, ins, outs, scratch):
@@ -220,11 +215,9 @@ class RunningUpdate(Op):
         return [None, None]
 
     def element(self, running, batch):
-        """The formula."""
         return through_expansion(self, (running, batch))
 
     def expand(self, b, running, batch):
-        """The formula."""
         if self.momentum == 0:
             return (b.Identity(batch),)
         kept = b.Mul(running, b.constant(self.momentum, running))
@@ -232,6 +225,5 @@ class RunningUpdate(Op):
 
     @classmethod
     def samples(cls, draw):
-        """Two types."""
         yield draw.case(cls(), draw("f64[3]"), draw("f64[3]"))
         yield draw.case(cls(momentum=0.5), draw("f32[3]"), draw("f32[3]"))

@@ -18,12 +18,10 @@ class BatchNormFactor(Elementwise):
     flops_per_element = 3
 
     def expand(self, b, scale, var):
-        """The formula."""
         return (b.Div(scale, b.Sqrt(b.Add(var, b.constant(self.epsilon, var)))),)
 
     @classmethod
     def samples(cls, draw):
-        """Two types."""
         yield draw.case(cls(epsilon=0.1), draw("f64[3]"), draw("f64[3]", 0.5, 2))
         yield draw.case(cls(), draw("f32[3]"), draw("f32[3]", 0.5, 2))
 
@@ -37,7 +35,6 @@ class CentreScale(Elementwise):
     flops_per_element = 3
 
     def expand(self, b, x, mean, factor, bias):
-        """The formula."""
         return (b.Add(b.Mul(b.Sub(x, mean), factor), bias),)
 
     @classmethod
@@ -56,7 +53,6 @@ class CentredProduct(Elementwise):
     flops_per_element = 2
 
     def expand(self, b, x, mean, dy):
-        """The formula."""
         return (b.Mul(b.Sub(x, mean), dy),)
 
     @classmethod
@@ -112,7 +108,6 @@ class BatchNormSlope(Elementwise):
         return (x - mean) * steep + dy * factor + total * factor / -float(self.count)
 
     def expand(self, b, x, mean, scale, var, total, against, dy):
-        """The formula."""
         n = b.constant(float(self.count), x)
         s = b.Div(b.constant(1.0, x), b.Sqrt(b.Add(var, b.constant(self.epsilon, var))))
         steep = b.Div(b.Mul(b.Mul(s, s), against), n)

@@ -37,7 +37,6 @@ class BatchNormTrain(ChannelNorm):
         return (x, scale, scale)
 
     def own_slice(self, ins, outs):
-        """Images."""
         return own_batch((0,), ins, outs, OWN)
 
     def scratch(self, ins, outs):
@@ -64,13 +63,11 @@ class BatchNormTrain(ChannelNorm):
                     out[c] = statistic
 
     def inference(self, b, ins, running):
-        """BatchNormalization with the running statistics."""
         x, scale, bias = ins
         mean, var = running_statistics(self, b, running[1:], scale, x)
         return (b.BatchNormalization(x, scale, bias, mean, var, epsilon=self.epsilon), mean, var)[: len(running)]
 
     def expand(self, b, x, scale, bias):
-        """The formula."""
         axes = channel_axes(x.ndim)
         work = as_type_of(b, x, scale) if wide(x.type) != x.type else x
         mean = b.ReduceMean(work, axes=axes)
@@ -166,11 +163,9 @@ class BatchNormStatistics(Op):
         return (found, found)
 
     def axis_factors(self, ins, outs):
-        """Channels."""
         return by_channel(ins, outs)
 
     def own_slice(self, ins, outs):
-        """Images."""
         return own_batch((0,), ins, outs, OWN)
 
     def scratch(self, ins, outs):
@@ -181,7 +176,6 @@ class BatchNormStatistics(Op):
         return (*rows, wide(x).with_shape((c * x.size // max(x.shape[1], 1),)))
 
     def compute(self, xp, ins, outs, scratch):
-        """BatchNormTrain's first two passes."""
         x = planes(ins[0])
         for c in channel_blocks(x):
             mean, var, _ = scratch[0][:, : c.stop - c.start]
@@ -190,7 +184,6 @@ class BatchNormStatistics(Op):
             outs[0][c], outs[1][c] = mean, var
 
     def inference(self, b, ins, running):
-        """The running statistics."""
         return running_statistics(self, b, running, wide(ins[0].type), ins[0])
 
     def cost(self, ins, outs):
@@ -198,7 +191,6 @@ class BatchNormStatistics(Op):
         return Cost(7 * ins[0].size, super().cost(ins, outs).bytes)
 
     def expand(self, b, x):
-        """The formula."""
         axes, wanted = channel_axes(x.ndim), wide(x.type).dtype
         work = x if x.dtype == wanted else b.Cast(x, to=wanted)
         mean = b.ReduceMean(work, axes=axes)
@@ -250,12 +242,10 @@ class BatchNormApply(ChannelNorm):
     inplace = (0,)
 
     def infer(self, x, scale, bias, mean, var):
-        """x's type."""
         self.check(x, scale, bias, mean, var)
         return (x,)
 
     def axis_factors(self, ins, outs):
-        """All: statistics are given."""
         return (*by_channel(ins, outs), *by_element(ins, outs))
 
     def scratch(self, ins, outs):
@@ -290,7 +280,6 @@ class BatchNormApply(ChannelNorm):
         return Cost(3 * ins[0].size, super().cost(ins, outs).bytes)
 
     def expand(self, b, x, scale, bias, mean, var):
-        """BatchNormTrain's formula."""
         work = as_type_of(b, x, scale) if wide(x.type) != x.type else x
         mean, var = (per_channel(b, as_type_of(b, v, work), x) for v in (mean, var))
         return (_scaled(b, x, b.Sub(work, mean), var, scale, bias, self.epsilon),)
@@ -320,7 +309,6 @@ class BatchNormGrad(ChannelNorm):
     inplace = (0,)
 
     def infer(self, x, scale, mean, var, dy):
-        """x's type, scale's type twice."""
         self.check(x, scale, mean, var)
         if dy != x:
             raise self.fail("dy must have x's type", x, scale, mean, var, dy)
@@ -393,7 +381,6 @@ class BatchNormGrad(ChannelNorm):
         return Cost(cost.flops, cost.bytes + 2 * ins[0].nbytes)
 
     def expand(self, b, x, scale, mean, var, dy):
-        """The formulas."""
         axes = channel_axes(x.ndim)
         work, given = (as_type_of(b, v, scale) if wide(x.type) != x.type else v for v in (x, dy))
         count = b.constant(float(max(x.type.size // max(x.shape[1], 1), 1)), work)

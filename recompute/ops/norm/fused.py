@@ -52,7 +52,6 @@ class Normalization(Op, abstract=True):
         raise NotImplementedError
 
     def infer(self, x, scale, bias=None):
-        """x's type, statistics."""
         if not x.is_float:
             raise self.fail("needs floats", x, scale, bias)
         shape = self.vector(x)
@@ -66,7 +65,6 @@ class Normalization(Op, abstract=True):
         return kernels.forward_scratch(ins[0], self.view(ins[0]))
 
     def compute(self, xp, ins, outs, scratch):
-        """Blocks of rows; see norm_kernels."""
         x, scale = ins[:2]
         bias = ins[2] if len(ins) > 2 else None
         view = self.view(TensorType.of(x))
@@ -159,7 +157,6 @@ class NormGrad(Op):
     view: tuple[int, int, int, int]
 
     def infer(self, x, scale, mean, inverse, dy):
-        """x's type, scale's twice."""
         if math.prod(self.view) != x.size or len(self.view) != 4 or min(self.view) < 0 or dy != x:
             raise self.fail(f"x and dy must have the elements of view {list(self.view)}", x, scale, mean, inverse, dy)
         if not x.is_float:
@@ -180,15 +177,12 @@ class NormGrad(Op):
         return found
 
     def sliced(self, factor, start, size, outs):
-        """The view of fewer rows."""
         return dataclasses.replace(self, view=(self.view[0] * size // factor.size, *self.view[1:]))
 
     def scratch(self, ins, outs):
-        """Blocks and sums."""
         return kernels.grad_scratch(ins[0], self.view)
 
     def compute(self, xp, ins, outs, scratch):
-        """Blocks of rows; see norm_kernels."""
         x, scale, mean, inverse, dy = ins
         found = kernels.grad(xp, self.view, x, scale, mean, inverse, dy, outs[0], scratch)
         for out, total in zip(outs[1:], found, strict=True):
@@ -199,7 +193,6 @@ class NormGrad(Op):
         return Cost(14 * ins[0].size, super().cost(ins, outs).bytes)
 
     def expand(self, b, x, scale, mean, inverse, dy):
-        """The formulas of `norm_kernels.grad`."""
         a, g, s, _ = self.view
         dtype = inverse.dtype
         small = (a, g, 1, 1)
@@ -247,16 +240,13 @@ class LayerNormalization(Normalization, onnx=True):
     weights = (1, 2)
 
     def axis_factors(self, ins, outs):
-        """Rows."""
         return rows(ins[0], outs, normal_axis(self.axis, ins[0].ndim, self))
 
     def view(self, x):
-        """Rows."""
         axis = normal_axis(self.axis, x.ndim, self)
         return (math.prod(x.shape[:axis]), 1, math.prod(x.shape[axis:]), 1)
 
     def vector(self, x):
-        """The normalised axes."""
         return x.shape[normal_axis(self.axis, x.ndim, self) :]
 
     def statistics(self, x):
@@ -322,15 +312,12 @@ class RMSNormalization(Normalization):
         return super().infer(x, scale)
 
     def axis_factors(self, ins, outs):
-        """Rows."""
         return rows(ins[0], outs, normal_axis(self.axis, ins[0].ndim, self))
 
     def view(self, x):
-        """Rows."""
         return LayerNormalization(axis=self.axis).view(x)
 
     def vector(self, x):
-        """The normalised axes."""
         return x.shape[normal_axis(self.axis, x.ndim, self) :]
 
     def statistics(self, x):
@@ -339,14 +326,12 @@ class RMSNormalization(Normalization):
 
     @classmethod
     def from_onnx(cls, node):
-        """Scale in full shape."""
         op = cls(axis=node.attributes.get("axis", -1), epsilon=node.attributes.get("epsilon", 1e-5))
         x = node.need(0)
         return node.emit(op, x, _full_vector(node, op, x, 1))
 
     @classmethod
     def samples(cls, draw):
-        """Last axis, several axes, halves."""
         yield draw.case(cls(), draw("f64[2,3,4]"), draw("f64[4]"))
         yield draw.case(cls(axis=1, epsilon=0.01), draw("f64[2,3,2]"), draw("f64[3,2]"), want=1)
         yield draw.case(cls(), draw("f32[2,3,4]"), draw("f32[4]"))
@@ -361,14 +346,12 @@ class ChannelwiseNormalization(Normalization, abstract=True):
         raise NotImplementedError
 
     def view(self, x: TensorType) -> View:
-        """Groups of channels."""
         g = self.groups(x)
         if x.ndim < 2 or g < 1 or x.shape[1] % g:
             raise self.fail(f"{g} groups do not divide the channels", x)
         return (x.shape[0], g, x.shape[1] // g, math.prod(x.shape[2:]))
 
     def vector(self, x: TensorType) -> tuple[int, ...]:
-        """One a channel."""
         self.view(x)
         return (x.shape[1],)
 
@@ -387,11 +370,9 @@ class GroupNormalization(ChannelwiseNormalization, onnx=True):
     weights = (1, 2)
 
     def axis_factors(self, ins, outs):
-        """Images, and groups of channels."""
         return by_group(ins[0], outs, self.num_groups, "num_groups")
 
     def groups(self, x: TensorType) -> int:
-        """The attribute."""
         return self.num_groups
 
     @classmethod
@@ -428,16 +409,13 @@ class InstanceNormalization(ChannelwiseNormalization, onnx=True):
     weights = (1, 2)
 
     def axis_factors(self, ins, outs):
-        """Images and channels."""
         return by_group(ins[0], outs, ins[0].shape[1])
 
     def groups(self, x: TensorType) -> int:
-        """One a channel."""
         return x.shape[1]
 
     @classmethod
     def from_onnx(cls, node):
-        """y only."""
         return node.emit(cls(epsilon=node.attributes.get("epsilon", 1e-5)), *node.inputs)
 
     @classmethod

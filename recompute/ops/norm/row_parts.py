@@ -19,7 +19,6 @@ class RowCentreScale(Elementwise):
     flops_per_element = 4
 
     def expand(self, b, x, mean, inverse, scale, bias):
-        """The formula."""
         return (b.Add(b.Mul(b.Mul(b.Sub(x, mean), inverse), scale), bias),)
 
     @classmethod
@@ -40,7 +39,6 @@ class RowScale(Elementwise):
     flops_per_element = 2
 
     def expand(self, b, x, inverse, scale):
-        """The formula."""
         return (b.Mul(b.Mul(x, inverse), scale),)
 
     @classmethod

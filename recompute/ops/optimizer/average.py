@@ -23,21 +23,17 @@ class AverageUpdate(Op):
     updates = (0,)
 
     def infer(self, average, w, keep):
-        """The average's type."""
         if not w.is_float or average != TensorType(work_dtype(w), w.shape) or keep != TensorType("f32", ()):
             raise self.fail("needs an average of w's shape (f32 for halves), w, and f32[]", average, w, keep)
         return (average,)
 
     def axis_factors(self, ins, outs):
-        """All."""
         return aligned(ins, outs)
 
     def scratch(self, ins, outs):
-        """A part of w, scaled."""
         return (TensorType(ins[0].dtype, (min(ins[0].size, PART),)),)
 
     def compute(self, xp, ins, outs, scratch):
-        """Part by part."""
         kind = outs[0].dtype.type
         average, w, out = ins[0].reshape(-1), ins[1].reshape(-1), outs[0].reshape(-1)
         keep = ins[2].astype(kind)
@@ -55,11 +51,9 @@ class AverageUpdate(Op):
         return [None, None, None]
 
     def element(self, *inputs):
-        """The formula."""
         return through_expansion(self, inputs)
 
     def expand(self, b, average, w, keep):
-        """The formula."""
         wide = w if w.dtype == average.dtype else b.Cast(w, to=average.dtype)
         keep = keep if keep.dtype == average.dtype else b.Cast(keep, to=average.dtype)
         rest = b.Sub(b.constant(1.0, keep), keep)

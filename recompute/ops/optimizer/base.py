@@ -159,7 +159,6 @@ class Update(Op, abstract=True):
                 w[here] = wp
 
     def compute(self, xp, ins, outs, scratch):
-        """Part by part, in place."""
         factors = self.numbers(xp, ins)
         for w, g, state, t in self.parts(xp, ins, scratch):
             states = [s for s in state if s is not None]

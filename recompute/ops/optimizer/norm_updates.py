@@ -56,7 +56,6 @@ class LambUpdate(TrustUpdate):
         return 0.0
 
     def scratch(self, ins, outs):
-        """One more part: for r."""
         parts = super().scratch(ins, outs)
         return (parts[0], *parts)
 
@@ -96,7 +95,6 @@ class LambUpdate(TrustUpdate):
         xp.add(t, rest, out=t)
 
     def formula(self, b, w, g, state, factors):
-        """As the class says."""
         m, v = state
         rate, scale, epsilon = factors
         m = mixed(b, m, g, self.beta1)
@@ -167,7 +165,6 @@ class LarsUpdate(TrustUpdate):
         return [rate if rate.dtype == "f64" else b.Cast(rate, to="f64")]
 
     def formula(self, b, w, g, state, factors):
-        """As the class says."""
         nw, ng = self.norm_value(b, w), self.norm_value(b, g)
         zero, one = b.constant(0.0, "f64"), b.constant(1.0, "f64")
         ok = b.Less(zero, b.Mul(nw, ng))
@@ -205,17 +202,14 @@ class GlobalNorm(Op):
     """√Σ x² over all elements of all inputs: f32[], or f64[] where the inputs are f64.  Summed in f64."""
 
     def infer(self, *inputs):
-        """A scalar."""
         if not inputs or any(not t.is_float for t in inputs):
             raise self.fail("it takes one or more floating-point tensors", *inputs)
         return (TensorType("f64" if all(t.dtype == "f64" for t in inputs) else "f32", ()),)
 
     def scratch(self, ins, outs):
-        """A part for squares."""
         return (TensorType("f64", (min(max(t.size for t in ins), PART),)),)
 
     def compute(self, xp, ins, outs, scratch):
-        """Part by part, in order."""
         total = xp.zeros((), np.float64)
         for x in ins:
             total = _with_squares(xp, total, x.reshape(-1), scratch[0])
@@ -250,13 +244,11 @@ class SquareSums(Op):
     parts: int = 1
 
     def infer(self, *inputs):
-        """One number for each part."""
         if not inputs or any(not t.is_float for t in inputs) or self.parts < 1:
             raise self.fail("it takes one or more floating-point tensors, and one part or more", *inputs)
         return (TensorType("f64", (self.parts,)),)
 
     def scratch(self, ins, outs):
-        """A tile for squares."""
         return (TensorType("f64", (min(max(-(-t.size // self.parts) for t in ins), PART),)),)
 
     def compute(self, xp, ins, outs, scratch):
@@ -282,7 +274,6 @@ class SquareSums(Op):
         return (b.add_all(found),)
 
     def axis_factors(self, ins, outs):
-        """Needed whole."""
         return ()
 
     def cost(self, ins, outs):

@@ -61,7 +61,6 @@ class MomentumUpdate(Update):
         return rate, 1 - (1 - first) * self.dampening
 
     def formula(self, b, w, g, state, factors):
-        """As the class says."""
         fresh = b.Mul(g, factors[1]) if self.dampening else g
         v = b.Add(scaled(b, state[0], self.momentum), fresh)
         step = b.Add(scaled(b, v, self.momentum), g) if self.nesterov else v
@@ -69,7 +68,6 @@ class MomentumUpdate(Update):
 
     @classmethod
     def samples(cls, draw):
-        """Plain, Nesterov, dampened; half precision."""
         yield from update_samples(cls(), draw, 1)
         yield from update_samples(cls(nesterov=True, weight_decay=0.1), draw, 1)
         yield from update_samples(cls(dampening=0.3), draw, 1)
@@ -92,14 +90,12 @@ class AdagradUpdate(Update):
     flops_per_element = 9
 
     def formula(self, b, w, g, state, factors):
-        """As the class says."""
         s = b.Add(state[0], b.Mul(g, g))
         step = b.Div(g, b.Add(b.Sqrt(s), b.constant(self.epsilon, s)))
         return b.Sub(w, b.Mul(step, factors[0])), s
 
     @classmethod
     def samples(cls, draw):
-        """With and without weight decay."""
         yield from update_samples(cls(), draw, 1)
         yield from update_samples(cls(weight_decay=0.1), draw, 1)
 
@@ -128,7 +124,6 @@ class RMSPropUpdate(Update):
         return super().infer(*inputs)
 
     def formula(self, b, w, g, state, factors):
-        """As the class says."""
         s, a, v = state
         s = under = mixed(b, s, b.Mul(g, g), self.rho)
         if a is not None:
@@ -170,7 +165,6 @@ class AdamUpdate(Update):
 
     @property
     def coupled(self) -> float:
-        """None where decay is decoupled."""
         return 0.0 if self.decoupled else self.weight_decay
 
     def factors(self, m, rate, step):
@@ -179,7 +173,6 @@ class AdamUpdate(Update):
         return rate * root / (1.0 - self.beta1**step), root * self.epsilon, 1.0 - rate * self.weight_decay
 
     def formula(self, b, w, g, state, factors):
-        """As the class says."""
         m, v, top = state
         rate, epsilon, keep = factors
         if self.decoupled:
@@ -211,13 +204,11 @@ class Increment(Op):
     updates = (0,)
 
     def infer(self, x, unscale=None):
-        """The same type."""
         if unscale is not None and unscale != TensorType("f32", ()):
             raise self.fail("unscale must be f32[]", x, unscale)
         return (x,)
 
     def compute(self, xp, ins, outs, scratch):
-        """In place."""
         kind = ins[0].dtype
         one = kind.type(1) if len(ins) < 2 or ins[1] is None else (ins[1] != 0).astype(kind)
         xp.add(ins[0], one, out=outs[0])

@@ -23,7 +23,6 @@ class Averaging(Pooling, abstract=True):
     count_include_pad: int
 
     def fields(self) -> dict[str, Any]:
-        """With `count_include_pad`."""
         return {**super().fields(), "count_include_pad": self.count_include_pad}
 
     def counts(self, w: Window) -> list[list[int]]:
@@ -103,7 +102,6 @@ class AveragePool(Averaging, onnx=True):
 
     @classmethod
     def from_onnx(cls, node):
-        """`auto_pad` becomes pads."""
         include = node.attributes.get("count_include_pad", 0)
         return node.emit(cls(**cls.onnx_fields(node), count_include_pad=include), node.need(0))
 
@@ -147,7 +145,6 @@ class AveragePoolGrad(Averaging):
         return (divided,) if exact else (divided, TensorType(dtype, (count * math.prod(w.inp),)))
 
     def compute(self, xp, ins, outs, scratch):
-        """One addition a tap."""
         w = self.window(outs[0].shape[2:], ins[0].shape[2:])
         dy, dx = ins[0].reshape(-1, *w.out), outs[0].reshape(-1, *w.inp)
         for block in planes(w, dy.shape[0]):
@@ -181,7 +178,6 @@ class AveragePoolGrad(Averaging):
 
     @classmethod
     def samples(cls, draw):
-        """As for AveragePool."""
         for op, text in _pool_samples(AveragePool):
             x = TensorType.parse(f"f64[{text}]")
             for include in (0, 1):

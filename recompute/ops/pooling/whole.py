@@ -31,7 +31,6 @@ class GlobalAveragePool(Op, onnx=True):
         return (x.with_shape((*x.shape[:2], *(1,) * (x.ndim - 2))),)
 
     def axis_factors(self, ins, outs):
-        """Images and channels."""
         return in_step(ins, outs, range(2))
 
     def scratch(self, ins, outs):
@@ -39,7 +38,6 @@ class GlobalAveragePool(Op, onnx=True):
         return (wide(outs[0]),) if wide(outs[0]) != outs[0] else ()
 
     def compute(self, xp, ins, outs, scratch):
-        """One sum and a factor."""
         x = ins[0].reshape(*ins[0].shape[:2], math.prod(ins[0].shape[2:]))
         total = (scratch[0] if scratch else outs[0]).reshape(x.shape[:2])
         xp.sum(x, axis=2, dtype=total.dtype, out=total)
@@ -87,7 +85,6 @@ class GlobalMaxPool(Op, onnx=True):
         return found if outs[1] is None else needed_whole(found)
 
     def compute(self, xp, ins, outs, scratch):
-        """Maxima, and their places."""
         x = ins[0].reshape(ins[0].shape[0], ins[0].shape[1], -1)
         xp.max(x, axis=2, out=outs[0].reshape(x.shape[:2]))
         if len(outs) > 1 and outs[1] is not None:
@@ -116,7 +113,6 @@ class GlobalMaxPool(Op, onnx=True):
 
     @classmethod
     def from_onnx(cls, node):
-        """The values only."""
         return node.emit(cls(), node.need(0))
 
 
@@ -139,7 +135,6 @@ class GlobalMaxPoolGrad(Op):
         return needed_whole(in_step(ins, outs, range(2)))
 
     def compute(self, xp, ins, outs, scratch):
-        """One scatter; indices all differ."""
         outs[0].fill(0)
         outs[0].reshape(-1)[ins[0].reshape(-1)] = ins[1].reshape(-1)
 
@@ -149,7 +144,6 @@ class GlobalMaxPoolGrad(Op):
         return [None, b.Gather(flat, ins[0])]
 
     def export(self, g, ins, outs):
-        """ScatterElements into zeros."""
         dy = g.type(ins[1])
         shape = (*dy.shape[:2], *self.shape)
         zeros = g.call("Expand", g.zero(ins[1]), g.ints([math.prod(shape)]))
@@ -159,7 +153,6 @@ class GlobalMaxPoolGrad(Op):
 
     @classmethod
     def samples(cls, draw):
-        """Two planes each."""
         places = draw.ints("i64[2,2,1,1]", 0, 6)
         for n in range(4):
             places[n // 2, n % 2] += 6 * n

@@ -26,7 +26,6 @@ class Pooling(Op, abstract=True):
     ceil_mode: int
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
-        """Images and channels."""
         return in_step(ins, outs, range(2))
 
     def pooled(self, x: TensorType) -> tuple[int, ...]:
@@ -117,7 +116,6 @@ class MaxPool(Pooling, onnx=True):
     ceil_mode: int = 0
 
     def infer(self, x):
-        """Pooled values, indices, window numbers."""
         y = x.with_shape(self.pooled(x))
         return (y, y.with_dtype("i64"), y.with_dtype(window_dtype(math.prod(self.kernel_shape))))
 
@@ -304,7 +302,6 @@ class MaxPoolGrad(MaxPoolLinear):
         return (x,)
 
     def windows(self, ins, outs):
-        """Over the output."""
         return self.window(outs[0].shape[2:], ins[0].shape[2:])
 
     def compute(self, xp, ins, outs, scratch):
@@ -324,7 +321,6 @@ class MaxPoolGrad(MaxPoolLinear):
 
     @classmethod
     def samples(cls, draw):
-        """As for MaxPool."""
         for op, x, y, number in _numbered(draw):
             yield draw.case(cls(shape=x.shape[2:], **op.fields()), number, draw(str(y)))
 
@@ -353,17 +349,14 @@ class MaxPoolGather(MaxPoolLinear):
     ceil_mode: int = 0
 
     def infer(self, number, x):
-        """As MaxPool."""
         if self.pooled(x) != number.shape:
             raise self.fail("the numbers are not those of windows over this input", number, x)
         return (x.with_shape(number.shape),)
 
     def windows(self, ins, outs):
-        """Over the input."""
         return self.window(ins[1].shape[2:], outs[0].shape[2:])
 
     def compute(self, xp, ins, outs, scratch):
-        """One masked sum a tap."""
         w = self.windows(ins, outs)
         number, x = ins[0].reshape(-1, *w.out), ins[1].reshape(-1, *w.inp)
         self.route(xp, w, number, x, outs[0].reshape(-1, *w.out), scratch, gather=True)
@@ -373,12 +366,10 @@ class MaxPoolGather(MaxPoolLinear):
         return [None, b.MaxPoolGrad(ins[0], grads[0], shape=ins[1].shape[2:], **self.fields())]
 
     def export(self, g, ins, outs):
-        """GatherElements over flat planes."""
         export_max_gather(self, g, ins, outs)
         return True
 
     @classmethod
     def samples(cls, draw):
-        """As for MaxPool."""
         for op, x, _, number in _numbered(draw):
             yield draw.case(cls(**op.fields()), number, draw(str(x)))

@@ -20,7 +20,6 @@ class _Quantizer(Elementwise, abstract=True):
     floats = True
 
     def infer(self, *inputs):
-        """x's type."""
         found = super().infer(*inputs)
         x = inputs[0]
         if x.dtype not in ("f32", "f64") or broadcast(self, *inputs) != x.shape:
@@ -73,7 +72,6 @@ class FakeQuantizeGrad(_Quantizer):
         return [None, None, None, b.FakeQuantizeGrad(*ins[:3], grads[0], low=self.low, high=self.high)]
 
     def expand(self, b, x, scale, zero, dy):
-        """A choice."""
         q = b.Add(b.Round(b.Div(x, scale)), zero)
         inside = b.And(b.GreaterOrEqual(q, b.constant(self.low, q)), b.LessOrEqual(q, b.constant(self.high, q)))
         return (b.Where(inside, dy, b.constant(0, dy)),)

@@ -30,7 +30,6 @@ class MovingRange(Elementwise):
     flops_per_element = 6
 
     def expand(self, b, running, batch):
-        """The formula."""
         zero = b.constant(0, running)
         end = b.Max(batch, zero) if self.upper else b.Min(batch, zero)
         kept = b.Mul(running, b.constant(self.momentum, running))
@@ -39,7 +38,6 @@ class MovingRange(Elementwise):
         return (b.Where(b.Equal(b.Sub(end, end), zero), moved, running),)
 
     def inference(self, b, ins, running):
-        """What was seen in training."""
         return (ins[0],)
 
     def gradient(self, b, ins, outs, grads):
@@ -72,7 +70,6 @@ class RangeScale(Elementwise):
     flops_per_element = 4
 
     def expand(self, b, low, high):
-        """The formula."""
         width = b.Max(b.Abs(high), b.Abs(low)) if self.symmetric else b.Sub(high, low)
         return (b.Max(b.Div(width, b.constant(self.steps, width)), b.constant(LEAST, width)),)
 
@@ -82,7 +79,6 @@ class RangeScale(Elementwise):
 
     @classmethod
     def samples(cls, draw):
-        """Both kinds, nothing seen."""
         for symmetric in (0, 1):
             op = cls(symmetric=symmetric, steps=127)
             yield draw.case(op, draw("f64[3,1]", -2, 0), draw("f64[3,1]", 0, 2), gradient=False)
@@ -102,7 +98,6 @@ class RangeZero(Elementwise):
     flops_per_element = 5
 
     def expand(self, b, end, scale):
-        """The formula."""
         q = b.Sub(b.constant(self.low, end), b.Round(b.Div(end, scale)))
         return (b.Clip(q, b.constant(self.low, q), b.constant(self.high, q)),)
 
@@ -112,6 +107,5 @@ class RangeZero(Elementwise):
 
     @classmethod
     def samples(cls, draw):
-        """Unsigned and signed."""
         yield draw.case(cls(), draw("f64[3]", -1, 0), draw("f64[3]", 0.01, 0.02), gradient=False)
         yield draw.case(cls(low=-128, high=127), draw("f32[]", -1, 0), draw("f32[]", 0.01, 0.02))

@@ -103,7 +103,6 @@ class Dropout(Draw):
     inplace = (0,)
 
     def infer(self, x, step):
-        """x's type, and bool."""
         self.check_step(step)
         if not 0 <= self.ratio < 1:
             raise self.fail(f"ratio must be in [0, 1), not {self.ratio}", x, step)
@@ -115,13 +114,11 @@ class Dropout(Draw):
         return TensorType("f32", (size,)), TensorType("bool", (size,))
 
     def compute(self, xp, ins, outs, scratch):
-        """As one run of numbers."""
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)
         mask = outs[1].reshape(-1) if len(outs) > 1 and outs[1] is not None else None
         drop(xp, self.ratio, stream(xp, self.seed, ins[1], self.first), (x, y, mask), scratch)
 
     def inference(self, b, ins, running):
-        """x, everything kept."""
         x = ins[0]
         return (x, b.fill(True, x.type.with_dtype("bool"))) if len(running) > 1 else (x,)
 
@@ -181,12 +178,10 @@ class Fresh(Draw, abstract=True):
     per_element = 1
 
     def infer(self, step):
-        """As the attributes say."""
         self.check_step(step)
         return (TensorType(self.dtype, self.shape),)
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
-        """A tile of numbers."""
         size = min(math.prod(self.shape), TILE)
         return (TensorType("f32", (self.per_element * size,)), TensorType("f32", (size,)))
 
@@ -252,12 +247,10 @@ class RandomUniform(Fresh):
     first: int = 0
 
     def transform(self, xp, u, temp):
-        """Scaled and moved."""
         xp.multiply(u, self.high - self.low, out=u)
         return xp.add(u, self.low, out=u)
 
     def export_transform(self, g, u):
-        """Scaled and moved."""
         return g.call("Add", g.call("Mul", u, _scalar32(g, self.high - self.low)), _scalar32(g, self.low))
 
 
@@ -275,7 +268,6 @@ class RandomNormal(Fresh):
     per_element = 2
 
     def transform(self, xp, u, temp):
-        """Radius times cosine."""
         radius, angle = u[0::2], u[1::2]
         xp.subtract(1, radius, out=temp)
         xp.log(temp, out=temp)
@@ -288,7 +280,6 @@ class RandomNormal(Fresh):
         return xp.add(temp, self.mean, out=temp)
 
     def export_transform(self, g, u):
-        """Radius times cosine."""
         count = math.prod(self.shape)
         pairs = g.call("Reshape", u, g.ints([count, 2]))
         first = g.call("Gather", pairs, g.array(np.array(0)), axis=1)
@@ -309,7 +300,6 @@ class Bernoulli(Draw):
     first: int = 0
 
     def infer(self, p, step):
-        """p's shape."""
         self.check_step(step)
         return (p.with_dtype(self.dtype),)
 
@@ -319,7 +309,6 @@ class Bernoulli(Draw):
         return TensorType("f32", (size,)), TensorType("bool", (size,))
 
     def compute(self, xp, ins, outs, scratch):
-        """Tile by tile: draw, compare."""
         p, out = ins[0].reshape(-1), outs[0].reshape(-1)
         fill = stream(xp, self.seed, ins[1], self.first)
         for start in range(0, p.size, TILE):
@@ -351,7 +340,6 @@ class Bernoulli(Draw):
 
     @classmethod
     def samples(cls, draw):
-        """Probabilities of two types."""
         yield draw.case(cls(dtype="f64", seed=1), draw("f64[3,5]", 0, 1), np.array(2), gradient=False)
         yield draw.case(cls(dtype="bool", seed=1), draw("f32[33,1001]", 0, 1), np.array(2))
         yield draw.case(cls(dtype="bool", seed=1, first=13), draw("f32[3,5]", 0, 1), np.array(2))

@@ -34,7 +34,6 @@ class DropoutPart(Draw):
     inplace = (0,)
 
     def infer(self, x, step):
-        """x's type, and bool."""
         self.check_step(step)
         if not 0 <= self.ratio < 1 or not 1 <= self.run <= self.skip < 1 << 56 or x.size % self.run:
             raise self.fail("ratio must be in [0, 1), and x consist of whole runs that do not overlap", x, step)
@@ -45,7 +44,6 @@ class DropoutPart(Draw):
         return Dropout.scratch(self, ins, outs)  # type: ignore[arg-type]
 
     def compute(self, xp, ins, outs, scratch):
-        """Run by run."""
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)
         mask = outs[1].reshape(-1) if len(outs) > 1 and outs[1] is not None else None
         for begin in range(0, x.size, self.run):
@@ -71,7 +69,6 @@ class DropoutPart(Draw):
         return [b.emit(self, grads[0], ins[1]), None]
 
     def inference(self, b, ins, running):
-        """x, everything kept."""
         return Dropout.inference(self, b, ins, running)  # type: ignore[arg-type]
 
     def export(self, g, ins, outs):
@@ -96,7 +93,6 @@ class DropoutPart(Draw):
 
     @classmethod
     def samples(cls, draw):
-        """Runs with and without gaps."""
         yield draw.case(cls(ratio=0.3, seed=5, first=3, run=5, skip=20), draw("f64[3,5]"), np.array(2))
         yield draw.case(cls(ratio=0.5, seed=1, run=4, skip=4), draw("f32[2,2,4]"), np.array(0), want=1)
 

@@ -43,7 +43,6 @@ class GRU(Recurrent):
         return (4 if self.linear_before_reset else 3) * self.hidden_size
 
     def kept(self, steps, batch):
-        """Gates."""
         return [(self.directions, steps, batch, self.width)]
 
     @classmethod
@@ -119,7 +118,6 @@ class GRU(Recurrent):
             last[d] = h
 
     def step(self, b, gx, state, r, biases, peepholes):
-        """The equations."""
         h, n = state[0], self.hidden_size
         first, second = b.Split(gx, sizes=(2 * n, n), axis=1)
         opened = b.Add(first, b.MatMul(h, cut(b, r, 0, 2 * n, 0), transB=1))
@@ -234,5 +232,4 @@ class GRUGrad(RecurrentGrad):
 
     @classmethod
     def samples(cls, draw):
-        """As GRU."""
         yield from gradient_samples(draw, _cases())

@@ -37,7 +37,6 @@ class LSTM(Recurrent):
     weights = (1, 2, 3, 7)
 
     def kept(self, steps, batch):
-        """Gates and cells."""
         lead = (self.directions, steps, batch)
         return [(*lead, 4 * self.hidden_size), (*lead, self.hidden_size)]
 
@@ -59,7 +58,6 @@ class LSTM(Recurrent):
         return (*map(x.with_shape, shapes), active)
 
     def compute(self, xp, ins, outs, scratch):
-        """One direction after the other."""
         x, w, _, bias, *_ = given = filled(ins, 8)
         gates = filled(outs, 5)[3]
         for d in range(self.directions):
@@ -120,7 +118,6 @@ class LSTM(Recurrent):
             logistic(xp, gate)
 
     def step(self, b, gx, state, r, biases, peepholes):
-        """The equations."""
         h, c = state
         n = self.hidden_size
         total = b.Add(gx, b.MatMul(h, r, transB=1))
@@ -248,5 +245,4 @@ class LSTMGrad(RecurrentGrad):
 
     @classmethod
     def samples(cls, draw):
-        """As LSTM."""
         yield from gradient_samples(draw, [LSTM(2), LSTM(2, "bidirectional"), LSTM(1, "reverse"), LSTM(2, "reverse")])

@@ -35,20 +35,17 @@ class RNN(Recurrent):
     weights = (1, 2, 3)
 
     def infer(self, *inputs):
-        """As all recurrent operators."""
         if self.activation not in ACTIVATIONS:
             raise self.fail(f"activation '{self.activation}' is none of {', '.join(ACTIVATIONS)}", *inputs)
         return super().infer(*inputs)
 
     def onnx_attributes(self):
-        """One activation for each direction."""
         found = super().onnx_attributes()
         activation = found.pop("activation")
         return {**found, "activations": [activation] * self.directions}
 
     @classmethod
     def more(cls, node):
-        """One activation, without parameters."""
         count = DIRECTIONS.get(node.attributes.get("direction", "forward"), 1)
         found = {str(a).capitalize() for a in node.attributes.get("activations", ("Tanh",) * count)}
         if len(found) != 1 or not found.issubset(ACTIVATIONS):
@@ -64,7 +61,6 @@ class RNN(Recurrent):
         return (*map(x.with_shape, [(steps, batch, n), (batch, n), (batch, n), (n,)]), active)
 
     def compute(self, xp, ins, outs, scratch):
-        """One direction after the other."""
         x, w, r, bias, lengths, h0 = filled(ins, 6)
         y, last = filled(outs, 2)
         pre, product, h, total, active = scratch
@@ -93,7 +89,6 @@ class RNN(Recurrent):
             logistic(xp, x)
 
     def step(self, b, gx, state, r, biases, peepholes):
-        """The equation."""
         total = b.Add(gx, b.MatMul(state[0], r, transB=1))
         if biases[0] is not None:
             total = b.Add(total, b.Add(*biases))
@@ -101,7 +96,6 @@ class RNN(Recurrent):
 
     @classmethod
     def samples(cls, draw):
-        """Every direction and activation."""
         yield from recurrent_samples(draw, _cases())
 
 
@@ -168,5 +162,4 @@ class RNNGrad(RecurrentGrad):
 
     @classmethod
     def samples(cls, draw):
-        """As RNN."""
         yield from gradient_samples(draw, _cases())

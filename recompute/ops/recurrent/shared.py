@@ -129,7 +129,6 @@ class Recurrent(Op, abstract=True):
         return (x.with_shape((steps, d, batch, h)), *last, *map(x.with_shape, self.kept(steps, batch)))
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
-        """The batch."""
         last, kept = [1] * (self.onnx_outputs - 1), [2] * (len(outs) - self.onnx_outputs)
         return (batch_factor(ins, [1], [2, *last, *kept]),)
 

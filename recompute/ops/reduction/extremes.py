@@ -56,12 +56,10 @@ class Extreme(Reduce, abstract=True):
 
     @classmethod
     def sample(cls, draw: Draw, text: str) -> Array:
-        """Without ties."""
         return draw.distinct(text)
 
     @classmethod
     def samples(cls, draw: Draw) -> Iterator[Case]:
-        """Also integers, booleans, nothing."""
         yield from super().samples(draw)
         yield draw.case(cls(axes=(0,)), draw.ints("i64[3,2]", -9, 9))
         yield draw.case(cls(axes=(0,)), draw.bools("3,2"))
@@ -98,14 +96,12 @@ class ShareTies(Op):
     """(x, y, dy) → dy / n where x = y, else 0; n counts them over the axes along which y is repeated."""
 
     def infer(self, x, y, dy):
-        """x's type."""
         fits = x.is_float and x.ndim == y.ndim and all(d in (1, n) for d, n in zip(y.shape, x.shape, strict=True))
         if y != dy or not fits or x.dtype != y.dtype:
             raise self.fail("y and dy must be floats of x's shape, with ones where it was reduced", x, y, dy)
         return (x,)
 
     def scratch(self, ins, outs):
-        """The mask, and the counts."""
         return (ins[0].with_dtype("bool"), ins[1].with_dtype(wide(ins[1].dtype)))
 
     def compute(self, xp, ins, outs, scratch):
@@ -119,7 +115,6 @@ class ShareTies(Op):
         xp.copyto(outs[0], share, where=mask, casting="unsafe")
 
     def expand(self, b, x, y, dy):
-        """Mask, count, quotient."""
         mask = b.Equal(x, y)
         count = b.ReduceSum(b.Cast(mask, to=x.dtype), axes=_repeated(x, y))
         return (b.Where(mask, b.Div(dy, count), b.constant(0, dy)),)
@@ -133,7 +128,6 @@ class ShareTies(Op):
 
     @classmethod
     def samples(cls, draw):
-        """With ties."""
         x = draw.ints("i64[3,5]", 0, 3).astype(float)
         y = x.max(axis=1, keepdims=True)
         yield draw.case(cls(), x, y, draw("f64[3,1]"), gradient=False)
@@ -159,7 +153,6 @@ class ReduceProd(Reduce):
 
     @classmethod
     def samples(cls, draw):
-        """Also zeros: one, two."""
         yield from super().samples(draw)
         x = draw.away("f64[3,4]")
         x[0, 1] = x[1, 2] = x[1, 3] = 0
@@ -171,7 +164,6 @@ class ReduceProdGrad(Op):
     """(x, dy) → dy times the product of all elements but x's own, over the axes along which dy is repeated."""
 
     def infer(self, x, dy):
-        """x's type."""
         fits = x.ndim == dy.ndim and all(d in (1, n) for d, n in zip(dy.shape, x.shape, strict=True))
         if not fits or x.dtype != dy.dtype:
             raise self.fail("dy must have x's shape with ones where it was reduced", x, dy)
@@ -286,5 +278,4 @@ class ArgMin(ArgMax, onnx=True):
 
     @staticmethod
     def search(xp: NumPy) -> Any:
-        """The function that finds it."""
         return xp.argmin

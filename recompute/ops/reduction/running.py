@@ -31,7 +31,6 @@ class LinearScan(Op):
     reverse: int = 0
 
     def infer(self, a, d):
-        """One type."""
         normal_axis(self.axis, a.ndim, self)
         if a != d or not a.is_float or not a.ndim:
             raise self.fail("needs two floats of one type", a, d)
@@ -42,7 +41,6 @@ class LinearScan(Op):
         return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
     def compute(self, xp, ins, outs, scratch):
-        """Step by step."""
         a, d, s = (xp.moveaxis(v, self.axis, 0) for v in (*ins, outs[0]))
         steps = range(len(s))[:: -1 if self.reverse else 1]
         before = None
@@ -67,7 +65,6 @@ class LinearScan(Op):
 
     @classmethod
     def samples(cls, draw):
-        """Both directions; one step; none."""
         for reverse in (0, 1):
             yield draw.case(cls(1, reverse), draw("f64[2,4]"), draw("f64[2,4]"), export=False)
         yield draw.case(cls(0), draw("f64[1,2]"), draw("f64[1,2]"), export=False)
@@ -117,17 +114,14 @@ class Det(Op, onnx=True):
     on_host = "factors of matrices"
 
     def infer(self, x):
-        """The dimensions before the matrices."""
         if x.dtype not in ("f32", "f64") or x.ndim < 2 or x.shape[-1] != x.shape[-2]:
             raise self.fail("needs square matrices of f32 or f64", x)
         return (x.with_shape(x.shape[:-2]),)
 
     def axis_factors(self, ins, outs):
-        """Those of the matrices' numbers."""
         return in_step(ins, outs, range(ins[0].ndim - 2))
 
     def compute(self, xp, ins, outs, scratch):
-        """Products of pivots."""
         for at in np.ndindex(*outs[0].shape):
             outs[0][at] = xp.linalg.det(ins[0][at])
 
@@ -158,12 +152,10 @@ class Cofactors(Op):
     on_host = "factors of matrices"
 
     def infer(self, x):
-        """x's type."""
         Det().infer(x)
         return (x,)
 
     def axis_factors(self, ins, outs):
-        """Those of the matrices' numbers."""
         return in_step(ins, outs, range(ins[0].ndim - 2))
 
     def compute(self, xp, ins, outs, scratch):

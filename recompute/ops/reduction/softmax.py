@@ -26,7 +26,6 @@ class AlongAxis(Op, abstract=True):
     takes: ClassVar[int] = 1
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
-        """The inputs' type."""
         x = need(inputs[0])
         if any(t != x for t in inputs) or len(inputs) != self.takes:
             raise self.fail("types differ", *inputs)
@@ -148,14 +147,12 @@ class SoftmaxGrad(RowsGrad):
     """(y, dy) → y · (dy - Σ y · dy)."""
 
     def rows(self, xp, y, dy, out, number, rows):
-        """Four passes."""
         xp.multiply(y, dy, out=rows)
         xp.sum(rows, axis=1, keepdims=True, out=number)
         xp.subtract(dy, number, out=rows)
         xp.multiply(rows, y, out=out, casting="unsafe")
 
     def expand(self, b, y, dy):
-        """The formula."""
         axis = normal_axis(self.axis, y.ndim, self)
         inner = b.ReduceSum(b.Mul(y, dy), axes=(axis,) if y.ndim else ())
         return (b.Mul(y, b.Sub(dy, inner)),)
@@ -204,14 +201,12 @@ class LogSoftmaxGrad(RowsGrad):
     """(y, dy) → dy - exp(y) · Σ dy."""
 
     def rows(self, xp, y, dy, out, number, rows):
-        """Four passes."""
         xp.exp(y, out=rows)
         xp.sum(dy, axis=1, dtype=number.dtype, keepdims=True, out=number)
         xp.multiply(rows, number, out=rows)
         xp.subtract(dy, rows, out=out, casting="unsafe")
 
     def expand(self, b, y, dy):
-        """The formula."""
         axis = normal_axis(self.axis, y.ndim, self)
         total = b.ReduceSum(dy, axes=(axis,) if y.ndim else ())
         return (b.Sub(dy, b.Mul(b.Exp(y), total)),)

@@ -62,7 +62,6 @@ class Reduce(Op, abstract=True):
         return (*prepared, self.infer(x)[0].with_dtype(precise)) if precise != x.dtype else prepared
 
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        """Prepare, reduce, finish."""
         x, total = ins[0], (*scratch, outs[0])[1 if self.prepare else 0]
         if self.prepare:
             if x.dtype != scratch[0].dtype:
@@ -211,7 +210,6 @@ class ReduceL2(Reduce):
     prepare = "square"
 
     def finish(self, xp, total, count):
-        """The root."""
         xp.sqrt(total, out=total, casting="unsafe")
 
     def gradient(self, b, ins, outs, grads):
@@ -231,7 +229,6 @@ class ReduceLogSum(Reduce):
     """Logarithm of the sum."""
 
     def finish(self, xp, total, count):
-        """The logarithm."""
         xp.log(total, out=total, casting="unsafe")
 
     def gradient(self, b, ins, outs, grads):
@@ -241,7 +238,6 @@ class ReduceLogSum(Reduce):
 
     @classmethod
     def sample(cls, draw, text):
-        """Positive numbers."""
         return draw(text, 0.5, 1.5)
 
 

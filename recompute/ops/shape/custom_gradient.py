@@ -21,19 +21,15 @@ class Cotangent(Op):
     """Stands for the gradient of x while a gradient is being read from a model (zeros of x's type)."""
 
     def infer(self, x):
-        """x's type."""
         return (x,)
 
     def axis_factors(self, ins, outs):
-        """All."""
         return aligned(ins, outs)
 
     def compute(self, xp, ins, outs, scratch):
-        """Zeros."""
         outs[0][...] = 0
 
     def expand(self, b, x):
-        """Zeros."""
         return (b.fill(0.0, x),)
 
     def gradient(self, b, ins, outs, grads):
@@ -42,7 +38,6 @@ class Cotangent(Op):
 
     @classmethod
     def samples(cls, draw):
-        """One vector."""
         yield draw.case(cls(), draw("f32[3]"), gradient=False)
 
 
@@ -59,12 +54,10 @@ class CustomGradient(Op):
     body: str = ""
 
     def infer(self, *inputs):
-        """The types of y."""
         self.need(*inputs, count=max(len(inputs), self.count))
         return inputs[: self.count]
 
     def compute(self, xp, ins, outs, scratch):
-        """Copies."""
         for x, y in zip(ins, outs, strict=False):
             y[...] = x
 
@@ -73,7 +66,6 @@ class CustomGradient(Op):
         return (0,)
 
     def expand(self, b, *inputs):
-        """Copies."""
         return tuple(b.Identity(v) for v in inputs[: self.count])
 
     def gradient(self, b, ins, outs, grads):

@@ -20,7 +20,6 @@ class Detach(Copied, onnx="Identity"):
 
     @classmethod
     def samples(cls, draw):
-        """One matrix."""
         yield draw.case(cls(), draw("f64[2,3]"), gradient=False)
 
 
@@ -34,7 +33,6 @@ class Gate(Copied):
     autocast_inputs = (0,)
 
     def infer(self, x, condition):
-        """x's type."""
         if condition.dtype != "bool" or condition.shape:
             raise self.fail("the condition is one bool", x, condition)
         return (x,)
@@ -44,20 +42,16 @@ class Gate(Copied):
         return [b.Where(ins[1], grads[0], b.constant(0, grads[0])), None]
 
     def axis_factors(self, ins, outs):
-        """All of x."""
         return aligned(ins, outs)
 
     def channels_last(self, ins, outs, rank):
-        """Not turned."""
         return None
 
     def export(self, g, ins, outs):
-        """x."""
         g.node("Identity", ins[:1], outs)
         return True
 
     @classmethod
     def samples(cls, draw):
-        """Open and closed."""
         yield draw.case(cls(), draw("f64[2,3]"), np.array(True))
         yield draw.case(cls(), draw("f64[2,3]"), np.array(False), gradient=False)

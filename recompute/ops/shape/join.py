@@ -49,7 +49,6 @@ class Concat(Move, onnx=True):
         return (*found, factor(size, [axis] * len(ins), [Place(axis, outer=len(ins))]))
 
     def compute(self, xp, ins, outs, scratch):
-        """One copy for each input."""
         axis, at = self.axis % outs[0].ndim, 0
         for x in ins:
             outs[0][along(axis, at, at + x.shape[axis])] = x
@@ -89,7 +88,6 @@ class Concat(Move, onnx=True):
         yield draw.case(cls(axis=0), draw("f32[2]"))
 
     def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
-        """Along the same axis."""
         return turned_whole(self, ins, outs, rank, axis=turned_axis(self.axis, rank))
 
 
@@ -107,7 +105,6 @@ class Split(Move):
         return len(self.sizes)
 
     def infer(self, x):
-        """One type for each part."""
         axis = normal_axis(self.axis, x.ndim, self)
         if x.ndim == 0 or sum(self.sizes) != x.shape[axis] or min(self.sizes, default=-1) < 0:
             raise self.fail(f"cannot be cut into {list(self.sizes)} along axis {self.axis}", x)
@@ -129,7 +126,6 @@ class Split(Move):
         return dataclasses.replace(self, sizes=(made,) * len(self.sizes)) if inside else self
 
     def compute(self, xp, ins, outs, scratch):
-        """One copy for each part."""
         axis, at = self.axis % ins[0].ndim, 0
         for n, out in zip(self.sizes, outs, strict=False):
             if out is not None:
@@ -180,7 +176,6 @@ class Split(Move):
         yield draw.case(cls((1, 1), 1), draw("f32[2,2,3]"))
 
     def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
-        """Along the same axis."""
         return turned_whole(self, ins, outs, rank, axis=turned_axis(self.axis, rank))
 
 
@@ -192,7 +187,6 @@ class Tile(Move):
     repeats: tuple[int, ...]
 
     def infer(self, x):
-        """Each dimension times its repeats."""
         if len(self.repeats) != x.ndim or min(self.repeats, default=0) < 0:
             raise self.fail(f"repeats {list(self.repeats)} do not fit", x)
         return (x.with_shape([d * r for d, r in zip(x.shape, self.repeats, strict=True)]),)
@@ -207,7 +201,6 @@ class Tile(Move):
         return [factor(d, [a], [Place(a, outer=r)]) for a, (d, r) in enumerate(zip(x, self.repeats, strict=True)) if r]
 
     def compute(self, xp, ins, outs, scratch):
-        """One broadcasting copy."""
         x = ins[0]
         outs[0].reshape(self._split(x.shape))[...] = x.reshape([n for d in x.shape for n in (1, d)])
 
@@ -217,7 +210,6 @@ class Tile(Move):
         return [b.ReduceSum(b.Reshape(grads[0], shape=shape), axes=tuple(range(0, len(shape), 2)), keepdims=0)]
 
     def export(self, g, ins, outs):
-        """ONNX Tile."""
         g.node("Tile", [ins[0], g.ints(self.repeats)], outs)
         return True
 

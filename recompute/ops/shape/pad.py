@@ -65,11 +65,9 @@ class Pad(Move):
     value: float = 0.0
 
     def infer(self, x):
-        """Each dimension with its pads."""
         return (padded(self, x),)
 
     def axis_factors(self, ins, outs):
-        """Those that are not padded."""
         rank = ins[0].ndim
         return in_step(ins, outs, [a for a in range(rank) if not self.pads[a] and not self.pads[rank + a]])
 
@@ -96,7 +94,6 @@ class Pad(Move):
         return [b.PadGrad(grads[0], pads=self.pads, mode=self.mode)]
 
     def export(self, g, ins, outs):
-        """ONNX Pad."""
         x = g.type(ins[0])
         value = (
             [g.array(x.numpy.type(self.value))] if self.mode == "constant" and exact(self.value) != exact(0.0) else []
@@ -132,7 +129,6 @@ class Pad(Move):
             yield draw.case(cls((1, 1), mode), draw("f32[2]"))
 
     def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
-        """The same borders."""
         return turned_whole(self, ins, outs, rank, pads=turned_pads(self.pads))
 
 
@@ -158,13 +154,11 @@ class PadGrad(Move):
         return tuple(d - self.pads[i] - self.pads[n + i] for i, d in enumerate(shape))
 
     def infer(self, dy):
-        """Without the pads."""
         if len(self.pads) != 2 * dy.ndim or min(self._shape(dy.shape), default=0) < 0:
             raise self.fail(f"pads {list(self.pads)} do not fit", dy)
         return (dy.with_shape(self._shape(dy.shape)),)
 
     def axis_factors(self, ins, outs):
-        """Those that are not padded."""
         rank = ins[0].ndim
         return in_step(ins, outs, [a for a in range(rank) if not self.pads[a] and not self.pads[rank + a]])
 
@@ -203,7 +197,6 @@ class PadGrad(Move):
 
     @classmethod
     def samples(cls, draw):
-        """Every mode."""
         for mode in ("reflect", "edge", "wrap"):
             yield draw.case(cls((0, 2, 1, 0, 1, 2), mode), draw("f64[2,6,7]"))
             yield draw.case(cls((1, 1), mode), draw("f32[4]"))

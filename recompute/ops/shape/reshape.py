@@ -30,23 +30,18 @@ class Copied(Move, abstract=True):
     linear = ((0,),)
 
     def infer(self, x):
-        """The same type."""
         return (x,)
 
     def axis_factors(self, ins, outs):
-        """All."""
         return aligned(ins, outs)
 
     def compute(self, xp, ins, outs, scratch):
-        """One copy."""
         outs[0][...] = ins[0]
 
     def views(self, ins, outs):
-        """The same bytes."""
         return (0,)
 
     def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
-        """Everything is turned."""
         return turned_whole(self, ins, outs, rank)
 
 
@@ -65,7 +60,6 @@ class Identity(Copied, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """One matrix."""
         yield draw.case(cls(), draw("f64[2,3]"))
 
 
@@ -90,7 +84,6 @@ class Cast(Elementwise):
     on_host = "eight bits of float, and two or four of integer, are converted by ml_dtypes"
 
     def out_dtype(self, dtype: str) -> str:
-        """The type asked for."""
         return self.to
 
     def compute(self, xp, ins, outs, scratch):
@@ -106,7 +99,6 @@ class Cast(Elementwise):
         xp.copyto(outs[0], x, casting="unsafe")
 
     def element(self, x):
-        """A cast."""
         return cast(x, self.to)
 
     def scratch(self, ins, outs):
@@ -129,7 +121,6 @@ class Cast(Elementwise):
         return [b.Cast(grads[0], to=ins[0].dtype) if ins[0].type.is_float else None]
 
     def export(self, g, ins, outs):
-        """ONNX Cast."""
         options = {} if self.saturate else {"saturate": 0}
         g.node("Cast", ins, outs, to=dtype_to_onnx(self.to), **options)
         return True
@@ -169,7 +160,6 @@ class Reshape(Move):
     shape: tuple[int, ...]
 
     def infer(self, x):
-        """The shape asked for."""
         if math.prod(self.shape) != x.size or min(self.shape, default=0) < 0:
             raise self.fail(f"cannot become shape {list(self.shape)}", x)
         return (x.with_shape(self.shape),)
@@ -179,11 +169,9 @@ class Reshape(Move):
         return [factor(n, [a], [y]) for n, a, y in digits(ins[0].shape, outs[0].shape)]
 
     def compute(self, xp, ins, outs, scratch):
-        """One copy."""
         outs[0].reshape(-1)[...] = ins[0].reshape(-1)
 
     def views(self, ins, outs):
-        """The same bytes."""
         return (0,)
 
     def gradient(self, b, ins, outs, grads):
@@ -191,7 +179,6 @@ class Reshape(Move):
         return [b.Reshape(grads[0], shape=ins[0].shape)]
 
     def export(self, g, ins, outs):
-        """ONNX Reshape."""
         g.node("Reshape", [ins[0], g.ints(self.shape)], outs, allowzero=1 if 0 in self.shape else 0)
         return True
 
@@ -251,11 +238,9 @@ class Transpose(Move, onnx=True):
         return (x.with_shape([x.shape[p] for p in self.perm]),)
 
     def axis_factors(self, ins, outs):
-        """All."""
         return [factor(ins[0].shape[a], [a], [i]) for i, a in enumerate(self.perm)]
 
     def compute(self, xp, ins, outs, scratch):
-        """One strided copy."""
         outs[0][...] = ins[0].transpose(self.perm)
 
     def views(self, ins, outs):
@@ -269,7 +254,6 @@ class Transpose(Move, onnx=True):
 
     @classmethod
     def from_onnx(cls, node):
-        """The default permutation written out."""
         x = node.inputs[0]
         perm = tuple(node.attributes.get("perm", range(x.ndim)[::-1]))
         if perm == tuple(range(x.ndim)):
@@ -278,7 +262,6 @@ class Transpose(Move, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """A matrix and a cube."""
         yield draw.case(cls(perm=(1, 0)), draw("f64[2,3]"))
         yield draw.case(cls(perm=(2, 0, 1)), draw("f64[2,3,4]"))
 
@@ -291,7 +274,6 @@ class Expand(Move):
     shape: tuple[int, ...]
 
     def infer(self, x):
-        """The shape asked for."""
         try:
             fits = np.broadcast_shapes(x.shape, self.shape) == self.shape
         except ValueError:
@@ -305,7 +287,6 @@ class Expand(Move):
         return aligned(ins, outs)
 
     def compute(self, xp, ins, outs, scratch):
-        """One broadcasting copy."""
         outs[0][...] = ins[0]
 
     def element(self, x):
@@ -321,13 +302,11 @@ class Expand(Move):
         return [b.sum_to(grads[0], ins[0].shape)]
 
     def export(self, g, ins, outs):
-        """ONNX Expand."""
         g.node("Expand", [ins[0], g.ints(self.shape)], outs)
         return True
 
     @classmethod
     def from_onnx(cls, node):
-        """ONNX broadcasts both ways."""
         x = node.inputs[0]
         try:
             shape = np.broadcast_shapes(x.shape, tuple(node.need_constant(1, "shape").tolist()))
@@ -337,7 +316,6 @@ class Expand(Move):
 
     @classmethod
     def samples(cls, draw):
-        """A row, a scalar."""
         yield draw.case(cls(shape=(4, 2, 3)), draw("f64[2,1]"))
         yield draw.case(cls(shape=(2, 2)), draw("f64[]"))
 
@@ -357,26 +335,21 @@ class Fill(Move):
     value: float = 0.0
 
     def infer(self):
-        """As the attributes say."""
         return (TensorType(self.dtype, self.shape),)
 
     def axis_factors(self, ins, outs):
-        """Every axis."""
         return aligned(ins, outs)
 
     def compute(self, xp, ins, outs, scratch):
-        """One fill."""
         outs[0].fill(DTYPES[self.dtype].type(self.value))
 
     def export(self, g, ins, outs):
-        """ONNX Expand of a scalar."""
         scalar = g.array(np.array(self.value, dtype=DTYPES[self.dtype]))
         g.node("Expand", [scalar, g.ints(self.shape)], outs)
         return True
 
     @classmethod
     def samples(cls, draw):
-        """Floats and integers."""
         yield draw.case(cls(dtype="f64", shape=(2, 3), value=1.5))
         yield draw.case(cls(dtype="i64", shape=(2,), value=3.0))
 

@@ -61,15 +61,12 @@ class Slice(Sliced):
     steps: tuple[int, ...] | None = None
 
     def infer(self, x):
-        """As many elements as each slice has."""
         return (x.with_shape([len(r) for r in self.taken(x.shape)]),)
 
     def axis_factors(self, ins, outs):
-        """Those that are taken whole."""
         return in_step(ins, outs, self.untouched(ins[0].shape))
 
     def compute(self, xp, ins, outs, scratch):
-        """One strided copy."""
         outs[0][...] = ins[0][self.index(ins[0].shape)]
 
     def views(self, ins, outs):
@@ -122,7 +119,6 @@ class Slice(Sliced):
         yield draw.case(cls((), (), ()), draw("f32[2]"))
 
     def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
-        """Along the same axes."""
         return turned_whole(self, ins, outs, rank, axes=turned_axes(self.axes, rank))
 
 
@@ -138,17 +134,14 @@ class SliceGrad(Sliced):
     steps: tuple[int, ...] | None = None
 
     def infer(self, dy):
-        """`shape`, with dy's element type."""
         if tuple(len(r) for r in self.taken(self.shape)) != dy.shape:
             raise self.fail(f"is not the gradient of that slice of {list(self.shape)}", dy)
         return (dy.with_shape(self.shape),)
 
     def axis_factors(self, ins, outs):
-        """Those that are taken whole."""
         return in_step(ins, outs, self.untouched(self.shape))
 
     def compute(self, xp, ins, outs, scratch):
-        """One fill, one strided copy."""
         outs[0].fill(0)
         outs[0][self.index(self.shape)] = ins[0]
 
@@ -179,13 +172,11 @@ class SliceGrad(Sliced):
 
     @classmethod
     def samples(cls, draw):
-        """As Slice."""
         yield draw.case(cls((4, 3), (1,), (3,), (0,)), draw("f64[2,3]"))
         yield draw.case(cls((2, 3, 5), (0, -1), (_FAR, -_FAR), (1, -3), (2, -1)), draw("f64[2,2,5]"))
         yield draw.case(cls((4, 3), (2,), (2,), (0,)), draw("f64[0,3]"))
         yield draw.case(cls((2,), (), (), ()), draw("f32[2]"))
 
     def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
-        """Along the same axes."""
         axes = turned_axes(self.axes, rank)
         return turned_whole(self, ins, outs, rank, axes=axes, shape=turned_list(self.shape))

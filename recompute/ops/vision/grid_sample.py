@@ -267,7 +267,6 @@ class GridSample(Sampling):
         return [factor(ins[0].shape[0], [0, 0], [0]), factor(ins[0].shape[1], [1], [1]), *places]
 
     def scratch(self, ins, outs):
-        """Taps of one image."""
         return self.rooms(ins[1], ins[0].shape[1], 1)
 
     def compute(self, xp, ins, outs, scratch):
@@ -296,7 +295,6 @@ class GridSample(Sampling):
         return [dx, b.GridSampleGradGrid(x, grid, grads[0], **self.fields()) if self.mode != "nearest" else None]
 
     def export(self, g, ins, outs):
-        """Native where nothing is differentiated."""
         if any(self.order):
             return False
         options = {"padding_mode": self.padding_mode, "align_corners": self.align_corners}

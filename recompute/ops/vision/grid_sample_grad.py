@@ -22,7 +22,6 @@ class GridSampleGradInput(Sampling):
     order: tuple[int, ...] = ()
 
     def infer(self, grid, dy):
-        """x's type."""
         x = dy.with_shape((*dy.shape[:2], *self.size))
         self.check(x, grid, dy)
         return (x,)
@@ -33,7 +32,6 @@ class GridSampleGradInput(Sampling):
         return [factor(ins[0].shape[0], [0, 0], [0]), factor(ins[1].shape[1], [None, 1], [1]), *places]
 
     def scratch(self, ins, outs):
-        """Taps of one image."""
         return self.rooms(ins[0], ins[1].shape[1], 1)
 
     def compute(self, xp, ins, outs, scratch):
@@ -62,7 +60,6 @@ class GridSampleGradInput(Sampling):
 
     @classmethod
     def samples(cls, draw):
-        """As GridSample."""
         for options, x, grid in sampling_samples():
             n, c, *size = (int(d) for d in x.split(","))
             dy = ",".join([str(n), str(c), *grid.split(",")[1:-1]])
@@ -80,7 +77,6 @@ class GridSampleGradGrid(Sampling):
     order: tuple[int, ...] = ()
 
     def infer(self, x, grid, dy):
-        """The grid's type."""
         self.need(x, grid, dy, count=3)
         self.check(x, grid, dy)
         return (grid,)
@@ -139,7 +135,6 @@ class GridSampleGradGrid(Sampling):
 
     @classmethod
     def samples(cls, draw):
-        """As GridSample, but nearest."""
         for options, x, grid in sampling_samples():
             if options["mode"] != "nearest":
                 dy = ",".join([*x.split(",")[:2], *grid.split(",")[1:-1]])

@@ -39,7 +39,6 @@ class Interpolation(Op, abstract=True):
     roi: tuple[float, ...] = ()
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
-        """Those that are not resized."""
         x, y = present(ins[0], outs[0])
         resized = {a for a, _ in self.maps(x.shape, y.shape)} | {a for a, _ in self.maps(y.shape, x.shape)}
         return in_step(ins, outs, [a for a in range(x.ndim) if a not in resized])
@@ -149,7 +148,6 @@ class Resize(Interpolation):
     extrapolation_value: float = 0.0
 
     def infer(self, x):
-        """The shape asked for."""
         y = x.with_shape(self.shape)
         self.check(x, y)
         if self.mode != "nearest" and not x.is_float:
@@ -161,7 +159,6 @@ class Resize(Interpolation):
         return self.buffers(ins[0], self.steps(ins[0].shape, self.shape, back=False))
 
     def compute(self, xp, ins, outs, scratch):
-        """Axis by axis."""
         x, y = ins[0], outs[0]
         self.run(xp, x, y, scratch, self.steps(x.shape, self.shape, back=False), back=False)
         if self.coordinate_transformation_mode == "tf_crop_and_resize":
@@ -250,7 +247,6 @@ class ResizeGrad(Interpolation):
     """dy → the gradient of Resize by its input, whose shape is `shape`."""
 
     def infer(self, dy):
-        """The shape asked for."""
         x = dy.with_shape(self.shape)
         self.check(x, dy)
         if not dy.is_float:
@@ -262,7 +258,6 @@ class ResizeGrad(Interpolation):
         return self.buffers(ins[0], self.steps(self.shape, ins[0].shape, back=True))
 
     def compute(self, xp, ins, outs, scratch):
-        """Axis by axis, transposed."""
         self.run(xp, ins[0], outs[0], scratch, self.steps(self.shape, ins[0].shape, back=True), back=True)
 
     def cost(self, ins, outs):
@@ -289,7 +284,6 @@ class ResizeGrad(Interpolation):
 
     @classmethod
     def samples(cls, draw):
-        """As Resize."""
         for op, x in _resize_samples(Resize):
             shape = tuple(int(d) for d in x.split(","))
             yield draw.case(cls(**{**op.fields(), "shape": shape}), draw(f"f64[{','.join(map(str, op.shape))}]"))

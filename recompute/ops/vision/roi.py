@@ -120,7 +120,6 @@ class Aligned(Regions, abstract=True):
         }  # fmt: skip
 
     def bins(self) -> tuple[int, int]:
-        """Rows and columns."""
         return self.output_height, self.output_width
 
     def check(self, x: TensorType, rois: TensorType, batch: TensorType, by: TensorType | None) -> None:
@@ -168,7 +167,6 @@ class Aligned(Regions, abstract=True):
         return max(math.ceil(extent), 0)
 
     def candidates(self, roi: Array, h: int, w: int) -> Iterator[tuple[Any, Any]]:
-        """Each neighbour of each sample."""
         (rows, row_weights, _), (columns, column_weights, _) = self.spans(roi, h, w)
         for i, j in itertools.product(range(rows.shape[1]), range(columns.shape[1])):
             for k, m in itertools.product(range(2), repeat=2):
@@ -218,15 +216,12 @@ class RoiAlign(Aligned):
         return (x.with_shape((rois.shape[0], x.shape[1], self.output_height, self.output_width)),)
 
     def axis_factors(self, ins, outs):
-        """Regions and channels."""
         return [factor(ins[1].shape[0], [None, 0, 0], [0]), factor(ins[0].shape[1], [1, None, None, 1], [1])]
 
     def scratch(self, ins, outs):
-        """Of one region."""
         return self.room_for(ins[0])
 
     def compute(self, xp, ins, outs, scratch):
-        """Region by region."""
         x, by = ins[0], (*ins, None)[3]
         _, c, h, w = x.shape
         for roi, n, y in zip(on_host(ins[1]), on_host(ins[2]).tolist(), outs[0], strict=True):
@@ -251,7 +246,6 @@ class RoiAlign(Aligned):
         return [dx, None, None, None][: len(ins)]
 
     def export(self, g, ins, outs):
-        """Native; ONNX has no `by`."""
         if len(ins) > 3:
             return False
         g.node("RoiAlign", ins, outs, **self.fields())
@@ -316,7 +310,6 @@ class RoiAlignGrad(Aligned):
     on_host = "the regions say what is read"
 
     def infer(self, rois, batch, dy, by=None):
-        """x's type."""
         x = dy.with_shape(self.shape)
         self.check(x, rois, batch, by)
         if dy.shape != (rois.shape[0], x.shape[1], *self.bins()) or (self.mode == "max") != (by is not None):
@@ -324,15 +317,12 @@ class RoiAlignGrad(Aligned):
         return (x,)
 
     def axis_factors(self, ins, outs):
-        """Channels; regions are summed over."""
         return [factor(ins[0].shape[0], [0, 0, 0], [SUM]), factor(self.shape[1], [None, None, 1, 1], [1])]
 
     def scratch(self, ins, outs):
-        """Of one region."""
         return self.room_for(outs[0])
 
     def compute(self, xp, ins, outs, scratch):
-        """Region by region, in order."""
         dx, by = outs[0], (*ins, None)[3]
         dx.fill(0)
         _, c, h, w = dx.shape

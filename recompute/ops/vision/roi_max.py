@@ -23,7 +23,6 @@ class Pooled(Regions, abstract=True):
     spatial_scale: float = 1.0
 
     def bins(self) -> tuple[int, int]:
-        """Rows and columns."""
         return self.pooled_shape[0], self.pooled_shape[1]
 
     def check(self, x: TensorType, rois: TensorType) -> None:
@@ -66,15 +65,12 @@ class MaxRoiPool(Pooled, onnx=True):
         return (x.with_shape((rois.shape[0], x.shape[1], *self.pooled_shape)),)
 
     def axis_factors(self, ins, outs):
-        """Regions and channels."""
         return [factor(ins[1].shape[0], [None, 0], [0]), factor(ins[0].shape[1], [1], [1])]
 
     def scratch(self, ins, outs):
-        """Of one region."""
         return self.rooms(ins[0])
 
     def compute(self, xp, ins, outs, scratch):
-        """Region by region."""
         x = ins[0]
         for roi, y in zip(on_host(ins[1]), outs[0], strict=True):
             n = self.image(roi[0], len(x))
@@ -107,22 +103,18 @@ class MaxRoiPoolGrad(Pooled):
     on_host = "the regions say what is read"
 
     def infer(self, x, rois, dy):
-        """x's type."""
         self.check(x, rois)
         if dy != x.with_shape((rois.shape[0], x.shape[1], *self.pooled_shape)):
             raise self.fail("dy does not fit", x, rois, dy)
         return (x,)
 
     def axis_factors(self, ins, outs):
-        """Channels; regions are summed over."""
         return [factor(ins[1].shape[0], [None, 0, 0], [SUM]), factor(ins[0].shape[1], [1, None, 1], [1])]
 
     def scratch(self, ins, outs):
-        """Of one region."""
         return self.rooms(ins[0])
 
     def compute(self, xp, ins, outs, scratch):
-        """Region by region, in order."""
         x, rois, dy = ins
         outs[0].fill(0)
         for roi, up in zip(on_host(rois), dy, strict=True):
@@ -135,6 +127,5 @@ class MaxRoiPoolGrad(Pooled):
 
     @classmethod
     def samples(cls, draw):
-        """As MaxRoiPool."""
         x, dy = draw.distinct("f64[2,2,5,4]"), draw("f64[4,2,2,2]")
         yield draw.case(cls((2, 2)), x, _boxes(), dy, gradient=False, export=False)
