@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.element import absolute, exp, expm1, log1p, maximum, minimum
+from ...language.element import exp, expm1, log1p, maximum, minimum
 from ..common import Elementwise
 from ..tiles import Tiled
 from .piecewise import gradient_samples, unary_samples
@@ -186,7 +186,7 @@ class Softplus(Tiled, onnx=True):
 
     def element(self, x):
         """The formula."""
-        return maximum(x, 0) + log1p(exp(-absolute(x)))
+        return maximum(x, 0) + log1p(exp(-abs(x)))
 
     def gradient(self, b, ins, outs, grads):
         """dy · (1 - exp(-y)): from the output."""
@@ -227,7 +227,7 @@ class Softsign(Tiled, onnx=True):
 
     def element(self, x):
         """The formula."""
-        return x / (absolute(x) + 1)
+        return x / (abs(x) + 1)
 
     def gradient(self, b, ins, outs, grads):
         """dy · (1 - |y|)²: from the output."""
