@@ -245,11 +245,15 @@ def _options(cls: type[Pass], text: str) -> dict[str, Any]:
         key, sign, value = item.partition("=")
         if not sign or key not in fields:
             raise UsageError(f"pass '{cls.name}' has no option '{key}'{nearest(key, fields)}")
-        options[key] = _option(value, hints[key])
+        try:
+            options[key] = _option(value, hints[key])
+        except ValueError as e:
+            raise UsageError(f"pass '{cls.name}': option '{key}' must be {e}, not '{value}'") from None
     return options
 
 
 def _option(text: str, hint: Any) -> Any:
+    """The value of an option from its text; ValueError, which says what it must be, for a text that is none."""
     if text.startswith("["):
         return tuple(_split(text[1:-1]))
     kinds = typing.get_args(hint) or (hint,)
@@ -263,7 +267,13 @@ def _option(text: str, hint: Any) -> Any:
                 continue
     if text == "none" and type(None) in kinds:
         return None
+    if not {bool, int, float}.isdisjoint(kinds) and str not in kinds:
+        raise ValueError(" or ".join(_KINDS[kind] for kind in kinds if kind in _KINDS))
     return text
+
+
+#: type of an option → what it is called
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", type(None): "none"}
 
 
 def _split(text: str) -> list[str]:

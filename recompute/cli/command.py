@@ -266,7 +266,7 @@ class _Job(ModelJob):
 
     def print_passes(self) -> None:
         """Prints the passes of the step in order, without reading a model."""
-        from ..compiling.compiler import with_precision
+        from ..compiling.compiler import check_inserted, with_precision
         from ..language.program import Program
         from ..passes import RecomputePlan, step_passes
         from ..passes.gradient.stop_on_nan import StopOnNan
@@ -286,11 +286,13 @@ class _Job(ModelJob):
             spec = spec.with_(checkpoints=checkpoints, offload=bool(checkpoints) and args.offload)
         else:
             spec = spec.before_slices().with_(target=spec.target)
+        target = resolved(spec.target)
+        check_inserted(spec, Program(), loss, target)
         moved = checkpoints if spec.offload else ()
         found = [
             *([StopOnNan(loss)] if args.stop_on_nan else ()),
             *pipeline(spec, Program(), loss),
-            *step_passes(resolved(target_of(args)), None if request is None else RecomputePlan(), moved=moved),
+            *step_passes(target, None if request is None else RecomputePlan(), moved=moved),
         ]
         cli_ending.say(passes_table(found))
 

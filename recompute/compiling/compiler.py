@@ -196,16 +196,21 @@ def _made(
     step.take_origin(program)
     step.fetched = tuple(fetch)
     spec = spec_of(spec).with_(target=target)
-    if target is not None and target.inserted:
-        check_places(
-            target.insertions, [*pipeline(spec, step, loss), *cleanup_passes(target), *lowering_passes(target)]
-        )
+    if target is not None:
+        check_inserted(spec, step, loss, target)
     dump_block("forward", step.block)
     with warnings.catch_warnings():  # the notes of the plan repeat them
         warnings.simplefilter("ignore", RecomputeWarning)
         Described(spec).minimize(step[loss])
     dump_block("step", step.block)
     return step
+
+
+def check_inserted(spec: Spec, program: Program, loss: str, target: Target) -> None:
+    """UsageError for passes of a resolved target that are inserted where they cannot be."""
+    if target.inserted:
+        passes = [*pipeline(spec, program, loss), *cleanup_passes(target), *lowering_passes(target)]
+        check_places(target.insertions, passes)
 
 
 def plain_fitting(program: Program, loss: str, optimizer: AnyOptimizer | Spec, target: Target | None = None) -> Fitting:

@@ -65,6 +65,9 @@ class Expr:
     def __neg__(self) -> Expr:
         return _same("neg", self)
 
+    def __abs__(self) -> Expr:
+        return _same("abs", self)
+
     def __lt__(self, other: Expr | float) -> Expr:
         return _compare("lt", self, other)
 

@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import pkgutil
+import sys
 
 from ..errors import UsageError
 
@@ -32,7 +33,10 @@ def import_file(path: str) -> None:
     spec = importlib.util.spec_from_file_location(f"recompute_plug_in_{abs(hash(path))}", path)
     if spec is None or spec.loader is None:
         raise UsageError(f"'{path}' is not a Python file: its name ends with .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look up there what annotations are, if these are texts
     try:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        spec.loader.exec_module(module)
     except Exception as e:
+        del sys.modules[spec.name]
         raise UsageError(f"'{path}' cannot be run: {type(e).__name__}: {e}") from None

@@ -24,7 +24,7 @@ from ..passes.base import ForwardPass, Pass
 from ..passes.cleanup.eager_updates import EagerUpdates
 from ..passes.gradient.autodiff import Autodiff
 from ..passes.gradient.precision import Precision
-from ..passes.inserting import with_inserted
+from ..passes.inserting import Insertion, with_inserted
 from ..passes.loss.find_head import FindHead
 from ..passes.offloading.offload_checkpoints import OffloadCheckpoints
 from ..passes.patterns.find_gates import FindGates
@@ -121,7 +121,7 @@ def backward_passes(
     after = [*_recomputing(spec, program, loss), *_of_ranks(spec)]
     if merge is not None and merge.multiple != 1:
         after.append(ScaleGradients(merge.multiple))
-    return with_inserted([*before, *found, *after], target.insertions)
+    return with_inserted([*before, *found, *after], _insertions(spec))
 
 
 def _in_full(spec: Spec, program: Program, loss: str) -> tuple[str, ...]:
@@ -191,7 +191,12 @@ def update_passes(spec: Spec, program: Program) -> list[Pass]:
         target = target_of(spec.target)
         permitted = tuple(map(str, parse_permissions(spec.allowed)))
         found += [*cleanup_passes(target), Approximate(everywhere=permitted)]
-    return with_inserted(found, (spec.target or Target()).insertions)
+    return with_inserted(found, _insertions(spec))
+
+
+def _insertions(spec: Spec) -> tuple[Insertion, ...]:
+    """Those of the wrappers, then the user's own."""
+    return (*spec.inserted, *(spec.target or Target()).insertions)
 
 
 def _norms(spec: Spec) -> list[Pass]:

@@ -16,11 +16,12 @@ from ..language.ir import Operator, Role
 from ..language.program import Program, Variable
 from ..passes import Target
 from ..passes.base import apply_passes
+from ..passes.inserting import check_places
 from ..planning.figures import interruption
 from ..planning.step import plan_step, target_of
 from ..runtime.communication.started import started_together
 from .origin import held, origin_of
-from .pipeline import backward_passes, update_passes
+from .pipeline import backward_passes, pipeline, update_passes
 from .programs import must_be_untrained, names_of, program_of
 from .spec import Spec
 from .updates import OtherRule
@@ -138,6 +139,8 @@ class SpecOptimizer(AnyOptimizer):
             wanted = spec.rule.parameters if parameter_list is None else parameter_list
             names = names_of(program, () if wanted is None else wanted, "parameter_list")
             no_grad = names_of(program, () if no_grad_set is None else no_grad_set, "no_grad_set")
+            if spec.inserted:
+                check_places(spec.inserted, pipeline(spec, program, loss.name))
             apply_passes(program, backward_passes(spec, program, loss.name, parameters=names, no_grad=no_grad))
             spec.rule.check(program, [p for p, _ in program.gradients])
         for note in program.plan.notes if spec.checkpoints and program.plan is not None else ():

@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..language.program import Variable
 from ..passes import Target
 from ..passes.approximation.base import parse_permissions
+from ..passes.inserting import Insertion
 from ..passes.slicing.slicing import whole_last
 from ..planning.request import Request
 from .merge import Merge
@@ -49,6 +50,7 @@ class Spec:
     a planner is asked for (see `request`); `offload`: checkpoints go to host memory.  `slices`: parts of the step, or
     the whole, that run in slices.  `allowed`: approximations.  `merge`: micro-batches; `parallel`: the mesh, and this
     rank.  `target` and `cost`: what plans are made for.  `later`: a planner puts the step into the slices of the whole.
+    `inserted`: passes that wrappers add to those that make the step.
     """
 
     rule: Any
@@ -66,6 +68,7 @@ class Spec:
     target: Target | None = None
     cost: CostModel | None = None
     later: bool = False
+    inserted: tuple[Insertion, ...] = ()
 
     def with_(self, **changes: Any) -> Spec:
         """The same with changes."""

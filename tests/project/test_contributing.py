@@ -21,11 +21,15 @@ RUNNER = """
 import json, sys, traceback
 import recompute
 from recompute.runtime.cpu.device import native
+from recompute.runtime.cuda.device import emulator
 assert recompute.__file__.startswith(sys.argv[1]), f"{recompute.__file__} is not the copy"
 found = {}
 for name, code in json.load(sys.stdin).items():
-    if name == "family" and native.unavailable():
-        found[name] = "skip: " + native.unavailable()
+    why = native.unavailable() if name == "family" else ""
+    if name == "cuda" and not emulator.compiler():
+        why = "the emulated device needs a C++ compiler"
+    if why:
+        found[name] = "skip: " + why
         continue
     try:
         exec(compile(code, name, "exec"), {})
@@ -85,7 +89,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", ["operator", "pass", "pattern", "golden", "planner", "network", "family"])
+@pytest.mark.parametrize("name", [*RUN, "golden"])
 def test_example_works_from_one_file(name: str, outcomes: dict[str, str]) -> None:
     if outcomes[name].startswith("skip: "):
         pytest.skip(outcomes[name])
@@ -93,7 +97,7 @@ def test_example_works_from_one_file(name: str, outcomes: dict[str, str]) -> Non
 
 
 def test_every_kind_has_one_file_and_one_check() -> None:
-    assert set(RUN) == {"operator", "pass", "pattern", "planner", "network", "family"}
+    assert set(RUN) == {"operator", "pass", "pattern", "planner", "network", "family", "cuda", "wrapper"}
     folders = sorted(str(Path(path).parent) for path in FILES)
     assert folders == [
         "models",
@@ -101,7 +105,9 @@ def test_every_kind_has_one_file_and_one_check() -> None:
         "passes/patterns",
         "passes/planners/methods",
         "recompute/ops/elementwise",
+        "recompute/training",
         "runtime/cpu/kernels",
+        "runtime/cuda/kernels",
         "tests/golden",
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ from recompute import models
 from recompute.cli.command import main
 from recompute.compiling.compiler import compile_step
 from recompute.compiling.steps import Steps, attach_loss
+from recompute.language.ir import Block, Role
 from recompute.language.program import Program
 from recompute.passes import step_passes
-from recompute.passes.base import apply_passes, check_order, run_passes
+from recompute.passes.base import Pass, apply_passes, check_order, run_passes
+from recompute.passes.inserting import Insertion
 from recompute.planning.step import target_of
 from recompute.training.pipeline import pipeline
 from recompute.training.protocol import WrappedOptimizer, spec_of
+from recompute.training.spec import Spec
 
 #: ten networks, small
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -169,6 +173,7 @@ def test_optimizers_of_other_classes_update_by_their_own_rule() -> None:
 
 
 MARK = '''
+from __future__ import annotations
 from dataclasses import dataclass, replace
 from recompute.passes import Pass
 
@@ -199,6 +204,67 @@ def test_a_pass_of_ones_own(place: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert dumped.read_text().startswith("program mine")
 
 
+def test_a_place_that_is_not_there_is_said_before_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lenet", "--print-passes", "--insert-pass", "after:autodif=dead-code"]) == 2
+    assert "did you mean autodiff" in capsys.readouterr().err
+
+
+@dataclass(frozen=True)
+class HalveGradients(Pass):
+    """Half of each gradient."""
+
+    needs = ("gradients",)
+    refuses = ("updates",)
+
+    def rewrite(self, program: rc.Program) -> Block:
+        b = program.builder(Role.BACKWARD, "half")
+        pairs = [(p, program[g].value) for p, g in program.gradients]
+        program.gradients = [(p, b.Mul(g, b.constant(0.5, g)).name) for p, g in pairs]
+        program.append(b)
+        return program.block
+
+
+class Halved(WrappedOptimizer):
+    """Updates by half of each gradient."""
+
+    place = Insertion("after", "autodiff", (HalveGradients(),))
+
+    @property
+    def spec(self) -> Spec:
+        inner = super().spec
+        return inner.with_(inserted=(*inner.inserted, self.place))
+
+
+@pytest.mark.parametrize("how", ["minimize", "compile_step", "budget", "wrapped", "merged"])
+def test_a_pass_that_a_wrapper_adds(how: str) -> None:
+    after = []
+    for optimizer in (rc.SGD(0.25), Halved(rc.SGD(0.5))):
+        program, loss = forward("mlp4")
+        if how == "minimize":
+            optimizer.minimize(program[loss])
+        elif how == "wrapped":
+            rc.RecomputeOptimizer(optimizer).set_budget("100%").minimize(program[loss])
+        else:
+            optimizer = rc.GradientMergeOptimizer(optimizer, k_steps=2) if how == "merged" else optimizer
+            budget = "100%" if how == "budget" else None
+            program = compile_step(program, loss, optimizer, budget=budget).program
+        feed = {v.name: np.ones(v.shape, v.value.type.numpy) for v in program.inputs}
+        rc.Executor().run(program, feed, [loss])
+        after.append(program.data[program.parameters[0].name].copy())
+    assert np.array_equal(*after)
+
+
+def test_a_wrappers_pass_at_a_place_that_is_not_there() -> None:
+    program, loss = forward("mlp4")
+    wrapper = Halved(rc.SGD(0.5))
+    wrapper.place = Insertion("after", "precision", (HalveGradients(),))
+    with pytest.raises(rc.UsageError, match="has no pass 'precision'"):
+        wrapper.minimize(program[loss])
+    wrapper.place = Insertion("after", "updates", (HalveGradients(),))
+    with pytest.raises(rc.UsageError, match="'halve-gradients' comes too late: put it before 'updates'"):
+        wrapper.minimize(program[loss])
+
+
 @pytest.mark.parametrize(
     "text, why",
     [
@@ -208,6 +274,8 @@ def test_a_pass_of_ones_own(place: str, tmp_path: Path, capsys: pytest.CaptureFi
         ("after:recompute=dead-code", "has no pass 'recompute'"),
         ("after:autodiff=precision{to=bf16}", "'precision' comes too late: put it before 'autodiff'"),
         ("before:choose-kernels=memory-plan", "needs frees"),
+        ("before:autodiff=find-head{large=7}", "'find-head': option 'large' must be true or false"),
+        ("after:autodiff=buckets{member=big}", "'buckets': option 'member' must be a whole number, not 'big'"),
         (7, "inserted must be texts"),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...language.contexts import OperatorBuilder
-from ...language.element import Expr, Formula, absolute, exp, expm1, log1p, maximum, minimum
+from ...language.element import Expr, Formula, exp, expm1, log1p, maximum, minimum
 from ...language.types import TensorType, Value, Values
 from ..common import Elementwise
 from ..tiles import Tiled
@@ -173,7 +173,7 @@ class Softplus(Tiled, onnx=True):
     flops_per_element = 20
 
     def element(self, x):
-        return maximum(x, 0) + log1p(exp(-absolute(x)))
+        return maximum(x, 0) + log1p(exp(-abs(x)))
 
     def gradient(self, b, ins, outs, grads):
         """dy · (1 - exp(-y)): from the output."""
@@ -210,7 +210,7 @@ class Softsign(Tiled, onnx=True):
     flops_per_element = 5
 
     def element(self, x):
-        return x / (absolute(x) + 1)
+        return x / (abs(x) + 1)
 
     def gradient(self, b, ins, outs, grads):
         """dy · (1 - |y|)²: from the output."""
