@@ -36,6 +36,7 @@ class Fusion(Pass):
     device: bool = False
 
     def run(self, block: Block) -> Block:
+        """The block with loops."""
         if any(isinstance(op.op, Free) for op in block.operators):
             raise UsageError("'fusion' must come before 'liveness'")
         walk = _Walk(block, self.distance, device=self.device)

@@ -91,6 +91,7 @@ class InBestOrder(Pass):
     then: tuple[Pass, ...] = (Liveness(), MemoryPlan())
 
     def run(self, block: Block) -> Block:
+        """The block with planned memory."""
         return self.plan(block, run_passes(block, [Schedule()]))
 
     def plan(self, block: Block, ordered: Block) -> Block:

@@ -94,6 +94,7 @@ class Pixels(Wrapped):
         return other
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """See `Dataset.read`."""
         taken = self.inner.read(indices, names)
         if self.column in taken:
             images = taken[self.column]

@@ -46,10 +46,12 @@ class ScikitLearn(ClassMetric):
         super().__init__(name or function, output, label, axis, ignore_index, threshold)
 
     def reset(self) -> None:
+        """Forgets every batch."""
         self._labels: list[np.ndarray] = []
         self._predicted: list[np.ndarray] = []
 
     def update(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]) -> None:
+        """Adds a batch."""
         if self.classes:
             scores, labels = self.rows(outputs, batch)
             predicted = np.where(np.isnan(scores).any(1), -1, scores.argmax(1))
@@ -67,6 +69,7 @@ class ScikitLearn(ClassMetric):
         self._predicted.append(predicted)
 
     def result(self) -> float:
+        """The figure of all batches."""
         labels, predicted = (np.concatenate(parts or [np.zeros(0)]) for parts in (self._labels, self._predicted))
         if not labels.size or not (np.isfinite(labels).all() and np.isfinite(predicted).all()):
             return math.nan

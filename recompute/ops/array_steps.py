@@ -105,7 +105,8 @@ def array_steps(op: Op, dtypes: tuple[str | None, ...], inplace: tuple[int, ...]
     """
     found = element_of(op, dtypes)
     root = None if found is None or len(found) > 1 else found[0]
-    assert root is not None, f"{op.name} has neither numerics nor a formula"
+    if root is None:
+        raise op.fail(f"has no formula for operands of {', '.join(d or 'no type' for d in dtypes) or 'no type'}")
     return _Writer([root]).written(inplace)
 
 

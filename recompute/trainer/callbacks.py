@@ -75,6 +75,7 @@ class EarlyStopping(Callback):
     waited: int = field(default=0, init=False)
 
     def on_epoch(self, trainer: Any, results: dict[str, Any]) -> None:
+        """Counts epochs without improvement."""
         value, mode = monitored(results, self.monitor), mode_of(self.monitor, self.mode)
         least = value + self.min_delta if mode == "min" else value - self.min_delta
         if better(least, self.best, mode):
@@ -89,6 +90,7 @@ class EarlyStopping(Callback):
         return {"best": self.best, "waited": self.waited}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        """Takes over what `state` returned."""
         self.best, self.waited = state.get("best"), int(state.get("waited", 0))
 
 

@@ -88,6 +88,7 @@ class Optimizer(SpecOptimizer):
 
     @property
     def spec(self) -> Spec:
+        """This optimizer alone."""
         return Spec(self)
 
     def add_updates(self, program: Program, pairs: Sequence[tuple[Value, Value]], scale: Value | None = None) -> None:

@@ -49,6 +49,7 @@ class ClipGradByValue(GradientClip):
         self.min, self.max = float(min), float(max)
 
     def scaled(self, b, g, common):
+        """Max and Min."""
         return b.Min(b.Max(g, b.constant(self.min, g)), b.constant(self.max, g))
 
 

@@ -37,6 +37,7 @@ class SGD(Optimizer):
     """w ← w - lr·g."""
 
     def update(self, weight_decay):
+        """SGDUpdate."""
         return SGDUpdate(weight_decay=weight_decay)
 
 
@@ -64,6 +65,7 @@ class Momentum(Optimizer):
             raise UsageError("Nesterov momentum takes no dampening")
 
     def update(self, weight_decay):
+        """MomentumUpdate."""
         return MomentumUpdate(self.momentum, self.dampening, self.use_nesterov, weight_decay)
 
 
@@ -95,9 +97,11 @@ class Adagrad(Optimizer):
         self.initial_accumulator_value = number("initial_accumulator_value", initial_accumulator_value)
 
     def update(self, weight_decay):
+        """AdagradUpdate."""
         return AdagradUpdate(self.epsilon, weight_decay)
 
     def initial(self, slot):
+        """initial_accumulator_value."""
         return self.initial_accumulator_value
 
 
@@ -128,6 +132,7 @@ class RMSProp(Optimizer):
         return {"mean_square": True, "mean_grad": self.centered, "momentum": self.momentum > 0}
 
     def update(self, weight_decay):
+        """RMSPropUpdate."""
         return RMSPropUpdate(self.rho, self.epsilon, self.momentum, weight_decay)
 
 
@@ -156,6 +161,7 @@ class Adam(Optimizer):
         return {"moment1": True, "moment2": True, "moment2_max": self.amsgrad}
 
     def update(self, weight_decay):
+        """AdamUpdate."""
         return AdamUpdate(self.beta1, self.beta2, self.epsilon, weight_decay, self.decoupled)
 
 
@@ -188,6 +194,7 @@ class Lamb(Optimizer):
         self.epsilon = number("epsilon", epsilon)
 
     def update(self, weight_decay):
+        """LambUpdate."""
         return LambUpdate(self.beta1, self.beta2, self.epsilon, weight_decay)
 
 
@@ -211,4 +218,5 @@ class Lars(Optimizer):
         self.epsilon = number("epsilon", epsilon)
 
     def update(self, weight_decay):
+        """LarsUpdate."""
         return LarsUpdate(self.momentum, self.lars_coeff, weight_decay, self.epsilon)
