@@ -305,15 +305,18 @@ def plain_attention(
     return torch.dropout(torch.softmax(scores, -1), dropout_p, True) @ v
 
 
-def strided(original: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
-    """`torch.as_strided`, which exporters apply to a copy without gaps, for tensors that lie otherwise in memory."""
+def strided(dynamic: bool) -> Any:
+    """Within: `torch.as_strided`, which exporters apply to a copy without gaps, takes tensors that lie otherwise too.
+
+    A mode, not a function in its place: PyTorch calls that itself, for the shapes of slices.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
 
     def as_strided(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-        import torch
-
-        if x.is_contiguous() and not storage_offset and not x.storage_offset():
-            return original(x, size, stride, storage_offset)
         start = x.storage_offset()
+        if x.is_contiguous() and not storage_offset and not start:
+            return torch.as_strided(x, size, stride, storage_offset)
         held = {int(at): i for i, at in enumerate(_places_in_memory(x.shape, x.stride(), start).flat)}
         read = _places_in_memory(size, stride, start if storage_offset is None else storage_offset)
         if not held.keys() >= set(read.flat):
@@ -323,7 +326,12 @@ def strided(original: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
         index = [held[at] for at in read.reshape(-1).tolist()]
         return x.reshape(-1)[torch.tensor(index)].reshape(read.shape)
 
-    return as_strided
+    class Strided(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            function = as_strided if func in (torch.as_strided, torch.Tensor.as_strided) else func
+            return function(*args, **(kwargs or {}))
+
+    return Strided()
 
 
 def _places_in_memory(size: Any, stride: Any, start: int) -> np.ndarray:

@@ -198,6 +198,19 @@ def test_strides_are_those_of_memory(exporter: str) -> None:
     rc.from_torch(module, _x(), exporter=exporter)
 
 
+def test_slices_leave_the_batch_open() -> None:
+    """PyTorch computes their shapes by as_strided."""
+
+    def forward(m: Any, x: Any) -> Any:
+        h = m.a(x)
+        return torch.cat([h[:, 1:].flatten(), h.unbind(1)[0], h.split(2, 1)[0].exp().flatten(), h[h > 0]]).pow(2).sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rc.ModelWarning)
+        program = rc.from_torch(Net(forward, a=_a()), _x())
+    assert program.source.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+
+
 def test_strides_outside_of_their_tensor_are_refused() -> None:
     module = Net(lambda m, x: m.a(x)[1:].as_strided((2, 3), (3, 1), 0).pow(2).mean(), a=_a())
     with pytest.raises(rc.ModelError, match="as_strided reads memory that its tensor does not have"):
