@@ -164,7 +164,8 @@ def _restored(module: Any) -> Iterator[None]:
     import torch
 
     buffers = [(b, b.detach().clone()) for b in module.buffers()]
-    parameters = [(p, p.grad, p.detach().clone() if _renormalised(module) else None) for p in module.parameters()]
+    changes = _renormalised(module)
+    parameters = [(p, p.grad, p.detach().clone() if changes else None) for p in module.parameters()]
     try:
         with torch.random.fork_rng():
             yield

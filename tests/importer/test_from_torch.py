@@ -406,3 +406,21 @@ def test_other_random_numbers_are_not_compared() -> None:
 def test_what_check_may_be(check: Any) -> None:
     with pytest.raises(rc.UsageError, match="check must be"):
         rc.from_torch(_a(), _x(), check=check)
+
+
+def test_a_module_is_walked_as_often_whatever_its_size() -> None:
+    """Once for each parameter would be quadratic."""
+
+    class Counted(nn.Sequential):
+        walks = 0
+
+        def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+            self.walks += 1
+            return super().named_modules(*args, **kwargs)
+
+    walks = []
+    for layers in (1, 9):
+        module = Counted(*(nn.Linear(2, 2) for _ in range(layers)))
+        rc.from_torch(module, torch.randn(3, 2))
+        walks.append(module.walks)
+    assert walks[0] == walks[1]
