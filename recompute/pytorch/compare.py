@@ -72,7 +72,7 @@ def compare_with_module(program: Program, module: Any, call: Call, all_trained: 
     if double is not None:
         wanted = replace(wanted, exact=_exact(*double, outputs))
         found = told(probe, made, wanted)
-    causes = [f"the gradient that {n} defines by hand" for n in theirs.functions] if found else []
+    causes = _causes(theirs) if found else []
     near = bool(found and double) and not told(probe, made, replace(wanted, rounding=_KINK))
     return Result(found, causes, rounding=near)
 
@@ -118,6 +118,13 @@ def _module_step(module: Any, call: Call) -> _Step:
         _PROBE if probe else "",
         named,
     )
+
+
+def _causes(theirs: _Step) -> list[str]:
+    """What of a module's own step may be why a program's differs."""
+    found = [f"the gradient that {n} defines by hand" for n in theirs.functions]
+    infinite = (n for n, g in theirs.gradients.items() if g is not None and not np.isfinite(g).all())
+    return [*found, *(f"the module's own gradient of '{n}' is not finite" for n in list(infinite)[:1])]
 
 
 def in_float64(module: Any, call: Call) -> tuple[Any, Call] | None:

@@ -408,6 +408,13 @@ def test_what_check_may_be(check: Any) -> None:
         rc.from_torch(_a(), _x(), check=check)
 
 
+def test_a_gradient_that_is_not_finite_is_named_as_a_cause() -> None:
+    module = Net(lambda m, x: m.a(x).pow(2).sum(), a=_a())
+    module.a.weight.register_hook(lambda g: g / 0)
+    with pytest.raises(rc.ModelError, match=r"own gradient of 'a\.weight' is not finite"):
+        rc.from_torch(module, _x())
+
+
 def test_a_module_is_walked_as_often_whatever_its_size() -> None:
     """Once for each parameter would be quadratic."""
 
