@@ -75,7 +75,7 @@ def compare_with_module(program: Program, module: Module, call: Call, all_traine
     if double is not None:
         wanted = replace(wanted, exact=_exact(*double, outputs))
         found = told(probe, made, wanted)
-    causes = [f"the gradient that {n} defines by hand" for n in theirs.functions] if found else []
+    causes = _causes(theirs) if found else []
     near = bool(found and double) and not told(probe, made, replace(wanted, rounding=_KINK))
     return Result(found, causes, rounding=near)
 
@@ -123,6 +123,13 @@ def _module_step(module: Module, call: Call) -> _Step:
     )
 
 
+def _causes(theirs: _Step) -> list[str]:
+    """What of a module's own step may be why a program's differs."""
+    found = [f"the gradient that {n} defines by hand" for n in theirs.functions]
+    infinite = (n for n, g in theirs.gradients.items() if g is not None and not np.isfinite(g).all())
+    return [*found, *(f"the module's own gradient of '{n}' is not finite" for n in list(infinite)[:1])]
+
+
 def in_float64(module: Module, call: Call) -> tuple[Any, Call] | None:
     """Copies of a module and its call in float64; None where it has no other type, or cannot be copied."""
     import torch
@@ -167,7 +174,8 @@ def _restored(module: Module) -> Iterator[None]:
     import torch
 
     buffers = [(b, b.detach().clone()) for b in module.buffers()]
-    parameters = [(p, p.grad, p.detach().clone() if _renormalised(module) else None) for p in module.parameters()]
+    changes = _renormalised(module)
+    parameters = [(p, p.grad, p.detach().clone() if changes else None) for p in module.parameters()]
     try:
         with torch.random.fork_rng():
             yield

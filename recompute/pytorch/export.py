@@ -78,7 +78,7 @@ def exported(call: Call, exporter: str) -> Iterator[Exported]:
             if plain and error is None:
                 break
             try:
-                with _quiet(), _written_out(plain, one.dynamic):
+                with _quiet(), _attention(plain):
                     found = export(one)
             except Exception as e:
                 error = error or e
@@ -107,21 +107,12 @@ def _tell(failed: list[str]) -> None:
         )
 
 
-@contextlib.contextmanager
-def _written_out(attention: bool, dynamic: bool) -> Iterator[None]:
-    """Within: functions as plain operators that exporters take where they do not take PyTorch's own, or take wrongly.
-
-    `attention`: that of scaled dot products too.
-    """
+def _attention(plain: bool) -> contextlib.AbstractContextManager[Any]:
+    """Within: attention is written as plain operators, where the exporter does not take PyTorch's own."""
     import torch
 
-    with contextlib.ExitStack() as stack:
-        for of in (torch, torch.Tensor):
-            stack.enter_context(mock.patch.object(of, "as_strided", strided(of.as_strided, dynamic)))
-        if attention:
-            name = "scaled_dot_product_attention"
-            stack.enter_context(mock.patch.object(torch.nn.functional, name, plain_attention))
-        yield
+    name = "scaled_dot_product_attention"
+    return mock.patch.object(torch.nn.functional, name, plain_attention) if plain else contextlib.nullcontext()
 
 
 # -- dynamo -----------------------------------------------------------------------------------------------------------
@@ -158,7 +149,7 @@ def _program(call: Call) -> Any:
         if x.ndim and x.shape[0] == call.batch():
             shapes[x] = {0: torch.export.Dim.AUTO}
     open_shapes = shapes if call.dynamic else None
-    with kept_gradients():
+    with kept_gradients(), strided(call.dynamic):
         program = torch.export.export(call.module, call.args, call.kwargs, dynamic_shapes=open_shapes, strict=False)
     _detach_no_grad(program.graph_module)
     return lowered(program)
@@ -251,11 +242,12 @@ def _by_torchscript(call: Call) -> Exported:
             raise ValueError("inputs without names have no dynamic axes")
         inputs = zip(call.inputs, call.tensors(), strict=True)
         axes = {n: {0: "batch"} for n, x in inputs if x.ndim and x.shape[0] == call.batch()}
-    torch.onnx.export(
-        call.module, call.args, file, kwargs=call.kwargs or None, dynamo=False, do_constant_folding=False,
-        training=torch.onnx.TrainingMode.PRESERVE, opset_version=20, input_names=call.inputs, output_names=call.outputs,
-        dynamic_axes=axes,
-    )  # fmt: skip
+    with strided(call.dynamic):
+        torch.onnx.export(
+            call.module, call.args, file, kwargs=call.kwargs or None, dynamo=False, do_constant_folding=False,
+            training=torch.onnx.TrainingMode.PRESERVE, opset_version=20, input_names=call.inputs,
+            output_names=call.outputs, dynamic_axes=axes,
+        )  # fmt: skip
     for name, buffer in call.module.named_buffers():  # the module ran once
         buffer.data.copy_(before[name])
     proto = onnx.ModelProto()

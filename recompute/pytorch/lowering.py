@@ -316,15 +316,18 @@ def plain_attention(
     return torch.dropout(torch.softmax(scores, -1), dropout_p, True) @ v
 
 
-def strided(original: Callable[..., Tensor], dynamic: bool) -> Callable[..., Tensor]:
-    """`torch.as_strided`, which exporters apply to a copy without gaps, for tensors that lie otherwise in memory."""
+def strided(dynamic: bool) -> Any:
+    """Within: `torch.as_strided`, which exporters apply to a copy without gaps, takes tensors that lie otherwise too.
+
+    A mode, not a function in its place: PyTorch calls that itself, for the shapes of slices.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
 
     def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
-        import torch
-
-        if x.is_contiguous() and not storage_offset and not x.storage_offset():
-            return original(x, size, stride, storage_offset)
         start = int(x.storage_offset())
+        if x.is_contiguous() and not storage_offset and not start:
+            return torch.as_strided(x, size, stride, storage_offset)
         held = {int(at): i for i, at in enumerate(_places_in_memory(x.shape, x.stride(), start).flat)}
         read = _places_in_memory(size, stride, start if storage_offset is None else storage_offset)
         if not held.keys() >= set(read.flat):
@@ -334,7 +337,12 @@ def strided(original: Callable[..., Tensor], dynamic: bool) -> Callable[..., Ten
         index = [held[at] for at in read.reshape(-1).tolist()]
         return x.reshape(-1)[torch.tensor(index)].reshape(read.shape)
 
-    return as_strided
+    class Strided(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            function = as_strided if func in (torch.as_strided, torch.Tensor.as_strided) else func
+            return function(*args, **(kwargs or {}))
+
+    return Strided()
 
 
 def _places_in_memory(size: Sequence[int], stride: Sequence[int], start: int) -> np.ndarray:

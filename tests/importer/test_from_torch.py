@@ -198,6 +198,19 @@ def test_strides_are_those_of_memory(exporter: str) -> None:
     rc.from_torch(module, _x(), exporter=exporter)
 
 
+def test_slices_leave_the_batch_open() -> None:
+    """PyTorch computes their shapes by as_strided."""
+
+    def forward(m: Any, x: Any) -> Any:
+        h = m.a(x)
+        return torch.cat([h[:, 1:].flatten(), h.unbind(1)[0], h.split(2, 1)[0].exp().flatten(), h[h > 0]]).pow(2).sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rc.ModelWarning)
+        program = rc.from_torch(Net(forward, a=_a()), _x())
+    assert program.source.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+
+
 def test_strides_outside_of_their_tensor_are_refused() -> None:
     module = Net(lambda m, x: m.a(x)[1:].as_strided((2, 3), (3, 1), 0).pow(2).mean(), a=_a())
     with pytest.raises(rc.ModelError, match="as_strided reads memory that its tensor does not have"):
@@ -393,3 +406,28 @@ def test_other_random_numbers_are_not_compared() -> None:
 def test_what_check_may_be(check: Any) -> None:
     with pytest.raises(rc.UsageError, match="check must be"):
         rc.from_torch(_a(), _x(), check=check)
+
+
+def test_a_gradient_that_is_not_finite_is_named_as_a_cause() -> None:
+    module = Net(lambda m, x: m.a(x).pow(2).sum(), a=_a())
+    module.a.weight.register_hook(lambda g: g / 0)
+    with pytest.raises(rc.ModelError, match=r"own gradient of 'a\.weight' is not finite"):
+        rc.from_torch(module, _x())
+
+
+def test_a_module_is_walked_as_often_whatever_its_size() -> None:
+    """Once for each parameter would be quadratic."""
+
+    class Counted(nn.Sequential):
+        walks = 0
+
+        def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+            self.walks += 1
+            return super().named_modules(*args, **kwargs)
+
+    walks = []
+    for layers in (1, 9):
+        module = Counted(*(nn.Linear(2, 2) for _ in range(layers)))
+        rc.from_torch(module, torch.randn(3, 2))
+        walks.append(module.walks)
+    assert walks[0] == walks[1]
