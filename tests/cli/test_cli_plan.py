@@ -76,7 +76,7 @@ def test_problems_in_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     found = report_of([str(tmp_path / "p.json"), "--memory-budget", "50%"], tmp_path)["compare"]
     assert [r["strategy"] for r in found] == ["auto"] and found[0]["fits"]
     assert main([str(tmp_path / "p.json"), "--run", "1"]) == 2
-    assert "--run needs a model" in capsys.readouterr().err
+    assert "is a planning problem, and no model: leave out --run" in capsys.readouterr().err
     assert main([*BERT, "--save-problem", str(tmp_path / "bert.json")]) == 0
     assert main([str(tmp_path / "bert.json"), *BUDGET, "--strategy", "kusumoto-memory"]) == 0
     assert "kusumoto-memory" in capsys.readouterr().out

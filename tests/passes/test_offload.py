@@ -437,8 +437,11 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "host memory, pinned" in out and "(as predicted)" in out
     for wrong, message in (
         (["--offload"], "--offload needs --checkpoints"),
-        (["--offload", "--memory-budget", "1GiB", "--max-batch"], "--max-batch considers recomputation only"),
-        (["--offload", "--memory-budget", "60%", "--compare"], "--compare considers recomputation only"),
+        (
+            ["--offload", "--memory-budget", "1GiB", "--max-batch"],
+            "recomputation only: leave out --max-batch",
+        ),
+        (["--offload", "--memory-budget", "60%", "--compare"], "recomputation only: leave out --compare"),
     ):
         assert main(["mlp4", *wrong]) == 2
         assert message in capsys.readouterr().err

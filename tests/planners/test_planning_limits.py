@@ -195,7 +195,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert main(wanted) == 130
     monkeypatch.undo()
     for wrong, message in (
-        (["--effort", "2"], "give --memory-budget"),
+        (["--effort", "2"], "--effort needs --memory-budget SIZE"),
         (["--memory-budget", "60%", "--effort", "-1"], "above 0"),
         (["--memory-budget", "60%", "--seconds", "1", "--checkpoints", "logits"], "leave out --checkpoints"),
     ):

@@ -48,12 +48,15 @@ class Code(expressions.Code):
         emit.Code.__init__(self, name, arguments, internal=name != "kernel")
 
     def load(self, at: str) -> str:
+        """A vector."""
         return self.let(f"load {machine().vector}, ptr {at}, align 4")
 
     def store(self, value: str, at: str) -> None:
+        """Writes a vector."""
         self.line(f"store {machine().vector} {value}, ptr {at}, align 4")
 
     def splat(self, value: str) -> str:
+        """A float in all lanes."""
         return self.spread(value, "float", machine().width)
 
     def run(self, function: str, *given: tuple[str, str | int]) -> None:
@@ -61,6 +64,7 @@ class Code(expressions.Code):
         self.line(f"call void @{function}({', '.join(f'{t} {v}' for t, v in given)})")
 
     def larger(self, a: int | str, b: int | str) -> str:
+        """The larger number."""
         return self.intrinsic("smax.i64", "i64", ("i64", a), ("i64", b))
 
     def most(self, a: str, b: str) -> str:

@@ -81,18 +81,22 @@ class Code(emit.Code):
         return self.literal(value, "f32")
 
     def i32(self, value: int) -> str:
+        """An integer in all lanes."""
         return self.literal(value, "i32")
 
     # -- instructions ---------------------------------------------------------------------------------------------
 
     def op(self, name: str, element: str, *args: str) -> str:
+        """`name type a, b`."""
         return self.let(f"{name} {self.of(element)} {', '.join(args)}")
 
     def call(self, function: str, element: str, *args: str) -> str:
+        """An intrinsic of one type."""
         t = self.of(element)
         return self.intrinsic(f"{function}.{self.suffix(element)}", t, *((t, a) for a in args))
 
     def convert(self, name: str, x: str, source: str, target: str) -> str:
+        """`name x to target`."""
         return self.let(f"{name} {self.of(source)} {x} to {self.of(target)}")
 
     def select(self, condition: str, element: str, x: str, y: str) -> str:
@@ -129,6 +133,7 @@ class Code(emit.Code):
         return [found[id(r)] for r in roots]
 
     def node(self, x: Expr, args: Sequence[str]) -> str:
+        """The register of one node."""
         if x.fn == "constant":
             return self.literal(x.value, x.dtype)
         given = x.args[0].dtype
@@ -171,6 +176,7 @@ class Code(emit.Code):
         return self.select(self.op("fcmp uno", element, a, a), element, a, chosen)
 
     def cast(self, x: str, source: str, target: str) -> str:
+        """Another element type."""
         if source == target:
             return x
         if source in HALVES:
@@ -218,6 +224,7 @@ class Code(emit.Code):
         return self.convert("trunc", self.op("lshr", "i32", up, self.i32(16)), "i32", "i16")
 
     def integer_node(self, fn: str, dtype: str, args: Sequence[str]) -> str:
+        """Arithmetic that wraps around."""
         element = kind(dtype)
         if fn == "neg":
             return self.op("sub", element, self.literal(0, dtype), args[0])
@@ -259,6 +266,7 @@ class Code(emit.Code):
     # -- float32 functions ----------------------------------------------------------------------------------------
 
     def clamp(self, x: str, low: Any, high: Any) -> str:
+        """Within the bounds; NaN stays."""
         x = self.select(self.op("fcmp ogt", "float", x, self.f32(high)), "float", self.f32(high), x)
         return self.select(self.op("fcmp olt", "float", x, self.f32(low)), "float", self.f32(low), x)
 
