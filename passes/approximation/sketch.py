@@ -85,6 +85,7 @@ class SketchedProducts(Approximation):
         return f"it keeps {self.rows:,} rows, and the products over the batch have {max(found):,} at most"
 
     def replace(self, step: Step, leaf: Leaf, edits: Edits) -> None:
+        """The product of two sketches."""
         o, found = step.operators[leaf.at], _product(step, leaf)
         assert found is not None
         op = Sketch(self.kept_rows(found.batch), self.kind, seed_of(leaf.origin.name))

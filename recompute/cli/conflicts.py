@@ -78,8 +78,10 @@ NEEDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
 TRAINING_EXCLUDED = (("checkpoints", ("budget",), f"--checkpoints and a budget {_BOTH}"),)
 TRAINING_NEEDED = (
     *((name, ("save",), "--save DIR") for name in ("resume", "save_steps", "tensorboard", "log_ranks")),
-    *((name, ("mesh",), "several processes: give --mesh, such as dp=N") for name in ("zero", "micro_batches")),
-    ("log_ranks", ("mesh",), "several processes: give --mesh, such as dp=N"),
+    *(
+        (name, ("mesh",), "several processes: give --mesh, such as dp=N")
+        for name in ("zero", "micro_batches", "log_ranks")
+    ),
 )
 
 

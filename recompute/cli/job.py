@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import UsageError
 from ..planning.request import Request, request
 from ..support.tables import progress_status
 from .values import input_shapes, loading_of, target_of, zoo_option
@@ -58,8 +57,6 @@ def steps_of(job: Job) -> Steps:
 
     args = job.args
     options = dict(zoo_option(o) for o in args.option)
-    if options and Path(args.model).is_file():
-        raise UsageError("--option applies only to networks of the zoo")
     return Steps(
         args.model,
         loss=args.loss,

@@ -37,9 +37,10 @@ def check_arguments(args: argparse.Namespace) -> None:
     """Checks the options before any work is done; parses the mesh and the links, and counts micro-batches."""
     args.ranks, args.network, args.pieces = None, None, 1
     if args.cluster is not None:
-        return cluster.check_arguments(args)
+        cluster.check_arguments(args)
+        return
     if args.mesh is None:
-        return None
+        return
     from ..analysis.ranks import mesh_of, network_of
     from ..training.parallel import Parallel
 

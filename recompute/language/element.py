@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -200,8 +201,8 @@ FLOAT_UFUNCS: dict[str, Callable[..., Expr]] = {
 }  # fmt: skip
 
 
-def nodes(roots: Sequence[Expr]) -> Iterator[Expr]:
-    """Every node once, arguments before the nodes that use them."""
+def nodes(roots: Sequence[Expr], arguments: Callable[[Expr], Sequence[Expr]] = attrgetter("args")) -> Iterator[Expr]:
+    """Every node once, arguments before the nodes that use them, in the order of `arguments`."""
     done: set[int] = set()
     stack = [(r, False) for r in reversed(roots)]
     while stack:
@@ -211,7 +212,7 @@ def nodes(roots: Sequence[Expr]) -> Iterator[Expr]:
         elif id(x) not in done:
             done.add(id(x))
             stack.append((x, True))
-            stack += [(a, False) for a in reversed(x.args)]
+            stack += [(a, False) for a in reversed(arguments(x))]
 
 
 def substitute(roots: Sequence[Expr], inputs: Sequence[Expr | None] | Mapping[int, Expr]) -> list[Expr]:

@@ -7,11 +7,11 @@ it any more, so that a formula has few of them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..language.element import Expr
+from ..language.element import Expr, nodes
 from ..language.formulas import element_of
 from ..language.op import Op
 from ..language.types import DTYPES, NumPy
@@ -118,23 +118,14 @@ def updating_steps(roots: Sequence[Expr], dtype: str) -> ArraySteps:
     return _Writer(roots).updating(dtype)
 
 
-def _in_order(roots: Sequence[Expr]) -> Iterator[Expr]:
-    """Every node once, arguments before what uses them; of a choice the condition last, as it is needed last."""
-    done: set[int] = set()
-    stack = [(root, False) for root in reversed(roots)]
-    while stack:
-        x, ready = stack.pop()
-        if ready:
-            yield x
-        elif id(x) not in done:
-            done.add(id(x))
-            stack.append((x, True))
-            stack += [(a, False) for a in (x.args if x.fn == "where" else reversed(x.args))]
+def _arguments(x: Expr) -> Sequence[Expr]:
+    """In the order in which they are worked out: of a choice the condition last, as it is needed last."""
+    return x.args[::-1] if x.fn == "where" else x.args
 
 
 class _Writer:
     def __init__(self, roots: Sequence[Expr]) -> None:
-        self.roots, self.order = roots, list(_in_order(roots))
+        self.roots, self.order = roots, list(nodes(roots, _arguments))
         self.last = {id(a): i for i, x in enumerate(self.order) for a in x.args}
         self.last.update((id(root), len(self.order)) for root in roots)
         self.updated = 0  # inputs of the first numbers that are rows

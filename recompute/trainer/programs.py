@@ -62,7 +62,7 @@ class Programs:
         self.executor = Executor(place, engine=ranks.engine)
         self.executor.compares = False  # the trainer does, before it does anything else with other ranks
         self._again = program.again if optimizer is not None else None
-        self._spec = None if optimizer is None else spec_of(optimizer)
+        self._spec = None if optimizer is None else _unused(spec_of(optimizer))
         #: the options that change results (`recompute.training.origin.options_of`)
         self.options = {"optimizer": ""} if self._spec is None else options_of(self._spec, CHANGING)
         self._most = program.block.batch or 1  # samples of a micro-batch, with gradient merge
@@ -156,7 +156,7 @@ class Programs:
     def _trained(self, spec: Spec, batch: int) -> Program:
         """A training step at another batch, whose optimizer is a copy: the user's own has the state of this batch."""
         made = self._forward(batch)
-        Described(spec.with_(rule=copy.copy(spec.rule))).minimize(made[self.loss])
+        Described(_unused(spec)).minimize(made[self.loss])
         return made
 
     def inputs(self, *, training: bool) -> tuple[Value, ...]:
@@ -213,3 +213,8 @@ class Programs:
 
 def _shapes(program: Program) -> Iterator[tuple[str, tuple[int, ...]]]:
     return ((v.name, v.shape) for v in program.block.parameters)
+
+
+def _unused(spec: Spec) -> Spec:
+    """The spec with a copy of its rule of updates, which has the state of one program."""
+    return spec.with_(rule=copy.copy(spec.rule))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,9 @@ class OtherRule:
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
+
+    def __copy__(self) -> OtherRule:
+        return OtherRule(copy.copy(self.optimizer))
 
     def add_updates(self, program: Program, pairs: Sequence[tuple[Value, Value]], scale: Value | None = None) -> None:
         """Its updates.  UsageError with loss scaling, of which it knows nothing."""

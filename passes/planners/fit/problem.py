@@ -249,6 +249,7 @@ class MicroBatches(Fitting):
 
     @cached_property
     def derived(self) -> Derived:
+        """The problem of one slice."""
         one, members = self._one, set(self._one.members)
         times = [one.pieces if at in members else 1 for at in one.origins]
         seconds = {id(o): n * self.seconds(o) for o, n in zip(one.block.operators, times, strict=True)}

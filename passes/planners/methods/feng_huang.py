@@ -53,6 +53,7 @@ class FengHuang(Planner, strategy="feng-huang"):
     negligible: float = 0.001
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
+        """See the class."""
         forward = forward_graph(problem)
         graph, numbers, always = _prepared(forward, self.negligible)
         root = division_tree(graph)

@@ -243,6 +243,7 @@ class DecompressGroups(_Grouped):
     dtype: str
 
     def infer(self, codes, ranges):
+        """As the attributes say."""
         self.check_groups(codes, ranges)
         if self.dtype not in FLOATS or any(d < 0 for d in self.shape):
             raise self.fail(f"makes floats, not {self.dtype}{list(self.shape)}", codes, ranges)
@@ -287,6 +288,7 @@ class DecompressGroups(_Grouped):
             part[...] = values[: part.size]
 
     def export(self, g, ins, outs):
+        """Shifts, a product, a sum."""
         size = math.prod(self.shape)
         to = dtype_to_onnx(self.dtype)
         if not size:

@@ -72,6 +72,7 @@ class Sketch(Op):
         return (factor(x.shape[-1], [x.ndim - 1], [1]),)
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
+        """See the three ways of computing."""
         x = need(ins[0])
         n, kind = x.shape[-1], wide(x.dtype)
         batch = math.prod(x.shape[:-1])

@@ -193,6 +193,7 @@ class SlopeGrad(_Slopes):
         return self.levels + self.levels[-1:] * (2**self.bits - len(self.levels))
 
     def infer(self, *inputs):
+        """dy's type."""
         self.need(*inputs, count=2)
         dy, codes = inputs
         self.check_numbers("levels", self.levels, dy, codes)

@@ -73,6 +73,7 @@ class ConvTranspose(Convolution, onnx=True):
 
     @classmethod
     def from_onnx(cls, node):
+        """`output_shape` and `auto_pad` become pads."""
         x, w = node.type(0), node.type(1)
         n = x.ndim - 2
         fields = window_attributes(node, (0,) * n, w.shape[2:])

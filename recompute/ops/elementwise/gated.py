@@ -79,6 +79,7 @@ class GeluGrad(Tiled):
         return (below + exp(-(z * z)) * x * _BELL) * dy
 
     def expand(self, b, x, dy):
+        """The formulas."""
         one, half = b.constant(1, x), b.constant(0.5, x)
         if self.approximate == "tanh":
             t = _tanh_of(b, x)

@@ -315,6 +315,7 @@ class ReverseSequence(Move, onnx=True):
         return [batch, *(factor(d, [a + 2], [a + 2]) for a, d in enumerate(ins[0].shape[2:]))]
 
     def compute(self, xp, ins, outs, scratch):
+        """Row by row."""
         x, y = (xp.swapaxes(a, 0, 1) if self.batch_axis == 1 else a for a in (ins[0], outs[0]))
         if xp.__name__ != "numpy":  # lengths are on a device
             ends, at = ins[1].reshape(-1, 1), xp.arange(x.shape[1], dtype=xp.int64)[None]

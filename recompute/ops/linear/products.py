@@ -66,6 +66,7 @@ class MatMul(Op):
         return found
 
     def compute(self, xp, ins, outs, scratch):
+        """BLAS; transposed operands are views."""
         a, b = ins
         if scratch:
             left, right = self._half(a.shape, b.shape)

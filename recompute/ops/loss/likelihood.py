@@ -113,6 +113,8 @@ class NegativeLogLikelihoodGrad(LabelLoss):
 
     @classmethod
     def samples(cls, draw):
+        """As the loss."""
+
         def make(op: SoftmaxCrossEntropyLoss, scores: Array, labels: Array, weights: Array | None) -> Case:
             t = op.loss_type(TensorType.of(scores), TensorType.of(labels))
             return draw.case(

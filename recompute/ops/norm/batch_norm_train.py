@@ -68,6 +68,7 @@ class BatchNormTrain(ChannelNorm):
         return (b.BatchNormalization(x, scale, bias, mean, var, epsilon=self.epsilon), mean, var)[: len(running)]
 
     def expand(self, b, x, scale, bias):
+        """The formula."""
         axes = channel_axes(x.ndim)
         work = as_type_of(b, x, scale) if wide(x.type) != x.type else x
         mean = b.ReduceMean(work, axes=axes)
@@ -381,6 +382,7 @@ class BatchNormGrad(ChannelNorm):
         return Cost(cost.flops, cost.bytes + 2 * ins[0].nbytes)
 
     def expand(self, b, x, scale, mean, var, dy):
+        """The formulas."""
         axes = channel_axes(x.ndim)
         work, given = (as_type_of(b, v, scale) if wide(x.type) != x.type else v for v in (x, dy))
         count = b.constant(float(max(x.type.size // max(x.shape[1], 1), 1)), work)

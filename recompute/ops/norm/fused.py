@@ -157,6 +157,7 @@ class NormGrad(Op):
     view: tuple[int, int, int, int]
 
     def infer(self, x, scale, mean, inverse, dy):
+        """x's type, scale's twice."""
         if math.prod(self.view) != x.size or len(self.view) != 4 or min(self.view) < 0 or dy != x:
             raise self.fail(f"x and dy must have the elements of view {list(self.view)}", x, scale, mean, inverse, dy)
         if not x.is_float:
@@ -193,6 +194,7 @@ class NormGrad(Op):
         return Cost(14 * ins[0].size, super().cost(ins, outs).bytes)
 
     def expand(self, b, x, scale, mean, inverse, dy):
+        """The formulas of `norm_kernels.grad`."""
         a, g, s, _ = self.view
         dtype = inverse.dtype
         small = (a, g, 1, 1)

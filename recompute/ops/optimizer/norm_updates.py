@@ -95,6 +95,7 @@ class LambUpdate(TrustUpdate):
         xp.add(t, rest, out=t)
 
     def formula(self, b, w, g, state, factors):
+        """As the class says."""
         m, v = state
         rate, scale, epsilon = factors
         m = mixed(b, m, g, self.beta1)
@@ -165,6 +166,7 @@ class LarsUpdate(TrustUpdate):
         return [rate if rate.dtype == "f64" else b.Cast(rate, to="f64")]
 
     def formula(self, b, w, g, state, factors):
+        """As the class says."""
         nw, ng = self.norm_value(b, w), self.norm_value(b, g)
         zero, one = b.constant(0.0, "f64"), b.constant(1.0, "f64")
         ok = b.Less(zero, b.Mul(nw, ng))

@@ -68,6 +68,7 @@ class MomentumUpdate(Update):
 
     @classmethod
     def samples(cls, draw):
+        """Plain, Nesterov, dampened; half precision."""
         yield from update_samples(cls(), draw, 1)
         yield from update_samples(cls(nesterov=True, weight_decay=0.1), draw, 1)
         yield from update_samples(cls(dampening=0.3), draw, 1)
@@ -124,6 +125,7 @@ class RMSPropUpdate(Update):
         return super().infer(*inputs)
 
     def formula(self, b, w, g, state, factors):
+        """As the class says."""
         s, a, v = state
         s = under = mixed(b, s, b.Mul(g, g), self.rho)
         if a is not None:
@@ -173,6 +175,7 @@ class AdamUpdate(Update):
         return rate * root / (1.0 - self.beta1**step), root * self.epsilon, 1.0 - rate * self.weight_decay
 
     def formula(self, b, w, g, state, factors):
+        """As the class says."""
         m, v, top = state
         rate, epsilon, keep = factors
         if self.decoupled:

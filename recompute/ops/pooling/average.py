@@ -145,6 +145,7 @@ class AveragePoolGrad(Averaging):
         return (divided,) if exact else (divided, TensorType(dtype, (count * math.prod(w.inp),)))
 
     def compute(self, xp, ins, outs, scratch):
+        """One addition a tap."""
         w = self.window(outs[0].shape[2:], ins[0].shape[2:])
         dy, dx = ins[0].reshape(-1, *w.out), outs[0].reshape(-1, *w.inp)
         for block in planes(w, dy.shape[0]):
@@ -178,6 +179,7 @@ class AveragePoolGrad(Averaging):
 
     @classmethod
     def samples(cls, draw):
+        """As for AveragePool."""
         for op, text in _pool_samples(AveragePool):
             x = TensorType.parse(f"f64[{text}]")
             for include in (0, 1):

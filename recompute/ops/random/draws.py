@@ -268,6 +268,7 @@ class RandomNormal(Fresh):
     per_element = 2
 
     def transform(self, xp, u, temp):
+        """Radius times cosine."""
         radius, angle = u[0::2], u[1::2]
         xp.subtract(1, radius, out=temp)
         xp.log(temp, out=temp)
@@ -280,6 +281,7 @@ class RandomNormal(Fresh):
         return xp.add(temp, self.mean, out=temp)
 
     def export_transform(self, g, u):
+        """Radius times cosine."""
         count = math.prod(self.shape)
         pairs = g.call("Reshape", u, g.ints([count, 2]))
         first = g.call("Gather", pairs, g.array(np.array(0)), axis=1)
@@ -309,6 +311,7 @@ class Bernoulli(Draw):
         return TensorType("f32", (size,)), TensorType("bool", (size,))
 
     def compute(self, xp, ins, outs, scratch):
+        """Tile by tile: draw, compare."""
         p, out = ins[0].reshape(-1), outs[0].reshape(-1)
         fill = stream(xp, self.seed, ins[1], self.first)
         for start in range(0, p.size, TILE):

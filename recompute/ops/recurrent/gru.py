@@ -118,6 +118,7 @@ class GRU(Recurrent):
             last[d] = h
 
     def step(self, b, gx, state, r, biases, peepholes):
+        """The equations."""
         h, n = state[0], self.hidden_size
         first, second = b.Split(gx, sizes=(2 * n, n), axis=1)
         opened = b.Add(first, b.MatMul(h, cut(b, r, 0, 2 * n, 0), transB=1))

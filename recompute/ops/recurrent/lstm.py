@@ -58,6 +58,7 @@ class LSTM(Recurrent):
         return (*map(x.with_shape, shapes), active)
 
     def compute(self, xp, ins, outs, scratch):
+        """One direction after the other."""
         x, w, _, bias, *_ = given = filled(ins, 8)
         gates = filled(outs, 5)[3]
         for d in range(self.directions):
@@ -118,6 +119,7 @@ class LSTM(Recurrent):
             logistic(xp, gate)
 
     def step(self, b, gx, state, r, biases, peepholes):
+        """The equations."""
         h, c = state
         n = self.hidden_size
         total = b.Add(gx, b.MatMul(h, r, transB=1))

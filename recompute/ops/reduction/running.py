@@ -41,6 +41,7 @@ class LinearScan(Op):
         return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
     def compute(self, xp, ins, outs, scratch):
+        """Step by step."""
         a, d, s = (xp.moveaxis(v, self.axis, 0) for v in (*ins, outs[0]))
         steps = range(len(s))[:: -1 if self.reverse else 1]
         before = None

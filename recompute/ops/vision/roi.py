@@ -222,6 +222,7 @@ class RoiAlign(Aligned):
         return self.room_for(ins[0])
 
     def compute(self, xp, ins, outs, scratch):
+        """Region by region."""
         x, by = ins[0], (*ins, None)[3]
         _, c, h, w = x.shape
         for roi, n, y in zip(on_host(ins[1]), on_host(ins[2]).tolist(), outs[0], strict=True):
@@ -323,6 +324,7 @@ class RoiAlignGrad(Aligned):
         return self.room_for(outs[0])
 
     def compute(self, xp, ins, outs, scratch):
+        """Region by region, in order."""
         dx, by = outs[0], (*ins, None)[3]
         dx.fill(0)
         _, c, h, w = dx.shape

@@ -301,6 +301,7 @@ class Gradient(Normalisation):
         return (*_in_parts(op), self.vector(op).with_shape((3, *self.vector(op).shape)))
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
+        """Three calls."""
         x, dy, dx = _rows(ins[0]), _rows(ins[4]), _rows(outs[0])
         scale, mean, var = ins[1:4]
         found, work, given = scratch

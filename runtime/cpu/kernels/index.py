@@ -161,6 +161,7 @@ class ElementGathers(Family):
         return alike and (forward or floats(op))
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
+        """Element by element."""
         if op.op.name == "GatherElements":
             x, indices, y = ins[0], ins[1], outs[0]
             a = words(x).reshape(_split(x.shape, _axis(op)))

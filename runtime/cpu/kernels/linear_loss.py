@@ -252,6 +252,7 @@ class LinearCrossEntropies(LinearLosses):
     def calls(
         self, op: Operator, ins: Operands, outs: Operands, scratch: Operands, *, onednn: bool = False
     ) -> list[Call]:
+        """Tile by tile of rows."""
         rule = op.of(LinearCrossEntropy)
         held = self.held(op)
         sizes = self.sizes(op, held=held)

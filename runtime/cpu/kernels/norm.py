@@ -172,6 +172,7 @@ class Normalizations(Family):
         return (computed(op.inputs[0].type).with_shape((2, view[0] * view[1])),)  # type: ignore[union-attr]
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
+        """One call over the rows."""
         a, g, s, p = _view(op)
         rule = op.of(Normalization)
         centre = int(rule.centred)

@@ -233,6 +233,7 @@ class Sums(Reductions):
         return sums, sums.with_dtype(op.inputs[0].dtype)  # type: ignore[union-attr]
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
+        """The parts, then their sums."""
         columns, (a, k, b), count = self.parts(op)
         kind, x, y, sums = _KINDS[op.op.name], ins[0].reshape(a, k, b), outs[0].reshape(-1), (*scratch, None)[0]
         if not columns:

@@ -262,6 +262,7 @@ class Sketches(Family):
         )
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
+        """Numbers first."""
         rule = op.of(Sketch)
         x, step, y = ins[0].reshape(-1, ins[0].shape[-1]), ins[1].reshape(1), outs[0]
         if rule.kind in COLUMNS:

@@ -217,6 +217,7 @@ class Inference(ChannelNorms):
         return (self.vectors(op, 2),)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Two launches."""
         form = form_of(op)
         rule: Any = op.op
         x, y, given = ins[0], outs[0], [b for b in ins[1:5] if b is not None]
@@ -239,6 +240,7 @@ class Gradient(ChannelNorms):
         return (form_of(op).partial(x.dtype), self.vectors(op, 3))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Four launches."""
         form = form_of(op)
         rule: Any = op.op
         x, scale, mean, var, dy = (b for b in ins[:5] if b is not None)

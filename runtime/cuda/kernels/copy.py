@@ -70,6 +70,7 @@ class Among(Family):
         return movable(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
         rule: Any = op.op
         x, y = present(ins[0], outs[0])
         steps = strides(x.shape)

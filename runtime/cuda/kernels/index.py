@@ -206,6 +206,7 @@ class GatherGradients(Family):
         return (*sort_scratch(count), *sums_scratch(count, outer * inner, _type(op.outputs[0]).dtype))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Zeros; numbers, sorted; sums."""
         indices, dy, dx = present(ins[0], ins[1], outs[0])
         if not dx.size:
             return []
@@ -294,6 +295,7 @@ class Scatters(Family):
         return sort_scratch(count)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Numbers; then who writes where."""
         x, indices, updates, y = present(*ins[:3], outs[0])
         copied = copy(y, x)
         if not updates.size or not y.size:

@@ -109,6 +109,7 @@ class Normalizations(Family):
         return all(v.dtype in _FLOATS for v in (*op.reads(), *op.writes())) and s * p < 1 << 31
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch over the rows."""
         a, g, s, p = _view(op)
         rule = op.of(Normalization)
         x, scale, bias = ins[:3]

@@ -78,6 +78,7 @@ class Folding(Family):
         return {v.dtype for v in (*op.reads(), *op.writes())} <= {"f16", "bf16", "f32", "f64"}
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
         rule = op.of(PadGrad)
         y, x = present(ins[0], outs[0])
         if not x.size:

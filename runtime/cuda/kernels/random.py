@@ -108,6 +108,7 @@ class Draws(Family):
         return rule.first == 0 and all(v.dtype in C_TYPES for v in (*op.reads(), *op.writes()))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
         rule: Any = op.op
         y = outs[0]
         assert y is not None and ins[0] is not None

@@ -242,6 +242,7 @@ class Reductions(Family):
         return (*first, *([TensorType("f64", (p.chunks, p.outputs))] if p.chunks > 1 else []))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """The passes in order."""
         p, folds, x, out = plan_of(op), _folds(op), ins[0], outs[0]
         assert x is not None and out is not None
         if not p.outputs:

@@ -46,6 +46,7 @@ class LinearScan(Family):
         return all(v.dtype in FLOATS for v in op.reads())
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Lane by lane."""
         a, d, out = present(ins[0], ins[1], outs[0])
         if not out.size:
             return []

@@ -58,6 +58,7 @@ class Sketches(Family):
         return (*drawn, TensorType("i64", (2, rule.rows)), *(TensorType(kind, s) for s in shapes))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Numbers first."""
         rule = op.of(Sketch)
         x, step, y = present(ins[0], ins[1], outs[0])
         n = x.shape[-1]

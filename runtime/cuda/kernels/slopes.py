@@ -64,6 +64,7 @@ class Slopes(Family):
         return all(v.dtype in C_TYPES for v in op.reads())
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
         rule: Any = op.op
         x, y = present(ins[0], outs[0])
         if not x.size:

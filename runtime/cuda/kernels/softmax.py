@@ -72,6 +72,7 @@ class SoftmaxRows(Family):
         return all(v.dtype in ("f16", "bf16", "f32", "f64") for v in (*op.reads(), *op.writes()))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Row by row."""
         out = need(outs[0])
         attributes = op.op.attributes()
         axis = normal_axis(attributes.get("axis", -1), len(out.shape), op.op)

@@ -77,6 +77,7 @@ class GlobalNorm(Family):
         return (TensorType("f64", (sum(spans(v.type.size) for v in op.reads()),)),)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Input by input."""
         (parts,), (out, *_) = scratch, outs
         assert out is not None
         calls: list[Call] = []
@@ -127,6 +128,7 @@ class InverseIfFinite(Family):
         return (TensorType("i32", (sum(spans(v.type.size) for v in (*op.reads(),)[1:]),)),)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Gradient by gradient."""
         (parts,), scale, out = scratch, ins[0], outs[0]
         calls: list[Call] = []
         done = 0
@@ -231,6 +233,7 @@ class Lamb(Trust):
     """Moments and norms, the ratio, the step."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Three launches."""
         w, g, m, v, rate, step, unscale = ins[:7]
         parts, local = scratch
         assert w is not None and g is not None and rate is not None
@@ -285,6 +288,7 @@ class Lars(Trust):
     """Norms, the ratio, the step."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Four launches."""
         w, g, v, rate, unscale = ins[:5]
         parts, local = scratch
         assert w is not None and g is not None and rate is not None

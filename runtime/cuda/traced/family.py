@@ -84,6 +84,7 @@ class TracedFamily(Family):
         return (*found.scratch, *found.temps)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Step by step."""
         found = recording(op)
         own = len(found.scratch)
         parts = {"in": ins, "out": outs, "scratch": scratch[:own], "temp": scratch[own:]}

@@ -173,6 +173,7 @@ class Table(Step):
     contents: bytes
 
     def calls(self, at: Places) -> list[Call]:
+        """A launch for each piece."""
         found: list[Call] = []
         whole = at(self.out)
         for start in range(0, len(self.contents), kernels.TABLE_BYTES):
