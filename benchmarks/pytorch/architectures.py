@@ -54,7 +54,8 @@ for _name in ("alexnet", "vgg11_bn", "resnet18", "resnext50_32x4d", "squeezenet1
     _vision(_name)
 _vision("googlenet", 96, aux_logits=False, init_weights=False)
 _vision("vit_b_16", 32, image_size=32)
-_vision("inception_v3", 96, aux_logits=False, init_weights=False)
+# of 96 pixels the last statistics are of two values: there PyTorch differs from itself in channels_last by as much
+_vision("inception_v3", 160, aux_logits=False, init_weights=False)
 
 
 def _small(name: str, make: Callable[[Any], Any], size: int = 64) -> None:
