@@ -20,7 +20,7 @@ from ..language.program import Arrays, Compiled, Program, Variable
 from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place, as_place
-from ..support.memory import give_back, taken
+from ..support.memory import give_back, own
 from ..support.threads import exclusively
 from .communication.agreement import must_be_same
 from .communication.engine import Alone, Engine
@@ -28,6 +28,13 @@ from .communication.started import given_rank
 from .cpu.session import Arena, Session
 from .lowering import foreign, resolved
 from .shared.binding import far_waits, need_separate
+
+
+def _to_own(array: object) -> bool:
+    """Whether steps cannot write into it: a view of a model's contents, or not in row-major order."""
+    if not isinstance(array, (np.ndarray, np.generic)):  # `contents` raises the error
+        return False
+    return not (array.flags.writeable and array.flags.c_contiguous)
 
 
 @dataclass(frozen=True)
@@ -180,10 +187,9 @@ class Executor:
                 bound.session.release()
             self._sessions.pop(program, None)  # frees its arena before the next one is allocated
             bound = None
-            for name, array in program.data.items():
-                held = isinstance(array, (np.ndarray, np.generic))  # else `contents` raises the error
-                if held and not (array.flags.writeable and array.flags.c_contiguous):  # a view of the file
-                    program.data[name] = taken(array)
+            for name in program.data:
+                if _to_own(program.data[name]):
+                    own(program.data, name)
             block = self._planned(program, wanted)
             need_separate(block, program.data)
             self._join(program, block)

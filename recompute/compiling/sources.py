@@ -241,12 +241,21 @@ class _Given(Source):
     def whole(self, batch: int) -> Program:
         if batch != self.default:
             assert self._program.again is not None
-            return self._program.again(batch)
+            return with_contents(self._program.again(batch), self._program)
         p = self._program
         same = Program(p.block, dict(p.data), source=p.source)
         same.take_origin(p)
         same.plan, same.compiled = p.plan, p.compiled
         return same
+
+
+def with_contents(made: Program, program: Program) -> Program:
+    """A program made again, with what its arrays hold by now."""
+    for name, there in program.data.items():
+        own = made.data.get(name)
+        if own is not None and (own.shape, own.dtype) == (there.shape, there.dtype):
+            made.data[name] = there
+    return made
 
 
 def _has_open_batch(program: Program) -> bool:

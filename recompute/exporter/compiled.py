@@ -18,6 +18,7 @@ from google.protobuf.message import EncodeError
 
 from ..boundary import as_path
 from ..errors import ModelError, RecomputeError, UsageError, expect
+from ..importer.graphs import without_fields
 from ..importer.model import read_model
 from ..importer.tensors import tensor_array
 from ..language.ir import Block, Value
@@ -133,21 +134,6 @@ def _externalised(model: onnx.ModelProto, file: BinaryIO, location: str) -> onnx
             copy.external_data.add(key=key, value=str(value))
         light.graph.initializer.append(copy)
     return light
-
-
-def without_fields(message: Any, *fields: str) -> Any:
-    """A copy of a protobuf message without the named fields."""
-    copy = type(message)()
-    for field, value in message.ListFields():
-        if field.name in fields:
-            continue
-        if field.is_repeated:
-            getattr(copy, field.name).extend(value)
-        elif field.message_type is not None:
-            getattr(copy, field.name).CopyFrom(value)
-        else:
-            setattr(copy, field.name, value)
-    return copy
 
 
 # -- reading compiled models -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import onnx
 
 from ..boundary import as_path, as_program, as_texts
 from ..errors import ModelError, UsageError
-from ..importer.graphs import first_output
+from ..importer.graphs import first_output, without_fields
 from ..importer.subgraph import scope_of
 from ..importer.tensors import in_type_of, tensor_array
 from ..language.ir import Value
@@ -20,7 +20,7 @@ from ..ops.shape.custom_gradient import DOMAIN
 from ..training.averages import applied
 from ..training.state import contents
 from .appended import appended_block, with_appended
-from .compiled import all_tensors, listed, save_beside, take_in, without_fields
+from .compiled import all_tensors, listed, save_beside, take_in
 from .function_builder import fill_tensor, value_info
 from .inference import differs_in_training, in_inference, restricted
 from .quantised import quantised, range_buffers

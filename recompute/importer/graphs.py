@@ -28,3 +28,18 @@ def graphs_of(a: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
 def first_output(node: onnx.NodeProto) -> str:
     """The name of a node in this package: that of its first present output."""
     return next((o for o in node.output if o), node.name or node.op_type)
+
+
+def without_fields(message: Any, *fields: str) -> Any:
+    """A copy of a protobuf message without the named fields."""
+    copy = type(message)()
+    for field, value in message.ListFields():
+        if field.name in fields:
+            continue
+        if field.is_repeated:
+            getattr(copy, field.name).extend(value)
+        elif field.message_type is not None:
+            getattr(copy, field.name).CopyFrom(value)
+        else:
+            setattr(copy, field.name, value)
+    return copy

@@ -23,7 +23,7 @@ from ..language.op import IMPORTERS, REGISTRY
 from ..language.program import Again, Program
 from ..language.types import Values
 from ..passes.patterns.find_stable import find_stable
-from ..support.memory import give_back
+from ..support.memory import Contents, give_back
 from . import masks
 from .control import CONTROL, on_sequences
 from .convert import prepare
@@ -37,7 +37,7 @@ from .initialize import initialise
 from .inline import with_defaults
 from .inputs import bind
 from .limits import Budget, LimitError, Limits, budget_of, memory_bytes
-from .mapped import held
+from .mapped import held, with_arrays
 from .model import at_batch, fixed_inputs, read_model, with_own_statistics
 from .node import NodeContext
 from .origin import source_operator
@@ -103,7 +103,7 @@ def load(
     options that do not fit.
     """
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
-    limits, budget, source = _read(model, further)
+    limits, budget, source, _held = _read(model, further)
     run = functools.partial(_results, {**limits, "set": values, "dims": dims})
     source = rebatched(source, None if input_shapes else batch, run)
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
@@ -156,13 +156,14 @@ def _results(further: Further, model: onnx.ModelProto, feed: dict[str, np.ndarra
     return dict(zip((v.name for v in program.outputs), program.evaluate(fed), strict=True))
 
 
-def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto]:
-    """The limits, the budget of the load, and the model, repaired as asked."""
+def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto, list[Contents]]:
+    """The limits, the budget of the load, and the model, repaired as asked, with the arrays that it refers to."""
     tie, untie = further.pop("tie", None), further.pop("untie", None)
     limits = cast("Limits", further)
     budget = budget_of(limits)
-    source = with_defaults(without_sparse(read_model(model, budget=budget), budget), budget)
-    return limits, budget, repaired(with_dropout(with_own_statistics(source)), tie, untie)
+    read, arrays = with_arrays(read_model(model, budget=budget))
+    source = with_defaults(without_sparse(read, budget), budget)
+    return limits, budget, repaired(with_dropout(with_own_statistics(source)), tie, untie), arrays
 
 
 def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -> Again:

@@ -1,8 +1,8 @@
-"""Files of models whose large tensors stay where they are: what is parsed has their places in the file instead.
+"""Models whose large tensors are elsewhere: in their file, or in arrays that a program takes as its own.
 
 A file of 500 MB would be held three times: as it was read, in the parsed model, and as arrays.  So the parsed model
 refers to its own file as to external data (onnx.proto, `TensorProto.external_data`), which is mapped: contents are read
-when they become a program's.
+when they become a program's.  A model that comes in memory refers to arrays in the same way.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import onnx
+
+from ..language.types import DTYPES, PACKED, dtype_from_onnx, need
+from ..support.memory import Contents, contents_at
+from .graphs import without_fields
 
 #: contents of at least so many bytes stay in the file
 LARGE_BYTES = 1 << 16
@@ -57,11 +61,52 @@ def whole(path: str, stamp: str) -> np.memmap:
     return found
 
 
-def held(model: onnx.ModelProto) -> list[np.memmap]:
-    """The files to which a model's initializers refer, mapped: they keep their contents as long as this is held."""
-    places = {tuple((e.key, e.value) for e in t.external_data) for t in model.graph.initializer if t.external_data}
-    files = {(info["location"], info["stamp"]) for info in map(dict, places) if "stamp" in info}
-    return [whole(*file) for file in sorted(files)]
+def held(model: onnx.ModelProto) -> list[np.memmap | Contents]:
+    """What a model's initializers refer to, files being mapped: contents are kept as long as this is held.
+
+    Those in memory get the initializers' names.
+    """
+    files, found = set(), []
+    for t in model.graph.initializer:
+        info = {e.key: e.value for e in t.external_data}
+        if "stamp" in info:
+            files.add((info["location"], info["stamp"]))
+        elif (contents := contents_at(info.get("location", ""))) is not None:
+            contents.name = t.name
+            found.append(contents)
+    return [*(whole(*file) for file in sorted(files)), *found]
+
+
+def with_arrays(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[Contents]]:
+    """A model that refers to arrays for its large contents, and these; the model itself where nothing is large."""
+    large = {t.name for t in model.graph.initializer if _is_large(t)}
+    if not large:
+        return model, []
+    light, found = without_fields(model, "graph"), []
+    light.graph.CopyFrom(without_fields(model.graph, "initializer"))
+    for t in model.graph.initializer:
+        if t.name in large:
+            dtype = DTYPES[need(dtype_from_onnx(t.data_type))]
+            array = np.array(np.frombuffer(t.raw_data, dtype).reshape(tuple(t.dims)))
+            found.append(Contents(array, t.name))
+            refer(light.graph.initializer.add(), t, found[-1])
+        else:
+            light.graph.initializer.append(t)
+    return light, found
+
+
+def refer(to: onnx.TensorProto, t: onnx.TensorProto, contents: Contents) -> None:
+    """Makes a tensor one of the name and type of another whose contents are elsewhere."""
+    to.name, to.data_type, to.doc_string = t.name, t.data_type, t.doc_string
+    to.dims.extend(t.dims)
+    to.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", contents.location), ("offset", "0"), ("length", str(contents.array.nbytes))):
+        to.external_data.add(key=key, value=value)
+
+
+def _is_large(t: onnx.TensorProto) -> bool:
+    name = dtype_from_onnx(t.data_type)
+    return name in DTYPES and name not in PACKED and t.ByteSize() > LARGE_BYTES and len(t.raw_data) >= LARGE_BYTES
 
 
 def stamp_of(path: str | Path) -> str:

@@ -15,6 +15,7 @@ import onnx
 from ..errors import ModelError, UsageError, expect, nearest
 from ..language.types import DTYPES, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
 from ..support.files import regular
+from ..support.memory import contents_at
 from .beside import attach_state
 from .graphs import first_output
 from .limits import Budget
@@ -155,6 +156,9 @@ def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None
     """Checks an external tensor, and replaces its location by the absolute path of a file inside `folder`."""
     info = {e.key: e.value for e in t.external_data}
     location = info.get("location", "")
+    held = contents_at(location) if folder is None else None
+    if held is not None and held.array.nbytes == nbytes == int(info.get("length", -1)):
+        return
     if folder is None and location not in _CHECKED:
         raise ModelError(f"tensor '{t.name}' has external data: load the model by its path, not as a ModelProto")
     try:

@@ -9,6 +9,7 @@ import onnx
 
 from ..errors import ModelError
 from ..language.types import DTYPES, PACKED, dtype_from_onnx, need
+from ..support.memory import contents_at
 from .mapped import whole
 
 
@@ -24,6 +25,9 @@ def tensor_array(t: onnx.TensorProto) -> np.ndarray:
         info = {e.key: e.value for e in t.external_data}
         if math.prod(shape) == 0:
             return np.empty(shape, DTYPES[name])
+        held = contents_at(info["location"])
+        if held is not None:
+            return held.array.view(DTYPES[name]).reshape(shape)
         try:
             file = whole(info["location"], info["stamp"]) if "stamp" in info else np.memmap(info["location"], mode="r")
         except (OSError, ValueError) as e:

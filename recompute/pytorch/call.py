@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..language.types import DTYPES
+
 if TYPE_CHECKING:
     from torch.nn import Module
 
@@ -17,6 +21,18 @@ INNER = "model"
 def tensors_of(module: Module) -> dict[str, Any]:
     """Parameters and buffers by name; tied ones under each of their names."""
     return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
+
+
+def elements(tensor: Any) -> np.ndarray | None:
+    """The array that a tensor is, where it lies; None if it is on a device, sparse or not in row-major order."""
+    import torch
+
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
+        return None
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(DTYPES["bf16"])
+    return tensor.numpy()
 
 
 def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -81,7 +97,10 @@ def with_buffers(module: Module, buffers: Sequence[str]) -> Any:
 
 @dataclass(frozen=True)
 class Call:
-    """A module with example arguments; names of the inputs, and of the first outputs, where they are known."""
+    """A module with example arguments; names of the inputs, and of the first outputs, where they are known.
+
+    `share`: exported models refer to the module's own tensors.
+    """
 
     module: Any
     args: tuple[Any, ...]
@@ -89,6 +108,7 @@ class Call:
     inputs: list[str] | None
     outputs: list[str] | None
     dynamic: bool
+    share: bool = False
 
     def tensors(self) -> list[Any]:
         """All example tensors, in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -26,6 +26,8 @@ _LIMITS = {"f64": 1e-6, "f32": 1e-3, "f16": 3e-2, "bf16": 1e-1}
 _MOST_SLACK = 0.05
 #: differences that one message tells
 _MOST = 8
+#: elements that are compared at a time
+_PART = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -75,33 +77,74 @@ def listed(found: Sequence[str]) -> list[str]:
     return [*found[:_MOST], f"and {len(found) - _MOST} more"] if len(found) > _MOST else list(found)
 
 
-def run_once(program: Program, wanted: Wanted, loss: str) -> dict[tuple[str, str], np.ndarray | None]:
+class Made(Mapping[tuple[str, str], "np.ndarray | None"]):
+    """What a program gave, by kind and name, copied one array at a time: all gradients are as large as the model.
+
+    `names`: the values in the session, None for what is absent.
+    """
+
+    def __init__(self, session: Any, names: Mapping[tuple[str, str], str | None]) -> None:
+        self._session, self._names = session, names
+
+    def __getitem__(self, key: tuple[str, str]) -> np.ndarray | None:
+        name = self._names[key]
+        return None if name is None else self._session.fetch(name)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def run_once(program: Program, wanted: Wanted, loss: str) -> Mapping[tuple[str, str], np.ndarray | None]:
     """What a copy of the program gives for the same feed, differentiated as `minimize` does it."""
     from ..runtime.executor import Executor
 
-    copy = program.clone()
-    outputs = [n for n in wanted.outputs if n in program]
-    names = {n: str(program.aliases.get(n, n)) for n in outputs}
-    copy.fetched = tuple(names.values())
-    kept = dict.fromkeys([*copy.block.outputs, *copy.fetched])
-    copy.block = copy.block.with_operators(copy.block.operators, outputs=tuple(kept))
+    copy = beside(program)
+    outputs = {n: str(program.aliases.get(n, n)) for n in wanted.outputs if n in program}
+    copy.fetched = tuple(outputs.values())
     own = {n: str(program.aliases.get(n, n)) for n in wanted.gradients}
+    buffers = {n: str(program.aliases.get(n, n)) for n in wanted.buffers}
     present = {v.name for v in copy.block.parameters}
     trained = list(dict.fromkeys(n for n in own.values() if n in present))
     grads: dict[str, str] = {}
+    _also(copy, outputs.values())
     if trained:
         with contextlib.suppress(UsageError):  # the loss depends on none of them
             grads = {p.name: g.name for p, g in SGD(0.0).backward(copy[loss], parameter_list=trained)}
-    fetched = list(dict.fromkeys([*names.values(), *grads.values()]))
+    _also(copy, grads.values())
+    updated = {v.name for op in copy.operators if op.op.updates for v in op.writes()}
+    for name, array in copy.data.items():
+        copy.data[name] = array.copy() if name in updated else _writable(array)
+    executor = Executor()
     with np.errstate(all="ignore"):
-        arrays = dict(zip(fetched, Executor().run(copy, dict(wanted.feed), fetched), strict=True))
-    made: dict[tuple[str, str], np.ndarray | None] = {("output", n): arrays[names[n]] for n in outputs}
-    for n, p in own.items():
-        made["gradient of", n] = arrays[grads[p]] if p in grads else None
-    for n in wanted.buffers:
-        name = str(program.aliases.get(n, n))
-        made["buffer", n] = np.asarray(copy.data[name]) if name in copy.data else None
+        executor.run(copy, dict(wanted.feed))
+    names: dict[tuple[str, str], str | None] = {("output", n): v for n, v in outputs.items()}
+    names |= {("gradient of", n): grads.get(p) for n, p in own.items()}
+    names |= {("buffer", n): v if v in copy.data else None for n, v in buffers.items()}
+    return Made(executor.session(copy), names)
+
+
+def _also(program: Program, outputs: Iterable[str]) -> None:
+    """Has the program compute these, too."""
+    kept = tuple(dict.fromkeys([*program.block.outputs, *outputs]))
+    program.block = program.block.with_operators(program.block.operators, outputs=kept)
+
+
+def beside(program: Program) -> Program:
+    """A program with the same arrays, to which others may be added."""
+    made = Program(program.block, dict(program.data), source=program.source)
+    made.take_origin(program)
     return made
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    """The same elements for a session, which copies what is read-only; nothing writes into them."""
+    root = array.base
+    if isinstance(root, np.ndarray) and root.flags.writeable and root.nbytes == array.nbytes:
+        return root.view(array.dtype).reshape(array.shape)
+    return array.copy()
 
 
 def _limit(program: Program, name: str) -> float:
@@ -130,8 +173,11 @@ def _difference(ours: np.ndarray | None, theirs: np.ndarray | None, limit: float
 
 def _largest(array: np.ndarray) -> float:
     """The largest finite magnitude."""
-    array = np.asarray(array, np.float64)
-    return float(np.max(np.abs(array[np.isfinite(array)]), initial=0.0))
+    flat, found = np.asarray(array).reshape(-1), 0.0
+    for start in range(0, flat.size, _PART):
+        part = np.abs(np.asarray(flat[start : start + _PART], np.float64))
+        found = max(found, float(np.max(part, initial=0.0, where=np.isfinite(part))))
+    return found
 
 
 def distance(ours: np.ndarray, theirs: np.ndarray, largest: float = 0.0) -> tuple[float, tuple[int, ...]]:
@@ -142,16 +188,26 @@ def distance(ours: np.ndarray, theirs: np.ndarray, largest: float = 0.0) -> tupl
     """
     if not ours.size:
         return 0.0, ()
-    a, b = (np.asarray(x, np.float64) for x in (ours, theirs))
+    scale = max(_largest(theirs), 1e-3 * largest)
+    apart, at = 0.0, 0
+    for start in range(0, ours.size, _PART):  # in float64 the whole would take eight times its memory
+        a, b = (np.asarray(x.reshape(-1)[start : start + _PART], np.float64) for x in (ours, theirs))
+        found = _apart(a, b, scale)
+        worst = int(np.argmax(found))
+        if not found[worst] <= apart:
+            apart, at = float(found[worst]), start + worst
+    return apart, tuple(int(i) for i in np.unravel_index(at, ours.shape))
+
+
+def _apart(a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
+    """The difference of each element as a share of `scale`."""
     finite = np.isfinite(a) & np.isfinite(b)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
-    scale = max(_largest(b), 1e-3 * largest)
     with np.errstate(invalid="ignore"):
         apart = np.where(same, 0.0, np.where(finite, np.abs(a - b) / max(scale, 1e-30), np.inf))
-    if scale < 1e-12:  # rounding of zero
-        apart = np.where(finite & (np.abs(a - b) < 1e-6), 0.0, apart)
-    at = np.unravel_index(int(np.argmax(apart)), apart.shape)
-    return float(apart[at]), tuple(int(i) for i in at)
+        if scale < 1e-12:  # rounding of zero
+            apart = np.where(finite & (np.abs(a - b) < 1e-6), 0.0, apart)
+    return apart
 
 
 def check_import(

@@ -14,7 +14,7 @@ from ..language.program import Program
 from ..language.types import DTYPES
 from .call import INNER, Call, tensors_of
 from .causes import functions, hooks
-from .check_import import Wanted, run_once, told
+from .check_import import Wanted, beside, run_once, told
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -116,7 +116,7 @@ def _module_step(module: Module, call: Call) -> _Step:
             loss.backward()
     return _Step(
         [_array(t) for t in leaves],
-        {n: None if p.grad is None else _array(p.grad) for n, p in module.named_parameters() if p.requires_grad},
+        {n: None if p.grad is None else _view(p.grad) for n, p in module.named_parameters() if p.requires_grad},
         {n: _array(b) for n, b in module.named_buffers() if not n.endswith("num_batches_tracked")},
         _PROBE if probe else "",
         named,
@@ -239,13 +239,18 @@ def _copy(x: Any) -> Any:
 
 
 def _array(t: Any) -> np.ndarray:
-    """A tensor's elements; what NumPy has no type for, in 32 bits."""
+    """A copy of a tensor's elements; what NumPy has no type for, in 32 bits."""
+    return _view(t).copy()
+
+
+def _view(t: Any) -> np.ndarray:
+    """A tensor's elements, of one that nothing writes to; what NumPy has no type for, in 32 bits."""
     import torch
 
     t = t.detach().cpu()
     if t.is_sparse:
         t = t.to_dense()
-    return t.float().numpy().copy() if t.dtype == torch.bfloat16 else t.numpy().copy()
+    return (t.float() if t.dtype == torch.bfloat16 else t).numpy()
 
 
 def _fed(x: Any, dtype: str) -> np.ndarray:
@@ -262,7 +267,7 @@ def _weights(t: Any) -> Any:
 
 def _with_probe(program: Program, theirs: _Step) -> Program:
     """A copy of the program with the loss that stands for its outputs."""
-    probe = program.clone()
+    probe = beside(program)
     weighted = []
     for i, v in enumerate(v for v in program.outputs if v.dtype in ("f16", "bf16", "f32", "f64")):
         count = np.arange(v.value.type.size, dtype=np.float64).reshape(v.shape)

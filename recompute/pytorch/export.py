@@ -18,8 +18,10 @@ import onnx
 
 from ..errors import ModelError, ModelWarning
 from ..importer.dropout import with_dropout
+from ..importer.mapped import LARGE_BYTES, with_arrays
 from ..importer.state import BUFFERS
-from .call import INNER, Call, tensors_of, with_buffers
+from ..support.memory import Contents
+from .call import INNER, Call, elements, tensors_of, with_buffers
 from .causes import dropped_arguments
 from .functions import kept_gradients
 from .lowering import lowered, plain_attention, strided
@@ -28,6 +30,7 @@ from .names import rename, without_prefix
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.nn import Module
+    from torch.onnx import ONNXProgram
 
 #: the name of an output that is what a buffer holds afterwards
 _BUFFER = "recompute.buffer."
@@ -40,9 +43,10 @@ _ADVICE = {
 
 @dataclass
 class Exported:
-    """An exported model, and what in the module may not have survived the export."""
+    """An exported model, the contents to which it refers, and what in the module may not have survived the export."""
 
     proto: onnx.ModelProto
+    contents: list[Contents] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
 
     def without_dropout(self) -> onnx.ModelProto | None:
@@ -132,12 +136,31 @@ def _by_dynamo(call: Call) -> Exported:
     )
     if found is None:
         raise RuntimeError("torch.onnx.export gave nothing")
-    proto = found.model_proto
+    proto, contents = _without_contents(found, call.share)
     rename(proto, _captured(program, call.module))
     if buffers:
         without_prefix(proto, f"{INNER}.")
         _keep_buffers(proto, tensors_of(call.module), buffers)
-    return Exported(proto, dropped_arguments(program))
+    return Exported(proto, contents, dropped_arguments(program))
+
+
+def _without_contents(program: ONNXProgram, share: bool) -> tuple[onnx.ModelProto, list[Contents]]:
+    """The model that refers to copies of the module's large tensors, and these; `share`: to the tensors themselves."""
+    import onnx_ir
+
+    found = []
+    for value in program.model.graph.initializers.values():
+        tensor = value.const_value
+        if not hasattr(tensor, "raw") or not (share or tensor.nbytes >= LARGE_BYTES):
+            continue
+        array = elements(tensor.raw)
+        if array is None or array.nbytes != tensor.nbytes:
+            continue
+        found.append(Contents(array if share else array.copy()))
+        value.const_value = onnx_ir.ExternalTensor(
+            found[-1].location, 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=tensor.name, base_dir=""
+        )
+    return onnx_ir.serde.serialize_model(program.model), found
 
 
 def _program(call: Call) -> Any:
@@ -256,7 +279,7 @@ def _by_torchscript(call: Call) -> Exported:
         if t.name in before and t.HasField("raw_data") and tuple(t.dims) == tuple(before[t.name].shape):
             start = before[t.name].detach().cpu().contiguous()
             t.raw_data = start.flatten().view(torch.uint8).numpy().tobytes()
-    return Exported(proto)
+    return Exported(*with_arrays(proto))
 
 
 # -- what both say ----------------------------------------------------------------------------------------------------

@@ -15,8 +15,10 @@ import onnx
 from ..errors import ModelError, ModelWarning, UsageError
 from ..importer.load import load
 from ..language.program import Program
-from .call import INNER, Call, arguments, input_names, with_loss
+from ..support.memory import give_back
+from .call import INNER, Call, arguments, elements, input_names, tensors_of, with_loss
 from .causes import hooks, refuse
+from .check_import import listed
 from .compare import Result, compare_with_module, in_float64
 from .export import Exported, exported
 from .names import initializers, mark_training, without_prefix
@@ -40,6 +42,7 @@ def from_torch(
     exporter: str = "auto",
     dynamic_batch: bool = True,
     check: bool | str = True,
+    share: bool = False,
     **options: Any,
 ) -> Program:
     """A PyTorch module as a program that trains as the module would.
@@ -54,6 +57,10 @@ def from_torch(
     is a ModelError that names the tensors and what may be the cause; `"warn"`: a ModelWarning; False: nothing is
     compared, and a warning says so.  The module is as before afterwards.
 
+    `share`: the program trains the module's own tensors, which are then held once, and `write_back` copies nothing; a
+    ModelWarning names those of which it needs copies (on a device, of 16 bits).  False: the module stays as it is until
+    `write_back`.
+
     `dynamic_batch`: the exported model takes any batch, where PyTorch can trace it so: `program.evaluate` and
     `rc.export_trained` need it for other batches than the example's (of more than one sample).
 
@@ -65,13 +72,35 @@ def from_torch(
     """
     _usable(module, exporter, check)
     args, kwargs = arguments(example_inputs)
-    call = Call(module, args, kwargs, input_names(module, args, kwargs, targets), None, dynamic_batch)
+    call = Call(module, args, kwargs, input_names(module, args, kwargs, targets), None, dynamic_batch, share)
     if loss is not None:
         whole = with_loss(module, loss, len(args), list(kwargs))
-        call = Call(whole, (*args, *kwargs.values(), *targets), {}, call.inputs, ["loss"], dynamic_batch)
+        call = Call(whole, (*args, *kwargs.values(), *targets), {}, call.inputs, ["loss"], dynamic_batch, share)
     program, found = _first(call, exporter, module, trainable, options)
     _check(program, found, module, call, exporter, trainable, options, check)
+    if share:
+        _share(program, module)
+    give_back()  # what exporting and comparing have freed
     return program
+
+
+def _share(program: Program, module: Module) -> None:
+    """Makes the module's tensors the program's arrays; warns of those that cannot be."""
+    apart = []
+    for name, tensor in tensors_of(module).items():
+        own = program.aliases.get(name, name)
+        if own not in program.data:
+            continue
+        array, there = elements(tensor), program.data[own]
+        if array is None or (array.shape, array.dtype) != (there.shape, there.dtype):
+            apart.append(name)
+        else:
+            program.data[own] = array
+    if apart:
+        text = (
+            f"share=True: the program has copies of {', '.join(listed(apart))}, which write_back copies to the module"
+        )
+        warnings.warn(text, ModelWarning, stacklevel=3)
 
 
 def _usable(module: Module, exporter: str, check: bool | str) -> None:

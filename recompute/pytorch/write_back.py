@@ -39,11 +39,18 @@ def write_back(program: Program, module: Module) -> int:
     if not arrays:
         raise UsageError("no parameter or buffer of the module is in the program: was it made by from_torch?")
     for name, array in arrays.items():
+        if _is(tensors[name], array):
+            continue
         if array.dtype.kind not in "biuf" or array.dtype.itemsize == 2:  # bfloat16 is not NumPy's own
             array = array.astype(np.float32)
         tensors[name].data.copy_(tensors[name].new_tensor(array, device="cpu"))
     _count_batches(program, tensors)
     return len(arrays)
+
+
+def _is(tensor: Any, array: np.ndarray) -> bool:
+    """Whether a tensor is the array itself (`from_torch(share=True)`)."""
+    return hasattr(tensor, "data_ptr") and tensor.is_contiguous() and tensor.data_ptr() == array.ctypes.data
 
 
 #: steps of a program that are counted in modules already

@@ -1,16 +1,79 @@
-"""Memory as the operating system counts it: what is mapped or freed is given back."""
+"""Memory as the operating system counts it: contents are held once, and what is mapped or freed is given back."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import mmap
+import sys
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 #: bytes of a mapped file that are in memory at a time while it is copied
 _PART = 1 << 24
+
+
+class Contents:
+    """An array beside a model that refers to it by `location`, as to a file of external data.
+
+    What reads it has read-only views.  A program whose view of it, by `name`, is the only one that is left may take the
+    array as its own (`own`), and trains it: the model refers to what it holds by then.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, array: np.ndarray, name: str = "") -> None:
+        self.array, self.name, self.location = array, name, f"memory:{next(self._numbers)}"
+        _LOCATIONS[self.location] = _ROOTS[id(array)] = self
+
+
+#: all contents, by location and by their array
+_LOCATIONS: WeakValueDictionary[str, Contents] = WeakValueDictionary()
+_ROOTS: WeakValueDictionary[int, Contents] = WeakValueDictionary()
+
+
+def contents_at(location: str) -> Contents | None:
+    """The contents that models call so, if something still holds them."""
+    return _LOCATIONS.get(location)
+
+
+def own(arrays: dict[str, np.ndarray], name: str) -> None:
+    """Gives a mapping an array that can be written, in place of one that cannot.
+
+    Contents of this name become its own if it has the only view of them; anything else is copied.
+    """
+    array = dict.__getitem__(arrays, name)
+    dict.__setitem__(arrays, name, _NONE)  # which leaves the one reference to it that is here
+    contents = _ROOTS.get(id(array.base))
+    whole = contents is not None and contents.name == name and contents.array.nbytes == array.nbytes
+    try:
+        if contents is not None and whole and array.flags.c_contiguous and _references(array) == _alone():
+            found = contents.array.view(array.dtype).reshape(array.shape)
+        else:
+            found = taken(array)
+        dict.__setitem__(arrays, name, found)
+    except BaseException:
+        dict.__setitem__(arrays, name, array)
+        raise
+
+
+_NONE = np.empty(0)
+
+
+def _references(view: np.ndarray) -> tuple[int, int]:
+    """How many references there are to a view, and to the array that it shows."""
+    return sys.getrefcount(view), sys.getrefcount(view.base)
+
+
+@functools.cache
+def _alone() -> tuple[int, int]:
+    """What `_references` gives for the only view of contents: versions of Python count differently."""
+    contents = Contents(np.empty(1))
+    view = contents.array.view()
+    return _references(view)
 
 
 def taken(array: np.ndarray) -> np.ndarray:

@@ -18,10 +18,10 @@ import onnx
 from onnx import helper
 
 from ..errors import ModelWarning, UsageError, expect, nearest
-from ..exporter.compiled import take_in, without_fields
+from ..exporter.compiled import take_in
 from ..exporter.function_builder import fill_tensor, set_metadata, tensor_of
 from ..importer.convert import prepare
-from ..importer.graphs import names_read
+from ..importer.graphs import names_read, without_fields
 from ..importer.load import load
 from ..importer.model import read_model
 from ..importer.tensors import in_type_of, tensor_array

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import recompute as rc
@@ -431,3 +432,36 @@ def test_a_module_is_walked_as_often_whatever_its_size() -> None:
         rc.from_torch(module, torch.randn(3, 2))
         walks.append(module.walks)
     assert walks[0] == walks[1]
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_a_module_shares_its_tensors(exporter: str) -> None:
+    """Trained in place, large tensors and small ones, buffers too, with the same bits; before that nothing changes."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 256), nn.BatchNorm1d(256), nn.Linear(256, 256), nn.Linear(256, 1)).train()
+    kept, start = copy.deepcopy(module), copy.deepcopy(module.state_dict())
+    x = torch.randn(4, 3)
+    losses = {}
+    for share, m in ((False, kept), (True, module)):
+        program = rc.from_torch(m, (x,), loss=lambda y: y.square().mean(), exporter=exporter, share=share)
+        assert all(torch.equal(a, b) for a, b in zip(m.state_dict().values(), start.values(), strict=True))
+        rc.Adam(0.1).minimize(program.outputs[0])
+        executor = rc.Executor()
+        losses[share] = [executor.run(program, {"input": x.numpy()}, [program.outputs[0]])[0] for _ in range(2)]
+    assert np.array_equal(losses[False], losses[True])
+    tensors = dict(module.state_dict())
+    assert all(program.data[n].ctypes.data == t.data_ptr() for n, t in tensors.items() if n in program.data)
+    assert not torch.equal(tensors["2.weight"], start["2.weight"])
+    assert not torch.equal(tensors["1.running_mean"], start["1.running_mean"])
+    assert torch.equal(kept.state_dict()["2.weight"], start["2.weight"])
+    exported = {t.name: onnx.numpy_helper.to_array(t) for t in rc.export_trained(program).graph.initializer}
+    assert np.array_equal(exported["2.weight"], tensors["2.weight"].numpy())
+    rc.write_back(program, module)
+    assert int(module[1].num_batches_tracked) == 2
+
+
+def test_what_cannot_be_shared_is_named() -> None:
+    module = nn.Linear(3, 1)
+    module.weight.data = torch.ones(1, 6)[:, ::2]
+    with pytest.warns(rc.ModelWarning, match=r"share=True: the program has copies of weight, which write_back"):
+        rc.from_torch(module, (torch.ones(4, 3),), loss=lambda y: y.square().mean(), share=True)

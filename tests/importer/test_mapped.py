@@ -151,3 +151,88 @@ print(high() - before)
     run = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, check=True)
     loaded, held = map(int, run.stdout.split())
     assert loaded < 16 and held < 64 + 24, run.stdout
+
+
+def trained(source: Path | onnx.ModelProto, steps: int = 2) -> tuple[rc.Program, list[np.ndarray]]:
+    """The program after some steps, and their losses."""
+    program = rc.load(source, batch=2)
+    loss = rc.losses.mse(program["y"])
+    rc.Adam(0.1).minimize(loss)
+    feed = {v.name: np.full(v.shape, 0.5, np.float32) for v in program.inputs}
+    executor = rc.Executor()
+    return program, [executor.run(program, feed, [loss])[0] for _ in range(steps)]
+
+
+def test_a_model_in_memory_is_not_changed_and_its_contents_become_the_programs() -> None:
+    given = model()
+    before = given.SerializeToString()
+    program = rc.load(given, batch=2)
+    (contents,) = mapped.held(program.source)
+    assert program.data["w"].base is contents.array and not program.data["w"].flags.writeable
+    rc.Executor().session(program)
+    assert np.shares_memory(program.data["w"], contents.array) and program.data["w"].flags.writeable
+    program, losses = trained(given)
+    other, same = trained(given)
+    assert np.array_equal(losses, same) and given.SerializeToString() == before
+    assert not np.shares_memory(program.data["w"], other.data["w"])
+
+
+def test_contents_that_others_see_are_copied() -> None:
+    program = rc.load(model(), batch=2)
+    view = program.data["w"]
+    rc.Executor().session(program)
+    assert not np.shares_memory(program.data["w"], view)
+    program.data["w"][...] = 7
+    assert (view == 1).all()
+
+
+def test_averages_do_not_take_the_contents_of_their_parameters() -> None:
+    program = rc.load(model(), batch=2)
+    loss = rc.losses.mse(program["y"])
+    rc.ExponentialMovingAverage(rc.SGD(0.1), 0.5).minimize(loss)
+    rc.Executor().session(program)
+    (contents,) = mapped.held(program.source)
+    arrays = [n for n, a in program.data.items() if np.shares_memory(a, contents.array)]
+    assert arrays in ([], ["w"])
+    own = [a for a in program.data.values() if a.nbytes == contents.array.nbytes]
+    assert len(own) == 2 and not np.shares_memory(*own)
+
+
+def test_what_is_made_again_has_the_weights_of_now() -> None:
+    for source in (model(), model(0.5)):
+        program, _ = trained(source)
+        made = program.for_test(3)
+        assert made.data["w"] is program.data["w"]
+        exported = {t.name: onnx.numpy_helper.to_array(t) for t in rc.export_trained(program).graph.initializer}
+        assert np.array_equal(exported["w"], program.data["w"]) and np.array_equal(exported["b"], program.data["b"])
+        assert not np.array_equal(program.data["w"], onnx.numpy_helper.to_array(source.graph.initializer[0]))
+
+
+def test_contents_that_are_gone_are_an_error() -> None:
+    program = rc.load(model(), batch=2)
+    source = program.source
+    del program
+    gc.collect()
+    with pytest.raises(rc.ModelError, match="'w' has external data"):
+        rc.load(source, batch=2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_a_model_in_memory_is_held_once() -> None:
+    code = """
+import re, sys
+sys.path.insert(0, sys.argv[1])
+import recompute as rc
+from test_mapped import model
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) >> 10
+program = rc.load(model(size=512), batch=1)
+rc.Executor().session(program)  # libraries and kernels
+before = resident()
+program = rc.load(model(size=4096), batch=1)
+rc.Executor().session(program)
+print(resident() - before)
+"""
+    folder = str(Path(__file__).parent)
+    run = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 64 + 24, run.stdout

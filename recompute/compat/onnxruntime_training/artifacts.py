@@ -14,8 +14,9 @@ from onnx import TensorProto, helper
 
 from ...budgets import as_budget
 from ...errors import UsageError, nearest
-from ...exporter.compiled import save_model, without_fields
+from ...exporter.compiled import save_model
 from ...exporter.function_builder import value_info
+from ...importer.graphs import without_fields
 from ...importer.model import read_model
 from ...importer.tensors import tensor_array
 from ...language.types import TensorType

@@ -11,9 +11,10 @@ import onnx
 
 from ...budgets import as_budget
 from ...errors import ModelError, UsageError
-from ...exporter.compiled import save_model, without_fields
+from ...exporter.compiled import save_model
 from ...exporter.function_builder import fill_tensor
 from ...exporter.inference import in_inference, restricted
+from ...importer.graphs import without_fields
 from ...importer.load import load
 from ...language.program import Program, Variable
 from ...language.types import TensorType, dtype_from_onnx
