@@ -22,8 +22,9 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from ...errors import ModelError
 from ...language.factors import Factor, Place, aligned, needed_whole
-from ...language.op import Op
+from ...language.op import FunctionWriter, Op
 from ...language.types import Array, TensorType, Types, need
 from ..random.philox import words_from
 
@@ -159,6 +160,15 @@ class Stored(Op, abstract=True):
         assert isinstance(place, Place)
         before = start * place.inner * math.prod(w.shape[place.axis + 1 :])
         return dataclasses.replace(cast(Any, made), first=self.first + before)
+
+    def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
+        """ModelError where ONNX has no operators to store so."""
+        if not self.stores:
+            return False
+        how = "rounds stochastically (bf16-pure)" if self.stochastic else "keeps its state in 8 bits"
+        raise ModelError(
+            f"{self.name} {how}, for which ONNX has no operators: export a step in bf16 or float32 instead"
+        )
 
     def load(self, states: Sequence[Array | None], here: slice, rooms: Sequence[Array]) -> list[Array | None]:
         """Elements `here` (a part that begins with a block) of each state in float32, in `rooms`."""
