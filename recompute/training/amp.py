@@ -26,8 +26,8 @@ class MixedPrecision(StatefulWrapper):
 
     `precision`: "bf16", "bf16-pure" (parameters and the optimizer's state in bfloat16, too, rounded stochastically: 6
     bytes a parameter with Adam), "fp16" (with loss scaling), "tf32" (float32, whose products may be rounded to TF32 on
-    a device that has it) or "fp32".  `full`: names or globs of values whose operators stay in float32.  `loss_scaling`: None for
-    the default with "fp16" and none with the others, or False for none.
+    a device that has it) or "fp32".  `full`: names or globs of values whose operators stay in float32.
+    `loss_scaling`: None for the default with "fp16" and none with the others, or False for none.
     """
 
     def __init__(

@@ -7,7 +7,6 @@ kernels round or encode what it has written.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from ....ops.optimizer.base import Update
 from ....ops.optimizer.storage import BLOCK, borders, code_book
 from ...shared.stored_updates import NAMES, expressions, factors, rule_of
 from ..device import native
-from ..device.jit import inline, kernel
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, family
 from ..loops.kernel import Nest, Operand
@@ -30,40 +29,39 @@ if TYPE_CHECKING:
 
 #: elements that are worked on at a time: a multiple of a block, and of a block of the stream
 PART = 1 << 16
-_LOW, _NAN, _INFINITE, _SIGN = np.uint64(0xFFFF), np.uint64(0x40), np.uint64(0x7F800000), np.uint64(0x7FFFFFFF)
-_HALF, _TWO, _THREE = np.uint64(16), np.uint64(32), np.uint64(48)
-
-
-@inline
-def _round(x, y, i, noise):
-    """Element i of float32 bits as bfloat16 bits."""
-    bits = np.uint64(x[i])
-    up = (bits + (noise & _LOW)) >> _HALF
-    if bits & _SIGN > _INFINITE:
-        up = bits >> _HALF | _NAN
-    y[i] = np.uint16(up)
+#: elements of a piece of work
+ROWS = 1024
+_LOW, _HALF, _NAN = np.uint64(0xFFFF), np.uint32(16), np.uint32(0x40)
+_INFINITE, _SIGN = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF)
 
 
 @kernel
-def rounding(x0, x1, x2, x3, y0, y1, y2, y3, step, unscale, seed, first, begin, end):
-    """y ← x rounded with the words of the stream from number `first` on; operands without elements are absent.
-    Nothing where `unscale` is 0."""
-    if unscale.size and unscale[0] == 0:
-        return
+def drawing(step, y, seed, first, begin, end):
+    """y ← the words of the stream (seed, step) from number `first` on; blocks of four."""
     skipped = first % 4
     for block in range(begin, end):
-        found = words(block + first // 4, seed, step[0])
-        for j in range(4):
-            i = block * 4 + j - skipped
-            if 0 <= i < x0.size:
-                word = found[0] if j == 0 else (found[1] if j == 1 else (found[2] if j == 2 else found[3]))
-                _round(x0, y0, i, word)
-                if x1.size:
-                    _round(x1, y1, i, word >> _HALF)
-                if x2.size:
-                    _round(x2, y2, i, word >> _TWO)
-                if x3.size:
-                    _round(x3, y3, i, word >> _THREE)
+        w0, w1, w2, w3 = words(block + first // 4, seed, step[0])
+        i = block * 4 - skipped
+        if i >= 0 and i + 4 <= y.size:
+            y[i], y[i + 1], y[i + 2], y[i + 3] = w0, w1, w2, w3
+        else:
+            for j in range(4):
+                if 0 <= i + j < y.size:
+                    y[i + j] = w0 if j == 0 else (w1 if j == 1 else (w2 if j == 2 else w3))
+
+
+@kernel
+def rounding(x, y, noise, unscale, shift, begin, end):
+    """y ← x, both as bits, rounded with 16 bits of each word of `noise`, `shift` from the lowest.  Nothing where
+    `unscale` is 0."""
+    if unscale.size and unscale[0] == 0:
+        return
+    by = np.uint64(shift)
+    for i in range(begin * ROWS, min(end * ROWS, x.size)):
+        bits = x[i]
+        up = (bits + np.uint32(noise[i] >> by & _LOW)) >> _HALF
+        nan = bits >> _HALF | _NAN
+        y[i] = np.uint16(nan if bits & _SIGN > _INFINITE else up)
 
 
 @kernel
@@ -126,12 +124,14 @@ class StoredUpdates(Family):
         return rule.stores and not native.unavailable() and all(t is None or t.dtype != "f16" for t in types)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """A part in float32 of all that is not stored so."""
+        """Words of the stream, and a part in float32 of all that is not stored so."""
         rule, types = rule_of(op)
         w = types[0]
         assert w is not None
         there = sum(types[i] is not None for i in rule.updates[1:])
-        return (TensorType("f32", (min(w.size, PART),)),) * (there + (w.dtype != "f32"))
+        size = (min(w.size, PART),)
+        noise = (TensorType("u64", size),) if rule.stochastic else ()
+        return (*noise, *[TensorType("f32", size)] * (there + (w.dtype != "f32")))
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Part by part: decode, compute, round and encode."""
@@ -172,26 +172,24 @@ def _part(
             if room is not given[i]:
                 halves.append((number, room, given[i]))
     loop = row_call(_nest(rule, types), (n,), [*given, *to])
-    return [*before, loop, *_rounds(rule, halves, ins, skip, here), *after]
-
-
-def _rounds(
-    rule: Update, halves: Sequence[tuple[int, Array, Array]], ins: Sequence[Any], skip: Array, here: slice
-) -> list[Call]:
-    """What writes float32 as 16 bits."""
-    if not halves:
-        return []
     if not rule.stochastic:  # a parameter in 16 bits with state in 8
-        return [_nearest(x, y) for _, x, y in halves]
-    nothing = np.empty(0, np.uint32), np.empty(0, np.uint16)
-    pairs = [nothing] * 4
-    for number, x, y in halves:
-        pairs[number] = x.view(np.uint32), y.view(np.uint16)
-    first = rule.first + here.start
-    work = -(-(first % 4 + here.stop - here.start) // 4)
-    given = (*(x for x, _ in pairs), *(y for _, y in pairs))
-    step = ins[rule.counter_at or 0].reshape(1)
-    return [rounding.call(*given, step, skip, signed(rule.seed), first, work=work)]
+        return [*before, loop, *(_nearest(x, y) for _, x, y in halves), *after]
+    noise = rooms[0][:n]
+    drawn = _draws(rule, ins[rule.counter_at or 0], noise, here.start)
+    return [*before, loop, drawn, *(_rounds(k, x, y, noise, skip) for k, x, y in halves), *after]
+
+
+def _draws(rule: Update, step: Array, noise: Array, start: int) -> Call:
+    """Fills `noise` with the words of the elements from `start` on."""
+    first = rule.first + start
+    work = -(-(first % 4 + noise.size) // 4)
+    return drawing.call(step.reshape(1), noise, signed(rule.seed), first, work=work)
+
+
+def _rounds(number: int, x: Array, y: Array, noise: Array, skip: Array) -> Call:
+    """Rounds state `number` (0: the parameter)."""
+    pair = x.view(np.uint32), y.view(np.uint16)
+    return rounding.call(*pair, noise, skip, 16 * number, work=-(-x.size // ROWS))
 
 
 def _nearest(x: Array, y: Array) -> Call:
