@@ -115,7 +115,7 @@ class Stored(Op, abstract=True):
         return 1 + max(*self.updates, 1, self.rate_at)
 
     @property
-    def on_host(self) -> str:  # type: ignore[override]
+    def on_host(self) -> str:
         """Why its numerics run on the host where there is no kernel."""
         return "random words are drawn, and codes are looked up" if self.stores else ""
 
@@ -205,6 +205,7 @@ class Stored(Op, abstract=True):
         """Parts of a slice, with their words of the stream."""
         for start in range(here.start, here.stop, _TILE):
             tile = slice(start, min(start + _TILE, here.stop))
-            size = tile.stop - start
-            draws = self.stochastic and step is not None
-            yield tile, words_from(self.seed, step, self.first + start, size) if draws else None
+            words = None
+            if self.stochastic and step is not None:
+                words = words_from(self.seed, step, self.first + start, tile.stop - start)
+            yield tile, words
