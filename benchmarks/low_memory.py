@@ -11,6 +11,7 @@ Losses: a LLaMA-like network of 845 thousand parameters learns the bytes of this
 from __future__ import annotations
 
 import argparse
+import functools
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,7 @@ def bytes_table() -> Iterator[str]:
                 yield f"{name:12} {count:>12,} {place:7} {kind:26} {state:10.2f} {peak:10.2f}"
 
 
+@functools.cache
 def text() -> np.ndarray:
     """The bytes of this project's pages."""
     pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))

@@ -56,10 +56,19 @@ def test_each_element_has_the_nearest_entry(signed: bool) -> None:
     for b in range(3):
         part = x[b * BLOCK : (b + 1) * BLOCK].astype(np.float64)
         most = abs(part).max()
-        nearest = book[abs(part[:, None] / most - book).argmin(axis=1)] * most
+        codes = abs(part[:, None] / most - book).argmin(axis=1)
+        nearest = book[codes if signed else np.maximum(codes, part > 0)] * most
         np.testing.assert_allclose(back[b * BLOCK : (b + 1) * BLOCK], nearest, rtol=1e-6)
     assert (rows[2, 700 - 512 : BLOCK] == 0).all()
     assert borders(signed=signed).shape == (255,)
+
+
+def test_a_second_moment_above_zero_never_becomes_zero() -> None:
+    x = np.array([1.0, 1e-12, 0.0, 1e-7], np.float32)
+    rows, back = np.empty((1, ROW), np.uint8), np.empty(4, np.float32)
+    encoded(x, rows, signed=False)
+    decoded(rows, back, signed=False)
+    assert back[0] == 1 and back[1] == back[3] == np.float32(3.25e-7) and back[2] == 0
 
 
 def test_a_block_of_zeros_stays_zero_and_one_with_nan_becomes_nan() -> None:

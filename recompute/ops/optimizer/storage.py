@@ -8,7 +8,8 @@ from the counter-based stream (ops/random/philox.py): element i of a parameter h
 
 **8 bits** (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861): state is cut into
 blocks of 256 elements.  A block has its largest magnitude as float32, and for each element the number of the entry of a
-code book that is nearest to element / magnitude.  The book is the paper's dynamic tree quantisation.
+code book that is nearest to element / magnitude, but of a second moment above 0 never that of 0.  The book is the paper's
+dynamic tree quantisation.
 """
 
 from __future__ import annotations
@@ -50,9 +51,16 @@ def code_book(*, signed: bool) -> Array:
 
 @functools.cache
 def borders(*, signed: bool) -> Array:
-    """Where the nearest entry of `code_book` changes, float32 [255]: x has the code of how many are below it."""
+    """Where the nearest entry of `code_book` changes, float32 [255]: x has the code of how many are below it.
+
+    Without sign all above 0 have an entry above 0: a second moment that became 0 beside a first that did not would make
+    the next step as large as 1 / epsilon.
+    """
     book = code_book(signed=signed)
-    return (book[:-1] + book[1:]) / np.float32(2)
+    found = (book[:-1] + book[1:]) / np.float32(2)
+    if not signed:
+        found[0] = 0
+    return found
 
 
 def blocks(size: int) -> int:

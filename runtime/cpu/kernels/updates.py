@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ....language.ir import Operator
 
 #: elements that are worked on at a time: a multiple of a block, and of a block of the stream
-PART = 1 << 16
+PART = 1 << 15
 #: elements of a piece of work
 ROWS = 1024
 _LOW, _HALF, _NAN = np.uint64(0xFFFF), np.uint32(16), np.uint32(0x40)
