@@ -8,8 +8,8 @@ from the counter-based stream (ops/random/philox.py): element i of a parameter h
 
 **8 bits** (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861): state is cut into
 blocks of 256 elements.  A block has its largest magnitude as float32, and for each element the number of the entry of a
-code book that is nearest to element / magnitude, but of a second moment above 0 never that of 0.  The book is the paper's
-dynamic tree quantisation.
+code book that is nearest to element / magnitude, but of a second moment above 0 never that of 0.  The book is the
+paper's dynamic tree quantisation.
 """
 
 from __future__ import annotations
