@@ -328,4 +328,5 @@ def stored_samples(op: Update, draw: Draw, states: int, *extra: bool) -> Iterato
         given[rule.counter_at] = np.array(3, np.int64)
         for i, wanted in zip(rule.updates[states + 1 :], extra, strict=False):
             given[i] = draw(f"bf16{shape}", 0.5, 0.6) if wanted else None
-        yield draw.case(rule, *given, *([] if unscale is None else [np.array(unscale, np.float32)]))
+        more = [] if unscale is None else [np.array(unscale, np.float32)]
+        yield draw.case(rule, *given, *more, export=False)

@@ -217,7 +217,8 @@ class AdamUpdate(Update):
             w, g = draw(f"{dtype}[{shape}]"), draw(f"{dtype}[{shape}]")
             given = [w, g, *(_eight_bits(draw, w.size) for _ in range(2)), np.array(0.1, np.float32), np.array(3)]
             given += [_eight_bits(draw, w.size)] if stochastic else [None]
-            yield draw.case(op, *given, *([] if unscale is None else [np.array(unscale, np.float32)]))
+            more = [] if unscale is None else [np.array(unscale, np.float32)]
+            yield draw.case(op, *given, *more, export=False)
 
 
 def _eight_bits(draw: Draw, size: int) -> np.ndarray:
