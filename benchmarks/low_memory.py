@@ -5,6 +5,8 @@
 Bytes: the predicted peak of a step (which is what the executor allocates) of a LLaMA-like network of 36 million
 parameters, 128 tokens, and of one of 518 million, 1,024 tokens, with its layers as checkpoints; batch 1, compiled for a
 CUDA device and for this CPU, divided by the parameters.
+`--largest SIZE`: instead, the largest network of layers of width 3,072 (batch 1, 1,024 tokens, its layers as
+checkpoints, a CUDA device) whose step takes no more than SIZE.
 Losses: a LLaMA-like network of 845 thousand parameters learns the bytes of this project's docs/, by AdamW.
 """
 
@@ -20,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import recompute as rc
+from recompute.budgets import as_bytes
 
 #: what is compared: a name, the precision, options of AdamW
 KINDS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -62,6 +65,26 @@ def bytes_table() -> Iterator[str]:
                 yield f"{name:12} {count:>12,} {place:7} {kind:26} {state:10.2f} {peak:10.2f}"
 
 
+def largest_table(budget: int) -> Iterator[str]:
+    """A line for each kind: the layers that fit, the parameters, the peak."""
+    for kind, precision, more in KINDS:
+        layers, found = 0, (0, 0)
+        for step in (16, 4, 1):
+            while (now := sizes(layers + step, precision, more))[1] <= budget:
+                layers, found = layers + step, now
+        count, peak = found
+        yield f"{kind:26} {layers:>6} {count:>14,} {peak / 2**30:9.2f} {peak / count:10.2f}"
+
+
+def sizes(layers: int, precision: str, more: dict[str, Any]) -> tuple[int, int]:
+    """Parameters and peak of a network of so many layers."""
+    options = {"hidden": 3072, "inner": 8192, "heads": 24, "groups": 24, "vocab": 32000, "seq": 1024}
+    program = rc.load(rc.models.build("llama-tiny", batch=1, weights=False, layers=layers, **options))
+    loss, optimizer = rc.losses.cross_entropy(program["logits"]).name, rc.AdamW(1e-3, **more)
+    step = rc.compile_step(program, loss, optimizer, checkpoints="layers.*.out", place="cuda:0", precision=precision)
+    return sum(p.value.size for p in program.parameters), step.figures.peak_bytes
+
+
 @functools.cache
 def text() -> np.ndarray:
     """The bytes of this project's pages."""
@@ -87,7 +110,15 @@ def main() -> None:
     """Prints both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300, help="steps of the losses")
-    steps = parser.parse_args().steps
+    parser.add_argument("--largest", metavar="SIZE", help="the largest network that fits (22GiB), and nothing else")
+    args = parser.parse_args()
+    if args.largest:
+        print(f"python benchmarks/low_memory.py --largest {args.largest}\n")
+        print(f"{'':26} {'layers':>6} {'parameters':>14} {'peak GiB':>9} {'peak B/par':>10}")
+        for line in largest_table(as_bytes(args.largest)):
+            print(line, flush=True)
+        return
+    steps = args.steps
     print(f"python benchmarks/low_memory.py --steps {steps}  ({platform.machine()}, AdamW)\n")
     print(f"{'network':12} {'parameters':>12} {'place':7} {'':26} {'kept B/par':>10} {'peak B/par':>10}")
     for line in bytes_table():

@@ -71,7 +71,7 @@ class Precision(Pass):
 class StoreParameters(Pass):
     """Make float32 parameters bfloat16, with their contents; what reads one reads a cast of it to float32.
 
-    `precision` removes the casts again where an operator computes in bfloat16.  `names`: these parameters alone.
+    `precision` removes the casts again that only operators in bfloat16 read.  `names`: these parameters alone.
     """
 
     refuses = ("gradients",)
@@ -79,7 +79,7 @@ class StoreParameters(Pass):
     names: tuple[str, ...] = ()
 
     def run(self, block: Block) -> Block:
-        """The block with other parameters, and their casts at its beginning."""
+        """The block with other parameters, and a cast of each before its first reader."""
         stored = [v for v in block.parameters if v.dtype == "f32" and (not self.names or v.name in self.names)]
         if not stored:
             return block
@@ -88,14 +88,14 @@ class StoreParameters(Pass):
         b = Builder.on(block, role=Role.FORWARD)
         new = {v.name: Value(v.name, v.type.with_dtype("bf16")) for v in stored}
         wide: dict[str, Value] = {}
-        for v in stored:
-            wide[v.name] = Value(b.names.take(f"{v.name}.f32"), v.type)
-            b.operators.append(Operator(Cast(to="f32"), (new[v.name],), (wide[v.name],), Role.FORWARD))
-        return dataclasses.replace(
-            block,
-            parameters=tuple(new.get(v.name, v) for v in block.parameters),
-            operators=(*b.operators, *(o.reading(wide) for o in block.operators)),
-        )
+        for o in block.operators:
+            for v in o.reads():
+                if v.name in new and v.name not in wide:
+                    wide[v.name] = Value(b.names.take(f"{v.name}.f32"), v.type)
+                    b.operators.append(Operator(Cast(to="f32"), (new[v.name],), (wide[v.name],), Role.FORWARD))
+            b.operators.append(o.reading(wide))
+        parameters = tuple(new.get(v.name, v) for v in block.parameters)
+        return dataclasses.replace(block, parameters=parameters, operators=tuple(b.operators))
 
     def rewrite(self, program: Program) -> Block:
         """The same; contents are rounded to the nearest."""
@@ -145,7 +145,9 @@ class _Casting:
             self.operator(op)
         read = {v.name for o in self.b.operators for v in o.reads()} | set(self.block.outputs)
         constants = [c for c in (*self.block.constants, *self.b.constants) if c.value.name in read]
-        return self.block.with_operators(self.b.operators, constants=tuple(constants))
+        unread = self.sources.keys() - read if self.pure else set()  # casts of parameters that are read as they are
+        kept = [o for o in self.b.operators if o.outputs[0] is None or o.outputs[0].name not in unread]
+        return self.block.with_operators(kept, constants=tuple(constants))
 
     def operator(self, op: Operator) -> None:
         """Appends it in the type that its class, its role and its inputs say; in float32 where it has no other."""

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distributed_cases import own_arrays
 
 import recompute as rc
+from recompute.communication.lockstep import LockStep
 from recompute.errors import RecomputeError, UsageError
 from recompute.training.state import state_dict
 
@@ -137,6 +139,18 @@ def test_evaluation_has_the_trained_weights_at_any_batch() -> None:
     assert abs(first - untrained).max() > 0.1
 
 
+def test_evaluation_makes_one_weight_at_a_time_float32() -> None:
+    program = network()
+    loss = rc.losses.cross_entropy(program["logits"])
+    rc.amp.MixedPrecision(optimizer("pure"), "bf16-pure").minimize(loss)
+    operators = program.for_test().operators
+    for i, op in enumerate(operators):
+        if op.op.name == "Cast" and next(op.reads()).dtype == "bf16":
+            made = next(op.writes()).name
+            first = next(k for k, o in enumerate(operators) if made in {v.name for v in o.reads()})
+            assert first - i <= 3
+
+
 def test_the_gradient_of_a_group_of_micro_batches() -> None:
     program = network(1)
     loss = rc.losses.cross_entropy(program["logits"])
@@ -176,16 +190,41 @@ def test_what_is_refused() -> None:
         rc.SGD(0.1, moments="8-bit")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_ranks_with_whole_parameters_do_the_same_and_parts_are_refused(kind: str) -> None:
-    def made(**how: Any) -> rc.Program:
-        program = network(4)
-        loss = rc.losses.cross_entropy(program["logits"])
-        inner = rc.amp.MixedPrecision(optimizer(kind), KINDS[kind][0] or "fp32")
-        rc.DataParallel(inner, **how).minimize(loss)
-        return program
+def rank_of(kind: str, mesh: str, rank: int = 0, **how: Any) -> rc.Program:
+    program = network(1)
+    loss = rc.losses.cross_entropy(program["logits"])
+    inner = rc.amp.MixedPrecision(optimizer(kind), KINDS[kind][0] or "fp32")
+    rc.DataParallel(inner, mesh=mesh, rank=rank, **how).minimize(loss)
+    return program
 
-    assert any(op.op.communicates for op in made(mesh="dp=2").operators)
+
+def states(kind: str, mesh: str, ranks: int) -> list[dict[str, np.ndarray]]:
+    """What each rank has after three steps of two micro-batches."""
+    programs = [rank_of(kind, mesh, rank, micro_batches=2) for rank in range(ranks)]
+    together = LockStep([p.block for p in programs], rc.Mesh.parse(mesh), [own_arrays(p) for p in programs])
+    for step in range(3):
+        whole = feed(2, step)
+        rows = [slice(r, r + 1) if mesh == "dp=2" else slice(None) for r in range(ranks)]
+        own = [{v.name for v in p.block.inputs} for p in programs]
+        together.run([{n: a[r] for n, a in whole.items() if n in o} for r, o in zip(rows, own, strict=True)], [])
+    return [dict(state) for state in together.state]
+
+
+@pytest.mark.parametrize(("kind", "mesh"), [*((kind, "dp=2") for kind in KINDS), ("8-bit", "pp=2")])
+def test_ranks_with_whole_parameters_have_the_same_bits(kind: str, mesh: str) -> None:
+    (alone,) = states(kind, "dp=1", 1)
+    first = rank_of(kind, "dp=1", micro_batches=2).data
+    moved = [n for n, a in alone.items() if a.tobytes() != np.asarray(first[n]).tobytes()]
+    assert len(moved) > len(alone) // 2
+    for found in states(kind, mesh, 2):
+        assert all(found[n].tobytes() == alone[n].tobytes() for n in found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_parameters_are_refused(kind: str) -> None:
+    def made(**how: Any) -> rc.Program:
+        return rank_of(kind, **how)
+
     with pytest.raises(UsageError, match=r"(bf16-pure|8 bits) and zero are not combined"):
         made(mesh="dp=2", zero=1)
     with pytest.raises(UsageError, match=r"(bf16-pure|8 bits) and mesh .*tp=2.* are not combined"):
