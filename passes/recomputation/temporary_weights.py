@@ -81,7 +81,7 @@ def _casts(block: Block) -> dict[str, tuple[int, ...]]:
     parameters = {v.name for v in block.parameters if v.dtype not in HALVES}
     made: dict[str, tuple[int, ...]] = {}
     for i, op in enumerate(block.operators):
-        if op.role not in _FORWARD or len(op.outputs) != 1 or op.inputs[0] is None:
+        if op.role not in _FORWARD or len(op.outputs) != 1 or not op.inputs or op.inputs[0] is None:
             continue
         x, y = op.inputs[0].name, next(op.writes())
         if isinstance(op.op, Cast) and x in parameters and y.dtype in HALVES:

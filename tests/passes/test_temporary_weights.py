@@ -38,6 +38,12 @@ def test_a_parameter_in_16_bits_is_cast_again_for_the_backward_pass() -> None:
         assert casts[-1] < update
 
 
+def test_operators_without_inputs_stay() -> None:
+    text = 'program p { \n param %w: f32[2] \n %one: f32[2] = Fill() {dtype="f32", shape=[2], value=1.0} \n'
+    before = rc.parse(text + " %y: f32[2] = Mul(%w, %one) \n output %y \n }")
+    assert TemporaryWeights().run(before) is before
+
+
 def test_bf16_keeps_less_than_float32() -> None:
     small = {"layers": 3, "hidden": 64, "inner": 128, "heads": 2, "groups": 2, "vocab": 64, "seq": 16}
     program = rc.load(rc.models.build("llama-tiny", batch=1, weights=False, **small))
