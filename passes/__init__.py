@@ -9,7 +9,7 @@ from .cleanup.commit_updates import CommitUpdates
 from .cleanup.dead_code import DeadCode
 from .cleanup.eager_updates import EagerUpdates
 from .gradient.autodiff import Autodiff
-from .gradient.precision import PRECISIONS, Precision
+from .gradient.precision import PRECISIONS, Precision, StoreParameters
 from .lowering.channels_last import ChannelsLast
 from .lowering.choose_kernels import ChooseKernels
 from .lowering.fold_transposes import FoldTransposes
@@ -53,6 +53,7 @@ __all__ = [
     "Rerun",
     "Schedule",
     "SplitNorms",
+    "StoreParameters",
     "Target",
     "Unplan",
     "cleaned",

@@ -26,9 +26,10 @@ class Target:
     `place`: where the step will run (a place, or its name such as "cuda:0"); compiling needs no device.  `providers`:
     kernel providers in order of preference (None: all for the place; `("numpy",)`: the operators' own numerics).
     `cost`: the cost model, or the name of a device such as "h200" (None: the data sheet of the place's device, or this
-    CPU's roofline).  `precision`: "fp32", "tf32", "bf16" or "fp16" (None: that of the optimizer).  `schedule`: whether
-    independent operators may be reordered to lower the peak.  `rebuild`: whether normalised values that gradients read
-    may be recomputed from values that are kept anyway (passes/recomputation/rebuild.py).  `fuse_attention`,
+    CPU's roofline).  `precision`: "fp32", "tf32", "bf16", "bf16-pure" or "fp16" (None: that of the optimizer).
+    `schedule`: whether independent operators may be reordered to lower the peak.  `rebuild`: whether normalised values
+    that gradients read may be recomputed from values that are kept anyway (passes/recomputation/rebuild.py), and
+    weights in another precision made again (temporary_weights.py, beside it).  `fuse_attention`,
     `fuse_head`: whether optimizers make attention, and a large product with a vocabulary and its cross entropy, one
     operator each (passes/attention/find_attention.py, passes/loss/find_head.py); of no effect on what is a training
     step already.  `link`: the rate of copies to host memory, which `resolved` takes from `cost`.  `inserted`: passes of

@@ -68,7 +68,9 @@ class Device:
 
     def rate(self, precision: str | None) -> float:
         """Operations per second at the peak, in a precision of products (None: float32)."""
-        return {"fp16": self.f16, "bf16": self.bf16, "tf32": self.tf32}.get(precision or "", 0.0) or self.flops
+        return {"fp16": self.f16, "bf16": self.bf16, "bf16-pure": self.bf16, "tf32": self.tf32}.get(
+            precision or "", 0.0
+        ) or self.flops
 
     def seconds(self, operator: Operator) -> float:
         """Time of one operator; frees, views, asynchronous copies and communication take none."""

@@ -9,15 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import ml_dtypes
+import numpy as np
 
 from ...errors import TypeRuleError, UsageError, nearest
 from ...language.builder import Builder
 from ...language.ir import Block, Constant, Operator, Role, Value
+from ...language.program import Program
 from ...ops.shape.reshape import Cast, Reshape, Transpose
 from ..base import Pass
 
 #: what the option is called → the low element type (None: types stay as they are)
-PRECISIONS: Mapping[str, str | None] = {"fp32": None, "tf32": None, "bf16": "bf16", "fp16": "f16"}
+PRECISIONS: Mapping[str, str | None] = {"fp32": None, "tf32": None, "bf16": "bf16", "bf16-pure": "bf16", "fp16": "f16"}
+#: the one in which parameters and state are bfloat16, too
+PURE = "bf16-pure"
 
 
 def check_precision(name: str) -> str:
@@ -31,8 +35,9 @@ def check_precision(name: str) -> str:
 class Precision(Pass):
     """Insert casts so that operators compute in bfloat16 or float16 as their class declares (`autocast`).
 
-    `to`: "bf16" or "fp16" (types change), "tf32" (none do: the block says that a device may round the factors of
-    float32 products), "fp32" (neither).  `full`: names or globs of values whose operators stay in float32.
+    `to`: "bf16" or "fp16" (types change), "bf16-pure" (the same for a block whose parameters are bfloat16, see
+    `StoreParameters`), "tf32" (none do: the block says that a device may round the factors of float32 products), "fp32"
+    (neither).  `full`: names or globs of values whose operators stay in float32.
 
     It runs on the forward pass with its loss, before autodiff: gradients then have the types of their values, and
     gradients of parameters, which stay float32, are float32.  Values keep their names; NAME.bf16 is the cast of NAME.
@@ -59,14 +64,61 @@ class Precision(Pass):
             if not found:
                 raise UsageError(f"precision: no operator writes '{pattern}'{nearest(pattern, names)}")
             full.update(found)
-        return _Casting(block, low, full).run()
+        return _Casting(block, low, full, pure=self.to == PURE).run()
+
+
+@dataclass(frozen=True)
+class StoreParameters(Pass):
+    """Make float32 parameters bfloat16, with their contents; what reads one reads a cast of it to float32.
+
+    `precision` removes the casts again that only operators in bfloat16 read.  `names`: these parameters alone.
+    """
+
+    refuses = ("gradients",)
+
+    names: tuple[str, ...] = ()
+
+    def run(self, block: Block) -> Block:
+        """The block with other parameters, and a cast of each before its first reader."""
+        stored = [v for v in block.parameters if v.dtype == "f32" and (not self.names or v.name in self.names)]
+        if not stored:
+            return block
+        if changed := [v.name for o in block.operators if o.op.updates for v in o.writes() if v in stored]:
+            raise UsageError(f"{PURE}: '{changed[0]}' is written by the forward pass: give another precision")
+        b = Builder.on(block, role=Role.FORWARD)
+        new = {v.name: Value(v.name, v.type.with_dtype("bf16")) for v in stored}
+        wide: dict[str, Value] = {}
+        for o in block.operators:
+            for v in o.reads():
+                if v.name in new and v.name not in wide:
+                    wide[v.name] = Value(b.names.take(f"{v.name}.f32"), v.type)
+                    b.operators.append(Operator(Cast(to="f32"), (new[v.name],), (wide[v.name],), Role.FORWARD))
+            b.operators.append(o.reading(wide))
+        parameters = tuple(new.get(v.name, v) for v in block.parameters)
+        return dataclasses.replace(block, parameters=parameters, operators=tuple(b.operators))
+
+    def rewrite(self, program: Program) -> Block:
+        """The same; contents are rounded to the nearest."""
+        block = self.run(program.block)
+        for v in block.parameters:
+            array = dict.get(program.data, v.name)
+            if array is not None and array.dtype != v.type.numpy:
+                program.data[v.name] = _rounded(array, v.type.numpy)
+        return block
+
+
+def _rounded(array: np.ndarray, kind: np.dtype) -> np.ndarray:
+    """An array in another type; one number everywhere takes no memory."""
+    if array.size and not any(array.strides):
+        return np.broadcast_to(array[(0,) * array.ndim].astype(kind), array.shape)
+    return array.astype(kind)
 
 
 class _Casting:
     """Visits the operators once, and casts the inputs of each to the required types."""
 
-    def __init__(self, block: Block, low: str, full: set[str]) -> None:
-        self.block, self.low, self.full = block, low, full
+    def __init__(self, block: Block, low: str, full: set[str], *, pure: bool = False) -> None:
+        self.block, self.low, self.full, self.pure = block, low, full, pure
         self.b = Builder.on(block)
         #: value, type → the value with that type: casts that were made
         self.casts: dict[tuple[str, str], Value] = {}
@@ -93,7 +145,9 @@ class _Casting:
             self.operator(op)
         read = {v.name for o in self.b.operators for v in o.reads()} | set(self.block.outputs)
         constants = [c for c in (*self.block.constants, *self.b.constants) if c.value.name in read]
-        return self.block.with_operators(self.b.operators, constants=tuple(constants))
+        unread = self.sources.keys() - read if self.pure else set()  # casts of parameters that are read as they are
+        kept = [o for o in self.b.operators if o.outputs[0] is None or o.outputs[0].name not in unread]
+        return self.block.with_operators(kept, constants=tuple(constants))
 
     def operator(self, op: Operator) -> None:
         """Appends it in the type that its class, its role and its inputs say; in float32 where it has no other."""
@@ -115,6 +169,8 @@ class _Casting:
         if op.op.autocast != "follow":
             return op.op.autocast == "low"
         strong = [i for i in chosen if self.given(op, i).name not in self.weak]
+        if self.pure and op.op.moves_data and not strong:
+            return any(self.given(op, i).name in self.sources for i in chosen)
         return bool(strong) and all(self.given(op, i).dtype == self.low for i in strong)
 
     def given(self, op: Operator, i: int) -> Value:
@@ -159,6 +215,8 @@ class _Casting:
             source = self.given(op, 0)
             if (source.dtype, v.dtype) == (self.low, "f32"):
                 self.sources[v.name] = source
+                if self.pure and source in self.block.parameters:
+                    self.weak.add(v.name)
         read = [x.name for x in op.reads()]
         if self.plain.issuperset(read) and not op.op.random:
             self.plain.add(v.name)

@@ -1,12 +1,15 @@
-"""Weights that are stored in 8 bits, dequantised for each operator that reads them."""
+"""Weights in another precision than they are stored in, made again for each operator that reads them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from ...language.builder import Names
+from ...language.element import HALVES
 from ...language.ir import Block, Operator, Role, Value
+from ...ops.shape.reshape import Cast
 from ..base import Pass
+from ..cleanup.eager_updates import EagerUpdates
 
 _FORWARD = (Role.FORWARD, Role.LOSS)
 #: element types in which weights are stored
@@ -17,36 +20,41 @@ _LONGEST = 8
 
 @dataclass(frozen=True)
 class TemporaryWeights(Pass):
-    """Dequantise frozen weights again for the backward operators that read them.
+    """Dequantise frozen weights, and cast parameters to 16 bits, again for the backward operators that read them.
 
         w = Mul(Cast(codes), scale)        y = MatMul(x, w)        dx = MatMul(dy, Transpose(w))
 
-    The codes are there at all times, so that w need not wait for the backward pass: it is made right before each
-    operator there that reads it, with the same bits, and is gone after it.  A weight is what forward operators make
-    of buffers, parameters and constants alone, 8-bit integers or floats among them; nothing is made again that the
-    block returns, that recomputation makes again, or whose sources are updated before.
+    The codes, or the parameter, are there at all times, so that w need not wait for the backward pass: it is made right
+    before each operator there that reads it, with the same bits, and is gone after it.  A weight is what forward
+    operators make of buffers, parameters and constants alone, with 8-bit integers or floats among them; or a parameter
+    cast to 16 bits, and moved.  An optimizer's update of a parameter waits for its last cast.  Nothing is made
+    again that the block returns, that recomputation makes again, or whose sources something else updates before.
     """
 
     def run(self, block: Block) -> Block:
         """The block itself where it stores no such weights."""
         codes = {v.name for v in block.buffers if v.dtype in _CODES}
-        made = _weights(block, codes) if codes else {}
+        made = {**(_weights(block, codes) if codes else {}), **_casts(block)}
         if not made:
             return block
         names, updated = Names(block.values()), _first_updates(block)
         recomputed = {v.name for op in block.operators if op.role is Role.RECOMPUTE for v in op.reads()}
         fixed = recomputed.union(block.outputs)
         result: list[Operator] = []
+        late = False
         for i, op in enumerate(block.operators):
             if op.role is Role.BACKWARD:
                 for v in dict.fromkeys(v for v in op.reads() if v.name in made and v.name not in fixed):
                     chain = [block.operators[k] for k in made[v.name]]
-                    if all(updated.get(r.name, i) >= i for o in chain for r in o.reads()):
+                    before = {k for o in chain for r in o.reads() if (k := updated.get(r.name, i)) < i}
+                    if all(block.operators[k].role is Role.OPTIMIZE for k in before):
                         copies, again = _again(chain, v, names)
                         result += copies
                         op = op.reading({v.name: again})
+                        late = late or bool(before)
             result.append(op)
-        return block.with_operators(result)
+        made_again = block.with_operators(result)
+        return EagerUpdates().run(made_again) if late else made_again
 
 
 def _weights(block: Block, codes: set[str]) -> dict[str, tuple[int, ...]]:
@@ -66,6 +74,21 @@ def _weights(block: Block, codes: set[str]) -> dict[str, tuple[int, ...]]:
                 made[y] = chain
                 coded.update([y] if coded.intersection(reads) else ())
     return {n: chain for n, chain in made.items() if n in coded}
+
+
+def _casts(block: Block) -> dict[str, tuple[int, ...]]:
+    """Forward values that are parameters cast to 16 bits, and moved → the operators that make them, in order."""
+    parameters = {v.name for v in block.parameters if v.dtype not in HALVES}
+    made: dict[str, tuple[int, ...]] = {}
+    for i, op in enumerate(block.operators):
+        if op.role not in _FORWARD or len(op.outputs) != 1 or not op.inputs or op.inputs[0] is None:
+            continue
+        x, y = op.inputs[0].name, next(op.writes())
+        if isinstance(op.op, Cast) and x in parameters and y.dtype in HALVES:
+            made[y.name] = (i,)
+        elif x in made and len(op.inputs) == 1 and op.op.moves_data and len(made[x]) < _LONGEST:
+            made[y.name] = (*made[x], i)
+    return made
 
 
 def _first_updates(block: Block) -> dict[str, int]:

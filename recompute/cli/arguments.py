@@ -144,9 +144,13 @@ def add_model(what: argparse._ArgumentGroup) -> None:
         "'head.*:lr=1e-2,weight_decay=0'; may be repeated",
     )
     what.add_argument(
-        "--precision", choices=("fp32", "tf32", "bf16", "fp16"),
-        help="precision of the forward and backward pass; parameters stay float32 (default: fp32)",
+        "--precision", choices=("fp32", "tf32", "bf16", "bf16-pure", "fp16"),
+        help="precision of the forward and backward pass; parameters stay float32, but with bf16-pure, which has them "
+        "and the optimizer's state in bfloat16, too (default: fp32)",
     )  # fmt: skip
+    what.add_argument(
+        "--moments", choices=("8-bit",), help="keep the moments of Adam and AdamW in 8 bits (default: in float32)"
+    )
     what.add_argument("--trainable", metavar="A,B,...", help="parameters to train: names or globs (default: all)")
     what.add_argument(
         "--freeze",

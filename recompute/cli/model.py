@@ -101,7 +101,8 @@ class ModelJob:
             raise UsageError(f"unknown optimizer '{kind}'{nearest(kind, kinds)}; known: {', '.join(kinds)}")
         self.report.optimizer = kind
         rate = self.args.lr if rate is None else rate
-        return kinds[kind](learning_rate=rate, groups=self.args.group, grad_clip=clip)
+        more = {} if self.args.moments is None else {"moments": self.args.moments}
+        return kinds[kind](learning_rate=rate, groups=self.args.group, grad_clip=clip, **more)
 
     def checkpoint_patterns(self) -> list[str] | None:
         """The patterns of --checkpoints, with `@file` replaced by the file's lines."""

@@ -25,7 +25,7 @@ an .onnx file, or a network of the zoo (--list-models prints them).
   --max-batch            find the biggest batch that fits --memory-budget
   --loss NAME            cross_entropy, mse, ... (default: by the output)
   --optimizer NAME       sgd, momentum, adamw, ... (default: adam); --lr X
-  --precision P          fp32 (default), tf32, bf16 or fp16
+  --precision P          fp32 (default), tf32, bf16, bf16-pure or fp16
   --place P              where it runs: cpu (default), cuda, cuda:N
   --run N                train N steps; --data FILE.npz has the samples
   -o FILE.onnx           write the training step; --report FILE.html: pictures

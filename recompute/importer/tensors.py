@@ -46,8 +46,13 @@ def tensor_array(t: onnx.TensorProto) -> np.ndarray:
 
 
 def in_type_of(array: np.ndarray, t: onnx.TensorProto) -> np.ndarray:
-    """An array, in a tensor's 16 bits where these are kept in float32.  ModelError where 16 bits do not hold it."""
+    """An array, in a tensor's 16 bits where these are kept in float32, or in its float32 where that is kept in 16 bits.
+
+    ModelError where 16 bits do not hold it.
+    """
     name = dtype_from_onnx(t.data_type)
+    if name == "f32" and array.dtype == DTYPES["bf16"]:
+        return array.astype(np.float32)
     if name not in ("f16", "bf16") or array.dtype != np.float32:
         return array
     with np.errstate(over="ignore"):

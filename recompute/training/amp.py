@@ -1,7 +1,7 @@
 """Mixed precision for any optimizer: `MixedPrecision(Adam(1e-3), "bf16").minimize(loss)`.
 
 The forward pass gets casts before it is differentiated (see passes/gradient/precision.py), parameters and the
-optimizer's state stay float32.  With float16 the loss is scaled (training/scaling.py).
+optimizer's state stay float32, but with "bf16-pure".  With float16 the loss is scaled (training/scaling.py).
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ __all__ = ["LossScaling", "MixedPrecision", "decorate", "with_precision"]
 class MixedPrecision(StatefulWrapper):
     """Wraps an optimizer: the forward pass computes in another precision.
 
-    `precision`: "bf16", "fp16" (with loss scaling), "tf32" (float32, whose products may be rounded to TF32 on a device
-    that has it) or "fp32".  `full`: names or globs of values whose operators stay in float32.  `loss_scaling`: None for
-    the default with "fp16" and none with the others, or False for none.
+    `precision`: "bf16", "bf16-pure" (parameters and the optimizer's state in bfloat16, too, rounded stochastically: 6
+    bytes a parameter with Adam), "fp16" (with loss scaling), "tf32" (float32, whose products may be rounded to TF32 on
+    a device that has it) or "fp32".  `full`: names or globs of values whose operators stay in float32.
+    `loss_scaling`: None for the default with "fp16" and none with the others, or False for none.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,14 +15,17 @@ from ..errors import UsageError, nearest
 from ..language.builder import Builder
 from ..language.ir import Operator, Role, Value
 from ..language.program import Program, Variable
-from ..language.types import DTYPES, TensorType
+from ..language.types import TensorType
 from ..ops.loss.scale import InverseIfFinite
-from ..ops.optimizer.base import Update, work_dtype
+from ..ops.optimizer.base import Update
 from ..ops.optimizer.updates import Increment
 from .groups import Group, assigned, called, groups_from
 from .numbers import number
 from .protocol import SpecOptimizer
 from .spec import Spec
+
+#: why some updates store nothing in fewer bits
+_NORMS = "its update takes the norms of whole parameters; use SGD, Momentum, Adam or AdamW"
 
 
 class Optimizer(SpecOptimizer):
@@ -91,11 +95,19 @@ class Optimizer(SpecOptimizer):
         """This optimizer alone."""
         return Spec(self)
 
-    def add_updates(self, program: Program, pairs: Sequence[tuple[Value, Value]], scale: Value | None = None) -> None:
+    def add_updates(
+        self,
+        program: Program,
+        pairs: Sequence[tuple[Value, Value]],
+        scale: Value | None = None,
+        *,
+        stochastic: bool = False,
+    ) -> None:
         """Adds clipping and the updates of (parameter, gradient) pairs to a program, and declares their state.
 
         `scale`: by which the gradients were multiplied (f32[]): they are divided by it first, and a step whose
-        gradients are not finite is skipped.
+        gradients are not finite is skipped.  `stochastic`: bfloat16 parameters and their state are rounded
+        stochastically.  UsageError for state of 8 bits, or stochastic rounding, where ranks have parts of parameters.
         """
         _check_pairs(program, pairs)
         members = assigned(self._groups, program, [p.name for p, _ in pairs])
@@ -114,10 +126,13 @@ class Optimizer(SpecOptimizer):
             values, factor = [(p, _times(b, g, factor)) for p, g in values], b.Sign(factor)
         common = None if self._clip is None else self._clip.begin(b, [g for _, g in values])
         kinds = [own[members[p.name]] if p.name in members else self for p, _ in values]
-        slots = self._declare_slots([p for p, _ in values], kinds)
-        for (p, g), kind in zip(values, kinds, strict=True):
+        ops = [
+            kind.stored(kind.update(kind.weight_decay if self._decays(p.name) else 0.0), program, p, stochastic)
+            for (p, _), kind in zip(values, kinds, strict=True)
+        ]
+        slots = self._declare_slots([p for p, _ in values], kinds, ops)
+        for (p, g), kind, op in zip(values, kinds, ops, strict=True):
             clipped = g if self._clip is None else self._clip.scaled(b, g, common)
-            op = kind.update(kind.weight_decay if self._decays(p.name) else 0.0)
             state = list(itertools.islice(slots, len(kind.slots_used())))
             _emit_update(b, op, [p, clipped], state, rates[members.get(p.name)], step, factor)
         program.append(b)
@@ -159,22 +174,34 @@ class Optimizer(SpecOptimizer):
         self._state.append(name)
         return self._program.declare("state", name, array)
 
-    def _declare_slots(self, parameters: Sequence[Value], kinds: Sequence[Optimizer]) -> Iterator[Value | None]:
+    def stored(self, op: Update, program: Program, p: Value, stochastic: bool) -> Update:
+        """The update of a parameter as it stores the parameter and its state."""
+        stochastic = stochastic and p.dtype == "bf16"
+        if not stochastic:
+            return op
+        if not op.each_alone:
+            raise UsageError(f"bf16-pure and {type(self).__name__} are not combined: {_NORMS}")
+        must_have_whole(program, "bf16-pure", instead="bf16")
+        return dataclasses.replace(op, stochastic=True, seed=_seed(p.name))
+
+    def _declare_slots(
+        self, parameters: Sequence[Value], kinds: Sequence[Optimizer], ops: Sequence[Update]
+    ) -> Iterator[Value | None]:
         """Declares the state of each parameter in turn, one array for each slot; None for unused slots.
 
-        `kinds`: for each parameter, the optimizer with its hyper-parameters.
+        `kinds`: for each parameter, the optimizer with its hyper-parameters; `ops`: its update.
         """
         assert self._program is not None
-        used = [(p, kind, kind.slots_used()) for p, kind in zip(parameters, kinds, strict=True)]
+        used = [(p, kind, kind.slots_used(), op) for p, kind, op in zip(parameters, kinds, ops, strict=True)]
         arrays = [
-            (f"{p.name}.{slot}", _filled(p.shape, kind.initial(slot), DTYPES[work_dtype(p.type)]))
-            for p, kind, slots in used
+            (f"{p.name}.{slot}", _filled(op.state_type(p.type), kind.initial(slot)))
+            for p, kind, slots, op in used
             for slot, wanted in slots.items()
             if wanted
         ]
         self._state += [name for name, _ in arrays]
         declared = iter(self._program.declare_all("state", arrays))
-        return (next(declared) if wanted else None for _, _, slots in used for wanted in slots.values())
+        return (next(declared) if wanted else None for _, _, slots, _ in used for wanted in slots.values())
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -242,9 +269,24 @@ class Optimizer(SpecOptimizer):
         return self._program
 
 
-def _filled(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
+def _filled(t: TensorType, value: float) -> np.ndarray:
     """An array filled with one number; it takes no memory until the executor makes it writable."""
-    return np.broadcast_to(np.array(value, dtype), shape)
+    return np.broadcast_to(np.array(value, t.numpy), t.shape)
+
+
+def _seed(name: str) -> int:
+    """The seed of the random bits by which a parameter of this name is rounded: the same in every process."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+
+
+def must_have_whole(program: Program, what: str, *, instead: str) -> None:
+    """UsageError where ranks have parts of parameters."""
+    if program.sharded or program.divided:
+        how = "zero" if program.sharded else f"mesh {program.mesh}"
+        raise UsageError(
+            f"{what} and {how} are not combined yet: its bits would depend on how ranks divide a parameter; "
+            f"give {instead}, or a mesh of data parallelism alone"
+        )
 
 
 def _emit_update(
@@ -256,12 +298,12 @@ def _emit_update(
     step: Value,
     unscale: Value | None,
 ) -> None:
-    """Emits an update with its inputs at the operator's `updates`, `rate_at`, `step_at` and `unscale_at`."""
+    """Emits an update with its inputs at the operator's `updates`, `rate_at`, `counter_at` and `unscale_at`."""
     inputs: dict[int, Value | None] = dict(enumerate(tensors))
     inputs.update(zip(op.updates[1:], slots, strict=True))
     inputs[op.rate_at] = rate
-    if op.step_at is not None:
-        inputs[op.step_at] = step
+    if op.counter_at is not None:
+        inputs[op.counter_at] = step
     inputs[op.unscale_at] = unscale
     given = [inputs.get(i) for i in range(max(i for i, v in inputs.items() if v is not None) + 1)]
     outputs = [inputs[i] for i in op.updates]

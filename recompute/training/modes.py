@@ -20,6 +20,7 @@ from ..language.program import Program, Variable
 from ..language.verify import verify
 from ..passes.base import Pass, apply_passes
 from ..passes.cleanup.for_test import ForTest, in_inference
+from ..passes.gradient.precision import StoreParameters
 from ..passes.pipelines.forward import OwnForward
 from ..passes.sharding.divide_axis import DivideForward
 from ..passes.sharding.zero import GatherParameters
@@ -89,6 +90,9 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
     else:
         made = _at(program, batch)
         names = tuple(_name(made, n) for n in names)
+        low = {v.name for v in program.forward_block.parameters if v.dtype == "bf16"}
+        if stored := tuple(v.name for v in made.block.parameters if v.name in low and v.dtype == "f32"):
+            apply_passes(made, [StoreParameters(stored)])
     made.divided = program.divided
     apply_passes(made, evaluation_passes(program, names))
     if made.data is not program.data:

@@ -7,17 +7,21 @@ PyTorch's are used, because results are checked against it; the docstring of the
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 from ..errors import UsageError
 from ..ops.optimizer.norm_updates import LambUpdate, LarsUpdate
+from ..ops.optimizer.storage import LEAST
 from ..ops.optimizer.updates import AdagradUpdate, AdamUpdate, MomentumUpdate, RMSPropUpdate, SGDUpdate
-from .base import Optimizer
+from .base import Optimizer, must_have_whole
 from .gradient_merge import GradientMerge, GradientMergeOptimizer
 from .numbers import fraction, number
 from .protocol import AnyOptimizer
 from .recompute_optimizer import RecomputeOptimizer, RecomputeWarning
 
+#: what `moments` may be beside None
+EIGHT_BITS = "8-bit"
 #: optimizers that `--optimizer` accepts
 NAMES = ("SGD", "Momentum", "Nesterov", "Adagrad", "RMSProp", "Adam", "AdamW", "Lamb", "Lars")
 
@@ -137,7 +141,11 @@ class RMSProp(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam (Kingma & Ba 2015); defaults are Paddle's and PyTorch's.  `amsgrad`: Reddi et al. 2018."""
+    """Adam (Kingma & Ba 2015); defaults are Paddle's and PyTorch's.  `amsgrad`: Reddi et al. 2018.
+
+    `moments`: None keeps the moments in float32 (bfloat16 with precision "bf16-pure"), "8-bit" in 8 bits (Dettmers et
+    al. 2022, as bitsandbytes does): blocks of 256 codes with a float32 each, of parameters of at least 4,096 elements.
+    """
 
     slots = ("moment1", "moment2", "moment2_max")
     decoupled: ClassVar[bool] = False
@@ -150,11 +158,15 @@ class Adam(Optimizer):
         beta2: float = 0.999,
         epsilon: float = 1e-8,
         amsgrad: bool = False,
+        moments: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(learning_rate, **options)
         self.beta1, self.beta2 = fraction("beta1", beta1), fraction("beta2", beta2)
         self.epsilon, self.amsgrad = number("epsilon", epsilon), amsgrad
+        if moments not in (None, EIGHT_BITS):
+            raise UsageError(f"moments must be None or '{EIGHT_BITS}', not {moments!r}")
+        self.moments = moments
 
     def slots_used(self):
         """moment2_max with amsgrad only."""
@@ -163,6 +175,14 @@ class Adam(Optimizer):
     def update(self, weight_decay):
         """AdamUpdate."""
         return AdamUpdate(self.beta1, self.beta2, self.epsilon, weight_decay, self.decoupled)
+
+    def stored(self, op, program, p, stochastic):
+        """As of all optimizers; moments in 8 bits where they are wanted, and the parameter is large."""
+        found = super().stored(op, program, p, stochastic)
+        if self.moments != EIGHT_BITS or p.size < LEAST or p.dtype == "f64":
+            return found
+        must_have_whole(program, "moments in 8 bits", instead="moments=None")
+        return dataclasses.replace(found, eight_bits=True)
 
 
 class AdamW(Adam):

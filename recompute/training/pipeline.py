@@ -23,7 +23,7 @@ from ..passes.attention.find_attention import FindAttention
 from ..passes.base import ForwardPass, Pass
 from ..passes.cleanup.eager_updates import EagerUpdates
 from ..passes.gradient.autodiff import Autodiff
-from ..passes.gradient.precision import Precision
+from ..passes.gradient.precision import PURE, Precision, StoreParameters
 from ..passes.inserting import Insertion, with_inserted
 from ..passes.loss.find_head import FindHead
 from ..passes.offloading.offload_checkpoints import OffloadCheckpoints
@@ -109,7 +109,8 @@ def backward_passes(
         before.append(AtWholeBatch(merge.k_steps, merge.batch or 0))
     if spec.parallel is not None and (pipe := spec.parallel.pipe) is not None:
         before.append(CutStages(pipe, spec.parallel.cuts))
-    found: list[Pass] = [*find_passes(program, kept, attention=attention), KeepForward(loss)]
+    stored: list[Pass] = [StoreParameters()] if spec.precision == PURE else []
+    found: list[Pass] = [*find_passes(program, kept, attention=attention), *stored, KeepForward(loss)]
     if low:
         found.append(Precision(spec.precision or "", _in_full(spec, program, loss)))
     elif _fuses_head(spec, program):
@@ -180,7 +181,7 @@ def update_passes(spec: Spec, program: Program) -> list[Pass]:
     if spec.precision and not spec.whole and not spec.rule.clips:
         found.append(UncastGradients())
     scale = state_names(program)[0] if spec.scaling is not None else ""
-    found += [Updates(spec.rule, scale), EagerUpdates(), CountStep(spec.rule)]
+    found += [Updates(spec.rule, scale, spec.precision == PURE), EagerUpdates(), CountStep(spec.rule)]
     if spec.scaling is not None and spec.scaling.dynamic:
         found.append(UpdateScale(spec.scaling.growth, spec.scaling.backoff, spec.scaling.interval))
     if spec.average is not None:

@@ -33,10 +33,18 @@ class OtherRule:
     def __copy__(self) -> OtherRule:
         return OtherRule(copy.copy(self.optimizer))
 
-    def add_updates(self, program: Program, pairs: Sequence[tuple[Value, Value]], scale: Value | None = None) -> None:
-        """Its updates.  UsageError with loss scaling, of which it knows nothing."""
-        if scale is not None:
-            raise UsageError(f"loss scaling needs an optimizer of recompute.optimizers, not {self.optimizer!r}")
+    def add_updates(
+        self,
+        program: Program,
+        pairs: Sequence[tuple[Value, Value]],
+        scale: Value | None = None,
+        *,
+        stochastic: bool = False,
+    ) -> None:
+        """Its updates.  UsageError with loss scaling and stochastic rounding, of which it knows nothing."""
+        if scale is not None or stochastic:
+            what = "bf16-pure" if stochastic else "loss scaling"
+            raise UsageError(f"{what} needs an optimizer of recompute.optimizers, not {self.optimizer!r}")
         self.optimizer.apply_gradients([(Variable(program, p), Variable(program, g)) for p, g in pairs])
 
     def check(self, program: Program, names: Sequence[str]) -> None:
@@ -51,6 +59,7 @@ class Updates(Pass):
     """Add the updates of an optimizer, `rule`, for the program's pairs of parameters and gradients.
 
     `scale`: the state by which gradients were multiplied; a step whose gradients are not finite is skipped.
+    `stochastic`: parameters in bfloat16, and their state, are rounded stochastically.
     """
 
     needs = ("gradients",)
@@ -59,10 +68,11 @@ class Updates(Pass):
 
     rule: Any
     scale: str = ""
+    stochastic: bool = False
 
     def __str__(self) -> str:
-        scale = f",scale={self.scale}" if self.scale else ""
-        return f"{self.name}{{rule={type(self.rule).__name__}{scale}}}"
+        more = f",scale={self.scale}" * bool(self.scale) + ",stochastic" * self.stochastic
+        return f"{self.name}{{rule={type(self.rule).__name__}{more}}}"
 
     def run(self, block: Block) -> Block:
         """The block itself: which values are gradients is known of a program."""
@@ -71,7 +81,8 @@ class Updates(Pass):
     def rewrite(self, program: Program) -> Block:
         """The block with updates and the optimizer's state; UsageError for pairs that are not of the program."""
         pairs = [(program[p].value, program[g].value) for p, g in program.gradients]
-        self.rule.add_updates(program, pairs, program[self.scale].value if self.scale else None)
+        scale = program[self.scale].value if self.scale else None
+        self.rule.add_updates(program, pairs, scale, stochastic=self.stochastic)
         return program.block
 
 

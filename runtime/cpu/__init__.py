@@ -39,11 +39,12 @@ def slow_precision(precision: str | None) -> str:
     from .device import native
     from .primitives import plans
 
+    low = precision in ("bf16", "bf16-pure")
     if precision == "fp16":
         why = "no kernel of the processor multiplies float16"
-    elif precision == "bf16" and not native.converts_bfloat16():
+    elif low and not native.converts_bfloat16():
         why = "this processor has no instructions for bfloat16 (AVX512-BF16)"
-    elif precision == "bf16" and plans.unavailable():
+    elif low and plans.unavailable():
         why = f"products of bfloat16 need oneDNN: {plans.unavailable()}"
     else:
         return ""

@@ -66,7 +66,7 @@ def test_help_all_has_every_option_in_groups(capsys: pytest.CaptureFixture[str])
         (["--check=yes"], "--check takes no value"),
         (["-q", "-v"], "--verbose and --quiet exclude each other: give one of them"),
         (["--precision", "bf32"], "--precision: unknown value 'bf32' (did you mean tf32, fp32, bf16?); known: fp32, "
-         "tf32, bf16, fp16"),
+         "tf32, bf16, bf16-pure, fp16"),
         (["--memory-budget", "60"], "--memory-budget 60 is 60 bytes: did you mean 60%, or 60GiB? (% is a share of the "
          "plain step's peak)"),
         (["--memory-budget", "5000"], "--memory-budget 5000 is 5000 bytes: did you mean 5000MB? (% is a share of the "

@@ -25,6 +25,37 @@ def test_each_backward_product_gets_its_own_weight() -> None:
     assert run_passes(after, [TemporaryWeights()]) is after
 
 
+def test_a_parameter_in_16_bits_is_cast_again_for_the_backward_pass() -> None:
+    program = rc.load(rc.models.build("lenet", batch=2))
+    rc.amp.MixedPrecision(rc.SGD(0.1), "bf16").minimize(rc.losses.cross_entropy(program["logits"]))
+    after = run_passes(program.block, [TemporaryWeights()])
+    for name in ("fc2.weight", "fc3.weight", "conv2.weight"):
+        readers = [op.role for op in after.operators if f"{name}.bf16" in {v.name for v in op.reads()}]
+        assert readers == [rc.Role.FORWARD]
+        casts = [i for i, op in enumerate(after.operators) if op.op.name == "Cast" and op.inputs[0].name == name]
+        assert [after.operators[i].role for i in casts] == [rc.Role.FORWARD, rc.Role.BACKWARD]
+        update = next(i for i, op in enumerate(after.operators) if op.op.updates and op.outputs[0].name == name)
+        assert casts[-1] < update
+
+
+def test_operators_without_inputs_stay() -> None:
+    text = 'program p { \n param %w: f32[2] \n %one: f32[2] = Fill() {dtype="f32", shape=[2], value=1.0} \n'
+    before = rc.parse(text + " %y: f32[2] = Mul(%w, %one) \n output %y \n }")
+    assert TemporaryWeights().run(before) is before
+
+
+def test_bf16_keeps_less_than_float32() -> None:
+    small = {"layers": 3, "hidden": 64, "inner": 128, "heads": 2, "groups": 2, "vocab": 64, "seq": 16}
+    program = rc.load(rc.models.build("llama-tiny", batch=1, weights=False, **small))
+    loss = rc.losses.cross_entropy(program["logits"])
+    kept = {}
+    for precision in ("fp32", "bf16"):
+        step = rc.compile_step(program, loss, rc.AdamW(1e-3), place="cuda:0", precision=precision)
+        kept[precision] = step.figures.kept_bytes, step.figures.peak_bytes
+    assert kept["bf16"][0] < 0.7 * kept["fp32"][0]
+    assert kept["bf16"][1] < kept["fp32"][1]
+
+
 def test_other_blocks_stay_themselves() -> None:
     program = rc.load(rc.models.build("lenet", batch=2))
     rc.SGD(0.1).minimize(rc.losses.cross_entropy(program["logits"]))

@@ -1,9 +1,9 @@
 """What the optimizers' update operators have in common.
 
 Every update takes the parameter w, its gradient g, the optimizer's state, and the learning rate (a scalar).  It is
-computed in the parameter's element type, or in f32 for f16 and bf16 parameters, whose state is f32.  Scalars are
-worked out in f64.  The numerics walk over the arrays in parts that fit the processor's cache, so that the temporaries
-are small and every array is read once.
+computed in the parameter's element type, or in f32 for f16 and bf16 parameters, whose state is f32.  Both can be stored
+in fewer bits (storage.py).  Scalars are worked out in f64.  The numerics walk over the arrays in parts that fit the
+processor's cache, so that the temporaries are small and every array is read once.
 
 `weight_decay` here is the coupled kind unless said otherwise: the gradient is g + weight_decay·w.
 
@@ -13,6 +13,7 @@ before all else; where it is 0 the update is skipped: parameter and state keep t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -22,11 +23,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...language.element import argument
-from ...language.factors import Factor, aligned
 from ...language.formulas import Elements, through_expansion
-from ...language.op import Cost, Draw, Op, OperatorBuilder
+from ...language.op import Cost, Draw, OperatorBuilder
 from ...language.types import DTYPES, Array, NumPy, Operands, TensorType, Types, dtype_name, present
 from ..array_steps import ArraySteps, updating_steps
+from .storage import Stored
 
 #: elements that are worked on at a time
 PART = 1 << 15
@@ -43,23 +44,20 @@ def _flat(a: Array) -> Array:
     return a.reshape(-1)
 
 
-class Update(Op, abstract=True):
+class Update(Stored, abstract=True):
     """Base of the updates: inputs (w, g, ...); the outputs are the inputs that `updates` names, w first.
 
     A subclass gives `formula`, which is run part by part of the flat arrays, and `factors`, the scalars that it takes.
     """
 
     weight_decay: float
-    #: position of the learning rate among the inputs, and of the step counter (None: not used)
-    rate_at: ClassVar[int]
-    step_at: ClassVar[int | None] = None
     flops_per_element: ClassVar[int] = 4
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """Types as they are: state has w's shape, the learning rate is a float scalar, the step counter i64[]."""
         needed = dict.fromkeys(self.updates[1 : self.required_outputs], "state")
         needed |= {0: "parameter", 1: "gradient", self.rate_at: "learning rate"}
-        needed |= {} if self.step_at is None else {self.step_at: "step counter"}
+        needed |= {} if self.counter_at is None else {self.counter_at: "step counter"}
         for i, what in sorted(needed.items()):
             if i >= len(inputs) or inputs[i] is None:
                 raise self.fail(f"input {i}, its {what}, is absent", *inputs)
@@ -70,11 +68,12 @@ class Update(Op, abstract=True):
             raise self.fail("the gradient must have the parameter's shape", *inputs)
         if rate.shape != () or not rate.is_float:
             raise self.fail("the learning rate must be one floating-point number", *inputs)
-        if self.step_at is not None and inputs[self.step_at] != TensorType("i64", ()):
+        if self.counter_at is not None and inputs[self.counter_at] != TensorType("i64", ()):
             raise self.fail("the step counter must be i64[]", *inputs)
         if (unscale := self.unscale(inputs)) is not None and unscale != TensorType("f32", ()):
             raise self.fail("unscale must be f32[]", *inputs)
-        state = TensorType(work_dtype(w), w.shape)
+        self.check_storage(w, len(self.updates) - 1, inputs)
+        state = self.state_type(w)
         given = [inputs[i] if i < len(inputs) else None for i in self.updates[1:]]
         if any(t is not None and t != state for t in given):
             raise self.fail(f"its state must be {state}", *inputs)
@@ -90,24 +89,25 @@ class Update(Op, abstract=True):
     @property
     def unscale_at(self) -> int:
         """Position of `unscale`: behind all other inputs."""
-        return 1 + max(*self.updates, 1, self.rate_at, self.step_at or 0)
+        return 1 + max(*self.updates, 1, self.rate_at, self.counter_at or 0)
 
     def unscale(self, inputs: Sequence[Any]) -> Any:
         """That input; None where it is absent."""
         return inputs[self.unscale_at] if self.unscale_at < len(inputs) else None
 
-    def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
-        """All of the parameter: each element is updated on its own."""
-        return aligned(ins, outs)
-
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
-        """A part for intermediate results, one each where w and g cannot be worked on as they are, and with `unscale`
-        one each for what w and the state were."""
+        """A part for intermediate results, one each where w, g or the state cannot be worked on as they are, and with
+        `unscale` one each for what w and the state were."""
         w, g = present(ins[0], ins[1])
         part = TensorType(work_dtype(w), (min(w.size, PART),))
         scaled = self.unscale(ins) is not None
         count = 1 + (g.dtype != part.dtype or self.coupled != 0 or scaled) + (w.dtype != part.dtype)
-        return (part,) * (count + (len(self._states(ins)) + 1 if scaled else 0))
+        states = len(self._states(ins))
+        return (part,) * (count + (states if self.stores else states + 1 if scaled else 0))
+
+    def counter(self, inputs: Sequence[Any]) -> Any:
+        """The step counter among the inputs; None where it is not read."""
+        return None if self.counter_at is None else inputs[self.counter_at]
 
     def _states(self, ins: Sequence[Any]) -> list[int]:
         """Positions of the state that is there."""
@@ -130,7 +130,9 @@ class Update(Op, abstract=True):
         t, *more = scratch
         direct = w.dtype == t.dtype
         unscale = self.unscale(ins)
-        before = [more.pop() for _ in range(len(self._states(ins)) + 1)] if unscale is not None else []
+        there = len(self._states(ins))
+        before = [more.pop() for _ in range(there + 1)] if unscale is not None and not self.stores else []
+        rooms = [more.pop() for _ in range(there)] if self.stores else []
         for start in range(0, w.size, PART):
             here = slice(start, min(start + PART, w.size))
             n = here.stop - start
@@ -148,6 +150,12 @@ class Update(Op, abstract=True):
             if self.coupled:
                 xp.multiply(wp, wp.dtype.type(self.coupled), out=tp)
                 xp.add(gp, tp, out=gp)
+            if self.stores:
+                wide_states = self.load([ins[i] if i < len(ins) else None for i in self.updates[1:]], here, rooms)
+                yield wp, gp, wide_states, tp
+                arrays = [ins[i] if i < len(ins) else None for i in self.updates]
+                self.store(arrays, [None if direct else wp, *wide_states], here, self.counter(ins))
+                continue
             states = [None if s is None else s[here] for s in state]
             was = list(zip([wp, *(s for s in states if s is not None)], [s[:n] for s in before], strict=False))
             for now, kept in was:
@@ -159,6 +167,8 @@ class Update(Op, abstract=True):
                 w[here] = wp
 
     def compute(self, xp, ins, outs, scratch):
+        if self.stores and self.unscale(ins) == 0:
+            return
         factors = self.numbers(xp, ins)
         for w, g, state, t in self.parts(xp, ins, scratch):
             states = [s for s in state if s is not None]
@@ -173,7 +183,20 @@ class Update(Op, abstract=True):
         return [f.astype(work) for f in found]
 
     def expand(self, b, *inputs):
-        """The same with plain operators, on new values."""
+        """The same with plain operators, on new values; None where no plain operators store so."""
+        if self.stores:
+            return None
+        w = inputs[0]
+        state = [inputs[i] if i < len(inputs) else None for i in self.updates[1:]]
+        new, *rest = self.widened(b, inputs, state, self.values(b, inputs, work_dtype(w.type)))
+        while rest and rest[-1] is None:
+            rest.pop()
+        return (new if w.dtype == new.dtype else b.Cast(new, to=w.dtype), *rest)
+
+    def widened(
+        self, b: OperatorBuilder, inputs: Sequence[Any], state: Sequence[Any], factors: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """(new w, new state ...) in the working type, with operators; `state` is in it."""
         w, g = inputs[0], inputs[1]
         work = work_dtype(w.type)
         wide = w if w.dtype == work else b.Cast(w, to=work)
@@ -183,21 +206,15 @@ class Update(Op, abstract=True):
             g = b.Mul(g, unscale if work == "f32" else b.Cast(unscale, to=work))
         if self.coupled:
             g = b.Add(g, b.Mul(wide, b.constant(self.coupled, wide)))
-        state = [inputs[i] if i < len(inputs) else None for i in self.updates[1:]]
-        made = self.formula(b, wide, g, state, self.values(b, inputs, work))
-        if unscale is not None:
-            skip = b.Equal(unscale, b.constant(0.0, unscale))
-            made = tuple(
-                None if v is None else b.Where(skip, old, v) for old, v in zip((wide, *state), made, strict=True)
-            )
-        new, *rest = made
-        while rest and rest[-1] is None:
-            rest.pop()
-        return (new if w.dtype == work else b.Cast(new, to=w.dtype), *rest)
+        made = self.formula(b, wide, g, state, factors)
+        if unscale is None:
+            return made
+        skip = b.Equal(unscale, b.constant(0.0, unscale))
+        return tuple(None if v is None else b.Where(skip, old, v) for old, v in zip((wide, *state), made, strict=True))
 
     def element(self, *inputs):
         """That of its expansion: scalars are worked out in f64 there too."""
-        return through_expansion(self, inputs)
+        return None if self.stores else through_expansion(self, inputs)
 
     def values(self, b: OperatorBuilder, inputs: Sequence[Any], work: str) -> list[Any]:
         """`factors` as values of the working type."""
@@ -297,3 +314,19 @@ def update_samples(op: Update, draw: Draw, states: int, *extra: bool) -> Iterato
         if not unscale:
             given[1][2] = np.inf
         yield draw.case(op, *given, np.array(unscale, np.float32))
+
+
+def stored_samples(op: Update, draw: Draw, states: int, *extra: bool) -> Iterator[Any]:
+    """The same in bfloat16 with stochastic rounding; for more than a part, with a first element, without any."""
+    for shape, first, unscale in ((f"[{PART + 5}]", 6, None), ("[3,5]", 0, 0.5), ("[7]", 0, 0.0), ("[0]", 0, None)):
+        rule = dataclasses.replace(op, stochastic=True, seed=2**63 + 5, first=first)
+        given: list[Any] = [draw(f"bf16{shape}"), draw(f"bf16{shape}")]
+        given += [draw(f"bf16{shape}", 0.5, 1.0) for _ in range(states)]
+        given.append(np.array(0.125, np.float32))
+        given += [None] * (rule.unscale_at - len(given))
+        assert rule.counter_at is not None
+        given[rule.counter_at] = np.array(3, np.int64)
+        for i, wanted in zip(rule.updates[states + 1 :], extra, strict=False):
+            given[i] = draw(f"bf16{shape}", 0.5, 0.6) if wanted else None
+        more = [] if unscale is None else [np.array(unscale, np.float32)]
+        yield draw.case(rule, *given, *more, export=False)

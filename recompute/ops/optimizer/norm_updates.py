@@ -17,6 +17,8 @@ from .base import PART, Update, mix, mixed, scaled, update_samples
 class TrustUpdate(Update, abstract=True):
     """Base of updates that scale a parameter's step by norms of whole tensors: two walks over the arrays."""
 
+    each_alone = False
+
     def norm(self, xp: NumPy, total: Any, x: Array, t: Array) -> Any:
         """`total` + Σ x², in f64; x may be t."""
         xp.multiply(x, x, out=t)

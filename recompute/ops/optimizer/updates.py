@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...language.op import Op
+from ...language.op import Draw, Op
 from ...language.types import TensorType
-from .base import Update, mixed, scaled, update_samples
+from .base import PART, Update, mixed, scaled, stored_samples, update_samples
+from .storage import ROW, blocks
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class SGDUpdate(Update):
         yield from update_samples(cls(), draw, 0)
         yield from update_samples(cls(weight_decay=0.1), draw, 0)
         yield draw.case(cls(), draw("f16[5]"), draw("f16[5]"), np.array(0.1, np.float32))
+        yield from stored_samples(cls(weight_decay=0.1), draw, 0)
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class MomentumUpdate(Update):
         yield draw.case(
             cls(weight_decay=0.1), draw("f16[5]"), draw("f16[5]"), draw("f32[5]"), np.array(0.1, np.float32)
         )
+        yield from stored_samples(cls(nesterov=True, dampening=0.3), draw, 1)
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class AdagradUpdate(Update):
     def samples(cls, draw):
         yield from update_samples(cls(), draw, 1)
         yield from update_samples(cls(weight_decay=0.1), draw, 1)
+        yield from stored_samples(cls(), draw, 1)
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ class RMSPropUpdate(Update):
         for centered in (False, True):
             for momentum in (0.0, 0.9):
                 yield from update_samples(cls(momentum=momentum, weight_decay=0.1), draw, 1, centered, momentum > 0)
+        yield from stored_samples(cls(momentum=0.9), draw, 1, True, True)
 
 
 @dataclass(frozen=True)
@@ -163,6 +168,7 @@ class AdamUpdate(Update):
     required_outputs = 3
     rate_at = 4
     step_at = 5
+    signs = (True, False, False)
     flops_per_element = 14
 
     @property
@@ -198,6 +204,29 @@ class AdamUpdate(Update):
         for decoupled in (False, True):
             op = cls(weight_decay=0.1, decoupled=decoupled)
             yield draw.case(op, draw("f16[5]"), draw("f16[5]"), draw("f32[5]"), draw("f32[5]", 0, 1), lr, step)
+            yield from stored_samples(op, draw, 2, decoupled)
+        yield from cls._eight_bit_samples(draw)
+
+    @classmethod
+    def _eight_bit_samples(cls, draw):
+        """With moments of 8 bits: several types, more than a part, AMSGrad, a step that is skipped."""
+        cases = [("f32", f"{PART + 300}", False, None), ("f32", "20,30", True, 0.5), ("f32", "300", False, 0.0)]
+        cases += [("bf16", "20,30", False, None), ("f16", "300", False, None), ("bf16", "0", False, None)]
+        for dtype, shape, stochastic, unscale in [*cases, ("bf16", "257", True, None), ("bf16", "520", True, 0.0)]:
+            op = cls(weight_decay=0.1, eight_bits=True, stochastic=stochastic and dtype == "bf16", seed=7)
+            w, g = draw(f"{dtype}[{shape}]"), draw(f"{dtype}[{shape}]")
+            given = [w, g, *(_eight_bits(draw, w.size) for _ in range(2)), np.array(0.1, np.float32), np.array(3)]
+            given += [_eight_bits(draw, w.size)] if stochastic else [None]
+            more = [] if unscale is None else [np.array(unscale, np.float32)]
+            yield draw.case(op, *given, *more, export=False)
+
+
+def _eight_bits(draw: Draw, size: int) -> np.ndarray:
+    """State of 8 bits with any codes, and magnitudes in [0.5, 1)."""
+    rows = np.empty((blocks(size), ROW), np.uint8)
+    rows[...] = np.arange(rows.size).reshape(rows.shape) * 37 % 256
+    rows[:, -4:] = draw(f"f32[{len(rows)},1]", 0.5, 1.0).view(np.uint8)
+    return rows
 
 
 @dataclass(frozen=True)

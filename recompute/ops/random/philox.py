@@ -93,6 +93,13 @@ def byte_stream(seed: int, step: Array, first: int) -> Callable[[Any], None]:
     return fill
 
 
+def words_from(seed: int, step: Array, first: int, count: int) -> Array:
+    """`count` words of the stream (seed, step), from word number `first` on: uint64 [count]."""
+    key = np.array([seed, int(step) & _WORD], np.uint64)
+    generator = np.random.Philox(key=key, counter=first // 4)
+    return generator.random_raw(first % 4 + count)[first % 4 :]
+
+
 def _wide_product(a: Array, b: int) -> tuple[Array, Array]:
     """The upper and lower 64 bits of a · b."""
     half, low = np.uint64(32), np.uint64(_LOW)
