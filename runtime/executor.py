@@ -15,8 +15,9 @@ import numpy as np
 from ..boundary import as_function, as_names, as_program
 from ..communication.mesh import Mesh, as_mesh
 from ..errors import JobError, NotFiniteError, UsageError, nearest
+from ..language.arrays import Arrays
 from ..language.ir import Block, Value
-from ..language.program import Arrays, Compiled, Program, Variable
+from ..language.program import Compiled, Program, Variable
 from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place, as_place

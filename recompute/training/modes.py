@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,11 +32,13 @@ from .programs import must_be_untrained
 from .quantisation import must_have_ranges, running_ends
 from .shardings import axes_of
 
-__all__ = ["at_other_batches", "evaluate", "for_test", "freeze", "share_arrays", "values_to_compare"]
+__all__ = [
+    "at_other_batches", "evaluate", "for_test", "forward_at", "freeze", "share_arrays", "sizes_of", "values_to_compare",
+]  # fmt: skip
 
 
 def at_other_batches(function: Callable[..., Variable]) -> Callable[..., Variable]:
-    """Makes a function that appends operators (a loss) do it again where its program is made at another batch.
+    """Makes a function that appends operators (a loss) do it again where its program is made at other sizes.
 
     The function's first argument is a Variable or a Program; Variables among the others are found by their names.
     """
@@ -79,15 +82,20 @@ def _of(program: Program, x: Any) -> Any:
 # -- evaluation -------------------------------------------------------------------------------------------------------
 
 
-def for_test(program: Program, batch: int | None = None, outputs: Sequence[str | Variable] | None = None) -> Program:
+def for_test(
+    program: Program,
+    batch: int | None = None,
+    outputs: Sequence[str | Variable] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Program:
     """`Program.for_test`."""
     names = () if outputs is None else tuple(_name(program, o) for o in as_names(outputs, "outputs"))
-    if batch is None or batch == program.forward_block.batch:
+    if batch in (None, program.forward_block.batch) and dict(dims or {}).items() <= sizes_of(program).items():
         made = Program(program.forward_block, program.data, source=program.source)
         made.take_origin(program)
         made.forward = None
     else:
-        made = _at(program, batch)
+        made = forward_at(program, batch, dims or {})
         names = tuple(_name(made, n) for n in names)
     made.divided = program.divided
     apply_passes(made, evaluation_passes(program, names))
@@ -116,35 +124,67 @@ def evaluation_passes(program: Program, outputs: Sequence[str] = ()) -> list[Pas
     return passes
 
 
-def _at(program: Program, batch: int) -> Program:
-    if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)) or batch < 1:
+def forward_at(program: Program, batch: int | None, dims: Mapping[str, int]) -> Program:
+    """The forward pass of a program at another batch (None: the same) and sizes of dimensions, with its own arrays.
+
+    UsageError where it cannot be made.
+    """
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, (int, np.integer)) or batch < 1):
         raise UsageError(f"batch must be a whole number of at least 1, not {batch!r}")
     if program.again is None:
         raise UsageError(
             f"program '{program.block.name}' is fixed at batch {program.block.batch}: it was not loaded from a model, "
-            "or operators were appended to it by hand. Load the model again at the other batch, or evaluate batches of "
-            f"{program.block.batch}"
+            "or operators were appended to it by hand. Load the model again at the other batch or dimensions, or "
+            f"evaluate batches of {program.block.batch}"
         )
-    return program.again(int(batch))
+    there = sizes_of(program)
+    return program.again(None if batch is None else int(batch), {**there, **program.again.checked(dims)})
+
+
+def sizes_of(program: Program, arrays: Mapping[str, Any] | None = None) -> dict[str, int]:
+    """The sizes of a program's open dimensions besides the batch, by name; `arrays`: as they are in a feed."""
+    if program.again is None:
+        return {}
+    shapes = {v.name: v.shape for v in program.forward_block.inputs}
+    found: dict[str, int] = {}
+    for name, places in program.again.dims.items():
+        for where, axis in places:
+            shape = np.shape(arrays[where]) if arrays is not None and where in arrays else shapes.get(where, ())
+            if name not in found and len(shape) == len(shapes.get(where, ())) and axis < len(shape):
+                found[name] = int(shape[axis])
+    return found
 
 
 def share_arrays(made: Program, program: Program) -> None:
-    """Gives a program of another batch the arrays of the training program, by name.
+    """Gives a program of another batch or other dimensions the arrays of the training program, by name.
 
-    Tables that the importer computed for the batch have other shapes: they get names of their own.
+    Tables that the importer computed for these sizes have other shapes or contents: they get names of their own.
     """
-    batch = made.block.batch
+    loaded = {t.name for t in program.source.graph.initializer} if program.source is not None else None
+    changing = {v.name for b in (program.block, made.block) for op in b.operators if op.op.updates for v in op.writes()}
     names: dict[str, str] = {}
     for v in (*made.block.parameters, *made.block.buffers, *made.block.state):
         own = made.data[v.name]
         there = dict.get(program.data, v.name)
-        if there is None or (tuple(there.shape), there.dtype) != (v.shape, v.type.numpy):
-            names[v.name] = f"{v.name}@batch{batch}"
+        table = loaded is not None and v in made.block.buffers and v.name not in loaded and v.name not in changing
+        if there is None or (there.shape, there.dtype) != (v.shape, v.type.numpy) or (table and _differ(there, own)):
+            names[v.name] = _free_name(program, f"{v.name}@batch{made.block.batch}", own)
             program.data.setdefault(names[v.name], own)
     if names:
         made.block = _renamed(made.block, names)
         made.aliases.update({old: new for old, new in names.items() if old not in made.aliases})
     made.data = program.data
+
+
+def _differ(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether arrays have other shapes, types or bits."""
+    return (a.shape, a.dtype) != (b.shape, b.dtype) or a.tobytes() != b.tobytes()
+
+
+def _free_name(program: Program, wish: str, own: np.ndarray) -> str:
+    """`wish`, or `wish_1`, `wish_2`, ... if the program has another array of that name."""
+    wishes = itertools.chain([wish], (f"{wish}_{i}" for i in itertools.count(1)))
+    return next(n for n in wishes if (there := dict.get(program.data, n)) is None or not _differ(there, own))
 
 
 def _renamed(block: Block, names: Mapping[str, str]) -> Block:
@@ -186,6 +226,7 @@ def evaluate(
         frozenset(feed),
         _fed_batch(program, feed),
         str(place),
+        tuple(sizes_of(program, feed).items()),
     )
     found = program.evaluations.get(key)
     if found is None or found[0] is not source:
@@ -195,7 +236,7 @@ def evaluate(
         if unknown:
             raise UsageError(f"the program has no input '{unknown[0]}'{nearest(unknown[0], known)}")
         must_have_ranges(program)
-        found = program.evaluations[key] = source, for_test(program, key[2], names), names, Executor(place)
+        found = program.evaluations[key] = source, for_test(program, key[2], names, dict(key[4])), names, Executor(place)
     _, made, names, executor = found
     inputs = {v.name for v in made.block.inputs}
     return executor.run(made, {n: a for n, a in feed.items() if n in inputs}, list(names))
@@ -220,7 +261,7 @@ def _fed_batch(program: Program, feed: Mapping[str, Any]) -> int | None:
     """The batch of what is fed; None for the program's own."""
     for v in program.forward_block.inputs:
         shape = np.shape(feed[v.name]) if v.name in feed else v.shape
-        if v.shape and shape and shape[0] != v.shape[0] == program.forward_block.batch and shape[1:] == v.shape[1:]:
+        if len(shape) == len(v.shape) > 0 and shape[0] != v.shape[0] == program.forward_block.batch:
             return int(shape[0])
     return None
 
