@@ -166,7 +166,7 @@ def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto
 
 
 def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -> Again:
-    """What loads a program's model at another batch or other sizes, by the same options, which the program remembers."""
+    """What loads a program's model at another batch or other sizes, by the options that the program remembers."""
     program.loaded = options
     shapes = {v.name: v.shape for v in program.block.inputs}
 

@@ -91,18 +91,18 @@ class Again:
 
     def __call__(self, batch: int | None = None, dims: Mapping[str, int] = MappingProxyType({})) -> Program:
         """The program at a batch (None: its own) and sizes of dimensions, with arrays of its own."""
-        program = self.load(batch, self.checked(dims))
+        self.check(dims)
+        program = self.load(batch, dims)
         for edit in self.edits:
             edit.make(program)
         return program
 
-    def checked(self, dims: Mapping[str, int]) -> Mapping[str, int]:
-        """The sizes.  UsageError for a name that is no open dimension."""
+    def check(self, dims: Iterable[str]) -> None:
+        """UsageError for a name that is no open dimension."""
         for name in dims:
             if name not in self.dims:
                 has = f"open are: {', '.join(self.dims)}" if self.dims else "none but the batch is open"
                 raise UsageError(f"the model has no open dimension '{name}'{nearest(name, self.dims)}; {has}")
-        return dims
 
 
 #: functions that return the module with `for_test`, `evaluate` and `freeze`, set by the package root
@@ -314,11 +314,12 @@ class Program:
         *,
         averaged: bool = False,
     ) -> list[np.ndarray]:
-        """Runs `for_test` on what is fed, at the batch and dimensions that are fed; returns the fetched values in order.
+        """Runs `for_test` on what is fed, at the batch and sizes that are fed; returns the fetched values in order.
 
         `fetch_list` (default: all outputs that the fed inputs suffice for); labels need not be fed for scores.
-        `place`: where it runs (None: the CPU).  Each batch and length is compiled once.  `averaged`: with the moving averages
-        of the weights (`rc.ExponentialMovingAverage`); for many batches, `with applied(program)` exchanges them once.
+        `place`: where it runs (None: the CPU).  Each batch and length is compiled once.  `averaged`: with the moving
+        averages of the weights (`rc.ExponentialMovingAverage`); for many batches, `with applied(program)` exchanges
+        them once.
         """
         return _modes().evaluate(self, feed, fetch_list, place, averaged=averaged)
 

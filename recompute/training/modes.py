@@ -138,7 +138,8 @@ def forward_at(program: Program, batch: int | None, dims: Mapping[str, int]) -> 
             f"evaluate batches of {program.block.batch}"
         )
     there = sizes_of(program)
-    return program.again(None if batch is None else int(batch), {**there, **program.again.checked(dims)})
+    program.again.check(dims)
+    return program.again(None if batch is None else int(batch), {**there, **dims})
 
 
 def sizes_of(program: Program, arrays: Mapping[str, Any] | None = None) -> dict[str, int]:
@@ -236,7 +237,12 @@ def evaluate(
         if unknown:
             raise UsageError(f"the program has no input '{unknown[0]}'{nearest(unknown[0], known)}")
         must_have_ranges(program)
-        found = program.evaluations[key] = source, for_test(program, key[2], names, dict(key[4])), names, Executor(place)
+        found = program.evaluations[key] = (
+            source,
+            for_test(program, key[2], names, dict(key[4])),
+            names,
+            Executor(place),
+        )
     _, made, names, executor = found
     inputs = {v.name for v in made.block.inputs}
     return executor.run(made, {n: a for n, a in feed.items() if n in inputs}, list(names))
