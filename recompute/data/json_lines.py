@@ -76,10 +76,10 @@ def _rows(values: list[Any], what: str) -> Rows:
     if kinds == {str}:
         return Rows.of(np.array(values, TEXT))
     if kinds == {bool} or (kinds <= {int, float} and kinds):
-        try:
-            return Rows.of(np.array(values))
-        except OverflowError:
-            raise UsageError(f"{what} has whole numbers of more than 64 bits") from None
+        found = np.array(values)
+        if found.dtype.kind == "O":
+            raise UsageError(f"{what} has whole numbers of more than 64 bits")
+        return Rows.of(found)
     if kinds <= {list, np.ndarray}:
         return rows_of_samples(values, what)
     named = ", ".join(sorted(k.__name__ for k in kinds))

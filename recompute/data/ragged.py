@@ -48,7 +48,7 @@ def rows_of_samples(samples: Iterable[Any], what: str) -> Rows:
     axes = {a.ndim for a in filled}
     if len(axes) > 1:
         other = next(i for i, a in enumerate(arrays) if a.size and a.ndim != filled[0].ndim)
-        raise UsageError(f"{what} has samples of {filled[0].ndim} and, in sample {other}, of other dimensions")
+        raise UsageError(f"{what} has samples of {filled[0].ndim} axes, and of {arrays[other].ndim} in sample {other}")
     dtype = np.result_type(*{a.dtype for a in filled})
     if dtype.newbyteorder("=") not in DTYPES.values():
         raise UsageError(f"{what} has elements of type {dtype}, which programs do not have: store numbers")

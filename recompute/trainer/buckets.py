@@ -14,6 +14,7 @@ from ..data.fitting import LABELS, Fitted, columns_of, fitted
 from ..data.padding import MaskOf, Padding, paddings
 from ..errors import RecomputeError, UsageError, expect
 from ..language.ir import Value
+from ..language.program import Program
 from .batches import Epoch, numbers
 from .feeding import Beside, Feeding
 from .order import Order, mixed
@@ -44,7 +45,7 @@ class Buckets:
                 "append losses by rc.losses, and give the trainer the optimizer"
             )
         again.check(self.sizes)
-        self._places = {name: again.dims[name] for name in self.sizes}
+        self.places = {name: again.dims[name] for name in self.sizes}
         self._inputs: dict[tuple[tuple[str, int], ...], tuple[Value, ...]] = {}
 
     def inputs(self, dims: Mapping[str, int]) -> tuple[Value, ...]:
@@ -75,40 +76,72 @@ class Buckets:
         own = {v.name for v in inputs}
         axes = {name: axes for name, axes in self.axes().items() if name in own}
         given = {name: how for name, how in self.padding.items() if name in axes or name not in self.axes()}
-        if _MASK in axes and _MASK not in given and _MASK not in found.columns and _MASKED in found.columns:
-            given[_MASK] = MaskOf(_MASKED)
+        names = masks(found, inputs, self.padding)
+        given |= {name: MaskOf(column) for name, column in names.items() if name not in given}
         limits = limits_of(block)
         imported = self._programs.program.imported
         model = own if imported is None else {v.name for v in imported.inputs}
         classes = {n for n, limit in limits.items() if limit.lowest == 0}
         usual = {n for n in own if n.rstrip("_0123456789").lower() in LABELS}
         labels = frozenset(own - model | own & classes | usual)
-        names = {name: how.column for name, how in given.items() if isinstance(how, MaskOf)}
         return paddings(inputs, axes, limits, labels, given), names
 
-    def assigned(self, found: Dataset, columns: Mapping[str, str]) -> dict[tuple[tuple[str, int], ...], np.ndarray]:
-        """The numbers of the samples of each bucket that has some, from the smallest bucket on.
 
-        `columns`: input → column.  UsageError for a sample that is larger than the largest bucket.
-        """
-        chosen = []
-        for name, sizes in self.sizes.items():
-            lengths = np.zeros(len(found), np.int64)
-            for where, axis in self._places[name]:
-                if where in columns:
-                    lengths = np.maximum(lengths, found.shapes(columns[where])[:, axis - 1])
-            if (lengths > sizes[-1]).any():
-                sample = int(np.argmax(lengths > sizes[-1]))
-                raise UsageError(
-                    f"sample {sample} of {found.name} (counted from 0) has {name} {lengths[sample]}, more than the "
-                    f"largest bucket, {sizes[-1]}: give a larger one, or cut such samples (rc.data.mapped)"
-                )
-            chosen.append(np.searchsorted(sizes, lengths))
-        places = np.ravel_multi_index(chosen, [len(s) for s in self.sizes.values()])
-        order = sorted(itertools.product(*self.sizes.values()), key=lambda s: (np.prod(s), s))
-        every = {s: i for i, s in enumerate(itertools.product(*self.sizes.values()))}
-        parts = {tuple(zip(self.sizes, s, strict=True)): np.flatnonzero(places == every[s]) for s in order}
-        return {dims: part for dims, part in parts.items() if len(part)}
+def assigned(
+    found: Dataset,
+    buckets: Mapping[str, Sequence[int]],
+    places: Mapping[str, Sequence[tuple[str, int]]],
+    columns: Mapping[str, str],
+) -> dict[tuple[tuple[str, int], ...], np.ndarray]:
+    """The numbers of the samples of each bucket that has some, from the smallest bucket on.
+
+    `buckets`: ascending sizes by dimension; `places`: where each dimension stands, as (input, axis); `columns`: input →
+    column.  UsageError for a sample that is larger than the largest bucket.
+    """
+    chosen = []
+    for name, sizes in buckets.items():
+        lengths = np.zeros(len(found), np.int64)
+        for where, axis in places[name]:
+            if where in columns:
+                lengths = np.maximum(lengths, found.shapes(columns[where])[:, axis - 1])
+        if (lengths > sizes[-1]).any():
+            sample = int(np.argmax(lengths > sizes[-1]))
+            raise UsageError(
+                f"sample {sample} of {found.name} (counted from 0) has {name} {lengths[sample]}, more than the "
+                f"largest bucket, {sizes[-1]}: give a larger one, or cut such samples (rc.data.mapped)"
+            )
+        chosen.append(np.searchsorted(sizes, lengths))
+    numbers = np.ravel_multi_index(chosen, [len(s) for s in buckets.values()])
+    every = list(itertools.product(*buckets.values()))
+    order = sorted(range(len(every)), key=lambda i: (np.prod(every[i]), every[i]))
+    parts = {tuple(zip(buckets, every[i], strict=True)): np.flatnonzero(numbers == i) for i in order}
+    return {dims: part for dims, part in parts.items() if len(part)}
+
+
+def steps_of_epoch(
+    program: Program, data: Dataset, buckets: Mapping[str, Sequence[int]], padding: Mapping[str, Any], batch: int
+) -> int:
+    """The steps of an epoch in batches of `batch`, smaller last ones of each bucket included."""
+    if not buckets or program.again is None:
+        return -(-len(data) // batch)
+    program.again.check(buckets)
+    columns = single_columns(data, program.block.inputs, padding)
+    sizes = {name: _sizes(name, s) for name, s in buckets.items()}
+    parts = assigned(data, sizes, program.again.dims, columns)
+    return sum(-(-len(part) // batch) for part in parts.values())
+
+
+def single_columns(found: Dataset, inputs: Sequence[Value], padding: Mapping[str, Any]) -> dict[str, str]:
+    """The column of each input that has one."""
+    columns = columns_of(found, inputs, masks(found, inputs, padding))
+    return {name: parts[0] for name, parts in columns.items() if len(parts) == 1}
+
+
+def masks(found: Dataset, inputs: Sequence[Value], padding: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of inputs that say where these have values: as asked, or an attention_mask that the data lack."""
+    names = {name: how.column for name, how in padding.items() if isinstance(how, MaskOf)}
+    missing = _MASK in (v.name for v in inputs) and _MASK not in found.columns and _MASK not in padding
+    return {**names, _MASK: _MASKED} if missing and _MASKED in found.columns else names
 
 
 def _sizes(name: str, given: Any) -> tuple[int, ...]:
@@ -168,8 +201,8 @@ class BucketFeeding(Feeding):
         self.batch, self.rest, self.streams = 1, True, False
         names = [v.name for v in inputs]
         padded, columns = buckets.paddings(inputs, found)
-        single = {n: cs[0] for n, cs in columns_of(found, inputs, columns).items() if len(cs) == 1}
-        self.parts = buckets.assigned(found, single)
+        single = single_columns(found, inputs, buckets.padding)
+        self.parts = assigned(found, buckets.sizes, buckets.places, single)
         limits = limits_of(buckets._programs.program.forward_block)
         self._source: Any = []
         for dims, part in self.parts.items():
