@@ -105,12 +105,12 @@ class Again:
                 raise UsageError(f"the model has no open dimension '{name}'{nearest(name, self.dims)}; {has}")
 
 
-#: functions that return the module with `for_test`, `evaluate` and `freeze`, set by the package root
+#: functions that return the module with `for_test`, `evaluate`, `freeze` and so on, set by the package root
 _MODES: list[Callable[[], Any]] = []
 
 
 def modes_from(source: Callable[[], Any]) -> None:
-    """Sets the function that returns the implementation of `for_test`, `evaluate` and `freeze`."""
+    """Sets the function that returns the implementation of `for_test`, `evaluate`, `freeze` and so on."""
     _MODES.append(source)
 
 
@@ -126,6 +126,10 @@ class Program:
 
     #: the forward pass, from before the backward pass was added (None: nothing was added yet)
     forward: Block | None = None
+    #: how it became a training step (`recompute.training.resized.StepAgain`)
+    step_again: Any = None
+    #: arrays that only this program has of those that it shares with one of other sizes
+    tables: tuple[str, ...] = ()
     #: the loss that is trained
     loss = ""
     #: whether `minimize` makes attention one operator (see `rc.fuse_attention`)
@@ -189,7 +193,7 @@ class Program:
         #: makes the same forward pass at another batch, by its edits (None: operators were appended by hand)
         self.again: Again | None = None
         #: what `evaluate` has compiled
-        self.evaluations: dict[Any, Any] = {}
+        self.evaluations: Any = None
         #: held by the thread that runs a step of this program, or binds it
         self.lock = threading.Lock()
         self._names: tuple[Block, dict[str, Value]] | None = None
@@ -277,7 +281,7 @@ class Program:
         other.plan, other.planned, other.compiled = self.plan, self.planned, self.compiled
         other.sharded, other.divided, other.division = self.sharded, self.divided, self.division
         other.first_stages, other.pipe = self.first_stages, self.pipe
-        other.slices, other.fetched = self.slices, self.fetched
+        other.slices, other.fetched, other.step_again = self.slices, self.fetched, self.step_again
         other.take_origin(self)
         return other
 
@@ -322,6 +326,17 @@ class Program:
         them once.
         """
         return _modes().evaluate(self, feed, fetch_list, place, averaged=averaged)
+
+    def at_fed(self, feed: Mapping[str, Any]) -> Any:
+        """The sizes (batch, dimensions) that are fed, where they are others than this program's; else None."""
+        return _modes().for_feed(self, feed)
+
+    def at(self, batch: int | None = None, dims: Mapping[str, int] = MappingProxyType({})) -> Program:
+        """The same program at another batch and other sizes of its model's open dimensions, with the same arrays.
+
+        A training step trains the same weights with the same state.  UsageError where it cannot be made.
+        """
+        return _modes().at_sizes(self, batch, dims)
 
     def digests(self, mesh: Any = None, rank: int = 0) -> dict[str, str]:
         """Digests of parameters, buffers and state, by name and part, as ranks compare them.  Linear in their bytes.

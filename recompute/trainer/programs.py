@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,10 +15,11 @@ from ..ops.communication.base import Communication
 from ..passes import memory_report
 from ..places import CPUPlace, Place
 from ..runtime import Executor
-from ..training.modes import for_test, share_arrays, sizes_of
+from ..training.modes import for_test, sizes_of
 from ..training.origin import CHANGING, options_of
-from ..training.protocol import AnyOptimizer, Described, spec_of
-from ..training.spec import Spec
+from ..training.protocol import AnyOptimizer, spec_of
+from ..training.resized import step_like, unused
+from ..training.spec import Spec, StepAgain
 from .ranks import ONE, Ranks
 
 
@@ -71,7 +71,7 @@ class Programs:
         self.executor.compares = False  # the trainer does, before it does anything else with other ranks
         #: makes the forward pass at other sizes; None where it cannot be
         self.again = program.again if optimizer is not None else None
-        self._spec = None if optimizer is None else _unused(spec_of(optimizer))
+        self._spec = None if optimizer is None else unused(spec_of(optimizer))
         #: the options that change results (`recompute.training.origin.options_of`)
         self.options = {"optimizer": ""} if self._spec is None else options_of(self._spec, CHANGING)
         self._most = program.block.batch or 1  # samples of a micro-batch, with gradient merge
@@ -80,6 +80,9 @@ class Programs:
         elif not any(o.role is Role.OPTIMIZE for o in program.operators):
             raise UsageError("the program has no updates: give an optimizer, or call its minimize(loss) before")
         self.program = program
+        self._how = None
+        if self._spec is not None:
+            self._how = StepAgain(self._spec, self.again, loss, (), (), self._most, program.logical)
         self.own = self.at(self.batch)
         self._training: dict[At, Program] = {self.own: program}
         self._evaluation: dict[At, Program] = {}
@@ -175,14 +178,9 @@ class Programs:
             return self._trained(plain, at)
 
     def _trained(self, spec: Spec, at: At) -> Program:
-        """A training step at other sizes, whose optimizer is a copy: the user's own has the state of this program."""
-        made = self.forward(at)
-        Described(_unused(spec)).minimize(made[self.loss])
-        if dict(_shapes(made)) != dict(_shapes(self.program)):
-            whose = "ranks would have other parts of parameters" if self.ranks.size > 1 else "parameters are others"
-            raise UsageError(f"at {_shown(at)} {whose} than at {_shown(self.own)}")
-        share_arrays(made, self.program)
-        return made
+        """A training step at other sizes.  UsageError where its parameters have other parts on this rank."""
+        assert self._how is not None
+        return step_like(self.program, self.forward(at), spec, self._how)
 
     def _arena(self, program: Program, *, training: bool) -> int:
         """Bytes of a program's intermediate values."""
@@ -240,14 +238,5 @@ class Programs:
         return sum(arenas.values()) + sum(arrays.values())
 
 
-def _shapes(program: Program) -> Iterator[tuple[str, tuple[int, ...]]]:
-    return ((v.name, v.shape) for v in program.block.parameters)
-
-
 def _shown(at: At) -> str:
     return ", ".join([f"a batch of {at.batch}", *(f"{name} {size}" for name, size in at.dims)])
-
-
-def _unused(spec: Spec) -> Spec:
-    """The spec with a copy of its rule of updates, which has the state of one program."""
-    return spec.with_(rule=copy.copy(spec.rule))

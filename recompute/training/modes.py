@@ -19,6 +19,7 @@ from ..errors import JobError, ModelWarning, UsageError, nearest
 from ..language.ir import Block, Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.verify import verify
+from ..passes import memory_report
 from ..passes.base import Pass, apply_passes
 from ..passes.cleanup.for_test import ForTest, in_inference
 from ..passes.pipelines.forward import OwnForward
@@ -26,6 +27,7 @@ from ..passes.sharding.divide_axis import DivideForward
 from ..passes.sharding.zero import GatherParameters
 from ..places import as_place
 from ..support.patterns import Patterns
+from ..support.recent import OPERATOR_BYTES, Recent
 from .averages import applied
 from .origin import values_to_compare
 from .programs import must_be_untrained
@@ -33,8 +35,13 @@ from .quantisation import must_have_ranges, running_ends
 from .shardings import axes_of
 
 __all__ = [
-    "at_other_batches", "evaluate", "for_test", "forward_at", "freeze", "share_arrays", "sizes_of", "values_to_compare",
+    "at_other_batches", "evaluate", "fed_batch", "for_test", "forward_at", "freeze", "share_arrays", "sizes_of",
+    "values_to_compare",
 ]  # fmt: skip
+
+
+#: how much the evaluations of a program (`evaluate`) may take; those that were used longest ago are forgotten
+EVALUATIONS_BYTES = 1 << 30
 
 
 def at_other_batches(function: Callable[..., Variable]) -> Callable[..., Variable]:
@@ -164,6 +171,7 @@ def share_arrays(made: Program, program: Program) -> None:
     loaded = {t.name for t in program.source.graph.initializer} if program.source is not None else None
     changing = {v.name for b in (program.block, made.block) for op in b.operators if op.op.updates for v in op.writes()}
     names: dict[str, str] = {}
+    before = set(dict.keys(program.data))
     for v in (*made.block.parameters, *made.block.buffers, *made.block.state):
         own = made.data[v.name]
         there = dict.get(program.data, v.name)
@@ -174,6 +182,7 @@ def share_arrays(made: Program, program: Program) -> None:
     if names:
         made.block = _renamed(made.block, names)
         made.aliases.update({old: new for old, new in names.items() if old not in made.aliases})
+    made.tables = tuple(n for n in names.values() if n not in before)
     made.data = program.data
 
 
@@ -225,27 +234,41 @@ def evaluate(
     key = (
         None if wanted is None else tuple(map(_text, wanted)),
         frozenset(feed),
-        _fed_batch(program, feed),
+        fed_batch(program, feed),
         str(place),
         tuple(sizes_of(program, feed).items()),
     )
+    if program.evaluations is None:
+        program.evaluations = Recent(EVALUATIONS_BYTES, lambda kept: kept.nbytes)
     found = program.evaluations.get(key)
-    if found is None or found[0] is not source:
+    if found is None or found.source is not source:
         names = _default_fetches(program, feed) if wanted is None else tuple(_name(program, f) for f in wanted)
         known = {v.name for v in source.inputs}
         unknown = [n for n in feed if n not in known]
         if unknown:
             raise UsageError(f"the program has no input '{unknown[0]}'{nearest(unknown[0], known)}")
         must_have_ranges(program)
-        found = program.evaluations[key] = (
-            source,
-            for_test(program, key[2], names, dict(key[4])),
-            names,
-            Executor(place),
-        )
-    _, made, names, executor = found
+        found = _Evaluation(source, for_test(program, key[2], names, dict(key[4])), names, Executor(place))
+        program.evaluations.put(key, found)
+    made, names, executor = found.made, found.names, found.executor
     inputs = {v.name for v in made.block.inputs}
     return executor.run(made, {n: a for n, a in feed.items() if n in inputs}, list(names))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Evaluation:
+    """The evaluation of `source`, a forward pass, at some sizes, and what runs it."""
+
+    source: Block
+    made: Program
+    names: tuple[str, ...]
+    executor: Any
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes besides the weights."""
+        arena = memory_report(self.executor.planned(self.made, self.names)).arena
+        return arena + OPERATOR_BYTES * len(self.made.block.operators)
 
 
 def _default_fetches(program: Program, feed: Mapping[str, Any]) -> tuple[str, ...]:
@@ -263,7 +286,7 @@ def _default_fetches(program: Program, feed: Mapping[str, Any]) -> tuple[str, ..
     return found
 
 
-def _fed_batch(program: Program, feed: Mapping[str, Any]) -> int | None:
+def fed_batch(program: Program, feed: Mapping[str, Any]) -> int | None:
     """The batch of what is fed; None for the program's own."""
     for v in program.forward_block.inputs:
         shape = np.shape(feed[v.name]) if v.name in feed else v.shape
