@@ -66,7 +66,7 @@ def test_a_forward_pass_and_an_evaluation_at_other_sizes() -> None:
     whole = rc.load(text_model(), batch=4, dims={"sequence": 8})
     ids = {"input_ids": feed(4, 8)["input_ids"]}
     (expected,) = rc.Executor().run(whole, ids, ["logits"])
-    assert (program.evaluate(ids, ["logits"])[0] == whole.evaluate(ids, ["logits"])[0]).all()
+    np.testing.assert_allclose(program.evaluate(ids, ["logits"])[0], expected, rtol=1e-5, atol=1e-6)
     plain = rc.load(text_model(), batch=4, dims={"sequence": 16})
     assert (executor.run(plain, ids, ["logits"])[0] == expected).all()
     assert program.for_test(dims={"sequence": 8}).block.inputs[0].shape == (4, 8)

@@ -20,7 +20,7 @@ class _Net:
         self._draw = np.random.default_rng(0)
 
     def weight(self, name: str, *shape: int) -> str:
-        array = self._draw.standard_normal(shape) * 0.2 if len(shape) > 1 else np.ones(shape)
+        array = self._draw.standard_normal(shape) / shape[0] ** 0.5 if len(shape) > 1 else np.ones(shape)
         return self.constant(name, array.astype(np.float32))
 
     def constant(self, name: str, array: Any) -> str:
