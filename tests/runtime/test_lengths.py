@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from text_cases import text_model
 
 import recompute as rc
 from recompute.support.recent import Recent
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
-from text_cases import text_model
 
 
 def step(length: int = 16, batch: int = 4, optimizer: Any = None) -> rc.Program:
