@@ -35,7 +35,7 @@ class Buckets:
         expect("buckets", given, Mapping, "sizes by dimension, such as {'sequence': (64, 128)}")
         self.padding = dict(expect("padding", padding or {}, Mapping, "paddings by input"))
         self.sizes = {name: _sizes(name, sizes) for name, sizes in given.items()}
-        self._programs = programs
+        self.programs = programs
         if programs.ranks.mesh is not None:
             raise UsageError("buckets are not combined with a mesh yet: leave one of them out")
         again = programs.again
@@ -50,15 +50,15 @@ class Buckets:
 
     def inputs(self, dims: Mapping[str, int]) -> tuple[Value, ...]:
         """The inputs of the forward pass at some sizes."""
-        at = self._programs.at(self._programs.batch, dims)
+        at = self.programs.at(self.programs.batch, dims)
         if at.dims not in self._inputs:
-            made = self._programs.program if at == self._programs.own else self._programs.forward(at)
+            made = self.programs.program if at == self.programs.own else self.programs.forward(at)
             self._inputs[at.dims] = made.forward_block.inputs
         return self._inputs[at.dims]
 
     def axes(self) -> dict[str, frozenset[int]]:
         """Input → the axes of a sample that buckets change: those that other sizes make other."""
-        own = dict(self._programs.own.dims)
+        own = dict(self.programs.own.dims)
         found: dict[str, set[int]] = {}
         for name, sizes in self.sizes.items():
             other = next((s for s in sizes if s != own[name]), 2 * own[name])
@@ -70,21 +70,25 @@ class Buckets:
                 found.setdefault(v.name, set()).update(i - 1 for i in range(v.ndim) if v.shape[i] != w.shape[i])
         return {name: frozenset(axes) for name, axes in found.items() if axes}
 
+    def labels(self, inputs: Sequence[Value]) -> frozenset[str]:
+        """The inputs that a loss compares with: by their limits and usual names, and those that the model lacks."""
+        program = self.programs.program
+        own = {v.name for v in inputs}
+        model = own if program.imported is None else {v.name for v in program.imported.inputs}
+        classes = {n for n, limit in limits_of(program.forward_block).items() if limit.lowest == 0}
+        usual = {n for n in own if n.rstrip("_0123456789").lower() in LABELS}
+        return frozenset(own - model | own & classes | usual)
+
     def paddings(self, inputs: Sequence[Value], found: Dataset) -> tuple[dict[str, Padding], dict[str, str]]:
         """How inputs are padded, and the columns of those that are masks of others."""
-        block = self._programs.program.forward_block
+        block = self.programs.program.forward_block
         own = {v.name for v in inputs}
         axes = {name: axes for name, axes in self.axes().items() if name in own}
         given = {name: how for name, how in self.padding.items() if name in axes or name not in self.axes()}
         names = masks(found, inputs, self.padding)
         given |= {name: MaskOf(column) for name, column in names.items() if name not in given}
         limits = limits_of(block)
-        imported = self._programs.program.imported
-        model = own if imported is None else {v.name for v in imported.inputs}
-        classes = {n for n, limit in limits.items() if limit.lowest == 0}
-        usual = {n for n in own if n.rstrip("_0123456789").lower() in LABELS}
-        labels = frozenset(own - model | own & classes | usual)
-        return paddings(inputs, axes, limits, labels, given), names
+        return paddings(inputs, axes, limits, self.labels(inputs), given), names
 
 
 def assigned(
@@ -197,13 +201,14 @@ class BucketFeeding(Feeding):
                 f"buckets need samples that can be taken in any order, and {found.name} gives batches in its own: give "
                 "the dataset"
             )
-        self._found, self.buckets, self._shuffle, self._seed, self.name = found, buckets, shuffle, seed, found.name
+        self.found, self.buckets, self._shuffle, self._seed, self.name = found, buckets, shuffle, seed, found.name
         self.batch, self.rest, self.streams = 1, True, False
         names = [v.name for v in inputs]
+        self.labels = buckets.labels(inputs)
         padded, columns = buckets.paddings(inputs, found)
         single = single_columns(found, inputs, buckets.padding)
         self.parts = assigned(found, buckets.sizes, buckets.places, single)
-        limits = limits_of(buckets._programs.program.forward_block)
+        limits = limits_of(buckets.programs.program.forward_block)
         self._source: Any = []
         for dims, part in self.parts.items():
             own = [v for v in buckets.inputs(dict(dims)) if v.name in names]
@@ -216,14 +221,19 @@ class BucketFeeding(Feeding):
             more = [name for name in also if name not in made.columns]
             self._source.append(Beside(made, found, more) if more else made)
 
+    def by_bucket(self) -> Iterator[tuple[Any, np.ndarray, Dataset]]:
+        """The sizes, the samples by number, and the padded dataset of each bucket."""
+        for (dims, part), source in zip(self.parts.items(), self._source, strict=True):
+            yield dims, part, source
+
     @property
     def samples(self) -> int:
         """The number of samples."""
-        return len(self._found)
+        return len(self.found)
 
     def facts(self) -> dict[str, Any]:
         """See `Feeding.facts`."""
-        columns = {n: f"{t}{list(s)}" for n, (t, s) in sorted(self._found.columns.items())}
+        columns = {n: f"{t}{list(s)}" for n, (t, s) in sorted(self.found.columns.items())}
         facts = {"samples": self.samples, "columns": columns, "contents": self._contents(), "shuffle": self._shuffle}
         padding = {name: repr(how) for name, how in sorted(self.buckets.padding.items())}
         return {**facts, "buckets": {n: list(s) for n, s in self.buckets.sizes.items()}, "padding": padding}

@@ -34,6 +34,7 @@ from .folder import occupied_by
 from .history import History
 from .interrupts import SIGNALLED, Interrupts
 from .log import Log
+from .padding_seen import padding_notes
 from .programs import At, Peak, Programs
 from .progress import Progress, begin_lines, epoch_line, shown
 from .ranks import Ranks, ranks_of, rows_of, shared
@@ -236,6 +237,7 @@ class Trainer:
             sizes = [self.programs.at(*size) for size in run.eval_data.sizes(run.eval_data.batch)]
             evaluation = [at for at in sizes if not self._why_no_evaluation(run, at)]
         peak = self.programs.plan(training, evaluation)
+        run.history.notes += padding_notes(self.programs, run.data)
         if self.ranks.mesh is not None:  # so that memory that grows while steps run is none of theirs
             self.programs.bind(training, evaluation)
         run.peaks = self.ranks.collect("the predicted memory of all ranks", peak.total)

@@ -254,3 +254,15 @@ def test_micro_batches_and_budgets_with_buckets():
     trainer(batch=4, optimizer=rc.SGD(0.05), callbacks=[unmerged]).fit(data)
     assert len(same.losses) == len(unmerged.losses)
     assert same.losses[0] == pytest.approx(unmerged.losses[0], rel=0.1)  # means of two means: other weights of words
+
+
+def test_padding_that_has_a_part_in_the_loss_is_said():
+    masked, causal = trainer("bert"), trainer("gpt2")
+    assert masked.fit(texts(9)).notes == causal.fit(texts(9)).notes == []
+    left = {"input_ids": rc.data.Pad(0, "left"), "label": rc.data.Pad(-100, "left")}
+    (note,) = trainer("gpt2", padding=left).fit(texts(9)).notes
+    assert note.startswith("padding has a part in the loss: that of sample")
+    ones = {**texts(9), "attention_mask": [[1] * len(row) for row in texts(9)["input_ids"]]}
+    (note,) = trainer("bert", padding={"attention_mask": 1}).fit(ones).notes
+    assert "other values in the padding of input_ids" in note
+    assert trainer("bert").fit(ones).notes == []
