@@ -3,7 +3,7 @@
 python benchmarks/lengths.py losses     # of each step, beside the same samples padded to the largest bucket
 python benchmarks/lengths.py memory     # resident memory of 20 lengths, one after the other, and what each costs
 python benchmarks/lengths.py steps      # resident memory over many steps (--steps 20000)
-python benchmarks/lengths.py speed      # samples a second: buckets, padded to the longest
+python benchmarks/lengths.py speed      # samples a second: buckets, padded to the longest, PyTorch eager
 """
 
 from __future__ import annotations
@@ -122,11 +122,66 @@ def steps(kind: str, options: dict[str, Any], count: int) -> None:
 
 
 def speed(kind: str, options: dict[str, Any]) -> None:
-    """Samples a second of an epoch, behind one that compiles."""
+    """Samples a second of processor time, in buckets, padded to the longest, and by PyTorch in the same buckets."""
     data = texts(256, shortest=16, longest=512, vocab=options["vocab"])
     for name, buckets in (("buckets", BUCKETS), ("padded to 512", (512,))):
-        history = trainer(kind, batch=8, length=512, buckets=buckets, model=options).fit(data, epochs=3)
-        print(f"{kind}, {name}: {history.epochs[-1]['samples_per_second']:.1f} samples a second")
+        t = trainer(kind, batch=8, length=512, buckets=buckets, model=options, optimizer=rc.Adam(1e-3))
+        t.fit(data)
+        feeding = BucketFeeding(data, t.buckets, t.programs.inputs(training=True), 3, True)
+        start = time.process_time()
+        for feed, count in feeding.read(feeding.cut(8, rest=True), 2, 0):
+            program = t.programs.training(t.programs.fed(count, feed))
+            t.executor.run(program, feed, ["loss"])
+        print(f"{kind}, {name}: {len(feeding.found) / (time.process_time() - start):.2f} samples a processor second")
+    try:
+        import torch
+    except ImportError:
+        print("PyTorch is not installed")
+        return
+    model = Torch(kind, options)
+    optimizer = torch.optim.Adam(model.weights.values(), 1e-3)
+    t = trainer(kind, batch=8, length=512, buckets=BUCKETS, model=options, optimizer=rc.Adam(1e-3))
+    feeding = BucketFeeding(data, t.buckets, t.programs.inputs(training=True), 3, True)
+    for epoch in (1, 2):
+        start = time.process_time()
+        for feed, _ in feeding.read(feeding.cut(8, rest=True), epoch, 0):
+            optimizer.zero_grad()
+            loss = model.loss(feed)
+            loss.backward()
+            optimizer.step()
+    seconds = time.process_time() - start
+    print(f"{kind}, PyTorch {torch.__version__} eager: {len(feeding.found) / seconds:.2f} samples a processor second")
+
+
+class Torch:
+    """The transformer of `text_model` in PyTorch, with the same weights."""
+
+    def __init__(self, kind: str, options: dict[str, Any]) -> None:
+        import onnx
+        import torch
+
+        found = {t.name: onnx.numpy_helper.to_array(t) for t in text_model(kind, **options).graph.initializer}
+        self.kind, self.heads, self.layers = kind, options["heads"], options["layers"]
+        floats = {n: a for n, a in found.items() if a.dtype == np.float32 and a.ndim}
+        self.weights = {n: torch.nn.Parameter(torch.tensor(a)) for n, a in floats.items()}
+
+    def loss(self, feed: dict[str, np.ndarray]) -> Any:
+        """The mean cross-entropy of the labels that are not -100."""
+        import torch
+        from torch.nn import functional as f
+
+        w, ids = self.weights, torch.from_numpy(feed["input_ids"])
+        count, length = ids.shape
+        x = w["wte"][ids] + w["wpe"][:length]
+        mask = None if self.kind == "gpt2" else torch.from_numpy(feed["attention_mask"])[:, None, None, :].bool()
+        for i in range(self.layers):
+            parts = (x @ w[f"{i}.{p}"] for p in "qkv")
+            q, k, v = (p.view(count, length, self.heads, -1).transpose(1, 2) for p in parts)
+            y = f.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=1.0)
+            x = x + y.transpose(1, 2).reshape(x.shape) @ w[f"{i}.o"]
+            y = f.layer_norm(x, x.shape[-1:], w[f"{i}.norm"])
+            x = x + f.gelu(y @ w[f"{i}.up"]) @ w[f"{i}.down"]
+        return f.cross_entropy((x @ w["head"]).flatten(0, 1), torch.from_numpy(feed["label"]).flatten())
 
 
 def main() -> None:

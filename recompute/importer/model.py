@@ -374,8 +374,8 @@ def at_sizes(
     if batch is not None:
         elsewhere = {place for places in others.values() for place in places}
         first = [p for p in open_dimensions(graph) if p[0] in shapes and p not in elsewhere]
-        if not first:
-            fixed = next((s[0] for s in shapes.values() if s), 1)
+        fixed = next((s[0] for s in shapes.values() if s), 1)
+        if not first and batch != fixed:
             raise UsageError(
                 f"the model fixes its batch at {fixed}, so that it cannot be made for {batch}: export it with a "
                 "dynamic first dimension"

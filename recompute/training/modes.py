@@ -146,7 +146,8 @@ def forward_at(program: Program, batch: int | None, dims: Mapping[str, int]) -> 
         )
     there = sizes_of(program)
     program.again.check(dims)
-    return program.again(None if batch is None else int(batch), {**there, **dims})
+    wanted = program.forward_block.batch if batch is None else int(batch)
+    return program.again(wanted, {**there, **dims})
 
 
 def sizes_of(program: Program, arrays: Mapping[str, Any] | None = None) -> dict[str, int]:
