@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..boundary import as_names
-from ..errors import JobError, ModelWarning, UsageError, nearest
+from ..errors import JobError, ModelWarning, UsageError, expect, nearest
 from ..language.ir import Block, Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.verify import verify
@@ -97,12 +97,13 @@ def for_test(
 ) -> Program:
     """`Program.for_test`."""
     names = () if outputs is None else tuple(_name(program, o) for o in as_names(outputs, "outputs"))
-    if batch in (None, program.forward_block.batch) and dict(dims or {}).items() <= sizes_of(program).items():
+    dims = checked_dims({} if dims is None else dims)
+    if batch in (None, program.forward_block.batch) and dims.items() <= sizes_of(program).items():
         made = Program(program.forward_block, program.data, source=program.source)
         made.take_origin(program)
         made.forward = None
     else:
-        made = forward_at(program, batch, dims or {})
+        made = forward_at(program, batch, dims)
         names = tuple(_name(made, n) for n in names)
     made.divided = program.divided
     apply_passes(made, evaluation_passes(program, names))
@@ -145,9 +146,17 @@ def forward_at(program: Program, batch: int | None, dims: Mapping[str, int]) -> 
             f"evaluate batches of {program.block.batch}"
         )
     there = sizes_of(program)
-    program.again.check(dims)
+    program.again.check(checked_dims(dims))
     wanted = program.forward_block.batch if batch is None else int(batch)
     return program.again(wanted, {**there, **dims})
+
+
+def checked_dims(dims: Mapping[str, int]) -> Mapping[str, int]:
+    """Sizes by dimension.  UsageError for what are none."""
+    for name, size in expect("dims", dims, Mapping, "sizes by dimension, such as {'sequence': 64}").items():
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise UsageError(f"dims: '{name}' must be a whole number of at least 1, not {size!r}")
+    return dims
 
 
 def sizes_of(program: Program, arrays: Mapping[str, Any] | None = None) -> dict[str, int]:

@@ -120,9 +120,9 @@ class SpecOptimizer(AnyOptimizer):
         """See `AnyOptimizer.minimize`; the program remembers how it was made, so that it can be at other sizes."""
         program = program_of(loss)
         forward, most = program.again, program.block.batch or 1
-        no_grad_set = None if no_grad_set is None else list(no_grad_set)
-        wanted = names_of(program, parameter_list or (), "parameter_list")
-        no_grad = names_of(program, no_grad_set or (), "no_grad_set")
+        no_grad_set = list(no_grad_set) if isinstance(no_grad_set, Iterator) else no_grad_set
+        wanted = names_of(program, () if parameter_list is None else parameter_list, "parameter_list")
+        no_grad = names_of(program, () if no_grad_set is None else no_grad_set, "no_grad_set")
         pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
         made = self.apply_optimize(loss, startup_program, pairs), pairs
         program.step_again = StepAgain(self.spec, forward, loss.name, wanted, no_grad, most, program.logical)

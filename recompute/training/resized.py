@@ -11,7 +11,17 @@ import numpy as np
 from ..errors import UsageError
 from ..language.ir import Role
 from ..language.program import Program
-from .modes import evaluate, fed_batch, for_test, forward_at, freeze, share_arrays, sizes_of, values_to_compare
+from .modes import (
+    checked_dims,
+    evaluate,
+    fed_batch,
+    for_test,
+    forward_at,
+    freeze,
+    share_arrays,
+    sizes_of,
+    values_to_compare,
+)
 from .protocol import Described
 from .spec import Spec, StepAgain
 
@@ -63,6 +73,7 @@ def at_sizes(program: Program, batch: int | None, dims: Mapping[str, int]) -> Pr
 
     UsageError where it cannot be made.
     """
+    checked_dims(dims)
     if not any(op.role is Role.OPTIMIZE for op in program.operators):
         made = forward_at(program, batch, dims)
         share_arrays(made, program)
