@@ -123,7 +123,7 @@ def steps(kind: str, options: dict[str, Any], count: int) -> None:
 
 def speed(kind: str, options: dict[str, Any]) -> None:
     """Samples a second of processor time, in buckets, padded to the longest, and by PyTorch in the same buckets."""
-    data = texts(256, shortest=16, longest=512, vocab=options["vocab"])
+    data = texts(96, shortest=16, longest=512, vocab=options["vocab"])
     for name, buckets in (("buckets", BUCKETS), ("padded to 512", (512,))):
         t = trainer(kind, batch=8, length=512, buckets=buckets, model=options, optimizer=rc.Adam(1e-3))
         t.fit(data)
