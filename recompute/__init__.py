@@ -147,9 +147,9 @@ def _register_cuda() -> None:
 
 
 def _modes() -> Any:
-    from .training import modes
+    from .training import resized
 
-    return modes
+    return resized
 
 
 # registries are filled from here at the first look-up by name: the language imports neither operators nor backends

@@ -14,13 +14,15 @@ import numpy as np
 
 from ..boundary import as_function, as_names, as_program
 from ..communication.mesh import Mesh, as_mesh
-from ..errors import JobError, NotFiniteError, UsageError, nearest
+from ..errors import JobError, NotFiniteError, UsageError, expect, nearest
+from ..language.arrays import Arrays
 from ..language.ir import Block, Value
-from ..language.program import Arrays, Compiled, Program, Variable
+from ..language.program import Compiled, Program, Variable
 from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place, as_place
 from ..support.memory import give_back, own
+from ..support.recent import OPERATOR_BYTES, Recent
 from ..support.threads import exclusively
 from .communication.agreement import must_be_same
 from .communication.engine import Alone, Engine
@@ -50,6 +52,12 @@ class _Bound:
         return program.block is self.block and fetch == self.fetch and self.session.holds(program)
 
 
+def _program_bytes(program: Program) -> int:
+    """What a program takes that shares its weights and its arena."""
+    tables = sum(dict.__getitem__(program.data, name).nbytes for name in program.tables if name in program.data)
+    return tables + OPERATOR_BYTES * len(program.block.operators)
+
+
 _IN_USE = (
     "program '{}' is running in another thread: a program is run by one thread at a time; load the model once for each "
     "thread (docs/threads.md)"
@@ -67,7 +75,9 @@ class Executor:
 
     `mesh` (a Mesh, or its text such as "dp=4"): this process is one of its ranks, and communicates with the others
     through MPI, on CUDA devices through NCCL; each rank of a machine then has a device of its own (`CUDAPlace()`).
-    `engine`: through this engine (runtime/communication).  Without them, the first program that communicates says what
+    `kept_bytes`: how much the programs of other sizes than a program was loaded with may take (see `run`), arena and
+    weights aside; those that were used longest ago are forgotten.  `engine`: through this engine
+    (runtime/communication).  Without them, the first program that communicates says what
     mesh it was made for (`Program.mesh`).
     """
 
@@ -80,8 +90,10 @@ class Executor:
         providers: Sequence[str] | None = None,
         mesh: Mesh | str | None = None,
         engine: Engine | None = None,
+        kept_bytes: int = 256 << 20,
     ) -> None:
         self.place = as_place(place)
+        self.kept_bytes = expect("kept_bytes", kept_bytes, int, "a number of bytes")
         self.engine = _engine(self.place, mesh, engine)
         self.target = resolved(Target(self.place, providers, schedule=schedule, rebuild=rebuild))
         self._open = _opener(self.place, self.engine)
@@ -91,6 +103,10 @@ class Executor:
         self.compares = True
         self._alike: weakref.WeakSet[Program] = weakref.WeakSet()
         self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
+        #: a program → the same at other sizes; and each of them, the program included, → these
+        self._others: weakref.WeakKeyDictionary[Program, Recent[Any, Program]] = weakref.WeakKeyDictionary()
+        self._families: weakref.WeakKeyDictionary[Program, weakref.ref[Recent[Any, Program]]]
+        self._families = weakref.WeakKeyDictionary()
         #: what `_planned` made last: of which block, compiled before as what, for which fetches
         self._made: weakref.WeakKeyDictionary[Program, tuple[Block, Compiled | None, tuple[str, ...], Block]]
         self._made = weakref.WeakKeyDictionary()
@@ -114,16 +130,45 @@ class Executor:
         """Runs the program once and returns the fetched values, in order.
 
         Feeds are checked for name, shape and element type.  Any value can be fetched: it is kept alive to the end.
-        UsageError for wrong feeds or fetches.
+        What is fed may have another batch and other sizes of dimensions that the program's model leaves open: it is
+        then made again at these (`Program.at`), compiled once, and kept for the next time; all share the weights, the
+        state, and on a CPU one arena.  UsageError for wrong feeds or fetches.
         """
+        if isinstance(feed, Mapping) and (sizes := as_program(program).at_fed(feed)) is not None:
+            return self._run_at(program, sizes, feed, fetch_list)
         names = _names(program, fetch_list)
-        if program.updates:
+        if program.updates or program in self._families:
             with exclusively(program.lock, _IN_USE.format(program.block.name)):
                 return self._run(program, self.session(program, names), feed, names)
         with program.lock:
             session = self.session(program, names)
         with exclusively(session.lock, _IN_USE.format(program.block.name)):
             return self._run(program, session, feed, names)
+
+    def _run_at(self, program: Program, sizes: Any, feed: Any, fetch_list: Any) -> list[np.ndarray]:
+        """Runs the program at other sizes: those that were used last are kept."""
+        with exclusively(program.lock, _IN_USE.format(program.block.name)):
+            others = self._others.setdefault(program, Recent(self.kept_bytes, _program_bytes))
+            made = others.get(sizes)
+            if made is None:
+                made = program.at(sizes[0], dict(sizes[1]))
+                for old in others.put(sizes, made):
+                    self._forget(old, others)
+                self._families[made] = self._families[program] = weakref.ref(others)
+            made.broken, made.averaged = program.broken, program.averaged
+            names = _names(made, fetch_list)
+            try:
+                return self._run(made, self.session(made, names), feed, names)
+            finally:
+                program.broken = made.broken
+
+    def _forget(self, made: Program, others: Recent[Any, Program]) -> None:
+        """Lets go of a program of other sizes, with the arrays that no other one has."""
+        self._families.pop(made, None)
+        used = {v.name for other in others for v in other.block.persistent()}
+        self._sessions.pop(made, None)
+        for name in set(made.tables) - used:
+            made.data.pop(name, None)
 
     def _run(self, program: Program, session: Any, feed: Any, names: list[str]) -> list[np.ndarray]:
         if self._shared is None:
@@ -194,7 +239,7 @@ class Executor:
             need_separate(block, program.data)
             self._join(program, block)
             give_back()  # what planning has freed
-            arena = self._arena_for(memory_report(block).arena)
+            arena = self._arena_for(program, memory_report(block).arena)
             bound = _Bound(program.block, wanted, self._open(block, program.data, progress, arena))
             self._sessions[program] = bound
         return bound.session
@@ -238,9 +283,22 @@ class Executor:
             self._shared = None  # the one before is freed first
             self._shared = Arena(nbytes)
 
-    def _arena_for(self, nbytes: int) -> Arena | None:
-        """The shared arena, if it is large enough."""
-        return self._shared if self._shared is not None and nbytes <= self._shared.nbytes else None
+    def _arena_for(self, program: Program, nbytes: int) -> Arena | None:
+        """The shared arena, if it is large enough; that of a program's other sizes, which grows.  None: its own."""
+        if self._shared is not None and nbytes <= self._shared.nbytes:
+            return self._shared
+        family = self._families.get(program)
+        if family is None or not isinstance(self.place, CPUPlace):
+            return None
+        there = [p for p, others in self._families.items() if others() is family() and p in self._sessions]
+        arenas = [self._sessions[p].session.arena for p in there]
+        largest = max(arenas, key=lambda a: a.nbytes, default=None)
+        if largest is None or largest.nbytes < nbytes:
+            del arenas, largest  # freed before the next one is allocated
+            for p in there:
+                del self._sessions[p]
+            return Arena(nbytes)
+        return largest
 
     def _planned(self, program: Program, fetch: tuple[str, ...]) -> Block:
         """`_plan`, once for a program's block and what is fetched."""

@@ -16,7 +16,7 @@ from ..trainer.ranks import Ranks, ends_like_first, meet, ranks_of
 from . import ending as cli_ending
 from .model import ModelJob, ModelReport
 from .train_arguments import check, parser
-from .values import finite, split
+from .values import bucket_sizes, finite, paddings, split
 
 #: losses whose labels are classes
 _OF_CLASSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "LinearCrossEntropy")
@@ -67,6 +67,7 @@ class _TrainJob(ModelJob):
     def run(self) -> int:
         """Trains.  Returns the exit code: 130 after Ctrl-C, 143 after SIGTERM, once the run is saved."""
         from ..data import Dataset, dataset
+        from ..trainer.buckets import steps_of_epoch
         from ..trainer.callbacks import EarlyStopping
         from ..trainer.saving import Saving
         from ..trainer.trainer import Trainer
@@ -77,6 +78,7 @@ class _TrainJob(ModelJob):
         evaluation = None if args.eval is None else dataset(args.eval)
         _check_classes(data, evaluation)
         place = as_place(args.place)
+        buckets, padding = bucket_sizes(args.buckets), paddings(args.pad)
         program = self.load()
         if args.batch is not None and program.block.batch != args.batch:
             raise UsageError(
@@ -86,7 +88,9 @@ class _TrainJob(ModelJob):
         if args.batch is None:
             self.say(f"batch: {program.block.batch} (--batch N sets it, where the model leaves it open)")
         loss = self.attach_loss(program)
-        optimizer = self._optimizer(program, len(data))
+        a_step = (program.block.batch or 1) * (args.gradient_merge or 1)
+        steps = args.epochs * steps_of_epoch(program, data, buckets, padding, a_step)
+        optimizer = self._optimizer(steps)
         metrics = self._metrics(program, evaluation is not None)
         callbacks: list[Any] = []
         if args.patience is not None:
@@ -99,7 +103,8 @@ class _TrainJob(ModelJob):
                             log_ranks=args.log_ranks)  # fmt: skip
         trainer = Trainer(program, optimizer, loss=loss, metrics=metrics, seed=args.seed, place=place,
                           callbacks=callbacks, monitor=args.monitor, quiet=args.quiet, mesh=self.ranks, zero=args.zero,
-                          micro_batches=args.micro_batches)  # fmt: skip
+                          micro_batches=args.micro_batches, buckets=buckets or None,
+                          padding=padding)  # fmt: skip
         trainer.say = self.say
         history = trainer.fit(
             data, epochs=args.epochs, eval_data=evaluation, eval_batch=args.eval_batch, shuffle=not args.no_shuffle,
@@ -109,7 +114,7 @@ class _TrainJob(ModelJob):
             self._finish(history)
         return {"interrupted": 130, "ended by SIGTERM": 143}.get(history.stopped, 0)
 
-    def _optimizer(self, program: Any, samples: int) -> Any:
+    def _optimizer(self, steps: int) -> Any:
         """The optimizer with its schedule and clipping, precision and recomputation."""
         from ..passes.target import Target
         from ..training.amp import with_precision
@@ -118,8 +123,6 @@ class _TrainJob(ModelJob):
         from ..training.recompute_optimizer import RecomputeOptimizer
 
         args = self.args
-        a_step = (program.block.batch or 1) * (args.gradient_merge or 1)
-        steps = args.epochs * -(-samples // a_step)
         found = with_precision(self.optimizer(_rate(args, steps), _clipping(args)), args.precision)
         if args.ema is not None:
             found = ExponentialMovingAverage(found, args.ema)

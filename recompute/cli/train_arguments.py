@@ -16,10 +16,11 @@ usage: recompute-train MODEL --data FILE [options]
 
 Train MODEL (an .onnx file, or a network of the zoo) on your own data; the
 memory is printed before anything runs.  FILE: .npz with one array a column,
-.csv, .tsv, .parquet, or a folder of images with a folder a class.
+.csv, .tsv, .parquet, .jsonl, or a folder of images with a folder a class.
 
   --data FILE --eval FILE  what to train on, and what to evaluate after each epoch
   --epochs N             how often to see all of it (default: 1); --batch N
+  --buckets DIM=A,B,...  samples of several sizes, padded to the next of these
   --loss NAME            cross_entropy, mse, ... (default: by the output); --metrics
   --optimizer NAME       sgd, momentum, adamw, ... (default: adam); --lr X
   --checkpoints A,B,...  keep these values, and recompute the others; or
@@ -67,7 +68,9 @@ def parser() -> Parser:
 
 
 def _add_data(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--data", metavar="FILE", help="training samples: .npz, .npy, .csv, .tsv, .parquet, folder")
+    group.add_argument(
+        "--data", metavar="FILE", help="training samples: .npz, .npy, .csv, .tsv, .parquet, .jsonl, folder"
+    )
     group.add_argument("--eval", metavar="FILE", help="the samples to evaluate after each epoch")
     group.add_argument(
         "--eval-batch",
@@ -77,6 +80,16 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--no-shuffle", action="store_true", help="keep the order of the samples")
     group.add_argument("--drop-last", action="store_true", help="leave out a last batch with fewer samples")
+    group.add_argument(
+        "--buckets", action="append", default=[], metavar="DIM=A,B,...",
+        help="samples of several sizes: pad each to the next of these sizes of the model's open dimension DIM "
+        "(sequence=64,128,256); repeat it for others",
+    )  # fmt: skip
+    group.add_argument(
+        "--pad", action="append", default=[], metavar="INPUT=VALUE",
+        help="with what --buckets pads (default: labels with the one that the loss ignores, others with 0, on the "
+        "right); INPUT=VALUE:left, or INPUT=mask:COLUMN for 1 where COLUMN has values",
+    )  # fmt: skip
     group.add_argument("--metrics", metavar="A,B,...", help="accuracy, top5, f1, ... (default: accuracy, for classes)")
 
 

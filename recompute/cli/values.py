@@ -56,7 +56,7 @@ def loading_of(args: argparse.Namespace) -> Loading:
         seed=args.seed,
         max_seconds=args.max_seconds,
         max_bytes=None if args.max_bytes is None else as_bytes(args.max_bytes),
-        dims=sizes(args.dim),
+        dims={**{n: max(s) for n, s in bucket_sizes(getattr(args, "buckets", ())).items()}, **sizes(args.dim)},
         set=dict(bound(s) for s in args.set),
     )
 
@@ -91,6 +91,42 @@ def sizes(items: Sequence[str]) -> dict[str, int]:
         if not name or not size.isdecimal():
             raise UsageError(f"--dim: cannot read '{item}' (expected e.g. src_len=16)")
         found[name] = int(size)
+    return found
+
+
+def bucket_sizes(items: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Sizes of open dimensions by name, from `sequence=64,128`.  UsageError if one cannot be parsed."""
+    found: dict[str, tuple[int, ...]] = {}
+    for item in items:
+        name, _, listed = item.rpartition("=")
+        parts = split(listed)
+        if not name or not parts or not all(p.isdecimal() and int(p) for p in parts):
+            raise UsageError(f"--buckets: cannot read '{item}' (expected e.g. sequence=64,128,256)")
+        found[name] = tuple(map(int, parts))
+    return found
+
+
+def paddings(items: Sequence[str]) -> dict[str, Any]:
+    """How inputs are padded, from `label=-100`, `x=0:left` or `attention_mask=mask:input_ids`.
+
+    UsageError if one cannot be parsed.
+    """
+    from ..data import MaskOf, Pad
+
+    found: dict[str, Any] = {}
+    for item in items:
+        name, _, text = item.partition("=")
+        value, _, rest = text.partition(":")
+        if name and value == "mask" and rest:
+            column, _, side = rest.partition(":")
+            found[name] = MaskOf(column, side or "right")
+            continue
+        try:
+            found[name] = Pad(int(value) if value.lstrip("-").isdecimal() else float(value), rest or "right")
+        except ValueError:
+            name = ""
+        if not name:
+            raise UsageError(f"--pad: cannot read '{item}' (expected e.g. label=-100, x=0:left or mask=mask:input_ids)")
     return found
 
 

@@ -250,10 +250,11 @@ class _Given(Source):
 
 
 def with_contents(made: Program, program: Program) -> Program:
-    """A program made again, with what its arrays hold by now."""
-    for name, there in program.data.items():
-        own = made.data.get(name)
-        if own is not None and (own.shape, own.dtype) == (there.shape, there.dtype):
+    """A program made again, with what the parameters and buffers of its model hold by now; tables depend on sizes."""
+    model = {t.name for t in program.source.graph.initializer} if program.source is not None else set()
+    for name in model.union(v.name for v in program.block.parameters) & made.data.keys() & program.data.keys():
+        own, there = made.data[name], program.data[name]
+        if (own.shape, own.dtype) == (there.shape, there.dtype):
             made.data[name] = there
     return made
 

@@ -8,6 +8,7 @@ from .dataset import Dataset, Stream, dataset
 from .fitting import check_values, fitted
 from .images import ImageFolder
 from .limits import Limit, limits_of
+from .padding import MaskOf, Pad
 from .pixels import Pixels
 from .text import Tokenized
 
@@ -15,6 +16,8 @@ __all__ = [
     "Dataset",
     "ImageFolder",
     "Limit",
+    "MaskOf",
+    "Pad",
     "Pixels",
     "Stream",
     "Tokenized",

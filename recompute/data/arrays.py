@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import mmap
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,65 +14,12 @@ import numpy as np
 from ..errors import ModelError, OutOfMemoryError, UsageError
 from ..language.types import DTYPES
 from ..support.files import regular
-from .base import TEXT, Column, Dataset, is_text, show_columns
+from .base import Dataset, show_columns
+from .ragged import is_list_of_samples, rows_of_samples
+from .rows import Rows
 
 #: devices of DLPack whose memory the host reads: itself, and memory pinned or managed by CUDA and ROCm
 _HOST = (1, 3, 11, 13)
-
-
-class Rows:
-    """One column: its type, its number of rows, and rows by number.  `load` is called once, when needed."""
-
-    def __init__(self, dtype: np.dtype, shape: Sequence[int], load: Callable[[], np.ndarray]) -> None:
-        text = is_text(dtype)
-        self.count = shape[0]
-        self.column: Column = (TEXT if text else dtype.newbyteorder("="), tuple(shape[1:]))
-        self._load: Callable[[], np.ndarray] | None = load
-        self._lock = threading.Lock()
-        self._rows: np.ndarray | None = None
-        #: the file in which `_rows` lies, and the bytes of it that it needs
-        self._mapped: tuple[Any, int] | None = None
-        #: the type of the elements, if `_rows` has their bytes
-        self._stored: np.dtype | None = None
-
-    @classmethod
-    def of(cls, array: np.ndarray) -> Rows:
-        """Those of an array in memory or mapped."""
-        return cls(array.dtype, array.shape, lambda: array)
-
-    def take(self, indices: np.ndarray) -> np.ndarray:
-        """A C-contiguous array of the rows, in the machine's byte order."""
-        rows = self._rows if self._rows is not None else self._loaded()
-        if self._mapped is not None and self._mapped[0].size() < self._mapped[1]:
-            raise ModelError(
-                f"a mapped data file became shorter while it was used: it has {self._mapped[0].size():,} bytes of "
-                f"{self._mapped[1]:,}; write another file, and rename it, to change data that is in use"
-            )
-        dtype, shape = self.column
-        if self._stored is not None:
-            taken = rows.take(indices, axis=0).view(self._stored)
-            return taken.astype(dtype, copy=False).reshape(len(taken), *shape)
-        if is_text(dtype):
-            return rows[indices].astype(TEXT)
-        taken = rows.take(indices, axis=0) if rows.flags.c_contiguous and rows.flags.aligned else rows[indices]
-        return np.ascontiguousarray(taken, dtype=dtype)
-
-    def _loaded(self) -> np.ndarray:
-        """The whole column; rows of unaligned or foreign bytes as bytes, which are copied fastest."""
-        with self._lock:
-            if self._rows is None and self._load is not None:
-                found = self._load()
-                if (mapping := getattr(found, "_mmap", None)) is not None:
-                    start = found.offset - found.offset % mmap.ALLOCATIONGRANULARITY  # type: ignore[attr-defined]
-                    self._mapped = mapping, start + len(mapping)
-                array = found.view(np.ndarray)
-                whole = array.flags.c_contiguous and array.size and not is_text(array.dtype)
-                if whole and not (array.flags.aligned and array.dtype.isnative):
-                    self._stored = array.dtype
-                    array = array.reshape(-1).view(np.uint8).reshape(self.count, -1)
-                self._rows, self._load = array, None
-        assert self._rows is not None
-        return self._rows
 
 
 class Arrays(Dataset):
@@ -115,6 +60,10 @@ class Arrays(Dataset):
         """See `Dataset.read`: one look-up a column."""
         return {name: self.rows[name].take(indices) for name in names}
 
+    def shapes(self, name: str) -> np.ndarray:
+        """See `Dataset.shapes`: known without reading."""
+        return self.rows[name].shapes()
+
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return self.read(indices, tuple(self.rows))
 
@@ -131,7 +80,8 @@ def of_equal_length(rows: Mapping[str, Rows], name: str, notes: Mapping[str, str
 def from_arrays(arrays: Mapping[str, Any], name: str = "arrays") -> Arrays:
     """A dataset of arrays by column: NumPy's, PyTorch's, CuPy's, lists, or paths of .npy files (mapped).
 
-    Arrays on the host are used in place.  UsageError for what is no array of numbers or strings.
+    Lists of arrays or lists of different sizes are ragged columns.  Arrays on the host are used in place.  UsageError
+    for what is no array of numbers or strings.
     """
     rows = {}
     for column, given in arrays.items():
@@ -139,12 +89,26 @@ def from_arrays(arrays: Mapping[str, Any], name: str = "arrays") -> Arrays:
             raise UsageError(f"columns of {name} are named by strings, not {type(column).__name__} ({column!r})")
         if isinstance(given, (str, Path)):
             array = mapped_npy(given)
+        elif isinstance(found := _array_or_rows(given, f"column '{column}' of {name}"), Rows):
+            rows[column] = found
+            continue
         else:
-            array = as_array(given, f"column '{column}' of {name}")
+            array = found
         if why := why_no_column(array.dtype, array.shape, array):
             raise UsageError(f"column '{column}' of {name} {why}")
         rows[column] = Rows.of(array)
     return Arrays(rows, name)
+
+
+def _array_or_rows(given: Any, what: str) -> np.ndarray | Rows:
+    """`as_array`; of lists and arrays of different sizes, their rows."""
+    try:
+        found = as_array(given, what)
+    except UsageError:
+        if not is_list_of_samples(given):
+            raise
+        return rows_of_samples(given, what)
+    return rows_of_samples(found, what) if found.dtype.kind == "O" and is_list_of_samples(found) else found
 
 
 def as_array(given: Any, what: str) -> np.ndarray:

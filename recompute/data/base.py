@@ -12,6 +12,11 @@ from ..errors import UsageError, nearest
 Column = tuple[np.dtype, tuple[int, ...]]
 #: the type of columns of text: arrays of Python strings
 TEXT = np.dtype(object)
+#: the size of an axis along which samples have different sizes; such columns are read as arrays of Python objects, the
+#: sample's array each
+RAGGED = -1
+#: samples whose sizes are read at once
+_SIZED = 1024
 #: most names of columns that an error lists
 _LISTED = 8
 
@@ -19,10 +24,11 @@ _LISTED = 8
 class Dataset:
     """Samples that can be taken in any order.  A subclass sets the fields and defines `__len__` and `take` or `read`.
 
-    `columns`: name → element type and shape of one sample.  `name`: where it is from, for messages.  `notes`: name →
-    what an error about that column should mention (why it was left out, which row made it text).  `finite`: columns
-    that cannot contain NaN or infinity, which are not searched for them.  `costly`: columns that are not read only to
-    search them (decoded by somebody's code, tokenized): their values are checked in each batch.
+    `columns`: name → element type and shape of one sample (`RAGGED` for an axis of different sizes).  `name`: where it
+    is from, for messages.  `notes`: name → what an error about that column should mention (why it was left out, which
+    row made it text).  `finite`: columns that cannot contain NaN or infinity, which are not searched for them.
+    `costly`: columns that are not read only to search them (decoded by somebody's code, tokenized): their values are
+    checked in each batch.
     """
 
     columns: Mapping[str, Column] = {}
@@ -46,6 +52,14 @@ class Dataset:
         """`take` for some columns only; the others are not read."""
         taken = self.take(indices)
         return {name: taken[name] for name in names}
+
+    def shapes(self, name: str) -> np.ndarray:
+        """int64[samples, axes]: the size of each sample of a column; of a ragged one, all samples are read."""
+        if not is_ragged(self.columns[name]):
+            return np.broadcast_to(np.array(self.columns[name][1], np.int64), (len(self), len(self.columns[name][1])))
+        starts = range(0, len(self), _SIZED)
+        parts = (self.read(np.arange(i, min(i + _SIZED, len(self))), (name,))[name] for i in starts)
+        return np.array([np.shape(sample) for part in parts for sample in part], np.int64)
 
     def at_epoch(self, epoch: int) -> Dataset:
         """The dataset in this epoch; another one only where samples are drawn anew in each (augmented images)."""
@@ -111,9 +125,10 @@ class Wrapped(Dataset):
 
 
 def show_column(column: Column) -> str:
-    """`float32[3,224,224]`, or `text`."""
+    """`float32[3,224,224]`, `int64[?]` for samples of different lengths, or `text`."""
     dtype, shape = column
-    return "text" if is_text(dtype) else f"{dtype}[{','.join(map(str, shape))}]"
+    sizes = ("?" if d == RAGGED else str(d) for d in shape)
+    return "text" if is_text(dtype) else f"{dtype}[{','.join(sizes)}]"
 
 
 def show_columns(columns: Mapping[str, Column]) -> str:
@@ -125,6 +140,11 @@ def show_columns(columns: Mapping[str, Column]) -> str:
 def is_text(dtype: np.dtype) -> bool:
     """Whether a column has strings."""
     return dtype.kind in "OU"
+
+
+def is_ragged(column: Column) -> bool:
+    """Whether the samples of a column have different sizes."""
+    return RAGGED in column[1]
 
 
 def as_indices(indices: object, count: int, name: str) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..language.types import DTYPES, FLOATS, TensorType, dtype_name
-from .base import is_text
+from .base import RAGGED, is_text
 
 #: bits of the significand of the element types to which whole numbers are converted
 _EXACT = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
@@ -20,6 +20,11 @@ def why_no_shape(have: tuple[int, ...], need: tuple[int, ...]) -> str:
 
     Axes of size 1 come and go; a flat row is taken in row-major order.
     """
+    if RAGGED in have:
+        return (
+            "its samples have different sizes: a trainer pads them to the next of buckets={'sequence': (64, 128)} "
+            "(--buckets sequence=64,128)"
+        )
     if _without_ones(have) == _without_ones(need) or (len(have) == 1 and have[0] == math.prod(need)):
         return ""
     if sorted(have) == sorted(need):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import UsageError
 from .arrays import Arrays
-from .base import TEXT, Column, Dataset, Wrapped, as_indices, need_column
+from .base import RAGGED, TEXT, Column, Dataset, Wrapped, as_indices, need_column
 from .drawing import permutation
 
 
@@ -25,6 +25,9 @@ class Subset(Wrapped):
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         return self.inner.read(self.indices[indices], names)
+
+    def shapes(self, name: str) -> np.ndarray:
+        return self.inner.shapes(name)[self.indices]
 
 
 class Selected(Wrapped):
@@ -67,16 +70,23 @@ class Mapped(Wrapped):
     def __init__(self, inner: Dataset, function: Callable[[dict[str, np.ndarray]], Mapping[str, Any]]) -> None:
         super().__init__(inner)
         self.function = function
-        self.columns = {n: (a.dtype, a.shape[1:]) for n, a in self._made(np.zeros(1, np.int64)).items()}
+        self.columns = {n: self._column(n, a) for n, a in self._made(np.zeros(1, np.int64)).items()}
         self.notes, self.finite = {}, frozenset()
         self.costly = frozenset(self.columns) if inner.costly else frozenset()
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         made = self._made(indices)
         for n in names:
-            if n not in made or (made[n].dtype, made[n].shape[1:]) != self.columns[n]:
+            if n not in made or (self._column(n, made[n]) != self.columns[n] and len(indices)):
                 raise UsageError(f"the function mapped over {self.name} gives '{n}' another type for other samples")
         return {n: made[n] for n in names}
+
+    def _column(self, name: str, made: np.ndarray) -> Column:
+        """The type of a column that the function makes; one of arrays as Python objects is ragged along all axes."""
+        first = made[0] if made.dtype.kind == "O" and made.ndim == 1 and len(made) else None
+        if not isinstance(first, (np.ndarray, list)):
+            return made.dtype, made.shape[1:]
+        return np.asarray(first).dtype, (RAGGED,) * np.ndim(first)
 
     def _made(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         given = self.function(self.inner.take(indices))

@@ -25,6 +25,7 @@ from .foreign import (
     is_stream,
 )
 from .images import ImageFolder, is_image_folder
+from .json_lines import from_jsonl
 from .npz import from_npz
 from .tables import from_csv, from_parquet
 
@@ -44,14 +45,15 @@ _FILES: dict[str, Callable[..., Dataset]] = {
     ".csv": from_csv,
     ".tsv": from_csv,
     ".parquet": from_parquet,
+    ".jsonl": from_jsonl,
 }
 
 
 def dataset(source: Any, columns: Columns | None = None, **options: Any) -> Dataset | Stream:
     """A dataset of `source`, or a stream where its samples cannot be taken in any order.
 
-    Arrays (NumPy's, PyTorch's, CuPy's, paths of .npy files) by column; the path of an .npz, .npy, .csv, .tsv or
-    .parquet file, or of a folder of .npy files, of Parquet files, or of images in a folder for each class; a
+    Arrays (NumPy's, PyTorch's, CuPy's, paths of .npy files) by column; the path of an .npz, .npy, .csv, .tsv,
+    .parquet or .jsonl file, or of a folder of .npy files, of Parquet files, or of images in a folder for each class; a
     `datasets.Dataset`; a dataset or DataLoader of PyTorch; an iterable of batches, or a function that returns one.
 
     `columns`: the columns to keep; or new name → column, or → columns that make a row; of samples and batches that are

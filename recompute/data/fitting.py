@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +12,11 @@ import numpy as np
 from ..errors import UsageError, nearest
 from ..language.types import DTYPES, FLOATS, TensorType, Value, dtype_name
 from .arrays import Arrays
-from .base import Column, Dataset, Stream, Wrapped, is_text, need_column, show_column, show_columns
+from .base import Column, Dataset, Stream, Wrapped, is_ragged, is_text, need_column, show_column, show_columns
 from .casting import cast, first, why_no_cast, why_no_shape
 from .combining import select
 from .limits import Limit
+from .padding import Padding
 
 #: names of labels, any of which stands for any other
 LABELS = frozenset({"label", "labels", "target", "targets", "y"})
@@ -30,9 +32,12 @@ class Fit(NamedTuple):
     need: TensorType
     columns: tuple[str, ...]
     what: str
+    padding: Padding | None = None
 
     def made(self, taken: Mapping[str, np.ndarray], indices: np.ndarray) -> np.ndarray:
         """The input's array."""
+        if self.padding is not None:
+            return self.padding.made(taken[self.columns[0]], self.need, indices, self.what)
         parts = [taken[c] for c in self.columns]
         if len({p.dtype for p in parts}) > 1:
             parts = [cast(p, self.need, indices, self.what) for p in parts]
@@ -101,6 +106,7 @@ def fitted(
     inputs: Sequence[Value],
     limits: Mapping[str, int | Limit] | None = None,
     names: Mapping[str, str] | None = None,
+    padded: Mapping[str, Padding] | None = None,
 ) -> Fitted | FittedStream:
     """The dataset with a program's inputs (`program.block.inputs`) as columns, checked against them.
 
@@ -109,13 +115,14 @@ def fitted(
     are as many as that input has.  `names` (input → column) says it otherwise.  Floats are converted to other floats,
     whole numbers to wider types, or narrower ones where they are in range.  `limits` (input → `Limit` or exclusive
     upper bound; see `limits_of`) are those that `check_values` and every batch of a stream are compared with.
+    `padded`: inputs to whose size samples are padded.
     UsageError where a column is missing or does not fit.
     """
     checked = {name: limit if isinstance(limit, Limit) else Limit(int(limit)) for name, limit in (limits or {}).items()}
     if isinstance(dataset, Stream):
         return FittedStream(dataset, inputs, checked, names or {})
     dataset = dataset.sized([v.shape[1:] for v in inputs])
-    fits = _fits(dataset.name, dataset.columns, dataset.notes, inputs, names or {})
+    fits = _fits(dataset.name, dataset.columns, dataset.notes, inputs, names or {}, padded or {})
     return Fitted(*_side_by_side(dataset, fits), checked)
 
 
@@ -136,6 +143,7 @@ def _fits(
     notes: Mapping[str, str],
     inputs: Sequence[Value],
     names: Mapping[str, str],
+    padded: Mapping[str, Padding] = MappingProxyType({}),
 ) -> dict[str, Fit]:
     """Where each input comes from.  UsageError where something does not fit."""
     matched = _matched(source, columns, notes, {v.name: v for v in inputs}, names)
@@ -145,15 +153,22 @@ def _fits(
         shape = columns[chosen[0]][1] if len(chosen) == 1 else (len(chosen),)
         for name in chosen:
             dtype, own = columns[name]
-            if why := why_no_cast(dtype, own, v.type) or why_no_shape(shape, v.shape[1:]):
+            pads = padded.get(v.name) if len(chosen) == 1 else None
+            unlike = why_no_shape(shape, v.shape[1:]) if pads is None else pads.why_not(shape, v.shape[1:])
+            if why := (pads is None or not pads.masks) * why_no_cast(dtype, own, v.type) or unlike:
                 note = f" ({notes[name]})" if name in notes else ""
                 raise UsageError(
                     f"column '{name}' of {source} has samples of {show_column(columns[name])}{note}, but the model's "
                     f"input '{v.name}' needs {_sample(v)}: {why}"
                 )
         shown = f"column '{chosen[0]}'" if len(chosen) == 1 else f"one of the columns '{chosen[0]}' to '{chosen[-1]}'"
-        fits[v.name] = Fit(v.type, chosen, f"{shown} of {source}")
+        fits[v.name] = Fit(v.type, chosen, f"{shown} of {source}", pads)
     return fits
+
+
+def columns_of(dataset: Dataset, inputs: Sequence[Value], names: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The columns that belong to each input, as `fitted` finds them.  UsageError where one has none."""
+    return _matched(dataset.name, dataset.columns, dataset.notes, {v.name: v for v in inputs}, names)
 
 
 def _matched(
@@ -217,13 +232,16 @@ def _sample(v: Value) -> str:
 
 
 def check_values(
-    dataset: Dataset, inputs: Sequence[Value] | None = None, limits: Mapping[str, int | Limit] | None = None
+    dataset: Dataset,
+    inputs: Sequence[Value] | None = None,
+    limits: Mapping[str, int | Limit] | None = None,
+    samples: np.ndarray | None = None,
 ) -> None:
     """UsageError for the first sample with NaN or infinity, or with a whole number outside of its limit.
 
     `inputs`: the columns to search (default: all); `limits`: see `fitted`, whose limits are the default.  The dataset
-    is read once, except for columns that cannot have such values (decoded images), and those that are `costly`, which a
-    fitted dataset checks in each batch.
+    (or its `samples` alone, by number) is read once, except for columns that cannot have such values (decoded images),
+    and those that are `costly`, which a fitted dataset checks in each batch.
     """
     given = limits if limits is not None else dataset.limits if isinstance(dataset, Fitted) else {}
     checked = {name: limit if isinstance(limit, Limit) else Limit(int(limit)) for name, limit in given.items()}
@@ -232,16 +250,22 @@ def check_values(
     searched = [n for n in names if (n in floats or n in checked) and n not in dataset.costly]
     if not searched:
         return
-    size = sum(dataset.columns[n][0].itemsize * math.prod(dataset.columns[n][1]) for n in searched)
+    size = sum(dataset.columns[n][0].itemsize * abs(math.prod(dataset.columns[n][1])) for n in searched)
     rows = max(1, _CHUNK // max(1, size))
-    for start in range(0, len(dataset), rows):
-        indices = np.arange(start, min(start + rows, len(dataset)))
+    count = len(dataset) if samples is None else len(samples)
+    for start in range(0, count, rows):
+        places = np.arange(start, min(start + rows, count))
+        indices = places if samples is None else samples[places]
         for name, array in dataset.read(indices, searched).items():
             what = dataset.fits[name].what if isinstance(dataset, Fitted) else f"column '{name}' of {dataset.name}"
-            if name in floats:
-                _check_finite(array, indices, what)
-            if name in checked:
-                _check_limit(array, checked[name], indices, what)
+            parts = [(array, indices)]
+            if is_ragged(dataset.columns[name]):
+                parts = [(sample[None], indices[i : i + 1]) for i, sample in enumerate(array) if sample.size]
+            for values, numbers in parts:
+                if name in floats:
+                    _check_finite(values, numbers, what)
+                if name in checked:
+                    _check_limit(values, checked[name], numbers, what)
 
 
 def _has_fractions(dtype: np.dtype) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import UsageError
 from .arrays import as_array, why_no_column
-from .base import TEXT, Column, Dataset, Stream, is_text
+from .base import RAGGED, TEXT, Column, Dataset, Stream, is_ragged, is_text
 
 
 class Samples(Dataset):
@@ -64,13 +64,15 @@ class HuggingFace(Dataset):
         if not len(source):
             raise UsageError(f"{self.name} is empty")
         first, notes = self.source[:1], {}
+        ragged = _ragged_columns(source)
         columns: dict[str, Column] = {}
         for name, given in first.items():
             array = _rows(given)
             if why := why_no_column(array.dtype, array.shape, array):
                 notes[name] = why
             else:
-                columns[name] = (TEXT if is_text(array.dtype) else array.dtype, array.shape[1:])
+                shape = (RAGGED, *array.shape[2:]) if name in ragged else array.shape[1:]
+                columns[name] = (TEXT if is_text(array.dtype) else array.dtype, shape)
         self.columns, self.notes = columns, notes
 
     def __len__(self) -> int:
@@ -85,6 +87,11 @@ class HuggingFace(Dataset):
         taken = {}
         for name in names:
             dtype, shape = self.columns[name]
+            if is_ragged(self.columns[name]):
+                taken[name] = np.empty(len(indices), object)
+                for at, row in enumerate(rows[name]):
+                    taken[name][at] = np.asarray(row, dtype)
+                continue
             array = _rows(rows[name])
             if array.shape[1:] != shape or (array.dtype.kind == "O") != is_text(dtype):
                 raise UsageError(
@@ -167,6 +174,21 @@ def _rows(given: Any) -> np.ndarray:
         same = len({np.shape(row) for row in given}) == 1
         array = np.asarray(given) if same else np.array([None], dtype=object)
     return array.astype(object) if array.dtype.kind == "U" else array
+
+
+def _ragged_columns(source: Any) -> set[str]:
+    """The columns of a `datasets.Dataset` whose rows are lists of different lengths: those of Arrow's list types."""
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    arrow = source.with_format("arrow")
+    lists = [f.name for f in source.data.schema if kinds.is_list(f.type) or kinds.is_large_list(f.type)]
+    found = set()
+    for name in lists:
+        ends = pc.min_max(pc.list_value_length(arrow.select_columns([name])[:][name])).as_py()
+        if ends["min"] != ends["max"]:
+            found.add(name)
+    return found
 
 
 def is_loader(source: Any) -> bool:

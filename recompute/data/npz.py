@@ -13,7 +13,8 @@ import numpy as np
 
 from ..errors import ModelError, OutOfMemoryError, RecomputeError
 from ..support.files import regular
-from .arrays import Arrays, Rows, mapped, npy_header, of_equal_length, why_no_column
+from .arrays import Arrays, mapped, npy_header, of_equal_length, why_no_column
+from .rows import Rows
 
 #: bytes of the fixed part of a member's local header, and where in it the lengths of name and extra field are
 _LOCAL, _LENGTHS = 30, 26

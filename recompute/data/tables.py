@@ -16,8 +16,10 @@ import numpy as np
 
 from ..errors import ModelError, OutOfMemoryError, UsageError, need_extra
 from ..support.files import regular
-from .arrays import Arrays, Rows
+from .arrays import Arrays
 from .base import TEXT
+from .ragged import rows_of_lists, rows_of_samples
+from .rows import Rows
 
 #: rows of a CSV file that are converted at once
 _ROWS = 4096
@@ -160,8 +162,8 @@ def _numbers(cells: Sequence[str]) -> np.ndarray | None:
 def from_parquet(path: str | Path | Sequence[str | Path]) -> Arrays:
     """The columns of a Parquet file, or of several files one after another, each read at its first use.
 
-    Numbers, truth values, text, and lists of numbers of one length.  Other columns are left out, and said when asked
-    for.
+    Numbers, truth values, text, and lists of numbers, of one length or several.  Other columns are left out, and said
+    when asked for.
     ModelError for a file that cannot be read, MissingExtraError without pyarrow (extra `tables`).
     """
     try:
@@ -221,10 +223,10 @@ def _of_type(field: Any, count: int, load: Callable[[], Any], source: str) -> Ro
         return Rows(dtype, (count,), lambda: _plain(load(), what, dtype))
     shape, array = [count], load() if kinds.is_nested(arrow) else None
     while array is not None and (kinds.is_list(array.type) or kinds.is_large_list(array.type)):
-        lengths = np.unique(_without_nulls(array, what).value_lengths().to_numpy(zero_copy_only=False))
-        if len(lengths) != 1:
-            return f"has lists of different lengths ({min(lengths)} to {max(lengths)})"
-        shape.append(int(lengths[0]))
+        lengths = _without_nulls(array, what).value_lengths().to_numpy(zero_copy_only=False)
+        if len(lengths) and (lengths != lengths[0]).any():
+            return _ragged(array, lengths, outermost=len(shape) == 1, load=load, what=what)
+        shape.append(int(lengths[0]) if len(lengths) else 0)
         array = array.flatten()
     if array is not None and kinds.is_fixed_size_list(array.type) and not array.null_count:
         shape.append(array.type.list_size)
@@ -232,6 +234,19 @@ def _of_type(field: Any, count: int, load: Callable[[], Any], source: str) -> Ro
     if array is None or not (kinds.is_integer(array.type) or kinds.is_floating(array.type)):
         return f"has elements of Arrow's type {arrow}, which are no numbers or strings"
     return Rows.of(_plain(array, what, np.dtype(array.type.to_pandas_dtype())).reshape(shape))
+
+
+def _ragged(array: Any, lengths: np.ndarray, *, outermost: bool, load: Callable[[], Any], what: str) -> Rows | str:
+    """A column of lists of different lengths."""
+    import pyarrow.types as kinds
+
+    values = array.flatten()
+    if outermost and (kinds.is_integer(values.type) or kinds.is_floating(values.type)):
+        return rows_of_lists(_plain(values, what, np.dtype(values.type.to_pandas_dtype())), lengths)
+    try:
+        return rows_of_samples(load().to_pylist(), what)
+    except UsageError as e:
+        return str(e).removeprefix(what).strip()
 
 
 def _without_nulls(array: Any, what: str) -> Any:

@@ -38,7 +38,7 @@ from .inline import with_defaults
 from .inputs import bind
 from .limits import Budget, LimitError, Limits, budget_of, memory_bytes
 from .mapped import held, with_arrays
-from .model import at_batch, fixed_inputs, read_model, with_own_statistics
+from .model import at_sizes, fixed_inputs, other_dimensions, read_model, with_own_statistics
 from .node import NodeContext
 from .origin import source_operator
 from .rebatch import rebatched
@@ -167,16 +167,16 @@ def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto
 
 
 def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -> Again:
-    """The function that loads a program's model at another batch, by the same options, which the program remembers."""
+    """What loads a program's model at another batch or other sizes, by the options that the program remembers."""
     program.loaded = options
     shapes = {v.name: v.shape for v in program.block.inputs}
 
-    def again(batch: int) -> Program:
+    def again(batch: int | None, sizes: Mapping[str, int]) -> Program:
         with warnings.catch_warnings():  # told at the first load
             warnings.simplefilter("ignore", ModelWarning)
-            return load(source, input_shapes=at_batch(source.graph, shapes, batch), **options)
+            return load(source, input_shapes=at_sizes(source.graph, shapes, batch, sizes), **options)
 
-    return Again(again, files=held(source))
+    return Again(again, files=held(source), dims=other_dimensions(source.graph, shapes))
 
 
 class Importer(ImportState):

@@ -366,26 +366,33 @@ def _show(dims: Sequence[onnx.TensorShapeProto.Dimension]) -> str:
     return "[" + ", ".join(str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in dims) + "]"
 
 
-def at_batch(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], batch: int) -> dict[str, tuple[int, ...]]:
-    """The inputs' shapes with another batch: their dynamic first dimension, and dimensions of the same name.
+def at_sizes(
+    graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], batch: int | None, sizes: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """The inputs' shapes with another batch (None: the same) and other sizes of `other_dimensions`, by their names.
 
-    UsageError if no first dimension is dynamic.
+    The batch: dynamic first dimensions, and dimensions of their names.  UsageError if no first dimension is dynamic.
     """
-    is_open = set(open_dimensions(graph))
-    dims = {i.name: i.type.tensor_type.shape.dim for i in graph.input if i.name in shapes}
-    symbols = {dims[n][0].dim_param for n in shapes if (n, 0) in is_open} - {""}
-    if not any((n, 0) in is_open for n in shapes):
+    others = other_dimensions(graph, shapes)
+    changed = {place: size for name, size in sizes.items() for place in others[name]}
+    if batch is not None:
+        elsewhere = {place for places in others.values() for place in places}
+        first = [p for p in open_dimensions(graph) if p[0] in shapes and p not in elsewhere]
         fixed = next((s[0] for s in shapes.values() if s), 1)
-        raise UsageError(
-            f"the model fixes its batch at {fixed}, so that it cannot be made for {batch}: export it with a dynamic "
-            "first dimension"
-        )
-    return {
-        n: tuple(
-            batch if (n, i) in is_open and (i == 0 or dims[n][i].dim_param in symbols) else d for i, d in enumerate(s)
-        )
-        for n, s in shapes.items()
-    }
+        if not first and batch != fixed:
+            raise UsageError(
+                f"the model fixes its batch at {fixed}, so that it cannot be made for {batch}: export it with a "
+                "dynamic first dimension"
+            )
+        changed |= dict.fromkeys(first, batch)
+    return {n: tuple(changed.get((n, i), d) for i, d in enumerate(s)) for n, s in shapes.items()}
+
+
+def other_dimensions(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, list[tuple[str, int]]]:
+    """Where each open dimension besides the batch stands, as (input of `names`, axis), by its name."""
+    known = set(names)
+    found = _open_names([i for i in graph.input if i.name in known])
+    return {name: places for name, places in found.items() if all(axis for _, axis in places)}
 
 
 def open_dimensions(graph: onnx.GraphProto) -> list[tuple[str, int]]:

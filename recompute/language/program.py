@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import UsageError, expect, nearest
+from .arrays import Arrays
 from .builder import Builder
 from .ir import Block, Operator, Role, Value
 from .text import show
@@ -52,64 +53,6 @@ class Variable:
         return hash((id(self.program), self.value))
 
 
-class Holder(Protocol):
-    """The owner of the newest contents of a program's arrays, such as a session on a device."""
-
-    def claim(self, name: str) -> None:
-        """Brings the host's array up to date; it may be written until the next step begins."""
-
-
-class Arrays(dict[str, np.ndarray]):
-    """Arrays by name, in host memory.
-
-    While a device trains, its memory has the newest contents: accessing an array copies them from the device, and
-    changes of an accessed array are copied back before the next step.  Access an array again after a step.
-    """
-
-    _holder: Holder | None = None
-
-    def held_by(self, holder: Holder | None) -> bool:
-        """Makes `holder` (None: the host) the owner of the newest contents; returns whether it was not before."""
-        if holder is self._holder:
-            return False
-        if self._holder is not None:
-            for name in dict.keys(self):
-                self._holder.claim(name)
-        self._holder = holder
-        return True
-
-    def let_go(self, holder: Holder) -> None:
-        """Ends the ownership of `holder`, if it is the owner."""
-        if self._holder is holder:
-            self._holder = None
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if self._holder is not None:
-            self._holder.claim(name)
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The array, or `default`."""
-        if name not in self:
-            return default
-        return self[name]  # not super().get: see __getitem__
-
-    def __iter__(self) -> Iterator[str]:  # also keeps dict(arrays) from reading past __getitem__
-        return super().__iter__()
-
-    def values(self) -> Any:
-        """All arrays."""
-        return [self[name] for name in self]
-
-    def items(self) -> Any:
-        """All names with their arrays."""
-        return [(name, self[name]) for name in self]
-
-    def copy(self) -> Arrays:
-        """A mapping with the same arrays, without an owner."""
-        return Arrays(self.items())
-
-
 @dataclass(frozen=True)
 class Compiled:
     """A step compiled for a target (`passes.Target`): `block` with kernels, frees and addresses, `logical` before.
@@ -126,7 +69,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of a forward pass since it was loaded: its name, and what makes it in a program of another batch."""
+    """A change of a forward pass since it was loaded: its name, and what makes it in a program of other sizes."""
 
     name: str
     make: Callable[[Program], Any]
@@ -134,29 +77,40 @@ class Edit:
 
 @dataclass(frozen=True)
 class Again:
-    """Makes a forward pass again, at another batch: loads its model, and makes the same edits.
+    """Makes a forward pass again, at another batch or other dimensions: loads its model, and makes the same edits.
 
-    `files`: those that the model's contents are in, which are mapped for as long as this lives.
+    `load`: of a batch (None: the program's own) and sizes of `dims`.  `files`: those that the model's contents are in,
+    which are mapped for as long as this lives.  `dims`: where each open dimension besides the batch stands, as (input,
+    axis), by its name in the model (`INPUT.AXIS` where it has none).
     """
 
-    load: Callable[[int], Program]
+    load: Callable[[int | None, Mapping[str, int]], Program]
     edits: tuple[Edit, ...] = ()
     files: Sequence[object] = ()
+    dims: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
 
-    def __call__(self, batch: int) -> Program:
-        """The program at a batch, with arrays of its own."""
-        program = self.load(batch)
+    def __call__(self, batch: int | None = None, dims: Mapping[str, int] = MappingProxyType({})) -> Program:
+        """The program at a batch (None: its own) and sizes of dimensions, with arrays of its own."""
+        self.check(dims)
+        program = self.load(batch, dims)
         for edit in self.edits:
             edit.make(program)
         return program
 
+    def check(self, dims: Iterable[str]) -> None:
+        """UsageError for a name that is no open dimension."""
+        for name in dims:
+            if name not in self.dims:
+                has = f"open are: {', '.join(self.dims)}" if self.dims else "none but the batch is open"
+                raise UsageError(f"the model has no open dimension '{name}'{nearest(name, self.dims)}; {has}")
 
-#: functions that return the module with `for_test`, `evaluate` and `freeze`, set by the package root
+
+#: functions that return the module with `for_test`, `evaluate`, `freeze` and so on, set by the package root
 _MODES: list[Callable[[], Any]] = []
 
 
 def modes_from(source: Callable[[], Any]) -> None:
-    """Sets the function that returns the implementation of `for_test`, `evaluate` and `freeze`."""
+    """Sets the function that returns the implementation of `for_test`, `evaluate`, `freeze` and so on."""
     _MODES.append(source)
 
 
@@ -172,6 +126,10 @@ class Program:
 
     #: the forward pass, from before the backward pass was added (None: nothing was added yet)
     forward: Block | None = None
+    #: how it became a training step (`recompute.training.resized.StepAgain`)
+    step_again: Any = None
+    #: arrays that only this program has of those that it shares with one of other sizes
+    tables: tuple[str, ...] = ()
     #: the loss that is trained
     loss = ""
     #: whether `minimize` makes attention one operator (see `rc.fuse_attention`)
@@ -235,7 +193,7 @@ class Program:
         #: makes the same forward pass at another batch, by its edits (None: operators were appended by hand)
         self.again: Again | None = None
         #: what `evaluate` has compiled
-        self.evaluations: dict[Any, Any] = {}
+        self.evaluations: Any = None
         #: held by the thread that runs a step of this program, or binds it
         self.lock = threading.Lock()
         self._names: tuple[Block, dict[str, Value]] | None = None
@@ -323,7 +281,7 @@ class Program:
         other.plan, other.planned, other.compiled = self.plan, self.planned, self.compiled
         other.sharded, other.divided, other.division = self.sharded, self.divided, self.division
         other.first_stages, other.pipe = self.first_stages, self.pipe
-        other.slices, other.fetched = self.slices, self.fetched
+        other.slices, other.fetched, other.step_again = self.slices, self.fetched, self.step_again
         other.take_origin(self)
         return other
 
@@ -337,15 +295,20 @@ class Program:
 
     # -- training and evaluation ----------------------------------------------------------------------------------
 
-    def for_test(self, batch: int | None = None, outputs: Sequence[str | Variable] | None = None) -> Program:
+    def for_test(
+        self,
+        batch: int | None = None,
+        outputs: Sequence[str | Variable] | None = None,
+        dims: Mapping[str, int] | None = None,
+    ) -> Program:
         """The forward pass in inference mode, with this program's own arrays: what trains here is evaluated there.
 
         Dropout is off and batch normalisation uses its running statistics, which do not change.  `outputs`: what is
         computed (default: the outputs of the forward pass); inputs that nothing reads are dropped.  `batch`: another
-        batch, for models whose batch is dynamic.  UsageError where that cannot be made.  (Paddle's
-        `clone(for_test=True)`.)
+        batch, for models whose batch is dynamic; `dims`: other sizes of dynamic dimensions, by their names in the
+        model.  UsageError where that cannot be made.  (Paddle's `clone(for_test=True)`.)
         """
-        return _modes().for_test(self, batch, outputs)
+        return _modes().for_test(self, batch, outputs, dims)
 
     def evaluate(
         self,
@@ -355,13 +318,25 @@ class Program:
         *,
         averaged: bool = False,
     ) -> list[np.ndarray]:
-        """Runs `for_test` on what is fed, at the batch that is fed, and returns the fetched values in order.
+        """Runs `for_test` on what is fed, at the batch and sizes that are fed; returns the fetched values in order.
 
         `fetch_list` (default: all outputs that the fed inputs suffice for); labels need not be fed for scores.
-        `place`: where it runs (None: the CPU).  Each batch size is compiled once.  `averaged`: with the moving averages
-        of the weights (`rc.ExponentialMovingAverage`); for many batches, `with applied(program)` exchanges them once.
+        `place`: where it runs (None: the CPU).  Each batch and length is compiled once.  `averaged`: with the moving
+        averages of the weights (`rc.ExponentialMovingAverage`); for many batches, `with applied(program)` exchanges
+        them once.
         """
         return _modes().evaluate(self, feed, fetch_list, place, averaged=averaged)
+
+    def at_fed(self, feed: Mapping[str, Any]) -> Any:
+        """The sizes (batch, dimensions) that are fed, where they are others than this program's; else None."""
+        return _modes().for_feed(self, feed)
+
+    def at(self, batch: int | None = None, dims: Mapping[str, int] = MappingProxyType({})) -> Program:
+        """The same program at another batch and other sizes of its model's open dimensions, with the same arrays.
+
+        A training step trains the same weights with the same state.  UsageError where it cannot be made.
+        """
+        return _modes().at_sizes(self, batch, dims)
 
     def digests(self, mesh: Any = None, rank: int = 0) -> dict[str, str]:
         """Digests of parameters, buffers and state, by name and part, as ranks compare them.  Linear in their bytes.

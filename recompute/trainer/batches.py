@@ -45,6 +45,12 @@ class Epoch:
         """The number of batches."""
         return self.samples // self.batch + bool(self.left_over)
 
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes of its batches, each once."""
+        full = [self.batch] if self.samples >= self.batch else []
+        return full + ([self.left_over] if self.left_over else [])
+
     def places(self, number: int) -> tuple[int, int]:
         """Begin and end of a batch in the epoch's order."""
         return number * self.batch, min((number + 1) * self.batch, self.samples)
@@ -54,13 +60,17 @@ def batches(
     data: Any, epoch: Epoch, order: Order, first: int = 0, rows: Callable[[int], slice] = lambda batch: slice(None)
 ) -> Iterator[dict[str, np.ndarray]]:
     """The batches of a dataset from number `first` on, in their order; `rows`: which of a batch of a size are read."""
+    return (data.take(batch[rows(len(batch))]) for batch in numbers(epoch, order, first))
+
+
+def numbers(epoch: Epoch, order: Order, first: int = 0) -> Iterator[np.ndarray]:
+    """The numbers of the samples of each batch from number `first` on."""
     many = max(1, _AT_ONCE // epoch.batch)
     for start in range(first, epoch.batches, many):
         begin, _ = epoch.places(start)
         samples = order.at(begin, epoch.places(min(start + many, epoch.batches) - 1)[1])
         for at in range(0, len(samples), epoch.batch):
-            batch = samples[at : at + epoch.batch]
-            yield data.take(batch[rows(len(batch))])
+            yield samples[at : at + epoch.batch]
 
 
 def samples_of(feed: Mapping[str, np.ndarray]) -> int:

@@ -31,7 +31,7 @@ def evaluated(programs: Programs, metrics: Sequence[Any], data: Feeding, progres
     sums, done = _Sums(metrics, data.name), 0
     with ahead(data.in_order(ranks.share, ranks.shares)) as feeds:
         for feed, new in in_step(feeds, data, ranks):
-            program = programs.evaluation(samples_of(feed))
+            program = programs.evaluation(programs.fed(samples_of(feed), feed))
             names = programs.fetched(program, training=False)
             inputs = {v.name for v in program.block.inputs}
             values = programs.executor.run(program, {n: a for n, a in feed.items() if n in inputs}, names)

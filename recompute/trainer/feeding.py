@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..data.base import need_column
 from ..language.ir import Value
 from ..language.program import Program
 from ..training.origin import digest
-from .batches import Epoch, samples_of
+from .batches import Epoch, batches, samples_of
 from .order import Order
 
 #: samples by which data are recognised, at least; and bytes that are read for it, about
@@ -41,6 +41,9 @@ class Feeding:
     `also`: further columns that batches have, for metrics.  `batch`, `rest`: for `in_order`, the size of batches, and
     whether the smaller last one is used.
     """
+
+    #: the sizes to which samples are padded (`Buckets`)
+    buckets: Any = None
 
     def __init__(
         self, source: Any, program: Program, inputs: Sequence[Value], seed: int, shuffle: bool, also: Sequence[str] = ()
@@ -91,22 +94,33 @@ class Feeding:
 
     def _contents(self) -> str:
         """A hash of some samples, from the first to the last: other data of the same form are noticed."""
-        count = len(self._source)
-        taken = self._source.at_epoch(0).take(
-            np.unique(np.linspace(0, count - 1, min(count, _HASHED)).astype(np.int64))
-        )
+        count = self.samples or 0
+        chosen = np.unique(np.linspace(0, count - 1, min(count, _HASHED)).astype(np.int64))
         digest = hashlib.sha256()
-        for name in sorted(taken):
-            digest.update(name.encode() + np.ascontiguousarray(taken[name]).tobytes())
+        for taken in self._some(chosen):
+            for name in sorted(taken):
+                digest.update(name.encode() + np.ascontiguousarray(taken[name]).tobytes())
         return digest.hexdigest()[:16]
 
-    def order(self, epoch: int) -> Order:
-        """The order of samples in an epoch."""
-        return Order(len(self._source), self._seed, epoch, self._shuffle)
+    def _some(self, chosen: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
+        """Some samples, by their numbers."""
+        yield self._source.at_epoch(0).take(chosen)
 
-    def at_epoch(self, epoch: int) -> Any:
-        """The dataset of an epoch: random changes of samples differ from epoch to epoch."""
-        return self._source.at_epoch(epoch)
+    def cut(self, batch: int, *, rest: bool) -> Any:
+        """How an epoch is cut into batches; `rest`: whether smaller last ones are used."""
+        return Epoch(len(self._source), batch, rest)
+
+    def read(
+        self, epoch: Any, number: int, first: int, rows: Callable[[int], slice] = lambda count: slice(None)
+    ) -> Iterator[tuple[dict[str, np.ndarray], int]]:
+        """The batches of epoch `number` from number `first` on, with their samples; `rows`: which of these are read.
+
+        Random changes of samples differ from epoch to epoch.
+        """
+        order = Order(len(self._source), self._seed, number, self._shuffle)
+        places = map(epoch.places, range(first, epoch.batches))
+        found = batches(self._source.at_epoch(number), epoch, order, first, rows)
+        return zip(found, (end - begin for begin, end in places), strict=True)
 
     def stream(self, epoch: int, first: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """The batches of a stream from number `first` on."""
@@ -114,17 +128,17 @@ class Feeding:
             if number >= first:
                 yield feed
 
-    def batch_sizes(self) -> list[int]:
-        """The sizes of the batches of `in_order`, as far as they are known before."""
-        if self.streams:
-            return [self.batch]
-        epoch = self._epoch()
-        sizes = [self.batch] if self.samples and self.samples >= self.batch else []
-        return sizes + ([epoch.left_over] if epoch.left_over else [])
+    def sizes(self, batch: int) -> list[tuple[int, dict[str, int]]]:
+        """The sizes of batches of at most `batch` samples, and of dimensions, as far as they are known before."""
+        return [(batch, {})] if self.streams else [(size, {}) for size in self.cut(batch, rest=True).sizes]
 
     def count(self) -> int | None:
         """The number of batches of `in_order`; None for a stream."""
-        return None if self.streams else self._epoch().batches
+        return None if self.streams else self.cut(self.batch, rest=self.rest).batches
+
+    def joined(self, parts: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
+        """Values of the batches of `in_order`, in the order of the dataset."""
+        return {name: np.concatenate(part) for name, part in parts.items()}
 
     def in_order(self, rank: int = 0, ranks: int = 1) -> Iterator[tuple[dict[str, np.ndarray], int]]:
         """All batches in the order of the dataset, `ranks` of them at a time: that of the rank, and how many are new.
@@ -136,16 +150,13 @@ class Feeding:
         return self._at_a_time(rank, ranks)
 
     def _at_a_time(self, rank: int, ranks: int) -> Iterator[tuple[dict[str, np.ndarray], int]]:
-        epoch = self._epoch()
+        epoch = self.cut(self.batch, rest=self.rest)
         full = epoch.samples // epoch.batch
         for first in range(0, full, ranks):
             new = min(ranks, full - first)
             yield self._source.take(np.arange(*epoch.places(first + min(rank, new - 1)))), new
         if epoch.left_over:
             yield self._source.take(np.arange(*epoch.places(full))), 1
-
-    def _epoch(self) -> Epoch:
-        return Epoch(len(self._source), self.batch, self.rest)
 
 
 def _at_a_time(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ..communication.mesh import Mesh
 from ..errors import RecomputeError, UsageError
@@ -15,10 +15,11 @@ from ..ops.communication.base import Communication
 from ..passes import memory_report
 from ..places import CPUPlace, Place
 from ..runtime import Executor
-from ..training.modes import for_test, share_arrays
+from ..training.modes import for_test, sizes_of
 from ..training.origin import CHANGING, options_of
-from ..training.protocol import AnyOptimizer, Described, spec_of
-from ..training.spec import Spec
+from ..training.protocol import AnyOptimizer, spec_of
+from ..training.resized import step_like, unused
+from ..training.spec import Spec, StepAgain
 from .ranks import ONE, Ranks
 
 
@@ -40,11 +41,18 @@ class Peak:
         return self.values + self.arena
 
 
+class At(NamedTuple):
+    """The sizes of a program: its batch, and the open dimensions of its model, by name."""
+
+    batch: int
+    dims: tuple[tuple[str, int], ...] = ()
+
+
 class Programs:
-    """A training step at the program's batch, the same at other batches, and evaluation, which share all arrays.
+    """A training step at the program's sizes, the same at others, and evaluation, which share all arrays.
 
     `program`: a forward pass with its loss, which `optimizer` makes a training step; or a training step (`optimizer`
-    None), which can only run at its own batch.  `outputs`: what evaluation fetches besides the loss.  `ranks`: which
+    None), which can only run at its own sizes.  `outputs`: what evaluation fetches besides the loss.  `ranks`: which
     share the step, if the optimizer is data parallel.
     """
 
@@ -61,8 +69,9 @@ class Programs:
         self.ranks = ranks
         self.executor = Executor(place, engine=ranks.engine)
         self.executor.compares = False  # the trainer does, before it does anything else with other ranks
-        self._again = program.again if optimizer is not None else None
-        self._spec = None if optimizer is None else _unused(spec_of(optimizer))
+        #: makes the forward pass at other sizes; None where it cannot be
+        self.again = program.again if optimizer is not None else None
+        self._spec = None if optimizer is None else unused(spec_of(optimizer))
         #: the options that change results (`recompute.training.origin.options_of`)
         self.options = {"optimizer": ""} if self._spec is None else options_of(self._spec, CHANGING)
         self._most = program.block.batch or 1  # samples of a micro-batch, with gradient merge
@@ -71,8 +80,12 @@ class Programs:
         elif not any(o.role is Role.OPTIMIZE for o in program.operators):
             raise UsageError("the program has no updates: give an optimizer, or call its minimize(loss) before")
         self.program = program
-        self._training: dict[int, Program] = {self.batch: program}
-        self._evaluation: dict[int, Program] = {}
+        self._how = None
+        if self._spec is not None:
+            self._how = StepAgain(self._spec, self.again, loss, (), (), self._most, program.logical)
+        self.own = self.at(self.batch)
+        self._training: dict[At, Program] = {self.own: program}
+        self._evaluation: dict[At, Program] = {}
 
     @property
     def batch(self) -> int:
@@ -82,15 +95,23 @@ class Programs:
             raise UsageError("the inputs of the program have no common first dimension, so that there is no batch")
         return found
 
-    def training(self, batch: int) -> Program:
-        """The training step at a batch.  UsageError where the model fixes another one."""
-        if batch not in self._training:
-            self._training[batch] = self._minimized(batch)
-        return self._training[batch]
+    def at(self, batch: int, dims: Mapping[str, int] = MappingProxyType({})) -> At:
+        """A batch with these sizes of dimensions, and the program's own of others."""
+        return At(batch, tuple(sorted({**sizes_of(self.program), **dims}.items())))
+
+    def fed(self, batch: int, feed: Mapping[str, Any]) -> At:
+        """A batch with the sizes of dimensions that arrays have."""
+        return At(batch, tuple(sorted(sizes_of(self.program, feed).items())))
+
+    def training(self, at: At) -> Program:
+        """The training step at some sizes.  UsageError where the model fixes others."""
+        if at not in self._training:
+            self._training[at] = self._minimized(at)
+        return self._training[at]
 
     def rows(self, batch: int) -> slice:
         """The rows of a batch that this rank reads."""
-        own = self.training(batch).block.batch or batch
+        own = batch if self.ranks.mesh is None else self.training(self.at(batch)).block.batch or batch
         return slice(None) if own == batch else slice(self.ranks.share * own, (self.ranks.share + 1) * own)
 
     @property
@@ -110,69 +131,75 @@ class Programs:
         """The batch of the evaluation where nobody says it: that of a step, or of its micro-batches with ranks."""
         return self.batch // (self.micro_batches or 1)
 
-    def bind(self, training: Sequence[int], evaluation: Sequence[int]) -> None:
+    def bind(self, training: Sequence[At], evaluation: Sequence[At]) -> None:
         """Allocates what the first steps would."""
-        for is_training, batches in ((True, training), (False, evaluation)):
-            for batch in batches:
-                program = self.training(batch) if is_training else self.evaluation(batch)
+        for is_training, sizes in ((True, training), (False, evaluation)):
+            for at in sizes:
+                program = self.training(at) if is_training else self.evaluation(at)
                 self.executor.session(program, self.fetched(program, training=is_training))
 
-    def evaluation(self, batch: int) -> Program:
-        """The forward pass in inference mode at a batch, with the loss."""
-        if batch not in self._evaluation:
-            self._evaluation[batch] = for_test(self.program, batch, self.outputs)
-        return self._evaluation[batch]
+    def evaluation(self, at: At) -> Program:
+        """The forward pass in inference mode at some sizes, with the loss."""
+        if at not in self._evaluation:
+            self._evaluation[at] = for_test(self.program, at.batch, self.outputs, dict(at.dims))
+        return self._evaluation[at]
 
-    def why_not(self, batch: int) -> str:
-        """Why there is no training step at a batch; "" if there is one."""
+    def why_not(self, at: At) -> str:
+        """Why there is no training step at some sizes; "" if there is one."""
         try:
-            self.training(batch)
+            self.training(at)
         except RecomputeError as e:
             return str(e).partition("\n")[0]
         return ""
 
-    def _forward(self, batch: int) -> Program:
-        """The forward pass at another batch, divided among ranks as it was asked for."""
-        if self._again is None:
+    def forward(self, at: At) -> Program:
+        """The forward pass at other sizes, with arrays of its own, divided among ranks as it was asked for."""
+        if self.again is None:
             raise UsageError(f"the model fixes its batch at {self.batch}")
-        made = self._again(batch)
+        made = self.again(at.batch, dict(at.dims))
         made.shardings = self.program.shardings
         return made
 
-    def _minimized(self, batch: int) -> Program:
-        assert self._spec is not None
-        spec = self._spec.for_batch(batch, self._most)
+    def _minimized(self, at: At) -> Program:
+        """A training step at other sizes.  Plain where a shorter one fits the program's memory without its plan."""
+        if self._spec is None:
+            raise UsageError(f"the program is a training step already, made for {_shown(self.own)}: it has no others")
+        spec = self._spec.for_batch(at.batch, self._most)
+        plain = spec.without_plan()
+        if at.dims != self.own.dims and spec.request is not None and not (spec.allowed or spec.slices):
+            made = self._trained(plain, at)
+            if self._arena(made, training=True) <= self._arena(self.program, training=True):
+                return made
         try:
-            made = self._trained(spec, batch)
-        except UsageError:  # a plan that is for the other batch
-            if spec == spec.without_plan():
+            return self._trained(spec, at)
+        except UsageError:  # a plan that is for other sizes
+            if spec == plain:
                 raise
-            made = self._trained(spec.without_plan(), batch)
-        if dict(_shapes(made)) != dict(_shapes(self.program)):
-            raise UsageError(f"at a batch of {batch} ranks would have other parts of parameters than at {self.batch}")
-        share_arrays(made, self.program)
-        return made
+            return self._trained(plain, at)
 
-    def _trained(self, spec: Spec, batch: int) -> Program:
-        """A training step at another batch, whose optimizer is a copy: the user's own has the state of this batch."""
-        made = self._forward(batch)
-        Described(_unused(spec)).minimize(made[self.loss])
-        return made
+    def _trained(self, spec: Spec, at: At) -> Program:
+        """A training step at other sizes.  UsageError where its parameters have other parts on this rank."""
+        assert self._how is not None
+        return step_like(self.program, self.forward(at), spec, self._how)
+
+    def _arena(self, program: Program, *, training: bool) -> int:
+        """Bytes of a program's intermediate values."""
+        return memory_report(self.executor.planned(program, self.fetched(program, training=training))).arena
 
     def inputs(self, *, training: bool) -> tuple[Value, ...]:
         """The inputs that must be fed."""
-        return (self.program if training else self.evaluation(self.batch)).block.inputs
+        return (self.program if training else self.evaluation(self.own)).block.inputs
 
-    def plan(self, training: Sequence[int], evaluation: Sequence[int]) -> Peak:
-        """Plans the memory of all programs of these batches; nothing runs.
+    def plan(self, training: Sequence[At], evaluation: Sequence[At]) -> Peak:
+        """Plans the memory of all programs of these sizes; nothing runs.
 
         On a CPU they share one arena and all values; on a device each has memory of its own.
         """
         arenas: dict[bool, list[int]] = {True: [], False: []}
         values: dict[Any, int] = {}
-        for is_training, batches in ((True, training), (False, evaluation)):
-            for batch in batches:
-                program = self.training(batch) if is_training else self.evaluation(batch)
+        for is_training, sizes in ((True, training), (False, evaluation)):
+            for at in sizes:
+                program = self.training(at) if is_training else self.evaluation(at)
                 block = self.executor.planned(program, self.fetched(program, training=is_training))
                 arenas[is_training].append(memory_report(block).arena)
                 values |= {self._held(program, v): v.nbytes for v in block.persistent()}
@@ -211,10 +238,5 @@ class Programs:
         return sum(arenas.values()) + sum(arrays.values())
 
 
-def _shapes(program: Program) -> Iterator[tuple[str, tuple[int, ...]]]:
-    return ((v.name, v.shape) for v in program.block.parameters)
-
-
-def _unused(spec: Spec) -> Spec:
-    """The spec with a copy of its rule of updates, which has the state of one program."""
-    return spec.with_(rule=copy.copy(spec.rule))
+def _shown(at: At) -> str:
+    return ", ".join([f"a batch of {at.batch}", *(f"{name} {size}" for name, size in at.dims)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ..communication.mesh import Mesh
 from ..compiling.steps import attach_loss
 from ..errors import NotFiniteError, UsageError, expect, nearest
 from ..exporter.trained import export_trained
+from ..language.ir import Value
 from ..language.program import Program, Variable
 from ..metrics.named import as_metrics
 from ..places import Place, as_place
@@ -23,15 +24,18 @@ from ..runtime.communication.memory import ResidentGrowth
 from ..training.averages import applied, averages_of
 from ..training.protocol import AnyOptimizer, as_optimizer
 from .alike import compare_evaluations, compare_runs, in_step
-from .batches import Epoch, ahead, batches, samples_of
+from .batches import ahead, samples_of
+from .buckets import BucketFeeding, Buckets
 from .callbacks import Callback, EarlyStopping, as_callbacks, better, mode_of, monitored
+from .epochs import epoch_of, training_sizes
 from .evaluation import evaluated
 from .feeding import Feeding
 from .folder import occupied_by
 from .history import History
 from .interrupts import SIGNALLED, Interrupts
 from .log import Log
-from .programs import Peak, Programs
+from .padding_seen import padding_notes
+from .programs import At, Peak, Programs
 from .progress import Progress, begin_lines, epoch_line, shown
 from .ranks import Ranks, ranks_of, rows_of, shared
 from .run import Run, must_be_fresh, take_over
@@ -59,6 +63,11 @@ class Trainer:
     them.  `zero`: what those along dp divide.  `micro_batches`: how many pieces the batch is cut into; the same number
     gives the same bits for any number of ranks along dp (default: the largest power of two, at most 8, that divides the
     batch; not fewer than these ranks).  All make the same calls; callbacks run on rank 0.
+
+    `buckets`: sizes of open dimensions by their names in the model, such as {"sequence": (64, 128, 256)}: samples of
+    different sizes (ragged columns) are padded to the next one, a batch has samples of one, and all steps share one
+    arena.  `padding`: by input, a value, `rc.data.Pad(value, "left")`, or `rc.data.MaskOf(column)`; by default, labels
+    are padded with the one that the loss ignores, other inputs with 0 on the right.
     """
 
     def __init__(
@@ -76,6 +85,8 @@ class Trainer:
         mesh: str | Mesh | Ranks | None = None,
         zero: int = 0,
         micro_batches: int | None = None,
+        buckets: Mapping[str, Any] | None = None,
+        padding: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 63:
             raise UsageError(f"seed must be a whole number in [0, 2^63), not {seed!r}")
@@ -91,6 +102,9 @@ class Trainer:
         self.metrics = [m.bind(program) for m in as_metrics(metrics)]
         needed = [program[n].name for m in self.metrics for n in m.needs]
         self.programs = Programs(program, name, optimizer, place, needed, self.ranks)
+        self.buckets = None if buckets is None else Buckets(self.programs, buckets, padding)
+        if buckets is None and padding:
+            raise UsageError("padding says how samples are padded to buckets, and there are none: give buckets")
         self.callbacks = as_callbacks(callbacks)
         #: prints a line of progress, unless `quiet`
         self.say: Callable[[str], object] = print
@@ -200,29 +214,10 @@ class Trainer:
         self, data: Any, epochs: int, eval_data: Any, shuffle: bool, drop_last: bool, saving: Saving | None
     ) -> Run:
         """The run before its first step: the data are checked."""
-        feeding = Feeding(data, self.program, self.programs.inputs(training=True), self.seed, shuffle)
+        feeding = self._feeding(data, self.programs.inputs(training=True), shuffle=shuffle)
         other = None if eval_data is None else self._evaluating(eval_data)
-        epoch = None
-        notes = self.programs.idle_axes()
-        if feeding.samples is not None:
-            batch = self.programs.batch
-            if feeding.samples < 1:
-                raise UsageError(f"{feeding.name} has no samples")
-            rest = feeding.samples % batch
-            why = self.ranks.agreed(self.programs.why_not(rest) if rest and not drop_last else "")
-            if why:
-                notes.append(
-                    f"{rest} of {feeding.samples:,} samples are left out of each epoch (others each time), as the last "
-                    f"batch would be smaller: {why}"
-                )
-            if feeding.samples < batch:
-                notes.append(
-                    f"a batch of {batch} is more than the {feeding.samples:,} samples, but takes its memory: a batch "
-                    f"of {feeding.samples:,} gives the same steps"
-                )
-            epoch = Epoch(feeding.samples, batch, not drop_last and not why)
-            if not epoch.batches:
-                raise UsageError(f"{feeding.name} has {feeding.samples} samples, fewer than a batch of {batch}")
+        epoch, notes = epoch_of(feeding, self.programs, drop_last=drop_last)
+        notes = [*self.programs.idle_axes(), *notes]
         run = Run(feeding, other, epochs, epoch, saving, drop_last=drop_last, ranks=self.ranks)
         run.monitor = self.monitor or ("eval.loss" if other is not None else "train.loss")
         known = ["train.loss", *(f"eval.{n}" for n in ("loss", *(m.name for m in self.metrics)) if other is not None)]
@@ -236,13 +231,13 @@ class Trainer:
 
     def _planned(self, run: Run, eval_batch: int | None) -> Peak:
         """The memory of all programs, before anything runs."""
-        batch = self.programs.batch
-        training = [batch, *([run.epoch.left_over] if run.epoch is not None and run.epoch.left_over else [])]
-        evaluation: list[int] = []
+        training, evaluation = training_sizes(run.data, run.epoch, self.programs), []
         if run.eval_data is not None:
             run.eval_data.batch = _whole("eval_batch", eval_batch) or self.programs.evaluated
-            evaluation = [b for b in run.eval_data.batch_sizes() if not self._why_no_evaluation(run, b)]
+            sizes = [self.programs.at(*size) for size in run.eval_data.sizes(run.eval_data.batch)]
+            evaluation = [at for at in sizes if not self._why_no_evaluation(run, at)]
         peak = self.programs.plan(training, evaluation)
+        run.history.notes += padding_notes(self.programs, run.data)
         if self.ranks.mesh is not None:  # so that memory that grows while steps run is none of theirs
             self.programs.bind(training, evaluation)
         run.peaks = self.ranks.collect("the predicted memory of all ranks", peak.total)
@@ -252,11 +247,12 @@ class Trainer:
         }  # fmt: skip
         return peak
 
-    def _why_no_evaluation(self, run: Run, batch: int) -> str:
+    def _why_no_evaluation(self, run: Run, at: At) -> str:
         """Why the smaller last batch of the evaluation is left out; "" if it is not."""
         assert run.eval_data is not None
+        batch = at.batch
         try:
-            self.programs.evaluation(batch)
+            self.programs.evaluation(at)
         except UsageError as e:
             if batch == run.eval_data.batch:
                 raise
@@ -325,13 +321,11 @@ class Trainer:
                 count = samples_of(feed)
                 yield rows_of(feed, rows(count)), count
             return
-        places = map(run.epoch.places, range(first, run.epoch.batches))
-        found = batches(run.data.at_epoch(number), run.epoch, run.data.order(number), first, rows)
-        yield from zip(found, (end - begin for begin, end in places), strict=True)
+        yield from run.data.read(run.epoch, number, first, rows)
 
     def _step(self, run: Run, feed: dict[str, np.ndarray], count: int) -> float:
         """A training step of `count` samples; its loss."""
-        program = self.programs.training(count)
+        program = self.programs.training(self.programs.fed(count, feed))
         number = run.history.steps + 1
         try:
             (value,) = self.executor.run(program, feed, self.programs.fetched(program, training=True))
@@ -412,7 +406,13 @@ class Trainer:
     def _evaluating(self, data: Any) -> Feeding:
         """Data for the evaluation, with the columns that metrics read besides the program's inputs."""
         columns = [name for m in self.metrics for name in m.columns]
-        return Feeding(data, self.program, self.programs.inputs(training=False), self.seed, False, columns)
+        return self._feeding(data, self.programs.inputs(training=False), also=columns)
+
+    def _feeding(self, data: Any, inputs: Sequence[Value], *, shuffle: bool = False, also: Sequence[str] = ()) -> Any:
+        """Data with columns for these inputs, padded to buckets where there are some."""
+        if self.buckets is not None:
+            return BucketFeeding(data, self.buckets, inputs, self.seed, shuffle, also)
+        return Feeding(data, self.program, inputs, self.seed, shuffle, also)
 
     def _evaluated(self, data: Feeding, progress: Progress) -> dict[str, Any]:
         with applied(self.program) if self.averages else contextlib.nullcontext():
@@ -423,11 +423,11 @@ class Trainer:
     ) -> dict[str, np.ndarray]:
         """Values of the forward pass for all samples of a dataset, in its order, in inference mode.
 
-        With a mesh, each process computes all of them.
+        With a mesh, each process computes all of them.  With buckets, of values that have no dimension of theirs.
         """
         names = as_texts(outputs, "outputs")
         inputs = self.program.for_test(None, names).block.inputs
-        feeding = Feeding(data, self.program, inputs, self.seed, False)
+        feeding = self._feeding(data, inputs)
         feeding.batch = _whole("batch", batch) or self.programs.batch
         parts: dict[str, list[np.ndarray]] = {n: [] for n in names}
         with applied(self.program) if self.averages else contextlib.nullcontext():
@@ -436,7 +436,7 @@ class Trainer:
             for feed, _ in feeding.in_order():
                 for name, value in zip(names, program.evaluate(feed, names), strict=True):
                     parts[name].append(value)
-        return {n: np.concatenate(p) for n, p in parts.items()}
+        return feeding.joined(parts)
 
 
 def _whole(name: str, value: Any) -> Any:

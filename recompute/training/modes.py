@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..boundary import as_names
-from ..errors import JobError, ModelWarning, UsageError, nearest
+from ..errors import JobError, ModelWarning, UsageError, expect, nearest
 from ..language.ir import Block, Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.verify import verify
+from ..passes import memory_report
 from ..passes.base import Pass, apply_passes
 from ..passes.cleanup.for_test import ForTest, in_inference
 from ..passes.gradient.precision import StoreParameters
@@ -26,17 +28,25 @@ from ..passes.sharding.divide_axis import DivideForward
 from ..passes.sharding.zero import GatherParameters
 from ..places import as_place
 from ..support.patterns import Patterns
+from ..support.recent import OPERATOR_BYTES, Recent
 from .averages import applied
 from .origin import values_to_compare
 from .programs import must_be_untrained
 from .quantisation import must_have_ranges, running_ends
 from .shardings import axes_of
 
-__all__ = ["at_other_batches", "evaluate", "for_test", "freeze", "share_arrays", "values_to_compare"]
+__all__ = [
+    "at_other_batches", "evaluate", "fed_batch", "for_test", "forward_at", "freeze", "share_arrays", "sizes_of",
+    "values_to_compare",
+]  # fmt: skip
+
+
+#: how much the evaluations of a program (`evaluate`) may take; those that were used longest ago are forgotten
+EVALUATIONS_BYTES = 1 << 30
 
 
 def at_other_batches(function: Callable[..., Variable]) -> Callable[..., Variable]:
-    """Makes a function that appends operators (a loss) do it again where its program is made at another batch.
+    """Makes a function that appends operators (a loss) do it again where its program is made at other sizes.
 
     The function's first argument is a Variable or a Program; Variables among the others are found by their names.
     """
@@ -80,15 +90,21 @@ def _of(program: Program, x: Any) -> Any:
 # -- evaluation -------------------------------------------------------------------------------------------------------
 
 
-def for_test(program: Program, batch: int | None = None, outputs: Sequence[str | Variable] | None = None) -> Program:
+def for_test(
+    program: Program,
+    batch: int | None = None,
+    outputs: Sequence[str | Variable] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Program:
     """`Program.for_test`."""
     names = () if outputs is None else tuple(_name(program, o) for o in as_names(outputs, "outputs"))
-    if batch is None or batch == program.forward_block.batch:
+    dims = checked_dims({} if dims is None else dims)
+    if batch in (None, program.forward_block.batch) and dims.items() <= sizes_of(program).items():
         made = Program(program.forward_block, program.data, source=program.source)
         made.take_origin(program)
         made.forward = None
     else:
-        made = _at(program, batch)
+        made = forward_at(program, batch, dims)
         names = tuple(_name(made, n) for n in names)
         low = {v.name for v in program.forward_block.parameters if v.dtype == "bf16"}
         if stored := tuple(v.name for v in made.block.parameters if v.name in low and v.dtype == "f32"):
@@ -120,35 +136,79 @@ def evaluation_passes(program: Program, outputs: Sequence[str] = ()) -> list[Pas
     return passes
 
 
-def _at(program: Program, batch: int) -> Program:
-    if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)) or batch < 1:
+def forward_at(program: Program, batch: int | None, dims: Mapping[str, int]) -> Program:
+    """The forward pass of a program at another batch (None: the same) and sizes of dimensions, with its own arrays.
+
+    UsageError where it cannot be made.
+    """
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, (int, np.integer)) or batch < 1):
         raise UsageError(f"batch must be a whole number of at least 1, not {batch!r}")
     if program.again is None:
         raise UsageError(
             f"program '{program.block.name}' is fixed at batch {program.block.batch}: it was not loaded from a model, "
-            "or operators were appended to it by hand. Load the model again at the other batch, or evaluate batches of "
-            f"{program.block.batch}"
+            "or operators were appended to it by hand. Load the model again at the other batch or dimensions, or "
+            f"evaluate batches of {program.block.batch}"
         )
-    return program.again(int(batch))
+    there = sizes_of(program)
+    program.again.check(checked_dims(dims))
+    wanted = program.forward_block.batch if batch is None else int(batch)
+    return program.again(wanted, {**there, **dims})
+
+
+def checked_dims(dims: Mapping[str, int]) -> Mapping[str, int]:
+    """Sizes by dimension.  UsageError for what are none."""
+    for name, size in expect("dims", dims, Mapping, "sizes by dimension, such as {'sequence': 64}").items():
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise UsageError(f"dims: '{name}' must be a whole number of at least 1, not {size!r}")
+    return dims
+
+
+def sizes_of(program: Program, arrays: Mapping[str, Any] | None = None) -> dict[str, int]:
+    """The sizes of a program's open dimensions besides the batch, by name; `arrays`: as they are in a feed."""
+    if program.again is None:
+        return {}
+    shapes = {v.name: v.shape for v in program.forward_block.inputs}
+    found: dict[str, int] = {}
+    for name, places in program.again.dims.items():
+        for where, axis in places:
+            shape = np.shape(arrays[where]) if arrays is not None and where in arrays else shapes.get(where, ())
+            if name not in found and len(shape) == len(shapes.get(where, ())) and axis < len(shape):
+                found[name] = int(shape[axis])
+    return found
 
 
 def share_arrays(made: Program, program: Program) -> None:
-    """Gives a program of another batch the arrays of the training program, by name.
+    """Gives a program of another batch or other dimensions the arrays of the training program, by name.
 
-    Tables that the importer computed for the batch have other shapes: they get names of their own.
+    Tables that the importer computed for these sizes have other shapes or contents: they get names of their own.
     """
-    batch = made.block.batch
+    loaded = {t.name for t in program.source.graph.initializer} if program.source is not None else None
+    changing = {v.name for b in (program.block, made.block) for op in b.operators if op.op.updates for v in op.writes()}
     names: dict[str, str] = {}
+    before = set(dict.keys(program.data))
     for v in (*made.block.parameters, *made.block.buffers, *made.block.state):
         own = made.data[v.name]
         there = dict.get(program.data, v.name)
-        if there is None or (tuple(there.shape), there.dtype) != (v.shape, v.type.numpy):
-            names[v.name] = f"{v.name}@batch{batch}"
+        table = loaded is not None and v in made.block.buffers and v.name not in loaded and v.name not in changing
+        if there is None or (there.shape, there.dtype) != (v.shape, v.type.numpy) or (table and _differ(there, own)):
+            names[v.name] = _free_name(program, f"{v.name}@batch{made.block.batch}", own)
             program.data.setdefault(names[v.name], own)
     if names:
         made.block = _renamed(made.block, names)
         made.aliases.update({old: new for old, new in names.items() if old not in made.aliases})
+    made.tables = tuple(n for n in names.values() if n not in before)
     made.data = program.data
+
+
+def _differ(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether arrays have other shapes, types or bits."""
+    return (a.shape, a.dtype) != (b.shape, b.dtype) or a.tobytes() != b.tobytes()
+
+
+def _free_name(program: Program, wish: str, own: np.ndarray) -> str:
+    """`wish`, or `wish_1`, `wish_2`, ... if the program has another array of that name."""
+    wishes = itertools.chain([wish], (f"{wish}_{i}" for i in itertools.count(1)))
+    return next(n for n in wishes if (there := dict.get(program.data, n)) is None or not _differ(there, own))
 
 
 def _renamed(block: Block, names: Mapping[str, str]) -> Block:
@@ -188,21 +248,41 @@ def evaluate(
     key = (
         None if wanted is None else tuple(map(_text, wanted)),
         frozenset(feed),
-        _fed_batch(program, feed),
+        fed_batch(program, feed),
         str(place),
+        tuple(sizes_of(program, feed).items()),
     )
+    if program.evaluations is None:
+        program.evaluations = Recent(EVALUATIONS_BYTES, lambda kept: kept.nbytes)
     found = program.evaluations.get(key)
-    if found is None or found[0] is not source:
+    if found is None or found.source is not source:
         names = _default_fetches(program, feed) if wanted is None else tuple(_name(program, f) for f in wanted)
         known = {v.name for v in source.inputs}
         unknown = [n for n in feed if n not in known]
         if unknown:
             raise UsageError(f"the program has no input '{unknown[0]}'{nearest(unknown[0], known)}")
         must_have_ranges(program)
-        found = program.evaluations[key] = source, for_test(program, key[2], names), names, Executor(place)
-    _, made, names, executor = found
+        found = _Evaluation(source, for_test(program, key[2], names, dict(key[4])), names, Executor(place))
+        program.evaluations.put(key, found)
+    made, names, executor = found.made, found.names, found.executor
     inputs = {v.name for v in made.block.inputs}
     return executor.run(made, {n: a for n, a in feed.items() if n in inputs}, list(names))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Evaluation:
+    """The evaluation of `source`, a forward pass, at some sizes, and what runs it."""
+
+    source: Block
+    made: Program
+    names: tuple[str, ...]
+    executor: Any
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes besides the weights."""
+        arena = memory_report(self.executor.planned(self.made, self.names)).arena
+        return arena + OPERATOR_BYTES * len(self.made.block.operators)
 
 
 def _default_fetches(program: Program, feed: Mapping[str, Any]) -> tuple[str, ...]:
@@ -220,11 +300,11 @@ def _default_fetches(program: Program, feed: Mapping[str, Any]) -> tuple[str, ..
     return found
 
 
-def _fed_batch(program: Program, feed: Mapping[str, Any]) -> int | None:
+def fed_batch(program: Program, feed: Mapping[str, Any]) -> int | None:
     """The batch of what is fed; None for the program's own."""
     for v in program.forward_block.inputs:
         shape = np.shape(feed[v.name]) if v.name in feed else v.shape
-        if v.shape and shape and shape[0] != v.shape[0] == program.forward_block.batch and shape[1:] == v.shape[1:]:
+        if len(shape) == len(v.shape) > 0 and shape[0] != v.shape[0] == program.forward_block.batch:
             return int(shape[0])
     return None
 

@@ -23,7 +23,7 @@ from ..runtime.communication.started import started_together
 from .origin import held, origin_of
 from .pipeline import backward_passes, pipeline, update_passes
 from .programs import must_be_untrained, names_of, program_of
-from .spec import Spec
+from .spec import Spec, StepAgain
 from .updates import OtherRule
 
 __all__ = [
@@ -109,6 +109,24 @@ class SpecOptimizer(AnyOptimizer):
     def spec(self) -> Spec:
         """What the training step is to be."""
         raise NotImplementedError
+
+    def minimize(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
+        no_grad_set: Iterable[str | Variable] | None = None,
+    ) -> tuple[list[Operator], ParamsGrads]:
+        """See `AnyOptimizer.minimize`; the program remembers how it was made, so that it can be at other sizes."""
+        program = program_of(loss)
+        forward, most = program.again, program.block.batch or 1
+        no_grad_set = list(no_grad_set) if isinstance(no_grad_set, Iterator) else no_grad_set
+        wanted = names_of(program, () if parameter_list is None else parameter_list, "parameter_list")
+        no_grad = names_of(program, () if no_grad_set is None else no_grad_set, "no_grad_set")
+        pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
+        made = self.apply_optimize(loss, startup_program, pairs), pairs
+        program.step_again = StepAgain(self.spec, forward, loss.name, wanted, no_grad, most, program.logical)
+        return made
 
     def backward(
         self,

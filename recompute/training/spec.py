@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..cost import CostModel
 from ..errors import UsageError
-from ..language.program import Variable
+from ..language.ir import Block
+from ..language.program import Again, Variable
 from ..passes import Target
 from ..passes.approximation.base import parse_permissions
 from ..passes.inserting import Insertion
@@ -148,6 +150,22 @@ class Spec:
         for (a, b), why in _EXCLUDED.items():
             if _ON[a](self) and _ON[b](self):
                 raise UsageError(why(self) if callable(why) else why)
+
+
+@dataclass(frozen=True)
+class StepAgain:
+    """How a forward pass became a training step: what makes it again, and the `block` that this made.
+
+    `most`: the samples of the forward pass, which with gradient merge are those of a micro-batch.
+    """
+
+    spec: Spec
+    forward: Again | None
+    loss: str
+    parameters: Sequence[str]
+    no_grad: Sequence[str]
+    most: int
+    block: Block
 
 
 def _several(spec: Spec) -> bool:

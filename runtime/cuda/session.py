@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import JobError, UsageError
+from ...language.arrays import Arrays
 from ...language.ir import Block, Free, Operator, Value
 from ...language.kernels import fits, provider
-from ...language.program import Arrays, Program
+from ...language.program import Program
 from ...language.text import show_operator
 from ...language.types import Array, TensorType
 from ...ops.communication.base import Communication

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import text_cases
 import trainer_cases
 
 from recompute.cli.train import main
@@ -163,3 +164,38 @@ def test_files_that_cannot_be_read(files: Path, capsys: pytest.CaptureFixture[st
         assert "train.npz" in capsys.readouterr().err
     assert main([str(files / "model.onnx"), "--data", str(files / "none.npz")]) in (1, 2)
     assert "none.npz" in capsys.readouterr().err
+
+
+def _texts(folder: Path) -> list[str]:
+    found = text_cases.texts(20)
+    rows = [{n: column[i] for n, column in found.items()} for i in range(20)]
+    (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    onnx.save(text_cases.text_model("bert"), folder / "bert.onnx")
+    return [str(folder / "bert.onnx"), "--data", str(folder / "texts.jsonl"), "--batch", "4"]
+
+
+def test_buckets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    left = ["--pad", "input_ids=3:left", "--pad", "label=-100:left", "--pad", "attention_mask=mask:input_ids:left"]
+    made = [*_texts(tmp_path), "--buckets", "sequence=4,8,16", "--schedule", "linear", *left]
+    assert main([*made, "--json", str(tmp_path / "r.json")]) == 0
+    assert "(as predicted)" in capsys.readouterr().out
+    found = json.loads((tmp_path / "r.json").read_text())
+    lengths = [len(row) for row in text_cases.texts(20)["input_ids"]]
+    counts = [sum(low < n <= high for n in lengths) for low, high in ((0, 4), (4, 8), (8, 16))]
+    assert found["steps"] == sum(-(-count // 4) for count in counts) > 5
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (["--buckets", "sequence"], "--buckets: cannot read 'sequence'"),
+        (["--buckets", "sequence=8,x"], "--buckets: cannot read 'sequence=8,x'"),
+        (["--buckets", "seq=8"], "no open dimension is called 'seq' (did you mean sequence?)"),
+        (["--buckets", "sequence=4,8"], "more than the largest bucket, 8"),
+        (["--buckets", "sequence=16", "--pad", "label"], "--pad: cannot read 'label'"),
+        (["--dim", "sequence=16", "--pad", "label=0"], "there are none: give buckets"),
+    ],
+)
+def test_buckets_that_cannot_be(more: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*_texts(tmp_path), *more]) == 2
+    assert text in capsys.readouterr().err

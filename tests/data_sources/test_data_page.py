@@ -25,7 +25,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     for block in blocks:
         exec(compile(block, "docs/data.md", "exec"), names)
-    assert len(blocks) == 7 and f"# {capsys.readouterr().out.strip()}" in PAGE
+    assert len(blocks) == 8 and f"# {capsys.readouterr().out.strip()}" in PAGE
 
 
 def test_the_errors_are_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

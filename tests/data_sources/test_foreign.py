@@ -11,6 +11,7 @@ import pytest
 
 import recompute as rc
 from recompute.data import Dataset, Stream, dataset, fitted
+from recompute.data.base import RAGGED
 from recompute.errors import UsageError
 from recompute.language.types import Value
 
@@ -136,8 +137,10 @@ def test_hugging_face(hugging_face: ModuleType) -> None:
     assert found["label"].tolist() == [3, 0, 3] and found["text"].tolist() == ["d", "a", "d"]
     assert found["grid"].shape == (3, 2, 2) and found["flag"].tolist() == [False, True, False]
     assert all(a.flags.c_contiguous for a in found.values())
-    with pytest.raises(UsageError, match=r"column 'ragged' of the Hugging Face dataset.* samples of different shapes"):
-        data.take(np.arange(4))
+    ragged = data.read(np.array([1, 0]), ["ragged"])["ragged"]
+    assert data.columns["ragged"][1] == (RAGGED,) and [a.tolist() for a in ragged] == [[2, 3], [1]]
+    assert data.shapes("ragged").tolist() == [[1], [2], [1], [1]]
+    assert dataset(source.select([2, 3])).columns["ragged"][1] == (1,)  # type: ignore[union-attr]
     chosen = dataset(source, columns={"x": "x", "label": "label"})
     assert fitted(chosen, INPUTS).take(np.array([1]))["label"].tolist() == [1]  # type: ignore[union-attr]
     with pytest.raises(UsageError, match=r"Hugging Face dataset.* is empty"):

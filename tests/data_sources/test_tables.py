@@ -129,16 +129,13 @@ def parquet(folder: Path, name: str = "d.parquet", start: int = 0) -> Path:
 
 def test_parquet(tmp_path: Path) -> None:
     data = open_(parquet(tmp_path))
-    assert set(data.notes) == {"ragged", "when"} and data.columns["pixels"] == (np.dtype(np.uint8), (2, 2))
+    assert set(data.notes) == {"when"} and data.columns["pixels"] == (np.dtype(np.uint8), (2, 2))
     found = data.read(np.array([2, 0]), ["x", "label", "text", "kind", "pixels", "fixed", "flag"])
     assert found["label"].tolist() == [2, 0] and found["text"].tolist() == ["c", "a"]
     assert found["kind"].tolist() == ["a", "a"] and found["flag"].tolist() == [True, True]
     assert found["pixels"].tolist() == [[[1, 2], [3, 4]]] * 2 and found["fixed"].tolist() == [[1, 2]] * 2
     assert np.isnan(data.read(ALL, ["x"])["x"]).tolist() == [False, True, False]
-    for columns, message in (
-        (["ragged"], r"'ragged' \(has lists of different lengths \(1 to 2\)\)"),
-        (["when"], r"elements of Arrow's type timestamp.*, which are no numbers"),
-    ):
+    for columns, message in ((["when"], r"elements of Arrow's type timestamp.*, which are no numbers"),):
         with pytest.raises(UsageError, match=message):
             open_(tmp_path / "d.parquet", columns=columns)
     with pytest.raises(UsageError, match=r"column 'gap' of .* has no value in sample 1"):

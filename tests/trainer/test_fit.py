@@ -22,7 +22,7 @@ def by_hand(samples: dict, batch: int, epochs: int) -> list[float]:
         order = Order(count, 3, epoch).at(0, count)
         for begin in range(0, count, batch):
             part = order[begin : begin + batch]
-            program = t.programs.training(len(part))
+            program = t.programs.training(t.programs.at(len(part)))
             (loss,) = executor.run(program, {n: a[part] for n, a in samples.items()}, [t.loss])
             losses.append(float(loss))
     return losses
@@ -222,7 +222,7 @@ def test_programs_that_share_an_arena_take_turns() -> None:
     t = trainer()
     t.fit(data(32), eval_data=data(32, seed=1))
     executor, outputs = t.executor, t.programs.outputs
-    first, other = (t.programs.evaluation(b) for b in (16, 8))
+    first, other = (t.programs.evaluation(t.programs.at(b)) for b in (16, 8))
     feeds = {b: {n: a[:b] for n, a in data(32).items()} for b in (16, 8)}
     (wanted,) = executor.run(first, feeds[16], outputs)
     ended, errors = threading.Event(), []
