@@ -128,10 +128,15 @@ def _in_slices_or_not(
             found = _faster(fitting, found, _unsliced(fitting, budget, strategy, options, offload=offload))
     except BudgetError as e:
         refusal = e
+        if found is None:
+            in_slices.without_limit()
+            found = in_slices.fits
     except KeyboardInterrupt:
         found = in_slices.fits
         if not watch.take_interrupt(found is not None):
             raise
+    if found is None:
+        in_slices.compile_lowest()
     quick = in_slices.least
     if found is None:
         in_slices.searched(lambda f: candidates(f, budget, strategy, options, _SLICED_TRIES, within=budget))
