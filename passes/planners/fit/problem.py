@@ -286,8 +286,18 @@ class OneSlice:
         """Whether a quick search finds an order whose live bytes are within the budget."""
         passes = [DeadCode(), FuseNorms(), *sequence.lowering_passes(self.target)]
         with trusted():
-            lowered = run_passes(self.one.block, passes)
+            lowered = run_passes(_with_sums_there(self.one), passes)
         return quick_peak(lowered, self.target, int(budget)) <= budget
+
+
+def _with_sums_there(one: MicroBatch) -> Block:
+    """One slice, with the sums and parts of the slices before it as inputs: no order makes them later."""
+    block = one.block
+    zeros = {c.value.name for c in block.constants[len(one.step.constants) :]}
+    before = [o for o in block.operators if o.op.name == "Expand" and any(v.name in zeros for v in o.reads())]
+    given = {id(o) for o in before}
+    inputs = (*block.inputs, *(v for o in before for v in o.writes()))
+    return block.with_operators([o for o in block.operators if id(o) not in given], inputs=inputs)
 
 
 def quick_peak(block: Block, target: Target, budget: int) -> int:

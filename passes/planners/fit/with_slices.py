@@ -17,7 +17,7 @@ from ....errors import UsageError
 from ...slicing.regions import Found, region_candidates
 from ...slicing.slicing import ALL, Slicing
 from ..core.watch import current
-from ..methods.auto import quick_frontier_of
+from ..methods.auto import frontier_of, quick_frontier_of
 from .problem import Fitted, Fitting
 
 #: slices of a region that are tried, in order; a slice hides at least this many bytes
@@ -26,7 +26,7 @@ _PIECES, _LEAST = (8, 32), 1 << 16
 _BATCHES = 64
 #: estimates of seconds and bytes are trusted to this share
 _TRUSTED = 1.03
-#: a plan from minimum cuts that leaves this share of the budget to the arena's holes is sure to fit
+#: a plan that leaves this share of the budget to the arena's holes is sure to fit
 _SURE = 0.95
 
 
@@ -34,7 +34,7 @@ class Sliced:
     """Steps in slices for a budget: the fastest that fits (`fits`), and the one with the lowest peak (`least`).
 
     Steps that take longer than `limit` are not compiled, as far as estimates tell: at first the cost of a plan from
-    minimum cuts that is sure to fit.
+    minimum cuts or blocks that is sure to fit.
     """
 
     def __init__(self, fitting: Fitting, budget: int) -> None:
@@ -46,22 +46,30 @@ class Sliced:
         self.missed: list[tuple[int, tuple[str, ...]]] = []  # bytes alive and slices of those that do not fit
 
     def quickly(self) -> None:
-        """Steps in slices that recompute nothing else."""
+        """Steps in slices that recompute nothing else, before any plan is compiled.
+
+        None are looked at where it is not known what a plan will cost, although there may be one: `beyond` comes then.
+        """
         current().doing("slices")
         problem = self.fitting.derived.problem
-        sure = None
+        goal = problem.fixed + int(_SURE * (self.budget - problem.fixed))
         if self.fitting.bound(self.budget) < math.inf:
-            sure = quick_frontier_of(problem).best(problem.fixed + int(_SURE * (self.budget - problem.fixed)))
-        self.limit = math.inf if sure is None else sure.cost
-        self.all_ways()
+            sure = quick_frontier_of(problem).best(goal)
+            if sure is None and current().seconds is not None:  # plans take all the time that there is
+                sure = frontier_of(problem).best(goal)
+            if sure is None:
+                self.left_out = True
+                return
+            self.limit = sure.cost
+        self._all_ways()
 
-    def without_limit(self) -> None:
-        """All steps in slices, also those that a plan was expected to beat which then did not fit."""
-        if self.left_out:
-            self.limit, self.left_out = math.inf, False
-            self.all_ways()
+    def beyond(self, limit: float = math.inf) -> None:
+        """Those that were left out and take no longer than the best plan, as far as estimates tell."""
+        if self.left_out and not _ended():
+            self.limit, self.left_out = limit, False
+            self._all_ways()
 
-    def all_ways(self) -> None:
+    def _all_ways(self) -> None:
         """Slices of the batch, then of regions."""
         self.batches()
         for wide in (False, True):
@@ -173,5 +181,5 @@ class Sliced:
 
 
 def _ended() -> bool:
-    """Whether the time for planning is over."""
-    return current().left <= 0
+    """Whether planning ends now."""
+    return current().interrupted or current().left <= 0
