@@ -158,11 +158,12 @@ class Sliced:
         fitting = self.fitting
         seconds = sum(map(fitting.seconds, fitting.once.operators))
         lacking = fitting.peak_before - self.budget
+        lacking -= 2 * max((f.hidden_bytes for f in found), default=0)  # gradients of what one region hides
         for n, f in enumerate(found):
             seconds += f.extra_seconds(pieces, fitting.seconds)
             if self.too_dear(seconds):
                 return found[:n] if lacking <= 0 else ()
-            lacking -= 2 * f.hidden_bytes  # and the gradients of what it hides
+            lacking -= f.hidden_bytes
         return found if lacking <= 0 else ()
 
     def _fewer(self, slicings: Sequence[Slicing]) -> None:
