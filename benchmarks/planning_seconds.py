@@ -88,7 +88,9 @@ def _mean(nodes: list[Any], x: str, held: list[Any], shape: list[int], kind: int
 #: by name: how the program is made, the budget, options of planning
 CASES: dict[str, tuple[Callable[[], tuple[Any, str]], str, dict[str, Any]]] = {
     "bert-large-40%": (lambda: zoo("bert-large", 1), "40%", {}),
+    "bert-large-97%": (lambda: zoo("bert-large", 1), "97%", {}),
     "gpt2-small-60%": (lambda: zoo("gpt2-small", 1), "60%", {}),
+    "gpt2-small-85%": (lambda: zoo("gpt2-small", 1), "85%", {}),
     **{f"gpt2-{n}-70%": (lambda n=n: zoo("gpt2-small", 8, layers=n), "70%", {}) for n in (12, 48, 96)},  # type: ignore[misc]
     "euler-300": (lambda: euler(300), "50%", {}),
     "euler-1000": (lambda: euler(1000), "50%", {}),
