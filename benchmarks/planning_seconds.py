@@ -104,10 +104,11 @@ CASES: dict[str, tuple[Callable[[], tuple[Any, str]], str, dict[str, Any]]] = {
 
 def measured(case: str) -> str:
     """The row of a case."""
+    from zoo_steps import row_text
+
     import recompute as rc
     from recompute.compiling.compiler import compile_step
     from recompute.cost import device
-    from zoo_steps import row_text
 
     make, budget, options = CASES[case]
     program, loss = make()

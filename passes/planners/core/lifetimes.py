@@ -1,4 +1,4 @@
-"""Lifetimes in a long sequence of nodes, by arrays in place of Python's loops: the same numbers as `simulate.py` has."""
+"""Lifetimes in a long sequence of nodes, by arrays in place of Python's loops: the numbers of `simulate.py`."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Sliced:
         goal = problem.fixed + int(_SURE * (self.budget - problem.fixed))
         if self.fitting.bound(self.budget) < math.inf:
             sure = quick_frontier_of(problem).best(goal)
-            if sure is None and current().seconds is not None:  # plans take all the time that there is
+            if sure is None and current().seconds is not None and not _ended():  # plans take all the time that there is
                 sure = frontier_of(problem).best(goal)
             if sure is None:
                 self.left_out = True
@@ -183,4 +183,4 @@ class Sliced:
 
 def _ended() -> bool:
     """Whether planning ends now."""
-    return current().interrupted or current().left <= 0
+    return current().interrupted or current().late
