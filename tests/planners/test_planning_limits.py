@@ -69,7 +69,7 @@ def test_seconds_end_it() -> None:
 
 
 def test_what_is_sure_to_fit_comes_first_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No plan fitted within the time: no blocks are joined and no slices tried, the lowest plan of the cuts is taken."""
+    """No plan fitted within the time: without blocks and slices, the lowest plan of the cuts is taken."""
     monkeypatch.setattr(_Order, "walk", lambda self, tries: iter(()))
     monkeypatch.setattr(_Order, "refine", lambda self, number: pytest.fail("a search"))
     monkeypatch.setattr(Sliced, "tried", lambda self, slicings: pytest.fail("slices"))
