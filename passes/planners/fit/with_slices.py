@@ -48,7 +48,7 @@ class Sliced:
     def quickly(self) -> None:
         """Steps in slices that recompute nothing else, before any plan is compiled.
 
-        None are looked at where it is not known what a plan will cost, although there may be one: `beyond` comes then.
+        Where it is not known what a plan will cost, only those that no plan can beat: `beyond` looks at the others.
         """
         current().doing("slices")
         problem = self.fitting.derived.problem
@@ -57,10 +57,7 @@ class Sliced:
             sure = quick_frontier_of(problem).best(goal)
             if sure is None and current().seconds is not None and not _ended():  # plans take all the time that there is
                 sure = frontier_of(problem).best(goal)
-            if sure is None:
-                self.left_out = True
-                return
-            self.limit = sure.cost
+            self.limit = self.fitting.bound(self.budget) if sure is None else sure.cost
         self._all_ways()
 
     def beyond(self, limit: float = math.inf) -> None:
