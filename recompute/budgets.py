@@ -1,4 +1,4 @@
-"""Memory budgets and amounts: `16GiB`, `500MB`, `60%`."""
+"""Memory budgets and amounts: `16GiB`, `500MB`, `60%`, `40% of activations`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ _EXPECTED = "expected e.g. 16GiB, 500MB, 1.5G"
 
 @dataclass(frozen=True)
 class Budget:
-    """The memory that a step may take: bytes, or a share of the plain step's peak."""
+    """The memory that a step may take: bytes, or a share of the plain step's peak.
+
+    `of_activations`: a share of what that peak has beyond what every plan holds (parameters, optimizer state, buffers).
+    """
 
     text: str
     bytes: int | None = None
     share: float | None = None
+    of_activations: bool = False
 
-    def within(self, plain: int) -> int:
-        """The budget in bytes, if the plain step takes `plain` bytes."""
+    def within(self, plain: int, held: int) -> int:
+        """The budget in bytes, if the plain step takes `plain` bytes, of which every plan holds `held`."""
         if self.bytes is not None:
             return self.bytes
         assert self.share is not None
+        if self.of_activations:
+            return held + max(1, math.floor((plain - held) * self.share))
         return max(1, math.floor(plain * self.share))
 
     def __str__(self) -> str:
@@ -36,6 +42,7 @@ class Budget:
 def as_budget(amount: str | int | Budget) -> Budget:
     """A budget: `16GiB`, `16GB`, `500MB`, `1.5G` (= 1.5GiB), a number of bytes, or `60%` of the plain step's peak.
 
+    `40% of activations` is that share of what the plain step takes beyond parameters, optimizer state and buffers.
     UsageError for anything else.
     """
     if isinstance(amount, Budget):
@@ -47,16 +54,17 @@ def as_budget(amount: str | int | Budget) -> Budget:
     if isinstance(amount, float):
         hint = f"; a share of the plain peak is written '{amount:.0%}'" if 0 < amount <= 1 else ""
         raise UsageError(f"a memory budget must be a whole number of bytes or a string, not {amount}{hint}")
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[a-zA-Z]*)\s*", str(amount))
-    if not match or match[2].lower() not in (*_UNITS, "%"):
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[a-zA-Z]*)(\s+of\s+activations)?\s*", str(amount))
+    if not match or match[2].lower() not in (*_UNITS, "%") or (match[3] and match[2] != "%"):
         raise UsageError(
-            f"cannot read '{amount}' as an amount of memory ({_EXPECTED}, or 60% of the plain step's peak)"
+            f"cannot read '{amount}' as an amount of memory ({_EXPECTED}, 60% of the plain step's peak, or "
+            "'40% of activations')"
         )
     text, found = str(amount).strip(), float(match[1])
     if match[2] == "%":
         if not 0 < found < math.inf:
             raise UsageError(f"a memory budget must be more than 0 %, not {amount}")
-        return Budget(text, share=found / 100)
+        return Budget(text, share=found / 100, of_activations=bool(match[3]))
     found *= _UNITS[match[2].lower()]
     if not 1 <= found < math.inf:
         raise UsageError(f"a memory budget must be more than 0 bytes, not {amount}")

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from .errors import UsageError, expect
 from .language.ir import Free, Operator
 from .language.op import Cost
 from .support.cache import is_own, make_private
-from .support.files import apart, cache_folder, machine, replacing
+from .support.files import apart, cache_folder, cores, machine, replacing
 
 
 class CostModel(Protocol):
@@ -183,13 +184,55 @@ DATASHEETS: dict[str, Datasheet] = {
 
 @functools.cache
 def this_cpu() -> Device:
-    """The roofline of this CPU: rates of a matrix product and a copy, measured once (about 50 ms) and kept in the
-    user's cache folder, so that estimates and plans are the same in every run on this machine."""
+    """The roofline of this CPU: rates of a matrix product and a copy, measured once (about half a second, most of it
+    waiting) and kept in the user's cache folder, so that estimates and plans are the same in every run on this machine.
+
+    Rates that this kind of processor cannot have are refused: they are measured again, then taken from its vectors.
+    """
     path = None if (folder := cache_folder()) is None else folder / f"rates-{machine()[1]}.json"
-    flops, bandwidth = _read_rates(path) or _measured_rates()
-    if path is not None:
-        _write_rates(path, flops, bandwidth)
+    rates = _read_rates(path)
+    for _ in range(_ATTEMPTS):
+        rates = rates or _measured_rates()
+        if _plausible(*rates):
+            break
+        implausible, rates = rates, None
+    if rates is None:
+        flops, bandwidth = rates = _expected_flops() / 2, _EXPECTED_BANDWIDTH
+        warnings.warn(
+            f"this CPU's measured rates, {implausible[0]:.2g} operations and {implausible[1]:.2g} bytes a second, are "
+            f"not plausible (is the machine busy?): estimated times are by {flops:.2g} and {bandwidth:.2g}",
+            stacklevel=2,
+        )
+    elif path is not None:
+        _write_rates(path, *rates)
+    flops, bandwidth = rates
     return Device("this CPU", flops, bandwidth, 1e-6, _physical_memory(), f64=flops / 2)
+
+
+#: how often rates are measured; spaced samples of each measurement, and seconds between them
+_ATTEMPTS, _SAMPLES, _SPACE = 3, 6, 0.06
+#: float32 operations a cycle of one core by the vectors of its family, with two units for products and sums; of others
+_A_CYCLE = {"avx512f": 64, "avx2": 32, "avx": 16}
+_OTHERS = 8
+#: cycles a second: what most cores have; the least and the most that a measured rate may stand for
+_CYCLES, _SLOWEST, _FASTEST = 2e9, 0.2e9, 8e9
+#: bytes a second of a copy: of most machines; the least and the most that is plausible
+_EXPECTED_BANDWIDTH, _LEAST_BANDWIDTH, _MOST_BANDWIDTH = 1e10, 2e8, 4e12
+
+
+def _expected_flops(cycles: float = _CYCLES) -> float:
+    """Float32 operations a second of all cores at a clock rate."""
+    flags: set[str] = set()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        flags = {f for line in lines if line.startswith("flags") for f in line.partition(":")[2].split()}
+    return cores() * cycles * next((n for name, n in _A_CYCLE.items() if name in flags), _OTHERS)
+
+
+def _plausible(flops: float, bandwidth: float) -> bool:
+    """Whether this kind of processor can have these rates."""
+    possible = _expected_flops(_SLOWEST) / cores() <= flops <= _expected_flops(_FASTEST)  # one core may do it all
+    return possible and _LEAST_BANDWIDTH <= bandwidth <= _MOST_BANDWIDTH
 
 
 def operator_cost(op: Operator) -> Cost:
@@ -203,12 +246,16 @@ def operator_cost(op: Operator) -> Cost:
 
 
 def _measured_rates() -> tuple[float, float]:
+    """Operations and bytes a second: the best of samples with time between them, so that other work may end."""
     n = 640
     a, b, c = (np.ones((n, n), np.float32) for _ in range(3))
     x, y = np.ones(1 << 23, np.float32), np.empty(1 << 23, np.float32)
-    flops = 2 * n**3 / _fastest(lambda: np.matmul(a, b, out=c))
-    bandwidth = 2 * x.nbytes / _fastest(lambda: np.copyto(y, x))
-    return float(f"{flops:.3g}"), float(f"{bandwidth:.3g}")
+    product = copy = math.inf
+    for i in range(_SAMPLES):
+        time.sleep(_SPACE if i else 0)
+        product = min(product, _fastest(lambda: np.matmul(a, b, out=c)))
+        copy = min(copy, _fastest(lambda: np.copyto(y, x)))
+    return float(f"{2 * n**3 / product:.3g}"), float(f"{2 * x.nbytes / copy:.3g}")
 
 
 def _read_rates(path: Path | None) -> tuple[float, float] | None:
@@ -216,7 +263,7 @@ def _read_rates(path: Path | None) -> tuple[float, float] | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         found: Any = json.loads(path.read_text()) if path is not None and is_own(path) else {}
         flops, bandwidth = float(found["flops"]), float(found["bandwidth"])
-        if all(math.isfinite(x) and x > 0 for x in (flops, bandwidth)):
+        if _plausible(flops, bandwidth):
             return flops, bandwidth
     return None
 
@@ -237,7 +284,7 @@ def _physical_memory() -> int:
 
 def _fastest(run: Callable[[], object]) -> float:
     best = float("inf")
-    for _ in range(4):
+    for _ in range(2):
         start = time.perf_counter()
         run()
         best = min(best, time.perf_counter() - start)

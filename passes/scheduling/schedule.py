@@ -123,6 +123,25 @@ def live_peak(block: Block) -> int:
     return block.facts["live peak"]
 
 
+def quick_live_peak(block: Block, limit: int) -> int:
+    """Live bytes of a block in an order that keeps a limit, if a quick search finds one.
+
+    Else the fewest that it found, or a bound above the limit that no order is below.
+    """
+    least = live_peak(block)
+    if least <= limit or _is_chain(block):
+        return least
+    graph = graph_of(block)
+    given = list(range(len(graph)))
+    if graph.bound() > limit:
+        return graph.bound()
+    order = settle(graph, given, max(graph.profile(given)))
+    least = min(least, max(graph.profile(order)))
+    if least > limit:
+        order = fit(graph, order, limit) or _fit_backwards(graph.reversed(), order, limit) or order
+    return min(least, max(graph.profile(order)))
+
+
 def _peak(block: Block, join: bool) -> int:
     change = [0] * (len(block.operators) + 3)
     for s in unfreed_storages(block, join=join):

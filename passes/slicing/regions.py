@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from ...errors import UsageError
 from ...language.axes import Cut, Followed, advance, of_operator
+from ...language.builder import Builder
 from ...language.factors import Place
-from ...language.ir import Block, Operator, Value
+from ...language.ir import Block, Operator, Role, Value
 from .open_means import open_means
+from .pieces import Pieces, bounds
 from .region import FORWARD, Graph, Region, contiguous, given_places, grown, hidden, possible
 from .slicing import Slicing, region_of
 
@@ -28,6 +30,51 @@ class Found:
     size: int
     hidden_bytes: int
     operators: tuple[Operator, ...]
+    graph: Graph = field(repr=False, compare=False)
+    region: Region = field(repr=False, compare=False)
+
+    @property
+    def possible(self) -> bool:
+        """Whether it can be carried out, its backward pass included."""
+        if not possible(self.graph, self.region):
+            return False
+        try:  # its last operator may share the index by an input alone, which the first one does not read
+            region_of(self.graph, self.slicing)
+        except UsageError:
+            return False
+        return True
+
+    def extra_seconds(self, pieces: int, seconds: Callable[[Operator], float]) -> float:
+        """What `pieces` slices of the forward pass take beyond the whole, at least (`seconds`: of one operator).
+
+        What the backward pass repeats counts too, unless it can follow the forward pass slice by slice, as the loss's
+        can.
+        """
+        graph, region = self.graph, self.region
+        b = Builder.on(graph.block)
+        parts = bounds(region.size, pieces)
+        Pieces(graph.block, b, region, ()).slice(0, parts[0][1])
+        sliced = (len(parts) - 1) * sum(map(seconds, b.operators))
+        extra = max(0.0, sliced - sum(seconds(graph.operators[i]) for i in region.members))
+        if any(graph.operators[i].role is Role.LOSS for i in region.members):
+            return extra
+        return extra + sum(seconds(graph.operators[i]) for i in self._repeated())
+
+    def _repeated(self) -> Iterator[int]:
+        """The members whose results the backward pass needs and that exist in slices only, and what these need."""
+        graph = self.graph
+        inside = hidden(graph, self.region)
+        need: set[str] = set()
+        for i in reversed(self.region.members):
+            o = graph.operators[i]
+            names = {v.name for v in o.writes()} & inside
+            if any(n in need or _read_backward(graph, n) for n in names):
+                yield i
+                need.update(v.name for v in o.reads())
+
+
+def _read_backward(graph: Graph, name: str) -> bool:
+    return any(graph.operators[i].role is Role.BACKWARD for i in graph.consumers.get(name, ()))
 
 
 def found_regions(block: Block, wide: bool) -> list[Found]:
@@ -36,6 +83,11 @@ def found_regions(block: Block, wide: bool) -> list[Found]:
     `wide`: as many operators as share the index; otherwise only those from a value that is larger than what it is
     made from to one that is smaller again, as the hidden layer of a transformer's block is.
     """
+    return [f for f in region_candidates(block, wide) if f.possible]
+
+
+def region_candidates(block: Block, wide: bool) -> list[Found]:
+    """`found_regions` of which some may not be `possible`: to ask takes longer than to find them."""
     graph = Graph(open_means(block))  # as the pass does
     positions = list(graph.forward)
     found: list[Found] = []
@@ -138,7 +190,7 @@ def _bytes(graph: Graph, region: Region, n: int) -> int:
 
 
 def _described(graph: Graph, region: Region) -> Found | None:
-    """The region as a slicing of two slices, if it can be carried out and hides enough."""
+    """The region as a slicing of two slices, if it hides enough."""
     own = hidden(graph, region)
     values = region.written(graph.block)
     inside = sum(values[n].nbytes for n in own if not _is_view(graph, n))
@@ -153,14 +205,9 @@ def _described(graph: Graph, region: Region) -> Found | None:
     state = region.states.get(first.name)
     if not isinstance(state, Cut):
         return None
-    if not possible(graph, region):
-        return None
     slicing = Slicing(first.name, last.name, state.place.axis, 2)
-    try:  # its last operator may share the index by an input alone, which the first one does not read
-        region_of(graph, slicing)
-    except UsageError:
-        return None
-    return Found(slicing, region.size, inside, tuple(graph.operators[i] for i in region.members))
+    operators = tuple(graph.operators[i] for i in region.members)
+    return Found(slicing, region.size, inside, operators, graph, region)
 
 
 def _is_view(graph: Graph, name: str) -> bool:

@@ -35,8 +35,8 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--memory-budget",
         metavar="SIZE",
-        help="most memory that the step may take: 16GiB, 16GB, 500MB, 1.5G (= 1.5GiB), or 60%% of the plain step's "
-        "peak; if the plain step takes more, a planner chooses what to recompute",
+        help="most memory that the step may take: 16GiB, 16GB, 500MB, 1.5G (= 1.5GiB), 60%% of the plain step's "
+        "peak, or '40%% of activations'; if the plain step takes more, a planner chooses what to recompute",
     )
     group.add_argument(
         "--max-batch", action="store_true", help="print the biggest batch that fits --memory-budget, by strategy"
@@ -134,13 +134,14 @@ def _estimate(job: Job, steps: Steps, progress: Callable[[str], None]) -> str:
 
 def _refuse(steps: Steps, batch: int, amount: Budget, progress: Callable[[str], None]) -> None:
     """UsageError if the batch takes more than the budget."""
+    from ..passes.planners.fit.refusal import held_bytes, held_text
+
     progress(f"compiling batch {batch}")
     peak = steps.peak(batch, steps.asked)
-    budget = amount.within(steps.peak(batch))
+    budget = amount.within(steps.peak(batch), held_bytes(steps.compile(batch).program.block))
     if peak <= budget:
         return
     from ..analysis.biggest_batch import advice
-    from ..passes.planners.fit.refusal import held_text
 
     plain = steps.compile(batch)
     lines = f"{advice(steps, batch, budget, progress)}\n  {held_text(plain.program.block, plain.figures.peak_bytes)}"

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..budgets import as_budget
+from ..budgets import Budget, as_budget
 from ..errors import BudgetError, UsageError, one_line
 from ..passes.approximation.base import parse_permissions
+from ..passes.planners.fit.refusal import held_bytes
 from ..planning.figures import interruption
 from ..planning.request import NO_PLAN, check_limits
 from ..support.files import replacing
@@ -98,8 +99,8 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
     except BudgetError as e:
         if wanted.budget is None:
             raise
-        raise BudgetError(f"{e}{_advice(job, wanted.budget.within(plain.figures.peak_bytes))}") from None
-    limit = None if args.budget is None else args.budget.within(plain.figures.peak_bytes)
+        raise BudgetError(f"{e}{_advice(job, _within(wanted.budget, plain))}") from None
+    limit = None if args.budget is None else _within(args.budget, plain)
     if limit is not None and step.figures.peak_bytes > limit:
         peak = step.figures.peak_bytes
         raise UsageError(f"with {args.plan} the step takes {peak:,} bytes, but the budget is {limit:,}")
@@ -111,6 +112,10 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
         job.report.recompute = asdict(step.figures)
         job.report.notes += list(step.plan.notes)
     return step
+
+
+def _within(budget: Budget, plain: Any) -> int:
+    return budget.within(plain.figures.peak_bytes, held_bytes(plain.program.block))
 
 
 def _advice(job: Job, budget: int) -> str:
@@ -203,7 +208,7 @@ def _compared(job: Job, program: Any, loss: str, fitting: Any, checkpoints: list
     from ..analysis.compare import compare, compare_text
 
     plain = fitting.plain.peak
-    budget = (job.args.budget or as_budget(_COMPARED_AT)).within(plain)
+    budget = (job.args.budget or as_budget(_COMPARED_AT)).within(plain, held_bytes(fitting.once))
     # the default budget may be below the least possible peak (large parameters): take the middle then
     if job.args.budget is None and (least := fitting.least) > budget:
         budget = (least + plain) // 2
@@ -245,7 +250,7 @@ def plan_problem(job: Job) -> None:
     args = job.args
     problem = read_problem(args.model)
     plain = simulate(problem, range(len(problem)))
-    budget = (args.budget or as_budget(_COMPARED_AT)).within(plain.peak)
+    budget = (args.budget or as_budget(_COMPARED_AT)).within(plain.peak, problem.fixed)
     import_all()
     quick = {name: dict(cls.quick) for name, cls in PLANNERS.items() if cls.quick is not None}
     wanted = quick if args.compare else {args.strategy or "auto": {}}

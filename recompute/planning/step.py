@@ -21,6 +21,7 @@ from ..passes.planners import planner
 from ..passes.planners.core.watch import Progress, Watch, watching
 from ..passes.planners.fit.plan import fit_within
 from ..passes.planners.fit.problem import Fitted, Fitting
+from ..passes.planners.fit.refusal import held_bytes
 from ..passes.planners.fit.with_approximations import also_approximated, approximated
 from ..passes.planners.methods import flat
 from ..passes.sequence import cleaned, planned
@@ -132,7 +133,7 @@ def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[F
         work = getattr(chosen, "work", math.inf)
         watch = Watch(effort=wanted.effort or 1.0, seconds=wanted.seconds, work=work, tell=tell)
         watch.doing("compiling the plain step")
-        budget = None if wanted.budget is None else wanted.budget.within(fitting.plain.peak)
+        budget = None if wanted.budget is None else wanted.budget.within(fitting.plain.peak, held_bytes(fitting.once))
         watch.judge = functools.partial(_judged, fitting, budget)
         with watching(watch):
             if not wanted.plans:

@@ -111,12 +111,30 @@ def test_rates_of_this_cpu_are_measured_once(own_cache: Path, monkeypatch: pytes
     with monkeypatch.context() as m:
         m.setattr(devices, "_measured_rates", again)
         assert devices.this_cpu.__wrapped__() == first
-    file = next(own_cache.iterdir())
+    file, flops = next(own_cache.iterdir()), devices._expected_flops() / 4
     for broken in ("", "{", "[]", '{"flops": 1}', '{"flops": -1, "bandwidth": NaN}'):
         file.write_text(broken)
-        monkeypatch.setattr(devices, "_measured_rates", lambda: (3e9, 2e9))
-        assert devices.this_cpu.__wrapped__().flops == 3e9
+        monkeypatch.setattr(devices, "_measured_rates", lambda: (flops, 2e9))
+        assert devices.this_cpu.__wrapped__().flops == flops
         assert json.loads(file.read_text())["bandwidth"] == 2e9
+
+
+def test_rates_that_no_processor_has_are_refused(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are measured again, also where an earlier process has kept them; what is taken instead is not kept."""
+    good = devices._expected_flops() / 3, 8e9
+    answers = [(1e7, 8e9), (good[0], 1e3), good]
+    monkeypatch.setattr(devices, "_measured_rates", lambda: answers.pop(0))
+    found = devices.this_cpu.__wrapped__()
+    assert (found.flops, found.bandwidth) == good and not answers
+    file = next(own_cache.iterdir())
+    file.write_text(json.dumps({"flops": 1e7, "bandwidth": 8e9}))
+    answers[:] = [good]
+    assert devices.this_cpu.__wrapped__() == found and json.loads(file.read_text())["flops"] == good[0]
+    file.unlink()
+    monkeypatch.setattr(devices, "_measured_rates", lambda: (1e7, 8e9))
+    with pytest.warns(UserWarning, match="1e\\+07 operations and 8e\\+09 bytes a second, are not plausible"):
+        assert devices.this_cpu.__wrapped__().flops == devices._expected_flops() / 2
+    assert not list(own_cache.iterdir())
 
 
 def test_the_model_is_chosen_where_seconds_are_shown() -> None:

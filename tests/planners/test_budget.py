@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from recompute.budgets import as_budget, as_bytes
 from recompute.compiling.compiler import compile_step
 from recompute.compiling.steps import attach_loss
 from recompute.cost import device
-from recompute.errors import UsageError
+from recompute.errors import BudgetError, UsageError
 from recompute.language.ir import Role
 from recompute.language.text import show
 from recompute.passes.planners.core.frontier import Frontier
 from recompute.passes.planners.core.problem import RematerialisationProblem
 from recompute.passes.planners.fit.problem import Fitted, Fitting
+from recompute.passes.planners.fit.with_slices import Sliced
 from recompute.planning import load_plan
 from recompute.training.data import synthetic_batch
 
@@ -145,8 +147,24 @@ def test_what_contradicts_itself() -> None:
 
 def test_below_what_is_possible() -> None:
     program, loss = network("lenet")
-    with pytest.raises(UsageError, match=r"finds no plan that fits 750,000 bytes.* Give a budget of \d+B or more"):
+    with pytest.raises(UsageError, match=r"no schedule fits into 750,000 bytes.* Give a budget of \d+B or more"):
         compile_step(program, loss, rc.Adam(), budget=750_000)  # parameters and state take 740,484
+
+
+def test_what_the_largest_update_reads_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of the largest parameter exists whole; the error names a share of activations that works."""
+    program, loss = network("gpt2-tiny")
+    plain = compile_step(program, loss, rc.Adam()).figures
+    wide = max(v.nbytes for v in program.block.parameters)
+    with monkeypatch.context() as m, pytest.raises(BudgetError, match=r"the update '.*' reads") as refused:
+        m.setattr(Sliced, "quickly", lambda self: pytest.fail("a search"))
+        compile_step(program, loss, rc.Adam(), budget=plain.persistent_bytes + wide - 1)
+    share = re.search(r"'(\d+% of activations)' is ([\d,]+)", str(refused.value))
+    assert share is not None
+    held = plain.persistent_bytes
+    assert as_budget(share[1]).within(plain.peak_bytes, held) == int(share[2].replace(",", ""))
+    works = re.search(r"Give a budget of (\d+)B", str(refused.value))  # and any larger one
+    assert works is not None and held + wide <= int(works[1]) <= int(share[2].replace(",", ""))
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1GB", "0", "0%", "1.5", "5 parsecs", "nan%"])
@@ -159,9 +177,12 @@ def test_amounts_that_are_none(text: str) -> None:
 
 
 def test_amounts() -> None:
-    assert as_budget("60%").within(1000) == 600
-    assert as_budget("2 GiB").within(5) == 2 << 30
-    assert as_budget(77).within(5) == 77
+    assert as_budget("60%").within(1000, 100) == 600
+    assert as_budget("40% of activations").within(1100, 100) == 500
+    with pytest.raises(UsageError, match="cannot read '2GiB of activations'"):
+        as_budget("2GiB of activations")
+    assert as_budget("2 GiB").within(5, 1) == 2 << 30
+    assert as_budget(77).within(5, 1) == 77
     with pytest.raises(UsageError, match="share of the plain"):
         as_bytes("60%")
 

@@ -24,6 +24,8 @@ from recompute.passes.planners.core import watch
 from recompute.passes.planners.core.simulate import simulate
 from recompute.passes.planners.core.synthetic import residual_chain
 from recompute.passes.planners.core.watch import Progress, Watch, interruptible
+from recompute.passes.planners.fit.search import _Order
+from recompute.passes.planners.fit.with_slices import Sliced
 from recompute.passes.planners.methods import moccasin
 
 pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
@@ -64,6 +66,14 @@ def test_seconds_end_it() -> None:
     assert hurried.fits and hurried.timed_out and not hurried.interrupted and hurried.gap is not None
     assert step.figures.peak_bytes <= hurried.budget
     assert taken < 60
+
+
+def test_what_is_sure_to_fit_comes_first_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plan fitted within the time: without blocks and slices, the lowest plan of the cuts is taken."""
+    monkeypatch.setattr(_Order, "walk", lambda self, tries: iter(()))
+    monkeypatch.setattr(_Order, "refine", lambda self, number: pytest.fail("a search"))
+    monkeypatch.setattr(Sliced, "tried", lambda self, slicings: pytest.fail("slices"))
+    assert planned(seconds=1e-6).planned.fits
 
 
 def interrupting(when: Any) -> tuple[list[Progress], Any]:

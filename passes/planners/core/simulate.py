@@ -7,12 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from ...recomputation.recompute import RecomputePlan, Rerun
+from .lifetimes import lifetimes
 from .problem import RematerialisationProblem
 
 T = TypeVar("T")
 #: bytes of sequences whose figures are remembered for one problem, at most
 _REMEMBERED = 1 << 24
+#: sequences of so many nodes or more are simulated by arrays (`lifetimes.py`)
+LONG = 200
 
 
 @dataclass(frozen=True)
@@ -53,15 +58,18 @@ def _known(
 def _simulated(problem: RematerialisationProblem, sequence: Sequence[int]) -> Outcome:
     live = profile(problem, sequence)
     peak = max(live, default=0)
+    costs = problem.remembered("costs", lambda: [n.cost for n in problem.nodes])
     return Outcome(
         peak=peak + problem.fixed,
-        cost=sum([problem.nodes[i].cost for i in sequence]),
+        cost=sum(map(costs.__getitem__, sequence)),
         at=live.index(peak) if live else -1,
     )
 
 
 def profile(problem: RematerialisationProblem, sequence: Sequence[int]) -> list[int]:
     """Bytes alive while each position of the sequence runs, without those that are always there."""
+    if len(sequence) >= LONG and (found := lifetimes(problem, sequence).profile()) is not None:
+        return found
     nodes, sizes = problem.nodes, problem.sizes
     last, made = last_uses(problem, sequence)
     freed = [0] * (len(sequence) + 2)
@@ -132,6 +140,11 @@ def _pruned(problem: RematerialisationProblem, sequence: Sequence[int]) -> array
     first_at: dict[int, int] = {}
     for j, i in enumerate(sequence):
         first_at.setdefault(i, j)
+    if len(sequence) >= LONG:
+        done = np.zeros(len(sequence), bool)
+        done[list(first_at.values())] = True
+        if not lifetimes(problem, sequence).unread(done):
+            return array("i", sequence)
     for j in range(len(sequence) - 1, -1, -1):
         i = sequence[j]
         node = problem.nodes[i]

@@ -104,6 +104,11 @@ class Watch:
         return self.begun + self.seconds - time.monotonic()
 
     @property
+    def late(self) -> bool:
+        """Whether the deadline has passed, also where no plan fits yet: then what is sure to fit comes first."""
+        return self.seconds is not None and time.monotonic() >= self.begun + self.seconds
+
+    @property
     def over(self) -> bool:
         """Whether planning ends with the best plan so far."""
         if self.left <= 0:

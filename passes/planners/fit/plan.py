@@ -126,12 +126,19 @@ def _in_slices_or_not(
         found = in_slices.fits
         if found is None or fitting.cost(found) > fitting.bound(budget):  # else no step without slices is faster
             found = _faster(fitting, found, _unsliced(fitting, budget, strategy, options, offload=offload))
+            in_slices.beyond(fitting.cost(found))
+            found = _faster(fitting, in_slices.fits, found)
     except BudgetError as e:
         refusal = e
+        if found is None:
+            in_slices.beyond()
+            found = in_slices.fits
     except KeyboardInterrupt:
-        found = in_slices.fits
+        found = in_slices.fits if found is None else found
         if not watch.take_interrupt(found is not None):
             raise
+    if found is None:
+        in_slices.compile_lowest()
     quick = in_slices.least
     if found is None:
         in_slices.searched(lambda f: candidates(f, budget, strategy, options, _SLICED_TRIES, within=budget))

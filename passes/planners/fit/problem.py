@@ -15,6 +15,7 @@ from ... import sequence
 from ...approximation.approximate import Approximate
 from ...base import run_passes
 from ...cleanup.commit_updates import CommitUpdates
+from ...cleanup.dead_code import DeadCode
 from ...communication.overlap import Overlap
 from ...memory.memory_plan import memory_report
 from ...offloading.offload import Offload
@@ -22,8 +23,8 @@ from ...offloading.transfers import StepTimes
 from ...offloading.transfers import simulate as simulate_transfers
 from ...recomputation.rebuild import Rebuild
 from ...recomputation.recompute import RecomputePlan
-from ...recomputation.split_norms import as_parts
-from ...scheduling.schedule import InBestOrder, Schedule, live_peak
+from ...recomputation.split_norms import FuseNorms, as_parts
+from ...scheduling.schedule import InBestOrder, Schedule, live_peak, quick_live_peak
 from ...slicing.open_means import open_means
 from ...slicing.slicing import Slice, micro_step, parse_slicing, whole_last
 from ...slicing.whole import MicroBatch
@@ -31,6 +32,7 @@ from ...target import Target
 from ..base import Planned
 from ..core.bound import least_budget, lower_bound
 from ..core.derive import Derived, derive
+from ..core.simulate import simulate
 from ..core.watch import current
 
 Seconds = Callable[[Operator], float]
@@ -111,8 +113,16 @@ class Fitting:
 
     def _micro_batch(self, block: Block, whole: str) -> MicroBatch | None:
         """One slice of a step; None where nothing but all of them can be planned."""
-        numbered = run_passes(open_means(block), sequence.numbered_passes(self.target))
-        return micro_step(numbered, parse_slicing(whole))
+        if block is not self.once:
+            return micro_step(self._opened(block), parse_slicing(whole))
+        return micro_step(self._once_opened, parse_slicing(whole))
+
+    def _opened(self, block: Block) -> Block:
+        return run_passes(open_means(block), sequence.numbered_passes(self.target))
+
+    @cached_property
+    def _once_opened(self) -> Block:
+        return self._opened(self.once)
 
     @cached_property
     def plain(self) -> Fitted:
@@ -134,6 +144,34 @@ class Fitting:
                 return None
             self.__dict__["unrepeated"] = self._unplanned(self.once, compiled)
         return self.unrepeated if self.unrepeated.peak <= budget else None
+
+    def unrepeated_quickly(self, budget: int) -> tuple[Fitted | None, int]:
+        """`unrepeated` where a quick search finds an order of it whose live bytes are within the budget, and its peak.
+
+        Else None, and the bytes that are alive in the best order found: then it is given no addresses.
+        """
+        if "unrepeated" not in self.__dict__:
+            lowered = sequence.lowered(self.once, self.target)
+            peak = quick_peak(lowered, self.target, budget)
+            if peak > budget:
+                return None, peak
+            compiled = run_passes(lowered, sequence.memory_passes(self.target))
+            self.__dict__["unrepeated"] = self._unplanned(self.once, compiled)
+        return self.unrepeated, self.unrepeated.peak
+
+    def one_slice(self, whole: str) -> OneSlice | None:
+        """Estimates of the step in slices of the batch, from one of them.
+
+        None where nothing but all slices can be planned; UsageError where there are no such slices.
+        """
+        one = self._micro_batch(self.once, whole)
+        return None if one is None else OneSlice(one, self.target, self.seconds)
+
+    @cached_property
+    def peak_before(self) -> int:
+        """Live bytes of the step that repeats nothing, in the order given, before it is lowered."""
+        problem = self.derived.problem
+        return simulate(problem, range(len(problem))).peak
 
     def _unplanned(self, block: Block, compiled: Block) -> Fitted:
         plan = RecomputePlan(slices=self.slices, before=self.before)
@@ -233,6 +271,42 @@ class Fitting:
     def cost(self, f: Fitted) -> float:
         """What a step costs, as planners see it."""
         return f.planned.outcome.cost if f.planned is not None else sum(map(self.seconds, f.block.operators))
+
+
+class OneSlice:
+    """One slice of the batch in place of all: `seconds` of all slices, and whether the step is likely to fit."""
+
+    def __init__(self, one: MicroBatch, target: Target, seconds: Seconds) -> None:
+        self.one, self.target = one, target
+        members = set(one.members)
+        times = [one.pieces if at in members else 1 for at in one.origins]
+        self.seconds = sum(n * seconds(o) for o, n in zip(one.block.operators, times, strict=True))
+
+    def fits(self, budget: float) -> bool:
+        """Whether a quick search finds an order whose live bytes are within the budget."""
+        passes = [DeadCode(), FuseNorms(), *sequence.lowering_passes(self.target)]
+        with trusted():
+            lowered = run_passes(_with_sums_there(self.one), passes)
+        return quick_peak(lowered, self.target, int(budget)) <= budget
+
+
+def _with_sums_there(one: MicroBatch) -> Block:
+    """One slice, with the sums and parts of the slices before it as inputs: no order makes them later."""
+    block = one.block
+    zeros = {c.value.name for c in block.constants[len(one.step.constants) :]}
+    before = [o for o in block.operators if o.op.name == "Expand" and any(v.name in zeros for v in o.reads())]
+    given = {id(o) for o in before}
+    inputs = (*block.inputs, *(v for o in before for v in o.writes()))
+    return block.with_operators([o for o in block.operators if id(o) not in given], inputs=inputs)
+
+
+def quick_peak(block: Block, target: Target, budget: int) -> int:
+    """Live and persistent bytes of a lowered step: within the budget, if an order is found quickly in which they are.
+
+    Else those of the best order found on the way.
+    """
+    always = sum(v.nbytes for v in block.persistent())
+    return always + (quick_live_peak(block, budget - always) if target.schedule else live_peak(block))
 
 
 class MicroBatches(Fitting):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ....budgets import Budget
 from ....errors import BudgetError
-from ....language.ir import Block
+from ....language.ir import Block, Role
 from ..core.simulate import plan_of
 from ..methods.auto import quick_frontier_of
 from .problem import Fitted, Fitting
@@ -55,15 +56,44 @@ def refused(
 
 
 def refuse_below_state(fitting: Fitting, budget: int, strategy: str) -> None:
-    """BudgetError where a budget is below what every plan holds, in slices or not, before any plan is looked for."""
+    """BudgetError where a budget is below what every plan needs, in slices or not, before any plan is looked for.
+
+    That is what every plan holds, and the gradients that one operator of the optimizer reads: those exist whole.
+    """
     held = held_bytes(fitting.once)
-    if budget < held:
-        why = (
-            f"{fitting.derived.problem.name}: no schedule fits into {budget:,} bytes: at least {held:,} are needed for "
-            "what every plan holds"
-        )
+    what, least = "what every plan holds", held
+    if budget >= held:
+        name, gradients = _largest_update(fitting)
+        what, least = f"{what} and the gradients that the update '{name}' reads", held + gradients
+    if budget < least:
+        text = f"{fitting.derived.problem.name}: no schedule fits into {budget:,} bytes: at least {least:,} are needed"
         found = lowest_quickly(fitting)
-        raise refused(fitting, budget, strategy, found, found, why)
+        error = refused(fitting, budget, strategy, found, found, f"{text} for {what}")
+        text = f"{error}{_share_text(found.peak, fitting.plain.peak, held)}"
+        refusal = BudgetError(text)
+        refusal.lowest, refusal.sure = error.lowest, error.sure
+        raise refusal
+
+
+def _share_text(peak: int, plain: int, held: int) -> str:
+    """The share of activations that a peak takes, as a budget; "" where it takes all."""
+    if plain <= held or (share := -(-100 * (peak - held) // (plain - held))) >= 100:
+        return ""
+    of = Budget("", share=share / 100, of_activations=True).within(plain, held)
+    return f"; the rest are activations, of which a budget can be a share: '{share}% of activations' is {of:,}"
+
+
+def _largest_update(fitting: Fitting) -> tuple[str, int]:
+    """The operator of the optimizer that reads the most bytes of other operators' results, and these bytes."""
+    derived = fitting.derived
+    problem, operators = derived.problem, derived.block.operators
+    updates = [operators[own[0]].role is Role.OPTIMIZE for own in derived.operators]
+    shared, found = set(problem.shared), ("", 0)
+    for node, update in zip(problem.nodes, updates, strict=True):
+        if update:
+            made = [v for v in node.reads if v not in shared and (p := problem.producer[v]) >= 0 and not updates[p]]
+            found = max(found, (node.name, sum(problem.sizes[v] for v in made)), key=lambda f: f[1])
+    return found
 
 
 def lower(a: Fitted | None, b: Fitted | None) -> Fitted | None:

@@ -22,6 +22,7 @@ from ..core.simulate import Outcome, plan_of, simulate
 from ..core.watch import current
 from ..methods.auto import Auto, frontier_of, quick_frontier_of, refuse_hopeless
 from .problem import Fitted, Fitting
+from .refusal import lowest_quickly
 
 #: gaps: nothing more is looked for below the first, or, where more is wanted, the second; little below the third
 _GOOD, _BEST, _NEARLY = 1e-3, 1e-9, 1e-2
@@ -76,6 +77,10 @@ class _Search:
         first = _Order(self, self.fitting.derived, scheduled=False)
         orders = [first]
         yield from first.walk(min(self.tries, _FIRST))
+        if self.watch.late and self.best == math.inf:
+            found = lowest_quickly(self.fitting)
+            self.best = self.fitting.cost(found) if found.peak <= self.budget else math.inf
+            yield found
         if self.ends():
             return
         if reorder and self.fitting.reordered is not None:

@@ -10,34 +10,68 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from ....errors import UsageError
-from ...slicing.regions import Found, found_regions
+from ...slicing.regions import Found, region_candidates
 from ...slicing.slicing import ALL, Slicing
 from ..core.watch import current
+from ..methods.auto import frontier_of, quick_frontier_of
 from .problem import Fitted, Fitting
 
 #: slices of a region that are tried, in order; a slice hides at least this many bytes
 _PIECES, _LEAST = (8, 32), 1 << 16
 #: slices of the batch, at most
 _BATCHES = 64
+#: estimates of seconds and bytes are trusted to this share
+_TRUSTED = 1.03
+#: a plan that leaves this share of the budget to the arena's holes is sure to fit
+_SURE = 0.95
 
 
 class Sliced:
-    """Steps in slices for a budget: the fastest that fits (`fits`), and the one with the lowest peak (`least`)."""
+    """Steps in slices for a budget: the fastest that fits (`fits`), and the one with the lowest peak (`least`).
+
+    Steps that take longer than `limit` are not compiled, as far as estimates tell: at first the cost of a plan from
+    minimum cuts or blocks that is sure to fit.
+    """
 
     def __init__(self, fitting: Fitting, budget: int) -> None:
         self.fitting, self.budget = fitting, budget
         self.fits: Fitted | None = None
         self.least: Fitted | None = None
+        self.limit = math.inf
+        self.left_out = False  # whether the limit has left something out
+        self.missed: list[tuple[int, tuple[str, ...]]] = []  # bytes alive and slices of those that do not fit
 
     def quickly(self) -> None:
-        """Steps in slices that recompute nothing else."""
+        """Steps in slices that recompute nothing else, before any plan is compiled.
+
+        Where it is not known what a plan will cost, only those that no plan can beat: `beyond` looks at the others.
+        """
         current().doing("slices")
+        problem = self.fitting.derived.problem
+        goal = problem.fixed + int(_SURE * (self.budget - problem.fixed))
+        if self.fitting.bound(self.budget) < math.inf:
+            sure = quick_frontier_of(problem).best(goal)
+            if sure is None and current().seconds is not None and not _ended():  # plans take all the time that there is
+                sure = frontier_of(problem).best(goal)
+            self.limit = self.fitting.bound(self.budget) if sure is None else sure.cost
+        self._all_ways()
+
+    def beyond(self, limit: float = math.inf) -> None:
+        """Those that were left out and take no longer than the best plan, as far as estimates tell."""
+        if self.left_out and not _ended():
+            self.limit, self.left_out = limit, False
+            self._all_ways()
+
+    def _all_ways(self) -> None:
+        """Slices of the batch, then of regions."""
         self.batches()
         for wide in (False, True):
-            self.regions(wide)
+            if not _ended():
+                self.regions(wide)
 
     def searched(self, search: Callable[[Fitting], Iterator[Fitted]]) -> None:
         """Plans for the step in slices that needs least: `search` compiles them."""
@@ -53,21 +87,45 @@ class Sliced:
             self.least = f
         if f.peak > self.budget:
             return False
-        if self.fits is None or self.fitting.cost(f) < self.fitting.cost(self.fits):
+        cost = self.fitting.cost(f)
+        if self.fits is None or cost < self.fitting.cost(self.fits):
             self.fits = f
+            self.limit = min(self.limit, cost)
         return True
 
     def tried(self, slicings: Sequence[Slicing]) -> bool:
         """Whether the step with these slices fits.  UsageError where there is no such step."""
-        return self.take(self.fitting.of(tuple(map(str, slicings))).unrepeated)
+        slices = tuple(map(str, slicings))
+        found, peak = self.fitting.of(slices).unrepeated_quickly(self.budget)
+        if found is None:
+            self.missed.append((peak, slices))
+            return False
+        return self.take(found)
+
+    def compile_lowest(self) -> None:
+        """Compiles the one of those that do not fit that needs least, by the order that was found for it quickly."""
+        if self.missed:
+            self.take(self.fitting.of(min(self.missed)[1]).unrepeated)
+            self.missed = []
+
+    def too_dear(self, seconds: float) -> bool:
+        """Whether a step that takes so long, as estimated, is not worth compiling."""
+        if seconds <= self.limit * _TRUSTED:
+            return False
+        self.left_out = True
+        return True
 
     def batches(self) -> None:
         """The whole step in slices of the batch: as few as fit."""
         size = self.fitting.once.batch or 1
         pieces = 2
-        while pieces <= min(size, _BATCHES):
+        while pieces <= min(size, _BATCHES) and not _ended():
+            slicing = Slicing(ALL, ALL, 0, pieces)
             try:
-                if self.tried([Slicing(ALL, ALL, 0, pieces)]):
+                one = self.fitting.one_slice(str(slicing))
+                if one is not None and self.too_dear(one.seconds):  # more of them take longer
+                    return
+                if (one is None or one.fits(self.budget * _TRUSTED)) and self.tried([slicing]):
                     return
             except UsageError:  # an operator needs the whole batch
                 return
@@ -75,19 +133,40 @@ class Sliced:
 
     def regions(self, wide: bool) -> None:
         """As few regions as fit, those first that hide most for the time that they take."""
-        found = found_regions(self.fitting.once, wide)
+        found = region_candidates(self.fitting.once, wide)
         found = sorted(found, key=lambda f: -f.hidden_bytes / (self._seconds(f) or 1e-12))
+        if not self._affordable(found, _PIECES[0]):
+            return
+        found = [f for f in found if f.possible]
         for pieces in _PIECES:
-            able = [(f.slicing, min(pieces, f.size, f.hidden_bytes // _LEAST)) for f in found]
-            slicings = [dataclasses.replace(s, pieces=n) for s, n in able if n > 1]
-            if slicings and self.tried(slicings):
+            slicings = self._in_pieces(self._affordable(found, pieces), pieces)
+            if slicings and not _ended() and self.tried(slicings):
                 self._fewer(slicings)
                 return
+
+    def _in_pieces(self, found: Sequence[Found], pieces: int) -> list[Slicing]:
+        able = [(f.slicing, min(pieces, f.size, f.hidden_bytes // _LEAST)) for f in found]
+        return [dataclasses.replace(s, pieces=n) for s, n in able if n > 1]
+
+    def _affordable(self, found: Sequence[Found], pieces: int) -> Sequence[Found]:
+        """As many of the first regions as are worth the time; none if these cannot hide what the step lacks."""
+        if self.limit == math.inf:
+            return found
+        fitting = self.fitting
+        seconds = sum(map(fitting.seconds, fitting.once.operators))
+        lacking = fitting.peak_before - self.budget
+        lacking -= 2 * max((f.hidden_bytes for f in found), default=0)  # gradients of what one region hides
+        for n, f in enumerate(found):
+            seconds += f.extra_seconds(pieces, fitting.seconds)
+            if self.too_dear(seconds):
+                return found[:n] if lacking <= 0 else ()
+            lacking -= f.hidden_bytes
+        return found if lacking <= 0 else ()
 
     def _fewer(self, slicings: Sequence[Slicing]) -> None:
         """As few of the first ones as fit."""
         low, high = 0, len(slicings)  # `low` do not fit, `high` do
-        while high - low > 1 and not current().over:
+        while high - low > 1 and not _ended():
             middle = (low + high) // 2
             if self.tried(slicings[:middle]):
                 high = middle
@@ -97,3 +176,8 @@ class Sliced:
     def _seconds(self, f: Found) -> float:
         """The time that the operators of a region take once."""
         return sum(map(self.fitting.prices, f.operators))
+
+
+def _ended() -> bool:
+    """Whether planning ends now."""
+    return current().interrupted or current().late

@@ -1,0 +1,142 @@
+"""Processor seconds (user and system) of planning: each case in a process of its own.
+
+    python benchmarks/planning_seconds.py [CASE ...]        (default: all of CASES)
+
+Prints seconds to import and to make the step's block, those of planning (everything after that), those of the whole
+process, operators of the step, and what was found: the peak as a share of the plain one and the extra time, or a
+refusal.  Costs are those of an A100 in its table, so that nothing is measured but planning.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+HEADER = ("case", "operators", "made s", "planned s", "whole s", "found")
+WIDTHS = (18, 9, 7, 9, 8, 44)
+
+
+def seconds() -> float:
+    """Processor seconds of this process and of its children that have ended."""
+    found = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in found)
+
+
+def zoo(name: str, batch: int, **options: Any) -> tuple[Any, str]:
+    """A zoo network without weights, and its loss."""
+    import recompute as rc
+    from recompute.compiling.steps import attach_loss
+
+    program = rc.load(rc.models.build(name, batch=batch, weights=False, **options))
+    return program, attach_loss(program, None)[0]
+
+
+def chain(operators: int) -> tuple[Any, str]:
+    """A chain of so many element-wise operators."""
+    return _traced([("Sin", "Tanh")[i % 2] for i in range(operators)])
+
+
+def euler(steps: int) -> tuple[Any, str]:
+    """x + 0.01 tanh(W x), unrolled."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    w = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32) / 8
+    held = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(np.float32([0.01]), "h")]
+    nodes, x = [], "x"
+    for i in range(steps):
+        nodes += [
+            helper.make_node("MatMul", [x, "w"], [f"m{i}"]),
+            helper.make_node("Tanh", [f"m{i}"], [f"t{i}"]),
+            helper.make_node("Mul", [f"t{i}", "h"], [f"d{i}"]),
+            helper.make_node("Add", [x, f"d{i}"], [f"x{i}"]),
+        ]
+        x = f"x{i}"
+    return _mean(nodes, x, held, [32, 64], TensorProto.FLOAT)
+
+
+def _traced(kinds: list[str]) -> tuple[Any, str]:
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
+    x = "y"
+    for i, kind in enumerate(kinds):
+        nodes.append(helper.make_node(kind, [x], [f"y{i}"]))
+        x = f"y{i}"
+    return _mean(nodes, x, [numpy_helper.from_array(np.ones(64, np.float32), "w")], [32, 64], TensorProto.FLOAT)
+
+
+def _mean(nodes: list[Any], x: str, held: list[Any], shape: list[int], kind: int) -> tuple[Any, str]:
+    from onnx import helper
+
+    import recompute as rc
+
+    nodes.append(helper.make_node("ReduceMean", [x], ["loss"], keepdims=0))
+    graph = helper.make_graph(
+        nodes, "step", [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info("loss", kind, [])], held,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return rc.load(model), "loss"
+
+
+#: by name: how the program is made, the budget, options of planning
+CASES: dict[str, tuple[Callable[[], tuple[Any, str]], str, dict[str, Any]]] = {
+    "bert-large-40%": (lambda: zoo("bert-large", 1), "40%", {}),
+    "bert-large-97%": (lambda: zoo("bert-large", 1), "97%", {}),
+    "gpt2-small-60%": (lambda: zoo("gpt2-small", 1), "60%", {}),
+    "gpt2-small-85%": (lambda: zoo("gpt2-small", 1), "85%", {}),
+    **{f"gpt2-{n}-70%": (lambda n=n: zoo("gpt2-small", 8, layers=n), "70%", {}) for n in (12, 48, 96)},  # type: ignore[misc]
+    "euler-300": (lambda: euler(300), "50%", {}),
+    "euler-1000": (lambda: euler(1000), "50%", {}),
+    "chain-1000": (lambda: chain(1000), "50%", {}),
+    "chain-10000": (lambda: chain(10000), "50%", {}),
+    "resnet50-60%": (lambda: zoo("resnet50", 16), "60%", {}),
+    "mobilenet_v2-60%": (lambda: zoo("mobilenet_v2", 16), "60%", {}),
+    "resnet50-15s": (lambda: zoo("resnet50", 16), "60%", {"seconds": 15}),
+}
+
+
+def measured(case: str) -> str:
+    """The row of a case."""
+    from zoo_steps import row_text
+
+    import recompute as rc
+    from recompute.compiling.compiler import compile_step
+    from recompute.cost import device
+
+    make, budget, options = CASES[case]
+    program, loss = make()
+    target = rc.Target(providers=(), cost=device("a100-80"))
+    made, operators, row = seconds(), len(program.block.operators), ""
+    try:
+        step = compile_step(program, loss, rc.Adam(), budget=budget, target=target, **options)
+        p = step.planned
+        gap = "" if p.gap is None else f", gap {p.gap:.2%}"
+        row = f"{p.peak_bytes / p.plain_peak_bytes:.2%}, {p.overhead:+.3%}{gap}, {p.planning_seconds:.1f} s"
+        operators = len(step.logical.operators) if hasattr(step, "logical") else len(step.program.logical.operators)
+    except rc.BudgetError as e:
+        row = f"refused: {e}"
+    end = seconds()
+    return row_text((case, str(operators), f"{made:.1f}", f"{end - made:.1f}", f"{end:.1f}", row), WIDTHS)
+
+
+def main() -> int:
+    """Prints the table."""
+    from zoo_steps import headline, machine, row_text
+
+    print(headline(machine()))
+    print(row_text(HEADER, WIDTHS))
+    for case in sys.argv[1:] or CASES:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            print(pool.submit(measured, case).result(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
