@@ -190,9 +190,11 @@ def test_amounts() -> None:
 def test_planning_leaves_nothing_behind() -> None:
     """The search's problems, frontiers and compiled candidates end with it."""
 
+    kinds = (RematerialisationProblem, Frontier, Fitting, Fitted)
+
     def held() -> set[int]:
         gc.collect()
-        return {id(o) for o in gc.get_objects() if isinstance(o, (RematerialisationProblem, Frontier, Fitting, Fitted))}
+        return {id(o) for o in gc.get_objects() if issubclass(type(o), kinds)}
 
     program, loss = network("bert-tiny")
     before = held()
