@@ -18,7 +18,9 @@ from ..language.ir import Block, Free, Operator, Role
 from ..language.text import show_operator
 from ..passes import ALIGNMENT, Target, memory_report
 from ..passes.target import target_given
+from ..places import CPUPlace
 from ..report.memory_text import estimate_text
+from ..support.memory import bytes_beside_steps
 from ..training.optimizers import Adam
 from ..training.protocol import AnyOptimizer
 from .alive import Holding, by_role, holdings
@@ -119,7 +121,9 @@ class Estimate:
     """The estimate of one training step, in bytes, FLOPs and seconds.
 
     `peak_bytes` is all memory that the executor allocates; `by_role` and `by_layer` each add up to it.  `costs` is the
-    name of the cost model.  Of several ranks, all this is rank 0's, batches are those of all of them, and `ranks` says
+    name of the cost model.  `process_bytes`: what the operating system counts for a process like this one that trains
+    it on this CPU: the peak, and what this process holds now (Python, libraries, data of yours, but no weights of
+    models); None for other places, and where the system does not tell.  Of several ranks, all this is rank 0's, batches are those of all of them, and `ranks` says
     the rest.
     """
 
@@ -140,6 +144,7 @@ class Estimate:
     by_batch: BatchFunction | None
     costs: str = ""
     ranks: RanksEstimate | None = None
+    process_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as numbers, strings, lists and dictionaries, for JSON."""
@@ -204,7 +209,9 @@ def estimate_steps(
         notes = (f"memory by batch is not known, as the model cannot be had at all of them: {e}",)
     found = estimate_step(steps.name, batch, plain, step, by_batch)
     ranks = ranks_of_steps(steps, batch, steps.asked, plain, network)
-    return dataclasses.replace(found, ranks=ranks, notes=(*found.notes, *notes))
+    beside = bytes_beside_steps() if isinstance(steps.target.place, CPUPlace) else 0
+    whole = found.peak_bytes + beside if beside else None
+    return dataclasses.replace(found, ranks=ranks, notes=(*found.notes, *notes), process_bytes=whole)
 
 
 def _by_batch(steps: Steps, batch: int, step: CompiledStep, progress: Callable[[str], None]) -> BatchFunction:

@@ -25,6 +25,9 @@ def estimate_text(e: Any) -> str:
         f"estimated step time {human_seconds(e.step_seconds)} ({e.costs})",
         f"at operator {at.index} of {at.operators}: {at.text}",
     ]
+    if e.process_bytes is not None:
+        beside = human_bytes(e.process_bytes - e.peak_bytes)
+        lines.append(f"the process: about {human_bytes(e.process_bytes)}, with {beside} for Python and libraries")
     table = _table("alive at the peak", "bytes", "share")
     rows = [(role, n) for role, n in e.by_role.items() if n]
     for role, n in rows:

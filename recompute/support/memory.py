@@ -6,8 +6,10 @@ import ctypes
 import functools
 import itertools
 import mmap
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -38,6 +40,20 @@ _ROOTS: WeakValueDictionary[int, Contents] = WeakValueDictionary()
 def contents_at(location: str) -> Contents | None:
     """The contents that models call so, if something still holds them."""
     return _LOCATIONS.get(location)
+
+
+def resident_bytes(what: str = "VmRSS") -> int:
+    """The resident set of this process (`VmHWM`: its highest since `ResidentGrowth` began); 0 where it is unknown."""
+    try:
+        found = re.search(rf"^{what}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) << 10 if found else 0
+
+
+def bytes_beside_steps() -> int:
+    """What this process holds beside the weights of models: Python, libraries, data of the user; 0 if unknown."""
+    return max(0, resident_bytes() - sum(c.array.nbytes for c in list(_LOCATIONS.values())))
 
 
 def own(arrays: dict[str, np.ndarray], name: str) -> None:

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from pathlib import Path
 from types import TracebackType
 
-_STATUS = Path("/proc/self/status")
-
-
-def resident_bytes(what: str = "VmRSS") -> int:
-    """The resident set of this process (`VmHWM`: its highest since `ResidentGrowth` began); 0 where it is unknown."""
-    try:
-        found = re.search(rf"^{what}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(found[1]) << 10 if found else 0
+from ...support.memory import resident_bytes
 
 
 class ResidentGrowth:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -415,3 +417,36 @@ def test_inputs_of_several_sizes_fix_the_batch() -> None:
     assert found.batch == 2 and found.by_batch is None
     with pytest.raises(rc.UsageError, match="fixes its batch at 2"):
         rc.estimate(model, input_shapes=shapes, batch=3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+@pytest.mark.parametrize(("network", "batch"), [("lenet", 32), ("resnet18", 8), ("mobilenet_v2", 8), ("vit-tiny", 4)])
+def test_the_process_is_within_five_percent(network: str, batch: int) -> None:
+    """Estimated in one process, trained in another."""
+    high = "int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) << 10"
+    estimate = f"import recompute as rc; print(rc.estimate({network!r}, batch={batch}).process_bytes)"
+    trains = f"""
+import re
+import numpy as np
+import recompute as rc
+from recompute.compiling.sources import Loading
+from recompute.compiling.steps import Steps
+step = Steps({network!r}, loading=Loading(weights=True)).compile({batch}).program
+feed = {{v.name: np.zeros(v.shape, v.value.type.numpy) for v in step.inputs}}
+executor = rc.Executor()
+for _ in range(3):
+    executor.run(step, feed)
+print({high})
+"""
+    for _ in range(2):  # the first compiles kernels
+        runs = [
+            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+            for code in (estimate, trains)
+        ]
+    predicted, measured = map(int, runs)
+    assert 0.95 < predicted / measured < 1.05, (predicted, measured)
+
+
+def test_the_process_of_other_places_is_unknown() -> None:
+    assert rc.estimate("mlp", target=rc.Target(place="cuda:0", cost="h100")).process_bytes is None
