@@ -123,8 +123,8 @@ class Estimate:
     `peak_bytes` is all memory that the executor allocates; `by_role` and `by_layer` each add up to it.  `costs` is the
     name of the cost model.  `process_bytes`: what the operating system counts for a process like this one that trains
     it on this CPU: the peak, and what this process holds now (Python, libraries, data of yours, but no weights of
-    models); None for other places, and where the system does not tell.  Of several ranks, all this is rank 0's, batches are those of all of them, and `ranks` says
-    the rest.
+    models); None for other places, and where the system does not tell.  Of several ranks, all this is rank 0's, batches
+    are those of all of them, and `ranks` says the rest.
     """
 
     model: str
