@@ -144,7 +144,7 @@ class Estimate:
     by_batch: BatchFunction | None
     costs: str = ""
     ranks: RanksEstimate | None = None
-    process_bytes: int | None = None
+    process_bytes: int | None = dataclasses.field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as numbers, strings, lists and dictionaries, for JSON."""

@@ -123,11 +123,6 @@ class Stored(Op, abstract=True):
         return 1 + max(*self.updates, 1, self.rate_at)
 
     @property
-    def on_host(self) -> str:
-        """Why its numerics run on the host where there is no kernel."""
-        return "random words are drawn, and codes are looked up" if self.stores else ""
-
-    @property
     def stores(self) -> bool:
         """Whether it stores in another way than in the working type."""
         return self.stochastic or self.eight_bits
