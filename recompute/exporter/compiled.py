@@ -19,6 +19,7 @@ from google.protobuf.message import EncodeError
 from ..boundary import as_path
 from ..errors import ModelError, RecomputeError, UsageError, expect
 from ..importer.graphs import without_fields
+from ..importer.mapped import referring
 from ..importer.model import read_model
 from ..importer.tensors import tensor_array
 from ..language.ir import Block, Value
@@ -128,11 +129,7 @@ def _externalised(model: onnx.ModelProto, file: BinaryIO, location: str) -> onnx
         file.write(b"\0" * (-file.tell() % _ALIGNMENT))
         offset = file.tell()
         file.write(memoryview(np.ascontiguousarray(tensor_array(t)).reshape(-1).view(np.uint8)))
-        copy = onnx.TensorProto(name=t.name, data_type=t.data_type, dims=t.dims, doc_string=t.doc_string)
-        copy.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (("location", location), ("offset", offset), ("length", file.tell() - offset)):
-            copy.external_data.add(key=key, value=str(value))
-        light.graph.initializer.append(copy)
+        light.graph.initializer.append(referring(t, location, offset, file.tell() - offset))
     return light
 
 

@@ -7,6 +7,7 @@ when they become a program's.  A model that comes in memory refers to arrays in 
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Iterator
@@ -89,24 +90,27 @@ def with_arrays(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[Contents]
             dtype = DTYPES[need(dtype_from_onnx(t.data_type))]
             array = np.array(np.frombuffer(t.raw_data, dtype).reshape(tuple(t.dims)))
             found.append(Contents(array, t.name))
-            refer(light.graph.initializer.add(), t, found[-1])
+            light.graph.initializer.append(referring(t, found[-1].location, 0, array.nbytes))
         else:
             light.graph.initializer.append(t)
     return light, found
 
 
-def refer(to: onnx.TensorProto, t: onnx.TensorProto, contents: Contents) -> None:
-    """Makes a tensor one of the name and type of another whose contents are elsewhere."""
-    to.name, to.data_type, to.doc_string = t.name, t.data_type, t.doc_string
-    to.dims.extend(t.dims)
-    to.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", contents.location), ("offset", "0"), ("length", str(contents.array.nbytes))):
-        to.external_data.add(key=key, value=value)
+def referring(t: onnx.TensorProto, location: str, offset: int, length: int) -> onnx.TensorProto:
+    """A tensor of the name and type of another whose contents are at a location."""
+    made = onnx.TensorProto(name=t.name, data_type=t.data_type, dims=t.dims, doc_string=t.doc_string)
+    made.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        made.external_data.add(key=key, value=str(value))
+    return made
 
 
 def _is_large(t: onnx.TensorProto) -> bool:
+    """Whether contents are raw and large; they are not read, as that copies them."""
     name = dtype_from_onnx(t.data_type)
-    return name in DTYPES and name not in PACKED and t.ByteSize() > LARGE_BYTES and len(t.raw_data) >= LARGE_BYTES
+    if name not in DTYPES or name in PACKED or not t.HasField("raw_data"):
+        return False
+    return math.prod(t.dims) * DTYPES[name].itemsize >= LARGE_BYTES
 
 
 def stamp_of(path: str | Path) -> str:
