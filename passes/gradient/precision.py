@@ -16,6 +16,7 @@ from ...language.builder import Builder
 from ...language.ir import Block, Constant, Operator, Role, Value
 from ...language.program import Program
 from ...ops.shape.reshape import Cast, Reshape, Transpose
+from ...support.memory import taken
 from ..base import Pass
 
 #: what the option is called → the low element type (None: types stay as they are)
@@ -111,7 +112,7 @@ def _rounded(array: np.ndarray, kind: np.dtype) -> np.ndarray:
     """An array in another type; one number everywhere takes no memory."""
     if array.size and not any(array.strides):
         return np.broadcast_to(array[(0,) * array.ndim].astype(kind), array.shape)
-    return array.astype(kind)
+    return taken(array, kind)
 
 
 class _Casting:

@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-#: bytes of a mapped file that are in memory at a time while it is copied
-_PART = 1 << 24
+#: elements of a mapped file that are in memory at a time while it is copied
+_PART = 1 << 22
 
 
 class Contents:
@@ -92,19 +92,19 @@ def _alone() -> tuple[int, int]:
     return _references(view)
 
 
-def taken(array: np.ndarray) -> np.ndarray:
-    """A copy that can be written, in row-major order; what it has read of a mapped file leaves memory again."""
+def taken(array: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
+    """A copy that can be written (in another type), in row-major order; what it read of a mapped file leaves memory."""
     file = getattr(array, "_mmap", None) if isinstance(array, np.memmap) else None
     if not isinstance(file, mmap.mmap) or not array.flags.c_contiguous or not hasattr(file, "madvise"):
-        return np.array(array, order="C")
-    found = np.empty(array.shape, array.dtype)
-    source, target = array.reshape(-1).view(np.uint8), found.reshape(-1).view(np.uint8)
+        return np.array(array, dtype, order="C")
+    found = np.empty(array.shape, dtype or array.dtype)
+    source, target = np.asarray(array).reshape(-1), found.reshape(-1)
     begin = source.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
     for at in range(0, source.size, _PART):
-        part = slice(at, at + _PART)
-        target[part] = source[part]
-        first = (begin + at) // mmap.PAGESIZE * mmap.PAGESIZE
-        file.madvise(mmap.MADV_DONTNEED, first, min(begin + at + _PART, len(file)) - first)
+        target[at : at + _PART] = source[at : at + _PART]
+        start, end = (begin + i * source.itemsize for i in (at, min(at + _PART, source.size)))
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        file.madvise(mmap.MADV_DONTNEED, first, end - first)
     return found
 
 
