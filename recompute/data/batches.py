@@ -14,6 +14,7 @@ from ..boundary import as_program
 from ..errors import UsageError, expect, nearest
 from ..language.ir import Block, Role, Value
 from ..language.program import Program
+from ..ops.loss.ctc import CTCLoss
 from .npz import array, check_size, header, opened
 
 __all__ = [
@@ -46,9 +47,28 @@ def synthetic_batch(program: Program, seed: int = 0, specs: Mapping[str, Any] | 
             batch[v.name] = np.ones(v.shape, np.bool_)
         elif "mask" in v.name.lower():
             batch[v.name] = np.ones(v.shape, v.type.numpy)
+        elif (drawn := _aligned(program.logical, v, g)) is not None:
+            batch[v.name] = drawn.astype(v.type.numpy)
         else:
             batch[v.name] = g.integers(0, max(1, _limit(program.logical, v)), v.shape).astype(v.type.numpy)
     return batch
+
+
+def _aligned(block: Block, v: Value, g: np.random.Generator) -> np.ndarray | None:
+    """Labels of a CTC loss that fit its steps, half of them at most; or how many steps or entries count."""
+    loss = next((op for op in block.operators if isinstance(op.op, CTCLoss)), None)
+    if loss is None or all(op.role is Role.FORWARD for op in block.operators if v in op.reads()):
+        return None
+    x, labels, *lengths = loss.inputs
+    assert x is not None and labels is not None
+    steps, _, classes = x.shape
+    most = max(1, min(labels.shape[1], steps // 2))
+    if len(v.shape) == 1:
+        return np.full(v.shape, steps) if v in lengths else g.integers(1, most + 1, v.shape)
+    rule = loss.of(CTCLoss)
+    drawn = (rule.blank + g.integers(1, classes, v.shape)) % classes
+    ends = g.integers(1, most + 1, (v.shape[0], 1))
+    return np.where(np.arange(v.shape[1]) < ends, drawn, rule.ignore_index)
 
 
 def _limit(block: Block, v: Value) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import UsageError, nearest
 from ..language.types import DTYPES, FLOATS, TensorType, Value, dtype_name
 from .arrays import Arrays
-from .base import Column, Dataset, Stream, Wrapped, is_ragged, is_text, need_column, show_column, show_columns
+from .base import RAGGED, Column, Dataset, Stream, Wrapped, is_ragged, is_text, need_column, show_column, show_columns
 from .casting import cast, first, why_no_cast, why_no_shape
 from .combining import select
 from .limits import Limit
@@ -115,14 +115,14 @@ def fitted(
     are as many as that input has.  `names` (input → column) says it otherwise.  Floats are converted to other floats,
     whole numbers to wider types, or narrower ones where they are in range.  `limits` (input → `Limit` or exclusive
     upper bound; see `limits_of`) are those that `check_values` and every batch of a stream are compared with.
-    `padded`: inputs to whose size samples are padded.
+    `padded`: inputs to whose size samples are padded; so are labels of several lengths, by the one that a loss ignores.
     UsageError where a column is missing or does not fit.
     """
     checked = {name: limit if isinstance(limit, Limit) else Limit(int(limit)) for name, limit in (limits or {}).items()}
     if isinstance(dataset, Stream):
         return FittedStream(dataset, inputs, checked, names or {})
     dataset = dataset.sized([v.shape[1:] for v in inputs])
-    fits = _fits(dataset.name, dataset.columns, dataset.notes, inputs, names or {}, padded or {})
+    fits = _fits(dataset.name, dataset.columns, dataset.notes, inputs, names or {}, padded or {}, checked)
     return Fitted(*_side_by_side(dataset, fits), checked)
 
 
@@ -144,6 +144,7 @@ def _fits(
     inputs: Sequence[Value],
     names: Mapping[str, str],
     padded: Mapping[str, Padding] = MappingProxyType({}),
+    limits: Mapping[str, Limit] = MappingProxyType({}),
 ) -> dict[str, Fit]:
     """Where each input comes from.  UsageError where something does not fit."""
     matched = _matched(source, columns, notes, {v.name: v for v in inputs}, names)
@@ -153,7 +154,7 @@ def _fits(
         shape = columns[chosen[0]][1] if len(chosen) == 1 else (len(chosen),)
         for name in chosen:
             dtype, own = columns[name]
-            pads = padded.get(v.name) if len(chosen) == 1 else None
+            pads = (padded.get(v.name) or _ended(shape, limits.get(v.name))) if len(chosen) == 1 else None
             unlike = why_no_shape(shape, v.shape[1:]) if pads is None else pads.why_not(shape, v.shape[1:])
             if why := (pads is None or not pads.masks) * why_no_cast(dtype, own, v.type) or unlike:
                 note = f" ({notes[name]})" if name in notes else ""
@@ -164,6 +165,13 @@ def _fits(
         shown = f"column '{chosen[0]}'" if len(chosen) == 1 else f"one of the columns '{chosen[0]}' to '{chosen[-1]}'"
         fits[v.name] = Fit(v.type, chosen, f"{shown} of {source}", pads)
     return fits
+
+
+def _ended(shape: tuple[int, ...], limit: Limit | None) -> Padding | None:
+    """The padding of labels of several lengths, by the label that a loss ignores; None if it ignores none."""
+    if RAGGED not in shape or limit is None or limit.ignored is None:
+        return None
+    return Padding(limit.ignored, "right", frozenset(i for i, d in enumerate(shape) if d == RAGGED))
 
 
 def columns_of(dataset: Dataset, inputs: Sequence[Value], names: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

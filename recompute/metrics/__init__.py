@@ -14,14 +14,18 @@ from .classification import Accuracy, TopK
 from .named import NAMES, named
 from .perplexity import Perplexity
 from .scikit_learn import ScikitLearn
+from .sequences import CharacterErrorRate, ctc_decode, edit_distance
 
 __all__ = [
     "LABELS",
     "NAMES",
     "Accuracy",
+    "CharacterErrorRate",
     "Metric",
     "Perplexity",
     "ScikitLearn",
     "TopK",
+    "ctc_decode",
+    "edit_distance",
     "named",
 ]

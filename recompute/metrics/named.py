@@ -10,11 +10,13 @@ from .base import Metric
 from .classification import Accuracy, TopK
 from .perplexity import Perplexity
 from .scikit_learn import ScikitLearn
+from .sequences import CharacterErrorRate
 
 _NAMED: dict[str, Callable[[], Metric]] = {
     "accuracy": Accuracy,
     "top5": TopK,
     "perplexity": Perplexity,
+    "cer": CharacterErrorRate,
     "f1": lambda: ScikitLearn("f1_score", average="macro", name="f1"),
     "f1_micro": lambda: ScikitLearn("f1_score", average="micro", name="f1_micro"),
     "f1_binary": lambda: ScikitLearn("f1_score", average="binary", name="f1_binary"),

@@ -23,12 +23,14 @@ from ..language.program import Program, Variable
 from ..language.scores import before_moves, main_outputs, scores_of, steps_of
 from ..language.types import TensorType
 from ..ops.shape.reshape import reshape
+from .ctc import ctc as ctc
 from .loss_builder import LossBuilder, first_float_output
 from .modes import at_other_batches
 
 #: losses that `--loss` accepts
 NAMES = (
     "cross_entropy", "nll", "mse", "l1", "smooth_l1", "huber", "bce", "bce_with_logits", "kl_div", "hinge",
+    "ctc",
 )  # fmt: skip
 
 __all__ = ["NAMES", "natural_loss", *NAMES]

@@ -1,0 +1,121 @@
+"""The loss of sequences whose labels are not aligned with their steps, and what it makes of scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError, expect
+from ..language.ir import Value
+from ..language.program import Program, Variable
+from ..language.types import TensorType
+from .loss_builder import LossBuilder
+from .modes import at_other_batches
+
+
+def ctc(
+    output: Variable | Program,
+    label: Variable | str | None = None,
+    *,
+    name: str = "loss",
+    label_name: str = "label",
+    reduction: str = "mean",
+    blank: int = 0,
+    batch_first: bool | None = None,
+    label_size: int | None = None,
+    label_lengths: Variable | str | None = None,
+    input_lengths: Variable | str | None = None,
+    ignore_index: int = -100,
+    zero_infinity: bool = False,
+) -> Variable:
+    """-log p(label), summed over all alignments of a label with the steps (Graves et al. 2006): PyTorch's `ctc_loss`.
+
+    `output`: scores or probabilities, [T, N, C], or with `batch_first` [N, T, C] (default: told from the model's
+    batch).  If they are made by Softmax or LogSoftmax, its input is used.  `label`: classes, i64 [N, `label_size`]
+    (default: T of them), ended by `ignore_index`; or with `label_lengths`, i64 [N], that many of each row.
+    `input_lengths`, i64 [N]: how many steps of a sample count (default: all).  Both are Variables, or names of values
+    or of new inputs.  `blank`: its class.  `reduction`: "mean" divides each loss by the length of its label (at least
+    1) and takes the mean of the samples, as in PyTorch.  A label that fits no alignment has an infinite loss (0 with
+    `zero_infinity`) and no gradient.
+    """
+    return _ctc(
+        output, label, name=name, label_name=label_name, reduction=reduction, blank=blank,
+        batch_first=_batch_first(output, batch_first), label_size=label_size, label_lengths=label_lengths,
+        input_lengths=input_lengths, ignore_index=ignore_index, zero_infinity=zero_infinity,
+    )  # fmt: skip
+
+
+def _batch_first(output: Variable | Program, given: bool | None) -> bool:
+    """Whether the first axis is the batch.  UsageError where that cannot be told."""
+    found = LossBuilder(output, "", "mean")
+    x, batch = found.x, found.program.block.batch
+    if x.ndim != 3:
+        raise UsageError(f"ctc needs scores [T, N, C] or [N, T, C], but '{x.name}' is {x.type}")
+    if given is not None:
+        return expect("batch_first", given, bool, "True or False")
+    places = [i for i in (0, 1) if x.shape[i] == batch]
+    if len(places) != 1:
+        raise UsageError(
+            f"ctc: which axis of '{x.name}' ({x.type}) is the batch cannot be told from the model's batch, {batch}: "
+            "give batch_first=True for [N, T, C], False for [T, N, C]"
+        )
+    return places == [0]
+
+
+@at_other_batches
+def _ctc(
+    output: Variable | Program, label: Any, *, name: str, label_name: str, reduction: str, blank: int,
+    batch_first: bool, label_size: int | None, label_lengths: Any, input_lengths: Any, ignore_index: int,
+    zero_infinity: bool,
+) -> Variable:  # fmt: skip
+    loss = LossBuilder(output, name, reduction)
+    axis = loss.take("Softmax", "LogSoftmax")
+    b, x = loss.b, loss.wide()
+    if axis not in (None, 2):
+        raise UsageError(f"ctc: the classes of '{loss.output.name}' must be its last axis, but they are axis {axis}")
+    x = b.LogSoftmax(x, axis=-1)
+    steps, n, classes = x.shape if not batch_first else (x.shape[1], x.shape[0], x.shape[2])
+    for what, index in (("blank", blank), ("ignore_index", ignore_index)):
+        expect(f"ctc: {what}", index, (int, np.integer), "a whole number")
+    if not 0 <= blank < classes:
+        raise UsageError(f"ctc: the blank must be one of the {classes} classes of '{loss.output.name}', not {blank}")
+    if 0 <= ignore_index < classes:
+        raise UsageError(f"ctc: ignore_index ends labels: it must not be a class (0 to {classes - 1}): {ignore_index}")
+    size = expect("ctc: label_size", steps if label_size is None else label_size, (int, np.integer), "a whole number")
+    if size < 1:
+        raise UsageError(f"ctc: label_size must be at least 1, not {size}")
+    y = loss.label(label, label_name, TensorType("i64", (n, _size_of(loss, label, size))))
+    counts, given = _counts(loss, label_lengths, n), _counts(loss, input_lengths, n)
+    if counts is not None:
+        places = b.Sub(b.CumSum(b.Fill(dtype="i64", shape=(y.shape[1],), value=1), axis=0), b.constant(1, y))
+        y = b.Where(b.Less(places, b.Reshape(counts, shape=(n, 1))), y, b.constant(ignore_index, y))
+    x = b.Transpose(x, perm=(1, 0, 2)) if batch_first else x
+    expect("ctc: zero_infinity", zero_infinity, bool, "True or False")
+    options = {"blank": int(blank), "ignore_index": int(ignore_index), "zero_infinity": zero_infinity}
+    value = b.CTCLoss(x, y, *(() if given is None else (given,)), **options)
+    if reduction == "mean":
+        value = b.Div(value, _lengths(loss, y, ignore_index, value))
+    return loss.reduce(value)
+
+
+def _size_of(loss: LossBuilder, label: Any, size: int) -> int:
+    """How many entries rows of labels have: as given."""
+    v = loss.program[label] if isinstance(label, str) and label in loss.program else label
+    return v.shape[1] if isinstance(v, Variable) and len(v.shape) == 2 else size
+
+
+def _counts(loss: LossBuilder, given: Any, n: int) -> Value | None:
+    """One number a sample: a Variable, a value by its name, a new input."""
+    if given is None:
+        return None
+    new = isinstance(given, str) and given not in loss.program
+    return loss.label(None if new else given, given if new else "", TensorType("i64", (n,)))
+
+
+def _lengths(loss: LossBuilder, y: Value, ignore_index: int, like: Value) -> Value:
+    """How many entries each label has, at least 1."""
+    b = loss.b
+    ended = b.CumSum(b.Cast(b.Equal(y, b.constant(ignore_index, y)), to="i64"), axis=1)
+    there = b.Cast(b.Equal(ended, b.constant(0, ended)), to=like.dtype)
+    return b.Max(b.ReduceSum(there, axes=(1,), keepdims=0), b.constant(1, like))
