@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ import numpy as np
 
 from ..boundary import as_function, as_names, as_program
 from ..communication.mesh import Mesh, as_mesh
+from ..compiling.running import block_to_run
 from ..errors import JobError, NotFiniteError, UsageError, expect, nearest
 from ..language.arrays import Arrays
 from ..language.ir import Block, Value
 from ..language.program import Compiled, Program, Variable
-from ..passes import Target, memory_report, without_gc
-from ..passes.sequence import cleaned, planned
+from ..passes import Target, memory_report
 from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place, as_place
 from ..support.memory import give_back, own
 from ..support.recent import OPERATOR_BYTES, Recent
@@ -28,7 +27,7 @@ from .communication.agreement import must_be_same
 from .communication.engine import Alone, Engine
 from .communication.started import given_rank
 from .cpu.session import Arena, Session
-from .lowering import foreign, resolved
+from .lowering import resolved
 from .shared.binding import far_waits, need_separate
 
 
@@ -301,54 +300,12 @@ class Executor:
         return largest
 
     def _planned(self, program: Program, fetch: tuple[str, ...]) -> Block:
-        """`_plan`, once for a program's block and what is fetched."""
+        """What runs, compiled once for a program's block and what is fetched."""
         known = self._made.get(program)
         if known is None or known[0] is not program.block or known[1] is not program.compiled or known[2] != fetch:
             before = program.block, program.compiled, fetch
-            known = self._made[program] = (*before, self._plan(program, fetch))
+            known = self._made[program] = (*before, block_to_run(program, self.target, fetch))
         return known[3]
-
-    def _plan(self, program: Program, fetch: Sequence[str]) -> Block:
-        """The block with kernels, frees and addresses, which keeps fetched values; itself if it can run as it is.
-
-        A budget of the program also holds on this place: if its plan is for another target, a new plan is made.
-        """
-        made = program.compiled if program.compiled and program.compiled.logical is program.logical else None
-        for block in (program.block, *([made.block] if made is not None else ())):
-            outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
-            if block.addresses and outputs == block.outputs and self._suits(block, made):
-                return block
-        with without_gc():
-            if made is not None and made.refit is not None and not made.target.makes_the_same_as(self.target):
-                made = made.refit(self.target)
-                if set(fetch) <= set(made.block.outputs):
-                    return made.block
-            return self._planned_for(made.logical if made is not None else program.logical, program, fetch, made)
-
-    def _suits(self, block: Block, made: Compiled | None) -> bool:
-        """Whether a block with addresses can run here as it is."""
-        if foreign(block, self.target):
-            return False
-        bound = made is not None and made.budget is not None and made.block is block
-        return not bound or made is None or made.target.makes_the_same_as(self.target)
-
-    def _planned_for(self, block: Block, program: Program, fetch: Sequence[str], made: Compiled | None) -> Block:
-        """A logical block compiled, with fetched values among its outputs."""
-        values = block.values()  # of the logical block, as lowering may merge values that are fetched
-        for name in fetch:
-            if name not in values:
-                raise UsageError(f"there is no value '{name}' to fetch{nearest(name, values)}")
-        outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
-        block = block.with_operators(block.operators, outputs=outputs)
-        by_planner = program.planned is not None  # which defines what is recomputed
-        found = planned(cleaned(block, self.target, planned=by_planner), self.target)
-        if made is not None and made.budget is not None and (peak := memory_report(found).peak) > made.budget:
-            warnings.warn(
-                f"the step takes {peak:,} bytes, its budget is {made.budget:,}: what is fetched stays to the end of "
-                "the step; fetch less, or plan with these values as outputs (compile_step(fetch=...))",
-                stacklevel=6,
-            )
-        return found
 
     def _feed(self, session: Any, feed: Mapping[str, Any]) -> None:
         inputs = {v.name: v for v in session.block.inputs}

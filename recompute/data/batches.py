@@ -47,8 +47,8 @@ def synthetic_batch(program: Program, seed: int = 0, specs: Mapping[str, Any] | 
             batch[v.name] = np.ones(v.shape, np.bool_)
         elif "mask" in v.name.lower():
             batch[v.name] = np.ones(v.shape, v.type.numpy)
-        elif (drawn := _aligned(program.logical, v, g)) is not None:
-            batch[v.name] = drawn.astype(v.type.numpy)
+        elif (labels := _aligned(program.logical, v, g)) is not None:
+            batch[v.name] = labels.astype(v.type.numpy)
         else:
             batch[v.name] = g.integers(0, max(1, _limit(program.logical, v)), v.shape).astype(v.type.numpy)
     return batch

@@ -70,7 +70,7 @@ def _searched(x: np.ndarray, blank: int, width: int) -> list[int]:
                 if c != blank:
                     longer = made[(*text, c)]
                     longer[1] = float(np.logaddexp(longer[1], (empty if text and c == text[-1] else both) + row[c]))
-        best = sorted(made.items(), key=lambda item: (-np.logaddexp(*item[1]), item[0]))[:width]
+        best = sorted(made.items(), key=lambda item: (-float(np.logaddexp(item[1][0], item[1][1])), item[0]))[:width]
         found = {text: (empty, last) for text, (empty, last) in best}
     return list(next(iter(found)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,13 +14,22 @@ from .loss_builder import LossBuilder
 from .modes import at_other_batches
 
 
+class _Settings(NamedTuple):
+    """What `ctc` takes besides what all losses take; `label_lengths` and `input_lengths` by their names."""
+
+    blank: int
+    batch_first: bool
+    label_size: int | None
+    label_lengths: Any
+    input_lengths: Any
+    ignore_index: int
+    zero_infinity: bool
+
+
 def ctc(
     output: Variable | Program,
     label: Variable | str | None = None,
     *,
-    name: str = "loss",
-    label_name: str = "label",
-    reduction: str = "mean",
     blank: int = 0,
     batch_first: bool | None = None,
     label_size: int | None = None,
@@ -28,6 +37,7 @@ def ctc(
     input_lengths: Variable | str | None = None,
     ignore_index: int = -100,
     zero_infinity: bool = False,
+    **options: Any,
 ) -> Variable:
     """-log p(label), summed over all alignments of a label with the steps (Graves et al. 2006): PyTorch's `ctc_loss`.
 
@@ -35,15 +45,14 @@ def ctc(
     batch).  If they are made by Softmax or LogSoftmax, its input is used.  `label`: classes, i64 [N, `label_size`]
     (default: T of them), ended by `ignore_index`; or with `label_lengths`, i64 [N], that many of each row.
     `input_lengths`, i64 [N]: how many steps of a sample count (default: all).  Both are Variables, or names of values
-    or of new inputs.  `blank`: its class.  `reduction`: "mean" divides each loss by the length of its label (at least
-    1) and takes the mean of the samples, as in PyTorch.  A label that fits no alignment has an infinite loss (0 with
-    `zero_infinity`) and no gradient.
+    or of new inputs.  `blank`: its class.  A label that fits no alignment has an infinite loss (0 with
+    `zero_infinity`) and no gradient.  `options`: name, label_name, reduction; "mean" divides each loss by the length
+    of its label (at least 1) and takes the mean of the samples, as in PyTorch.
     """
-    return _ctc(
-        output, label, name=name, label_name=label_name, reduction=reduction, blank=blank,
-        batch_first=_batch_first(output, batch_first), label_size=label_size, label_lengths=label_lengths,
-        input_lengths=input_lengths, ignore_index=ignore_index, zero_infinity=zero_infinity,
-    )  # fmt: skip
+    first = _batch_first(output, batch_first)
+    labels, inputs = (v.name if isinstance(v, Variable) else v for v in (label_lengths, input_lengths))
+    settings = _Settings(blank, first, label_size, labels, inputs, ignore_index, zero_infinity)
+    return _ctc(output, label, settings, **options)
 
 
 def _batch_first(output: Variable | Program, given: bool | None) -> bool:
@@ -65,9 +74,8 @@ def _batch_first(output: Variable | Program, given: bool | None) -> bool:
 
 @at_other_batches
 def _ctc(
-    output: Variable | Program, label: Any, *, name: str, label_name: str, reduction: str, blank: int,
-    batch_first: bool, label_size: int | None, label_lengths: Any, input_lengths: Any, ignore_index: int,
-    zero_infinity: bool,
+    output: Variable | Program, label: Any, settings: _Settings, name: str = "loss", label_name: str = "label",
+    reduction: str = "mean",
 ) -> Variable:  # fmt: skip
     loss = LossBuilder(output, name, reduction)
     axis = loss.take("Softmax", "LogSoftmax")
@@ -75,6 +83,7 @@ def _ctc(
     if axis not in (None, 2):
         raise UsageError(f"ctc: the classes of '{loss.output.name}' must be its last axis, but they are axis {axis}")
     x = b.LogSoftmax(x, axis=-1)
+    blank, batch_first, label_size, label_lengths, input_lengths, ignore_index, zero_infinity = settings
     steps, n, classes = x.shape if not batch_first else (x.shape[1], x.shape[0], x.shape[2])
     for what, index in (("blank", blank), ("ignore_index", ignore_index)):
         expect(f"ctc: {what}", index, (int, np.integer), "a whole number")
