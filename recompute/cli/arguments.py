@@ -80,11 +80,16 @@ def _add_outputs(p: argparse.ArgumentParser) -> None:
     says = "print the passes that compile the step, in order, and stop"
     out.add_argument("--list-parameters", action="store_true", help="print which tensors train, and why, and stop")
     out.add_argument("--print-passes", action="store_true", help=says)
-    out.add_argument(
+    add_passes(out)
+
+
+def add_passes(group: argparse._ArgumentGroup) -> None:
+    """Options for passes of one's own."""
+    group.add_argument(
         "--insert-pass", action="append", default=[], metavar="after:NAME=PASS", help="also run a pass of your own "
-        "before or after one of --print-passes; may be repeated",
+        "before or after one of recompute-compile --print-passes; may be repeated",
     )  # fmt: skip
-    out.add_argument(
+    group.add_argument(
         "--load-passes", action="append", default=[], metavar="FILE.py", help="run a Python file that defines passes"
     )
 

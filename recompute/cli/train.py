@@ -16,7 +16,7 @@ from ..trainer.ranks import Ranks, ends_like_first, meet, ranks_of
 from . import ending as cli_ending
 from .model import ModelJob, ModelReport
 from .train_arguments import check, parser
-from .values import bucket_sizes, finite, paddings, split
+from .values import bucket_sizes, finite, insertions_of, paddings, split
 
 #: losses whose labels are classes
 _OF_CLASSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "LinearCrossEntropy")
@@ -121,9 +121,12 @@ class _TrainJob(ModelJob):
         from ..training.averages import ExponentialMovingAverage
         from ..training.gradient_merge import GradientMergeOptimizer
         from ..training.recompute_optimizer import RecomputeOptimizer
+        from ..training.with_passes import WithPasses
 
         args = self.args
         found = with_precision(self.optimizer(_rate(args, steps), _clipping(args)), args.precision)
+        if inserted := insertions_of(args):
+            found = WithPasses(found, inserted)
         if args.ema is not None:
             found = ExponentialMovingAverage(found, args.ema)
         patterns = self.checkpoint_patterns()

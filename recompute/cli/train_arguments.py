@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import UsageError
 from ..support.files import why_not_writable
 from . import conflicts
-from .arguments import add_loading, add_model
+from .arguments import add_loading, add_model, add_passes
 from .parsing import Parser, given_budget, real, whole
 
 SHORT = """\
@@ -59,6 +59,7 @@ def parser() -> Parser:
         help="permit approximate gradients: sketch:0.2, bits:4, store:8 (see recompute-compile --help)",
     )
     add_model(what)
+    add_passes(what)
     what.add_argument("--place", default="cpu", metavar="P", help="cpu (default), cuda, cuda:N, or emulated")
     add_loading(what)
     noise = p.add_mutually_exclusive_group()

@@ -12,6 +12,7 @@ from ..errors import UsageError
 
 if TYPE_CHECKING:
     from ..compiling.sources import Loading
+    from ..passes.inserting import Insertion
     from ..passes.target import Target
 
 
@@ -27,10 +28,7 @@ def finite(x: Any) -> Any:
 def target_of(args: argparse.Namespace) -> Target:
     """The target that the options describe."""
     from ..passes.target import Target
-    from ..support.plug_ins import import_file
 
-    for path in getattr(args, "load_passes", ()):
-        import_file(path)
     return Target(
         args.place,
         args.providers,
@@ -40,8 +38,18 @@ def target_of(args: argparse.Namespace) -> Target:
         rebuild=not args.no_rebuild,
         fuse_attention=args.fuse_attention,
         fuse_head=not args.no_fuse_head,
-        inserted=tuple(getattr(args, "insert_pass", ())),
+        inserted=insertions_of(args),
     )
+
+
+def insertions_of(args: argparse.Namespace) -> tuple[Insertion, ...]:
+    """The passes of --insert-pass, after the files of --load-passes are run."""
+    from ..passes.inserting import insertion
+    from ..support.plug_ins import import_file
+
+    for path in getattr(args, "load_passes", ()):
+        import_file(path)
+    return tuple(map(insertion, getattr(args, "insert_pass", ())))
 
 
 def loading_of(args: argparse.Namespace) -> Loading:

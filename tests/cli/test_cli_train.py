@@ -70,6 +70,40 @@ def test_resume_with_other_checkpoints_gives_the_same_weights(files: Path) -> No
     assert hashes[0] == hashes[1]
 
 
+HALVES = """
+from dataclasses import dataclass
+from recompute import Role
+from recompute.passes import Pass
+
+@dataclass(frozen=True)
+class HalveTheGradients(Pass):
+    needs = ("gradients",)
+    refuses = ("updates",)
+
+    def rewrite(self, program):
+        b = program.builder(Role.BACKWARD, "half")
+        pairs = [(p, program[g].value) for p, g in program.gradients]
+        program.gradients = [(p, b.Mul(g, b.constant(0.5, g)).name) for p, g in pairs]
+        program.append(b)
+        return program.block
+"""
+
+
+def test_a_pass_of_ones_own_is_in_every_step(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of each gradient at twice the rate gives the same weights."""
+    (files / "halves.py").write_text(HALVES)
+    inserted = ["--load-passes", str(files / "halves.py"), "--insert-pass", "after:autodiff=halve-the-gradients"]
+    hashes = []
+    for more in (["--lr", "0.125"], ["--lr", "0.25", *inserted]):
+        report = files / "r.json"
+        common = ["--optimizer", "sgd", "--epochs", "2", "-q", "--json", str(report)]
+        assert main([*command(files), *common, *more]) == 0
+        hashes.append(json.loads(report.read_text())["weights_sha256"])
+    assert hashes[0] == hashes[1]
+    assert main([*command(files), "--insert-pass", "after:choose-kernels=dead-code"]) == 2
+    assert "no pass 'choose-kernels'" in capsys.readouterr().err
+
+
 def test_gradient_merge_and_averages(files: Path) -> None:
     report = files / "r.json"
     more = ["--gradient-merge", "2", "--ema", "0.9", "--checkpoints", "r", "--epochs", "2", "-q", "--json", str(report)]

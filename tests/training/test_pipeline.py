@@ -24,7 +24,7 @@ from recompute.passes.inserting import Insertion
 from recompute.planning.step import target_of
 from recompute.training.pipeline import pipeline
 from recompute.training.protocol import WrappedOptimizer, spec_of
-from recompute.training.spec import Spec
+from recompute.training.with_passes import WithPasses
 
 #: ten networks, small
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -227,21 +227,15 @@ class HalveGradients(Pass):
         return program.block
 
 
-class Halved(WrappedOptimizer):
+def halved(optimizer: rc.SGD, at: str = "autodiff") -> WithPasses:
     """Updates by half of each gradient."""
-
-    place = Insertion("after", "autodiff", (HalveGradients(),))
-
-    @property
-    def spec(self) -> Spec:
-        inner = super().spec
-        return inner.with_(inserted=(*inner.inserted, self.place))
+    return WithPasses(optimizer, [Insertion("after", at, (HalveGradients(),))])
 
 
 @pytest.mark.parametrize("how", ["minimize", "compile_step", "budget", "wrapped", "merged"])
 def test_a_pass_that_a_wrapper_adds(how: str) -> None:
     after = []
-    for optimizer in (rc.SGD(0.25), Halved(rc.SGD(0.5))):
+    for optimizer in (rc.SGD(0.25), halved(rc.SGD(0.5))):
         program, loss = forward("mlp4")
         if how == "minimize":
             optimizer.minimize(program[loss])
@@ -259,13 +253,10 @@ def test_a_pass_that_a_wrapper_adds(how: str) -> None:
 
 def test_a_wrappers_pass_at_a_place_that_is_not_there() -> None:
     program, loss = forward("mlp4")
-    wrapper = Halved(rc.SGD(0.5))
-    wrapper.place = Insertion("after", "precision", (HalveGradients(),))
     with pytest.raises(rc.UsageError, match="has no pass 'precision'"):
-        wrapper.minimize(program[loss])
-    wrapper.place = Insertion("after", "updates", (HalveGradients(),))
+        halved(rc.SGD(0.5), at="precision").minimize(program[loss])
     with pytest.raises(rc.UsageError, match="'halve-gradients' comes too late: put it before 'updates'"):
-        wrapper.minimize(program[loss])
+        halved(rc.SGD(0.5), at="updates").minimize(program[loss])
 
 
 @pytest.mark.parametrize(
