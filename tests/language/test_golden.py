@@ -92,6 +92,7 @@ def on_two_ranks(block: Block, feed: dict[str, np.ndarray], names: list[str]) ->
 
 
 def test_every_pass_has_a_golden_file() -> None:
+    import recompute.training.pipeline  # noqa: F401 - defines the passes that make a step
     from recompute.passes import PASSES
 
     used = {p.name for f in FILES for p in pipeline(read(f)[0])}
