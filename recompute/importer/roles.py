@@ -16,8 +16,8 @@ _SCALES = {
     "DequantizeLinear": (1,), "QuantizeLinear": (1,), "QLinearMatMul": (1, 4, 6), "QLinearConv": (1, 4, 6),
     "QLinearAdd": (1, 4, 6), "QLinearMul": (1, 4, 6), "QLinearSigmoid": (1, 3), "QLinearLeakyRelu": (1, 3),
     "QLinearSoftmax": (1, 3), "QLinearGlobalAveragePool": (1, 3), "QGemm": (1, 4, 7), "QAttention": (3, 4),
-    "DynamicQuantizeMatMul": (2,), "MatMulIntegerToFloat": (2, 3), "MatMulNBits": (2,), "GatherBlockQuantized": (2,),
-    "QLinearConcat": tuple(range(0, 96, 3)),
+    "DynamicQuantizeMatMul": (2,), "MatMulIntegerToFloat": (2, 3), "MatMulNBits": (2, 3),
+    "GatherBlockQuantized": (2, 3), "QLinearConcat": tuple(range(0, 96, 3)),
 }  # fmt: skip
 #: inputs of them that are integers which stand for a weight
 _CODES = {
