@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 
 if TYPE_CHECKING:
     from ..compiling.sources import Loading
+    from ..language.program import Program
     from ..passes.target import Target
 
 
@@ -58,7 +59,15 @@ def loading_of(args: argparse.Namespace) -> Loading:
         max_bytes=None if args.max_bytes is None else as_bytes(args.max_bytes),
         dims={**{n: max(s) for n, s in bucket_sizes(getattr(args, "buckets", ())).items()}, **sizes(args.dim)},
         set=dict(bound(s) for s in args.set),
+        edit=None if args.lora is None else _adapted(args.lora),
     )
+
+
+def _adapted(options: dict[str, Any]) -> Callable[[Program], Program]:
+    """What adds the adapters of --lora to a program."""
+    from ..tuning import lora
+
+    return lambda program: lora(program, **options)
 
 
 def split(text: str) -> list[str]:

@@ -23,7 +23,8 @@ _SCALES = {
 _CODES = {
     "DequantizeLinear": (0,), "MatMulInteger": (0, 1), "ConvInteger": (0, 1), "QLinearMatMul": (0, 3),
     "QLinearConv": (0, 3, 8), "QLinearAdd": (0, 3), "QLinearMul": (0, 3), "QGemm": (0, 3, 6), "QAttention": (1,),
-    "DynamicQuantizeMatMul": (1,), "MatMulIntegerToFloat": (0, 1), "MatMulNBits": (1,), "GatherBlockQuantized": (0,),
+    "DynamicQuantizeMatMul": (1,), "MatMulIntegerToFloat": (0, 1), "MatMulNBits": (1, 3),
+    "GatherBlockQuantized": (0, 3),
 }  # fmt: skip
 #: operators behind which a value is the same numbers in another form
 _FORMS = frozenset(["Cast", "Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze", "Flatten", "Expand"])

@@ -176,10 +176,20 @@ def _floats(model: Graph) -> list[str]:
     return [t.name for t in model.tensors.values() if t.data_type in (1, 10, 11, 16)] + list(matrices(model))
 
 
+def refuse_dora(a: Adapter, w: Weight) -> None:
+    """UsageError for DoRA of a table, and of a weight in few bits."""
+    if a.dora and (w.packed or a.kind == "embedding"):
+        what = "weights in few bits" if w.packed else "tables"
+        raise UsageError(
+            f"DoRA of {what} is not supported: '{a.weight}' is read by {w.sites[0].node.op_type}; leave it out, or dora"
+        )
+
+
 def initial(model: Graph, a: Adapter, w: Weight, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     """The first contents of an adapter, by which the model computes what it did before."""
     numbers = DTYPES[dtype_from_onnx(w.onnx_type) or "f32"]
     first, last = w.features
+    refuse_dora(a, w)
     for what, name in a.tensors.items():
         if what == "magnitude":
             matrix = model.constant_matrix(w.name).astype(np.float64)
@@ -209,8 +219,7 @@ def add_adapters(
     before, after = defaultdict[int, list[onnx.NodeProto]](list), dict[int, list[onnx.NodeProto]]()
     places, makers = model.places(), model.makers()
     for a, w in zip(adapters, weights, strict=True):
-        if a.dora and a.kind == "embedding":
-            raise UsageError(f"DoRA of tables is not supported: '{a.weight}' is read by Gather; leave it out, or dora")
+        refuse_dora(a, w)
         first = min(places[id(s.node)] for s in w.sites)
         if a.dora and a.weight in makers:
             first = max(first, places[id(makers[a.weight])] + 1)

@@ -27,7 +27,7 @@ from ..support.patterns import regular_expression
 from ..training.state import contents
 from .graph import Graph, edits
 from .lora import ADAPTERS, Adapter, adapters_of, add_adapters
-from .weights import Weight, matrices, weight_of
+from .weights import Weight, matrices, module_of, weight_of
 
 __all__ = ["load_adapter", "save_adapter"]
 
@@ -155,12 +155,12 @@ def load_adapter(model: Graph, folder: str | PathLike[str]) -> None:
         kinds[name.removesuffix(end)], what = _PARTS[end]
         found.setdefault(name.removesuffix(end), {})[what] = array
     known, readers, alpha_of = matrices(model), model.reading(), _alphas(config, folder)
+    modules = {module_of(n): n for n in sorted(known, key=len)}
     adapters: list[Adapter] = []
     weights: list[Weight] = []
     arrays: dict[str, np.ndarray] = {}
     for module, parts in found.items():
-        name = _match(module, [n.removesuffix(".weight") for n in known])
-        weight = f"{name}.weight" if f"{name}.weight" in known else name
+        weight = modules[_match(module, modules)]
         w = weight_of(readers, weight, *known[weight])
         a = _adapter(module, w, parts, config, alpha_of(module))
         _check(module, a, w, parts, kinds[module])

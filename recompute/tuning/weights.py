@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx
 
 from ..errors import UsageError
+from .few_bits import CODES, DOMAIN, few_bits
 from .graph import Graph
 
 _STANDARD = ("", "ai.onnx")
+#: what tools append to the name of a module's weight
+_ENDINGS = re.compile(r"(\.MatMul)?\.q?weight(_Q\d+|_quant)?$|_Q\d+$")
+
+
+def module_of(weight: str) -> str:
+    """The module that a weight belongs to: its name without `.weight`, or what tools write there for few bits."""
+    return _ENDINGS.sub("", weight) or weight
 
 
 @dataclass(frozen=True)
@@ -37,8 +46,13 @@ class Weight:
 
     @property
     def module(self) -> str:
-        """The module it belongs to: its name without `.weight`."""
-        return self.name.removesuffix(".weight")
+        """The module it belongs to."""
+        return module_of(self.name)
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is stored in few bits."""
+        return self.sites[0].node.domain == DOMAIN
 
     @property
     def kind(self) -> str:
@@ -57,7 +71,8 @@ class Weight:
 
 
 def matrices(model: Graph) -> dict[str, tuple[tuple[int, int], int]]:
-    """Matrices of floating-point numbers by name: shape and element type; also 8-bit ones that are dequantised."""
+    """Matrices of floating-point numbers by name: shape and element type; also 8-bit ones that are dequantised, and
+    those in few bits, by the names of their codes."""
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
     found = {t.name: (tuple(t.dims), t.data_type) for t in model.tensors.values()}
     for node in model.nodes:
@@ -70,7 +85,10 @@ def matrices(model: Graph) -> dict[str, tuple[tuple[int, int], int]]:
             found[node.output[0]] = tuple(shape.tolist()), a.t.data_type if a is not None else 1
         elif node.op_type == "DequantizeLinear" and node.input[0] in found and node.input[1] in found:
             found[node.output[0]] = found[node.input[0]][0], found[node.input[1]][1]
-    return {n: (s, k) for n, (s, k) in found.items() if len(s) == 2 and k in floats}
+    packed = few_bits(model)
+    parts = {n for w in packed.values() for n in (w.scales, w.zeros)}
+    found |= {n: (w.shape, w.onnx_type) for n, w in packed.items()}
+    return {n: (s, k) for n, (s, k) in found.items() if len(s) == 2 and k in floats and n not in parts}
 
 
 def weight_of(
@@ -104,6 +122,8 @@ def _site(name: str, node: onnx.NodeProto, read: str, *, turned: bool) -> Site:
             return Site(node, "linear", turned != bool(_number(options, "transB", 0)))
         if node.op_type == "Gather" and at == 0 and not turned and not _number(options, "axis", 0):
             return Site(node, "embedding", False)
+    if node.domain == DOMAIN and CODES.get(node.op_type) == at:
+        return Site(node, "linear" if at else "embedding", at > 0)
     raise UsageError(
         f"'{name}' is read by {node.op_type} (node '{node.name or node.output[0]}'): only the weights of linear layers "
         "(MatMul, Gemm without factors) and of tables (Gather) are supported; leave it out of the patterns"
