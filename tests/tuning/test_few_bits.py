@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -155,3 +157,14 @@ def test_the_command_trains_adapters_and_writes_them(tmp_path: Path, capsys: pyt
     ):
         assert main([*args, *wrong]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_benchmark_meets_its_target_on_a_small_file() -> None:
+    """A file as ONNX Runtime's tools write it, with GroupQueryAttention and its norms; predicted = measured."""
+    script = Path(__file__).parents[2] / "benchmarks" / "few_bits.py"
+    if not script.is_file():
+        pytest.skip("a source distribution has no benchmarks")
+    found = subprocess.run([sys.executable, script, "--small"], capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "13,312 numbers" in found.stdout
