@@ -92,3 +92,58 @@ def trained(source: onnx.ModelProto, optimizer: Any, trainable: Any = None, step
     session = executor.session(program, [loss])
     assert session.report.peak == session.measured_peak_bytes
     return losses, {v.name: program.data[v.name] for v in program.block.parameters}, program
+
+
+def generating(layers: int = 2, d: int = 64, heads: int = 4, groups: int = 2, vocab: int = 40) -> onnx.ModelProto:
+    """A decoder as ONNX Runtime GenAI has it: a past for each layer, and a mask that gives lengths alone."""
+    size, arrays, nodes = d // heads, dict[str, np.ndarray](), list[onnx.NodeProto]()
+
+    def put(op_type: str, ins: list[str], *outs: str, domain: str = MS, **given: Any) -> str:
+        nodes.append(helper.make_node(op_type, ins, outs, name=outs[0], domain=domain, **given))
+        return outs[0]
+
+    def weight(name: str, n: int, k: int) -> list[str]:
+        found = packed(n, k, seed=len(arrays))
+        names = [f"{name}.{end}" for end in ("weight_Q4", "weight_scales", "weight_zero_points")]
+        arrays.update(zip(names, found.values(), strict=True))
+        return names
+
+    def linear(x: str, name: str, n: int, k: int = d) -> str:
+        return put("MatMulNBits", [x, *weight(name, n, k)], f"{name}.out", N=n, K=k, bits=4, block_size=32)
+
+    arrays |= {"axes": np.array([1]), "one": np.array([1]), "first": np.array(1), "norm": np.ones(d, "f4")}
+    angles = np.outer(np.arange(32), 1e4 ** (-np.arange(size // 2) / (size // 2)))
+    arrays |= {"cos_cache": np.cos(angles).astype("f4"), "sin_cache": np.sin(angles).astype("f4")}
+    put("ReduceSum", ["attention_mask", "axes"], "sums", domain="")
+    put("Cast", [put("Sub", ["sums", "one"], "last", domain="")], "seqlens_k", domain="", to=6)
+    put("Shape", ["attention_mask"], "shape", domain="")
+    put("Cast", [put("Gather", ["shape", "first"], "length", domain="")], "total", domain="", to=6)
+    table = weight("embed_tokens", vocab, d)
+    arrays[table[0]] = arrays[table[0]].reshape(vocab, -1)
+    ins = [table[0], "input_ids", *table[1:]]
+    x = put("GatherBlockQuantized", ins, "embed.out", bits=4, block_size=32)
+    y = put("SimplifiedLayerNormalization", [x, "norm"], "norm.0", domain="", epsilon=1e-5)
+    for i in range(layers):
+        at = f"layers.{i}"
+        widths = {"q": d, "k": groups * size, "v": groups * size}
+        parts = [linear(y, f"{at}.attn.{p}_proj.MatMul", n) for p, n in widths.items()]
+        ends = [f"past_key_values.{i}.{p}" for p in ("key", "value")]
+        ins = [*parts, *ends, "seqlens_k", "total", "cos_cache", "sin_cache"]
+        outs = [f"{at}.attention", *(f"present.{i}.{p}" for p in ("key", "value"))]
+        y = put("GroupQueryAttention", ins, *outs, num_heads=heads, kv_num_heads=groups, do_rotary=1)
+        y = linear(y, f"{at}.o_proj.MatMul", d)
+        put("SkipSimplifiedLayerNormalization", [x, y, "norm"], f"{at}.norm", "", "", f"{at}.sum", epsilon=1e-5)
+        x, y = f"{at}.sum", f"{at}.norm"
+    put("Identity", [linear(y, "lm_head.MatMul", vocab)], "logits", domain="")
+    made = model(nodes, arrays, [])
+    del made.graph.input[:], made.graph.output[:]
+    batch, steps, total = "batch_size", "sequence_length", "total_sequence_length"
+    for name, dims in (("input_ids", [batch, steps]), ("attention_mask", [batch, total])):
+        made.graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, dims))
+    made.graph.output.append(helper.make_tensor_value_info("logits", 1, [batch, steps, vocab]))
+    for i in range(layers):
+        for p in ("key", "value"):
+            dims = [batch, groups, "past_sequence_length", size]
+            made.graph.input.append(helper.make_tensor_value_info(f"past_key_values.{i}.{p}", 1, dims))
+            made.graph.output.append(helper.make_tensor_value_info(f"present.{i}.{p}", 1, [batch, groups, total, size]))
+    return made

@@ -151,6 +151,11 @@ def add_model(what: argparse._ArgumentGroup) -> None:
     what.add_argument(
         "--moments", choices=("8-bit",), help="keep the moments of Adam and AdamW in 8 bits (default: in float32)"
     )
+    _add_trained(what)
+
+
+def _add_trained(what: argparse._ArgumentGroup) -> None:
+    """Options of what trains."""
     what.add_argument(
         "--lora", type=lora_option, metavar="r=8,targets=A,B,...",
         help="train LoRA adapters beside the weights that names or globs match, and nothing else; also alpha=16, "
