@@ -218,6 +218,13 @@ def _few_bits() -> Iterator[tuple[str, Any]]:
         inputs = [f(2, 3, k), codes(6, blocks, size * bits // 8), f(6, blocks), points]
         sizes = {"N": 6, "K": k, "bits": bits, "block_size": size}
         yield f"MatMulNBits {bits} {k} {size} {zeros}", case("MatMulNBits", inputs, **sizes)
+    for name, scales in (("", (f(2) / 400, f(2) / 400)), (" by column", (f(2, 12) / 400, f(2, 12) / 400))):
+        zeros = [np.full(s.shape, 124 + i, np.uint8) for i, s in enumerate(scales)]
+        state, weights = f(2, 2, 3), (codes(2, 5, 12), codes(2, 3, 12))
+        given = [f(4, 2, 5), *weights, f(2, 24), i32(4, 3), state, f(2, 2, 3), None]
+        given += [scales[0], zeros[0], scales[1], zeros[1]]
+        lstm = "DynamicQuantizeLSTM"
+        yield lstm + name, case(lstm, given, 3, (0, 4), hidden_size=3, direction="bidirectional")
     op, ids, scales = "GatherBlockQuantized", np.array([[1, 4], [0, 3]]), f(5, 3)
     options = {"bits": 4, "block_size": 16, "quantize_axis": 1}
     for kind in ("int4", "uint4"):

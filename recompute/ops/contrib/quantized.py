@@ -20,7 +20,7 @@ _KINDS = {"u8": 2, "i8": 3, "u16": 4, "i16": 5, "i32": 6}
 
 def _real(g: NodeWriter, x: str, scale: str, zero: str) -> str:
     """(x - zero) · scale; scale and zero are one number or one for each column."""
-    y = g.Cast(x, to=1)
+    y = g.Numbers(x, to=1, domain=STRAIGHT)
     return g.Mul(g.Sub(y, g.Cast(zero, to=1)) if zero else y, scale)
 
 
@@ -112,6 +112,27 @@ def matmul_integer_to_float(node: ImportedNode) -> Imported:
         a, b, bias = _real(g, g.ins[0], g.ins[2], g.ins[4]), _real(g, g.ins[1], g.ins[3], g.ins[5]), g.ins[6]
     y = g.MatMul(a, b)
     return g.results(g.Add(y, bias) if bias else y)
+
+
+@imports("DynamicQuantizeLSTM", domain=MS)
+def dynamic_quantize_lstm(node: ImportedNode) -> Imported:
+    """LSTM whose W [D, input, 4H] and R [D, H, 4H] are integers, with one scale for each direction, or each column.
+
+    ONNX Runtime rounds what they multiply, input and states, to 8 bits at each step; here these stay as they are.
+    """
+    g, given = node.body(), node.attributes
+
+    def turned(i: int, scale: int) -> str:
+        parts = []
+        for at in (scale, scale + 1):
+            t = node.type(at)
+            parts.append(g.Reshape(g.ins[at], g.constant((t.shape[0], 1, -1))) if t is not None else "")
+        return g.Transpose(_real(g, g.ins[i], *parts), perm=[0, 2, 1])
+
+    ins = [g.ins[0], turned(1, 8), turned(2, 10), *g.ins[3:8]]
+    count = max((i + 1 for i in range(3) if node.wants(i)), default=1)
+    made = g.LSTM(*ins, outputs=count, **given)
+    return g.results(*(made if count > 1 else [made]))
 
 
 @imports("QAttention", domain=MS)
