@@ -252,7 +252,9 @@ class Importer(ImportState):
         if node.op_type == "Identity" and self._passes_on(node):
             return
         opset = self.opset_of(node.domain)
-        folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset, self.budget)
+        kept = node.op_type == "Cast" and node.input[0] in self.rule.roles.codes  # a weight, whose integers stay
+        folded = static_shape_value(node, self.type_of, self.known)
+        folded = folded if kept or folded else fold(node, self.known, opset, self.budget)
         if folded is not None:
             for name in self.rule.roles.held & folded.keys():
                 folded[name].origin = "initializer"  # as the others of this file

@@ -80,6 +80,9 @@ def roles_of(graph: onnx.GraphProto) -> Roles:
             if i in _CODES.get(n.op_type, ()):
                 found.codes.add(name)
     found.scales.update(_scales(nodes))
+    for codes, scale in _cast_weights(graph, readers):
+        found.codes.add(codes)
+        found.scales.add(scale)
     found.constants.update(n.output[0] for n in nodes if n.op_type == "Constant" and _shape(n))
     known = {n.output[0] for n in nodes if n.op_type == "Constant"}.union(t.name for t in graph.initializer)
     for n in nodes:
@@ -96,6 +99,20 @@ def at_weight(op_type: str, position: int) -> bool:
 
 def _product_made(made: dict[str, onnx.NodeProto], name: str) -> bool:
     return name in made and made[name].op_type in _PRODUCTS
+
+
+def _cast_weights(
+    graph: onnx.GraphProto, readers: dict[str, list[tuple[onnx.NodeProto, int]]]
+) -> Iterator[tuple[str, str]]:
+    """8-bit integers and the scale of weights that are written as Cast, (Sub,) Mul."""
+    held = {t.name for t in graph.initializer if t.data_type in FLOATS}
+    for t in graph.initializer:
+        if t.data_type not in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8) or len(t.dims) < 2:
+            continue
+        values = [n.output[0] for n, _ in readers.get(t.name, ()) if n.op_type == "Cast"]
+        values += [n.output[0] for v in values for n, i in readers.get(v, ()) if n.op_type == "Sub" and not i]
+        for n in (n for v in values for n, _ in readers.get(v, ()) if n.op_type == "Mul"):
+            yield from ((t.name, other) for other in n.input if other in held)
 
 
 def _scales(nodes: list[onnx.NodeProto]) -> set[str]:

@@ -167,8 +167,9 @@ def refuse_codes(model: Graph, pattern: str, who: str) -> None:
             readers = [f"{n.op_type} (node '{n.name or n.output[0]}')" for n in model.nodes if t.name in n.input]
             raise UsageError(
                 f"{who}: '{t.name}' holds whole numbers, which {', '.join(readers) or 'nothing'} reads: only weights "
-                "of MatMul, Gemm and Gather are supported, in floating point or behind DequantizeLinear. Take the "
-                "model from before it was quantised, and rc.quantize_frozen, which stores its weights in 8 bits"
+                "of MatMul, Gemm and Gather are supported, in floats or behind DequantizeLinear, or Cast and Mul (by the "
+                "name of what these make), and of products of what is quantized in the graph. Or take the model "
+                "from before it was quantised, and rc.quantize_frozen, which stores its weights in 8 bits"
             )
 
 
@@ -270,7 +271,7 @@ class _Writer:
         """Writes what is added to one reader of the weight; its entry of the metadata."""
         a, node = self.a, site.node
         y, base = node.output[0], self.model.fresh(f"{node.output[0]}.base")
-        x, bias = node.input[0], ""
+        x, bias = site.x or node.input[0], ""
         node.output[0] = base
         if a.kind == "embedding":
             thin = self.put("Gather", [down, node.input[1]], "lora_A.out", axis=0)

@@ -16,6 +16,8 @@ from ..importer.tensors import tensor_array
 from ..language.program import Program
 from .few_bits import FewBits, few_bits, rounded, whole
 from .graph import File, Graph, model_of
+from .integers import integer_weights, product_of
+from .integers import rounded as rounded_integers
 from .lora import ADAPTERS, Adapter, adapters_of
 
 __all__ = ["merge_adapters", "without_adapters"]
@@ -37,13 +39,16 @@ def merge_adapters(model: File | Program, *, tolerance: float = 0.1) -> onnx.Mod
     if not adapters:
         raise UsageError("the model has no adapters that rc.lora or rc.load_adapter added: there is nothing to merge")
     graph = Graph(proto)
-    packed, arrays = few_bits(graph), dict[str, np.ndarray]()
+    packed, integers, arrays = few_bits(graph), integer_weights(graph), dict[str, np.ndarray]()
     beside: list[tuple[Adapter, float]] = []
     for a in adapters:
-        if a.weight not in packed:
+        if a.weight in integers:
+            found, lost = _integers(graph, a)
+        elif a.weight not in packed:
             arrays[a.weight] = merged(graph, a, graph.constant_matrix(a.weight))
             continue
-        found, lost = _rounded(graph, a, packed[a.weight])
+        else:
+            found, lost = _rounded(graph, a, packed[a.weight])
         if lost > tolerance:
             beside.append((a, lost))
         else:
@@ -67,6 +72,19 @@ def _rounded(graph: Graph, a: Adapter, w: FewBits) -> tuple[dict[str, np.ndarray
         return {}, 0.0
     tensors, held = rounded(graph, w, wanted)
     return tensors, float(np.linalg.norm(held - wanted) / added)
+
+
+def _integers(graph: Graph, a: Adapter) -> tuple[dict[str, np.ndarray], float]:
+    """The same of a weight of integers, whose scale stays."""
+    reading, found, lost = graph.reading(), dict[str, np.ndarray](), 0.0
+    change = merged(graph, a, np.zeros(tuple(graph.tensors[a.weight].dims)))
+    for node in reading(a.weight):
+        product = product_of(reading, node)
+        if product is None:
+            raise UsageError(f"'{a.weight}' is read by {node.op_type} otherwise than when its adapter was added")
+        found[a.weight], off = rounded_integers(graph, a.weight, product, change)
+        lost = max(lost, off)
+    return found, lost
 
 
 def _tell(beside: Sequence[tuple[Adapter, float]], count: int, tolerance: float) -> None:
@@ -126,7 +144,7 @@ def replace_weight(graph: Graph, name: str, array: np.ndarray) -> None:
     maker = None if name in graph.tensors else graph.makers().get(name)
     if maker is not None:
         graph.nodes.remove(maker)
-        graph.drop_unread(maker.input)
+        graph.drop(maker.input)
         graph.add_tensor(name, array)
         return
     tensor = graph.tensors[name]
