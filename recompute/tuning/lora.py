@@ -167,8 +167,8 @@ def refuse_codes(model: Graph, pattern: str, who: str) -> None:
             readers = [f"{n.op_type} (node '{n.name or n.output[0]}')" for n in model.nodes if t.name in n.input]
             raise UsageError(
                 f"{who}: '{t.name}' holds whole numbers, which {', '.join(readers) or 'nothing'} reads: only weights "
-                "of MatMul, Gemm and Gather are supported, in floats or behind DequantizeLinear, or Cast and Mul (by the "
-                "name of what these make), and of products of what is quantized in the graph. Or take the model "
+                "of MatMul, Gemm and Gather are supported, in floats or behind DequantizeLinear, or Cast and Mul (by "
+                "the name of what these make), and of products of what is quantized in the graph. Or take the model "
                 "from before it was quantised, and rc.quantize_frozen, which stores its weights in 8 bits"
             )
 
