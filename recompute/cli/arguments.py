@@ -161,6 +161,11 @@ def _add_trained(what: argparse._ArgumentGroup) -> None:
         help="train LoRA adapters beside the weights that names or globs match, and nothing else; also alpha=16, "
         "dropout=0.1, dora=true, seed=0, train=NAMES (what trains besides)",
     )  # fmt: skip
+    what.add_argument(
+        "--dequantize", nargs="?", const="*", metavar="A,B,...",
+        help="train weights of integers as floats (all, or those that names or globs match); recompute-train --save "
+        "also writes them rounded to the file's own form, as quantized.onnx",
+    )  # fmt: skip
     what.add_argument("--trainable", metavar="A,B,...", help="parameters to train: names or globs (default: all)")
     what.add_argument(
         "--freeze",

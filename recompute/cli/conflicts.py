@@ -39,7 +39,7 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
      "--seconds sets how long planning for a budget may take"),
     ("estimate", ("strategy", "plan"), "--estimate is of the plain step, or of that with --checkpoints"),
     ("max_batch", ("batch", "run", "output", "check", "estimate"), "--max-batch only finds the batch and runs nothing"),
-    ("lora", ("trainable",), _ADAPTERS),
+    ("lora", ("trainable", "dequantize"), _ADAPTERS),
     ("a planning problem", (*_DOINGS, "pareto", "plan", "save_plan", "save_problem", "checkpoints", "estimate",
      "max_batch"), "the file is a planning problem, and no model"),
     ("a mesh", ("run", "check", "output", "compare", "pareto", "save_problem"),
@@ -79,7 +79,7 @@ NEEDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
 #: of `recompute-train`
 TRAINING_EXCLUDED = (
     ("checkpoints", ("budget",), f"--checkpoints and a budget {_BOTH}"),
-    ("lora", ("trainable",), _ADAPTERS),
+    ("lora", ("trainable", "dequantize"), _ADAPTERS),
 )
 TRAINING_NEEDED = (
     *((name, ("save",), "--save DIR") for name in ("resume", "save_steps", "tensorboard", "log_ranks")),

@@ -154,7 +154,8 @@ class _TrainJob(ModelJob):
 
     def _finish(self, history: Any, program: Any) -> None:
         """Prints and writes the results; adapters in PEFT's files beside the model."""
-        from ..tuning import save_adapter
+        from ..exporter.compiled import save_model
+        from ..tuning import requantize, save_adapter
 
         if history.epochs and not math.isfinite(history.epochs[-1]["train"]["loss"]):
             cli_ending.tell(f"warning: {history.notes[-1]}")
@@ -168,6 +169,8 @@ class _TrainJob(ModelJob):
         if self.args.save is not None:
             if self.args.lora is not None:
                 save_adapter(program, Path(self.args.save) / "adapter")
+            if self.args.dequantize is not None:
+                save_model(requantize(program, self.args.model), Path(self.args.save) / "quantized.onnx")
             self.say(f"wrote {self.args.save}")
         if self.args.json is not None:
             text = json.dumps(finite({**vars(self.report), **history.to_dict()}), indent=1, allow_nan=False)

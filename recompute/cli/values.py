@@ -59,15 +59,17 @@ def loading_of(args: argparse.Namespace) -> Loading:
         max_bytes=None if args.max_bytes is None else as_bytes(args.max_bytes),
         dims={**{n: max(s) for n, s in bucket_sizes(getattr(args, "buckets", ())).items()}, **sizes(args.dim)},
         set=dict(bound(s) for s in args.set),
-        edit=None if args.lora is None else _adapted(args.lora),
+        edit=_edited(args),
     )
 
 
-def _adapted(options: dict[str, Any]) -> Callable[[Program], Program]:
-    """What adds the adapters of --lora to a program."""
-    from ..tuning import lora
+def _edited(args: argparse.Namespace) -> Callable[[Program], Program] | None:
+    """What --lora or --dequantize makes of a program."""
+    from ..tuning import dequantize, lora
 
-    return lambda program: lora(program, **options)
+    if args.lora is not None:
+        return lambda program: lora(program, **args.lora)
+    return None if args.dequantize is None else lambda program: dequantize(program, split(args.dequantize))
 
 
 def split(text: str) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import onnx
 
 from ..errors import ModelWarning
-from .graphs import names_read, without_fields
+from .graphs import names_read, needed, without_fields
 
 #: operators → inputs that are a past, outputs that hold it for the next run, inputs that say lengths with it
 _PAST: dict[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
@@ -46,7 +46,7 @@ def without_past(model: onnx.ModelProto, *sizes: Collection[str] | None) -> onnx
     if not past:
         return model
     outputs = [o for o in graph.output if o.name not in present]
-    nodes = _needed(nodes, {o.name for o in outputs})
+    nodes = needed(nodes, {o.name for o in outputs})
     now = {*names_read(nodes), *(o.name for o in outputs)}
     gone = [i.name for i in graph.input if i.name in read and i.name in fed and i.name not in now]
     found = without_fields(model, "graph")
@@ -78,16 +78,6 @@ def _begun(node: onnx.NodeProto, at: tuple[int, ...], read: set[str]) -> onnx.No
     for a in [a for a in copy.attribute if a.name == _SHARES]:
         copy.attribute.remove(a)
     return copy
-
-
-def _needed(nodes: list[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
-    """The nodes that the wanted values need."""
-    found = []
-    for node in reversed(nodes):
-        if any(o in wanted for o in node.output):
-            wanted.update(names_read([node]))
-            found.append(node)
-    return found[::-1]
 
 
 def _tell(inputs: list[str], outputs: int) -> None:

@@ -79,13 +79,25 @@ def _sources(reading: Reading, names: list[str]) -> set[str]:
     return found
 
 
+def whole(graph: Graph, codes: str, p: Product) -> np.ndarray:
+    """The numbers [in, out] that codes stand for."""
+    own, scale, zero = _parts(graph, codes, p)
+    return (own.astype(np.float32) - zero.astype(np.float32)) * scale
+
+
+def _parts(graph: Graph, codes: str, p: Product) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, scale and zero point.  UsageError where they are not in the model."""
+    own, scale = graph.constant(codes), graph.constant(p.scale)
+    zero = graph.constant(p.zero) if p.zero else np.zeros((), np.float32)
+    if scale is None or zero is None or own is None:
+        raise UsageError(f"the contents of '{codes}', or its scale and zero point, are not in the model")
+    return own, scale, zero
+
+
 def rounded(graph: Graph, codes: str, p: Product, change: np.ndarray) -> tuple[np.ndarray, float]:
     """The codes with a change [in, out] added, at the scale that they have, and how far this is off the sum, as a part
     of the change."""
-    scale, zero = graph.constant(p.scale), graph.constant(p.zero) if p.zero else np.zeros(())
-    own = graph.constant(codes)
-    if scale is None or zero is None or own is None:
-        raise UsageError(f"the contents of '{codes}', or its scale and zero point, are not in the model")
+    own, scale, _ = _parts(graph, codes, p)
     limits = np.iinfo(own.dtype)
     steps = change / np.where(scale == 0, 1, scale).astype(np.float64)
     held = np.rint(own + steps).clip(limits.min, limits.max)
