@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from few_bits_cases import IDS, two_layers
+from few_bits_cases import IDS, generating, two_layers
 
 import recompute as rc
 from recompute.cli.train import main
@@ -110,6 +110,24 @@ def test_peft_files_come_back(tmp_path: Path) -> None:
     assert config["target_modules"] == ["table.codes", "up.codes"] and config["r"] == 3
     again = rc.load_adapter(rc.load(two_layers(), batch=4), tmp_path)
     assert np.array_equal(again.evaluate({"x": IDS})[0], program.evaluate({"x": IDS})[0])
+
+
+@pytest.mark.filterwarnings("ignore:training begins without a past")
+def test_parts_of_names_are_those_of_peft(tmp_path: Path) -> None:
+    program = rc.lora(rc.load(generating(), batch=2, dims={"sequence_length": 6}), "*q_proj*", r=2)
+    for v in program.block.parameters:
+        program.data[v.name] = np.full(v.shape, 0.1, "f4")
+    rc.save_adapter(program, tmp_path, prefix="model.", rename={"attn": "self_attn"})
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["target_modules"] == [f"model.layers.{i}.self_attn.q_proj" for i in (0, 1)]
+    plain = rc.load(generating(), batch=2, dims={"sequence_length": 6})
+    with pytest.raises(rc.UsageError, match="has no module"):
+        rc.load_adapter(plain, tmp_path)
+    again = rc.load_adapter(plain, tmp_path, rename={"attn": "self_attn"})
+    feed = {"input_ids": IDS[:2]}
+    assert np.array_equal(again.evaluate(feed)[0], program.evaluate(feed)[0])
+    with pytest.raises(rc.UsageError, match="rename"):
+        rc.save_adapter(program, tmp_path, rename={"attn": 1})
 
 
 @pytest.mark.parametrize("name", ["q_proj.MatMul.weight_Q4", "q_proj.qweight", "q_proj.weight_quant", "q_proj.weight"])
