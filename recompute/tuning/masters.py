@@ -48,12 +48,10 @@ def dequantize(model: Graph, patterns: str | Sequence[str] | None = None) -> Non
     masters = {name: _product(model, w) for name, w in found.items()}
     for name, node in lines.items():
         if wanted.fit(name):
-            masters[node.input[0]] = name
-            array = _line(model, node)
-            model.nodes.remove(node)
-            model.add_tensor(name, array.astype(np.float32 if array.itemsize > 4 else array.dtype))
+            _line(model, name, node, masters)
     model.nodes = needed(model.nodes, set(model.outputs()))
     model.drop_unread(list(model.tensors))
+    model.unfreeze(masters.values())
     model.also_trained(masters.values())
     model.say(MASTERS, masters)
 
@@ -105,10 +103,19 @@ def _dequantized(model: Graph) -> dict[str, onnx.NodeProto]:
     return found
 
 
-def _line(model: Graph, node: onnx.NodeProto) -> np.ndarray:
-    """What a DequantizeLinear makes."""
+def _line(model: Graph, name: str, node: onnx.NodeProto, masters: dict[str, str]) -> None:
+    """Replaces a DequantizeLinear; those of the same codes have one master."""
     codes, scale, zero = _spread(model, node)
-    return (codes.astype(scale.dtype) - zero) * scale
+    array = (codes.astype(scale.dtype) - zero) * scale
+    model.nodes.remove(node)
+    first = masters.setdefault(node.input[0], name)
+    if first == name:
+        model.add_tensor(name, array)
+        return
+    held = model.constant(first)
+    if held is None or not np.array_equal(held, array):
+        raise UsageError(f"'{node.input[0]}' stands for two weights, '{first}' and '{name}': it has one master only")
+    model.nodes.insert(0, helper.make_node("Identity", [first], [name]))
 
 
 def _spread(model: Graph, node: onnx.NodeProto) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

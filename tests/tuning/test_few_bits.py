@@ -21,8 +21,8 @@ from recompute.tuning.graph import Graph
 WEIGHTS = {"up": "up.codes", "down": "down.codes", "table": "table.codes"}
 
 
-def both(names: list[str], bits: int = 4, **options: object) -> list[tuple[rc.Program, dict[str, str]]]:
-    """The model in few bits and in floats, with the same adapters: programs, and what the float one calls them."""
+def both(names: list[str], bits: int = 4, **options: object) -> list[rc.Program]:
+    """The model in few bits and in floats, with the same adapters."""
     made = []
     for floats in (False, True):
         program = rc.load(two_layers(bits=bits, floats=floats), batch=4)

@@ -76,6 +76,18 @@ def test_weights_in_few_bits_with_norms_and_biases() -> None:
     assert np.array_equal(tensors["g"], program.data["g"])
 
 
+def test_a_weight_that_is_read_twice_has_one_master() -> None:
+    text = "g (float[4,16] x) => (float[4,16] y) { u = MatMul (x, m) y = MatMul (u, m) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')
+    model.graph.initializer.append(from_array(G.standard_normal((16, 16)).astype("f4"), "m"))
+    coded = rc.quantize_frozen(model)
+    assert [n.op_type for n in coded.graph.node].count("DequantizeLinear") == 2
+    program = rc.load(rc.dequantize(coded))
+    assert [v.name for v in program.parameters] == ["m"]
+    same = {t.name: to_array(t) for t in rc.requantize(program, coded).graph.initializer}
+    assert all(np.array_equal(to_array(t), same[t.name]) for t in coded.graph.initializer)
+
+
 def test_patterns_choose_and_errors_say_what_is_missing() -> None:
     program = rc.load(rc.dequantize(two_layers(), "up*"), batch=4)
     assert "up.codes.weight" in program.data and "down.codes" in program.data
