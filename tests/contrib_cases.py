@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes  # noqa: F401  NumPy knows int4 and uint4 by it
 import numpy as np
 import onnx
 from onnx import helper
@@ -57,6 +58,7 @@ def cases() -> dict[str, tuple[onnx.ModelProto, dict[str, np.ndarray]]]:
     found.update(_attention())
     found.update(_rotary())
     found.update(_quantized())
+    found.update(_few_bits())
     return found
 
 
@@ -196,3 +198,41 @@ def _quantized() -> Iterator[tuple[str, Any]]:
     for name, table, zeros in (("", q(5, 24), None), (" zeros", q(5, 24), q(5, 2)), (" 8", q(5, 48), q(5, 3))):
         given = {"bits": 8 if name == " 8" else 4, "block_size": 16, "quantize_axis": 1}
         yield gather + name, case(gather, [table, ids, scales, zeros], 1, (1,), gather_axis=0, **given)
+
+
+def _few_bits() -> Iterator[tuple[str, Any]]:
+    """Other bits, blocks, zero points and shapes of weights in few bits than those above."""
+
+    def codes(*shape: int, most: int = 256) -> np.ndarray:
+        return ((np.arange(np.prod(shape)) * 53 + next(_COUNT) * 17) % most).astype(np.uint8).reshape(shape)
+
+    for bits, k, size, zeros in (
+        (2, 40, 16, "packed"),
+        (4, 100, 64, ""),
+        (4, 40, 16, "floats"),
+        (4, 256, 256, "packed"),
+        (8, 130, 128, "packed"),
+    ):
+        blocks = -(-k // size)
+        points = {"": None, "packed": codes(6, -(-blocks * bits // 8)), "floats": f(6, blocks) + 5}[zeros]
+        inputs = [f(2, 3, k), codes(6, blocks, size * bits // 8), f(6, blocks), points]
+        sizes = {"N": 6, "K": k, "bits": bits, "block_size": size}
+        yield f"MatMulNBits {bits} {k} {size} {zeros}", case("MatMulNBits", inputs, **sizes)
+    for name, scales in (("", (f(2) / 400, f(2) / 400)), (" by column", (f(2, 12) / 400, f(2, 12) / 400))):
+        zeros = [np.full(s.shape, 124 + i, np.uint8) for i, s in enumerate(scales)]
+        state, weights = f(2, 2, 3), (codes(2, 5, 12), codes(2, 3, 12))
+        given = [f(4, 2, 5), *weights, f(2, 24), i32(4, 3), state, f(2, 2, 3), None]
+        given += [scales[0], zeros[0], scales[1], zeros[1]]
+        lstm = "DynamicQuantizeLSTM"
+        yield lstm + name, case(lstm, given, 3, (0, 4), hidden_size=3, direction="bidirectional")
+    op, ids, scales = "GatherBlockQuantized", np.array([[1, 4], [0, 3]]), f(5, 3)
+    options = {"bits": 4, "block_size": 16, "quantize_axis": 1}
+    for kind in ("int4", "uint4"):
+        low = -8 if kind == "int4" else 0
+        for points in (False, True):
+            table = (codes(5, 48, most=16).astype(np.int8) + low).astype(kind)
+            zeros = (codes(5, 3, most=16).astype(np.int8) + low).astype(kind) if points else None
+            yield f"{op} {kind}{' zeros' * points}", case(op, [table, ids, scales, zeros], 1, (1,), opset=21, **options)
+    table = codes(5, 24, most=16).astype("uint4")
+    options["quantize_axis"] = 0
+    yield f"{op} other axis", case(op, [table.T, ids % 2, f(2, 5)], 1, (1,), opset=21, **options)

@@ -9,7 +9,7 @@ from ..report import pictures
 from . import memory as cli_memory
 from . import plan as cli_plan
 from . import ranks as cli_ranks
-from .parsing import Parser, group_option, real, whole
+from .parsing import Parser, group_option, lora_option, real, whole
 
 EPILOG = """\
 examples:
@@ -156,6 +156,21 @@ def add_model(what: argparse._ArgumentGroup) -> None:
     what.add_argument(
         "--moments", choices=("8-bit",), help="keep the moments of Adam and AdamW in 8 bits (default: in float32)"
     )
+    _add_trained(what)
+
+
+def _add_trained(what: argparse._ArgumentGroup) -> None:
+    """Options of what trains."""
+    what.add_argument(
+        "--lora", type=lora_option, metavar="r=8,targets=A,B,...",
+        help="train LoRA adapters beside the weights that names or globs match, and nothing else; also alpha=16, "
+        "dropout=0.1, dora=true, seed=0, train=NAMES (what trains besides)",
+    )  # fmt: skip
+    what.add_argument(
+        "--dequantize", nargs="?", const="*", metavar="A,B,...",
+        help="train weights of integers as floats (all, or those that names or globs match); recompute-train --save "
+        "also writes them rounded to the file's own form, as quantized.onnx",
+    )  # fmt: skip
     what.add_argument("--trainable", metavar="A,B,...", help="parameters to train: names or globs (default: all)")
     what.add_argument(
         "--freeze",

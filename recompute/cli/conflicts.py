@@ -18,6 +18,7 @@ _OF_ONE_RANK = (
     "report",
 )  # fmt: skip
 _BOTH = "both define what is recomputed"
+_ADAPTERS = "--lora says what trains (train=NAMES in it: what else)"
 
 #: option or fact, options that it excludes, why
 EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -38,6 +39,7 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
      "--seconds sets how long planning for a budget may take"),
     ("estimate", ("strategy", "plan"), "--estimate is of the plain step, or of that with --checkpoints"),
     ("max_batch", ("batch", "run", "output", "check", "estimate"), "--max-batch only finds the batch and runs nothing"),
+    ("lora", ("trainable", "dequantize"), _ADAPTERS),
     ("a planning problem", (*_DOINGS, "pareto", "plan", "save_plan", "save_problem", "checkpoints", "estimate",
      "max_batch"), "the file is a planning problem, and no model"),
     ("a mesh", ("run", "check", "output", "compare", "pareto", "save_problem"),
@@ -75,7 +77,10 @@ NEEDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )  # fmt: skip
 
 #: of `recompute-train`
-TRAINING_EXCLUDED = (("checkpoints", ("budget",), f"--checkpoints and a budget {_BOTH}"),)
+TRAINING_EXCLUDED = (
+    ("checkpoints", ("budget",), f"--checkpoints and a budget {_BOTH}"),
+    ("lora", ("trainable", "dequantize"), _ADAPTERS),
+)
 TRAINING_NEEDED = (
     *((name, ("save",), "--save DIR") for name in ("resume", "save_steps", "tensorboard", "log_ranks")),
     *(

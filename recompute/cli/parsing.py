@@ -129,6 +129,40 @@ def group_option(text: str) -> dict[str, Any]:
     return {"match": names, **{key.strip(): _setting(text, value.strip()) for key, _, value in pairs}}
 
 
+def lora_option(text: str) -> dict[str, Any]:
+    """The adapters of `--lora r=8,targets=*q_proj*,*v_proj*`, as `rc.lora` takes them; a part without a `=` continues
+    the list before it."""
+    found: dict[str, Any] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        key, sign, value = part.partition("=")
+        if not sign and found and isinstance(found[key := next(reversed(found))], list):
+            found[key].append(part)
+            continue
+        kind = _LORA.get(key.strip())
+        try:
+            if not sign or kind is None or key in found:
+                raise ValueError
+            found[key.strip()] = [value.strip()] if kind is list else kind(value)
+        except ValueError:
+            known = ", ".join(f"{k}=" for k in _LORA)
+            raise argparse.ArgumentTypeError(
+                f"cannot read '{part}' (expected e.g. r=8,targets=*q_proj*,*v_proj*; known: {known})"
+            ) from None
+    if not found.get("targets"):
+        raise argparse.ArgumentTypeError("name the weights that get adapters: targets=*q_proj*,*v_proj*")
+    return {"patterns": found.pop("targets"), **found}
+
+
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else bool(int(text))
+
+
+#: options of --lora
+_LORA: dict[str, Any] = {
+    "targets": list, "r": int, "alpha": float, "dropout": float, "dora": _truth, "seed": int, "train": list,
+}  # fmt: skip
+
+
 def _setting(text: str, value: str) -> Any:
     if value.lower() in ("true", "false"):
         return value.lower() == "true"

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..errors import RecomputeError, UsageError
@@ -111,7 +112,7 @@ class _TrainJob(ModelJob):
             drop_last=args.drop_last, save=saving, resume=args.resume,
         )  # fmt: skip
         if self.ranks.leads:
-            self._finish(history)
+            self._finish(history, program)
         return {"interrupted": 130, "ended by SIGTERM": 143}.get(history.stopped, 0)
 
     def _optimizer(self, steps: int) -> Any:
@@ -154,8 +155,11 @@ class _TrainJob(ModelJob):
         classes = any(op.op.name in _OF_CLASSES for op in program.operators)
         return [metrics.Accuracy()] if evaluates and classes else []
 
-    def _finish(self, history: Any) -> None:
-        """Prints and writes the results."""
+    def _finish(self, history: Any, program: Any) -> None:
+        """Prints and writes the results; adapters in PEFT's files beside the model."""
+        from ..exporter.compiled import save_model
+        from ..tuning import requantize, save_adapter
+
         if history.epochs and not math.isfinite(history.epochs[-1]["train"]["loss"]):
             cli_ending.tell(f"warning: {history.notes[-1]}")
         peaks = history.peak_bytes
@@ -166,6 +170,10 @@ class _TrainJob(ModelJob):
         else:
             self.say(f"trained {history.steps:,} steps{ended}, peak {peaks['measured']:,} bytes ({same})")
         if self.args.save is not None:
+            if self.args.lora is not None:
+                save_adapter(program, Path(self.args.save) / "adapter")
+            if self.args.dequantize is not None:
+                save_model(requantize(program, self.args.model), Path(self.args.save) / "quantized.onnx")
             self.say(f"wrote {self.args.save}")
         if self.args.json is not None:
             text = json.dumps(finite({**vars(self.report), **history.to_dict()}), indent=1, allow_nan=False)

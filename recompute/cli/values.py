@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 
 if TYPE_CHECKING:
     from ..compiling.sources import Loading
+    from ..language.program import Program
     from ..passes.inserting import Insertion
     from ..passes.target import Target
 
@@ -66,7 +67,17 @@ def loading_of(args: argparse.Namespace) -> Loading:
         max_bytes=None if args.max_bytes is None else as_bytes(args.max_bytes),
         dims={**{n: max(s) for n, s in bucket_sizes(getattr(args, "buckets", ())).items()}, **sizes(args.dim)},
         set=dict(bound(s) for s in args.set),
+        edit=_edited(args),
     )
+
+
+def _edited(args: argparse.Namespace) -> Callable[[Program], Program] | None:
+    """What --lora or --dequantize makes of a program."""
+    from ..tuning import dequantize, lora
+
+    if args.lora is not None:
+        return lambda program: lora(program, **args.lora)
+    return None if args.dequantize is None else lambda program: dequantize(program, split(args.dequantize))
 
 
 def split(text: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +36,7 @@ class Loading:
 
     The options of `load`, and `freeze`: names or globs of parameters that do not train (`Program.freeze`, with `eval`);
     `weights`: with their contents (figures need none); `again`: a network of the zoo whose batch stays open, so that
-    its program can be made at others (`Program.again`).
+    its program can be made at others (`Program.again`).  `edit`: what a loaded program becomes.
     """
 
     trainable: str | Sequence[str] | None = None
@@ -50,6 +50,7 @@ class Loading:
     weights: bool = False
     init: str | None = None
     again: bool = False
+    edit: Callable[[Program], Program] | None = None
 
     def read(self, model: Any, trainable: Sequence[str] | None = None, **more: Any) -> Program:
         """The program, with nothing frozen.  `trainable`: in place of this one's; `more`: of `load`."""
@@ -57,7 +58,8 @@ class Loading:
         more |= {"unroll": self.unroll, "seed": self.seed}
         more |= {"max_seconds": self.max_seconds, "max_bytes": self.max_bytes}
         more |= {"dims": self.dims, "set": self.set, "init": self.init}
-        return onnx_import.load(model, trainable=trainable or wanted, **more)
+        program = onnx_import.load(model, trainable=trainable or wanted, **more)
+        return program if self.edit is None else self.edit(program)
 
     def frozen(self, program: Program) -> Program:
         """The program without what does not train."""
@@ -169,6 +171,7 @@ class _File(Source):
         self._trains: list[str] | None = None
         if not loading.weights:
             self._model = prepare(proto)
+        if not loading.weights and loading.edit is None:
             program = self.whole(self.default)
             self._trains = [v.name for v in program.block.parameters] or None
             self._model = without_contents(self._model, {v.name for v in program.block.parameters})

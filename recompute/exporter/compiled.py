@@ -19,7 +19,7 @@ from google.protobuf.message import EncodeError
 from ..boundary import as_path
 from ..errors import ModelError, RecomputeError, UsageError, expect
 from ..importer.graphs import without_fields
-from ..importer.mapped import referring
+from ..importer.mapped import referring, serialized
 from ..importer.model import read_model
 from ..importer.tensors import tensor_array
 from ..language.ir import Block, Value
@@ -68,8 +68,8 @@ def save_beside(
             if data is not None:
                 with replacing(data) as temporary, open(temporary, "wb") as file:
                     model = _externalised(model, file, data.name)
-            with replacing(path) as temporary:
-                temporary.write_bytes(model.SerializeToString())
+            with replacing(path) as temporary, open(temporary, "wb") as file:
+                file.writelines(serialized(model))
     except BaseException as e:
         if data is not None:
             data.unlink(missing_ok=True)

@@ -18,6 +18,16 @@ def names_read(nodes: Any) -> Iterator[str]:
                 yield from (o.name for o in graph.output)
 
 
+def needed(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
+    """The nodes that some values need, which are added to `wanted`, in their order."""
+    found = []
+    for node in reversed(nodes):
+        if any(o in wanted for o in node.output):
+            wanted.update(names_read([node]))
+            found.append(node)
+    return found[::-1]
+
+
 def graphs_of(a: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
     """The graphs in an attribute."""
     if a.type == onnx.AttributeProto.GRAPH:

@@ -41,6 +41,7 @@ from .mapped import held, with_arrays
 from .model import at_sizes, fixed_inputs, other_dimensions, read_model, with_own_statistics
 from .node import NodeContext
 from .origin import source_operator
+from .past import without_past
 from .rebatch import rebatched
 from .reference import emit_reference
 from .schema import attribute_value, check_node, describe, quantized_pairs
@@ -106,7 +107,7 @@ def load(
     limits, budget, source, _held = _read(model, further)
     run = functools.partial(_results, {**limits, "set": values, "dims": dims})
     source = rebatched(source, None if input_shapes else batch, run)
-    current, pairs = prepare(source, budget), quantized_pairs(quantization)
+    current, pairs = without_past(prepare(source, budget), input_shapes, dims), quantized_pairs(quantization)
     rule = rule_of(source, current.graph, trainable, straight=pairs is not None)
     options: Any = {"seed": seed, "rule": rule, "budget": budget, "unroll": unroll, "quantized": pairs}
     importer = Importer(current, training=_training(mode), **options)
@@ -251,7 +252,9 @@ class Importer(ImportState):
         if node.op_type == "Identity" and self._passes_on(node):
             return
         opset = self.opset_of(node.domain)
-        folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset, self.budget)
+        kept = node.op_type == "Cast" and node.input[0] in self.rule.roles.codes  # a weight, whose integers stay
+        folded = static_shape_value(node, self.type_of, self.known)
+        folded = folded if kept or folded else fold(node, self.known, opset, self.budget)
         if folded is not None:
             for name in self.rule.roles.held & folded.keys():
                 folded[name].origin = "initializer"  # as the others of this file

@@ -48,6 +48,24 @@ def read(path: Path) -> bytes:
                 return bytes(raw)
 
 
+def serialized(model: onnx.ModelProto) -> Iterator[bytes]:
+    """The bytes of a model, an initializer at a time: protobuf itself takes three times the model's size at once."""
+    graph = model.graph
+    rest, sizes = without_fields(graph, "initializer").SerializeToString(), [t.ByteSize() for t in graph.initializer]
+    heads = [_head(_INITIALIZER, size) for size in sizes]
+    yield without_fields(model, "graph").SerializeToString()
+    yield _head(_GRAPH, len(rest) + sum(sizes) + sum(map(len, heads)))
+    yield rest
+    for t, head in zip(graph.initializer, heads, strict=True):
+        yield head
+        if t.HasField("raw_data"):
+            yield without_fields(t, "raw_data").SerializeToString()
+            yield _head(_RAW_DATA, len(t.raw_data))
+            yield t.raw_data
+        else:
+            yield t.SerializeToString()
+
+
 def whole(path: str, stamp: str) -> np.memmap:
     """The bytes of a file that is as it was when it got its `stamp`, or that was mapped then.
 
@@ -200,4 +218,9 @@ def _number(value: int) -> bytes:
 
 
 def _message(number: int, content: bytes) -> bytes:
-    return _number(number << 3 | _BYTES) + _number(len(content)) + content
+    return _head(number, len(content)) + content
+
+
+def _head(number: int, size: int) -> bytes:
+    """What comes before the content of a field of bytes."""
+    return _number(number << 3 | _BYTES) + _number(size)

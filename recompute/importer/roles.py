@@ -16,14 +16,16 @@ _SCALES = {
     "DequantizeLinear": (1,), "QuantizeLinear": (1,), "QLinearMatMul": (1, 4, 6), "QLinearConv": (1, 4, 6),
     "QLinearAdd": (1, 4, 6), "QLinearMul": (1, 4, 6), "QLinearSigmoid": (1, 3), "QLinearLeakyRelu": (1, 3),
     "QLinearSoftmax": (1, 3), "QLinearGlobalAveragePool": (1, 3), "QGemm": (1, 4, 7), "QAttention": (3, 4),
-    "DynamicQuantizeMatMul": (2,), "MatMulIntegerToFloat": (2, 3), "MatMulNBits": (2,), "GatherBlockQuantized": (2,),
-    "QLinearConcat": tuple(range(0, 96, 3)),
+    "DynamicQuantizeMatMul": (2,), "MatMulIntegerToFloat": (2, 3), "MatMulNBits": (2, 3),
+    "GatherBlockQuantized": (2, 3), "QLinearConcat": tuple(range(0, 96, 3)),
+    "DynamicQuantizeLSTM": (8, 10),
 }  # fmt: skip
 #: inputs of them that are integers which stand for a weight
 _CODES = {
     "DequantizeLinear": (0,), "MatMulInteger": (0, 1), "ConvInteger": (0, 1), "QLinearMatMul": (0, 3),
     "QLinearConv": (0, 3, 8), "QLinearAdd": (0, 3), "QLinearMul": (0, 3), "QGemm": (0, 3, 6), "QAttention": (1,),
-    "DynamicQuantizeMatMul": (1,), "MatMulIntegerToFloat": (0, 1), "MatMulNBits": (1,), "GatherBlockQuantized": (0,),
+    "DynamicQuantizeMatMul": (1,), "MatMulIntegerToFloat": (0, 1), "MatMulNBits": (1, 3),
+    "GatherBlockQuantized": (0, 3), "DynamicQuantizeLSTM": (1, 2),
 }  # fmt: skip
 #: operators behind which a value is the same numbers in another form
 _FORMS = frozenset(["Cast", "Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze", "Flatten", "Expand"])
@@ -78,6 +80,9 @@ def roles_of(graph: onnx.GraphProto) -> Roles:
             if i in _CODES.get(n.op_type, ()):
                 found.codes.add(name)
     found.scales.update(_scales(nodes))
+    for codes, scale in _cast_weights(graph, readers):
+        found.codes.add(codes)
+        found.scales.add(scale)
     found.constants.update(n.output[0] for n in nodes if n.op_type == "Constant" and _shape(n))
     known = {n.output[0] for n in nodes if n.op_type == "Constant"}.union(t.name for t in graph.initializer)
     for n in nodes:
@@ -94,6 +99,20 @@ def at_weight(op_type: str, position: int) -> bool:
 
 def _product_made(made: dict[str, onnx.NodeProto], name: str) -> bool:
     return name in made and made[name].op_type in _PRODUCTS
+
+
+def _cast_weights(
+    graph: onnx.GraphProto, readers: dict[str, list[tuple[onnx.NodeProto, int]]]
+) -> Iterator[tuple[str, str]]:
+    """8-bit integers and the scale of weights that are written as Cast, (Sub,) Mul."""
+    held = {t.name for t in graph.initializer if t.data_type in FLOATS}
+    for t in graph.initializer:
+        if t.data_type not in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8) or len(t.dims) < 2:
+            continue
+        values = [n.output[0] for n, _ in readers.get(t.name, ()) if n.op_type == "Cast"]
+        values += [n.output[0] for v in values for n, i in readers.get(v, ()) if n.op_type == "Sub" and not i]
+        for n in (n for v in values for n, _ in readers.get(v, ()) if n.op_type == "Mul"):
+            yield from ((t.name, other) for other in n.input if other in held)
 
 
 def _scales(nodes: list[onnx.NodeProto]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from .int8 import quantize_frozen
 from .lora import lora
+from .masters import dequantize, requantize
 from .merge import merge_adapters
 from .peft import load_adapter, save_adapter
 from .savings import Training, TrainingSaved, savings, training
@@ -9,10 +10,12 @@ from .savings import Training, TrainingSaved, savings, training
 __all__ = [
     "Training",
     "TrainingSaved",
+    "dequantize",
     "load_adapter",
     "lora",
     "merge_adapters",
     "quantize_frozen",
+    "requantize",
     "save_adapter",
     "savings",
     "training",

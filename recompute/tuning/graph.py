@@ -27,7 +27,7 @@ from ..importer.model import read_model
 from ..importer.tensors import in_type_of, tensor_array
 from ..importer.trained import FROZEN, TRAINABLE, said_to_train
 from ..language.program import Program
-from ..language.types import dtype_from_onnx
+from ..language.types import DTYPES, dtype_from_onnx
 from ..training.programs import must_be_untrained
 
 File = str | PathLike[str] | onnx.ModelProto
@@ -65,6 +65,30 @@ def edits(function: Callable[Concatenate[Graph, P], None]) -> Editing[P]:
 
 #: nodes that are inserted, by the identity of another node
 Added = Mapping[int, Sequence[onnx.NodeProto]]
+
+
+class Reading:
+    """Which nodes read and write values; called with a name: the nodes that read it.  UsageError if a subgraph does."""
+
+    def __init__(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        self._makers = {o: n for n in nodes for o in n.output if o}
+        self._inside: set[str] = set()
+        for n in nodes:
+            own = dict.fromkeys(n.input)
+            for name in own:
+                self._readers.setdefault(name, []).append(n)
+            if n.attribute:
+                self._inside.update(name for name in names_read([n]) if name not in own)
+
+    def __call__(self, name: str) -> list[onnx.NodeProto]:
+        if name in self._inside:
+            raise UsageError(f"'{name}' is read inside an If, Loop or Scan, where it cannot be edited")
+        return self._readers.get(name, [])
+
+    def maker(self, name: str) -> onnx.NodeProto | None:
+        """The node that writes a value."""
+        return self._makers.get(name)
 
 
 class Graph:
@@ -106,23 +130,9 @@ class Graph:
         """Nodes that read a value themselves.  UsageError if a subgraph does."""
         return self.reading()(name)
 
-    def reading(self) -> Callable[[str], list[onnx.NodeProto]]:
+    def reading(self) -> Reading:
         """`readers` of the graph as it is now, for many values."""
-        found: dict[str, list[onnx.NodeProto]] = {}
-        inside: set[str] = set()
-        for n in self.nodes:
-            own = dict.fromkeys(n.input)
-            for name in own:
-                found.setdefault(name, []).append(n)
-            if n.attribute:
-                inside.update(name for name in names_read([n]) if name not in own)
-
-        def readers(name: str) -> list[onnx.NodeProto]:
-            if name in inside:
-                raise UsageError(f"'{name}' is read inside an If, Loop or Scan, where it cannot be edited")
-            return found.get(name, [])
-
-        return readers
+        return Reading(self.nodes)
 
     def fresh(self, wish: str) -> str:
         """`wish`, or `wish_1`, `wish_2`, ... where the graph has a value of that name; it is then taken."""
@@ -165,9 +175,26 @@ class Graph:
                 axis = next((a.i for a in node.attribute if a.name == "axis"), 1) % codes.ndim
                 each = [-1 if i == axis else 1 for i in range(codes.ndim)]
                 found = codes.astype(scale.dtype) * (scale.reshape(each) if scale.ndim else scale)
+        elif node is not None and node.op_type in ("Cast", "Sub", "Mul"):
+            found = self._cast(node)
         if found is None:
             raise UsageError(f"the contents of '{name}' are not in the model")
         return found
+
+    def _cast(self, node: onnx.NodeProto) -> np.ndarray | None:
+        """What a node makes of integers, a zero point and a scale; None where it is something else."""
+        ins = []
+        for name in node.input:
+            maker = self.makers().get(name)
+            array = self.constant(name)
+            if array is None and maker is not None and maker.op_type in ("Cast", "Sub"):
+                array = self._cast(maker)
+            if array is None:
+                return None
+            ins.append(array)
+        if node.op_type == "Cast":
+            return ins[0].astype(DTYPES[dtype_from_onnx(node.attribute[0].i) or "f32"])
+        return ins[0] - ins[1] if node.op_type == "Sub" else ins[0] * ins[1]
 
     def places(self) -> dict[int, int]:
         """The positions of nodes, by their identity."""

@@ -59,7 +59,7 @@ def _linear(model: Graph) -> list[Weight]:
             w = weight_of(readers, name, shape, kind)
         except UsageError:
             continue
-        if w.kind == "linear" and model.constant(name) is not None:
+        if w.kind == "linear" and not w.packed and model.constant(name) is not None:
             found.append(w)
     if not found:
         raise UsageError(
@@ -85,9 +85,9 @@ def _store(
     frozen."""
     if w.onnx_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16):
         raise UsageError(f"'{w.name}' is neither float32 nor float16: DequantizeLinear makes no other weights")
-    array = model.constant(w.name)
+    array = None if w.packed else model.constant(w.name)
     if array is None:
-        raise UsageError(f"the contents of '{w.name}' are not in the model, or it is stored in 8 bits already")
+        raise UsageError(f"the contents of '{w.name}' are not in the model, or it is stored in 8 bits or fewer already")
     axis = 0 if w.turned else 1
     try:
         codes, scale = quantized(array, axis)

@@ -167,8 +167,9 @@ def refuse_codes(model: Graph, pattern: str, who: str) -> None:
             readers = [f"{n.op_type} (node '{n.name or n.output[0]}')" for n in model.nodes if t.name in n.input]
             raise UsageError(
                 f"{who}: '{t.name}' holds whole numbers, which {', '.join(readers) or 'nothing'} reads: only weights "
-                "of MatMul, Gemm and Gather are supported, in floating point or behind DequantizeLinear. Take the "
-                "model from before it was quantised, and rc.quantize_frozen, which stores its weights in 8 bits"
+                "of MatMul, Gemm and Gather are supported, in floats or behind DequantizeLinear, or Cast and Mul (by "
+                "the name of what these make), and of products of what is quantized in the graph. Or take the model "
+                "from before it was quantised, and rc.quantize_frozen, which stores its weights in 8 bits"
             )
 
 
@@ -176,10 +177,20 @@ def _floats(model: Graph) -> list[str]:
     return [t.name for t in model.tensors.values() if t.data_type in (1, 10, 11, 16)] + list(matrices(model))
 
 
+def refuse_dora(a: Adapter, w: Weight) -> None:
+    """UsageError for DoRA of a table, and of a weight in few bits."""
+    if a.dora and (w.packed or a.kind == "embedding"):
+        what = "weights in few bits" if w.packed else "tables"
+        raise UsageError(
+            f"DoRA of {what} is not supported: '{a.weight}' is read by {w.sites[0].node.op_type}; leave it out, or dora"
+        )
+
+
 def initial(model: Graph, a: Adapter, w: Weight, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     """The first contents of an adapter, by which the model computes what it did before."""
     numbers = DTYPES[dtype_from_onnx(w.onnx_type) or "f32"]
     first, last = w.features
+    refuse_dora(a, w)
     for what, name in a.tensors.items():
         if what == "magnitude":
             matrix = model.constant_matrix(w.name).astype(np.float64)
@@ -209,8 +220,7 @@ def add_adapters(
     before, after = defaultdict[int, list[onnx.NodeProto]](list), dict[int, list[onnx.NodeProto]]()
     places, makers = model.places(), model.makers()
     for a, w in zip(adapters, weights, strict=True):
-        if a.dora and a.kind == "embedding":
-            raise UsageError(f"DoRA of tables is not supported: '{a.weight}' is read by Gather; leave it out, or dora")
+        refuse_dora(a, w)
         first = min(places[id(s.node)] for s in w.sites)
         if a.dora and a.weight in makers:
             first = max(first, places[id(makers[a.weight])] + 1)
@@ -261,7 +271,7 @@ class _Writer:
         """Writes what is added to one reader of the weight; its entry of the metadata."""
         a, node = self.a, site.node
         y, base = node.output[0], self.model.fresh(f"{node.output[0]}.base")
-        x, bias = node.input[0], ""
+        x, bias = site.x or node.input[0], ""
         node.output[0] = base
         if a.kind == "embedding":
             thin = self.put("Gather", [down, node.input[1]], "lora_A.out", axis=0)

@@ -27,7 +27,7 @@ from ..support.patterns import regular_expression
 from ..training.state import contents
 from .graph import Graph, edits
 from .lora import ADAPTERS, Adapter, adapters_of, add_adapters
-from .weights import Weight, matrices, weight_of
+from .weights import Weight, matrices, module_of, weight_of
 
 __all__ = ["load_adapter", "save_adapter"]
 
@@ -52,10 +52,17 @@ _PARTS = {
 }
 
 
-def save_adapter(model: Program | onnx.ModelProto, folder: str | PathLike[str], *, prefix: str = "") -> None:
+def save_adapter(
+    model: Program | onnx.ModelProto,
+    folder: str | PathLike[str],
+    *,
+    prefix: str = "",
+    rename: Mapping[str, str] | None = None,
+) -> None:
     """Writes the adapters of a Program or a ModelProto into a folder as PEFT does, with what else trains.
 
-    `prefix`: what PEFT's names of modules begin with and the model's do not, such as `model.`.  The folder is made;
+    `prefix`: what PEFT's names of modules begin with and the model's do not, such as `model.`.  `rename`: parts of
+    names that PEFT calls otherwise, such as {"attn": "self_attn"} for ONNX Runtime GenAI's files.  The folder is made;
     both files are replaced, or neither.  UsageError where the model has no adapters; ModelError if they cannot be
     written.
     """
@@ -64,14 +71,15 @@ def save_adapter(model: Program | onnx.ModelProto, folder: str | PathLike[str], 
     expect("model", model, (Program, onnx.ModelProto), "a Program or an ONNX model")
     folder = as_path(folder, "folder")
     expect("prefix", prefix, str, "a text")
+    called = _Names(prefix, rename)
     proto = model.source if isinstance(model, Program) else model
     adapters = adapters_of(proto) if proto is not None else []
     if not adapters:
         raise UsageError("the model has no adapters that rc.lora or rc.load_adapter added: there is nothing to save")
     arrays = _trained(model, adapters)
-    tensors = {f"{_PREFIX}{prefix}{n}": np.ascontiguousarray(a) for n, a in arrays.items()}
+    tensors = {f"{_PREFIX}{called(n)}": np.ascontiguousarray(a) for n, a in arrays.items()}
     own = {n for a in adapters for n in a.tensors.values()}
-    text = json.dumps(_config(adapters, prefix, [n for n in arrays if n not in own]), indent=2) + "\n"
+    text = json.dumps(_config(adapters, called, [n for n in arrays if n not in own]), indent=2) + "\n"
     path = Path(folder)
     try:
         make_folder(path)
@@ -110,7 +118,19 @@ def _stored_turned(model: Graph, name: str) -> bool:
     return w is not None and w.kind == "linear" and not w.turned
 
 
-def _config(adapters: list[Adapter], prefix: str, others: list[str]) -> dict[str, Any]:
+class _Names:
+    """What PEFT calls the model's modules and tensors."""
+
+    def __init__(self, prefix: str = "", rename: Mapping[str, str] | None = None) -> None:
+        self._prefix, self._parts = prefix, {} if rename is None else expect("rename", rename, Mapping, "a dictionary")
+        for part in (*self._parts, *self._parts.values()):
+            expect("rename", part, str, "parts of names, without points, such as {'attn': 'self_attn'}")
+
+    def __call__(self, name: str) -> str:
+        return self._prefix + ".".join(self._parts.get(p, p) for p in name.split("."))
+
+
+def _config(adapters: list[Adapter], called: _Names, others: list[str]) -> dict[str, Any]:
     """PEFT's LoraConfig; ranks and factors that differ from the first adapter's are named by module."""
     first = adapters[0]
     return {
@@ -125,18 +145,19 @@ def _config(adapters: list[Adapter], prefix: str, others: list[str]) -> dict[str
         "use_rslora": False,
         "bias": "none",
         "fan_in_fan_out": False,
-        "target_modules": [prefix + a.module for a in adapters],
-        "rank_pattern": {prefix + a.module: a.r for a in adapters if a.r != first.r},
-        "alpha_pattern": {prefix + a.module: a.alpha for a in adapters if a.alpha != first.alpha},
-        "modules_to_save": sorted({prefix + n.rpartition(".")[0] for n in others}) or None,
+        "target_modules": [called(a.module) for a in adapters],
+        "rank_pattern": {called(a.module): a.r for a in adapters if a.r != first.r},
+        "alpha_pattern": {called(a.module): a.alpha for a in adapters if a.alpha != first.alpha},
+        "modules_to_save": sorted({called(n.rpartition(".")[0]) for n in others}) or None,
     }
 
 
 @edits
-def load_adapter(model: Graph, folder: str | PathLike[str]) -> None:
+def load_adapter(model: Graph, folder: str | PathLike[str], *, rename: Mapping[str, str] | None = None) -> None:
     """Adds the adapters of a folder that PEFT, or `save_adapter`, wrote, and freezes everything else.
 
-    The kind of `model` and of the result as for `rc.lora`; the model has no adapters yet.  Modules are found by their
+    The kind of `model` and of the result as for `rc.lora`; the model has no adapters yet.  `rename`: as for
+    `save_adapter`, parts of the model's names that PEFT calls otherwise.  Modules are found by their
     names, or where one name ends with the other (`model.layers.0.q_proj`, `layers.0.q_proj`).  Tensors that were saved
     whole (`modules_to_save`) replace the model's and train.  ModelError for files that are missing, damaged or of
     another method; UsageError where the model lacks a module, or its shape differs.
@@ -155,12 +176,13 @@ def load_adapter(model: Graph, folder: str | PathLike[str]) -> None:
         kinds[name.removesuffix(end)], what = _PARTS[end]
         found.setdefault(name.removesuffix(end), {})[what] = array
     known, readers, alpha_of = matrices(model), model.reading(), _alphas(config, folder)
+    called = _Names(rename=rename)
+    modules = {called(module_of(n)): n for n in sorted(known, key=len)}
     adapters: list[Adapter] = []
     weights: list[Weight] = []
     arrays: dict[str, np.ndarray] = {}
     for module, parts in found.items():
-        name = _match(module, [n.removesuffix(".weight") for n in known])
-        weight = f"{name}.weight" if f"{name}.weight" in known else name
+        weight = modules[_match(module, modules)]
         w = weight_of(readers, weight, *known[weight])
         a = _adapter(module, w, parts, config, alpha_of(module))
         _check(module, a, w, parts, kinds[module])
@@ -168,7 +190,7 @@ def load_adapter(model: Graph, folder: str | PathLike[str]) -> None:
         weights.append(w)
         numbers = DTYPES[dtype_from_onnx(w.onnx_type) or "f32"]
         arrays.update((n, parts[what].astype(numbers)) for what, n in a.tensors.items())
-    train = [_replace(model, name, array) for name, array in whole.items()]
+    train = [_replace(model, name, array, called) for name, array in whole.items()]
     add_adapters(model, adapters, weights, arrays, train)
 
 
@@ -270,9 +292,10 @@ def _check(module: str, a: Adapter, w: Weight, parts: Mapping[str, np.ndarray], 
             )
 
 
-def _replace(model: Graph, name: str, array: np.ndarray) -> str:
+def _replace(model: Graph, name: str, array: np.ndarray, called: _Names) -> str:
     """Replaces a tensor that was saved whole; its name in the model."""
-    own = _match(name, model.tensors)
+    tensors = {called(n): n for n in model.tensors}
+    own = tensors[_match(name, tensors)]
     tensor = model.tensors[own]
     if array.ndim == 2 and (tuple(tensor.dims) != array.shape or array.shape[0] == array.shape[1]):
         array = array.T if _stored_turned(model, own) else array

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 
 import onnx
 
 from ..errors import UsageError
-from .graph import Graph
+from .few_bits import CODES, DOMAIN, few_bits
+from .graph import Graph, Reading
+from .integers import CODES_8, PRODUCTS, integer_weights, product_of
 
 _STANDARD = ("", "ai.onnx")
+#: shapes and element types by name
+Matrices = dict[str, tuple[tuple[int, ...], int]]
+#: what tools append to the name of a module's weight
+_ENDINGS = re.compile(r"(\.MatMul)?\.q?weight(_Q\d+|_quant)?$|_Q\d+$")
+
+
+def module_of(weight: str) -> str:
+    """The module that a weight belongs to: its name without `.weight`, or what tools write there for few bits."""
+    return _ENDINGS.sub("", weight) or weight
 
 
 @dataclass(frozen=True)
@@ -18,12 +29,13 @@ class Site:
     """A node that multiplies by a weight, or looks it up.
 
     `kind`: "linear" or "embedding".  `turned`: the weight is stored [out, in], as PyTorch's Linear does, rather than
-    [in, out].
+    [in, out].  `x`: what is multiplied, where it is not the node's first input.
     """
 
     node: onnx.NodeProto
     kind: str
     turned: bool
+    x: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,8 +49,13 @@ class Weight:
 
     @property
     def module(self) -> str:
-        """The module it belongs to: its name without `.weight`."""
-        return self.name.removesuffix(".weight")
+        """The module it belongs to."""
+        return module_of(self.name)
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is stored in few bits, or as integers that a product reads."""
+        return self.sites[0].node.domain == DOMAIN or bool(self.sites[0].x)
 
     @property
     def kind(self) -> str:
@@ -57,9 +74,11 @@ class Weight:
 
 
 def matrices(model: Graph) -> dict[str, tuple[tuple[int, int], int]]:
-    """Matrices of floating-point numbers by name: shape and element type; also 8-bit ones that are dequantised."""
+    """Matrices of floating-point numbers by name: shape and element type; also 8-bit ones that are dequantised, and
+    those in few bits and of products of integers, by the names of their codes."""
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-    found = {t.name: (tuple(t.dims), t.data_type) for t in model.tensors.values()}
+    found: Matrices = {t.name: (tuple(t.dims), t.data_type) for t in model.tensors.values()}
+    integers = {n: f for n, f in found.items() if f[1] in CODES_8 and len(f[0]) == 2}
     for node in model.nodes:
         a = node.attribute[0] if node.attribute else None
         if node.op_type == "Constant" and a is not None and a.name == "value":
@@ -68,18 +87,39 @@ def matrices(model: Graph) -> dict[str, tuple[tuple[int, int], int]]:
             shape = model.constant(node.input[0])
             assert shape is not None
             found[node.output[0]] = tuple(shape.tolist()), a.t.data_type if a is not None else 1
+        elif node.op_type in ("Cast", "Sub", "Mul") and node.domain in _STANDARD:
+            _cast(model, node, integers, found)
         elif node.op_type == "DequantizeLinear" and node.input[0] in found and node.input[1] in found:
             found[node.output[0]] = found[node.input[0]][0], found[node.input[1]][1]
-    return {n: (s, k) for n, (s, k) in found.items() if len(s) == 2 and k in floats}
+    packed = few_bits(model)
+    parts = {n for w in packed.values() for n in (w.scales, w.zeros)}
+    found |= {n: (w.shape, w.onnx_type) for n, w in packed.items()}
+    found |= {n: (shape, onnx.TensorProto.FLOAT) for n, shape in integer_weights(model).items()}
+    return {n: (s, k) for n, (s, k) in found.items() if len(s) == 2 and k in floats and n not in parts}
 
 
-def weight_of(
-    readers: Callable[[str], list[onnx.NodeProto]], name: str, shape: tuple[int, int], onnx_type: int
-) -> Weight:
+def _cast(model: Graph, node: onnx.NodeProto, integers: Matrices, found: Matrices) -> None:
+    """Follows matrices of 8-bit integers through Cast, Sub and Mul: their product with a scale is a weight."""
+    x = next((i for i in node.input if i in integers), None)
+    if x is None or not all(i in model.tensors for i in node.input if i != x):
+        return
+    shape, kind = integers[x]
+    if node.op_type == "Cast":
+        integers[node.output[0]] = shape, next((a.i for a in node.attribute if a.name == "to"), kind)
+    else:
+        (found if node.op_type == "Mul" else integers)[node.output[0]] = shape, kind
+
+
+def weight_of(readers: Reading, name: str, shape: tuple[int, int], onnx_type: int) -> Weight:
     """A weight with its readers (`Graph.reading`).  UsageError where one of them is no linear layer and no table."""
     sites: list[Site] = []
     for node in readers(name):
-        if node.op_type == "Transpose" and node.domain in _STANDARD and len(shape) == 2:
+        if node.op_type in PRODUCTS and list(node.input).index(name) == 1:
+            product = product_of(readers, node)
+            if product is None:
+                raise _refused(name, node)
+            sites.append(Site(product.last, "linear", False, product.x))
+        elif node.op_type == "Transpose" and node.domain in _STANDARD and len(shape) == 2:
             turned = node.output[0]
             sites += [_site(name, n, turned, turned=True) for n in readers(turned)]
         else:
@@ -104,7 +144,13 @@ def _site(name: str, node: onnx.NodeProto, read: str, *, turned: bool) -> Site:
             return Site(node, "linear", turned != bool(_number(options, "transB", 0)))
         if node.op_type == "Gather" and at == 0 and not turned and not _number(options, "axis", 0):
             return Site(node, "embedding", False)
-    raise UsageError(
+    if node.domain == DOMAIN and CODES.get(node.op_type) == at:
+        return Site(node, "linear" if at else "embedding", at > 0)
+    raise _refused(name, node)
+
+
+def _refused(name: str, node: onnx.NodeProto) -> UsageError:
+    return UsageError(
         f"'{name}' is read by {node.op_type} (node '{node.name or node.output[0]}'): only the weights of linear layers "
         "(MatMul, Gemm without factors) and of tables (Gather) are supported; leave it out of the patterns"
     )

@@ -23,10 +23,10 @@ _CONVOLUTIONS = ("Conv", "ConvGradInput", "ConvGradWeight", "ConvTranspose")
 #: kernels → operators whose last bits may depend on the number of threads, in both layouts (docs/threads.md)
 BITS_BY_THREADS = {
     "onednn": (*_CONVOLUTIONS, *_PRODUCTS),
-    "numba": ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LSTMGrad", "GRUGrad"),
+    "numba": ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LSTMGrad", "GRUGrad", "MatMulNBits"),
     "blas": ("MatMul", "Gemm"),
     "convolution": ("ConvGradWeight",),
-    "widened": (*_CONVOLUTIONS, *_PRODUCTS),
+    "widened": (*_CONVOLUTIONS, *_PRODUCTS, "MatMulNBits"),
 }
 
 

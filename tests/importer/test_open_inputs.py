@@ -211,8 +211,8 @@ def test_dimensions_that_do_not_fit(dims: dict[str, int], why: str) -> None:
 @pytest.mark.parametrize(
     ("domain", "op_type", "why"),
     [
-        ("com.microsoft", "DynamicQuantizeLSTM", r"'n' \(com.microsoft.DynamicQuantizeLSTM\): the operator "
-         r"DynamicQuantizeLSTM of the domain 'com.microsoft' is not supported: export"),
+        ("com.microsoft", "LongformerAttention", r"'n' \(com.microsoft.LongformerAttention\): the operator "
+         r"LongformerAttention of the domain 'com.microsoft' is not supported: export"),
         ("com.microsoft", "FusedMatMu", r"not supported \(did you mean FusedMatMul"),
         ("", "Sigmoyd", r"not supported \(did you mean Sigmoid\?\)"),
         ("", "NoSuchThing", "this operator is not supported: export"),

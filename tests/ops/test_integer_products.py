@@ -116,3 +116,46 @@ def test_symmetric_extremes_pass_their_gradient() -> None:
 def test_where_integers_pass_no_gradient_a_warning_names_the_node(body: str, named: str) -> None:
     with pytest.raises(rc.ModelWarning, match=named):
         gradients(body, X, "4,6", TENSORS)
+
+
+def test_codes_stay_integers() -> None:
+    """Neither the float nor the double of a weight is kept: it is made right before each product, backward too."""
+    codes = G.integers(-120, 120, (64, 64)).astype(np.int8)
+    text = (
+        "g (float[8,64] x) => (float[8,64] y) { a = Mul (x, k) q, t, o = DynamicQuantizeLinear (a) "
+        "i = MatMulInteger (q, wq, o, z) f = Cast <to = 1> (i) v = Mul (t, ws) y = Mul (f, v) }"
+    )
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')
+    tensors = {"wq": codes, "z": ZERO, "ws": WS, "k": np.ones(64, np.float32)}
+    model.graph.initializer.extend(from_array(np.asarray(t), n) for n, t in tensors.items())
+    program = rc.load(model)
+    rc.SGD(0.1).minimize(rc.losses.mse(program["y"]))
+    block = rc.Executor().planned(program)
+    assert {v.name: v.dtype for v in block.buffers if v.size == 64 * 64} == {"wq": "i8"}
+    assert not [c for c in block.constants if c.value.size >= 64]
+    made = [o for o in block.operators if o.op.name == "Cast" and o.inputs[0] is not None and o.inputs[0].name == "wq"]
+    assert [o.role.name for o in made] == ["FORWARD", "BACKWARD"]
+
+
+def test_an_lstm_of_integers_trains_as_its_float_twin() -> None:
+    """com.microsoft's DynamicQuantizeLSTM, with weights [input, gates] and a scale for each direction."""
+    w, r = (G.integers(0, 255, (1, n, 12)).astype(np.uint8) for n in (5, 3))
+    scale, zero = np.float32([0.004]), np.uint8([120])
+    bias, x = G.standard_normal((1, 24)).astype("f4"), G.standard_normal((4, 2, 5)).astype("f4")
+    floats = {n: ((a.astype("f4") - 120) * scale[0]).transpose(0, 2, 1) for n, a in (("w", w), ("r", r))}
+    coded, found = {"w": w, "r": r, "s": scale, "z": zero}, []
+    for domain, op, ins, tensors in (
+        ("com.microsoft.", "DynamicQuantizeLSTM", "x, w, r, b, , , , , s, z, s, z", coded),
+        ("", "LSTM", "x, w, r, b", floats),
+    ):
+        text = f"g (float[4,2,5] x) => (float[4,1,2,3] y) {{ y = {domain}{op} <hidden_size = 3> ({ins}) }}"
+        model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]> {text}')
+        model.graph.initializer.extend(from_array(t, n) for n, t in {**tensors, "b": bias}.items())
+        program = rc.load(model, trainable=["b"])
+        loss = rc.losses.mse(program["y"])
+        rc.SGD(1.0).minimize(loss)
+        (value,) = rc.Executor().run(program, {"x": x, "label": np.ones((4, 1, 2, 3), "f4")}, [loss])
+        found.append((value, program.data["b"]))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-6)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5, atol=1e-6)
+    assert abs(found[0][1] - bias).max() > 1e-3

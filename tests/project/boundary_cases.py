@@ -127,6 +127,10 @@ def adapted() -> onnx.ModelProto:
     return rc.lora(model(), "fc_1.weight")
 
 
+def coded() -> onnx.ModelProto:
+    return rc.quantize_frozen(model())
+
+
 def value(x: Any) -> Callable[[], Any]:
     return lambda: x
 
@@ -216,6 +220,8 @@ simple("merge_adapters", model=adapted)
 simple("save_adapter", model=adapted, folder=folder)
 simple("load_adapter", model=model, folder=adapter)
 simple("quantize_frozen", model=adapted)
+simple("dequantize", model=coded)
+simple("requantize", model=lambda: rc.dequantize(coded()), original=coded)
 simple("edit.cut", model=model, at=value("fc_1"))
 simple("edit.linear", model=model, out_features=value(4))
 simple("edit.replace_head", model=model, out_features=value(4))

@@ -47,8 +47,9 @@ def test_an_old_file_gets_no_inputs_and_no_domains_of_its_editor() -> None:
     assert [o.domain for o in merged.opset_import] == [""]
 
 
-@pytest.mark.parametrize("form", ["MatMulInteger", "Cast"])
-@pytest.mark.parametrize("pattern", ["codes", "co*", "*"])
+@pytest.mark.parametrize(
+    ("form", "pattern"), [("MatMulInteger", "codes"), ("MatMulInteger", "*"), ("Cast", "codes"), ("Cast", "co*")]
+)
 def test_adapters_on_whole_numbers_are_refused_by_name(form: str, pattern: str) -> None:
     value, make = helper.make_tensor_value_info, helper.make_node
     codes = onnx.numpy_helper.from_array(RNG.integers(-5, 5, (4, 3)).astype(np.int8), "codes")

@@ -1,7 +1,7 @@
 """Operators of the domain com.microsoft on quantized tensors: dequantize, compute, quantize again.
 
-Integer weights do not train.  Weights packed by blocks (MatMulNBits) are unpacked at import into a buffer: what is
-trained is around them.
+Integer weights do not train: what is trained is around them.  Weights packed by blocks (MatMulNBits,
+GatherBlockQuantized) stay packed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 from ...language.contexts import Imported, ImportedNode, NodeWriter
 from ...language.op import imports
-from ...language.types import Array
+from ...language.types import Value
 from ..linear.quantize import STRAIGHT
 from .basic import MS
 
@@ -20,7 +20,7 @@ _KINDS = {"u8": 2, "i8": 3, "u16": 4, "i16": 5, "i32": 6}
 
 def _real(g: NodeWriter, x: str, scale: str, zero: str) -> str:
     """(x - zero) · scale; scale and zero are one number or one for each column."""
-    y = g.Cast(x, to=1)
+    y = g.Numbers(x, to=1, domain=STRAIGHT)
     return g.Mul(g.Sub(y, g.Cast(zero, to=1)) if zero else y, scale)
 
 
@@ -114,6 +114,27 @@ def matmul_integer_to_float(node: ImportedNode) -> Imported:
     return g.results(g.Add(y, bias) if bias else y)
 
 
+@imports("DynamicQuantizeLSTM", domain=MS)
+def dynamic_quantize_lstm(node: ImportedNode) -> Imported:
+    """LSTM whose W [D, input, 4H] and R [D, H, 4H] are integers, with one scale for each direction, or each column.
+
+    ONNX Runtime rounds what they multiply, input and states, to 8 bits at each step; here these stay as they are.
+    """
+    g, given = node.body(), node.attributes
+
+    def turned(i: int, scale: int) -> str:
+        parts = []
+        for at in (scale, scale + 1):
+            t = node.type(at)
+            parts.append(g.Reshape(g.ins[at], g.constant((t.shape[0], 1, -1))) if t is not None else "")
+        return g.Transpose(_real(g, g.ins[i], *parts), perm=[0, 2, 1])
+
+    ins = [g.ins[0], turned(1, 8), turned(2, 10), *g.ins[3:8]]
+    count = max((i + 1 for i in range(3) if node.wants(i)), default=1)
+    made = g.LSTM(*ins, outputs=count, **given)
+    return g.results(*(made if count > 1 else [made]))
+
+
 @imports("QAttention", domain=MS)
 def qattention(node: ImportedNode) -> Imported:
     """Attention on quantized input and weights; what comes out is real."""
@@ -126,51 +147,72 @@ def qattention(node: ImportedNode) -> Imported:
 
 @imports("MatMulNBits", domain=MS)
 def matmul_nbits(node: ImportedNode) -> Imported:
-    """A Bᵀ + bias, B [N, K] packed into 4 or 8 bits with one scale for each block of a row."""
-    g, given = node.body(), node.attributes
-    if g.ins[4]:
-        raise node.fail("permutes its groups (g_idx), which is not supported")
-    n, k, bits, size = (int(given.get(name, 4)) for name in ("N", "K", "bits", "block_size"))
-    if bits not in (4, 8) or n < 1 or k < 1 or size < 1:
-        raise node.fail(f"has N={n}, K={k}, bits={bits}, block_size={size}; 4 and 8 bits are supported")
-    blocks = -(-k // size)
-    packed = node.need_constant(1, "packed weights").reshape(n, blocks, -1)
-    scales = node.need_constant(2, "scales").reshape(n, blocks, 1)
-    zeros = _zero_points(node, n, blocks, bits)
-    whole = (_unpacked(packed, bits)[:, :, :size].astype(np.float32) - zeros) * scales.astype(np.float32)
-    weights = whole.reshape(n, blocks * size)[:, :k].T.astype(node.need_type(0).numpy)
-    y = g.MatMul(g.ins[0], g.constant(np.ascontiguousarray(weights), weights.dtype))
-    return g.results(g.Add(y, g.ins[5]) if g.ins[5] else y)
+    """A Bᵀ + bias, B [N, K] packed into a few bits with one scale for each block of a row, and kept so."""
+    given, b = node.attributes, node.builder
+    if node.type(4) is not None:
+        raise node.fail("permutes its groups (g_idx, deprecated), which is not supported: quantize without act-order")
+    if given.get("weight_prepacked", 0):
+        raise node.fail("has its weights in a GPU's own order (weight_prepacked): export it without prepacking")
+    sizes = {"bits": 4, **{k: given[k] for k in ("N", "K", "bits", "block_size") if k in given}}
+    x = node.need(0)
+    y = b.MatMulNBits(x, *_frozen(node, 1, 2, 3), **sizes)
+    bias = node.input(5)
+    return y if bias is None else b.Add(y, bias)
 
 
-def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """Two elements from each byte, the low one first, where there are 4 bits."""
-    if bits == 8:
-        return packed
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
-
-
-def _zero_points(node: ImportedNode, n: int, blocks: int, bits: int) -> Array:
-    given = node.constant(3)
-    if node.type(3) is None:
-        return np.array(1 << (bits - 1), np.float32)
-    if given is None:
-        raise node.fail("its zero points are computed from data")
-    if given.dtype == np.uint8:
-        given = _unpacked(given.reshape(n, -1), bits)[:, :blocks]
-    return given.reshape(n, blocks, 1).astype(np.float32)
+def _frozen(node: ImportedNode, *at: int) -> list[Value]:
+    """Codes, scales and, where there are some, zero points: contents that are kept as they are in the file."""
+    for i in at[:2]:
+        node.need_type(i)
+    return [node.buffer(i) for i in at if node.type(i) is not None]
 
 
 @imports("GatherBlockQuantized", domain=MS)
 def gather_block_quantized(node: ImportedNode) -> Imported:
-    """Rows of a table that is packed into 4 or 8 bits with one scale for each block along `quantize_axis`."""
-    g, given = node.body(), node.attributes
-    data, scales = node.need_constant(0, "table"), node.need_constant(2, "scales")
-    bits, size = given.get("bits", 4), given.get("block_size", 128)
+    """Rows of a table that is packed into a few bits with one scale for each block of a row, dequantised when they are
+    taken.
+
+    Integers of 4 bits are packed as uint8 when the model is loaded; a table that is gathered or quantized along another
+    axis, or whose rows do not fill their last block, is unpacked then.
+    """
+    given, t = node.attributes, node.need_type(0)
+    bits, size = given.get("bits", 4) if t.dtype == "u8" else 4, given.get("block_size", 128)
+    if bits not in (2, 4, 8) or size < 1 or t.dtype not in ("u8", "u4", "i4"):
+        raise node.fail(f"has {t.dtype} with bits={bits}, block_size={size}; 2, 4 and 8 bits are supported")
+    axis = given.get("quantize_axis", 1) % t.ndim
+    width = t.shape[-1] * (8 // bits if t.dtype == "u8" else 1)
+    if t.ndim != 2 or axis != 1 or given.get("gather_axis", 0) % t.ndim or width % size or size < 16:
+        return _unpacked_table(node, bits, size, axis)
+    if t.dtype != "u8":
+        return _packed_again(node, size)
+    parts = [node.builder.Gather(v, node.need(1), axis=0) for v in _frozen(node, 0, 2, 3)]
+    return node.builder.DequantizeNBits(*parts, K=width, bits=bits, block_size=size)
+
+
+def _packed_again(node: ImportedNode, size: int) -> Imported:
+    """The same with the table in bytes: uint4 as it is, int4 with 8 added."""
+    g, data, zeros = node.body(), node.need_constant(0, "table"), node.constant(3)
+    signed = data.dtype.name == "int4"
+    if zeros is None and not signed:
+        zeros = np.zeros(node.need_type(2).shape, data.dtype)
+    packed = [None if a is None else _in_bytes(a.astype(np.int8) + 8 * signed) for a in (data, zeros)]
+    ins = [g.constant(packed[0], np.uint8), g.ins[1], g.ins[2]]
+    ins += [] if packed[1] is None else [g.constant(packed[1], np.uint8)]
+    return g.results(g.GatherBlockQuantized(*ins, domain=MS, bits=4, block_size=size, quantize_axis=1))
+
+
+def _in_bytes(codes: np.ndarray) -> np.ndarray:
+    """Rows of codes of 4 bits, two a byte, the low one first."""
+    even = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2))).astype(np.uint8)
+    return even[:, 0::2] | even[:, 1::2] << 4
+
+
+def _unpacked_table(node: ImportedNode, bits: int, size: int, axis: int) -> Imported:
+    """The same with the whole table in floats."""
+    g, data, scales = node.body(), node.need_constant(0, "table"), node.need_constant(2, "scales")
     packed = data.dtype == np.uint8
-    axis = given.get("quantize_axis", 1) % data.ndim
-    if bits not in (4, 8) or size < 1 or (packed and axis != data.ndim - 1):
-        raise node.fail(f"has bits={bits}, block_size={size}, quantize_axis={axis}, which is not supported")
+    if packed and axis != data.ndim - 1:
+        raise node.fail(f"is packed along its last axis, and quantized along axis {axis}")
     values = (_unpacked(data, bits) if packed else data).astype(np.float32)
     if (zeros := node.constant(3)) is None:
         zeros = np.array(1 << (bits - 1) if packed else 0, np.float32)
@@ -179,7 +221,13 @@ def gather_block_quantized(node: ImportedNode) -> Imported:
         zeros = _by_blocks(zeros, size, axis, values.shape[axis])
     whole = (values - zeros) * _by_blocks(scales.astype(np.float32), size, axis, values.shape[axis])
     table = g.constant(whole, scales.dtype)
-    return g.results(g.Gather(table, g.ins[1], axis=given.get("gather_axis", 0)))
+    return g.results(g.Gather(table, g.ins[1], axis=node.attributes.get("gather_axis", 0)))
+
+
+def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+    """The elements of each byte, the lowest bits first."""
+    parts = [packed >> i & ((1 << bits) - 1) for i in range(0, 8, bits)]
+    return np.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)
 
 
 def _by_blocks(x: np.ndarray, size: int, axis: int, length: int) -> np.ndarray:

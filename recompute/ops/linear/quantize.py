@@ -16,7 +16,7 @@ import numpy as np
 
 from ...language.contexts import Imported, ImportedNode, NodeWriter, OperatorBuilder
 from ...language.op import imports
-from ...language.types import Value, dtype_from_onnx, dtype_to_onnx
+from ...language.types import Value, dtype_from_onnx, dtype_to_onnx, need
 from ..common import Ufunc
 
 #: the domain of nodes in bodies through which gradients pass
@@ -155,6 +155,14 @@ def straight(node: ImportedNode) -> Imported:
     return node.builder.Cast(node.need(0), to=dtype_from_onnx(node.attributes["to"]))
 
 
+@imports("Numbers", domain=STRAIGHT)
+def numbers(node: ImportedNode) -> Imported:
+    """For bodies: Cast of integers to floats that is not done when the model is loaded, so that codes of a weight stay
+    as they are in the file."""
+    to = need(dtype_from_onnx(node.attributes["to"]))
+    return _to(node.builder, node.numbers(to), to)
+
+
 @imports("DequantizeLinear")
 def dequantize(node: ImportedNode) -> Imported:
     """(x, scale, zero) → (x - zero) · scale, which differentiates by the scale."""
@@ -196,7 +204,7 @@ def _product(
     conv, wide = "Conv" in node.op_type, dtype_to_onnx("f64")
     factors = []
     for i, zero in zip(factors_at, zeros_at, strict=True):
-        v, t = g.Cast(g.ins[i], to=wide), node.type(zero)
+        v, t = g.Numbers(g.ins[i], to=wide, domain=STRAIGHT), node.type(zero)
         if t is not None:
             z = g.Cast(g.ins[zero], to=wide)
             if t.size > 1 and t.ndim == 1 and (conv or i == 0):  # one for each kernel, or each row of the first matrix

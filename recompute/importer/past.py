@@ -1,0 +1,90 @@
+"""Keys and values of a past, which generation feeds to attention: a program trains without, and a word is said."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+
+import onnx
+
+from ..errors import ModelWarning
+from .graphs import names_read, needed, without_fields
+
+#: operators → inputs that are a past, outputs that hold it for the next run, inputs that say lengths with it
+_PAST: dict[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+    ("com.microsoft", "GroupQueryAttention"): ((3, 4), (1, 2), (5, 6)),
+    ("com.microsoft", "MultiHeadAttention"): ((6, 7), (1, 2), (8, 9)),
+    ("com.microsoft", "Attention"): ((4,), (1,), (6,)),
+    ("", "Attention"): ((4, 5), (1, 2), ()),
+}
+_SHARES = "past_present_share_buffer"
+
+
+def without_past(model: onnx.ModelProto, *sizes: Collection[str] | None) -> onnx.ModelProto:
+    """The model without a past that is inputs of open length, and without what only this needs; itself where there is
+    none.  `sizes`: inputs, and open dimensions, whose sizes are given: such a past stays.
+
+    Attention then begins at the first token of what it is given.  Inputs that nothing else reads (lengths, and masks
+    that only say how long the past is, too) and outputs that are the past of a next run are left out (ModelWarning).
+    """
+    graph = model.graph
+    fed = {i.name for i in graph.input} - {t.name for t in graph.initializer}
+    sized = {name for names in sizes for name in names or ()}
+    unknown = {i.name for i in graph.input if i.name in fed and _is_open(i, sized)}
+    read, past = set(names_read(graph.node)), list[str]()
+    present: set[str] = set()
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        ins, outs, lengths = _PAST.get((node.domain, node.op_type), ((), (), ()))
+        given = [node.input[i] for i in ins if i < len(node.input) and node.input[i]]
+        if not given or not unknown.issuperset(given):
+            nodes.append(node)
+            continue
+        past += given
+        present.update(node.output[i] for i in outs if i < len(node.output) and node.output[i])
+        nodes.append(_begun(node, (*ins, *lengths), read))
+    if not past:
+        return model
+    outputs = [o for o in graph.output if o.name not in present]
+    nodes = needed(nodes, {o.name for o in outputs})
+    now = {*names_read(nodes), *(o.name for o in outputs)}
+    gone = [i.name for i in graph.input if i.name in read and i.name in fed and i.name not in now]
+    found = without_fields(model, "graph")
+    found.graph.CopyFrom(without_fields(graph, "node", "input", "output"))
+    found.graph.node.extend(nodes)
+    found.graph.input.extend(i for i in graph.input if i.name not in gone)
+    found.graph.output.extend(outputs)
+    _tell(gone, len(graph.output) - len(outputs))
+    return found
+
+
+def _is_open(i: onnx.ValueInfoProto, sized: Collection[str]) -> bool:
+    """Whether the length of a past [..., length, head size] is open."""
+    dims = i.type.tensor_type.shape.dim
+    if len(dims) < 2 or dims[-2].HasField("dim_value") or i.name in sized:
+        return False
+    return dims[-2].dim_param not in sized and f"{i.name}.{len(dims) - 2}" not in sized
+
+
+def _begun(node: onnx.NodeProto, at: tuple[int, ...], read: set[str]) -> onnx.NodeProto:
+    """The node without the inputs `at`, and the outputs behind the first that nothing in the graph reads."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    for i in at:
+        if i < len(copy.input):
+            copy.input[i] = ""
+    for i, name in enumerate(copy.output):
+        copy.output[i] = name if not i or name in read else ""
+    for a in [a for a in copy.attribute if a.name == _SHARES]:
+        copy.attribute.remove(a)
+    return copy
+
+
+def _tell(inputs: list[str], outputs: int) -> None:
+    shown = ", ".join(inputs[:3]) + (f" and {len(inputs) - 3} more" if len(inputs) > 3 else "")
+    warnings.warn(
+        f"training begins without a past: the inputs {shown} are left out, and {outputs} outputs for a next run; the "
+        "trained file has them",
+        ModelWarning,
+        stacklevel=3,
+    )

@@ -1,0 +1,139 @@
+"""Weights in few bits (com.microsoft's MatMulNBits, GatherBlockQuantized): contents, and others in their place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from ..errors import UsageError
+from ..language.types import TensorType
+from ..ops.linear.nbits import DequantizeNBits
+from .graph import Graph
+
+#: operators → the input that is the codes; the others are two and three behind the first and the second
+CODES = {"MatMulNBits": 1, "GatherBlockQuantized": 0}
+DOMAIN = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class FewBits:
+    """A weight [N, K] in few bits: names of its codes, scales and zero points ("": none), and how it is packed."""
+
+    codes: str
+    scales: str
+    zeros: str
+    shape: tuple[int, int]
+    bits: int
+    block_size: int
+    onnx_type: int
+
+    @property
+    def rule(self) -> DequantizeNBits:
+        """The operator that dequantises it."""
+        return DequantizeNBits(K=self.shape[1], bits=self.bits, block_size=self.block_size)
+
+
+def few_bits(model: Graph) -> dict[str, FewBits]:
+    """The weights in few bits of a graph, by the names of their codes."""
+    found = {}
+    for node in model.nodes:
+        if node.domain != DOMAIN or node.op_type not in CODES:
+            continue
+        given = {a.name: a.i for a in node.attribute}
+        at = CODES[node.op_type]
+        codes, scales, zeros = (*node.input, "", "")[at], (*node.input, "")[2], (*node.input, "")[3:4]
+        if codes not in model.tensors or scales not in model.tensors:
+            continue
+        t, bits = model.tensors[codes], given.get("bits", 4)
+        shape = (given.get("N", 0), given.get("K", 0)) if at else (t.dims[0], t.dims[-1] * 8 // bits)
+        if t.data_type == onnx.TensorProto.UINT8:
+            size = given.get("block_size", 128)
+            zero = zeros[0] if zeros else ""
+            found[codes] = FewBits(codes, scales, zero, shape, bits, size, model.tensors[scales].data_type)
+    return found
+
+
+def whole(model: Graph, w: FewBits) -> np.ndarray:
+    """The weight's numbers [N, K].  UsageError where its parts are not in the model."""
+    parts = _parts(model, w)
+    rule, out = w.rule, np.empty(w.shape, np.float32 if parts[1].itemsize < 4 else parts[1].dtype)
+    types = tuple(None if a is None else TensorType.of(a) for a in parts)
+    room = [np.empty(t.shape, t.numpy) for t in rule.scratch(types, (TensorType.of(out),))]
+    rule.compute(np, parts, [out], room)
+    return out
+
+
+def _parts(model: Graph, w: FewBits) -> list[np.ndarray]:
+    """Codes, scales and, where there are some, zero points, as matrices of N rows."""
+    found = []
+    for name in (w.codes, w.scales, w.zeros):
+        array = model.constant(name) if name else None
+        if array is None and name:
+            raise UsageError(f"the contents of '{name}' are not in the model")
+        if array is not None:
+            found.append(array.reshape(w.shape[0], -1))
+    return found
+
+
+def rounded(model: Graph, w: FewBits, wanted: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Other numbers [N, K] in the form of a weight: its tensors by name, and the numbers that they hold.
+
+    Each block gets the scale and zero point that it had, or those of its new range, whichever is closer.
+    """
+    parts, (rows, columns) = _parts(model, w), w.shape
+    blocks, top = w.rule.blocks, (1 << w.bits) - 1
+    filled = np.zeros((rows, blocks * w.block_size))
+    filled[:, :columns] = wanted
+    x = filled.reshape(rows, blocks, w.block_size)
+    scale = parts[1].astype(np.float64)[..., None]
+    zero = _own_zeros(w, parts[2:], blocks)
+    tries = [(scale, zero), _of_range(x, w, top, parts[2].dtype if w.zeros else None)]
+    held, error = [], []
+    for s, z in tries:
+        s = s.astype(parts[1].dtype).astype(np.float64)
+        codes = np.rint(x / np.where(s == 0, 1, s) + z).clip(0, top)
+        held.append((codes, s, np.broadcast_to(z, s.shape)))
+        error.append((((codes - z) * s - x) ** 2).sum(axis=-1, keepdims=True))
+    new = error[1] < error[0]
+    codes, scale, zero = (np.where(new, b, a) for a, b in zip(*held, strict=True))
+    found = {w.codes: _packed(codes.reshape(rows, -1), w.bits), w.scales: scale.astype(parts[1].dtype)}
+    if w.zeros:
+        kind = parts[2].dtype
+        found[w.zeros] = _packed(zero[..., 0], w.bits) if kind == np.uint8 else zero.astype(kind)
+    shaped = {n: a.reshape(tuple(model.tensors[n].dims)) for n, a in found.items()}
+    return shaped, ((codes - zero) * scale).reshape(rows, -1)[:, :columns]
+
+
+def _own_zeros(w: FewBits, zeros: list[np.ndarray], blocks: int) -> np.ndarray:
+    """Zero points [N, blocks, 1]."""
+    if not zeros:
+        return np.full((w.shape[0], blocks, 1), float(1 << (w.bits - 1)))
+    points = zeros[0]
+    if points.dtype == np.uint8:
+        parts = [points >> i & ((1 << w.bits) - 1) for i in range(0, 8, w.bits)]
+        points = np.stack(parts, axis=-1).reshape(len(points), -1)[:, :blocks]
+    return points.astype(np.float64)[..., None]
+
+
+def _of_range(x: np.ndarray, w: FewBits, top: int, zeros: np.dtype | None) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and zero points by the range of each block, 0 in it; without zero points by its largest element."""
+    if zeros is None:
+        most = np.take_along_axis(x, np.abs(x).argmax(axis=-1)[..., None], axis=-1)
+        half = float(1 << (w.bits - 1))
+        return most / -half, np.full(most.shape, half)
+    low, high = x.min(axis=-1, keepdims=True).clip(max=0), x.max(axis=-1, keepdims=True).clip(min=0)
+    scale = (high - low) / top
+    zero = -low / np.where(scale == 0, 1, scale)
+    return scale, np.rint(zero) if zeros == np.uint8 else zero.astype(zeros).astype(np.float64)
+
+
+def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Rows of codes in bytes, the lowest bits first; rows are filled up with 0."""
+    per = 8 // bits
+    full = np.pad(codes.astype(np.uint8), ((0, 0), (0, -codes.shape[1] % per))).reshape(len(codes), -1, per)
+    found = np.zeros(full.shape[:2], np.uint8)
+    for i in range(per):
+        found |= full[..., i] << np.uint8(bits * i)
+    return found

@@ -1,0 +1,188 @@
+"""LoRA on weights in few bits: beside the same numbers in floats; what merging keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from few_bits_cases import IDS, generating, two_layers
+
+import recompute as rc
+from recompute.cli.train import main
+from recompute.tuning.few_bits import few_bits, rounded, whole
+from recompute.tuning.graph import Graph
+
+WEIGHTS = {"up": "up.codes", "down": "down.codes", "table": "table.codes"}
+
+
+def both(names: list[str], bits: int = 4, **options: object) -> list[rc.Program]:
+    """The model in few bits and in floats, with the same adapters."""
+    made = []
+    for floats in (False, True):
+        program = rc.load(two_layers(bits=bits, floats=floats), batch=4)
+        program = rc.lora(program, [n if floats else WEIGHTS[n] for n in names], r=3, alpha=6, **options)
+        g = np.random.default_rng(7)
+        for v in sorted(program.block.parameters, key=lambda v: v.name):
+            program.data[v.name] = (0.1 * g.standard_normal(v.shape)).astype("f4")
+        made.append(program)
+    return made
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_adapters_train_as_beside_the_same_numbers_in_floats(bits: int) -> None:
+    found = []
+    for program in both(["up", "down", "table"], bits):
+        assert len(program.block.parameters) == 6
+        loss = rc.losses.mse(program["y"])
+        rc.SGD(1.0).minimize(loss)
+        before = {v.name: program.data[v.name].copy() for v in program.block.parameters}
+        feed = {v.name: IDS if v.name == "x" else np.ones(v.shape, "f4") for v in program.inputs}
+        executor = rc.Executor()
+        (value,) = executor.run(program, feed, [loss])
+        session = executor.session(program, [loss])
+        assert session.report.peak == session.measured_peak_bytes
+        found.append((value, {n.replace(".codes", ""): program.data[n] - a for n, a in before.items()}))
+    (mine, gradients), (theirs, wanted) = found
+    np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    assert gradients.keys() == wanted.keys()
+    for name, array in gradients.items():
+        assert abs(array).max() > 1e-4
+        np.testing.assert_allclose(array, wanted[name], rtol=1e-5, atol=1e-5 * abs(wanted[name]).max())
+
+
+def test_rounding_keeps_the_form_and_is_within_half_a_step() -> None:
+    """What is on the grid comes back to the bit; other numbers are off by half a step of their block at most."""
+    for bits in (4, 8):
+        graph = Graph(two_layers(bits=bits))
+        w = few_bits(graph)["up.codes"]
+        own = whole(graph, w).astype(float)
+        same, held = rounded(graph, w, own)
+        assert all(np.array_equal(array, graph.constant(name)) for name, array in same.items())
+        np.testing.assert_allclose(held, own, rtol=1e-6)
+        wanted = own + np.random.default_rng(0).standard_normal(own.shape)
+        found, held = rounded(graph, w, wanted)
+        step = np.repeat(found["up.scales"], 32, axis=1)
+        assert {n: (a.shape, a.dtype) for n, a in found.items()} == {n: (a.shape, a.dtype) for n, a in same.items()}
+        assert (abs(held - wanted) <= step * 0.51 + 1e-6).mean() > 0.999  # a zero point is rounded too
+
+
+def test_merging_keeps_what_rounding_would_lose_beside_the_weight() -> None:
+    """Small changes to 4 bits are lost by rounding; the file computes what the program does either way."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    program = both(["up", "down"])[0]
+    (own,) = program.evaluate({"x": IDS})
+    with pytest.warns(rc.ModelWarning, match="2 of 2 adapters stay beside their weights"):
+        merged = rc.merge_adapters(program)
+    nodes = [n.op_type for n in merged.graph.node]
+    assert nodes.count("MatMulNBits") == 2 and nodes.count("MatMul") == 4
+    (scores,) = onnxruntime.InferenceSession(merged.SerializeToString()).run(None, {"x": IDS})
+    np.testing.assert_allclose(scores, own, rtol=1e-4, atol=1e-5)
+    assert sorted(v.name for v in rc.load(merged, batch=4).parameters) == sorted(v.name for v in program.parameters)
+
+    forced = rc.merge_adapters(program, tolerance=math.inf)
+    assert [n.op_type for n in forced.graph.node] == [n.op_type for n in two_layers().graph.node]
+    assert not [t.name for t in forced.graph.initializer if "lora" in t.name]
+    (near,) = onnxruntime.InferenceSession(forced.SerializeToString()).run(None, {"x": IDS})
+    (base,) = rc.load(two_layers(), batch=4).evaluate({"x": IDS})
+    assert np.linalg.norm(near - own) < np.linalg.norm(base - own)  # nearer than the base, and not equal
+
+
+def test_large_changes_of_8_bits_are_merged() -> None:
+    program = both(["up"], bits=8)[0]
+    for v in program.block.parameters:
+        program.data[v.name] *= 10
+    merged = rc.merge_adapters(program)
+    assert "lora" not in str([t.name for t in merged.graph.initializer])
+    (own,), (scores,) = program.evaluate({"x": IDS}), rc.load(merged, batch=4).evaluate({"x": IDS})
+    assert np.linalg.norm(scores - own) < 0.02 * np.linalg.norm(own)
+
+
+def test_peft_files_come_back(tmp_path: Path) -> None:
+    program = both(["up", "table"])[0]
+    rc.save_adapter(program, tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["table.codes", "up.codes"] and config["r"] == 3
+    again = rc.load_adapter(rc.load(two_layers(), batch=4), tmp_path)
+    assert np.array_equal(again.evaluate({"x": IDS})[0], program.evaluate({"x": IDS})[0])
+
+
+@pytest.mark.filterwarnings("ignore:training begins without a past")
+def test_parts_of_names_are_those_of_peft(tmp_path: Path) -> None:
+    program = rc.lora(rc.load(generating(), batch=2, dims={"sequence_length": 6}), "*q_proj*", r=2)
+    for v in program.block.parameters:
+        program.data[v.name] = np.full(v.shape, 0.1, "f4")
+    rc.save_adapter(program, tmp_path, prefix="model.", rename={"attn": "self_attn"})
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["target_modules"] == [f"model.layers.{i}.self_attn.q_proj" for i in (0, 1)]
+    plain = rc.load(generating(), batch=2, dims={"sequence_length": 6})
+    with pytest.raises(rc.UsageError, match="has no module"):
+        rc.load_adapter(plain, tmp_path)
+    again = rc.load_adapter(plain, tmp_path, rename={"attn": "self_attn"})
+    feed = {"input_ids": IDS[:2]}
+    assert np.array_equal(again.evaluate(feed)[0], program.evaluate(feed)[0])
+    with pytest.raises(rc.UsageError, match="rename"):
+        rc.save_adapter(program, tmp_path, rename={"attn": 1})
+
+
+@pytest.mark.parametrize("name", ["q_proj.MatMul.weight_Q4", "q_proj.qweight", "q_proj.weight_quant", "q_proj.weight"])
+def test_names_of_tools_are_those_of_modules(name: str) -> None:
+    source = two_layers()
+    for t in source.graph.initializer:
+        t.name = t.name.replace("up.codes", name)
+    for n in source.graph.node:
+        n.input[:] = [i.replace("up.codes", name) for i in n.input]
+    program = rc.lora(rc.load(source, batch=4), "*q_proj*", r=2)
+    assert sorted(v.name for v in program.parameters) == ["q_proj.lora_A.weight", "q_proj.lora_B.weight"]
+
+
+def test_what_weights_in_few_bits_cannot_have_is_said() -> None:
+    program = rc.load(two_layers(), batch=4)
+    with pytest.raises(rc.UsageError, match=r"DoRA of weights in few bits is not supported: 'up\.codes'"):
+        rc.lora(program, "up.codes", dora=True)
+    with pytest.raises(rc.UsageError, match="stored in 8 bits or fewer already"):
+        rc.quantize_frozen(program, "up.codes")
+    with pytest.raises(rc.UsageError, match="tolerance must be at least 0"):
+        rc.merge_adapters(program, tolerance=-1)
+
+
+def test_the_command_trains_adapters_and_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(two_layers(), tmp_path / "model.onnx")
+    g = np.random.default_rng(0)
+    rows = [{"x": g.integers(0, 20, 6).tolist(), "label": g.standard_normal((6, 64)).tolist()} for _ in range(8)]
+    (tmp_path / "text.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    args = [str(tmp_path / "model.onnx"), "--data", str(tmp_path / "text.jsonl"), "--batch", "4", "--loss", "mse"]
+    adapters = ["--lora", "r=2,alpha=4,targets=up.*,down*", "--lr", "0.05", "--epochs", "2"]
+    assert main([*args, *adapters, "--save", str(tmp_path / "run"), "--json", str(tmp_path / "r.json")]) == 0
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["parameters"] == 2 * (2 * (64 + 96))
+    assert found["epochs"][1]["train"]["loss"] < found["epochs"][0]["train"]["loss"]
+    assert found["peak_bytes"]["predicted"] == found["peak_bytes"]["measured"]
+    again = rc.load_adapter(rc.load(tmp_path / "model.onnx", batch=4), tmp_path / "run" / "adapter")
+    own = rc.load(tmp_path / "run" / "model.onnx", batch=4)
+    np.testing.assert_array_equal(again.evaluate({"x": IDS})[0], own.evaluate({"x": IDS})[0])
+    capsys.readouterr()
+    for wrong, said in (
+        (["--lora", "r=2"], "name the weights that get adapters"),
+        (["--lora", "rank=2,targets=up*"], "cannot read 'rank=2'"),
+        (["--lora", "targets=up*", "--trainable", "g"], "leave out --trainable"),
+        (["--lora", "targets=left*"], "no matrix of the model is called 'left*'"),
+    ):
+        assert main([*args, *wrong]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_benchmark_meets_its_target_on_a_small_file() -> None:
+    """A file as ONNX Runtime's tools write it, with GroupQueryAttention and its norms; predicted = measured."""
+    script = Path(__file__).parents[2] / "benchmarks" / "few_bits.py"
+    if not script.is_file():
+        pytest.skip("a source distribution has no benchmarks")
+    found = subprocess.run([sys.executable, script, "--small"], capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "13,312 numbers" in found.stdout
