@@ -77,6 +77,14 @@ def test_classifiers(rows: int, transform: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_more_coefficients_than_rows_take() -> None:
+    """ONNX Runtime counts the intercepts and reads the first coefficients; files are so."""
+    node = _node("LinearClassifier", "label y", classlabels_ints=[0, 1], coefficients=C, intercepts=[0.5, 0.25])
+    model = _model(node, outputs=(("label", 7), ("y", 1)))
+    for ours, theirs in zip(rc.load(model, batch=5).evaluate({"x": FINITE}), _theirs(model, FINITE), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_maps_and_labels_of_text_are_left_out() -> None:
     """With a word; the scores are the output, once."""
     names = ["a", "b", "c"]

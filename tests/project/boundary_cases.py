@@ -314,6 +314,11 @@ def estimate() -> Call:
 
 
 @call
+def look() -> Call:
+    return rc.look, {"model": MLP, "batch": 2, "dims": {}, "set": {}}
+
+
+@call
 def max_batch() -> Call:
     given = {"model": "mlp", "budget": "200KiB", "slicing": False, "effort": 0.1}
     return with_options(rc.max_batch, *TARGET, *RANKS, "slicing"), given

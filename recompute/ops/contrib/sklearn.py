@@ -106,6 +106,7 @@ def _scores(node: ImportedNode, g: NodeWriter, rows: int, intercepts: str) -> st
     """x · coefficientsᵀ + intercepts, [n, rows]; x of one dimension is one row."""
     coefficients = np.asarray(node.attributes.get("coefficients", ()), np.float32)
     features = node.need_type(0).shape[-1]
+    coefficients = coefficients[: rows * features] if node.op_type == "LinearClassifier" else coefficients
     if rows < 1 or coefficients.size != rows * features:
         raise node.fail(f"it has {coefficients.size} coefficients for {rows} rows of {features} features")
     x = _floats(node, g)
@@ -146,7 +147,8 @@ def linear_classifier(node: ImportedNode) -> Imported:
     names = node.attributes.get("classlabels_strings")
     classes = len(labels or names or ())
     coefficients = len(node.attributes.get("coefficients", ()))
-    rows = coefficients // max(node.need_type(0).shape[-1], 1)
+    # files exist whose coefficients are too many: ONNX Runtime counts intercepts, and reads the first
+    rows = len(node.attributes.get("intercepts", ())) or coefficients // max(node.need_type(0).shape[-1], 1)
     raw = _scores(node, g, rows, "intercepts")
     binary = rows == 1 and classes == 2
     if not binary and rows != classes:
