@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 
 from ..compiling.steps import attach_loss
-from ..errors import ModelWarning, RecomputeError, expect
+from ..errors import ModelWarning, RecomputeError, UsageError, expect
 from ..importer.graphs import first_output, graphs_of
 from ..importer.load import load
 from ..importer.model import open_names, read_model, symbol
@@ -206,6 +206,7 @@ def _tried(proto: onnx.ModelProto, facts: Look, asked: _Options) -> tuple[_Optio
             warnings.simplefilter("always", ModelWarning)
             try:
                 program = load(proto, batch=options.batch, dims=options.dims, set=options.set)
+                _check_sizes(program)
             except RecomputeError as e:
                 first = first or (options, str(e))
                 continue
@@ -213,6 +214,13 @@ def _tried(proto: onnx.ModelProto, facts: Look, asked: _Options) -> tuple[_Optio
         return options, program, "", list(dict.fromkeys(notes))
     assert first is not None
     return first[0], None, first[1], []
+
+
+def _check_sizes(program: Program) -> None:
+    """UsageError where a value has no elements: an image that is too small for the network's poolings."""
+    empty = next((v for o in program.operators for v in o.writes() if not v.size), None)
+    if empty is not None and all(v.value.size for v in program.inputs):
+        raise UsageError(f"'{empty.name}' is {empty.type}, without elements: sizes of the inputs are too small")
 
 
 def _options(graph: onnx.GraphProto, facts: Look, asked: _Options) -> Iterator[_Options]:

@@ -66,20 +66,28 @@ def _activation(step: Step, made: Callable[[str], Step | None]) -> tuple[str, st
         return ("LogSoftmax", *found[1:]) if found is not None and found[0] == "Softmax" else None
     if step.kind not in ("Div", "Mul") or inner is None or inner.kind != "Exp":
         return None
-    total = made(step.reads[1])
+    total = _before_spread(step.reads[1], made)
     if step.kind == "Mul":
-        total = made(total.reads[0]) if total is not None and total.kind == "Reciprocal" else None
+        total = _before_spread(total.reads[0], made) if total is not None and total.kind == "Reciprocal" else None
     if total is None or total.kind != "ReduceSum" or total.reads[0] != step.reads[0] or total.axis is None:
         return None
     z = inner.reads[0]
     shifted = made(z)
     if shifted is not None and shifted.kind == "Sub":
-        most = made(shifted.reads[1])
-        while most is not None and most.kind in ("Identity", "Detach"):
-            most = made(most.reads[0])
+        most = _before_spread(shifted.reads[1], made)
         if most is not None and most.kind == "ReduceMax" and most.reads[0] == shifted.reads[0]:
             z = shifted.reads[0]
     return "Softmax", z, total.axis
+
+
+def _before_spread(name: str, made: Callable[[str], Step | None]) -> Step | None:
+    """What makes a value, before it is reshaped, expanded, detached, or bounded by a constant (JAX: max(-inf, m))."""
+    step = made(name)
+    while step is not None and (step.kind in MOVES or step.kind in ("Expand", "Detach", "Max")):
+        reads = step.reads if step.kind == "Max" else step.reads[:1]
+        makers = [m for n in reads if (m := made(n)) is not None and m.kind != "Constant"]
+        step = makers[0] if len(makers) == 1 else None
+    return step
 
 
 def steps_of(block: Block) -> Callable[[str], Step | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,12 @@ _THROUGH = frozenset([
 _READERS = MOVES | _THROUGH | {
     "Softmax", "LogSoftmax", "Sigmoid", "Add", "Neg", "Reciprocal", "ReduceMax", "ReduceSum", "ReduceLogSumExp",
     "ArgMax", "TopK", "Shape", "Round",
+    "Max", "Min", "Expand",
 }  # fmt: skip
+
+
+#: operators whose constant operand may have a number for each feature
+_ELEMENTWISE = frozenset(["Add", "Sub", "Mul", "Div", "Max", "Min"])
 
 
 @dataclass(frozen=True)
@@ -69,14 +75,16 @@ def replace_head(
 ) -> None:
     """Replaces the layer that makes an output by a new one with another number of features; the outputs stay.
 
-    `at`: the output, or a value before it (default: the only head); several names: several heads.  The layer is a Gemm,
-    a MatMul and perhaps an Add, or a convolution, of a weight; Softmax, Sigmoid, poolings and what only moves numbers
-    may follow it, and then follow the new one, which has the names of the old one.  Weights are drawn as for `linear`.
+    `at`: the output, or a value before it (default: the only head); several names, or a glob of outputs: several heads.
+    The layer is a Gemm, a MatMul and perhaps an Add, or a convolution, of a weight; Softmax, Sigmoid, poolings and what
+    only moves numbers may follow it, and then follow the new one, which has the names of the old one.
+    Weights are drawn as for `linear`.
     UsageError where there is no such layer, or something that follows needs the old number of features.
     """
     features_out(out_features)
     outputs = model.outputs()
     names = as_texts(outputs if at is None else at, "at")
+    names = [n for name in names for n in ([name] if name in outputs else fnmatch.filter(outputs, name) or [name])]
     for name in names:
         model.known(name)
     heads = {name: _head(model, name) for name in names}
@@ -154,10 +162,12 @@ def _behind(model: Graph, head: Head, size: int) -> set[str]:
         if found.isdisjoint(node.input):
             continue
         constants = [model.constant(i) for i in node.input if _constant(model, makers, i)]
-        if node.op_type == "Reshape" and node.input[0] in found and constants and constants[0] is not None:
+        if node.op_type in ("Reshape", "Expand") and node.input[0] in found and constants and constants[0] is not None:
             _reshape(model, node, constants[0], old, size)
-        elif node.op_type not in _READERS or (
-            node.op_type in ("Add", "Sub", "Mul", "Div") and any(c is not None and c.size > 1 for c in constants)
+        elif (
+            node.op_type not in _READERS
+            or (node.op_type in _ELEMENTWISE and any(c is not None and c.size > 1 for c in constants))
+            or (node.op_type == "Expand" and not constants and old in (model.type_of(node.output[0]) or ("", [old]))[1])
         ):
             raise UsageError(
                 f"the head that makes '{head.last.output[0]}' cannot be replaced: {describe(node)} follows it, and "

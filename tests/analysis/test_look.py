@@ -178,6 +178,17 @@ def test_no_default_loss() -> None:
     assert [h.weight for h in found.heads] == ["w", "v"]
 
 
+def test_sizes_are_tried_until_values_have_elements() -> None:
+    """An image of 16 × 16 is nothing behind poolings that take 32 × 32."""
+    pool = make("MaxPool", ["x"], ["p"], kernel_shape=[32, 32], strides=[32, 32])
+    nodes = [pool, make("GlobalAveragePool", ["p"], ["g"]), make("Mul", ["g", "w"], ["y"])]
+    found = rc.look(_model(nodes, [value("x", 1, [None, 3, "h", "h"])], ["y"], {"w": _weights(3, 1, 1)}))
+    assert found.command.endswith("--batch 8 --dim h=64")
+    assert "without elements" in rc.look(
+        _model(nodes, [value("x", 1, [None, 3, 8, 8])], ["y"], {"w": _weights(3, 1, 1)})
+    ).problem  # fmt: skip
+
+
 def test_html_and_text() -> None:
     found = rc.look(_classifier())
     page = found._repr_html_()

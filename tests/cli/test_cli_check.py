@@ -82,6 +82,39 @@ def test_a_check_feeds_the_data_that_is_given(wide: str, tmp_path: Path, capsys:
     assert None not in report(tmp_path, *words[:6])["check"]["steps"]["losses"]
 
 
+def test_bound_inputs_are_bound_for_onnx_runtime_too(tmp_path: Path) -> None:
+    """y = rate · x · w: the exported file still has the input that --set binds."""
+    pytest.importorskip("onnxruntime")
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["z"]), helper.make_node("Mul", ["z", "rate"], ["y"])]
+    w = numpy_helper.from_array(np.eye(3, dtype=np.float32), "w")
+    inputs = [value("x", 1, ["N", 3]), value("rate", 1, [1])]
+    graph = helper.make_graph(nodes, "g", inputs, [value("y", 1, ["N", 3])], [w])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    found = report(tmp_path, str(path), "--batch", "2", "--set", "rate=3", "--check")
+    assert found["check"]["forward"]["largest_relative_difference"] < 1e-6
+
+
+def test_probabilities_are_compared_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sigmoids about 1e-9 a difference of 1e-11 is none; of the scores themselves it is one."""
+    pytest.importorskip("onnxruntime")
+    from recompute.analysis import check
+
+    relative, given = check._relative, []
+    monkeypatch.setattr(check, "_relative", lambda a, b, least: given.append(least) or relative(a, b, least))
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["z"]), helper.make_node("Sigmoid", ["z"], ["y"])]
+    w = numpy_helper.from_array(np.eye(3, dtype=np.float32), "w")
+    outputs = [value(n, 1, ["N", 3]) for n in "yz"]
+    graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 3])], outputs, [w])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    report(tmp_path, str(path), "--batch", "2", "--check", "--loss", "bce:y")
+    assert given == [1.0, 1e-30]
+    assert relative(np.array([1e-9]), np.array([1.01e-9]), 1.0) < check.FORWARD_TOLERANCE
+
+
 @needs_solver
 @pytest.mark.parametrize("words", [[], ["--no-slicing"], ["--optimizer", "sgd"]])
 @pytest.mark.parametrize("share", ["1%", "30%"])

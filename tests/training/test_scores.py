@@ -62,6 +62,12 @@ def test_sigmoids_are_found(body: str) -> None:
 
 
 WRITTEN = "m = ReduceMax <keepdims = 1> (z, a) d = Sub (z, m) e = Exp (d) s = ReduceSum <keepdims = 1> (e, a) "
+#: as JAX writes it: both sums are expanded, and the largest is at least -inf
+JAX = (
+    "f = Constant <value = float {-inf}> () m = ReduceMax <keepdims = 0> (z, a) n = Max (f, m) "
+    "o = Reshape (n, c) b = Expand (o, c) d = Sub (z, b) e = Exp (d) s = ReduceSum <keepdims = 0> (e, a) "
+    "t = Reshape (s, c) u = Expand (t, c) y = Div (e, u)"
+)
 PLAIN = "e = Exp (z) s = ReduceSum <keepdims = 1> (e, a) "
 
 
@@ -75,6 +81,7 @@ PLAIN = "e = Exp (z) s = ReduceSum <keepdims = 1> (e, a) "
          "y = Reshape (p, s)", lambda x: x.reshape(4, 3, 2).transpose(0, 2, 1)),
         (shape("a", 1) + WRITTEN + "y = Div (e, s)", lambda x: x),
         (shape("a", -1) + PLAIN + "y = Div (e, s)", lambda x: x),
+        (shape("a", 1) + shape("c", 4, 1) + JAX, lambda x: x),
         (shape("a", 1) + WRITTEN + "r = Reciprocal (s) p = Mul (e, r) y = Log (p)", lambda x: x),
     ],
 )  # fmt: skip
