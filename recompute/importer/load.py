@@ -40,6 +40,7 @@ from .limits import Budget, LimitError, Limits, budget_of, memory_bytes
 from .mapped import held, with_arrays
 from .model import at_sizes, fixed_inputs, other_dimensions, read_model, with_own_statistics
 from .node import NodeContext
+from .opening import Opening
 from .origin import source_operator
 from .rebatch import rebatched
 from .reference import emit_reference
@@ -105,7 +106,8 @@ def load(
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
     limits, budget, source, _held = _read(model, further)
     run = functools.partial(_results, {**limits, "set": values, "dims": dims})
-    source = rebatched(source, None if input_shapes else batch, run)
+    trace = functools.partial(_traced, limits, values)
+    source = rebatched(source, None if input_shapes else batch, run, trace)
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
     rule = rule_of(source, current.graph, trainable, straight=pairs is not None)
     options: Any = {"seed": seed, "rule": rule, "budget": budget, "unroll": unroll, "quantized": pairs}
@@ -156,6 +158,25 @@ def _results(further: Further, model: onnx.ModelProto, feed: dict[str, np.ndarra
     return dict(zip((v.name for v in program.outputs), program.evaluate(fed), strict=True))
 
 
+def _traced(
+    limits: Limits, values: Mapping[str, Any], model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]],
+    opening: Opening | None,
+) -> Importer:  # fmt: skip
+    """An import of a model in inference mode, with what `opening` changes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelWarning)
+        budget = budget_of(limits)
+        current = prepare(model, budget)
+        importer = Importer(current, training=False, seed=0, rule=rule_of(model, current.graph, None), budget=budget)
+        importer.opening = opening
+        importer.declare_changed(model)
+        bind(importer, values)
+        shapes = {n: s for n, s in shapes.items() if n not in values}
+        importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, shapes, None))
+        importer.run()
+    return importer
+
+
 def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto, list[Contents]]:
     """The limits, the budget of the load, and the model, repaired as asked, with the arrays that it refers to."""
     tie, untie = further.pop("tie", None), further.pop("untie", None)
@@ -183,6 +204,8 @@ class Importer(ImportState):
     """Walks the graph in order and emits operators."""
 
     _cause: Exception | None = None
+    #: what changes nodes so that they run at another batch than the file's
+    opening: Opening | None = None
     #: outputs that are left out, and the scores that stand for them
     left: Mapping[str, str] = {}
 
@@ -206,7 +229,8 @@ class Importer(ImportState):
 
     def run_nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
         for node in nodes:
-            self.run_node(node)
+            for n in (node,) if self.opening is None else self.opening(self, node):
+                self.run_node(n)
             if len(self._problems) >= _MANY:
                 self._refuse()
 
