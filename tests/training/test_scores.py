@@ -97,6 +97,19 @@ def test_softmaxes_are_found(body: str, form: object) -> None:
     np.testing.assert_allclose(value, -logs[np.arange(len(logs)), y.ravel()].mean(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("order", ["n, p", "p, n"])
+def test_two_classes_of_a_sigmoid(order: str) -> None:
+    """As scikit-learn's exporter writes binary classifiers: cross entropy of [0, z], where a probability may be 1."""
+    body = f"o = Constant <value = float {{1}}> () p = Sigmoid (z) n = Sub (o, p) y = Concat <axis = 1> ({order})"
+    program = load(body, inputs="float[4,1] z")
+    name, why = attach_loss(program, None)
+    assert why == "cross_entropy, as 'y' is made by Softmax"
+    z, label = np.array([[100], [-100], [3], [-0.5]], np.float32), np.array([0, 1, 1, 0])
+    (value,) = rc.Executor().run(program, {"z": z, "label": label}, [name])
+    signs = np.where(label == (0 if order[0] == "p" else 1), -1, 1)
+    np.testing.assert_allclose(value, np.logaddexp(0, signs * z[:, 0].astype(np.float64)).mean(), rtol=1e-6)
+
+
 def test_classes_that_are_torn_apart_are_refused() -> None:
     program = load(shape("s", 4, 2, 3) + "p = Softmax (z) y = Reshape (p, s)")
     with pytest.raises(rc.UsageError, match=r"along no single axis.*take the loss of the scores, 'z'"):
