@@ -105,9 +105,9 @@ def load(
     """
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
     limits, budget, source, _held = _read(model, further)
-    run = functools.partial(_results, {**limits, "set": values, "dims": dims})
+    run = functools.partial(_results, {**limits, "set": values})
     trace = functools.partial(_traced, limits, values)
-    source = rebatched(source, None if input_shapes else batch, run, trace)
+    source = rebatched(source, None if input_shapes else batch, dims, values, run, trace)
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
     rule = rule_of(source, current.graph, trainable, straight=pairs is not None)
     options: Any = {"seed": seed, "rule": rule, "budget": budget, "unroll": unroll, "quantized": pairs}
@@ -171,7 +171,6 @@ def _traced(
         importer.opening = opening
         importer.declare_changed(model)
         bind(importer, values)
-        shapes = {n: s for n, s in shapes.items() if n not in values}
         importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, shapes, None))
         importer.run()
     return importer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ import onnx
 from ..errors import RecomputeError, UsageError
 from ..language.types import DTYPES, TensorType, dtype_from_onnx
 from .graphs import first_output
+from .model import symbol
 from .opening import Opening
 from .state import ImportState
 
@@ -40,19 +41,22 @@ def fixed_batch(graph: onnx.GraphProto) -> int | None:
     return int(firsts[0].dim_value)
 
 
-def rebatched(model: onnx.ModelProto, batch: int | None, run: Run, trace: Trace) -> onnx.ModelProto:
+def rebatched(
+    model: onnx.ModelProto, batch: int | None, sizes: Mapping[str, int], bound: Collection[str], run: Run, trace: Trace
+) -> onnx.ModelProto:
     """The model with an open batch instead of the one that it fixes.
 
     The batch of inputs, and nodes that hold it in shapes and sizes or need it in other inputs, are changed
     (`Opening`); then samples of two batches, run one after another in the model and together in the result, must give
-    the same rows.  UsageError where they do not.  The model itself where nothing is to be changed.
+    the same rows.  UsageError where they do not.  The model itself where nothing is to be changed, or where `sizes`, by
+    name, lack that of an open dimension.  `bound`: inputs that have values already.
     """
-    fixed = fixed_batch(model.graph)
-    if fixed is None or batch in (None, fixed):
+    fixed, shapes = fixed_batch(model.graph), _shapes(model.graph, sizes, bound)
+    if fixed is None or batch in (None, fixed) or shapes is None:
         return model
     try:
-        made, axes = _opened(model, fixed, trace)
-        why = _differs(model, made, axes, run)
+        made, axes = _opened(model, shapes, fixed, trace)
+        why = _differs(model, made, shapes, axes, run)
     except RecomputeError as e:
         why = str(e)
     if why:
@@ -63,10 +67,12 @@ def rebatched(model: onnx.ModelProto, batch: int | None, run: Run, trace: Trace)
     return made
 
 
-def _opened(model: onnx.ModelProto, fixed: int, trace: Trace) -> tuple[onnx.ModelProto, dict[str, int]]:
+def _opened(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], fixed: int, trace: Trace
+) -> tuple[onnx.ModelProto, dict[str, int]]:
     """A copy with an open batch, and the axes of its inputs that have it."""
-    axes = _batch_axes(model.graph, fixed)
-    before = trace(model, _shapes(model.graph, {}, 0), None)
+    axes = _batch_axes(model.graph, shapes, fixed)
+    before = trace(model, shapes, None)
     made = onnx.ModelProto()
     made.CopyFrom(model)
     graph = made.graph
@@ -79,9 +85,10 @@ def _opened(model: onnx.ModelProto, fixed: int, trace: Trace) -> tuple[onnx.Mode
     names = [n for n in (*before.env, *before.known) if before.has(n)]
     own = {first_output(n) for n in graph.node}
     known = {n: k.array for n, k in before.known.items() if k.type.size <= _SMALL and k.type.dtype != "string"}
-    shapes = {n: before.type_of(n).shape for n in names}
-    opening = Opening(shapes, known, (fixed, 2 * fixed), next(iter(axes.items())), own)
-    trace(made, _shapes(model.graph, axes, 2 * fixed), opening)
+    there = {n: before.type_of(n).shape for n in names}
+    opening = Opening(there, known, (fixed, 2 * fixed), next(iter(axes.items())), own)
+    twice = {n: tuple(2 * d if axes.get(n) == axis else d for axis, d in enumerate(s)) for n, s in shapes.items()}
+    trace(made, twice, opening)
     nodes = list(graph.node)
     del graph.node[:]
     for node in nodes:
@@ -90,40 +97,46 @@ def _opened(model: onnx.ModelProto, fixed: int, trace: Trace) -> tuple[onnx.Mode
     return made, axes
 
 
-def _batch_axes(graph: onnx.GraphProto, fixed: int) -> dict[str, int]:
+def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], fixed: int) -> dict[str, int]:
     """The axis of each input that has the batch: the first, or the second of a recurrent operator's first state.
 
     Single numbers beside larger inputs are settings, which have none.
     """
-    weights = {t.name for t in graph.initializer}
-    inputs = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in graph.input if i.name not in weights}
     states = {n for node in graph.node if node.op_type in ("LSTM", "GRU", "RNN") for n in node.input[5:7]}
-    largest = max(map(len, inputs.values()))
+    largest = max(map(len, shapes.values()))
     found: dict[str, int] = {}
-    for name, dims in inputs.items():
+    for name, dims in shapes.items():
         axis = 1 if name in states and len(dims) == 3 else 0
         if len(dims) > axis and dims[axis] == fixed and (len(dims) > 1 or largest == 1):
             found[name] = axis
     return found
 
 
-def _shapes(graph: onnx.GraphProto, axes: Mapping[str, int], batch: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's inputs, with another batch along the axes that have it."""
-    weights = {t.name for t in graph.initializer}
-    found = {}
+def _shapes(
+    graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]
+) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of a model's inputs, but `bound` ones, at sizes of open dimensions; None where one is missing."""
+    weights = {t.name for t in graph.initializer}.union(bound)
+    found: dict[str, tuple[int, ...]] = {}
     for i in graph.input:
-        dims = [d.dim_value for d in i.type.tensor_type.shape.dim]
+        dims = i.type.tensor_type.shape.dim
+        named = [sizes.get(symbol(d) or f"{i.name}.{axis}", d.dim_value) for axis, d in enumerate(dims)]
         if i.name not in weights:
-            found[i.name] = tuple(batch if axes.get(i.name) == axis else n for axis, n in enumerate(dims))
+            if not all(named):
+                return None
+            found[i.name] = tuple(named)
     return found
 
 
-def _differs(model: onnx.ModelProto, made: onnx.ModelProto, axes: Mapping[str, int], run: Run) -> str:
+def _differs(
+    model: onnx.ModelProto, made: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, int],
+    run: Run,
+) -> str:  # fmt: skip
     """How the results of two batches together differ from those of each; "" where they do not."""
     g = np.random.default_rng(0)
     kinds = {i.name: dtype_from_onnx(i.type.tensor_type.elem_type) or "f32" for i in model.graph.input}
     parts: list[dict[str, np.ndarray]] = [{}, {}]
-    for name, shape in _shapes(model.graph, {}, 0).items():
+    for name, shape in shapes.items():
         if min(shape, default=1) < 0 or math.prod(shape) > _MOST:
             return f"'{name}' of shape {list(shape)} cannot be drawn to try it"
         drawn = [_drawn(g, TensorType(kinds[name], shape)) for _ in parts]

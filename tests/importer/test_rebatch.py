@@ -163,6 +163,22 @@ def test_states_and_settings_among_the_inputs() -> None:
     assert shapes == [(3, 4, 6), (1, 3, 5), (1,)]
 
 
+def test_open_dimensions_and_bound_inputs_beside_a_fixed_batch() -> None:
+    """Samples are drawn at the sizes that are given; what is bound has no batch."""
+    value = helper.make_tensor_value_info
+    nodes = [_node("Mul", "rate x", "s"), _node("MatMul", "s w", "m"), _node("Reshape", "m s2", "y")]
+    inputs = [value("rate", 1, [1, 1, 1]), value("x", 1, [1, "length", 6])]
+    held = [_held("w", 6, 6), _whole("s2", 1, -1)]
+    graph = helper.make_graph(nodes, "g", inputs, [value("y", 1, None)], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(rc.UsageError, match="--dim length=16"):
+        rc.load(model, batch=3, set={"rate": 2})
+    program = rc.load(model, batch=3, set={"rate": 2}, dims={"length": 5})
+    x = RNG.standard_normal((3, 5, 6)).astype(np.float32)
+    w = onnx.numpy_helper.to_array(held[0])
+    np.testing.assert_allclose(program.evaluate({"x": x})[0], (2 * x @ w).reshape(3, 30), rtol=1e-4, atol=1e-5)
+
+
 def test_a_mean_of_samples_is_no_row() -> None:
     """Where an output with axes is the mean of all samples, the model cannot be opened."""
     with pytest.raises(rc.UsageError, match="'y' of two samples together is not that of each"):
