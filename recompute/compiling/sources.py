@@ -64,6 +64,12 @@ class Loading:
         return program if self.freeze is None else program.freeze(self.freeze, eval=True)
 
 
+def with_dims(fields: dict[str, Any]) -> Loading:
+    """How a model is loaded with the sizes of open dimensions that a function's `fields` have, which lose them."""
+    given = fields.pop("dims", None)
+    return Loading(dims=expect("dims", {} if given is None else given, Mapping, "a mapping of names to sizes"))
+
+
 class Source:
     """A model that gives its forward pass at a batch.
 

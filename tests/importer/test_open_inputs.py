@@ -205,6 +205,15 @@ def test_question_marks_of_paddle_are_no_name() -> None:
         rc.load(model)
 
 
+def test_estimates_take_sizes_by_name() -> None:
+    sizes = {"src_len": 3, "mt.2": 4}
+    found = rc.estimate(_open(), batch=2, dims=sizes, loss="mse")
+    assert found.peak_bytes == rc.estimate(rc.load(_open(), batch=2, dims=sizes), loss="mse").peak_bytes
+    assert rc.max_batch(_open(), 1 << 20, dims=sizes, loss="mse", slicing=False, effort=0.1).batch > 100
+    with pytest.raises(rc.UsageError, match=r"--dim mt\.2=16"):
+        rc.estimate(_open(), batch=2, dims={"src_len": 3})
+
+
 @pytest.mark.parametrize(
     ("dims", "why"),
     [
