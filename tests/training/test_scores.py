@@ -126,6 +126,19 @@ def test_unlike_outputs_are_asked_for() -> None:
     assert label.shape == (4, 3, 2)
 
 
+def test_an_open_dimension_is_no_number_of_classes() -> None:
+    """Scores of every place of a sequence for every place of another, as a file declares them."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        g (float[N,S,6] a, float[N,6,T] b) => (float[N,S,%s] y) { y = MatMul (a, b) }"""
+    for last, kind in (("T", "mse"), ("K", "cross_entropy")):
+        program = rc.load(onnx.parser.parse_model(text % last), batch=2, dims={"S": 3, "T": 4})
+        assert rc.losses.natural_loss(program)[0] == kind
+    assert rc.losses.natural_loss(rc.load(onnx.parser.parse_model(text % "T"), batch=2, dims={"S": 3, "T": 4})) == (
+        "mse",
+        "mse, as 'y' has the open dimension 'T' last",
+    )
+
+
 def test_states_beside_scores_are_no_choice() -> None:
     """What other outputs are made of, and equal outputs: the first, as is said."""
     assert chosen(load("h = Tanh (z) e = Neg (h) y = Sigmoid (e)", "h y"))[0] == "bce"
