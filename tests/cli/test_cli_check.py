@@ -144,6 +144,18 @@ def test_less_than_parameters_and_state_is_refused_without_a_search(
     assert "at least 5,9" in (said := capsys.readouterr().err) and "parameters 1,984 + optimizer state 3,9" in said
 
 
+def test_what_lowers_weights_and_state_is_said_where_these_are_most(wide: str) -> None:
+    import recompute as rc
+    from recompute.passes.planners.fit.refusal import held_bytes, held_text
+
+    program = rc.load(wide, batch=1)
+    rc.Adam().minimize(rc.losses.mse(program))
+    held = held_bytes(program.block)
+    assert "80% of the plain step" in held_text(program.block, held * 5 // 4)
+    assert "What lowers that: an optimizer with less state" in held_text(program.block, held * 5 // 4)
+    assert "What lowers that" not in held_text(program.block, held * 5)
+
+
 def test_a_mesh_that_divides_nothing_is_told(wide: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([wide, "--batch", "4", "--mesh", "tp=3"]) == 0
     assert "nothing is divided along tp: its 3 ranks hold and compute the same" in capsys.readouterr().out
