@@ -96,6 +96,24 @@ def test_bound_inputs_are_bound_for_onnx_runtime_too(tmp_path: Path) -> None:
     assert found["check"]["forward"]["largest_relative_difference"] < 1e-6
 
 
+@pytest.mark.parametrize(("axis", "code"), [(1, 0), (0, 1)])
+def test_rows_are_compared_with_the_file(
+    axis: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch of 3 of a file that fixes 1; a softmax over the batch, which loading has let pass, is found."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr("recompute.importer.rebatch._differs", lambda *_: "")
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["z"]), helper.make_node("Softmax", ["z"], ["y"], axis=axis)]
+    w = numpy_helper.from_array(np.eye(3, dtype=np.float32), "w")
+    graph = helper.make_graph(nodes, "g", [value("x", 1, [1, 3])], [value("y", 1, [1, 3])], [w])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    assert main([str(path), "--batch", "3", "--loss", "mse", "--check"]) == code
+    said = re.search(r"of rows and the file, one batch at a time, (\S+)", capsys.readouterr().out)
+    assert said is not None and (float(said[1]) > 0.1) == bool(code)
+
+
 def test_probabilities_are_compared_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of sigmoids about 1e-9 a difference of 1e-11 is none; of the scores themselves it is one."""
     pytest.importorskip("onnxruntime")
