@@ -263,7 +263,7 @@ def _open_last(program: Program, out: Variable) -> str:
         return ""
     graph = program.source.graph
     there = {d.dim_param for i in graph.input for d in i.type.tensor_type.shape.dim}
-    dims = next((o.type.tensor_type.shape.dim for o in graph.output if o.name == out.name), [])
+    dims: Sequence[Any] = next((o.type.tensor_type.shape.dim for o in graph.output if o.name == out.name), [])
     return dims[-1].dim_param if len(dims) and dims[-1].dim_param in there - {"", "?"} else ""
 
 
