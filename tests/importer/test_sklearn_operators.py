@@ -165,3 +165,35 @@ def test_networks_of_scikit_learn_train(classes: int) -> None:
     for ours, theirs in zip(program.evaluate({"x": FINITE}), _theirs(trained, FINITE), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert abs(_theirs(trained, FINITE)[1] - p).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["LinearClassifier", "LinearRegressor"])
+def test_coefficients_train_and_are_written_back(kind: str) -> None:
+    """One step beside its mathematics: W - xᵀ · dL/dz; the file has the same operator with the new coefficients."""
+    given = np.array(C, np.float32).reshape(3, 4), np.array([0.5, 1.0, 2.0], np.float32)
+    held = {"coefficients": C, "intercepts": given[1].tolist()}
+    if kind == "LinearClassifier":
+        node = _node(kind, "label y", classlabels_ints=[0, 1, 2], post_transform="SOFTMAX", **held)
+        model = _model(node, outputs=(("label", 7), ("y", 1)))
+    else:
+        model = _model(_node(kind, targets=3, **held))
+    program = rc.load(model, batch=5)
+    assert [v.name for v in program.parameters] == ["y/coefficients", "y/intercepts"]
+    assert [(t.name, t.trains) for t in program.tensors] == [("y/coefficients", True), ("y/intercepts", True)]
+    z = FINITE @ given[0].T + given[1]
+    if kind == "LinearClassifier":
+        loss, target = rc.losses.cross_entropy(program, label_name="target"), np.array([0, 1, 2, 0, 1])
+        p = np.exp(z - z.max(1, keepdims=True))
+        slope = (p / p.sum(1, keepdims=True) - np.eye(3)[target]) / 5
+    else:
+        loss, target = rc.losses.mse(program, label_name="target"), np.zeros((5, 3), np.float32)
+        slope = 2 * z / 15
+    rc.SGD(0.5).minimize(loss)
+    rc.Executor().run(program, {"x": FINITE, "target": target}, [loss])
+    steps = {"coefficients": slope.T @ FINITE, "intercepts": slope.sum(0)}
+    for (name, gradient), before in zip(steps.items(), given, strict=True):
+        np.testing.assert_allclose(program.data[f"y/{name}"], before - 0.5 * gradient, rtol=1e-4, atol=1e-5)
+    trained = rc.export_trained(program)
+    assert [n.op_type for n in trained.graph.node] == [kind]
+    for ours, theirs in zip(program.evaluate({"x": FINITE}), _theirs(trained, FINITE), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
