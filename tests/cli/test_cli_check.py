@@ -96,6 +96,23 @@ def test_bound_inputs_are_bound_for_onnx_runtime_too(tmp_path: Path) -> None:
     assert found["check"]["forward"]["largest_relative_difference"] < 1e-6
 
 
+def test_maps_of_scikit_learn_are_passed_over(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    ml, value = "ai.onnx.ml", helper.make_tensor_value_info
+    options = {"coefficients": [1.0, -1.0, 0.5, 2.0], "intercepts": [0.0, 1.0], "classlabels_ints": [0, 1]}
+    nodes = [
+        helper.make_node("LinearClassifier", ["x"], ["label", "y"], domain=ml, **options),
+        helper.make_node("ZipMap", ["y"], ["map"], domain=ml, classlabels_int64s=[0, 1]),
+    ]
+    entry = helper.make_sequence_type_proto(helper.make_map_type_proto(7, helper.make_tensor_type_proto(1, [])))
+    outputs = [value("label", 7, ["N"]), onnx.ValueInfoProto(name="map", type=entry)]
+    graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 2])], outputs)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ml, 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    found = report(tmp_path, str(tmp_path / "m.onnx"), "--batch", "4", "--check")
+    assert found["check"]["forward"]["largest_relative_difference"] < 1e-6
+
+
 @pytest.mark.parametrize(("axis", "code"), [(1, 0), (0, 1)])
 def test_rows_are_compared_with_the_file(
     axis: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
