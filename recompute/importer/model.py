@@ -354,7 +354,13 @@ def _fixed(
                 for d, g in zip(dims, given, strict=True)
             )
         ):
-            raise UsageError(f"input '{i.name}' is {_show(dims)} in the model; {list(given)} does not fit")
+            rest = [d.dim_value in (0, g) for d, g in zip(dims[1:], given[1:], strict=False)]
+            hint = (
+                f": batch={given[0]} opens a batch that the file fixes"
+                if len(given) == len(dims) > 0 and all(rest)
+                else ""
+            )
+            raise UsageError(f"input '{i.name}' is {_show(dims)} in the model; {list(given)} does not fit{hint}")
         return TensorType(dtype, tuple(int(d) for d in given))
     if not has_shape:
         raise UsageError(f"input '{i.name}' has no shape in the model: give input_shapes={{'{i.name}': (...)}}")
@@ -386,8 +392,8 @@ def at_sizes(
         fixed = next((s[0] for s in shapes.values() if s), 1)
         if not first and batch != fixed:
             raise UsageError(
-                f"the model fixes its batch at {fixed}, so that it cannot be made for {batch}: export it with a "
-                "dynamic first dimension"
+                f"the model fixes its batch at {fixed}, so that it cannot be made for {batch}: load it with "
+                f"batch={batch}, which opens it, or export it with a dynamic first dimension"
             )
         changed |= dict.fromkeys(first, batch)
     return {n: tuple(changed.get((n, i), d) for i, d in enumerate(s)) for n, s in shapes.items()}

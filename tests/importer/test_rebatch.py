@@ -185,6 +185,21 @@ def test_a_mean_of_samples_is_no_row() -> None:
         rc.load(_model([_node("ReduceMean", "x", "y", axes=[0], keepdims=1)], 1, {}), batch=8)
 
 
+def test_errors_about_a_fixed_batch_say_how_to_open_it() -> None:
+    model = _model(*_product())
+    with pytest.raises(rc.UsageError, match=r"\[8, 4, 6\] does not fit: batch=8 opens a batch that the file fixes"):
+        rc.load(model, input_shapes={"x": (8, 4, 6)})
+    with pytest.raises(rc.UsageError, match=r"does not fit$"):
+        rc.load(model, input_shapes={"x": (8, 4, 5)})
+    with pytest.raises(rc.UsageError, match="load it with batch=3, which opens it"):
+        rc.load(model).at(batch=3)
+
+
+def _product() -> tuple[list[onnx.NodeProto], int, dict[str, list[int]]]:
+    nodes, shapes, _ = FORMS["product"]
+    return nodes, 1, shapes(1)
+
+
 def test_what_cannot_be_opened_says_what_to_do() -> None:
     """A softmax over the batch: the results of samples depend on one another."""
     with pytest.raises(
