@@ -105,8 +105,7 @@ def load(
     """
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
     limits, budget, source, _held = _read(model, further)
-    run = functools.partial(_results, {**limits, "set": values})
-    trace = functools.partial(_traced, limits, values)
+    run, trace = functools.partial(_results, limits, values), functools.partial(_traced, limits, values)
     source = rebatched(source, None if input_shapes else batch, dims, values, run, trace)
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
     rule = rule_of(source, current.graph, trainable, straight=pairs is not None)
@@ -149,13 +148,15 @@ def _training(mode: str) -> bool | None:
     return MODES[mode]
 
 
-def _results(further: Further, model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _results(
+    limits: Limits, values: Mapping[str, Any], model: onnx.ModelProto, feed: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Outputs of a model in inference mode."""
-    fed = {n: a for n, a in feed.items() if n not in (further.get("set") or {})}
+    further: Further = {**limits, "set": values}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModelWarning)
-        program = load(model, mode="eval", input_shapes={n: a.shape for n, a in fed.items()}, **further)
-    return dict(zip((v.name for v in program.outputs), program.evaluate(fed), strict=True))
+        program = load(model, mode="eval", input_shapes={n: a.shape for n, a in feed.items()}, **further)
+    return dict(zip((v.name for v in program.outputs), program.evaluate(feed), strict=True))
 
 
 def _traced(
