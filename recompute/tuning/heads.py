@@ -39,6 +39,10 @@ _READERS = MOVES | _THROUGH | {
 _ELEMENTWISE = frozenset(["Add", "Sub", "Mul", "Div", "Max", "Min"])
 
 
+#: layers whose features are along axis 1
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+
+
 @dataclass(frozen=True)
 class Head:
     """The layer that makes an output: its product, the Add of its bias if that is apart, and its weight."""
@@ -59,7 +63,7 @@ class Head:
         """The features of its result."""
         node = self.product
         turned = any(a.name == "transB" and a.i for a in node.attribute) or self.weight != node.input[1]
-        return self.shape[0] if node.op_type == "Conv" or turned else self.shape[1]
+        return self.shape[0] if node.op_type == "Conv" or turned else self.shape[1]  # ConvTranspose: [in, out, ...]
 
     @property
     def bias(self) -> str:
@@ -115,12 +119,12 @@ def _head(model: Graph, name: str) -> Head | None:
             name, relu = rest[0], relu or node.op_type == "Relu"
     if node is not None and node.op_type == "Add" and len(rest) == 1:
         add, node = node, makers.get(rest[0])
-    if node is None or node.op_type not in ("MatMul", "Gemm", "Conv"):
+    if node is None or node.op_type not in ("MatMul", "Gemm", *_CONVOLUTIONS):
         return None
     if any(a.name in ("transA", "group") and a.i > (a.name == "group") for a in node.attribute):
         return None
     weight = node.input[1]
-    if node.op_type == "Conv":
+    if node.op_type in _CONVOLUTIONS:
         held = model.constant(weight)
         if held is None or (relu and held.shape[2:] != (1,) * (held.ndim - 2)):
             return None
@@ -162,10 +166,18 @@ def _behind(model: Graph, head: Head, size: int) -> set[str]:
         if found.isdisjoint(node.input):
             continue
         constants = [model.constant(i) for i in node.input if _constant(model, makers, i)]
-        if node.op_type in ("Reshape", "Expand") and node.input[0] in found and constants and constants[0] is not None:
+        drops = old == 1 != size and _drops(model, head, node, constants)
+        if (
+            not drops
+            and node.op_type in ("Reshape", "Expand")
+            and node.input[0] in found
+            and constants
+            and constants[0] is not None
+        ):
             _reshape(model, node, constants[0], old, size)
         elif (
-            node.op_type not in _READERS
+            drops
+            or node.op_type not in _READERS
             or (node.op_type in _ELEMENTWISE and any(c is not None and c.size > 1 for c in constants))
             or (node.op_type == "Expand" and not constants and old in (model.type_of(node.output[0]) or ("", [old]))[1])
         ):
@@ -175,6 +187,21 @@ def _behind(model: Graph, head: Head, size: int) -> set[str]:
             )
         found.update(node.output)
     return found
+
+
+def _drops(model: Graph, head: Head, node: onnx.NodeProto, constants: Sequence[np.ndarray | None]) -> bool:
+    """Whether a node removes the axis of the features, which one feature does not need."""
+    if node.op_type == "Reshape":
+        return any(c is not None and c.tolist() == [-1] for c in constants)
+    if node.op_type != "Squeeze":
+        return False
+    given = next((list(a.ints) for a in node.attribute if a.name == "axes"), None)
+    axes = given if given is not None or not constants or constants[0] is None else constants[0].tolist()
+    known = model.type_of(node.input[0])
+    if not axes or known is None:
+        return True
+    ndim = len(known[1])
+    return (1 if head.product.op_type in _CONVOLUTIONS else ndim - 1) in [a % ndim for a in axes]
 
 
 def _reshape(model: Graph, node: onnx.NodeProto, shape: np.ndarray, old: int, size: int) -> None:
@@ -199,8 +226,10 @@ def _replace(model: Graph, head: Head, size: int, *, bias: bool, seed: int) -> N
     """Writes the new layer in the place of the old one."""
     node, y, x = head.product, head.last.output[0], head.product.input[0]
     old_bias = head.bias
-    conv = node.op_type == "Conv"
-    shape = (size, *head.shape[1:]) if conv else (size, math.prod(head.shape) // head.features)
+    shape: tuple[int, ...] = (size, math.prod(head.shape) // head.features)
+    if node.op_type in _CONVOLUTIONS:
+        at = int(node.op_type == "ConvTranspose")
+        shape = (*head.shape[:at], size, *head.shape[at + 1 :])
     model.nodes = [n for n in model.nodes if n is not node and n is not head.add]
     model.drop([node.input[1], *([old_bias] if old_bias else ())])
     names = [model.fresh(head.weight)]
@@ -220,7 +249,7 @@ def _layer(model: Graph, old: onnx.NodeProto, reads: list[str], y: str) -> Itera
     """The nodes of a layer with a weight [out, ...] in the place of another."""
     x, weight, *bias = reads
     dims = model.type_of(x)
-    if old.op_type == "Conv":
+    if old.op_type in _CONVOLUTIONS:
         made = onnx.NodeProto()
         made.CopyFrom(old)
         made.input[:], made.output[:] = reads, [y]

@@ -175,6 +175,26 @@ def test_heads_that_are_convolutions(behind: str, shape: tuple[int, ...]) -> Non
     assert tensors["kb"].shape == (10,)
 
 
+def test_a_head_that_is_a_transposed_convolution() -> None:
+    """As PP-OCR's detector ends: its weight is [in, out, ...]."""
+    model = parsed("c = ConvTranspose <strides = [2, 2]> (x, t) probs = Sigmoid (c)", x="float[N,3,4,4] x")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 1, 2, 2), np.float32), "t"))
+    edited = rc.edit.replace_head(model, 5)
+    (found,) = scored(edited, G.standard_normal((2, 3, 4, 4)).astype(np.float32))
+    assert found.shape == (2, 5, 8, 8)
+    assert {t.name: tuple(t.dims) for t in edited.graph.initializer} == {"t": (3, 5, 2, 2), "t.bias": (5,)}
+
+
+@pytest.mark.parametrize("last", ["s = Constant <value = int64[1] {-1}> () y = Reshape (z, s)", "y = Squeeze (z)",
+                                  "s = Constant <value = int64[1] {-1}> () y = Squeeze (z, s)"])  # fmt: skip
+def test_an_axis_of_one_feature_that_is_dropped_has_no_room_for_more(last: str) -> None:
+    model = parsed(f"z = Gemm <transB = 1> (x, one) {last}", "y")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 6), np.float32), "one"))
+    with pytest.raises(rc.UsageError, match=r"'y' \((Reshape|Squeeze)\) follows it, and needs its 1 features"):
+        rc.edit.replace_head(model, 3)
+    assert len(rc.edit.replace_head(model, 1).graph.output) == 1
+
+
 def test_several_heads() -> None:
     """By name, one or all of them; the others stay, and so does the order of the outputs."""
     model = parsed(LOGITS + "probs = Softmax (logits) other = MatMul (r, w3)", "probs other")
