@@ -73,9 +73,16 @@ class Opening:
         self._outside: dict[str, int] = {}  # of values in whose axis more than the batch is: how much of it is outside
         self.changes: dict[str, Change] = {}
         self._rules: dict[str, Callable[[ImportState, onnx.NodeProto], Change | None]] = {
-            "Reshape": self._reshape, "Expand": self._expand, "Concat": self._concat, "Resize": self._resize,
-            "Squeeze": self._squeeze, **dict.fromkeys(_STATES, self._states), **dict.fromkeys(_ALIKE, self._alike),
-        }  # fmt: skip
+            "Reshape": self._reshape,
+            "Expand": self._expand,
+            "Concat": self._concat,
+            "Resize": self._resize,
+            "Squeeze": self._squeeze,
+            "Gather": self._gather,
+            "GatherND": self._gather,
+            **dict.fromkeys(_STATES, self._states),
+            **dict.fromkeys(_ALIKE, self._alike),
+        }
 
     def __call__(self, importer: ImportState, node: onnx.NodeProto) -> Sequence[onnx.NodeProto]:
         """What is imported in the place of a node."""
@@ -189,6 +196,31 @@ class Opening:
             return None
         return Change(axes=[a for a in axes if a != axis])
 
+    def _gather(self, importer: ImportState, node: onnx.NodeProto) -> Change | None:
+        """Indices that the file holds for its one sample are those of the first: others lie behind by what it takes."""
+        x, indices = node.input[:2]
+        if self._fixed != 1 or self._axis(importer, x) != 0 or indices not in self._shapes:
+            return None
+        shape, known = self._shapes[indices], importer.contents(indices)
+        options = {a.name: a.i for a in node.attribute}
+        if known is None or len(shape) < 2 or shape[0] != 1 or options.get("axis", 0) or options.get("batch_dims", 0):
+            return None
+        steps = [self._shapes[x][0]] if node.op_type == "Gather" else [1, *[0] * (shape[-1] - 1)]
+        name, make = f"{first_output(node)}/any_batch", onnx.helper.make_node
+        nodes = [
+            *self._batch(name),
+            _constant(f"{name}/flat", [-1, *[1] * (len(shape) - 1)]),
+            _constant(f"{name}/steps", steps),
+            make("ConstantOfShape", [f"{name}/size"], [f"{name}/ones"], value=_number(1)),
+            _constant(f"{name}/along", 0),
+            make("CumSum", [f"{name}/ones", f"{name}/along"], [f"{name}/counted"], exclusive=1),
+            make("Reshape", [f"{name}/counted", f"{name}/flat"], [f"{name}/samples"]),
+            make("Mul", [f"{name}/samples", f"{name}/steps"], [f"{name}/behind"]),
+            make("Cast", [indices], [f"{name}/first"], to=onnx.TensorProto.INT64),
+            make("Add", [f"{name}/first", f"{name}/behind"], [f"{name}/indices"]),
+        ]
+        return Change({1: f"{name}/indices"}, nodes)
+
     # -- nodes ----------------------------------------------------------------------------------------------------
 
     def _numbers(self, node: onnx.NodeProto, position: int, numbers: Sequence[int]) -> Change:
@@ -234,6 +266,10 @@ class Opening:
         yield onnx.helper.make_node("Expand", [name, f"{made}/shape"], [made])
 
 
-def _constant(name: str, numbers: Sequence[int]) -> onnx.NodeProto:
+def _constant(name: str, numbers: Sequence[int] | int) -> onnx.NodeProto:
     value = onnx.numpy_helper.from_array(np.array(numbers, np.int64))
     return onnx.helper.make_node("Constant", [], [name], value=value)
+
+
+def _number(number: int) -> onnx.TensorProto:
+    return onnx.numpy_helper.from_array(np.array([number], np.int64))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +21,8 @@ _BATCH = "batch"
 Run = Callable[[onnx.ModelProto, dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 #: elements of an input that is drawn, and of known values that may be shapes, at most
 _MOST, _SMALL = 1 << 28, 64
+#: batches that are run one by one and together: more than 2, which is a common size of other dimensions
+_TIMES, _TRIES = 3, 20
 
 
 class Trace(Protocol):
@@ -47,8 +49,8 @@ def rebatched(
     """The model with an open batch instead of the one that it fixes.
 
     The batch of inputs, and nodes that hold it in shapes and sizes or need it in other inputs, are changed
-    (`Opening`); then samples of two batches, run one after another in the model and together in the result, must give
-    the same rows.  UsageError where they do not.  The model itself where nothing is to be changed, or where `sizes`, by
+    (`Opening`); then samples of several batches, run one by one in the model and together in the result, must give the
+    same rows.  UsageError where they do not.  The model itself where nothing is to be changed, or where `sizes`, by
     name, lack that of an open dimension.  `bound`: inputs that have values already.
     """
     fixed, shapes = fixed_batch(model.graph), _shapes(model.graph, sizes, bound)
@@ -86,9 +88,9 @@ def _opened(
     own = {first_output(n) for n in graph.node}
     known = {n: k.array for n, k in before.known.items() if k.type.size <= _SMALL and k.type.dtype != "string"}
     there = {n: before.type_of(n).shape for n in names}
-    opening = Opening(there, known, (fixed, 2 * fixed), next(iter(axes.items())), own)
-    twice = {n: tuple(2 * d if axes.get(n) == axis else d for axis, d in enumerate(s)) for n, s in shapes.items()}
-    trace(made, twice, opening)
+    opening = Opening(there, known, (fixed, _TIMES * fixed), next(iter(axes.items())), own)
+    larger = {n: tuple(_TIMES * d if axes.get(n) == axis else d for axis, d in enumerate(s)) for n, s in shapes.items()}
+    trace(made, larger, opening)
     nodes = list(graph.node)
     del graph.node[:]
     for node in nodes:
@@ -132,36 +134,50 @@ def _differs(
     model: onnx.ModelProto, made: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, int],
     run: Run,
 ) -> str:  # fmt: skip
-    """How the results of two batches together differ from those of each; "" where they do not."""
+    """How the results of several batches together differ from those of each; "" where they do not."""
     g = np.random.default_rng(0)
     kinds = {i.name: dtype_from_onnx(i.type.tensor_type.elem_type) or "f32" for i in model.graph.input}
-    parts: list[dict[str, np.ndarray]] = [{}, {}]
+    parts: list[dict[str, np.ndarray]] = [{} for _ in range(_TIMES)]
     for name, shape in shapes.items():
         if min(shape, default=1) < 0 or math.prod(shape) > _MOST:
             return f"'{name}' of shape {list(shape)} cannot be drawn to try it"
-        drawn = [_drawn(g, TensorType(kinds[name], shape)) for _ in parts]
-        for part, array in zip(parts, drawn if name in axes else drawn[:1] * 2, strict=True):
+        drawn = _different(g, TensorType(kinds[name], shape))
+        for part, array in zip(parts, drawn if name in axes else drawn[:1] * _TIMES, strict=True):
             part[name] = array
-    both = {n: np.concatenate([p[n] for p in parts], axes[n]) if n in axes else a for n, a in parts[0].items()}
-    one, other, together = run(model, parts[0]), run(model, parts[1]), run(made, both)
+    whole = {n: np.concatenate([p[n] for p in parts], axes[n]) if n in axes else a for n, a in parts[0].items()}
+    each, together = [run(model, p) for p in parts], run(made, whole)
     for name, got in together.items():
-        a, b = np.asarray(one[name], np.float64), np.asarray(other[name], np.float64)
-        scale = max(float(np.abs(a).max(initial=0)), float(np.abs(b).max(initial=0)))
-        wanted = _joined(a, b, got.shape)
+        rows = [np.asarray(e[name], np.float64) for e in each]
+        scale = max(float(np.abs(r).max(initial=0)) for r in rows)
+        if got.size and np.isnan(np.asarray(got, np.float64)).all():
+            return f"'{name}' is not a number for the samples that were drawn"
+        wanted = _joined(rows, got.shape)
         if not any(np.allclose(got, w, rtol=1e-3, atol=1e-4 * scale + 1e-9, equal_nan=True) for w in wanted):
-            return f"'{name}' of two samples together is not that of each"
+            return f"'{name}' of samples together is not that of each"
     return ""
 
 
-def _joined(a: np.ndarray, b: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
-    """What two batches together may give: the rows of both; a number that is a sum or mean over samples; what is the
-    same for all."""
-    if a.shape == shape:
-        return [a + b, (a + b) / 2] if a.ndim == 0 else [a] if np.array_equal(a, b) else []
-    if shape == (2, *a.shape):  # a batch of 1 that the file drops
-        return [np.stack([a, b])]
-    axes = [i for i in range(a.ndim) if shape == (*a.shape[:i], 2 * a.shape[i], *a.shape[i + 1 :])]
-    return [np.concatenate([a, b], i) for i in axes]
+def _joined(rows: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:
+    """What batches together may give: the rows of all; a number that is a sum or mean over samples; what is the same
+    for all."""
+    one = rows[0].shape
+    if one == shape:
+        if not shape:
+            return [np.sum(rows), np.mean(rows)]
+        return [rows[0]] if all(np.array_equal(rows[0], r) for r in rows) else []
+    if shape == (len(rows), *one):  # a batch of 1 that the file drops
+        return [np.stack(rows)]
+    axes = [i for i in range(len(one)) if shape == (*one[:i], len(rows) * one[i], *one[i + 1 :])]
+    return [np.concatenate(rows, i) for i in axes]
+
+
+def _different(g: np.random.Generator, t: TensorType) -> list[np.ndarray]:
+    """Contents for each batch, as far as possible no two alike: what takes another sample's part would go unseen."""
+    found: list[np.ndarray] = []
+    while len(found) < _TIMES:
+        tries = (_drawn(g, t) for _ in range(_TRIES))
+        found.append(next((a for a in tries if not any(np.array_equal(a, b) for b in found)), _drawn(g, t)))
+    return found
 
 
 def _drawn(g: np.random.Generator, t: TensorType) -> np.ndarray:
