@@ -17,9 +17,7 @@ from .graphs import first_output
 from .state import ImportState
 
 #: inputs that need the batch of input 0 along axis 0, by operator
-_ALIKE = {
-    "GridSample": (1,), "ScatterElements": (0, 1, 2), "GatherElements": (0, 1), "RoiAlign": (),
-}  # fmt: skip
+_ALIKE = {"GridSample": (1,), "ScatterElements": (0, 1, 2), "GatherElements": (0, 1)}
 #: states of recurrent operators: [directions, batch, size], or [batch, directions, size] by their layout
 _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 
