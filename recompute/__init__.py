@@ -77,6 +77,7 @@ _LAZY = {
     "save_adapter": "tuning.peft",
     "save_state": "training.state",
     "compile_step": "compiling.compiler",
+    "look": "analysis.look",
     "estimate": "analysis.estimates",
     "estimate_stages": "analysis.stages",
     "find_mesh": "analysis.cluster.search",

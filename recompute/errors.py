@@ -66,6 +66,10 @@ class UsageError(RecomputeError, ValueError):
     exit_code = 2
 
 
+class OpenDimensionsError(UsageError):
+    """Dimensions of a model's inputs are open, and no sizes were given."""
+
+
 class BudgetError(UsageError):
     """No plan was found that fits a memory budget, or none exists.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..budgets import as_bytes
 from ..communication.links import Network
-from ..compiling.sources import Model
+from ..compiling.sources import Model, with_dims
 from ..compiling.steps import Loss, Steps
 from ..errors import MissingExtraError, UsageError
 from ..passes import Target
@@ -134,7 +134,7 @@ def max_batch(
     optimizer, network = ranks_given(optimizer or Adam(), fields)
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
-        target=target_given(target, fields, "max_batch"),
+        loading=with_dims(fields), target=target_given(target, fields, "max_batch"),
     )  # fmt: skip
     watch = Watch(effort=effort or 1.0, seconds=seconds)
     return max_batch_of(steps, as_bytes(budget), watch=watch, slicing=slicing, network=network)

@@ -5,14 +5,21 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..compiling.compiler import CompiledStep
-from ..errors import one_line
+from ..errors import ModelWarning, one_line
+from ..importer.inputs import fitted
+from ..importer.model import read_model
+from ..importer.rebatch import fixed_batch
 from ..language.ir import Role
 from ..language.program import Program
+from ..language.scores import scores_of, steps_of
 from ..passes import RecomputePlan
 from ..places import as_place
 from ..support.files import apart
@@ -20,6 +27,8 @@ from .gradient_error import gradient_errors
 
 #: tolerance of float32 forward outputs, relative to their largest element
 FORWARD_TOLERANCE = 1e-3
+#: batches of a file that fixes its own, which are compared, at most
+_ROWS = 8
 
 
 def check_step(job: Any, program: Program, plain: CompiledStep, step: CompiledStep, loss: str) -> dict[str, Any]:
@@ -141,9 +150,10 @@ def forward_difference(job: Any, program: Program, feed: Any) -> dict[str, Any]:
     assert program.source is not None
     inputs = {v.name for v in program.block.inputs if not _only_read_by_loss(program, v.name)}
     shapes = {v.name: v.shape for v in program.block.inputs if v.name in inputs}
-    evaluated = onnx_import.load(
-        program.source, input_shapes=shapes, mode="eval", max_seconds=job.args.max_seconds, trainable=None
-    )
+    with warnings.catch_warnings():  # told when the program was loaded
+        warnings.simplefilter("ignore", ModelWarning)
+        loading = {**program.loaded, "mode": "eval", "trainable": None}
+        evaluated = onnx_import.load(program.source, input_shapes=shapes, **loading)
     evaluated.data.update({n: a for n, a in program.data.items() if n in evaluated.data})
     feed = {n: a for n, a in feed.items() if n in shapes}
     from ..exporter.trained import export_trained
@@ -160,13 +170,59 @@ def forward_difference(job: Any, program: Program, feed: Any) -> dict[str, Any]:
             "said": f"skipped, the file needs inputs that the program has not ({', '.join(missing[:3])}, ...)",
         }
     provider = session.get_providers()[0]
-    names = [o.name for o in session.get_outputs()]
-    theirs = session.run(names, feed)
+    names = [o.name for o in session.get_outputs() if o.name in evaluated]  # without maps and strings
+    given = {**feed, **_bound(program, {i.name for i in session.get_inputs()})}
+    theirs = session.run(names, given)
     ours = Executor().run(evaluated, feed, names)
-    largest = max((_relative(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+    made = steps_of(evaluated.block)
+    sizes = [1.0 if scores_of(n, made).kind in ("Softmax", "Sigmoid") else 1e-30 for n in names]  # of probabilities: 1
+    largest = max((_relative(a, b, s) for a, b, s in zip(ours, theirs, sizes, strict=True)), default=0.0)
     said = f"largest relative difference {largest:.3g}"
     against = f"ONNX Runtime {ort.__version__} ({provider})"
+    if job.args.init is None and _opened(job.args.model, program):
+        file = ort.InferenceSession(job.args.model, options, providers=_providers(ort))
+        rows = _rows_of_file(file, given, dict(zip(names, ours, strict=True)))
+        if rows:
+            each = max(_relative(a, b, s) for (a, b), s in zip(rows, sizes, strict=True))
+            largest, said = max(largest, each), f"{said}; of rows and the file, one batch at a time, {each:.3g}"
     return {"against": against, "said": said, "largest_relative_difference": largest}
+
+
+def _opened(model: str, program: Program) -> bool:
+    """Whether a program has another batch than its file fixes."""
+    fixed = fixed_batch(read_model(model).graph) if Path(model).is_file() else None
+    return fixed not in (None, program.block.batch)
+
+
+def _rows_of_file(
+    file: Any, given: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Results of a program that was made for another batch than its file's, and the file's, for the first batches.
+
+    [] where the batch is the file's.  A batch that the file drops from an output is its first axis here.
+    """
+    fixed = {
+        i.name: (axis, d)
+        for i in file.get_inputs()
+        for axis, (d, n) in enumerate(zip(i.shape, given[i.name].shape, strict=True))
+        if isinstance(d, int) and d != n
+    }
+    if not fixed:
+        return []
+    count = min(_ROWS, *(given[n].shape[axis] // size for n, (axis, size) in fixed.items()))
+
+    def part(name: str, a: np.ndarray, k: int) -> np.ndarray:
+        axis, size = fixed.get(name, (0, 0))
+        return a.take(range(k * size, (k + 1) * size), axis) if size else a
+
+    parts = [file.run(list(ours), {n: part(n, a, k) for n, a in given.items()}) for k in range(count)]
+    found = []
+    for whole, *theirs in zip(ours.values(), *parts, strict=True):
+        axes = [i for i, (m, n) in enumerate(zip(whole.shape, theirs[0].shape, strict=False)) if m != n]
+        dropped = whole.ndim > theirs[0].ndim
+        joined = np.stack(theirs) if dropped else np.concatenate(theirs, axes[0]) if axes else whole
+        found.append((whole.take(range(joined.shape[axes[0]]), axes[0]) if axes and not dropped else whole, joined))
+    return [(a[: len(b)] if a.ndim and len(a) != len(b) else a, b) for a, b in found]
 
 
 def _providers(ort: Any) -> list[str]:
@@ -174,11 +230,19 @@ def _providers(ort: Any) -> list[str]:
     return [p for p in ("CUDAExecutionProvider", "CPUExecutionProvider") if p in ort.get_available_providers()]
 
 
-def _relative(a: np.ndarray, b: np.ndarray) -> float:
+def _bound(program: Program, names: Collection[str]) -> dict[str, np.ndarray]:
+    """The inputs that were bound when the program was loaded (`load(set=)`), which the exported file still has."""
+    assert program.source is not None
+    declared = {i.name: i for i in program.source.graph.input}
+    return {n: fitted(declared[n], v) for n, v in program.loaded.get("set", {}).items() if n in names}
+
+
+def _relative(a: np.ndarray, b: np.ndarray, least: float) -> float:
+    """The largest difference as a share of the largest number, or of `least`."""
     if not a.size:
         return 0.0
     a, b = a.astype(np.float64), b.astype(np.float64)
-    return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30))
+    return float(np.abs(a - b).max() / max(np.abs(b).max(), least))
 
 
 def _only_read_by_loss(program: Program, name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..communication.links import Network
 from ..compiling.compiler import CompiledStep
-from ..compiling.sources import Model
+from ..compiling.sources import Model, with_dims
 from ..compiling.steps import Loss, Steps
 from ..cost import operator_cost
 from ..errors import ModelError, UsageError
@@ -173,7 +173,8 @@ def estimate(
     """Estimates memory and time of a training step of `model`, without running it or allocating its weights.
 
     `model`: a path, a ModelProto, a name of the zoo (with its `options`), or a Program.  `loss`, `optimizer`
-    (default: Adam), `checkpoints` (None: keep everything) as for training.  `batch`: default 32, or the network's.
+    (default: Adam), `checkpoints` (None: keep everything) as for training.  `batch`: default 32, or the network's;
+    `dims` (by name) and `input_shapes`: other open dimensions, as for `load`.
     `target`: the place, the cost model (`rc.cost.device("h200")`, `rc.profile.Profile()`) and the precision (default:
     this CPU); its fields can be given directly: `place`, `cost`, `precision`, ...
     `mesh`: the ranks that train together (`rc.Mesh.of(dp=8)` or "dp=8"), with the `zero` stage and `micro_batches` of
@@ -184,7 +185,7 @@ def estimate(
     optimizer, network = ranks_given(optimizer or Adam(), fields)
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
-        target=target_given(target, fields, "estimate"),
+        loading=with_dims(fields), target=target_given(target, fields, "estimate"),
     )  # fmt: skip
     return estimate_steps(steps, batch, network=network)
 

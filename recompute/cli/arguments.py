@@ -15,6 +15,7 @@ EPILOG = """\
 examples:
   recompute-compile models/mlp.onnx --checkpoints fc_1,pred
   recompute-compile resnet50 --batch 8 --checkpoints 'layer?.?.out' --run 2
+  recompute-compile model.onnx --look
   recompute-compile bert-tiny --batch 8 --list-checkpoints
   recompute-compile resnet50 --memory-budget 16GiB --max-batch
   recompute-compile resnet50 --batch 64 --memory-budget 60% --save-plan plan.json
@@ -39,6 +40,10 @@ def parser() -> Parser:
     )
     p.add_argument("model", help="an .onnx file, or the name of a network in the zoo (--list-models)", nargs="?")
     p.add_argument("--list-models", action="store_true", help="print the networks of the zoo and stop")
+    p.add_argument(
+        "--look", action="store_true", help="print what the file holds and what training it takes, with a command that "
+        "compiles it, and stop",
+    )  # fmt: skip
     _add_what(p)
     _add_outputs(p)
     cli_memory.add_arguments(p)

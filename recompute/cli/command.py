@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import JobError, UsageError
+from ..errors import JobError, OpenDimensionsError, UsageError
 from ..places import as_place
 from ..support.files import replacing, together
 from . import ending as cli_ending
@@ -94,6 +94,7 @@ def _facts(args: argparse.Namespace) -> list[str]:
 class Report(ModelReport):
     """All results of the command; `--json` writes it (docs/cli.md describes each field)."""
 
+    look: dict[str, Any] | None = None
     tensors: list[dict[str, Any]] | None = None
     precision: str = "fp32"
     costs: str = ""
@@ -150,11 +151,18 @@ class _Job(ModelJob):
 
         if self.args.print_passes:
             return self.print_passes()
+        if self.args.look:
+            return self.look()
         if cli_plan.is_problem(self.args.model):
             return cli_plan.plan_problem(self)
         if cli_cluster.answer(self) or cli_memory.before_loading(self, self.wants_more()):
             return
-        program = self.load()
+        try:
+            program = self.load()
+        except OpenDimensionsError:
+            if not (self.args.batch or self.args.dim or self.args.input_shapes):
+                self.look()  # a first command: what the file holds, with a command that works
+            raise
         if self.args.list_parameters:
             return self.print_parameters(program)
         with dumping(self.args.dump_ir):
@@ -295,6 +303,18 @@ class _Job(ModelJob):
             *step_passes(target, None if request is None else RecomputePlan(), moved=moved),
         ]
         cli_ending.say(passes_table(found))
+
+    def look(self) -> None:
+        """Prints what the file holds, and what training it takes."""
+        from ..analysis.look import look
+        from .values import bound, sizes
+
+        args = self.args
+        if not Path(args.model).is_file():
+            raise UsageError(f"--look reads a model's file, and '{args.model}' is none (--list-models: the zoo)")
+        found = look(args.model, batch=args.batch, dims=sizes(args.dim), set=dict(map(bound, args.set)))
+        self.report.look = found.to_dict()
+        self.say(str(found))
 
     def print_parameters(self, program: Any) -> None:
         """Which tensors of the model are trained, and why."""

@@ -22,6 +22,9 @@ _ADAPTERS = "--lora says what trains (train=NAMES in it: what else)"
 
 #: option or fact, options that it excludes, why
 EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("look", (*_DOINGS, "estimate", "max_batch", "compare", "pareto", "mesh", "list_parameters", "list_checkpoints"),
+     "--look reads the file, and compiles nothing"),
+    ("look", ("input_shapes", "trainable", "freeze", "loss"), "--look says what holds without it"),
     ("compare", _DOINGS, "--compare does not run or write a step"),
     ("compare", ("strategy", "plan", "save_plan"), "--compare runs every strategy"),
     ("pareto", _DOINGS, "--pareto does not run or write a step"),
@@ -41,7 +44,7 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("max_batch", ("batch", "run", "output", "check", "estimate"), "--max-batch only finds the batch and runs nothing"),
     ("lora", ("trainable", "dequantize"), _ADAPTERS),
     ("a planning problem", (*_DOINGS, "pareto", "plan", "save_plan", "save_problem", "checkpoints", "estimate",
-     "max_batch"), "the file is a planning problem, and no model"),
+     "max_batch", "look"), "the file is a planning problem, and no model"),
     ("a mesh", ("run", "check", "output", "compare", "pareto", "save_problem"),
      "--mesh only estimates what ranks take"),
     ("a mesh with pp", (*_OF_ONE_RANK, "budget", "rank_count"), "--mesh says what each rank of a cluster would take"),

@@ -72,6 +72,8 @@ class ModelJob:
         batch = args.batch or source.default * (1 if source.fixed else self.micro_batches)
         if source.fixed is None and not source.specs and args.batch is None and not shapes:
             self.say(f"batch: {batch} (the model's batch dimension is dynamic; --batch N sets it)")
+        if source.fixed not in (None, batch):
+            self.say(f"batch: {batch} (the file fixes {source.fixed}; made for others, and checked on samples)")
         program = source.whole(batch)
         self.unfrozen = None if loading.freeze is None else unfrozen(program)
         loading.frozen(program)

@@ -19,6 +19,7 @@ Compile an ONNX model into a training step that recomputes activations instead
 of keeping them; its memory and time are printed before anything runs.  MODEL is
 an .onnx file, or a network of the zoo (--list-models prints them).
 
+  --look                 print what the file holds, and a command for it
   --batch N              samples per step, if the model leaves their number open
   --checkpoints A,B,...  keep these values, and recompute the others
   --memory-budget SIZE   choose what to recompute to fit 16GiB, 500MB, 60%, ...

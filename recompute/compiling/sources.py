@@ -17,7 +17,7 @@ from .. import models
 from ..errors import UsageError, expect, nearest
 from ..importer import load as onnx_import
 from ..importer.convert import prepare
-from ..importer.model import open_dimensions, read_model
+from ..importer.model import open_dimensions, read_model, symbol
 from ..language.ir import Role
 from ..language.program import Program
 from ..models.common import parameters
@@ -64,6 +64,12 @@ class Loading:
     def frozen(self, program: Program) -> Program:
         """The program without what does not train."""
         return program if self.freeze is None else program.freeze(self.freeze, eval=True)
+
+
+def with_dims(fields: dict[str, Any]) -> Loading:
+    """How a model is loaded with the sizes of open dimensions that a function's `fields` have, which lose them."""
+    given = fields.pop("dims", None)
+    return Loading(dims=expect("dims", {} if given is None else given, Mapping, "a mapping of names to sizes"))
 
 
 class Source:
@@ -187,7 +193,7 @@ def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]], loa
     """Inputs whose first dimension is the dynamic batch."""
     dims = {i.name: i.type.tensor_type.shape.dim for i in graph.input}
     found = {n for n, axis in open_dimensions(graph) if axis == 0 and n not in loading.set}
-    return {n for n in found if not {dims[n][0].dim_param, f"{n}.0"} & set(loading.dims)}
+    return {n for n in found if not {symbol(dims[n][0]), f"{n}.0"} & set(loading.dims)}
 
 
 def _first_shape(
@@ -197,7 +203,7 @@ def _first_shape(
     for i in graph.input:
         if i.name not in weights:
             dims = enumerate(i.type.tensor_type.shape.dim)
-            known = (sizes.get(d.dim_param, sizes.get(f"{i.name}.{axis}", d.dim_value)) for axis, d in dims)
+            known = (sizes.get(symbol(d), sizes.get(f"{i.name}.{axis}", d.dim_value)) for axis, d in dims)
             return shapes.get(i.name) or tuple(known)
     return ()
 

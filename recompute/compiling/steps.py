@@ -130,7 +130,8 @@ class Steps:
         if self._source.fixed not in (None, wanted):
             raise UsageError(
                 f"{self.name} fixes its batch at {self._source.fixed}: it cannot be compiled for {wanted}. "
-                "Give a model whose first dimension is dynamic"
+                "Give a model whose first dimension is dynamic, such as what "
+                f"rc.export_trained(rc.load(..., batch={wanted}), 'open.onnx') writes"
             )
         if wanted % self.micro_batches:
             assert self.parallel is not None

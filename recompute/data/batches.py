@@ -85,6 +85,9 @@ def _limit(block: Block, v: Value) -> int:
             return first.shape[op.op.axis]  # type: ignore[attr-defined]
         if "Loss" in op.op.name and second is not None and second.name in names and first is not None:
             return first.shape[1]
+        wide = op.outputs[0].shape[-1:] if op.outputs[0] is not None else ()
+        if op.op.name == "Equal" and wide not in ((), next(r for r in op.reads() if r.name in names).shape[-1:]):
+            return wide[0]  # one-hot, as JAX writes it
         if op.op.name in ("Reshape", "Cast", "Transpose", "Identity", "Expand"):
             names.update(o.name for o in op.writes())
     return 2

@@ -39,7 +39,7 @@ def export_trained(
 
     It computes what `program.evaluate` does: batch normalisation with the running statistics, without dropout.
     Parameters and running statistics replace the initializers, Constant, ConstantOfShape or Identity nodes of the same
-    name.
+    name, coefficients the attributes of linear models.
     A program after `prepare_qat` becomes an 8-bit model, with QuantizeLinear and DequantizeLinear.
     Operators and parameters that were appended to the program (a new head) follow, in opset 21; losses do not.
     The result contains all tensors: external data of the original are read, never written.
@@ -125,8 +125,12 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
             graph.initializer.append(t)
     declared = {i.name for i in graph.input}
     nested = {name: place for name, *place in _nested(graph)}
+    attributes = _attributes(graph)
     for name, v in trained.items():
-        if name in nested:
+        if name in attributes:
+            numbers = contents(program, v).astype(np.float32).reshape(-1).tolist()
+            attributes[name].floats[: len(numbers)] = numbers
+        elif name in nested:
             _replace_nested(contents(program, v), *nested[name])
         elif name not in old:
             fill_tensor(graph.initializer.add(), name, contents(program, v))
@@ -139,7 +143,18 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
 def _holders(graph: onnx.GraphProto) -> set[str]:
     """The weights of the graph by name; copies of weights by Identity are separate weights."""
     own = {t.name for t in graph.initializer}.union(n.output[0] for n in graph.node if _is_constant(n))
-    return own.union(name for name, _, _ in _nested(graph))
+    return own.union((name for name, _, _ in _nested(graph)), _attributes(graph))
+
+
+def _attributes(graph: onnx.GraphProto) -> dict[str, onnx.AttributeProto]:
+    """The attributes of linear models (ai.onnx.ml) that are weights, by their names here (`Body.weight`)."""
+    return {
+        f"{n.output[-1]}/{a.name}": a
+        for n in graph.node
+        if n.domain == "ai.onnx.ml" and n.op_type in ("LinearClassifier", "LinearRegressor")
+        for a in n.attribute
+        if a.name in ("coefficients", "intercepts")
+    }
 
 
 def _nested(

@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import DTypeLike
 
 from ..errors import ModelError
+from .fold import Known
 from .graphs import first_output
 from .state import ImportState
 
@@ -58,6 +59,12 @@ class Body:
         """A constant's name."""
         name = self._fresh()
         self._importer.known[name] = self._importer.constant(np.asarray(value, dtype))
+        return name
+
+    def weight(self, attribute: str, value: object, dtype: DTypeLike) -> str:
+        """An attribute's contents as a weight of the file, called `OUTPUT/ATTRIBUTE` after the node's last output."""
+        name = f"{self._node.output[-1]}/{attribute}"
+        self._importer.known[name] = Known(self._importer.constant(np.asarray(value, dtype)).array, "initializer")
         return name
 
     def arange(self, n: int, dtype: DTypeLike = np.int64) -> str:

@@ -25,13 +25,13 @@ def bind(importer: ImportState, values: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"set: the model has no input '{name}'{nearest(name, inputs)}; it has: {', '.join(inputs)}"
             )
-        array = _fitted(inputs[name], value)
+        array = fitted(inputs[name], value)
         importer.budget.take(array.nbytes)
         importer.known[name] = Known(array, "folded")
         importer.initializers[name] = onnx.TensorProto(name=name)  # no input any more
 
 
-def _fitted(declared: onnx.ValueInfoProto, value: Any) -> np.ndarray:
+def fitted(declared: onnx.ValueInfoProto, value: Any) -> np.ndarray:
     """A value in the type and shape of an input."""
     name, t = declared.name, declared.type.tensor_type
     dtype = dtype_from_onnx(t.elem_type)

@@ -40,6 +40,7 @@ from .limits import Budget, LimitError, Limits, budget_of, memory_bytes
 from .mapped import held, with_arrays
 from .model import at_sizes, fixed_inputs, other_dimensions, read_model, with_own_statistics
 from .node import NodeContext
+from .opening import Opening
 from .origin import source_operator
 from .past import without_past
 from .rebatch import rebatched
@@ -105,8 +106,8 @@ def load(
     """
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
     limits, budget, source, _held = _read(model, further)
-    run = functools.partial(_results, {**limits, "set": values, "dims": dims})
-    source = rebatched(source, None if input_shapes else batch, run)
+    run, trace = functools.partial(_results, limits, values), functools.partial(_traced, limits, values)
+    source = rebatched(source, None if input_shapes else batch, dims, values, run, trace)
     current, pairs = without_past(prepare(source, budget), input_shapes, dims), quantized_pairs(quantization)
     rule = rule_of(source, current.graph, trainable, straight=pairs is not None)
     options: Any = {"seed": seed, "rule": rule, "budget": budget, "unroll": unroll, "quantized": pairs}
@@ -148,13 +149,33 @@ def _training(mode: str) -> bool | None:
     return MODES[mode]
 
 
-def _results(further: Further, model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _results(
+    limits: Limits, values: Mapping[str, Any], model: onnx.ModelProto, feed: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Outputs of a model in inference mode."""
-    fed = {n: a for n, a in feed.items() if n not in (further.get("set") or {})}
+    further: Further = {**limits, "set": values}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModelWarning)
-        program = load(model, mode="eval", input_shapes={n: a.shape for n, a in fed.items()}, **further)
-    return dict(zip((v.name for v in program.outputs), program.evaluate(fed), strict=True))
+        program = load(model, mode="eval", input_shapes={n: a.shape for n, a in feed.items()}, **further)
+    return dict(zip((v.name for v in program.outputs), program.evaluate(feed), strict=True))
+
+
+def _traced(
+    limits: Limits, values: Mapping[str, Any], model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]],
+    opening: Opening | None,
+) -> Importer:  # fmt: skip
+    """An import of a model in inference mode, with what `opening` changes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelWarning)
+        budget = budget_of(limits)
+        current = prepare(model, budget)
+        importer = Importer(current, training=False, seed=0, rule=rule_of(model, current.graph, None), budget=budget)
+        importer.opening = opening
+        importer.declare_changed(model)
+        bind(importer, values)
+        importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, shapes, None))
+        importer.run()
+    return importer
 
 
 def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto, list[Contents]]:
@@ -184,6 +205,8 @@ class Importer(ImportState):
     """Walks the graph in order and emits operators."""
 
     _cause: Exception | None = None
+    #: what changes nodes so that they run at another batch than the file's
+    opening: Opening | None = None
     #: outputs that are left out, and the scores that stand for them
     left: Mapping[str, str] = {}
 
@@ -207,7 +230,8 @@ class Importer(ImportState):
 
     def run_nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
         for node in nodes:
-            self.run_node(node)
+            for n in (node,) if self.opening is None else self.opening(self, node):
+                self.run_node(n)
             if len(self._problems) >= _MANY:
                 self._refuse()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from ..errors import ModelError, UsageError, expect, nearest
+from ..errors import ModelError, OpenDimensionsError, UsageError, expect, nearest
 from ..language.types import DTYPES, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
 from ..support.files import regular
 from ..support.memory import contents_at
@@ -270,16 +270,16 @@ def _symbols(
     for i in inputs:
         dims = i.type.tensor_type.shape.dim
         for d, size in zip(dims, shapes.get(i.name, ()), strict=False):
-            if d.dim_param:
-                found.setdefault(d.dim_param, int(size))
-        if batch is not None and dims and dims[0].dim_param:
-            found.setdefault(dims[0].dim_param, batch)
+            if symbol(d):
+                found.setdefault(symbol(d), int(size))
+        if batch is not None and dims and symbol(dims[0]):
+            found.setdefault(symbol(dims[0]), batch)
     return found
 
 
 def _sizes(inputs: Sequence[onnx.ValueInfoProto], sizes: Mapping[str, int]) -> dict[str, int]:
     """Given sizes of open dimensions, checked."""
-    known = list(dict.fromkeys(_open_names(inputs)))
+    known = list(dict.fromkeys(open_names(inputs)))
     for name, size in sizes.items():
         if name not in known:
             which = f"; open are: {', '.join(known)}" if known else "; no input has open dimensions"
@@ -289,13 +289,18 @@ def _sizes(inputs: Sequence[onnx.ValueInfoProto], sizes: Mapping[str, int]) -> d
     return {n: int(size) for n, size in sizes.items()}
 
 
-def _open_names(inputs: Sequence[onnx.ValueInfoProto]) -> dict[str, list[tuple[str, int]]]:
+def symbol(d: onnx.TensorShapeProto.Dimension) -> str:
+    """The name of an open dimension; "" where it has none, which Paddle's exporter writes as "?"."""
+    return "" if d.dim_param == "?" else d.dim_param
+
+
+def open_names(inputs: Sequence[onnx.ValueInfoProto]) -> dict[str, list[tuple[str, int]]]:
     """Where each open dimension stands, as (input, axis), by its name: its symbol, or `INPUT.AXIS`."""
     found: dict[str, list[tuple[str, int]]] = {}
     for i in inputs:
         for axis, d in enumerate(i.type.tensor_type.shape.dim):
             if not d.HasField("dim_value") or d.dim_value < 0:
-                found.setdefault(d.dim_param or f"{i.name}.{axis}", []).append((i.name, axis))
+                found.setdefault(symbol(d) or f"{i.name}.{axis}", []).append((i.name, axis))
     return found
 
 
@@ -308,7 +313,7 @@ def _check_open(
     """UsageError that names every dimension that is left open, and what fixes them."""
     found = {
         name: where
-        for name, places in _open_names(inputs).items()
+        for name, places in open_names(inputs).items()
         if name not in symbols
         and (where := [(i, a) for i, a in places if i not in shapes and not (a == 0 and batch is not None)])
     }
@@ -324,7 +329,7 @@ def _check_open(
     )
     api = [*(["batch=8"] if first else []), *([f"dims={dict.fromkeys(others, 16)}"] if others else [])]
     command = [*(["--batch 8"] if first else []), *(f"--dim {shlex.quote(n)}=16" for n in others)]
-    raise UsageError(
+    raise OpenDimensionsError(
         f"{'dimensions' if len(found) > 1 else 'a dimension'} of the inputs {'are' if len(found) > 1 else 'is'} open: "
         f"{listed}. Give sizes, for example {', '.join(api)} ({' '.join(command)})"
     )
@@ -349,13 +354,19 @@ def _fixed(
                 for d, g in zip(dims, given, strict=True)
             )
         ):
-            raise UsageError(f"input '{i.name}' is {_show(dims)} in the model; {list(given)} does not fit")
+            rest = [d.dim_value in (0, g) for d, g in zip(dims[1:], given[1:], strict=False)]
+            hint = (
+                f": batch={given[0]} opens a batch that the file fixes"
+                if len(given) == len(dims) > 0 and all(rest)
+                else ""
+            )
+            raise UsageError(f"input '{i.name}' is {_show(dims)} in the model; {list(given)} does not fit{hint}")
         return TensorType(dtype, tuple(int(d) for d in given))
     if not has_shape:
         raise UsageError(f"input '{i.name}' has no shape in the model: give input_shapes={{'{i.name}': (...)}}")
     shape = []
     for axis, d in enumerate(dims):
-        size = d.dim_value if d.HasField("dim_value") else symbols.get(d.dim_param or f"{i.name}.{axis}", 0)
+        size = d.dim_value if d.HasField("dim_value") else symbols.get(symbol(d) or f"{i.name}.{axis}", 0)
         if size <= 0 and axis == 0 and batch is not None and not d.dim_value:
             size = batch
         shape.append(size)
@@ -381,8 +392,8 @@ def at_sizes(
         fixed = next((s[0] for s in shapes.values() if s), 1)
         if not first and batch != fixed:
             raise UsageError(
-                f"the model fixes its batch at {fixed}, so that it cannot be made for {batch}: export it with a "
-                "dynamic first dimension"
+                f"the model fixes its batch at {fixed}, so that it cannot be made for {batch}: load it with "
+                f"batch={batch}, which opens it, or export it with a dynamic first dimension"
             )
         changed |= dict.fromkeys(first, batch)
     return {n: tuple(changed.get((n, i), d) for i, d in enumerate(s)) for n, s in shapes.items()}
@@ -391,7 +402,7 @@ def at_sizes(
 def other_dimensions(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, list[tuple[str, int]]]:
     """Where each open dimension besides the batch stands, as (input of `names`, axis), by its name."""
     known = set(names)
-    found = _open_names([i for i in graph.input if i.name in known])
+    found = open_names([i for i in graph.input if i.name in known])
     return {name: places for name, places in found.items() if all(axis for _, axis in places)}
 
 

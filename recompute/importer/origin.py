@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from ..errors import ModelWarning
+from .copies import copies_of
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 #: metadata of models that `from_torch` exported: running variances divide by n - 1 as PyTorch's do (ONNX's by n), and
@@ -122,6 +123,7 @@ def _lost(model: onnx.ModelProto, targets: dict[str, str], missing: tuple[str, .
     made = [n for n, t in floats.items() if _MADE_UP.match(n) and len(t.dims) > 1]
     norms = [n for n in missing if f"{n.rpartition('.')[0]}.running_mean" in targets]
     folded = [n for n in norms if f"{n.rpartition('.')[0]}.running_mean" not in floats]
+    folded = folded or [n for n in made if n.startswith("onnx::Conv_")]  # as TorchScript's exporter names them
     if folded:
         yield f"batch normalisation is folded into weights and does not train ({_some(folded)})"
     plain = any(node.op_type == "Constant" for node in model.graph.node)  # optimisation makes initializers of them
@@ -129,10 +131,14 @@ def _lost(model: onnx.ModelProto, targets: dict[str, str], missing: tuple[str, .
     if missing and shared:
         count, name = max((c, n) for n, c in shared.items())
         yield f"equal parameters are merged and train as one ('{name}' is read by {count} normalisations)"
-    if made and (missing or not targets):
-        yield f"weights with made-up names may be copies of tied ones ({_some(made)})"
-    if missing and not (folded or shared or made) and _optimized(model):
-        yield f"parameters are merged or folded into others ({_some(missing)})"
+    copies = copies_of(made, floats) if missing or not targets else {}
+    if copies:
+        tied = _some([f"'{n}' of '{other}'" for n, other in copies.items()])
+        yield f"copies of tied ones train apart ({tied})"
+    fewer = len(missing) - len(made)
+    if fewer > 0 and not (folded or shared or copies) and _optimized(model):
+        nameless = f"{len(missing)} that have lost their names ({_some(missing)})"
+        yield f"{fewer} of {nameless} are merged or folded into others"
 
 
 def _merged(model: onnx.ModelProto, floats: dict[str, onnx.TensorProto]) -> dict[str, int]:

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import onnx
 
 from ..errors import RecomputeError, UsageError
-from ..language.types import DTYPES, dtype_from_onnx
-from .graphs import names_read
-from .tensors import tensor_array
+from ..language.types import DTYPES, TensorType, dtype_from_onnx
+from .graphs import first_output
+from .model import symbol
+from .opening import Opening
+from .state import ImportState
 
 _BATCH = "batch"
 #: a model and inputs → its outputs by name, in inference mode
 Run = Callable[[onnx.ModelProto, dict[str, np.ndarray]], Mapping[str, np.ndarray]]
+#: elements of an input that is drawn, and of known values that may be shapes, at most
+_MOST, _SMALL = 1 << 28, 64
+#: batches that are run one by one and together: more than 2, which is a common size of other dimensions
+_TIMES, _TRIES = 3, 20
+
+
+class Trace(Protocol):
+    """Imports a model with shapes of its inputs, in inference mode."""
+
+    def __call__(
+        self, model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], opening: Opening | None
+    ) -> ImportState: ...
 
 
 def fixed_batch(graph: onnx.GraphProto) -> int | None:
@@ -28,23 +43,22 @@ def fixed_batch(graph: onnx.GraphProto) -> int | None:
     return int(firsts[0].dim_value)
 
 
-#: elements of an input that is drawn, at most
-_MOST = 1 << 28
-
-
-def rebatched(model: onnx.ModelProto, batch: int | None, run: Run) -> onnx.ModelProto:
+def rebatched(
+    model: onnx.ModelProto, batch: int | None, sizes: Mapping[str, int], bound: Collection[str], run: Run, trace: Trace
+) -> onnx.ModelProto:
     """The model with an open batch instead of the one that it fixes.
 
-    The first dimension of inputs, and the numbers that hold the batch in the shapes of Reshape and Expand, are changed;
-    then samples of two batches, run one after another in the model and together in the result, must give the same.
-    UsageError where they do not.  The model itself where nothing is to be changed.
+    The batch of inputs, and nodes that hold it in shapes and sizes or need it in other inputs, are changed
+    (`Opening`); then samples of several batches, run one by one in the model and together in the result, must give the
+    same rows.  UsageError where they do not.  The model itself where nothing is to be changed, or where `sizes`, by
+    name, lack that of an open dimension.  `bound`: inputs that have values already.
     """
-    fixed = fixed_batch(model.graph)
-    if fixed is None or batch in (None, fixed):
+    fixed, shapes = fixed_batch(model.graph), _shapes(model.graph, sizes, bound)
+    if fixed is None or batch in (None, fixed) or shapes is None:
         return model
     try:
-        made = _opened(model, fixed)
-        why = _differs(model, made, fixed, run)
+        made, axes = _opened(model, shapes, fixed, trace)
+        why = _differs(model, made, shapes, axes, run)
     except RecomputeError as e:
         why = str(e)
     if why:
@@ -55,98 +69,119 @@ def rebatched(model: onnx.ModelProto, batch: int | None, run: Run) -> onnx.Model
     return made
 
 
-def _opened(model: onnx.ModelProto, fixed: int) -> onnx.ModelProto:
-    """A copy whose inputs have an open first dimension, with shapes to match."""
+def _opened(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], fixed: int, trace: Trace
+) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """A copy with an open batch, and the axes of its inputs that have it."""
+    axes = _batch_axes(model.graph, shapes, fixed)
+    before = trace(model, shapes, None)
     made = onnx.ModelProto()
     made.CopyFrom(model)
     graph = made.graph
-    known = {t.name: tensor_array(t) for t in graph.initializer if t.data_type == onnx.TensorProto.INT64}
-    for n in graph.node:
-        if n.op_type == "Constant" and n.attribute and n.attribute[0].name == "value":
-            known[n.output[0]] = onnx.numpy_helper.to_array(n.attribute[0].t)
-    weights = {t.name for t in graph.initializer}
-    fed: set[str] = set()
     for i in graph.input:
-        dims = i.type.tensor_type.shape.dim
-        if i.name not in weights and dims and dims[0].dim_value == fixed:
-            dims[0].dim_param = _BATCH
-            fed.add(i.name)
+        if i.name in axes:
+            i.type.tensor_type.shape.dim[axes[i.name]].dim_param = _BATCH
     for o in (*graph.output, *graph.value_info):
         o.type.tensor_type.ClearField("shape")
     del graph.value_info[:]
+    names = [n for n in (*before.env, *before.known) if before.has(n)]
+    own = {first_output(n) for n in graph.node}
+    known = {n: k.array for n, k in before.known.items() if k.type.size <= _SMALL and k.type.dtype != "string"}
+    there = {n: before.type_of(n).shape for n in names}
+    opening = Opening(there, known, (fixed, _TIMES * fixed), next(iter(axes.items())), own)
+    larger = {n: tuple(_TIMES * d if axes.get(n) == axis else d for axis, d in enumerate(s)) for n, s in shapes.items()}
+    trace(made, larger, opening)
     nodes = list(graph.node)
     del graph.node[:]
-    first = sorted(fed)[0]
     for node in nodes:
-        depends = not fed.isdisjoint(names_read([node]))
-        if node.op_type in ("Reshape", "Expand") and len(node.input) > 1 and node.input[1] in known:
-            shape = known[node.input[1]].reshape(-1).tolist()
-            found = _reshaped(shape, fixed) if node.op_type == "Reshape" and depends else None
-            if node.op_type == "Expand" and shape and shape[0] == fixed:
-                graph.node.extend(_sized(node, first, shape[1:]))
-            elif found is not None:
-                node.input[1] = f"{node.output[0]}/shape_of_any_batch"
-                graph.initializer.append(onnx.numpy_helper.from_array(np.array(found, np.int64), node.input[1]))
-        if depends:
-            fed.update(node.output)
-        graph.node.append(node)
-    return made
+        change = opening.changes.get(first_output(node))
+        graph.node.extend([node] if change is None else change.applied(node))
+    return made, axes
 
 
-def _reshaped(shape: list[int], fixed: int) -> list[int] | None:
-    """The target of a Reshape with the batch left open; None where it is already."""
-    rest = shape[1:]
-    if shape and shape[0] == fixed:
-        return [0 if -1 in rest else -1, *rest]
-    if not shape or -1 in shape:
-        return None
-    at = next((i for i, d in enumerate(shape) if d == fixed), 0)
-    return None if shape[0] == 0 else [*shape[:at], -1, *shape[at + 1 :]]
+def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], fixed: int) -> dict[str, int]:
+    """The axis of each input that has the batch: the first, or the second of a recurrent operator's first state.
+
+    Single numbers beside larger inputs are settings, which have none.
+    """
+    states = {n for node in graph.node if node.op_type in ("LSTM", "GRU", "RNN") for n in node.input[5:7]}
+    largest = max(map(len, shapes.values()))
+    found: dict[str, int] = {}
+    for name, dims in shapes.items():
+        axis = 1 if name in states and len(dims) == 3 else 0
+        if len(dims) > axis and dims[axis] == fixed and (len(dims) > 1 or largest == 1):
+            found[name] = axis
+    return found
 
 
-def _sized(node: onnx.NodeProto, source: str, rest: list[int]) -> list[onnx.NodeProto]:
-    """Nodes that make a shape of the batch of an input and of further sizes, which becomes the node's."""
-    name, make = f"{node.output[0]}/any_batch", onnx.helper.make_node
-    constant = onnx.numpy_helper.from_array
-    node.input[1] = f"{name}/shape"
-    return [
-        make("Shape", [source], [f"{name}/dims"]),
-        make("Constant", [], [f"{name}/first"], value=constant(np.zeros(1, np.int64))),
-        make("Gather", [f"{name}/dims", f"{name}/first"], [f"{name}/batch"]),
-        make("Constant", [], [f"{name}/rest"], value=constant(np.array(rest, np.int64))),
-        make("Concat", [f"{name}/batch", f"{name}/rest"], [node.input[1]], axis=0),
-    ]
+def _shapes(
+    graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]
+) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of a model's inputs, but `bound` ones, at sizes of open dimensions; None where one is missing."""
+    weights = {t.name for t in graph.initializer}.union(bound)
+    found: dict[str, tuple[int, ...]] = {}
+    for i in graph.input:
+        dims = i.type.tensor_type.shape.dim
+        named = [sizes.get(symbol(d) or f"{i.name}.{axis}", d.dim_value) for axis, d in enumerate(dims)]
+        if i.name not in weights:
+            if not all(named):
+                return None
+            found[i.name] = tuple(named)
+    return found
 
 
-def _differs(model: onnx.ModelProto, made: onnx.ModelProto, fixed: int, run: Run) -> str:
-    """How the results of two batches together differ from those of each; "" where they do not."""
+def _differs(
+    model: onnx.ModelProto, made: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, int],
+    run: Run,
+) -> str:  # fmt: skip
+    """How the results of several batches together differ from those of each; "" where they do not."""
     g = np.random.default_rng(0)
-    parts: list[dict[str, np.ndarray]] = [{}, {}]
-    opened = {i.name for i in made.graph.input if any(d.dim_param == _BATCH for d in i.type.tensor_type.shape.dim[:1])}
-    weights = {t.name for t in model.graph.initializer}
-    for i in (i for i in model.graph.input if i.name not in weights):
-        t = i.type.tensor_type
-        shape = [d.dim_value for d in t.shape.dim]
+    kinds = {i.name: dtype_from_onnx(i.type.tensor_type.elem_type) or "f32" for i in model.graph.input}
+    parts: list[dict[str, np.ndarray]] = [{} for _ in range(_TIMES)]
+    for name, shape in shapes.items():
         if min(shape, default=1) < 0 or math.prod(shape) > _MOST:
-            return f"'{i.name}' of shape {shape} cannot be drawn to try it"
-        drawn = [_drawn(g, dtype_from_onnx(t.elem_type) or "f32", shape) for _ in parts]
-        for part, array in zip(parts, drawn if i.name in opened else drawn[:1] * 2, strict=True):
-            part[i.name] = array
-    both = {n: np.concatenate([p[n] for p in parts]) if n in opened else a for n, a in parts[0].items()}
-    one, other, together = run(model, parts[0]), run(model, parts[1]), run(made, both)
+            return f"'{name}' of shape {list(shape)} cannot be drawn to try it"
+        drawn = _different(g, TensorType(kinds[name], shape))
+        for part, array in zip(parts, drawn if name in axes else drawn[:1] * _TIMES, strict=True):
+            part[name] = array
+    whole = {n: np.concatenate([p[n] for p in parts], axes[n]) if n in axes else a for n, a in parts[0].items()}
+    each, together = [run(model, p) for p in parts], run(made, whole)
     for name, got in together.items():
-        a, b = np.asarray(one[name], np.float64), np.asarray(other[name], np.float64)
-        wanted = [a + b, (a + b) / 2] if a.shape == got.shape else []
-        if a.ndim and a.shape[0] and got.shape == (2 * a.shape[0], *a.shape[1:]):
-            wanted = [np.concatenate([a, b])]
-        scale = max(float(np.abs(a).max(initial=0)), float(np.abs(b).max(initial=0)))
+        rows = [np.asarray(e[name], np.float64) for e in each]
+        scale = max(float(np.abs(r).max(initial=0)) for r in rows)
+        if got.size and np.isnan(np.asarray(got, np.float64)).all():
+            return f"'{name}' is not a number for the samples that were drawn"
+        wanted = _joined(rows, got.shape)
         if not any(np.allclose(got, w, rtol=1e-3, atol=1e-4 * scale + 1e-9, equal_nan=True) for w in wanted):
-            return f"'{name}' of two samples together is not that of each"
+            return f"'{name}' of samples together is not that of each"
     return ""
 
 
-def _drawn(g: np.random.Generator, dtype: str, shape: list[int]) -> np.ndarray:
+def _joined(rows: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:
+    """What batches together may give: the rows of all; a number that is a sum or mean over samples; what is the same
+    for all."""
+    one = rows[0].shape
+    if one == shape:
+        if not shape:
+            return [np.sum(rows), np.mean(rows)]
+        return [rows[0]] if all(np.array_equal(rows[0], r) for r in rows) else []
+    if shape == (len(rows), *one):  # a batch of 1 that the file drops
+        return [np.stack(rows)]
+    axes = [i for i in range(len(one)) if shape == (*one[:i], len(rows) * one[i], *one[i + 1 :])]
+    return [np.concatenate(rows, i) for i in axes]
+
+
+def _different(g: np.random.Generator, t: TensorType) -> list[np.ndarray]:
+    """Contents for each batch, as far as possible no two alike: what takes another sample's part would go unseen."""
+    found: list[np.ndarray] = []
+    while len(found) < _TIMES:
+        tries = (_drawn(g, t) for _ in range(_TRIES))
+        found.append(next((a for a in tries if not any(np.array_equal(a, b) for b in found)), _drawn(g, t)))
+    return found
+
+
+def _drawn(g: np.random.Generator, t: TensorType) -> np.ndarray:
     """Numbers that most models accept: normal ones, 0 or 1 where they are whole."""
-    if dtype[0] in "fb" and dtype != "bool":
-        return g.standard_normal(shape).astype(DTYPES[dtype])
-    return (g.integers(0, 2, max(math.prod(shape), 0)).reshape(shape)).astype(DTYPES[dtype])
+    if t.dtype[0] in "fb" and t.dtype != "bool":
+        return g.standard_normal(t.shape).astype(DTYPES[t.dtype])
+    return g.integers(0, 2, t.shape).astype(DTYPES[t.dtype])

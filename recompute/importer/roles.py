@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -37,6 +38,8 @@ _BOUNDS = frozenset(
 _READ_WEIGHTS = frozenset(
     ["Add", "Sub", "Mul", "Div", "Concat", "Einsum", "Gather", "Where", "Slice", "Split", "Tile", *_FORMS]
 )
+#: names that Paddle gives to parameters
+_PADDLE = re.compile(r"\.[wb]_\d+$")
 _PRODUCTS = frozenset(["MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"])
 
 
@@ -163,7 +166,7 @@ def _held(
     for name, shape in shapes.items():
         reads = readers.get(name, [])
         kept = all(at_weight(n.op_type, i) or n.op_type in _READ_WEIGHTS or "Norm" in n.op_type for n, i in reads)
-        if reads and kept and shape and (math.prod(shape) > 1 or name in biases):
+        if reads and kept and shape and (math.prod(shape) > 1 or name in biases or _PADDLE.search(name)):
             yield name
 
 

@@ -128,7 +128,8 @@ class TrainRule:
             return True, f"a weight of {op_type}"
         if name in self.roles.bounds:
             return False, f"a constant of {op_type}, not a weight"
-        if known.type.size == 1 and not (name in self.roles.biases or (self.of_modules and not made_up(name))):
+        named = name in self.roles.held or (self.of_modules and not made_up(name))
+        if known.type.size == 1 and not (name in self.roles.biases or named):
             return False, "one number, which --trainable may name"
         return (False, "a mask") if known.is_mask() else (True, self._form(name))
 

@@ -62,6 +62,9 @@ class NodeWriter(Protocol):
     def constant(self, value: object, dtype: DTypeLike = ...) -> str:
         """A constant's name; integers without `dtype`."""
 
+    def weight(self, attribute: str, value: object, dtype: DTypeLike) -> str:
+        """An attribute's contents as a weight of the file, which may train; its name."""
+
     def arange(self, n: int, dtype: DTypeLike = ...) -> str:
         """0, 1, ..., n - 1, with a dimension before them."""
 

@@ -1,13 +1,13 @@
 """Which scores a model's output is made of: what losses, metrics and new heads look for behind it.
 
 Looks through what only moves or converts numbers, to Softmax, LogSoftmax or Sigmoid, or a softmax that is written out:
-exp(z) / Σ exp(z), with or without the largest z subtracted.
+exp(z) / Σ exp(z), with or without the largest z subtracted; [1 - sigmoid(z), sigmoid(z)] is the softmax of [0, z].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .ir import Block, Operator
@@ -31,13 +31,15 @@ class Scores:
     """What is behind a value: `kind` is "Softmax", "LogSoftmax", "Sigmoid", or "" where it is none of these.
 
     `source`: the name of what that operator reads (or of the value itself); `axis`: of its classes, in `source`;
-    `moves`: names of the values that are moved copies of its result, in order, the value itself last.
+    `moves`: names of the values that are moved copies of its result, in order, the value itself last.  `among`: the
+    place of `source` among two classes along `axis`, of which the other one has the score 0; None: it has all scores.
     """
 
     kind: str
     source: str
     axis: int | None = None
     moves: tuple[str, ...] = ()
+    among: int | None = None
 
 
 def scores_of(name: str, made: Callable[[str], Step | None]) -> Scores:
@@ -45,7 +47,7 @@ def scores_of(name: str, made: Callable[[str], Step | None]) -> Scores:
     moves, base = before_moves(name, made)
     step = made(base)
     found = None if step is None else _activation(step, made)
-    return Scores("", name) if found is None else Scores(*found, tuple(reversed(moves)))
+    return Scores("", name) if found is None else replace(found, moves=tuple(reversed(moves)))
 
 
 def before_moves(name: str, made: Callable[[str], Step | None]) -> tuple[list[str], str]:
@@ -57,29 +59,51 @@ def before_moves(name: str, made: Callable[[str], Step | None]) -> tuple[list[st
     return moves, name
 
 
-def _activation(step: Step, made: Callable[[str], Step | None]) -> tuple[str, str, int | None] | None:
+def _activation(step: Step, made: Callable[[str], Step | None]) -> Scores | None:
     if step.kind in ("Softmax", "LogSoftmax", "Sigmoid"):
-        return step.kind, step.reads[0], step.axis
+        return Scores(step.kind, step.reads[0], step.axis)
+    if step.kind == "Concat":
+        return _two_classes(step, made)
     inner = made(step.reads[0]) if step.reads else None
     if step.kind == "Log" and inner is not None:
         found = _activation(inner, made)
-        return ("LogSoftmax", *found[1:]) if found is not None and found[0] == "Softmax" else None
+        return replace(found, kind="LogSoftmax") if found is not None and found.kind == "Softmax" else None
     if step.kind not in ("Div", "Mul") or inner is None or inner.kind != "Exp":
         return None
-    total = made(step.reads[1])
+    total = _before_spread(step.reads[1], made)
     if step.kind == "Mul":
-        total = made(total.reads[0]) if total is not None and total.kind == "Reciprocal" else None
+        total = _before_spread(total.reads[0], made) if total is not None and total.kind == "Reciprocal" else None
     if total is None or total.kind != "ReduceSum" or total.reads[0] != step.reads[0] or total.axis is None:
         return None
     z = inner.reads[0]
     shifted = made(z)
     if shifted is not None and shifted.kind == "Sub":
-        most = made(shifted.reads[1])
-        while most is not None and most.kind in ("Identity", "Detach"):
-            most = made(most.reads[0])
+        most = _before_spread(shifted.reads[1], made)
         if most is not None and most.kind == "ReduceMax" and most.reads[0] == shifted.reads[0]:
             z = shifted.reads[0]
-    return "Softmax", z, total.axis
+    return Scores("Softmax", z, total.axis)
+
+
+def _two_classes(step: Step, made: Callable[[str], Step | None]) -> Scores | None:
+    """The scores behind a sigmoid that is joined with 1 minus itself."""
+    for among, name in enumerate(step.reads if len(step.reads) == 2 else ()):
+        own, other = made(name), made(step.reads[1 - among])
+        if own is None or own.kind != "Sigmoid" or other is None or other.kind != "Sub" or other.reads[1] != name:
+            continue
+        one = made(other.reads[0])
+        if one is None or one.kind == "Constant":
+            return Scores("Softmax", own.reads[0], step.axis, among=among)
+    return None
+
+
+def _before_spread(name: str, made: Callable[[str], Step | None]) -> Step | None:
+    """What makes a value, before it is reshaped, expanded, detached, or bounded by a constant (JAX: max(-inf, m))."""
+    step = made(name)
+    while step is not None and (step.kind in MOVES or step.kind in ("Expand", "Detach", "Max")):
+        reads = step.reads if step.kind == "Max" else step.reads[:1]
+        makers = [m for n in reads if (m := made(n)) is not None and m.kind != "Constant"]
+        step = makers[0] if len(makers) == 1 else None
+    return step
 
 
 def steps_of(block: Block) -> Callable[[str], Step | None]:

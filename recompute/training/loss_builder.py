@@ -49,6 +49,9 @@ class LossBuilder:
         values = self.program.block.values()
         x = values[found.source]
         axis = None if found.axis is None else found.axis % x.ndim
+        if found.among is not None:
+            classes = [x, self.b.fill(0.0, x)]
+            x = self.b.Concat(*(classes if found.among == 0 else classes[::-1]), axis=axis)
         shape, places = x.shape, self.program.block.producers()
         path = [self.program.operators[places[name]] for name in found.moves]
         for op in path:

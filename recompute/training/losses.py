@@ -250,11 +250,23 @@ def _natural(program: Program, out: Variable) -> tuple[str, str]:
         step = made(before_moves(out.name, made)[1])
         if step is not None and step.kind in ("Concat", "Conv"):  # boxes beside scores, or anchors of a map
             return "", ""
+    if name := _open_last(program, out):
+        return "mse", f"has the open dimension '{name}' last"
     if out.value.ndim in (2, 3) and out.shape[-1] > 1:
         return "cross_entropy", f"has {out.shape[-1]} scores in its last dimension"
     if _labels_pixels(program, out):
         return "cross_entropy", f"has {out.shape[1]} scores for every pixel of an image"
     return "mse", f"is {out.value.type} and not made by Softmax or Sigmoid"
+
+
+def _open_last(program: Program, out: Variable) -> str:
+    """The name of an output's last dimension, where an input has it too: no number of classes; "" elsewhere."""
+    if program.source is None:
+        return ""
+    graph = program.source.graph
+    there = {d.dim_param for i in graph.input for d in i.type.tensor_type.shape.dim}
+    dims: Sequence[Any] = next((o.type.tensor_type.shape.dim for o in graph.output if o.name == out.name), [])
+    return dims[-1].dim_param if len(dims) and dims[-1].dim_param in there - {"", "?"} else ""
 
 
 def _labels_pixels(program: Program, out: Variable) -> bool:

@@ -241,9 +241,8 @@ class Graph:
             name = left.pop()
             if name in names_read(self.nodes) or name in self.outputs():
                 continue
-            if name in self.tensors:
-                self.remove_tensors([name])
-            elif name in makers:
+            self.remove_tensors([name])  # and the declaration of what a Constant node makes
+            if name in makers:
                 self.nodes = [n for n in self.nodes if n is not makers[name]]
                 left += makers[name].input
             self._taken.discard(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,16 @@ _THROUGH = frozenset([
 _READERS = MOVES | _THROUGH | {
     "Softmax", "LogSoftmax", "Sigmoid", "Add", "Neg", "Reciprocal", "ReduceMax", "ReduceSum", "ReduceLogSumExp",
     "ArgMax", "TopK", "Shape", "Round",
+    "Max", "Min", "Expand",
 }  # fmt: skip
+
+
+#: operators whose constant operand may have a number for each feature
+_ELEMENTWISE = frozenset(["Add", "Sub", "Mul", "Div", "Max", "Min"])
+
+
+#: layers whose features are along axis 1
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class Head:
         """The features of its result."""
         node = self.product
         turned = any(a.name == "transB" and a.i for a in node.attribute) or self.weight != node.input[1]
-        return self.shape[0] if node.op_type == "Conv" or turned else self.shape[1]
+        return self.shape[0] if node.op_type == "Conv" or turned else self.shape[1]  # ConvTranspose: [in, out, ...]
 
     @property
     def bias(self) -> str:
@@ -69,14 +79,16 @@ def replace_head(
 ) -> None:
     """Replaces the layer that makes an output by a new one with another number of features; the outputs stay.
 
-    `at`: the output, or a value before it (default: the only head); several names: several heads.  The layer is a Gemm,
-    a MatMul and perhaps an Add, or a convolution, of a weight; Softmax, Sigmoid, poolings and what only moves numbers
-    may follow it, and then follow the new one, which has the names of the old one.  Weights are drawn as for `linear`.
+    `at`: the output, or a value before it (default: the only head); several names, or a glob of outputs: several heads.
+    The layer is a Gemm, a MatMul and perhaps an Add, or a convolution, of a weight; Softmax, Sigmoid, poolings and what
+    only moves numbers may follow it, and then follow the new one, which has the names of the old one.
+    Weights are drawn as for `linear`.
     UsageError where there is no such layer, or something that follows needs the old number of features.
     """
     features_out(out_features)
     outputs = model.outputs()
     names = as_texts(outputs if at is None else at, "at")
+    names = [n for name in names for n in ([name] if name in outputs else fnmatch.filter(outputs, name) or [name])]
     for name in names:
         model.known(name)
     heads = {name: _head(model, name) for name in names}
@@ -107,12 +119,12 @@ def _head(model: Graph, name: str) -> Head | None:
             name, relu = rest[0], relu or node.op_type == "Relu"
     if node is not None and node.op_type == "Add" and len(rest) == 1:
         add, node = node, makers.get(rest[0])
-    if node is None or node.op_type not in ("MatMul", "Gemm", "Conv"):
+    if node is None or node.op_type not in ("MatMul", "Gemm", *_CONVOLUTIONS):
         return None
     if any(a.name in ("transA", "group") and a.i > (a.name == "group") for a in node.attribute):
         return None
     weight = node.input[1]
-    if node.op_type == "Conv":
+    if node.op_type in _CONVOLUTIONS:
         held = model.constant(weight)
         if held is None or (relu and held.shape[2:] != (1,) * (held.ndim - 2)):
             return None
@@ -154,10 +166,20 @@ def _behind(model: Graph, head: Head, size: int) -> set[str]:
         if found.isdisjoint(node.input):
             continue
         constants = [model.constant(i) for i in node.input if _constant(model, makers, i)]
-        if node.op_type == "Reshape" and node.input[0] in found and constants and constants[0] is not None:
+        drops = old == 1 != size and _drops(model, head, node, constants)
+        if (
+            not drops
+            and node.op_type in ("Reshape", "Expand")
+            and node.input[0] in found
+            and constants
+            and constants[0] is not None
+        ):
             _reshape(model, node, constants[0], old, size)
-        elif node.op_type not in _READERS or (
-            node.op_type in ("Add", "Sub", "Mul", "Div") and any(c is not None and c.size > 1 for c in constants)
+        elif (
+            drops
+            or node.op_type not in _READERS
+            or (node.op_type in _ELEMENTWISE and any(c is not None and c.size > 1 for c in constants))
+            or (node.op_type == "Expand" and not constants and old in (model.type_of(node.output[0]) or ("", [old]))[1])
         ):
             raise UsageError(
                 f"the head that makes '{head.last.output[0]}' cannot be replaced: {describe(node)} follows it, and "
@@ -165,6 +187,21 @@ def _behind(model: Graph, head: Head, size: int) -> set[str]:
             )
         found.update(node.output)
     return found
+
+
+def _drops(model: Graph, head: Head, node: onnx.NodeProto, constants: Sequence[np.ndarray | None]) -> bool:
+    """Whether a node removes the axis of the features, which one feature does not need."""
+    if node.op_type == "Reshape":
+        return any(c is not None and c.tolist() == [-1] for c in constants)
+    if node.op_type != "Squeeze":
+        return False
+    given = next((list(a.ints) for a in node.attribute if a.name == "axes"), None)
+    axes = given if given is not None or not constants or constants[0] is None else constants[0].tolist()
+    known = model.type_of(node.input[0])
+    if not axes or known is None:
+        return True
+    ndim = len(known[1])
+    return (1 if head.product.op_type in _CONVOLUTIONS else ndim - 1) in [a % ndim for a in axes]
 
 
 def _reshape(model: Graph, node: onnx.NodeProto, shape: np.ndarray, old: int, size: int) -> None:
@@ -189,8 +226,10 @@ def _replace(model: Graph, head: Head, size: int, *, bias: bool, seed: int) -> N
     """Writes the new layer in the place of the old one."""
     node, y, x = head.product, head.last.output[0], head.product.input[0]
     old_bias = head.bias
-    conv = node.op_type == "Conv"
-    shape = (size, *head.shape[1:]) if conv else (size, math.prod(head.shape) // head.features)
+    shape: tuple[int, ...] = (size, math.prod(head.shape) // head.features)
+    if node.op_type in _CONVOLUTIONS:
+        at = int(node.op_type == "ConvTranspose")
+        shape = (*head.shape[:at], size, *head.shape[at + 1 :])
     model.nodes = [n for n in model.nodes if n is not node and n is not head.add]
     model.drop([node.input[1], *([old_bias] if old_bias else ())])
     names = [model.fresh(head.weight)]
@@ -210,7 +249,7 @@ def _layer(model: Graph, old: onnx.NodeProto, reads: list[str], y: str) -> Itera
     """The nodes of a layer with a weight [out, ...] in the place of another."""
     x, weight, *bias = reads
     dims = model.type_of(x)
-    if old.op_type == "Conv":
+    if old.op_type in _CONVOLUTIONS:
         made = onnx.NodeProto()
         made.CopyFrom(old)
         made.input[:], made.output[:] = reads, [y]

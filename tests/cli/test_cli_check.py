@@ -82,6 +82,74 @@ def test_a_check_feeds_the_data_that_is_given(wide: str, tmp_path: Path, capsys:
     assert None not in report(tmp_path, *words[:6])["check"]["steps"]["losses"]
 
 
+def test_bound_inputs_are_bound_for_onnx_runtime_too(tmp_path: Path) -> None:
+    """y = rate · x · w: the exported file still has the input that --set binds."""
+    pytest.importorskip("onnxruntime")
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["z"]), helper.make_node("Mul", ["z", "rate"], ["y"])]
+    w = numpy_helper.from_array(np.eye(3, dtype=np.float32), "w")
+    inputs = [value("x", 1, ["N", 3]), value("rate", 1, [1])]
+    graph = helper.make_graph(nodes, "g", inputs, [value("y", 1, ["N", 3])], [w])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    found = report(tmp_path, str(path), "--batch", "2", "--set", "rate=3", "--check")
+    assert found["check"]["forward"]["largest_relative_difference"] < 1e-6
+
+
+def test_maps_of_scikit_learn_are_passed_over(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    ml, value = "ai.onnx.ml", helper.make_tensor_value_info
+    options = {"coefficients": [1.0, -1.0, 0.5, 2.0], "intercepts": [0.0, 1.0], "classlabels_ints": [0, 1]}
+    nodes = [
+        helper.make_node("LinearClassifier", ["x"], ["label", "y"], domain=ml, **options),
+        helper.make_node("ZipMap", ["y"], ["map"], domain=ml, classlabels_int64s=[0, 1]),
+    ]
+    entry = helper.make_sequence_type_proto(helper.make_map_type_proto(7, helper.make_tensor_type_proto(1, [])))
+    outputs = [value("label", 7, ["N"]), onnx.ValueInfoProto(name="map", type=entry)]
+    graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 2])], outputs)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ml, 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    found = report(tmp_path, str(tmp_path / "m.onnx"), "--batch", "4", "--check")
+    assert found["check"]["forward"]["largest_relative_difference"] < 1e-6
+
+
+@pytest.mark.parametrize(("axis", "code"), [(1, 0), (0, 1)])
+def test_rows_are_compared_with_the_file(
+    axis: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch of 3 of a file that fixes 1; a softmax over the batch, which loading has let pass, is found."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr("recompute.importer.rebatch._differs", lambda *_: "")
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["z"]), helper.make_node("Softmax", ["z"], ["y"], axis=axis)]
+    w = numpy_helper.from_array(np.eye(3, dtype=np.float32), "w")
+    graph = helper.make_graph(nodes, "g", [value("x", 1, [1, 3])], [value("y", 1, [1, 3])], [w])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    assert main([str(path), "--batch", "3", "--loss", "mse", "--check"]) == code
+    said = re.search(r"of rows and the file, one batch at a time, (\S+)", capsys.readouterr().out)
+    assert said is not None and (float(said[1]) > 0.1) == bool(code)
+
+
+def test_probabilities_are_compared_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sigmoids about 1e-9 a difference of 1e-11 is none; of the scores themselves it is one."""
+    pytest.importorskip("onnxruntime")
+    from recompute.analysis import check
+
+    relative, given = check._relative, []
+    monkeypatch.setattr(check, "_relative", lambda a, b, least: given.append(least) or relative(a, b, least))
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["z"]), helper.make_node("Sigmoid", ["z"], ["y"])]
+    w = numpy_helper.from_array(np.eye(3, dtype=np.float32), "w")
+    outputs = [value(n, 1, ["N", 3]) for n in "yz"]
+    graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 3])], outputs, [w])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    report(tmp_path, str(path), "--batch", "2", "--check", "--loss", "bce:y")
+    assert given == [1.0, 1e-30]
+    assert relative(np.array([1e-9]), np.array([1.01e-9]), 1.0) < check.FORWARD_TOLERANCE
+
+
 @needs_solver
 @pytest.mark.parametrize("words", [[], ["--no-slicing"], ["--optimizer", "sgd"]])
 @pytest.mark.parametrize("share", ["1%", "30%"])
@@ -109,6 +177,18 @@ def test_less_than_parameters_and_state_is_refused_without_a_search(
     assert main([wide, "--batch", "4", "--memory-budget", "2%"]) == 2
     # 496 numbers, and Adam's two moments of each beside its step and rate
     assert "at least 5,9" in (said := capsys.readouterr().err) and "parameters 1,984 + optimizer state 3,9" in said
+
+
+def test_what_lowers_weights_and_state_is_said_where_these_are_most(wide: str) -> None:
+    import recompute as rc
+    from recompute.passes.planners.fit.refusal import held_bytes, held_text
+
+    program = rc.load(wide, batch=1)
+    rc.Adam().minimize(rc.losses.mse(program))
+    held = held_bytes(program.block)
+    assert "80% of the plain step" in held_text(program.block, held * 5 // 4)
+    assert "What lowers that: an optimizer with less state" in held_text(program.block, held * 5 // 4)
+    assert "What lowers that" not in held_text(program.block, held * 5)
 
 
 def test_a_mesh_that_divides_nothing_is_told(wide: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -195,6 +195,25 @@ def test_dimensions_by_name() -> None:
     assert [v.shape for v in rc.load(_open(), dims={"batch": 5, "src_len": 3, "mt.2": 4}).inputs] == [(5, 3), (5, 6, 4)]
 
 
+def test_question_marks_of_paddle_are_no_name() -> None:
+    """Two dimensions that are written "?" may have different sizes."""
+    model = _model(
+        [helper.make_node("Relu", ["x"], ["y"])], [value("x", 1, ["?", 3, "?", "?"])], [value("y", 1, None)], {}
+    )
+    assert rc.load(model, batch=2, dims={"x.2": 4, "x.3": 5}).inputs[0].shape == (2, 3, 4, 5)
+    with pytest.raises(rc.UsageError, match=r"x\.0, x\.2, x\.3"):
+        rc.load(model)
+
+
+def test_estimates_take_sizes_by_name() -> None:
+    sizes = {"src_len": 3, "mt.2": 4}
+    found = rc.estimate(_open(), batch=2, dims=sizes, loss="mse")
+    assert found.peak_bytes == rc.estimate(rc.load(_open(), batch=2, dims=sizes), loss="mse").peak_bytes
+    assert rc.max_batch(_open(), 1 << 20, dims=sizes, loss="mse", slicing=False, effort=0.1).batch > 100
+    with pytest.raises(rc.UsageError, match=r"--dim mt\.2=16"):
+        rc.estimate(_open(), batch=2, dims={"src_len": 3})
+
+
 @pytest.mark.parametrize(
     ("dims", "why"),
     [

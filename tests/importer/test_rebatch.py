@@ -10,6 +10,7 @@ import pytest
 from onnx import helper
 
 import recompute as rc
+from recompute.importer import rebatch
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((6, 6)).astype(np.float32)
@@ -76,11 +77,153 @@ def test_a_fixed_batch_is_opened(form: str, fixed: int) -> None:
     np.testing.assert_allclose(program.evaluate({"x": x[:3]})[0], expected(x[:3]), rtol=1e-4, atol=1e-5)
 
 
+# -- beside ONNX Runtime: row i of a batch is what the file gives for sample i ---------------------------------------
+
+
+def _held(name: str, *shape: int) -> onnx.TensorProto:
+    return onnx.numpy_helper.from_array(RNG.standard_normal(shape).astype(np.float32), name)
+
+
+def _whole(name: str, *numbers: int) -> onnx.TensorProto:
+    return onnx.numpy_helper.from_array(np.array(numbers, np.int64), name)
+
+
+def _one(name: str) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """Nodes from x [1, 4, 6] to y, as exporters write them for a batch of 1, and tensors that hold it."""
+    if name in ("LSTM", "GRU"):  # first states, and the length, are constants of one sample
+        count = 4 if name == "LSTM" else 3
+        states = ["h", "c"][: count - 2]
+        nodes = [
+            _node("Transpose", "x", "t", perm=[1, 0, 2]),
+            helper.make_node(name, ["t", "wi", "wh", "", "n", *states], ["", "last"], hidden_size=5),
+            _node("Squeeze", "last zero", "y"),
+        ]
+        held = [_held("wi", 1, 5 * count, 6), _held("wh", 1, 5 * count, 5), *(_held(s, 1, 1, 5) for s in states)]
+        return nodes, [*held, onnx.numpy_helper.from_array(np.array([3], np.int32), "n"), _whole("zero", 0)]
+    if (
+        name == "attention"
+    ):  # the sequence comes first: [4, batch, 6] becomes [4, batch · heads, 3], then [4 · batch, 6]
+        nodes = [
+            _node("Transpose", "x", "t", perm=[1, 0, 2]), _node("Reshape", "t heads", "s"),
+            _node("Transpose", "s", "h", perm=[1, 0, 2]), _node("Transpose", "h", "k", perm=[0, 2, 1]),
+            _node("MatMul", "h k", "scores"), _node("Softmax", "scores", "p", axis=-1), _node("MatMul", "p h", "m"),
+            _node("Transpose", "m", "b", perm=[1, 0, 2]), _node("Reshape", "b rows", "r"), _node("Gemm", "r w", "g"),
+            _node("Reshape", "g back", "q"), _node("Transpose", "q", "y", perm=[1, 0, 2]),
+        ]  # fmt: skip
+        return nodes, [_held("w", 6, 6), _whole("heads", 4, 2, 3), _whole("rows", 4, 6), _whole("back", 4, 1, 6)]
+    if name == "token":
+        return [_node("Concat", "token x", "c", axis=1), _node("MatMul", "c w", "y")], [
+            _held("token", 1, 1, 6), _held("w", 6, 3),
+        ]  # fmt: skip
+    if name == "resize":
+        nodes = [_node("Unsqueeze", "x one", "u"), helper.make_node("Resize", ["u", "", "", "s"], ["y"], mode="linear")]
+        return nodes, [_whole("one", 1), _whole("s", 1, 1, 8, 9)]
+    if name == "grid":
+        return [_node("Unsqueeze", "x one", "u"), _node("GridSample", "u g", "y")], [
+            _whole("one", 1), _held("g", 1, 3, 3, 2),
+        ]  # fmt: skip
+    if name == "squeeze":  # what is left of a batch of 1 has no axis for it
+        return [_node("ReduceSum", "x all", "s", keepdims=1), _node("Squeeze", "s every", "y")], [
+            _whole("all", 1, 2), _whole("every", 0, 1, 2),
+        ]  # fmt: skip
+    if name == "gather":  # transformers' masks: places in all samples' rows, of which the file has one sample's
+        nodes = [_node("Reshape", "x rows", "r"), _node("Gather", "r i", "g", axis=0), _node("GatherND", "g n", "y")]
+        places = onnx.numpy_helper.from_array(np.array([[3, 1, 0]]), "i")
+        return nodes, [_whole("rows", 4, 6), places, onnx.numpy_helper.from_array(np.array([[[0, 2], [0, 0]]]), "n")]
+    shuffled = _node("Transpose", "r", "t", perm=[0, 2, 1, 3])
+    nodes = [_node("Reshape", "x s", "r"), shuffled, _node("Reshape", "t b", "y")]
+    return nodes, [_whole("s", 1, 2, 2, 6), _whole("b", 1, 4, 6)]
+
+
+@pytest.mark.parametrize(
+    "name", ["LSTM", "GRU", "attention", "token", "resize", "grid", "squeeze", "shuffle", "gather"]
+)
+def test_rows_are_those_of_the_file_in_onnx_runtime(name: str) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    nodes, held = _one(name)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "g", [value("x", 1, [1, 4, 6])], [value("y", 1, None)], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = RNG.standard_normal((3, 4, 6)).astype(np.float32)
+    session = runtime.InferenceSession(model.SerializeToString())
+    rows = [session.run(None, {"x": x[i : i + 1]})[0] for i in range(3)]
+    expected = np.stack(rows) if name == "squeeze" else np.concatenate(rows)
+    program = rc.load(model, batch=3)
+    np.testing.assert_allclose(program.evaluate({"x": x})[0], expected, rtol=1e-5, atol=1e-6)
+    opened = runtime.InferenceSession(rc.export_trained(program).SerializeToString())  # for any batch
+    np.testing.assert_allclose(opened.run(None, {"x": x[:2]})[0], expected[:2], rtol=1e-5, atol=1e-6)
+
+
+def test_states_and_settings_among_the_inputs() -> None:
+    """A first state [1, batch, 5] is an input; a single number beside larger inputs has no batch."""
+    nodes = [
+        _node("Transpose", "x", "t", perm=[1, 0, 2]),
+        helper.make_node("GRU", ["t", "wi", "wh", "", "", "h"], ["", "last"], hidden_size=5),
+        _node("Mul", "last rate", "y"),
+    ]
+    value = helper.make_tensor_value_info
+    inputs = [value("x", 1, [1, 4, 6]), value("h", 1, [1, 1, 5]), value("rate", 1, [1])]
+    held = [_held("wi", 1, 15, 6), _held("wh", 1, 15, 5)]
+    graph = helper.make_graph(nodes, "g", inputs, [value("y", 1, None)], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    shapes = [v.shape for v in rc.load(model, batch=3).inputs]
+    assert shapes == [(3, 4, 6), (1, 3, 5), (1,)]
+
+
+def test_open_dimensions_and_bound_inputs_beside_a_fixed_batch() -> None:
+    """Samples are drawn at the sizes that are given; what is bound has no batch."""
+    value = helper.make_tensor_value_info
+    nodes = [_node("Mul", "rate x", "s"), _node("MatMul", "s w", "m"), _node("Reshape", "m s2", "y")]
+    inputs = [value("rate", 1, [1, 1, 1]), value("x", 1, [1, "length", 6])]
+    held = [_held("w", 6, 6), _whole("s2", 1, -1)]
+    graph = helper.make_graph(nodes, "g", inputs, [value("y", 1, None)], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(rc.UsageError, match="--dim length=16"):
+        rc.load(model, batch=3, set={"rate": 2})
+    program = rc.load(model, batch=3, set={"rate": 2}, dims={"length": 5})
+    x = RNG.standard_normal((3, 5, 6)).astype(np.float32)
+    w = onnx.numpy_helper.to_array(held[0])
+    np.testing.assert_allclose(program.evaluate({"x": x})[0], (2 * x @ w).reshape(3, 30), rtol=1e-4, atol=1e-5)
+
+
+def test_a_mean_of_samples_is_no_row() -> None:
+    """Where an output with axes is the mean of all samples, the model cannot be opened."""
+    with pytest.raises(rc.UsageError, match="'y' of samples together is not that of each"):
+        rc.load(_model([_node("ReduceMean", "x", "y", axes=[0], keepdims=1)], 1, {}), batch=8)
+
+
+def test_samples_differ_where_they_can() -> None:
+    """Masks of four places: of equal ones no difference would tell whose is read."""
+    for seed in range(20):
+        drawn = rebatch._different(np.random.default_rng(seed), rc.TensorType("i64", (1, 4)))
+        assert len({a.tobytes() for a in drawn}) == 3
+    assert len(rebatch._different(np.random.default_rng(0), rc.TensorType("bool", (1,)))) == 3
+
+
+def test_samples_that_are_not_numbers_prove_nothing() -> None:
+    nodes = [_node("Sub", "x x", "zero"), _node("Div", "zero zero", "y")]
+    with pytest.raises(rc.UsageError, match="'y' is not a number for the samples that were drawn"):
+        rc.load(_model(nodes, 1, {}), batch=8)
+
+
+def test_errors_about_a_fixed_batch_say_how_to_open_it() -> None:
+    model = _model(*_product())
+    with pytest.raises(rc.UsageError, match=r"\[8, 4, 6\] does not fit: batch=8 opens a batch that the file fixes"):
+        rc.load(model, input_shapes={"x": (8, 4, 6)})
+    with pytest.raises(rc.UsageError, match=r"does not fit$"):
+        rc.load(model, input_shapes={"x": (8, 4, 5)})
+    with pytest.raises(rc.UsageError, match="load it with batch=3, which opens it"):
+        rc.load(model).at(batch=3)
+
+
+def _product() -> tuple[list[onnx.NodeProto], int, dict[str, list[int]]]:
+    nodes, shapes, _ = FORMS["product"]
+    return nodes, 1, shapes(1)
+
+
 def test_what_cannot_be_opened_says_what_to_do() -> None:
     """A softmax over the batch: the results of samples depend on one another."""
-    with pytest.raises(
-        rc.UsageError, match=r"fixes its batch at 1, and it could not be made for 8 \('y' of two samples"
-    ):
+    with pytest.raises(rc.UsageError, match=r"fixes its batch at 1, and it could not be made for 8 \('y' of samples"):
         rc.load(_model([_node("Softmax", "x", "y", axis=0)], 1, {}), batch=8)
 
 

@@ -77,6 +77,14 @@ def test_classifiers(rows: int, transform: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_more_coefficients_than_rows_take() -> None:
+    """ONNX Runtime counts the intercepts and reads the first coefficients; files are so."""
+    node = _node("LinearClassifier", "label y", classlabels_ints=[0, 1], coefficients=C, intercepts=[0.5, 0.25])
+    model = _model(node, outputs=(("label", 7), ("y", 1)))
+    for ours, theirs in zip(rc.load(model, batch=5).evaluate({"x": FINITE}), _theirs(model, FINITE), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_maps_and_labels_of_text_are_left_out() -> None:
     """With a word; the scores are the output, once."""
     names = ["a", "b", "c"]
@@ -103,3 +111,89 @@ def test_a_network_behind_a_scaler_trains() -> None:
     rc.Executor().run(program, {"x": FINITE, label: np.zeros((5, 3), np.float32)}, [program.loss])
     s = (FINITE - 1) * 0.5
     np.testing.assert_allclose(w - np.asarray(program.data["w"]), s.T @ (2 * s @ w / 15), rtol=1e-3, atol=1e-5)
+
+
+def _mlp(classes: int) -> onnx.ModelProto:
+    """An MLPClassifier as skl2onnx writes it: label and probabilities; two classes are one sigmoid and 1 minus it."""
+    g, make = np.random.default_rng(2), helper.make_node
+    width = 1 if classes == 2 else classes
+    tensors = {
+        "coefficient": g.standard_normal((4, 8)), "intercepts": g.standard_normal((1, 8)),
+        "coefficient1": g.standard_normal((8, width)), "intercepts1": g.standard_normal((1, width)),
+        "classes": np.arange(classes, dtype=np.int32), "shape_tensor": np.array([-1]), "unity": np.ones(1),
+    }  # fmt: skip
+    nodes = [
+        make("Cast", ["x"], ["cast_input"], to=1), make("MatMul", ["cast_input", "coefficient"], ["mul_result"]),
+        make("Add", ["mul_result", "intercepts"], ["add_result"]), make("Relu", ["add_result"], ["next_activations"]),
+        make("MatMul", ["next_activations", "coefficient1"], ["mul_result1"]),
+        make("Add", ["mul_result1", "intercepts1"], ["z"]),
+    ]  # fmt: skip
+    if classes == 2:
+        nodes += [make("Sigmoid", ["z"], ["p"]), make("Sub", ["unity", "p"], ["n"])]
+        nodes.append(make("Concat", ["n", "p"], ["probabilities"], axis=1))
+    else:
+        nodes.append(make("Softmax", ["z"], ["probabilities"], axis=1))
+    nodes += [
+        make("ArgMax", ["probabilities"], ["best"], axis=1),
+        make("ArrayFeatureExtractor", ["classes", "best"], ["found"], domain=ML),
+        make("Cast", ["found"], ["cast_result"], to=7), make("Reshape", ["cast_result", "shape_tensor"], ["label"]),
+    ]  # fmt: skip
+    model = _model(nodes[0], outputs=(("label", 7), ("probabilities", 1)), more=nodes[1:])
+    read = {i for n in nodes for i in n.input}
+    held = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in tensors.items() if n in read}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in held.items())
+    return model
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_networks_of_scikit_learn_train(classes: int) -> None:
+    """Labels and probabilities are ONNX Runtime's, before and after training; the loss is that of the scores."""
+    model = _mlp(classes)
+    program = rc.load(model, batch=5)
+    for ours, theirs in zip(program.evaluate({"x": FINITE}), _theirs(model, FINITE), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    weights = ["coefficient", "coefficient1", "intercepts", "intercepts1"]
+    assert sorted(v.name for v in program.parameters) == weights
+    assert rc.losses.natural_loss(program)[1] == "cross_entropy, as 'probabilities' is made by Softmax"
+    loss = rc.losses.cross_entropy(program, label_name="target")
+    rc.SGD(0.1).minimize(loss)
+    target = np.array([0, 1, 1, 0, 1])
+    first = rc.Executor().run(program, {"x": FINITE, "target": target}, [loss])[0]
+    p = _theirs(model, FINITE)[1].astype(np.float64)
+    np.testing.assert_allclose(first, -np.log(p[np.arange(5), target]).mean(), rtol=1e-4)
+    trained = rc.export_trained(program)
+    for ours, theirs in zip(program.evaluate({"x": FINITE}), _theirs(trained, FINITE), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert abs(_theirs(trained, FINITE)[1] - p).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["LinearClassifier", "LinearRegressor"])
+def test_coefficients_train_and_are_written_back(kind: str) -> None:
+    """One step beside its mathematics: W - xᵀ · dL/dz; the file has the same operator with the new coefficients."""
+    given = np.array(C, np.float32).reshape(3, 4), np.array([0.5, 1.0, 2.0], np.float32)
+    held = {"coefficients": C, "intercepts": given[1].tolist()}
+    if kind == "LinearClassifier":
+        node = _node(kind, "label y", classlabels_ints=[0, 1, 2], post_transform="SOFTMAX", **held)
+        model = _model(node, outputs=(("label", 7), ("y", 1)))
+    else:
+        model = _model(_node(kind, targets=3, **held))
+    program = rc.load(model, batch=5)
+    assert [v.name for v in program.parameters] == ["y/coefficients", "y/intercepts"]
+    assert [(t.name, t.trains) for t in program.tensors] == [("y/coefficients", True), ("y/intercepts", True)]
+    z = FINITE @ given[0].T + given[1]
+    if kind == "LinearClassifier":
+        loss, target = rc.losses.cross_entropy(program, label_name="target"), np.array([0, 1, 2, 0, 1])
+        p = np.exp(z - z.max(1, keepdims=True))
+        slope = (p / p.sum(1, keepdims=True) - np.eye(3)[target]) / 5
+    else:
+        loss, target = rc.losses.mse(program, label_name="target"), np.zeros((5, 3), np.float32)
+        slope = 2 * z / 15
+    rc.SGD(0.5).minimize(loss)
+    rc.Executor().run(program, {"x": FINITE, "target": target}, [loss])
+    steps = {"coefficients": slope.T @ FINITE, "intercepts": slope.sum(0)}
+    for (name, gradient), before in zip(steps.items(), given, strict=True):
+        np.testing.assert_allclose(program.data[f"y/{name}"], before - 0.5 * gradient, rtol=1e-4, atol=1e-5)
+    trained = rc.export_trained(program)
+    assert [n.op_type for n in trained.graph.node] == [kind]
+    for ours, theirs in zip(program.evaluate({"x": FINITE}), _theirs(trained, FINITE), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

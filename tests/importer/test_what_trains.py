@@ -31,6 +31,7 @@ def listed(program: rc.Program) -> dict[str, bool]:
     return {t.name: t.trains for t in program.tensors}
 
 
+ONE = np.ones(1, np.float32)
 LAYER = "z = MatMul (x, w)  a = Add (z, b)  n = Mul (a, g)  y = Add (n, h)"
 
 
@@ -44,13 +45,21 @@ def test_weights_in_constant_nodes_train_as_initializers_do() -> None:
     assert {t.name for t in exported.graph.initializer} == set("wbgh")
 
 
+def test_single_numbers_with_paddle_s_names_of_parameters_train() -> None:
+    """A learnt scale and shift of a whole layer; constants of an activation have made-up names."""
+    body = "z = MatMul (x, w)  a = Mul (z, lab.w_0)  c = Add (a, lab.w_1)  d = Add (c, p.3)  y = Div (d, p.6)"
+    for name in ("lab.w_0", "lab.w_1", "p.3", "p.6"):
+        body = body.replace(name, f'"{name}"')
+    held = {"lab.w_0": ONE, "lab.w_1": ONE, "p.3": 3 * ONE, "p.6": 6 * ONE}
+    assert listed(load(body, {"w": weight(6, 4), **held}, nodes=True)) == {
+        "w": True, "lab.w_0": True, "lab.w_1": True, "p.3": False, "p.6": False,
+    }  # fmt: skip
+
+
 def test_a_bias_in_a_constant_node_stays_where_weights_are_initializers() -> None:
     text = f"b = Constant <value = float[4] {{1, 2, 3, 4}}> () {LAYER}"
     program = load(text, {"w": weight(6, 4), "g": weight(4), "h": weight(4)})
     assert listed(program) == {"w": True, "b": False, "g": True, "h": True}
-
-
-ONE = np.ones(1, np.float32)
 
 
 @pytest.mark.parametrize("nodes", [False, True])

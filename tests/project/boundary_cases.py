@@ -324,13 +324,18 @@ def compile_step() -> Call:
 
 @call
 def estimate() -> Call:
-    return with_options(rc.estimate, *TARGET, *RANKS), {"model": "mlp", "batch": 4}
+    return with_options(rc.estimate, *TARGET, *RANKS, "dims"), {"model": "mlp", "batch": 4}
+
+
+@call
+def look() -> Call:
+    return rc.look, {"model": MLP, "batch": 2, "dims": {}, "set": {}}
 
 
 @call
 def max_batch() -> Call:
     given = {"model": "mlp", "budget": "200KiB", "slicing": False, "effort": 0.1}
-    return with_options(rc.max_batch, *TARGET, *RANKS, "slicing"), given
+    return with_options(rc.max_batch, *TARGET, *RANKS, "slicing", "dims"), given
 
 
 @call

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import recompute as rc
@@ -300,3 +301,15 @@ def test_synthetic_masks_hide_nothing() -> None:
     batch = synthetic_batch(rc.Program(block))
     assert batch["attention_mask"].tolist() == [[1, 1, 1]] * 2 and batch["attention_mask"].dtype == np.int64
     assert set(np.unique(batch["ids"])) <= {0, 1}
+
+
+def test_synthetic_integers_of_a_one_hot_are_of_all_classes() -> None:
+    """As JAX writes it: x[..., None] = [0, 1, ..., 256]."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (int32[4,64] x) => (float[4,64,2] y) {
+        a = Constant <value = int64[1] {2}> () u = Unsqueeze (x, a) e = Equal (u, iota) f = Cast <to = 1> (e)
+        y = MatMul (f, w) }"""
+    model = onnx.parser.parse_model(text)
+    held = {"iota": np.arange(257, dtype=np.int32)[None, None], "w": np.ones((257, 2), np.float32)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in held.items())
+    x = synthetic_batch(rc.load(model))["x"]
+    assert 200 < x.max() < 257

@@ -62,6 +62,12 @@ def test_sigmoids_are_found(body: str) -> None:
 
 
 WRITTEN = "m = ReduceMax <keepdims = 1> (z, a) d = Sub (z, m) e = Exp (d) s = ReduceSum <keepdims = 1> (e, a) "
+#: as JAX writes it: both sums are expanded, and the largest is at least -inf
+JAX = (
+    "f = Constant <value = float {-inf}> () m = ReduceMax <keepdims = 0> (z, a) n = Max (f, m) "
+    "o = Reshape (n, c) b = Expand (o, c) d = Sub (z, b) e = Exp (d) s = ReduceSum <keepdims = 0> (e, a) "
+    "t = Reshape (s, c) u = Expand (t, c) y = Div (e, u)"
+)
 PLAIN = "e = Exp (z) s = ReduceSum <keepdims = 1> (e, a) "
 
 
@@ -75,6 +81,7 @@ PLAIN = "e = Exp (z) s = ReduceSum <keepdims = 1> (e, a) "
          "y = Reshape (p, s)", lambda x: x.reshape(4, 3, 2).transpose(0, 2, 1)),
         (shape("a", 1) + WRITTEN + "y = Div (e, s)", lambda x: x),
         (shape("a", -1) + PLAIN + "y = Div (e, s)", lambda x: x),
+        (shape("a", 1) + shape("c", 4, 1) + JAX, lambda x: x),
         (shape("a", 1) + WRITTEN + "r = Reciprocal (s) p = Mul (e, r) y = Log (p)", lambda x: x),
     ],
 )  # fmt: skip
@@ -88,6 +95,19 @@ def test_softmaxes_are_found(body: str, form: object) -> None:
     if "axis = 1" in body:
         y = y.reshape(4, 2)
     np.testing.assert_allclose(value, -logs[np.arange(len(logs)), y.ravel()].mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["n, p", "p, n"])
+def test_two_classes_of_a_sigmoid(order: str) -> None:
+    """As scikit-learn's exporter writes binary classifiers: cross entropy of [0, z], where a probability may be 1."""
+    body = f"o = Constant <value = float {{1}}> () p = Sigmoid (z) n = Sub (o, p) y = Concat <axis = 1> ({order})"
+    program = load(body, inputs="float[4,1] z")
+    name, why = attach_loss(program, None)
+    assert why == "cross_entropy, as 'y' is made by Softmax"
+    z, label = np.array([[100], [-100], [3], [-0.5]], np.float32), np.array([0, 1, 1, 0])
+    (value,) = rc.Executor().run(program, {"z": z, "label": label}, [name])
+    signs = np.where(label == (0 if order[0] == "p" else 1), -1, 1)
+    np.testing.assert_allclose(value, np.logaddexp(0, signs * z[:, 0].astype(np.float64)).mean(), rtol=1e-6)
 
 
 def test_classes_that_are_torn_apart_are_refused() -> None:
@@ -104,6 +124,19 @@ def test_unlike_outputs_are_asked_for() -> None:
     assert attach_loss(program, "mse:y")[1] == "mse of 'y', as asked"
     label = next(v for v in program.inputs if v.name == "label")
     assert label.shape == (4, 3, 2)
+
+
+def test_an_open_dimension_is_no_number_of_classes() -> None:
+    """Scores of every place of a sequence for every place of another, as a file declares them."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        g (float[N,S,6] a, float[N,6,T] b) => (float[N,S,%s] y) { y = MatMul (a, b) }"""
+    for last, kind in (("T", "mse"), ("K", "cross_entropy")):
+        program = rc.load(onnx.parser.parse_model(text % last), batch=2, dims={"S": 3, "T": 4})
+        assert rc.losses.natural_loss(program)[0] == kind
+    assert rc.losses.natural_loss(rc.load(onnx.parser.parse_model(text % "T"), batch=2, dims={"S": 3, "T": 4})) == (
+        "mse",
+        "mse, as 'y' has the open dimension 'T' last",
+    )
 
 
 def test_states_beside_scores_are_no_choice() -> None:

@@ -136,6 +136,10 @@ def scored(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
         "probs = Softmax <axis = 1> (logits)",
         SHAPE + "q = Reshape (logits, s) h = Sigmoid (q) probs = Transpose <perm = [0, 2, 1]> (h)",
         SHAPE + "m = ReduceMax (logits, a1) d = Sub (logits, m) e = Exp (d) t = ReduceSum (e, a1) probs = Div (e, t)",
+        SHAPE + "l = Constant <value = int64[2] {-1, 1}> () f = Constant <value = float {-1e9}> () "
+        "g = Constant <value = int64[2] {1, 1}> () v = ReduceMax <keepdims = 0> (logits, a1) w = Max (f, v) "
+        "m = Reshape (w, l) n = Expand (m, g) d = Sub (logits, n) e = Exp (d) u = ReduceSum <keepdims = 0> (e, a1) "
+        "t = Reshape (u, l) h = Expand (t, g) probs = Div (e, h)",
     ],
 )
 def test_what_follows_a_head_follows_the_new_one(behind: str, at: str | None) -> None:
@@ -171,6 +175,26 @@ def test_heads_that_are_convolutions(behind: str, shape: tuple[int, ...]) -> Non
     assert tensors["kb"].shape == (10,)
 
 
+def test_a_head_that_is_a_transposed_convolution() -> None:
+    """As PP-OCR's detector ends: its weight is [in, out, ...]."""
+    model = parsed("c = ConvTranspose <strides = [2, 2]> (x, t) probs = Sigmoid (c)", x="float[N,3,4,4] x")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 1, 2, 2), np.float32), "t"))
+    edited = rc.edit.replace_head(model, 5)
+    (found,) = scored(edited, G.standard_normal((2, 3, 4, 4)).astype(np.float32))
+    assert found.shape == (2, 5, 8, 8)
+    assert {t.name: tuple(t.dims) for t in edited.graph.initializer} == {"t": (3, 5, 2, 2), "t.bias": (5,)}
+
+
+@pytest.mark.parametrize("last", ["s = Constant <value = int64[1] {-1}> () y = Reshape (z, s)", "y = Squeeze (z)",
+                                  "s = Constant <value = int64[1] {-1}> () y = Squeeze (z, s)"])  # fmt: skip
+def test_an_axis_of_one_feature_that_is_dropped_has_no_room_for_more(last: str) -> None:
+    model = parsed(f"z = Gemm <transB = 1> (x, one) {last}", "y")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 6), np.float32), "one"))
+    with pytest.raises(rc.UsageError, match=r"'y' \((Reshape|Squeeze)\) follows it, and needs its 1 features"):
+        rc.edit.replace_head(model, 3)
+    assert len(rc.edit.replace_head(model, 1).graph.output) == 1
+
+
 def test_several_heads() -> None:
     """By name, one or all of them; the others stay, and so does the order of the outputs."""
     model = parsed(LOGITS + "probs = Softmax (logits) other = MatMul (r, w3)", "probs other")
@@ -179,13 +203,29 @@ def test_several_heads() -> None:
     x = G.standard_normal((2, 6)).astype(np.float32)
     assert [y.shape for y in scored(rc.edit.replace_head(model, 5, at="probs"), x)] == [(2, 5), (2, 3)]
     assert [y.shape for y in scored(rc.edit.replace_head(model, 5, at=["probs", "other"]), x)] == [(2, 5), (2, 5)]
+    assert [y.shape for y in scored(rc.edit.replace_head(model, 5, at="*"), x)] == [(2, 5), (2, 5)]
     both = parsed(LOGITS + "probs = Softmax (logits)", "logits probs")  # one head, two outputs
     assert [y.shape for y in scored(rc.edit.replace_head(both, 5), x)] == [(2, 5), (2, 5)]
+
+
+def test_a_head_whose_weights_are_nodes_with_declared_shapes() -> None:
+    """As Paddle's files have them: the declarations of the old weights go with these."""
+    model = parsed(LOGITS + "probs = Softmax (logits)")
+    held = {t.name: t for t in model.graph.initializer}
+    model.graph.node.extend(onnx.helper.make_node("Constant", [], [n], value=t) for n, t in held.items())
+    nodes = sorted(model.graph.node, key=lambda n: n.op_type != "Constant")
+    del model.graph.node[:], model.graph.initializer[:]
+    model.graph.node.extend(nodes)
+    model = onnx.shape_inference.infer_shapes(model)
+    assert {"w2", "b2"} <= {v.name for v in model.graph.value_info}
+    edited = rc.edit.replace_head(model, 10)
+    assert [y.shape for y in scored(edited, G.standard_normal((2, 6)).astype(np.float32))] == [(2, 10)]
 
 
 @pytest.mark.parametrize(
     ("body", "at", "why"),
     [
+        (LOGITS + "probs = Max (logits, b2)", "logits", r"node 'probs' \(Max\) follows it, and needs its 4 features"),
         (LOGITS + "probs = Softmax (logits)", "c", r"node 'z' \(MatMul\) follows it, and needs its 8 features"),
         (LOGITS + "probs = Mul (logits, b2)", None, r"node 'probs' \(Mul\) follows it, and needs its 4 features"),
         (LOGITS + "s = Constant <value = int64[3] {-1, 2, 2}> () probs = Reshape (logits, s)", None, "reshapes its 4"),

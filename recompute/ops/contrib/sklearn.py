@@ -1,7 +1,7 @@
 """ai.onnx.ml's operators that scikit-learn's exporter (skl2onnx) writes around linear models, as plain ONNX nodes.
 
-Each has the mathematics of ONNX's Operators-ml.md, and gradients.  Coefficients are constants of the file: they are not
-trained unless `trainable` names them.
+Each has the mathematics of ONNX's Operators-ml.md, and gradients.  Coefficients and intercepts of linear models train;
+scales and offsets of Scaler do not.
 """
 
 from __future__ import annotations
@@ -106,17 +106,20 @@ def _scores(node: ImportedNode, g: NodeWriter, rows: int, intercepts: str) -> st
     """x · coefficientsᵀ + intercepts, [n, rows]; x of one dimension is one row."""
     coefficients = np.asarray(node.attributes.get("coefficients", ()), np.float32)
     features = node.need_type(0).shape[-1]
+    coefficients = coefficients[: rows * features] if node.op_type == "LinearClassifier" else coefficients
     if rows < 1 or coefficients.size != rows * features:
         raise node.fail(f"it has {coefficients.size} coefficients for {rows} rows of {features} features")
     x = _floats(node, g)
     if node.need_type(0).ndim == 1:
         x = g.Unsqueeze(x, g.constant([0]))
     kind = _kind(node)
-    y = g.MatMul(x, g.constant(coefficients.reshape(rows, features).T, kind))
+    weights = [g.weight("coefficients", coefficients.reshape(rows, features), kind)]
     offset = np.asarray(node.attributes.get(intercepts, ()), np.float32)
     if offset.size not in (0, rows):
         raise node.fail(f"it has {offset.size} intercepts for {rows} rows")
-    return g.Add(y, g.constant(offset, kind)) if offset.size else y
+    if offset.size:
+        weights.append(g.weight(intercepts, offset, kind))
+    return g.Gemm(x, *weights, transB=1)
 
 
 def _transformed(node: ImportedNode, g: NodeWriter, y: str, applied: tuple[str, ...] = _TRANSFORMS) -> str:
@@ -146,7 +149,8 @@ def linear_classifier(node: ImportedNode) -> Imported:
     names = node.attributes.get("classlabels_strings")
     classes = len(labels or names or ())
     coefficients = len(node.attributes.get("coefficients", ()))
-    rows = coefficients // max(node.need_type(0).shape[-1], 1)
+    # files exist whose coefficients are too many: ONNX Runtime counts intercepts, and reads the first
+    rows = len(node.attributes.get("intercepts", ())) or coefficients // max(node.need_type(0).shape[-1], 1)
     raw = _scores(node, g, rows, "intercepts")
     binary = rows == 1 and classes == 2
     if not binary and rows != classes:
