@@ -144,34 +144,26 @@ def forward_difference(job: Any, program: Program, feed: Any) -> dict[str, Any]:
             "against": "ONNX Runtime",
             "said": "skipped, it is not installed (pip install 'onnx-recompute[cpu]')",
         }
-    from ..importer import load as onnx_import
+    from ..exporter.trained import export_trained
     from ..runtime import Executor
 
-    assert program.source is not None
-    inputs = {v.name for v in program.block.inputs if not _only_read_by_loss(program, v.name)}
-    shapes = {v.name: v.shape for v in program.block.inputs if v.name in inputs}
-    with warnings.catch_warnings():  # told when the program was loaded
-        warnings.simplefilter("ignore", ModelWarning)
-        loading = {**program.loaded, "mode": "eval", "trainable": None}
-        evaluated = onnx_import.load(program.source, input_shapes=shapes, **loading)
-    evaluated.data.update({n: a for n, a in program.data.items() if n in evaluated.data})
+    shapes = {v.name: v.shape for v in program.block.inputs if not _only_read_by_loss(program, v.name)}
+    evaluated = _evaluated(program, shapes)
     feed = {n: a for n, a in feed.items() if n in shapes}
-    from ..exporter.trained import export_trained
-
     options = ort.SessionOptions()
     options.log_severity_level = 3
     with apart(), tempfile.TemporaryDirectory(prefix="recompute-") as folder:  # models above 2 GiB must be files
         path = os.path.join(folder, "model.onnx")
         export_trained(program, path)
         session = ort.InferenceSession(path, options, providers=_providers(ort))
-    if missing := sorted({i.name for i in session.get_inputs()} - feed.keys()):
+    given = {**feed, **_bound(program, {i.name for i in session.get_inputs()})}
+    if missing := sorted({i.name for i in session.get_inputs()} - given.keys()):
         return {
             "against": f"ONNX Runtime {ort.__version__}",
             "said": f"skipped, the file needs inputs that the program has not ({', '.join(missing[:3])}, ...)",
         }
     provider = session.get_providers()[0]
     names = [o.name for o in session.get_outputs() if o.name in evaluated]  # without maps and strings
-    given = {**feed, **_bound(program, {i.name for i in session.get_inputs()})}
     theirs = session.run(names, given)
     ours = Executor().run(evaluated, feed, names)
     made = steps_of(evaluated.block)
@@ -186,6 +178,19 @@ def forward_difference(job: Any, program: Program, feed: Any) -> dict[str, Any]:
             each = max(_relative(a, b, s) for (a, b), s in zip(rows, sizes, strict=True))
             largest, said = max(largest, each), f"{said}; of rows and the file, one batch at a time, {each:.3g}"
     return {"against": against, "said": said, "largest_relative_difference": largest}
+
+
+def _evaluated(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Program:
+    """The program's model in inference mode, with its arrays."""
+    from ..importer import load as onnx_import
+
+    assert program.source is not None
+    with warnings.catch_warnings():  # told when the program was loaded
+        warnings.simplefilter("ignore", ModelWarning)
+        loading = {**program.loaded, "mode": "eval", "trainable": None}
+        found = onnx_import.load(program.source, input_shapes=shapes, **loading)
+    found.data.update({n: a for n, a in program.data.items() if n in found.data})
+    return found
 
 
 def _opened(model: str, program: Program) -> bool:
