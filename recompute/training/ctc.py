@@ -15,8 +15,9 @@ from .modes import at_other_batches
 
 
 class _Settings(NamedTuple):
-    """What `ctc` takes besides what all losses take; `label_lengths` and `input_lengths` by their names."""
+    """What `ctc` takes besides names and reduction; Variables by their names."""
 
+    label: Any
     blank: int
     batch_first: bool
     label_size: int | None
@@ -50,9 +51,18 @@ def ctc(
     of its label (at least 1) and takes the mean of the samples, as in PyTorch.
     """
     first = _batch_first(output, batch_first)
-    labels, inputs = (v.name if isinstance(v, Variable) else v for v in (label_lengths, input_lengths))
-    settings = _Settings(blank, first, label_size, labels, inputs, ignore_index, zero_infinity)
-    return _ctc(output, label, settings, **options)
+    y, counts, steps = (_name(output, v) for v in (label, label_lengths, input_lengths))
+    settings = _Settings(y, blank, first, label_size, counts, steps, ignore_index, zero_infinity)
+    return _ctc(output, settings, **options)
+
+
+def _name(output: Any, given: Any) -> Any:
+    """The name of a Variable of the output's program; else what is given."""
+    if not isinstance(given, Variable):
+        return given
+    if given.program is not (output.program if isinstance(output, Variable) else output):
+        raise UsageError(f"ctc: '{given.name}' must be a Variable of the same program as the output")
+    return given.name
 
 
 def _batch_first(output: Variable | Program, given: bool | None) -> bool:
@@ -74,7 +84,7 @@ def _batch_first(output: Variable | Program, given: bool | None) -> bool:
 
 @at_other_batches
 def _ctc(
-    output: Variable | Program, label: Any, settings: _Settings, name: str = "loss", label_name: str = "label",
+    output: Variable | Program, settings: _Settings, name: str = "loss", label_name: str = "label",
     reduction: str = "mean",
 ) -> Variable:  # fmt: skip
     loss = LossBuilder(output, name, reduction)
@@ -83,7 +93,7 @@ def _ctc(
     if axis not in (None, 2):
         raise UsageError(f"ctc: the classes of '{loss.output.name}' must be its last axis, but they are axis {axis}")
     x = b.LogSoftmax(x, axis=-1)
-    blank, batch_first, label_size, label_lengths, input_lengths, ignore_index, zero_infinity = settings
+    label, blank, batch_first, label_size, label_lengths, input_lengths, ignore_index, zero_infinity = settings
     steps, n, classes = x.shape if not batch_first else (x.shape[1], x.shape[0], x.shape[2])
     for what, index in (("blank", blank), ("ignore_index", ignore_index)):
         expect(f"ctc: {what}", index, (int, np.integer), "a whole number")
