@@ -18,6 +18,7 @@ from ..errors import JobError, NotFiniteError, UsageError, expect, nearest
 from ..language.arrays import Arrays
 from ..language.ir import Block, Value
 from ..language.program import Compiled, Program, Variable
+from ..language.verify import trusted, verify
 from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place, as_place
@@ -151,7 +152,9 @@ class Executor:
             others = self._others.setdefault(program, Recent(self.kept_bytes, _program_bytes))
             made = others.get(sizes)
             if made is None:
-                made = program.at(sizes[0], dict(sizes[1]))
+                with trusted():
+                    made = program.at(sizes[0], dict(sizes[1]))
+                verify(made.block)
                 for old in others.put(sizes, made):
                     self._forget(old, others)
                 self._families[made] = self._families[program] = weakref.ref(others)
@@ -268,8 +271,7 @@ class Executor:
         """The session of a program for a fetch list, if it is there already; else None."""
         wanted = tuple(sorted(set(_names(program, fetch_list))))
         found = self._sessions.get(program)
-        fits = found is not None and found.serves(program, wanted)
-        return found.session if found is not None and fits else None
+        return found.session if found is not None and found.serves(program, wanted) else None
 
     def share_arena(self, nbytes: int) -> None:
         """Lets the programs of this executor that need at most `nbytes` for their intermediate values share one arena.
@@ -287,18 +289,21 @@ class Executor:
         """The shared arena, if it is large enough; that of a program's other sizes, which grows.  None: its own."""
         if self._shared is not None and nbytes <= self._shared.nbytes:
             return self._shared
-        family = self._families.get(program)
-        if family is None or not isinstance(self.place, CPUPlace):
+        if program not in self._families or not isinstance(self.place, CPUPlace):
             return None
-        there = [p for p, others in self._families.items() if others() is family() and p in self._sessions]
-        arenas = [self._sessions[p].session.arena for p in there]
-        largest = max(arenas, key=lambda a: a.nbytes, default=None)
-        if largest is None or largest.nbytes < nbytes:
-            del arenas, largest  # freed before the next one is allocated
-            for p in there:
-                del self._sessions[p]
-            return Arena(nbytes)
-        return largest
+        there = self._family(program)
+        largest = max((self._sessions[p].session.arena for p in there), key=lambda a: a.nbytes, default=None)
+        if largest is not None and largest.nbytes >= nbytes:
+            return largest
+        del largest  # freed before the next one is allocated
+        for p in there:
+            del self._sessions[p]
+        return Arena(nbytes)
+
+    def _family(self, program: Program) -> list[Program]:
+        """The programs of a program's other sizes, and itself, that have sessions."""
+        own = self._families.get(program)
+        return [p for p, f in self._families.items() if own is not None and f() is own() and p in self._sessions]
 
     def _planned(self, program: Program, fetch: tuple[str, ...]) -> Block:
         """`_plan`, once for a program's block and what is fetched."""
@@ -330,7 +335,7 @@ class Executor:
         if foreign(block, self.target):
             return False
         bound = made is not None and made.budget is not None and made.block is block
-        return not bound or made is None or made.target.makes_the_same_as(self.target)
+        return made is None or not bound or made.target.makes_the_same_as(self.target)
 
     def _planned_for(self, block: Block, program: Program, fetch: Sequence[str], made: Compiled | None) -> Block:
         """A logical block compiled, with fetched values among its outputs."""
@@ -340,8 +345,9 @@ class Executor:
                 raise UsageError(f"there is no value '{name}' to fetch{nearest(name, values)}")
         outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
         block = block.with_operators(block.operators, outputs=outputs)
+        others = [self._sessions[p].session.block for p in self._family(program)]
         by_planner = program.planned is not None  # which defines what is recomputed
-        found = planned(cleaned(block, self.target, planned=by_planner), self.target)
+        found = planned(cleaned(block, self.target, planned=by_planner), self.target, others)
         if made is not None and made.budget is not None and (peak := memory_report(found).peak) > made.budget:
             warnings.warn(
                 f"the step takes {peak:,} bytes, its budget is {made.budget:,}: what is fetched stays to the end of "
