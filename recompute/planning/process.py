@@ -12,8 +12,8 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import TypeVar, cast
 
 from ..budgets import BESIDE, Budget
 from ..errors import UsageError
@@ -66,7 +66,7 @@ def in_a_copy(work: Callable[[], T]) -> T:
             warnings.simplefilter(
                 "ignore", DeprecationWarning
             )  # the copy runs Python alone, whatever threads there are
-            found = pool.submit(_worked)
+            found: Future[T] = pool.submit(cast("Callable[[], T]", _worked))
             try:
                 return found.result()
             except KeyboardInterrupt:  # the copy ends with what it has by now

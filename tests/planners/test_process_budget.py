@@ -48,11 +48,12 @@ def test_what_a_process_holds_is_not_known_on_a_device_or_with_ranks() -> None:
 
 def test_a_process_that_holds_more_than_is_set_aside_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = as_budget("8GiB of process")
+    monkeypatch.setattr(process, "bytes_beside_steps", lambda: BESIDE - process._LATER)
     process.must_hold(budget)
     monkeypatch.setattr(process, "bytes_beside_steps", lambda: BESIDE - process._LATER + 1)
     with pytest.raises(rc.UsageError, match=r"this process holds 192\.00 MiB without the step .* sets aside 320\.00"):
         process.must_hold(budget)
-    monkeypatch.undo()
+    monkeypatch.setattr(process, "bytes_beside_steps", lambda: 0)
     monkeypatch.setattr(process, "resident_bytes", lambda what: 9 << 30)
     with pytest.raises(rc.UsageError, match=r"has held 9\.00 GiB already, which is more than '8GiB of process'"):
         process.must_hold(budget)
