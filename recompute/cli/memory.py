@@ -37,8 +37,8 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         "--memory-budget",
         metavar="SIZE",
         help="most memory that the step may take: 16GiB, 16GB, 500MB, 1.5G (= 1.5GiB), 60%% of the plain step's "
-        "peak, '40%% of activations', or '8GiB of process' (all that it takes); if the plain step takes more, a planner "
-        "chooses what to recompute",
+        "peak, '40%% of activations', or '8GiB of process', with Python and libraries; if the plain step takes more, "
+        "a planner chooses what to recompute",
     )
     group.add_argument(
         "--max-batch", action="store_true", help="print the biggest batch that fits --memory-budget, by strategy"

@@ -33,7 +33,7 @@ def must_be_alone(budget: Budget, block: Block, target: Target) -> None:
     """UsageError for a step whose process is not known: on a device, with other ranks, on other systems than Linux."""
     why = ""
     if not isinstance(target.place, CPUPlace):
-        why = f"the step runs on a device, whose memory is not the process's"
+        why = "the step runs on a device, whose memory is not the process's"
     elif any(op.op.communicates for op in block.operators):
         why = "with several ranks, their libraries for communication take memory that is not known before"
     elif sys.platform != "linux" or not resident_bytes():
