@@ -68,9 +68,9 @@ class RecomputeOptimizer(WrappedOptimizer):
         step's peak; or `"8GiB of process"`, on what the system counts for the whole process (then planned in a copy of
         it, which calls `progress`).  `cost`: the cost model (default: this CPU's roofline; see `rc.cost.device`).
         `target`: the place where the step will run, and its kernel providers (None: this CPU); an Executor with another
-        target makes a new plan within the same budget.  `effort`: how long to search (default: 1), counted in work so that the same
-        call gives the same plan; or `seconds`: the time limit of the search.  `progress`: a function that is called
-        with a `passes.planners.core.watch.Progress` (default: a status line on a terminal).  Ctrl-C ends the search
+        target makes a new plan within the same budget.  `effort`: how long to search (default: 1), counted in work so
+        that the same call gives the same plan; or `seconds`: the time limit of the search.  `progress`: a function
+        that is called with a `passes.planners.core.watch.Progress` (default: a status line on a terminal).  Ctrl-C ends the search
         with the best plan so far, if one fits.  `slicing`: whether parts of the step may run in slices where that is
         faster than recomputation (see `set_slices`).
         """
