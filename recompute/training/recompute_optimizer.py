@@ -70,9 +70,9 @@ class RecomputeOptimizer(WrappedOptimizer):
         `target`: the place where the step will run, and its kernel providers (None: this CPU); an Executor with another
         target makes a new plan within the same budget.  `effort`: how long to search (default: 1), counted in work so
         that the same call gives the same plan; or `seconds`: the time limit of the search.  `progress`: a function
-        that is called with a `passes.planners.core.watch.Progress` (default: a status line on a terminal).  Ctrl-C ends the search
-        with the best plan so far, if one fits.  `slicing`: whether parts of the step may run in slices where that is
-        faster than recomputation (see `set_slices`).
+        that is called with a `passes.planners.core.watch.Progress` (default: a status line on a terminal).  Ctrl-C
+        ends the search with the best plan so far, if one fits.  `slicing`: whether parts of the step may run in slices
+        where that is faster than recomputation (see `set_slices`).
         """
         check_limits(effort, seconds, progress)
         limits = {"effort": effort, "seconds": seconds, "progress": progress, "slicing": slicing}
