@@ -9,14 +9,17 @@ lists, `--dump-ir` writes the program after each pass.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..boundary import as_block, as_texts
 from ..errors import expect
 from ..language.ir import Block, Operator
 from ..language.kernels import accepting, provider
 from ..language.types import TensorType
+from ..language.verify import trusted
 from .approximation.approximate import Approximate
 from .base import Pass, run_passes
 from .cleanup.commit_updates import CommitUpdates
@@ -33,14 +36,14 @@ from .lowering.fusion import Fusion
 from .lowering.layouts import turned, turned_operator
 from .lowering.scatter_gradients import ScatterGradients
 from .memory.liveness import Liveness
-from .memory.memory_plan import MemoryPlan
+from .memory.memory_plan import MemoryPlan, memory_report
 from .offloading.offload import Offload, offloaded, without_copies
 from .recomputation.rebuild import Rebuild
 from .recomputation.recompute import Recompute, RecomputePlan
 from .recomputation.split_norms import FuseNorms, OpenNorms, SplitNorms
 from .recomputation.temporary_weights import TemporaryWeights
 from .recomputation.unplan import Unplan
-from .scheduling.schedule import InBestOrder, Schedule
+from .scheduling.schedule import InBestOrder, Schedule, in_order_of
 from .slicing.open_means import OpenMeans
 from .slicing.slicing import Slice, whole_last
 from .target import Target
@@ -153,11 +156,21 @@ def lowered(block: Block, target: Target) -> Block:
     return run_passes(block, lowering_passes(target))
 
 
-def planned(block: Block, target: Target) -> Block:
+def planned(block: Block, target: Target, others: Sequence[Block] = ()) -> Block:
     """A cleaned block after lowering, in the best order found, with frees and addresses, and with its copies placed for
-    this order."""
+    this order.
+
+    `others`: the same step at other sizes, planned: the order of one is taken where the arena becomes no larger than
+    the largest of theirs.
+    """
     moved = offloaded(block)
-    return run_passes(lowered(without_copies(block), target), memory_passes(target, moved))
+    with trusted() if others else contextlib.nullcontext():  # what will run is verified
+        block = lowered(without_copies(block), target)
+    if target.schedule and (ordered := in_order_of(others, block)) is not None:
+        found = run_passes(ordered, memory_passes(replace(target, schedule=False), moved))
+        if memory_report(found).arena <= max(memory_report(other).arena for other in others):
+            return found
+    return run_passes(block, memory_passes(target, moved))
 
 
 def plan_memory(block: Block, target: Target) -> Block:

@@ -18,6 +18,7 @@ from ..errors import JobError, NotFiniteError, UsageError, expect, nearest
 from ..language.arrays import Arrays
 from ..language.ir import Block, Value
 from ..language.program import Compiled, Program, Variable
+from ..language.verify import trusted, verify
 from ..passes import Target, memory_report
 from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place, as_place
 from ..support.memory import give_back, own
@@ -150,7 +151,9 @@ class Executor:
             others = self._others.setdefault(program, Recent(self.kept_bytes, _program_bytes))
             made = others.get(sizes)
             if made is None:
-                made = program.at(sizes[0], dict(sizes[1]))
+                with trusted():
+                    made = program.at(sizes[0], dict(sizes[1]))
+                verify(made.block)
                 for old in others.put(sizes, made):
                     self._forget(old, others)
                 self._families[made] = self._families[program] = weakref.ref(others)
@@ -267,8 +270,7 @@ class Executor:
         """The session of a program for a fetch list, if it is there already; else None."""
         wanted = tuple(sorted(set(_names(program, fetch_list))))
         found = self._sessions.get(program)
-        fits = found is not None and found.serves(program, wanted)
-        return found.session if found is not None and fits else None
+        return found.session if found is not None and found.serves(program, wanted) else None
 
     def share_arena(self, nbytes: int) -> None:
         """Lets the programs of this executor that need at most `nbytes` for their intermediate values share one arena.
@@ -286,25 +288,29 @@ class Executor:
         """The shared arena, if it is large enough; that of a program's other sizes, which grows.  None: its own."""
         if self._shared is not None and nbytes <= self._shared.nbytes:
             return self._shared
-        family = self._families.get(program)
-        if family is None or not isinstance(self.place, CPUPlace):
+        if program not in self._families or not isinstance(self.place, CPUPlace):
             return None
-        there = [p for p, others in self._families.items() if others() is family() and p in self._sessions]
-        arenas = [self._sessions[p].session.arena for p in there]
-        largest = max(arenas, key=lambda a: a.nbytes, default=None)
-        if largest is None or largest.nbytes < nbytes:
-            del arenas, largest  # freed before the next one is allocated
-            for p in there:
-                del self._sessions[p]
-            return Arena(nbytes)
-        return largest
+        there = self._family(program)
+        largest = max((self._sessions[p].session.arena for p in there), key=lambda a: a.nbytes, default=None)
+        if largest is not None and largest.nbytes >= nbytes:
+            return largest
+        del largest  # freed before the next one is allocated
+        for p in there:
+            del self._sessions[p]
+        return Arena(nbytes)
+
+    def _family(self, program: Program) -> list[Program]:
+        """The programs of a program's other sizes, and itself, that have sessions."""
+        own = self._families.get(program)
+        return [p for p, f in self._families.items() if own is not None and f() is own() and p in self._sessions]
 
     def _planned(self, program: Program, fetch: tuple[str, ...]) -> Block:
         """What runs, compiled once for a program's block and what is fetched."""
         known = self._made.get(program)
         if known is None or known[0] is not program.block or known[1] is not program.compiled or known[2] != fetch:
             before = program.block, program.compiled, fetch
-            known = self._made[program] = (*before, block_to_run(program, self.target, fetch))
+            others = [self._sessions[p].session.block for p in self._family(program)]
+            known = self._made[program] = (*before, block_to_run(program, self.target, fetch, others))
         return known[3]
 
     def _feed(self, session: Any, feed: Mapping[str, Any]) -> None:

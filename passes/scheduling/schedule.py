@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -103,6 +103,31 @@ class InBestOrder(Pass):
 
     def __str__(self) -> str:
         return f"{self.name}{{schedule,{','.join(map(str, self.then))}}}"
+
+
+def in_order_of(others: Iterable[Block], block: Block) -> Block | None:
+    """A block in the order of the first that has the same operators, at other sizes; None where none has.
+
+    The same are operators of one kind that read and write values of the same names.  Tables, which depend on sizes, may
+    have other names.
+    """
+    left = {key: op for op, key in zip(block.operators, _keys(block), strict=True)}
+    for other in others:
+        wanted = _keys(other)
+        if len(left) == len(block.operators) == len(wanted) and left.keys() == set(wanted):
+            return block.with_operators([left[key] for key in wanted], addresses={})
+    return None
+
+
+def _keys(block: Block) -> list[tuple[str, ...]]:
+    """Of each operator but frees its kind, and what it writes and reads besides tables."""
+    tables = {v.name for v in block.buffers}.union(c.value.name for c in block.constants)
+    found = []
+    for op in block.operators:
+        if not isinstance(op.op, Free):
+            reads = ("" if v is None or v.name in tables else v.name for v in op.inputs)
+            found.append((op.op.name, *(v.name for v in op.writes()), *reads))
+    return found
 
 
 def _is_chain(block: Block) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import JobError, UsageError
+from ..places import CPUPlace, as_place
 from ..support.tables import human_bytes
 from . import costs as cli_costs
 from .job import Job, steps_of
@@ -36,7 +37,8 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         "--memory-budget",
         metavar="SIZE",
         help="most memory that the step may take: 16GiB, 16GB, 500MB, 1.5G (= 1.5GiB), 60%% of the plain step's "
-        "peak, or '40%% of activations'; if the plain step takes more, a planner chooses what to recompute",
+        "peak, '40%% of activations', or '8GiB of process', with Python and libraries; if the plain step takes more, "
+        "a planner chooses what to recompute",
     )
     group.add_argument(
         "--max-batch", action="store_true", help="print the biggest batch that fits --memory-budget, by strategy"
@@ -53,7 +55,22 @@ def check_arguments(args: argparse.Namespace) -> None:
     if args.memory_budget is not None:
         args.budget = given_budget(args.memory_budget, small=bool(args.model and is_problem(args.model)))
     if args.max_batch and args.budget is not None and args.budget.bytes is None:
-        raise UsageError(f"--max-batch needs an amount, e.g. --memory-budget 16GiB, not {args.budget} of a step")
+        raise UsageError(f"--max-batch needs an amount for the step, e.g. --memory-budget 16GiB, not {args.budget}")
+    if args.budget is not None and args.budget.of_process is not None:
+        _check_process(args)
+
+
+def _check_process(args: argparse.Namespace) -> None:
+    """UsageError where a budget is of a process that is not known."""
+    why = ""
+    if args.mesh is not None:
+        why = "--mesh: libraries for communication take memory that is not known before"
+    elif not isinstance(as_place(args.place), CPUPlace):
+        why = f"--place {args.place}: a device's memory is not the process's"
+    elif args.model and is_problem(args.model):
+        why = "a problem in a file, which no process runs"
+    if why:
+        raise UsageError(f"--memory-budget '{args.budget}' is not possible with {why}; give the step's own, e.g. 8GiB")
 
 
 def check_data(args: argparse.Namespace, program: Any = None) -> None:

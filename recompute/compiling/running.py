@@ -13,11 +13,11 @@ from ..passes.sequence import cleaned, planned
 from ..runtime.lowering import foreign
 
 
-def block_to_run(program: Program, target: Target, fetch: Sequence[str]) -> Block:
+def block_to_run(program: Program, target: Target, fetch: Sequence[str], others: Sequence[Block] = ()) -> Block:
     """The block with kernels, frees and addresses, which keeps fetched values; itself if it can run as it is.
 
     `target`: a resolved one.  A budget of the program also holds on its place: if the program's plan is for another
-    target, a new plan is made.
+    target, a new plan is made.  `others`: the same at other sizes, whose order of operators it takes where it can.
     """
     made = program.compiled if program.compiled and program.compiled.logical is program.logical else None
     for block in (program.block, *([made.block] if made is not None else ())):
@@ -29,7 +29,16 @@ def block_to_run(program: Program, target: Target, fetch: Sequence[str]) -> Bloc
             made = made.refit(target)
             if set(fetch) <= set(made.block.outputs):
                 return made.block
-        return _compiled(made.logical if made is not None else program.logical, program, target, fetch, made)
+        block = _fetching(made.logical if made is not None else program.logical, fetch)
+        by_planner = program.planned is not None  # which defines what is recomputed
+        found = planned(cleaned(block, target, planned=by_planner), target, others)
+    if made is not None and made.budget is not None and (peak := memory_report(found).peak) > made.budget:
+        warnings.warn(
+            f"the step takes {peak:,} bytes, its budget is {made.budget:,}: what is fetched stays to the end of "
+            "the step; fetch less, or plan with these values as outputs (compile_step(fetch=...))",
+            stacklevel=6,
+        )
+    return found
 
 
 def _suits(block: Block, made: Compiled | None, target: Target) -> bool:
@@ -40,20 +49,10 @@ def _suits(block: Block, made: Compiled | None, target: Target) -> bool:
     return not bound or made is None or made.target.makes_the_same_as(target)
 
 
-def _compiled(block: Block, program: Program, target: Target, fetch: Sequence[str], made: Compiled | None) -> Block:
-    """A logical block compiled, with fetched values among its outputs."""
+def _fetching(block: Block, fetch: Sequence[str]) -> Block:
+    """A logical block with fetched values among its outputs.  UsageError for values that it does not have."""
     values = block.values()  # of the logical block, as lowering may merge values that are fetched
     for name in fetch:
         if name not in values:
             raise UsageError(f"there is no value '{name}' to fetch{nearest(name, values)}")
-    outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
-    block = block.with_operators(block.operators, outputs=outputs)
-    by_planner = program.planned is not None  # which defines what is recomputed
-    found = planned(cleaned(block, target, planned=by_planner), target)
-    if made is not None and made.budget is not None and (peak := memory_report(found).peak) > made.budget:
-        warnings.warn(
-            f"the step takes {peak:,} bytes, its budget is {made.budget:,}: what is fetched stays to the end of "
-            "the step; fetch less, or plan with these values as outputs (compile_step(fetch=...))",
-            stacklevel=7,
-        )
-    return found
+    return block.with_operators(block.operators, outputs=tuple(dict.fromkeys([*block.outputs, *fetch])))

@@ -28,6 +28,7 @@ from ..passes.sequence import cleaned, planned
 from ..runtime.lowering import resolved
 from ..support.memory import give_back
 from .figures import PlanFigures, cost_of, figures_of, seconds_bound
+from .process import in_a_copy, must_be_alone, must_hold
 from .request import DEFAULT, NO_PLAN, Request, needs_budget
 from .saved import SavedPlan
 
@@ -87,7 +88,7 @@ def plan_step(
     """
     block = program.block
     fitting = _fitting_for(block, target, wanted, plain)
-    fitted, found = carry(fitting, wanted)
+    fitted, found = _carried(fitting, wanted)
     compiled = _compiled(fitted, found, target, block, wanted)
     program.plan, program.planned = fitted.plan, found
     if apart:
@@ -97,6 +98,8 @@ def plan_step(
     del fitting
     gc.collect()  # the search's frontiers and problems refer to each other
     give_back()
+    if wanted.budget is not None and wanted.budget.of_process is not None:
+        must_hold(wanted.budget)
     return fitted
 
 
@@ -113,13 +116,26 @@ def _fitting_for(block: Block, target: Target, wanted: Request, plain: Compiled 
 def _refit(block: Block, wanted: Request, target: Target) -> Compiled:
     """The step planned for another target by the same request; a budget as a share refers to its plain step there."""
     target = target_of(target)
-    fitted, found = carry(_fitting_for(block, target, wanted), wanted, bounded=False)
+    fitted, found = _carried(_fitting_for(block, target, wanted), wanted, bounded=False)
     return _compiled(fitted, found, target, block, wanted)
 
 
 def _compiled(fitted: Fitted, found: PlanFigures, target: Target, block: Block, wanted: Request) -> Compiled:
     """What a program remembers of its plan: what runs, and how to plan `block` for another target."""
     return Compiled(fitted.compiled, fitted.block, target, found.budget, functools.partial(_refit, block, wanted))
+
+
+def _carried(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[Fitted, PlanFigures]:
+    """`carry`, in a copy of the process where the budget is one of a process."""
+    if wanted.budget is None or wanted.budget.of_process is None:
+        return carry(fitting, wanted, bounded=bounded)
+    must_be_alone(wanted.budget, fitting.once, fitting.target)
+
+    def work() -> tuple[Fitted, PlanFigures]:
+        fitted, found = carry(fitting, wanted, bounded=bounded)
+        return replace(fitted, planned=None), found  # a planner's own account may be large
+
+    return in_a_copy(work)
 
 
 def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[Fitted, PlanFigures]:

@@ -65,13 +65,14 @@ class RecomputeOptimizer(WrappedOptimizer):
         """Recomputes as much as necessary to fit a budget, at the least cost; returns self.
 
         `budget`: the limit on all memory that the executor allocates: `"8GiB"`, bytes, or `"60%"` of the plain
-        step's peak.  `cost`: the cost model (default: this CPU's roofline; see `rc.cost.device`).  `target`: the place
-        where the step will run, and its kernel providers (None: this CPU); an Executor with another target makes a
-        new plan within the same budget.  `effort`: how long to search (default: 1), counted in work so that the same
-        call gives the same plan; or `seconds`: the time limit of the search.  `progress`: a function that is called
-        with a `passes.planners.core.watch.Progress` (default: a status line on a terminal).  Ctrl-C ends the search
-        with the best plan so far, if one fits.  `slicing`: whether parts of the step may run in slices where that is
-        faster than recomputation (see `set_slices`).
+        step's peak; or `"8GiB of process"`, on what the system counts for the whole process (then planned in a copy of
+        it, which calls `progress`).  `cost`: the cost model (default: this CPU's roofline; see `rc.cost.device`).
+        `target`: the place where the step will run, and its kernel providers (None: this CPU); an Executor with another
+        target makes a new plan within the same budget.  `effort`: how long to search (default: 1), counted in work so
+        that the same call gives the same plan; or `seconds`: the time limit of the search.  `progress`: a function
+        that is called with a `passes.planners.core.watch.Progress` (default: a status line on a terminal).  Ctrl-C
+        ends the search with the best plan so far, if one fits.  `slicing`: whether parts of the step may run in slices
+        where that is faster than recomputation (see `set_slices`).
         """
         check_limits(effort, seconds, progress)
         limits = {"effort": effort, "seconds": seconds, "progress": progress, "slicing": slicing}

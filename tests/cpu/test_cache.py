@@ -162,7 +162,7 @@ def known(name: str) -> bool:
 def code() -> Iterator[bytes]:
     tools = native.toolchain()
     text = f"@table = constant [2 x double] [double 1.0, double 2.0]\ndeclare void @used()\n{ANSWER}"
-    yield tools.object_code(tools.llvm.parse_assembly(text), "key")
+    yield tools.object_code(tools.llvm.parse_assembly(text), "key", in_vectors=True)
 
 
 @needs_elf

@@ -11,6 +11,8 @@ import pytest
 from text_cases import text_model
 
 import recompute as rc
+from recompute.passes import memory_report
+from recompute.passes.scheduling.schedule import Schedule, in_order_of
 from recompute.support.recent import Recent
 
 
@@ -114,3 +116,41 @@ def test_recent_keeps_what_was_used_last() -> None:
     assert kept.get("b") is None
     assert list(kept) == [20]
     assert kept.put("d", 1) == [20]
+
+
+def test_the_order_of_another_length_is_taken_where_the_operators_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[int] = []
+    run = Schedule.run
+
+    def counted(self: Schedule, block: Any) -> Any:
+        searched.append(len(block.operators))
+        return run(self, block)
+
+    monkeypatch.setattr(Schedule, "run", counted)
+    program, executor = step(64), rc.Executor()
+    executor.run(program, feed(4, 64), ["loss"])
+    assert len(searched) == 1
+    losses = [executor.run(program, feed(4, length), ["loss"])[0] for length in (60, 56)]
+    assert len(searched) == 1
+    executor.run(program, feed(4, 128), ["loss"])  # takes more memory than any before: an order of its own
+    assert len(searched) == 2
+    assert all(memory_report(b.session.block).arena <= b.session.arena.nbytes for b in executor._sessions.values())
+    alone = step(64)
+    rc.Executor().run(alone, feed(4, 64), ["loss"])
+    for length, loss in zip((60, 56), losses, strict=True):
+        other = step(length)
+        other.data.update({v.name: alone.data[v.name].copy() for v in (*alone.block.parameters, *alone.block.state)})
+        assert rc.Executor().run(other, feed(4, length), ["loss"])[0] == loss
+        alone = other
+
+
+def test_programs_with_other_operators_have_orders_of_their_own() -> None:
+    text = "program p {{\n input %x: f32[{n}]\n %a: f32[{n}] = {first}(%x)\n %b: f32[{n}] = Neg(%x)\n"
+    text += " %y: f32[{n}] = Add(%a, %b)\n output %y\n}}"
+    small, large, other = (rc.parse(text.format(n=n, first=f)) for n, f in ((2, "Exp"), (4, "Exp"), (4, "Tanh")))
+    turned = large.with_operators([large.operators[i] for i in (1, 0, 2)])
+    found = in_order_of([other, turned], small)
+    assert found is not None
+    assert [op.op.name for op in found.operators] == ["Neg", "Exp", "Add"]
+    assert in_order_of([other], small) is None
+    assert in_order_of([], small) is None

@@ -30,7 +30,7 @@ from ...shared import trouble
 from . import code_cache, crew
 
 #: changes whenever object code made before must not be loaded any more
-_VERSION = "3"
+_VERSION = "4"
 
 
 @dataclass(frozen=True)
@@ -345,14 +345,23 @@ class _Toolchain:
             raise JobError(f"native code without the function k_{key}")
         return address
 
-    def object_code(self, module: Any, key: str) -> bytes:
-        """Optimised machine code of a module whose `kernel` gets the name that belongs to the key."""
+    def object_code(self, module: Any, key: str, *, in_vectors: bool) -> bytes:
+        """Machine code of a module whose `kernel` gets the name that belongs to the key.
+
+        `in_vectors`: its loops are written in vectors, unrolled and with what does not change in front of them: passes
+        that do this would find nothing, and take ten times as long as those that are run.
+        """
         module.get_function("kernel").name = f"k_{key}"
         module.verify()
         options = self.llvm.create_pipeline_tuning_options(speed_level=3)
         options.loop_vectorization = options.slp_vectorization = True
         builder = self.llvm.create_pass_builder(self.machine, options)
-        builder.getModulePassManager().run(module, builder)
+        passes = self.llvm.create_new_module_pass_manager() if in_vectors else builder.getModulePassManager()
+        if in_vectors:
+            passes.add_sroa_pass()
+            passes.add_instruction_combine_pass()
+            passes.add_simplify_cfg_pass()
+        passes.run(module, builder)
         wanted = [f.name for f in module.functions if f.is_declaration and f.name.startswith(("numba", "NRT", "Py"))]
         if wanted:  # another process, which finds the object code in the cache, would not have it
             raise JobError(f"a kernel needs numba's runtime: {', '.join(wanted)}")
@@ -367,10 +376,10 @@ def toolchain() -> _Toolchain:
     return _Toolchain()
 
 
-def loaded(key: str, make: Callable[[], Any]) -> int:
+def loaded(key: str, make: Callable[[], Any], *, in_vectors: bool = False) -> int:
     """The address of the function that the key names: made earlier, in this process or another, or now.
 
-    `make`: gives the module whose function `kernel` it is.
+    `make`: gives the module whose function `kernel` it is; `in_vectors`: see `object_code`.
     """
     tools = toolchain()
     if key not in tools.addresses:
@@ -378,7 +387,7 @@ def loaded(key: str, make: Callable[[], Any]) -> int:
             if key not in tools.addresses:
                 code = code_cache.kept(key, tools.has)
                 if code is None:
-                    code = tools.object_code(make(), key)
+                    code = tools.object_code(make(), key, in_vectors=in_vectors)
                     code_cache.keep(key, code)
                 tools.addresses[key] = tools.load(key, code)
     return tools.addresses[key]
@@ -391,9 +400,9 @@ def kept(key: str) -> bool:
 
 
 def compile_ir(ir: str) -> int:
-    """The address of the function `kernel` of a module given as LLVM IR."""
+    """The address of the function `kernel` of a module given as LLVM IR, its loops in vectors."""
     tools = toolchain()
-    return loaded(tools.key(ir), lambda: tools.llvm.parse_assembly(ir))
+    return loaded(tools.key(ir), lambda: tools.llvm.parse_assembly(ir), in_vectors=True)
 
 
 @once

@@ -222,15 +222,16 @@ class _Kernel(_Writer):
     def rows(self) -> None:
         """Pieces of rows, one after the other."""
         code = self.code
-        block = code.variable("i64", code.rem("%begin", self.pieces))
-        self.locate(code.div("%begin", self.pieces), self.nest.outer)
-        with code.loop("%begin", "%end"):
-            start = code.mul(code.get(block), self.piece)
-            self.row(start, code.smaller(self.piece, code.sub(self.size, start)))
-            over = self.wrapped(block, self.pieces)
-            if self.nest.outer:
-                with code.when(over):
-                    self.advance(self.nest.outer - 1)
+        with code.when(code.let("icmp slt i64 %begin, %end")):  # where there are none, sizes may be 0
+            block = code.variable("i64", code.rem("%begin", self.pieces))
+            self.locate(code.div("%begin", self.pieces), self.nest.outer)
+            with code.loop("%begin", "%end"):
+                start = code.mul(code.get(block), self.piece)
+                self.row(start, code.smaller(self.piece, code.sub(self.size, start)))
+                over = self.wrapped(block, self.pieces)
+                if self.nest.outer:
+                    with code.when(over):
+                        self.advance(self.nest.outer - 1)
 
     def row(self, start: str, length: str) -> None:
         """The elements of the current row from column `start` on."""
