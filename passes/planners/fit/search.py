@@ -20,12 +20,12 @@ from ..core.derive import Derived
 from ..core.frontier import Point
 from ..core.simulate import Outcome, plan_of, simulate
 from ..core.watch import current
-from ..methods.auto import Auto, frontier_of, quick_frontier_of, refuse_hopeless
+from ..methods.auto import GOOD, Auto, frontier_of, quick_frontier_of, refuse_hopeless
 from .problem import Fitted, Fitting
 from .refusal import lowest_quickly
 
-#: gaps: nothing more is looked for below the first, or, where more is wanted, the second; little below the third
-_GOOD, _BEST, _NEARLY = 1e-3, 1e-9, 1e-2
+#: gaps: where more than by default is wanted, nothing is looked for below the first; little by default below the second
+_BEST, _NEARLY = 1e-9, 1e-2
 #: plans of the cuts that are compiled, for the first order and the second; of each later round
 _FIRST, _SECOND, _LATER = 3, 2, 2
 #: arenas that are further from the budget, as a share of it, say nothing about plans that just fit
@@ -113,7 +113,7 @@ class _Search:
 
     def ends(self, last: bool = False) -> bool:
         """Whether the search is over; `last`: nothing more is done by default."""
-        if self.by_default and (last or self.watch.over or self.best <= self.bound * (1 + _GOOD)):
+        if self.by_default and (last or self.watch.over or self.best <= self.bound * (1 + GOOD)):
             self.by_default = False
             self.watch.allow_more()
             if not self.watch.searches_on:
@@ -140,7 +140,6 @@ class _Order:
         first plan found there says, then the middle between those that fit and those that do not.
         """
         problem, watch = self.derived.problem, self.search.watch
-        frontier_of(problem)
         goal = self.goal
         if not self.refined:
             goal = self.search.budget
@@ -156,6 +155,8 @@ class _Order:
             watch.doing("local search")
             with contextlib.suppress(UsageError):  # so little that nothing can be there
                 self.search.auto.refine(self.frontier, goal, number)
+        else:
+            frontier_of(problem)
 
     def walk(self, tries: int) -> Iterator[Fitted]:
         """Compiles the plan whose arena is likely to just fit, then others, until the best that does is known."""
@@ -171,7 +172,7 @@ class _Order:
         for _ in range(tries):
             low = fits + 1 if fits < over else 0
             at = min(max(sum(p.peak <= self.goal for p in points) - 1, low), over - 1)
-            if at < low or points[over - 1].cost >= search.best * (1 - _GOOD):
+            if at < low or points[over - 1].cost >= search.best * (1 - GOOD):
                 return  # nothing that is worth it is left
             if search.watch.over:
                 return
