@@ -34,6 +34,8 @@ _NEAR = 0.1
 _GOALS = 3
 #: rounds in a row that find nothing, after which the search is over
 _PATIENCE = 4
+#: seconds after the deadline that compiling a plan may end, at most
+_OVERTIME = 1.0
 #: a plan that leaves no more than this share of the budget unused is not asked to use it
 CLOSE = 0.995
 
@@ -70,6 +72,7 @@ class _Search:
         self.bound = fitting.bound(budget)
         if self.plain.peak > budget:
             refuse_hopeless(problem, budget, self.bound)
+        self.hurried = False  # whether time was up before a plan fitted
         self.by_default = True  # whether no more has been done than is done by default
 
     def run(self, reorder: bool) -> Iterator[Fitted]:
@@ -77,15 +80,13 @@ class _Search:
         first = _Order(self, self.fitting.derived, scheduled=False)
         orders = [first]
         yield from first.walk(min(self.tries, _FIRST))
-        if self.watch.late and self.best == math.inf:
-            found = lowest_quickly(self.fitting)
-            self.best = self.fitting.cost(found) if found.peak <= self.budget else math.inf
-            yield found
+        yield from self.sure()
         if self.ends():
             return
         if reorder and self.fitting.reordered is not None:
             orders.append(_Order(self, self.fitting.reordered, scheduled=True))
             yield from orders[1].walk(min(self.tries, _SECOND))
+            yield from self.sure()
             if self.ends():
                 return
         nearly = self.best <= self.bound * (1 + _NEARLY)
@@ -97,6 +98,14 @@ class _Search:
                     return
         if not self.ends(last=True):
             yield from self.further(orders)
+
+    def sure(self) -> Iterator[Fitted]:
+        """What is sure to fit, if anything is: where time is up and no plan fits, once."""
+        if self.watch.late and self.best == math.inf and not self.hurried:
+            self.hurried = True
+            found = lowest_quickly(self.fitting)
+            self.best = self.fitting.cost(found) if found.peak <= self.budget else math.inf
+            yield found
 
     def further(self, orders: list[_Order]) -> Iterator[Fitted]:
         """Rounds beyond what is done by default."""
@@ -132,6 +141,7 @@ class _Order:
         self.beyond = 0  # live bytes of the least plan whose arena is too large
         self.tried: list[tuple[int, int]] = []  # live bytes and peaks of plans that were compiled since
         self.peaks: dict[bytes, int] = {}
+        self.took = 0.0  # seconds of the last compilation
 
     def refine(self, number: int) -> None:
         """Looks for better plans around a goal: of live bytes, while it is arenas that must fit.
@@ -174,7 +184,7 @@ class _Order:
             at = min(max(sum(p.peak <= self.goal for p in points) - 1, low), over - 1)
             if at < low or points[over - 1].cost >= search.best * (1 - GOOD):
                 return  # nothing that is worth it is left
-            if search.watch.over:
+            if search.watch.over or search.watch.left + _OVERTIME < self.took:
                 return
             found = self.compiled(points[at])
             yield found
@@ -204,9 +214,10 @@ class _Order:
         """The step with a plan of the frontier."""
         search = self.search
         search.watch.doing(f"compiling a plan of {point.method}")
-        plan = plan_of(point.sequence)
+        plan, begun = plan_of(point.sequence), search.watch.elapsed
         found = search.fitting.carry_out(self.derived.for_block(plan), self.scheduled, search.within)
         self.peaks[point.sequence.tobytes()] = found.peak
+        self.took = search.watch.elapsed - begun
         return search.fitting.with_planned(found, self._planned(point.sequence, plan, point))
 
     def _planned(self, sequence: array, plan: Any, point: Point) -> Planned:

@@ -11,6 +11,7 @@ seed give the same plan.  Plans of one problem share a frontier: what was found 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from ..core.chain import chain_of, merged
 from ..core.frontier import Frontier, Point
 from ..core.problem import RematerialisationProblem
 from ..core.simulate import plan_of, sequence_of, simulate
-from ..core.watch import WORK, current
+from ..core.watch import WORK, OutOfTime, current
 from . import moccasin
 from .blocks import join_blocks
 from .local_search import Schedule, Search
@@ -41,7 +42,7 @@ _RUNGS = (0.94, 0.97, 1.0)
 _NEAR = 0.05
 #: problems of no more nodes are solved at once, and every time; those of no more than the second in parts; those of
 #: more are long: they end as soon as some method is within `GOOD` of the bound
-_TINY, _SOLVED_IN_PARTS = 100, 1000
+_TINY, SOLVED_IN_PARTS = 100, 1000
 #: the gap below which nothing more is looked for by default
 GOOD = 1e-3
 #: neighbourhoods that are solved each time that the search goes on; it takes up to so many times more moves then
@@ -93,9 +94,11 @@ class Auto(Planner):
         problem, watch = frontier.problem, current()
         again = not number and any(abs(budget - g) < _NEAR * (budget - problem.fixed) for g in frontier.refined)
         frontier.refined.append(budget)
-        ends_early = not (number or self.rounds) and len(problem) > _SOLVED_IN_PARTS
+        ends_early = not (number or self.rounds) and len(problem) > SOLVED_IN_PARTS
         for _ in self._steps(frontier, budget, number, again=again, quickest_first=ends_early):
-            if watch.over or (ends_early and not self._worth_solving(frontier, budget)):
+            if watch.over or (watch.late and frontier.best(budget) is not None):
+                return
+            if ends_early and not self._worth_solving(frontier, budget):
                 return
         if not again or len(problem) <= _TINY:
             self._solve(frontier, budget, number)
@@ -141,7 +144,7 @@ class Auto(Planner):
             sequence, _, _ = moccasin.improve(problem, budget, start.sequence, effort=effort, seed=seed)
             frontier.offer(sequence, "solver")
         rounds = self.rounds or (_ROUNDS if number else 0)
-        if rounds and _TINY < len(problem) <= _SOLVED_IN_PARTS and self._worth_solving(frontier, budget):
+        if rounds and _TINY < len(problem) <= SOLVED_IN_PARTS and self._worth_solving(frontier, budget):
             start = frontier.best(budget) or frontier.lowest
             sequence = search(problem, budget, start.sequence, rounds=rounds, effort=self.effort / 2, seed=seed)
             frontier.offer(sequence, f"{start.method.split('+')[0]}+solver")
@@ -168,7 +171,8 @@ def ask(frontier: Frontier, budget: int, strategy: str) -> None:
     """Offers the frontier what a published method finds for a budget."""
     watch, problem = current(), frontier.problem
     watch.doing(f"strategy {strategy}")
-    frontier.offer(sequence_of(problem, planner(strategy).plan(problem, budget=budget)), strategy)
+    with contextlib.suppress(OutOfTime):
+        frontier.offer(sequence_of(problem, planner(strategy).plan(problem, budget=budget)), strategy)
     watch.spend(_ASKED * len(problem))
 
 
@@ -234,9 +238,10 @@ def frontier_of(problem: RematerialisationProblem) -> Frontier:
         watch = current()
         watch.doing("blocks")
         chain = merged(chain_of(problem), _STAGES)
-        join_blocks(frontier, chain, slots=_SLOTS, tries=max(8, int(48 / _large(problem))))
+        with contextlib.suppress(OutOfTime):
+            join_blocks(frontier, chain, slots=_SLOTS, tries=max(8, int(48 / _large(problem))))
+            frontier.joined = True
         watch.spend(_SWEPT * len(problem))
-        frontier.joined = True
     return frontier
 
 
