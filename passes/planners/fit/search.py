@@ -83,7 +83,7 @@ class _Search:
         yield from self.sure()
         if self.ends():
             return
-        if reorder and self.fitting.reordered is not None:
+        if reorder and not self.watch.late and self.fitting.reordered is not None:
             orders.append(_Order(self, self.fitting.reordered, scheduled=True))
             yield from orders[1].walk(min(self.tries, _SECOND))
             yield from self.sure()
