@@ -52,24 +52,18 @@ def _bound(arrays: Arrays) -> Run:
 
 
 def _lift(alive: Any, begin: int, stop: int, size: int) -> None:
-    first, last = begin // _BLOCK, (stop - 1) // _BLOCK
-    if begin >= stop:
-        return
-    if first == last:
-        _lift_part(alive, begin, stop, size)
-        return
-    _lift_part(alive, begin, (first + 1) * _BLOCK, size)
-    for b in range(first + 1, last):
-        alive[LIFT, b] += size
-        alive[HIGH, b] += size
-    _lift_part(alive, last * _BLOCK, stop, size)
-
-
-def _lift_part(alive: Any, begin: int, stop: int, size: int) -> None:
-    for t in range(begin, stop):
-        alive[ENTER, t] += size
-        alive[MOST, t] += size
-    _look_again(alive, begin // _BLOCK)
+    while begin < stop:
+        b = begin // _BLOCK
+        end = min(stop, (b + 1) * _BLOCK)
+        if end - begin == _BLOCK:
+            alive[LIFT, b] += size
+            alive[HIGH, b] += size
+        else:
+            for t in range(begin, end):
+                alive[ENTER, t] += size
+                alive[MOST, t] += size
+            _look_again(alive, b)
+        begin = end
 
 
 def _look_again(alive: Any, b: int) -> None:
@@ -84,13 +78,8 @@ def _entered(alive: Any, t: int) -> int:
 
 
 def _set_most(alive: Any, t: int, most: int) -> None:
-    b = t // _BLOCK
-    before = alive[MOST, t] + alive[LIFT, b]
-    alive[MOST, t] = most - alive[LIFT, b]
-    if most >= alive[HIGH, b]:
-        alive[HIGH, b] = most
-    elif before == alive[HIGH, b]:
-        _look_again(alive, b)
+    alive[MOST, t] = most - alive[LIFT, t // _BLOCK]
+    _look_again(alive, t // _BLOCK)
 
 
 def _highest(alive: Any, stop: int) -> int:
@@ -110,8 +99,8 @@ def _settle(alive: Any) -> None:
             alive[LIFT, b] = 0
 
 
-#: what replaces functions of `moves.py` (of the same names without a line before them), and what that calls
-_ON_BLOCKS, _PARTS = (_lift, _entered, _set_most, _highest, _settle), (_lift_part, _look_again)
+#: what replaces functions of `moves.py`, of the same names without a line before them
+_ON_BLOCKS = (_lift, _entered, _set_most, _highest, _settle)
 
 
 @functools.cache
@@ -119,6 +108,6 @@ def _kernel() -> jit.Kernel:
     """`moves.moves`, with all functions that it calls marked for numba."""
     names: dict[str, Any] = {**vars(twister), **vars(moves), "HIGH": HIGH, "_BLOCK": _BLOCK}
     functions = {n: f.__code__ for n, f in names.items() if isinstance(f, types.FunctionType)}
-    functions |= {f.__name__[1:]: f.__code__ for f in _ON_BLOCKS} | {f.__name__: f.__code__ for f in _PARTS}
+    functions |= {f.__name__[1:]: f.__code__ for f in _ON_BLOCKS} | {"_look_again": _look_again.__code__}
     names |= {n: jit.inline(types.FunctionType(code, names, n)) for n, code in functions.items()}
     return jit.kernel(names["moves"].function)
