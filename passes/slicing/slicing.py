@@ -178,7 +178,7 @@ def whole_step(block: Block, slicing: Slicing) -> tuple[Graph, Region, Region | 
     None for the latter if a slice's backward pass cannot follow its forward pass.  However many pieces there are, these
     are the same: the block remembers them.
     """
-    key = "whole step", slicing.first, slicing.axis, slicing.share
+    key = f"whole step {slicing.first}:{slicing.axis}:{slicing.share}"
     known = block.facts.get(key)
     if known is None or not _least_pieces(slicing) <= slicing.pieces <= known[1].size:  # then the error is raised again
         known = block.facts[key] = _whole_step(block, slicing)

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from ...passes.planners.methods import moves, twister
+from ...passes.planners.methods import layout, moves, twister
 from ...passes.planners.methods.flat import Arrays, Run
 from ...passes.planners.methods.layout import ENTER, HIGH, LIFT, MOST
 from .device import jit, native
@@ -99,14 +99,14 @@ def _settle(alive: Any) -> None:
             alive[LIFT, b] = 0
 
 
-#: what replaces functions of `moves.py`, of the same names without a line before them
+#: what replaces the functions of `alive.py`, of the same names without a line before them
 _ON_BLOCKS = (_lift, _entered, _set_most, _highest, _settle)
 
 
 @functools.cache
 def _kernel() -> jit.Kernel:
     """`moves.moves`, with all functions that it calls marked for numba."""
-    names: dict[str, Any] = {**vars(twister), **vars(moves), "HIGH": HIGH, "_BLOCK": _BLOCK}
+    names: dict[str, Any] = {**vars(layout), **vars(twister), **vars(moves), "_BLOCK": _BLOCK}
     functions = {n: f.__code__ for n, f in names.items() if isinstance(f, types.FunctionType)}
     functions |= {f.__name__[1:]: f.__code__ for f in _ON_BLOCKS} | {"_look_again": _look_again.__code__}
     names |= {n: jit.inline(types.FunctionType(code, names, n)) for n, code in functions.items()}

@@ -12,9 +12,10 @@ import math
 from ....language.types import Array
 
 # isort: off
+from .alive import entered, highest, lift, set_most, settle
 from .layout import (
     ABLE, ANNEAL, AT, BEST, BEST_COST, BEST_LENGTH, BORN, BUDGET, BYTES_UNIT, CAN, CHANGE, CHANGES, COST,
-    COST_UNIT, COSTS, DESCEND, DIES_AT, ENDED, ENOUGH, ENTER, FILL, FIXED, LIFT, LIMIT, MARK, MOST, NEXT, NODES, NOW,
+    COST_UNIT, COSTS, DESCEND, DIES_AT, ENDED, ENOUGH, FILL, FIXED, LIMIT, MARK, NEXT, NODES, NOW,
     OVERWRITES_AT, PENDING, PUT_IN, READERS_AT, READS_AT, REPEATABLE, RUN_COUNT, RUNS_AT, SCRATCH, SEEN,
     SERVED_AT, SIZE, SLOT_COUNT, SLOTS_AT, STALE, STALES, STAYS, TURN_ON, USE, USES, VALUES, WHAT, WORK,
     WRITES_AT,
@@ -94,33 +95,6 @@ def count_life(x: Array, alive: Array, v: int, k: int, sign: int) -> None:
     lift(alive, here + 1, last + 1, sign * x[x[SIZE] + v])
     soil(x, here)
     soil(x, last)
-
-
-# compiled, these five work on blocks of slots: see runtime/cpu/planner_moves.py
-
-
-def lift(alive: Array, begin: int, stop: int, size: int) -> None:
-    """Adds bytes to what is alive at slots begin to stop."""
-    alive[:LIFT, begin:stop] += size
-
-
-def entered(alive: Array, t: int) -> int:
-    """The bytes alive at the entry of slot t."""
-    return int(alive[ENTER, t])
-
-
-def set_most(alive: Array, t: int, most: int) -> None:
-    """Sets the most bytes alive within slot t."""
-    alive[MOST, t] = most
-
-
-def highest(alive: Array, stop: int) -> int:
-    """The most bytes alive within slots 0 to stop, which are all."""
-    return int(alive[MOST, :stop].max(initial=0))
-
-
-def settle(alive: Array) -> None:
-    """Adds to each slot what was added to its block."""
 
 
 def soil(x: Array, t: int) -> None:
