@@ -45,7 +45,7 @@ def sweep(frontier: Frontier, cuts: int = 48) -> None:
     """Offers the frontier what the cuts keep, at the turn to the backward pass and at the fullest moments after it.
 
     A few orders of preference among ties are tried at the first moment.  What the backward pass has used up before a
-    moment is kept.  Where time is up, the cuts of the first moment are all.
+    moment is kept.  It ends where time is up.
     """
     problem = frontier.problem
     seen: set[frozenset[int]] = set()
@@ -55,8 +55,6 @@ def sweep(frontier: Frontier, cuts: int = 48) -> None:
             continue
         before = {v for v in problem.saved if problem.readers[v][-1] <= b}
         for slope in SLOPES if k == 0 else SLOPES[1:2]:
-            if seen and watch.late:
-                return
             for line in hull(Cut(problem, b, slope), cuts if k < 2 else cuts // 3):
                 kept = line.kept | before
                 if watch.tick():
