@@ -93,12 +93,15 @@ class Auto(Planner):
         """
         problem, watch = frontier.problem, current()
         again = not number and any(abs(budget - g) < _NEAR * (budget - problem.fixed) for g in frontier.refined)
+        # where the search asks again, the arena of what was good enough has missed the budget: then others are wanted
+        ends_early = not (number or self.rounds or frontier.ended_early) and len(problem) > SOLVED_IN_PARTS
         frontier.refined.append(budget)
-        ends_early = not (number or self.rounds) and len(problem) > SOLVED_IN_PARTS
         for _ in self._steps(frontier, budget, number, again=again, quickest_first=ends_early):
             if watch.over or (watch.late and frontier.best(budget) is not None):
                 return
             if ends_early and not self._worth_solving(frontier, budget):
+                frontier.ended_early = True
+                frontier.refined.pop()
                 return
         if not again or len(problem) <= _TINY:
             self._solve(frontier, budget, number)
@@ -106,7 +109,7 @@ class Auto(Planner):
     def _steps(
         self, frontier: Frontier, budget: int, number: int, *, again: bool, quickest_first: bool
     ) -> Iterator[None]:
-        """All but solvers, one at a time.  `quickest_first`: tables of few stages, and local search at the budget."""
+        """All but solvers, one at a time.  `quickest_first`: tables of few stages come before blocks."""
         problem, fixed = frontier.problem, frontier.problem.fixed
         large = max(1.0, len(problem) / 2000) * (4 if again else 1) / (1 + min(number, _LONGER))
         first = _TABLES if quickest_first else ()
@@ -124,7 +127,7 @@ class Auto(Planner):
         for strategy in first:
             ask(frontier, budget, strategy)
             yield
-        if quickest_first:
+        if quickest_first and len(problem) > _OTHERS_MOST:  # blocks take long
             yield from search(1.0)
         frontier_of(problem)
         yield
