@@ -98,6 +98,7 @@ CASES: dict[str, tuple[Callable[[], tuple[Any, str]], str, dict[str, Any]]] = {
     "chain-10000": (lambda: chain(10000), "50%", {}),
     "resnet50-60%": (lambda: zoo("resnet50", 16), "60%", {}),
     "mobilenet_v2-60%": (lambda: zoo("mobilenet_v2", 16), "60%", {}),
+    "densenet121-5s": (lambda: zoo("densenet121", 8), "60%", {"seconds": 5}),
     "resnet50-15s": (lambda: zoo("resnet50", 16), "60%", {"seconds": 15}),
 }
 

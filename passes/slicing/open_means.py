@@ -26,7 +26,14 @@ def open_means(block: Block) -> Block:
     """Losses that are means over the labels that count, as Σ / count; and their gradients likewise.
 
     The divisor depends on all labels: a slice alone does not know it.  It is computed from the labels, which are small.
+    The block remembers the result, as each number of slices asks for it.
     """
+    if "open means" not in block.facts:
+        block.facts["open means"] = _with_open_means(block)
+    return block.facts["open means"]
+
+
+def _with_open_means(block: Block) -> Block:
     found: list[Operator] = []
     counts: dict[object, Value] = {}
     b = Builder.on(block)

@@ -175,8 +175,17 @@ def _side_by_side(block: Block, slicing: Slicing) -> Block:
 def whole_step(block: Block, slicing: Slicing) -> tuple[Graph, Region, Region | None]:
     """The step whose whole is to run in slices, without needless recomputation; its forward pass, and both passes.
 
-    None for the latter if a slice's backward pass cannot follow its forward pass.
+    None for the latter if a slice's backward pass cannot follow its forward pass.  However many pieces there are, these
+    are the same: the block remembers them.
     """
+    key = f"whole step {slicing.first}:{slicing.axis}:{slicing.share}"
+    known = block.facts.get(key)
+    if known is None or not _least_pieces(slicing) <= slicing.pieces <= known[1].size:  # then the error is raised again
+        known = block.facts[key] = _whole_step(block, slicing)
+    return known
+
+
+def _whole_step(block: Block, slicing: Slicing) -> tuple[Graph, Region, Region | None]:
     graph = Graph(block, own=slicing.first == MICRO, always=slicing.share is not None)
     forward = region_of(graph, slicing)
     backward = whole_backward(graph, forward) if forward.members else None
@@ -213,7 +222,7 @@ def region_of(graph: Graph, slicing: Slicing) -> Region:
             raise UsageError(f"{what}: '{slicing.last}' is made before '{slicing.first}': exchange them")
         positions = [i for i in range(at[0], at[1] + 1) if i in graph.forward]
         starts, size = _from_operator(graph, graph.operators[at[0]], slicing, what)
-    if not (2 if slicing.share is None else 1) <= slicing.pieces <= size:
+    if not _least_pieces(slicing) <= slicing.pieces <= size:
         raise UsageError(f"{what}: along this axis there are {size} values: give from 2 to {size} pieces")
     # the backward pass of the first slice of all needs the counts already
     region = grown(graph, positions, starts, size, share=1.0 if slicing.whole else 0.01)
@@ -223,6 +232,10 @@ def region_of(graph: Graph, slicing: Slicing) -> Region:
         name = next(o.writes()).name
         raise UsageError(f"{what}: {o.op.name}, which makes '{name}', cannot run in slices along this axis")
     return region
+
+
+def _least_pieces(slicing: Slicing) -> int:
+    return 2 if slicing.share is None else 1
 
 
 def _reads_cut(graph: Graph, region: Region, i: int) -> bool:

@@ -17,8 +17,9 @@ from random_problems import random_problem
 from recompute.errors import UsageError
 from recompute.passes.planners import Node, RematerialisationProblem, simulate
 from recompute.passes.planners.core.problem import problem_from_dict
+from recompute.passes.planners.core.schedules import keep_schedule
 from recompute.passes.planners.core.synthetic import residual_chain
-from recompute.passes.planners.methods import flat, layout, twister
+from recompute.passes.planners.methods import flat, layout, moves, twister
 from recompute.passes.planners.methods.auto import Auto
 from recompute.passes.planners.methods.local_search import Schedule, Search
 from recompute.runtime.cpu import planner_moves
@@ -222,3 +223,49 @@ def test_bytes_whose_sum_is_no_word_are_refused() -> None:
     nodes = [{"name": "a", "cost": 1, "reads": [], "writes": [0, 1]}]
     with pytest.raises(UsageError, match=r"together take 2\^63 bytes or more"):
         problem_from_dict({"values": values, "nodes": nodes})
+
+
+@needs_numba
+def test_compiled_moves_are_the_same_in_many_blocks_of_slots() -> None:
+    """Lives that are longer than a block of slots, and slots that are the highest of their block."""
+    p = residual_chain(60).in_two_passes
+    assert len(p) > 2 * planner_moves._BLOCK
+    budget = simulate(p, range(len(p))).peak * 6 // 10
+    start = keep_schedule(p, p.saved[::3])
+
+    def found(way: Any) -> tuple:
+        flat.compile_with(way)
+        search = Search(Schedule(p, start), budget, 1)
+        search.descend()
+        search.run(40, 3e-2)
+        s = search.schedule
+        return search.best, s.enter.tolist(), s.most.tolist(), s.slots, s.peak
+
+    assert found(compiled) == found(None)
+
+
+class Counted(list):
+    """A list that counts how often it is read."""
+
+    reads = 0
+
+    def __getitem__(self, i: Any) -> Any:
+        Counted.reads += 1
+        return super().__getitem__(i)
+
+
+def test_a_slot_of_many_reruns_takes_time_in_proportion() -> None:
+    """A schedule that rebuilds everything in one slot: twice as many nodes are twice the work, not four times."""
+
+    def reads(length: int) -> int:
+        p = residual_chain(length).in_two_passes
+        first = next(i for i, n in enumerate(p.nodes) if n.backward)
+        again = [i for i in range(first) if p.nodes[i].repeatable]
+        flat.compile_with(None)
+        # what runs again in the first of two slots ends there, as it runs again in the second
+        s = Schedule(p, [*range(first), *again, first, *again, *range(first + 1, len(p))])
+        Counted.reads = 0
+        moves.walk(Counted(s.x.tolist()), s.alive, first)
+        return Counted.reads
+
+    assert reads(32) < 2.2 * reads(16)

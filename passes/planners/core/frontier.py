@@ -31,6 +31,7 @@ class Frontier:
         self.tried = 0
         self.refined: list[int] = []  # budgets around which more was looked for
         self.joined = False  # whether blocks were joined
+        self.ended_early = False  # whether a long problem's first plan was good enough
         self.first: Point | None = None  # the lowest peak that cuts have found
         self.offer(range(len(problem)), "plain")
 

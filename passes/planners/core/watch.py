@@ -16,6 +16,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from ....errors import UsageError
+
+
+class OutOfTime(UsageError):
+    """The time limit has passed inside of a method: what it has not finished is left out."""
+
+
 #: units of work that planning takes by default, at most
 WORK = 20.0
 #: what compiling a plan takes, and each operator of it
@@ -123,6 +130,11 @@ class Watch:
         if self.seconds is not None and self.found and now >= self.begun + self.seconds:
             self.timed_out = True
         return self.timed_out
+
+    def check(self) -> None:
+        """`tick`, for methods whose half is of no use.  OutOfTime where the deadline has passed."""
+        if self.tick():
+            raise OutOfTime("planning reached its time limit")
 
     def take_interrupt(self, found: bool) -> bool:
         """Whether an interrupt ends planning with what there is: there must be something."""

@@ -137,8 +137,13 @@ class Fitting:
         return self.plain if self.plain.block is self.once else self._unplanned(self.once, self.compiled(self.once))
 
     def _unrepeated_within(self, budget: int) -> Fitted | None:
-        """`unrepeated` where it fits: where more is alive, however it is ordered, it is given no addresses."""
+        """`unrepeated` where it fits: where more is alive, however it is ordered, it is given no addresses.
+
+        Where the bound says that something must run again, nothing is compiled.
+        """
         if "unrepeated" not in self.__dict__ and self.plain.block is not self.once:
+            if self.bound(budget) > self.derived.problem.cost * (1 + 1e-9):
+                return None
             compiled, peak = self._within(self.once, budget)
             if peak:
                 return None
@@ -148,14 +153,16 @@ class Fitting:
     def unrepeated_quickly(self, budget: int) -> tuple[Fitted | None, int]:
         """`unrepeated` where a quick search finds an order of it whose live bytes are within the budget, and its peak.
 
-        Else None, and the bytes that are alive in the best order found: then it is given no addresses.
+        Else None, and the bytes that are alive in the best order found: then it is given no addresses.  Nothing is
+        verified: it is a candidate.
         """
         if "unrepeated" not in self.__dict__:
-            lowered = sequence.lowered(self.once, self.target)
-            peak = quick_peak(lowered, self.target, budget)
-            if peak > budget:
-                return None, peak
-            compiled = run_passes(lowered, sequence.memory_passes(self.target))
+            with trusted():
+                lowered = sequence.lowered(self.once, self.target)
+                peak = quick_peak(lowered, self.target, budget)
+                if peak > budget:
+                    return None, peak
+                compiled = run_passes(lowered, sequence.memory_passes(self.target))
             self.__dict__["unrepeated"] = self._unplanned(self.once, compiled)
         return self.unrepeated, self.unrepeated.peak
 

@@ -20,12 +20,12 @@ from ..core.derive import Derived
 from ..core.frontier import Point
 from ..core.simulate import Outcome, plan_of, simulate
 from ..core.watch import current
-from ..methods.auto import Auto, frontier_of, quick_frontier_of, refuse_hopeless
+from ..methods.auto import GOOD, Auto, frontier_of, quick_frontier_of, refuse_hopeless
 from .problem import Fitted, Fitting
 from .refusal import lowest_quickly
 
-#: gaps: nothing more is looked for below the first, or, where more is wanted, the second; little below the third
-_GOOD, _BEST, _NEARLY = 1e-3, 1e-9, 1e-2
+#: gaps: where more than by default is wanted, nothing is looked for below the first; little by default below the second
+_BEST, _NEARLY = 1e-9, 1e-2
 #: plans of the cuts that are compiled, for the first order and the second; of each later round
 _FIRST, _SECOND, _LATER = 3, 2, 2
 #: arenas that are further from the budget, as a share of it, say nothing about plans that just fit
@@ -34,6 +34,8 @@ _NEAR = 0.1
 _GOALS = 3
 #: rounds in a row that find nothing, after which the search is over
 _PATIENCE = 4
+#: seconds after the deadline that compiling a plan may end, at most
+_OVERTIME = 1.0
 #: a plan that leaves no more than this share of the budget unused is not asked to use it
 CLOSE = 0.995
 
@@ -70,6 +72,7 @@ class _Search:
         self.bound = fitting.bound(budget)
         if self.plain.peak > budget:
             refuse_hopeless(problem, budget, self.bound)
+        self.hurried = False  # whether time was up before a plan fitted
         self.by_default = True  # whether no more has been done than is done by default
 
     def run(self, reorder: bool) -> Iterator[Fitted]:
@@ -77,15 +80,13 @@ class _Search:
         first = _Order(self, self.fitting.derived, scheduled=False)
         orders = [first]
         yield from first.walk(min(self.tries, _FIRST))
-        if self.watch.late and self.best == math.inf:
-            found = lowest_quickly(self.fitting)
-            self.best = self.fitting.cost(found) if found.peak <= self.budget else math.inf
-            yield found
+        yield from self.sure()
         if self.ends():
             return
-        if reorder and self.fitting.reordered is not None:
+        if reorder and not self.watch.late and self.fitting.reordered is not None:
             orders.append(_Order(self, self.fitting.reordered, scheduled=True))
             yield from orders[1].walk(min(self.tries, _SECOND))
+            yield from self.sure()
             if self.ends():
                 return
         nearly = self.best <= self.bound * (1 + _NEARLY)
@@ -97,6 +98,14 @@ class _Search:
                     return
         if not self.ends(last=True):
             yield from self.further(orders)
+
+    def sure(self) -> Iterator[Fitted]:
+        """What is sure to fit, if anything is: where time is up and no plan fits, once."""
+        if self.watch.late and self.best == math.inf and not self.hurried:
+            self.hurried = True
+            found = lowest_quickly(self.fitting)
+            self.best = self.fitting.cost(found) if found.peak <= self.budget else math.inf
+            yield found
 
     def further(self, orders: list[_Order]) -> Iterator[Fitted]:
         """Rounds beyond what is done by default."""
@@ -113,7 +122,7 @@ class _Search:
 
     def ends(self, last: bool = False) -> bool:
         """Whether the search is over; `last`: nothing more is done by default."""
-        if self.by_default and (last or self.watch.over or self.best <= self.bound * (1 + _GOOD)):
+        if self.by_default and (last or self.watch.over or self.best <= self.bound * (1 + GOOD)):
             self.by_default = False
             self.watch.allow_more()
             if not self.watch.searches_on:
@@ -132,6 +141,7 @@ class _Order:
         self.beyond = 0  # live bytes of the least plan whose arena is too large
         self.tried: list[tuple[int, int]] = []  # live bytes and peaks of plans that were compiled since
         self.peaks: dict[bytes, int] = {}
+        self.took = 0.0  # seconds of the last compilation
 
     def refine(self, number: int) -> None:
         """Looks for better plans around a goal: of live bytes, while it is arenas that must fit.
@@ -140,7 +150,6 @@ class _Order:
         first plan found there says, then the middle between those that fit and those that do not.
         """
         problem, watch = self.derived.problem, self.search.watch
-        frontier_of(problem)
         goal = self.goal
         if not self.refined:
             goal = self.search.budget
@@ -156,6 +165,8 @@ class _Order:
             watch.doing("local search")
             with contextlib.suppress(UsageError):  # so little that nothing can be there
                 self.search.auto.refine(self.frontier, goal, number)
+        else:
+            frontier_of(problem)
 
     def walk(self, tries: int) -> Iterator[Fitted]:
         """Compiles the plan whose arena is likely to just fit, then others, until the best that does is known."""
@@ -171,9 +182,9 @@ class _Order:
         for _ in range(tries):
             low = fits + 1 if fits < over else 0
             at = min(max(sum(p.peak <= self.goal for p in points) - 1, low), over - 1)
-            if at < low or points[over - 1].cost >= search.best * (1 - _GOOD):
+            if at < low or points[over - 1].cost >= search.best * (1 - GOOD):
                 return  # nothing that is worth it is left
-            if search.watch.over:
+            if search.watch.over or search.watch.left + _OVERTIME < self.took:
                 return
             found = self.compiled(points[at])
             yield found
@@ -203,9 +214,10 @@ class _Order:
         """The step with a plan of the frontier."""
         search = self.search
         search.watch.doing(f"compiling a plan of {point.method}")
-        plan = plan_of(point.sequence)
+        plan, begun = plan_of(point.sequence), search.watch.elapsed
         found = search.fitting.carry_out(self.derived.for_block(plan), self.scheduled, search.within)
         self.peaks[point.sequence.tobytes()] = found.peak
+        self.took = search.watch.elapsed - begun
         return search.fitting.with_planned(found, self._planned(point.sequence, plan, point))
 
     def _planned(self, sequence: array, plan: Any, point: Point) -> Planned:

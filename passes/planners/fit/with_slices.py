@@ -17,7 +17,7 @@ from ....errors import UsageError
 from ...slicing.regions import Found, region_candidates
 from ...slicing.slicing import ALL, Slicing
 from ..core.watch import current
-from ..methods.auto import frontier_of, quick_frontier_of
+from ..methods.auto import SOLVED_IN_PARTS, frontier_of, quick_frontier_of
 from .problem import Fitted, Fitting
 
 #: slices of a region that are tried, in order; a slice hides at least this many bytes
@@ -55,7 +55,8 @@ class Sliced:
         goal = problem.fixed + int(_SURE * (self.budget - problem.fixed))
         if self.fitting.bound(self.budget) < math.inf:
             sure = quick_frontier_of(problem).best(goal)
-            if sure is None and current().seconds is not None and not _ended():  # plans take all the time that there is
+            quick = len(problem) <= SOLVED_IN_PARTS and not _ended()
+            if sure is None and current().seconds is not None and quick:  # plans take all the time that there is
                 sure = frontier_of(problem).best(goal)
             self.limit = self.fitting.bound(self.budget) if sure is None else sure.cost
         self._all_ways()

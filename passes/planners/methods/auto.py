@@ -11,8 +11,9 @@ seed give the same plan.  Plans of one problem share a frontier: what was found 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ from ..core.chain import chain_of, merged
 from ..core.frontier import Frontier, Point
 from ..core.problem import RematerialisationProblem
 from ..core.simulate import plan_of, sequence_of, simulate
-from ..core.watch import WORK, current
+from ..core.watch import WORK, OutOfTime, current
 from . import moccasin
 from .blocks import join_blocks
 from .local_search import Schedule, Search
@@ -39,16 +40,19 @@ _FOUND = "_frontier"
 _RUNGS = (0.94, 0.97, 1.0)
 #: budgets that differ by less than this share: the second one is given a quarter of the moves
 _NEAR = 0.05
-#: problems of no more nodes are solved at once, and every time; those of no more than the second in parts
-_TINY, _SOLVED_IN_PARTS = 100, 1000
+#: problems of no more nodes are solved at once, and every time; those of no more than the second in parts; those of
+#: more are long: they end as soon as some method is within `GOOD` of the bound
+_TINY, SOLVED_IN_PARTS = 100, 1000
+#: the gap below which nothing more is looked for by default
+GOOD = 1e-3
 #: neighbourhoods that are solved each time that the search goes on; it takes up to so many times more moves then
 _ROUNDS, _LONGER = 4, 7
 #: what cuts (and blocks) take, and one of the others, a node: units of `watch`
 _SWEPT, _ASKED = 6e-4, 5e-4
 #: longer sequences than so many times the problem (or than the second) are left as they are: a move takes too long
 _LONGEST, _ALWAYS = 3, 3000
-#: methods of others that are asked, and how many nodes they are asked about at most
-_OTHERS = {"gruslys": 20_000, "rotor": 20_000, "kusumoto": 3000, "kusumoto-memory": 3000}
+#: methods of others that are asked: those with tables of few stages; those for problems of no more nodes than this
+_TABLES, _OTHERS, _OTHERS_MOST = ("gruslys", "rotor"), ("kusumoto", "kusumoto-memory"), 3000
 
 
 @dataclass(frozen=True)
@@ -74,36 +78,64 @@ class Auto(Planner):
             return plan_of(range(len(problem)))
         if simulate(problem, range(len(problem))).peak > budget:
             refuse_hopeless(problem, budget)
-            self.refine(frontier_of(problem), budget)
+            self.refine(quick_frontier_of(problem), budget)
         frontier = quick_frontier_of(problem)
         point = frontier.best(budget) or frontier.lowest
         return plan_of(point.sequence)
 
     def bound(self, problem: RematerialisationProblem, budget: int) -> float:
-        return lower_bound(problem, budget)
+        return problem.remembered(("bound", budget), lambda: lower_bound(problem, budget))
 
     def refine(self, frontier: Frontier, budget: int, number: int = 0) -> None:
-        """Local search at and a little below the budget, from the nearest plans on both sides.
+        """Blocks, the methods of others, then local search at and a little below the budget, from the nearest plans.
 
         `number`: how often that was done for this budget before: more moves then, other random ones.
         """
         problem, watch = frontier.problem, current()
         again = not number and any(abs(budget - g) < _NEAR * (budget - problem.fixed) for g in frontier.refined)
+        # where the search asks again, the arena of what was good enough has missed the budget: then others are wanted
+        ends_early = not (number or self.rounds or frontier.ended_early) and len(problem) > SOLVED_IN_PARTS
         frontier.refined.append(budget)
-        if not number:
-            ask_others(frontier, budget)
+        for _ in self._steps(frontier, budget, number, again=again, quickest_first=ends_early):
+            if watch.over or (watch.late and frontier.best(budget) is not None):
+                return
+            if ends_early and not self._worth_solving(frontier, budget):
+                frontier.ended_early = True
+                frontier.refined.pop()
+                return
+        if not again or len(problem) <= _TINY:
+            self._solve(frontier, budget, number)
+
+    def _steps(
+        self, frontier: Frontier, budget: int, number: int, *, again: bool, quickest_first: bool
+    ) -> Iterator[None]:
+        """All but solvers, one at a time.  `quickest_first`: tables of few stages come before blocks."""
+        problem, fixed = frontier.problem, frontier.problem.fixed
         large = max(1.0, len(problem) / 2000) * (4 if again else 1) / (1 + min(number, _LONGER))
-        fixed = problem.fixed
-        for share in _RUNGS:
+        first = _TABLES if quickest_first else ()
+        others = () if number else (*_TABLES[len(first) :], *(_OTHERS if len(problem) <= _OTHERS_MOST else ()))
+
+        def search(share: float) -> Iterator[None]:
+            current().doing(f"local search{f', round {number + 1}' if number else ''}")
             goal = fixed + int((budget - fixed) * share)
             starts = neighbours(frontier, goal)
             moves = int(self.moves / large / max(1, len(starts)) / len(_RUNGS))
-            watch.doing(f"local search{f', round {number + 1}' if number else ''}")
             for start, hot in starts:
-                if not watch.over:
-                    improve(frontier, start, goal, moves, hot, self.seed + number)
-        if not watch.over and (not again or len(problem) <= _TINY):
-            self._solve(frontier, budget, number)
+                improve(frontier, start, goal, moves, hot, self.seed + number)
+                yield
+
+        for strategy in first:
+            ask(frontier, budget, strategy)
+            yield
+        if quickest_first and len(problem) > _OTHERS_MOST:  # blocks take long
+            yield from search(1.0)
+        frontier_of(problem)
+        yield
+        for strategy in others:
+            ask(frontier, budget, strategy)
+            yield
+        for share in _RUNGS:
+            yield from search(share)
 
     def _solve(self, frontier: Frontier, budget: int, number: int) -> None:
         """Constraint programming: on all of a small problem, on neighbourhoods of a larger one."""
@@ -115,7 +147,7 @@ class Auto(Planner):
             sequence, _, _ = moccasin.improve(problem, budget, start.sequence, effort=effort, seed=seed)
             frontier.offer(sequence, "solver")
         rounds = self.rounds or (_ROUNDS if number else 0)
-        if rounds and _TINY < len(problem) <= _SOLVED_IN_PARTS and self._worth_solving(frontier, budget):
+        if rounds and _TINY < len(problem) <= SOLVED_IN_PARTS and self._worth_solving(frontier, budget):
             start = frontier.best(budget) or frontier.lowest
             sequence = search(problem, budget, start.sequence, rounds=rounds, effort=self.effort / 2, seed=seed)
             frontier.offer(sequence, f"{start.method.split('+')[0]}+solver")
@@ -123,7 +155,7 @@ class Auto(Planner):
     def _worth_solving(self, frontier: Frontier, budget: int) -> bool:
         """Whether more than a thousandth is left to gain, as far as the bound tells."""
         best = frontier.best(budget)
-        return best is None or best.cost > 1.001 * self.bound(frontier.problem, budget)
+        return best is None or best.cost > (1 + GOOD) * self.bound(frontier.problem, budget)
 
 
 @dataclass(frozen=True)
@@ -138,15 +170,13 @@ class Optimal(Auto):
     solved: int = 400
 
 
-def ask_others(frontier: Frontier, budget: int) -> None:
-    """Offers the frontier what published methods find for a budget, as far as they are quick."""
-    watch = current()
-    for strategy, largest in _OTHERS.items():
-        if len(frontier.problem) <= largest and not watch.over:
-            watch.doing(f"strategy {strategy}")
-            found = planner(strategy).plan(frontier.problem, budget=budget)
-            frontier.offer(sequence_of(frontier.problem, found), strategy)
-            watch.spend(_ASKED * len(frontier.problem))
+def ask(frontier: Frontier, budget: int, strategy: str) -> None:
+    """Offers the frontier what a published method finds for a budget."""
+    watch, problem = current(), frontier.problem
+    watch.doing(f"strategy {strategy}")
+    with contextlib.suppress(OutOfTime):
+        frontier.offer(sequence_of(problem, planner(strategy).plan(problem, budget=budget)), strategy)
+    watch.spend(_ASKED * len(problem))
 
 
 def improve(frontier: Frontier, start: Point, budget: int, moves: int, hot: float, seed: int) -> None:
@@ -211,9 +241,10 @@ def frontier_of(problem: RematerialisationProblem) -> Frontier:
         watch = current()
         watch.doing("blocks")
         chain = merged(chain_of(problem), _STAGES)
-        join_blocks(frontier, chain, slots=_SLOTS, tries=max(8, int(48 / _large(problem))))
+        with contextlib.suppress(OutOfTime):
+            join_blocks(frontier, chain, slots=_SLOTS, tries=max(8, int(48 / _large(problem))))
+            frontier.joined = True
         watch.spend(_SWEPT * len(problem))
-        frontier.joined = True
     return frontier
 
 

@@ -18,6 +18,7 @@ from ..core.chain_model import Chain
 from ..core.frontier import Frontier
 from ..core.problem import RematerialisationProblem
 from ..core.schedules import rebuild
+from ..core.watch import current
 from .stage_options import StageOption, options_of
 
 
@@ -33,7 +34,9 @@ class BlockTable:
         self.opt = np.full((n + 1, n + 1, slots + 1), np.inf, np.float32)
         self.shifted = np.full((n + 1, n + 1, slots + 1), np.inf, np.float32)
         self.choice = np.zeros((n + 1, n + 1, slots + 1), np.int16)  # j > 0: later; -1 - o: now with option o
+        watch = current()
         for span in range(n):
+            watch.check()
             for a in range(n - span):
                 self._fill(a, a + span)
 
@@ -198,6 +201,7 @@ def _offer_schedules(frontier: Frontier, table: BlockTable, tries: int) -> None:
     for x in np.unique(np.round(np.geomspace(max(low, 1), table.slots, tries)).astype(int)):
         if float(costs[x]) not in seen:
             seen.add(float(costs[x]))
+            current().check()
             sequence = table.schedule(int(x))
             if sequence is not None:
                 frontier.offer(sequence, "blocks")

@@ -70,7 +70,7 @@ class Schedule:
                 insort(runs[i], done)
         self.bind = (_compiler(n) if _compiler is not None else None) or interpreted
         self.tables = problem.remembered("tables of moves", lambda: _Tables(problem))
-        self.alive = np.zeros((2, n + 1), np.int64)
+        self.alive = np.zeros((4, n + 1), np.int64)
         self.f = np.array([*[0.0] * layout.COSTS, *(node.cost for node in problem.nodes)])
         self.f[layout.COST] = sum(node.cost * len(r) for node, r in zip(problem.nodes, runs, strict=True))
         self.x = self._laid_out(slots, runs)
@@ -240,7 +240,8 @@ class _Tables:
         changes = layout.PUT_IN + max((len(v.reads) for v in nodes), default=0)
         room = {
             layout.ENDED: touched,
-            layout.ENDED_AT: touched,
+            layout.NEXT: touched,
+            layout.DIES_AT: n,
             layout.MARK: n,
             layout.STALE: n + changes,
             layout.USES: n,

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.chain import Action
+from ..core.watch import current
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ def step_tables(length: int, slots: int, hidden: int = 1, internal: int = 0, ext
     steps[:] = t * (t + 1) // 2
     choice = np.zeros((slots + 1, length + 1), np.int16)
     near, far = internal, internal + extra if internal else 0
+    watch = current()
     for n in range(2, length + 1):
+        watch.check()
         # both sums are over y; `rest` are the steps behind the cut, `front` those before it
         if 0 < hidden <= slots:
             _improve(steps, choice, n, hidden, t[1:n], rest=steps[:-hidden, n - 1 : 0 : -1], front=steps[hidden:, 1:n])

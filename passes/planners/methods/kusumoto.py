@@ -32,6 +32,7 @@ from ..core.lower_sets import (
 from ..core.problem import RematerialisationProblem
 from ..core.schedules import keep_schedule, kept_plan
 from ..core.simulate import Outcome, simulate
+from ..core.watch import current
 
 _PAPER = (
     "Kusumoto, Inoue, Watanabe, Akiba & Koyama 2019, A Graph Theoretic Framework of Recomputation (arXiv 1905.11722)"
@@ -164,7 +165,9 @@ def best_chain(
     """
     sign = -1.0 if memory_centric else 1.0
     table = _States(lattice, sign, min(budget, 1e300), -np.inf if known is None else known * sign)
+    watch = current()
     for target in range(1, len(lattice)):
+        watch.check()
         table.extend(target, states)
     return table.chain()
 

@@ -12,9 +12,10 @@ import math
 from ....language.types import Array
 
 # isort: off
+from .alive import entered, highest, lift, set_most, settle
 from .layout import (
     ABLE, ANNEAL, AT, BEST, BEST_COST, BEST_LENGTH, BORN, BUDGET, BYTES_UNIT, CAN, CHANGE, CHANGES, COST,
-    COST_UNIT, COSTS, DESCEND, ENDED, ENDED_AT, ENOUGH, ENTER, FILL, FIXED, LIMIT, MARK, MOST, NODES, NOW,
+    COST_UNIT, COSTS, DESCEND, DIES_AT, ENDED, ENOUGH, FILL, FIXED, LIMIT, MARK, NEXT, NODES, NOW,
     OVERWRITES_AT, PENDING, PUT_IN, READERS_AT, READS_AT, REPEATABLE, RUN_COUNT, RUNS_AT, SCRATCH, SEEN,
     SERVED_AT, SIZE, SLOT_COUNT, SLOTS_AT, STALE, STALES, STAYS, TURN_ON, USE, USES, VALUES, WHAT, WORK,
     WRITES_AT,
@@ -33,6 +34,7 @@ def moves(x: Array, f: Array, alive: Array, given: Array, begin: int, stop: int)
         anneal(x, f, alive, begin, stop)
     else:
         turn(x, f, alive, given[0], given[1], 1 if x[WHAT] == TURN_ON else 0)
+    settle(alive)
 
 
 # -- lifetimes ---------------------------------------------------------------------------------------------------------
@@ -95,11 +97,6 @@ def count_life(x: Array, alive: Array, v: int, k: int, sign: int) -> None:
     soil(x, last)
 
 
-def lift(alive: Array, begin: int, stop: int, size: int) -> None:
-    """Adds bytes to what is alive at slots begin to stop.  (Compiled, a loop: see runtime/cpu/planner_moves.py.)"""
-    alive[:, begin:stop] += size
-
-
 def soil(x: Array, t: int) -> None:
     """Notes that slot t must be walked again."""
     if 0 <= t < x[NODES] and not x[x[MARK] + t]:
@@ -134,7 +131,7 @@ def fill(x: Array, alive: Array) -> None:
 
 def walk(x: Array, alive: Array, t: int) -> None:
     """Sets the most bytes alive within slot t."""
-    live, most, row, count = int(alive[ENTER, t]), 0, x[x[SLOTS_AT] + t], x[x[SLOT_COUNT] + t]
+    live, most, row, count = entered(alive, t), 0, x[x[SLOTS_AT] + t], x[x[SLOT_COUNT] + t]
     x[WORK] += count
     dying = deaths(x, t) if count > 1 else 0
     for j in range(count):
@@ -144,15 +141,21 @@ def walk(x: Array, alive: Array, t: int) -> None:
         running = live + x[x[SCRATCH] + i] - saved(x, i, j if count > 1 else -1, dying, t)
         if running > most or count == 1:
             most = running
-        for d in range(dying):
-            if x[x[ENDED_AT] + d] == j:
-                live -= x[x[SIZE] + x[x[ENDED] + d]]
-    alive[MOST, t] = most
+        d = x[x[DIES_AT] + j] if dying else -1
+        while d >= 0:
+            live -= x[x[SIZE] + x[x[ENDED] + d]]
+            d = x[x[NEXT] + d]
+    set_most(alive, t, most)
 
 
 def deaths(x: Array, t: int) -> int:
-    """Fills `ENDED` with values that die in slot t, `ENDED_AT` with the places of their last uses; how many."""
+    """Fills `ENDED` with values that die in slot t; how many.
+
+    For each place of the slot, `DIES_AT` has the first of those used last there, `NEXT` the one after it; -1: none.
+    """
     ended, row = 0, x[x[SLOTS_AT] + t]
+    for j in range(x[x[SLOT_COUNT] + t]):
+        x[x[DIES_AT] + j] = -1
     for j in range(x[x[SLOT_COUNT] + t]):
         i = x[row + j]
         for at in range(x[x[READS_AT] + i], x[x[READS_AT] + i + 1]):
@@ -160,7 +163,7 @@ def deaths(x: Array, t: int) -> int:
         for at in range(x[x[WRITES_AT] + i], x[x[WRITES_AT] + i + 1]):
             v = x[at]
             if x[x[USE] + v] >= 0:  # the occurrence that was read in this slot ends before this one
-                x[x[ENDED] + ended], x[x[ENDED_AT] + ended] = v, x[x[USE] + v]
+                note_end(x, v, ended)
                 ended += 1
             x[x[USE] + v] = j
     for j in range(x[x[SLOT_COUNT] + t]):
@@ -177,10 +180,16 @@ def end(x: Array, v: int, t: int, ended: int) -> int:
     use = x[x[USE] + v]
     if use >= 0:
         if last_use(x, v, occurrence(x, v, t)) == t:
-            x[x[ENDED] + ended], x[x[ENDED_AT] + ended] = v, use
+            note_end(x, v, ended)
             ended += 1
         x[x[USE] + v] = -1
     return ended
+
+
+def note_end(x: Array, v: int, ended: int) -> None:
+    """One more value that dies, after so many: at the place of its last use."""
+    first = x[DIES_AT] + x[x[USE] + v]
+    x[x[ENDED] + ended], x[x[NEXT] + ended], x[first] = v, x[first], ended
 
 
 def saved(x: Array, i: int, j: int, dying: int, t: int) -> int:
@@ -190,8 +199,10 @@ def saved(x: Array, i: int, j: int, dying: int, t: int) -> int:
         if j < 0:
             dies = last_use(x, v, occurrence(x, v, t)) == t
         else:
-            for d in range(dying):
-                dies = dies or (x[x[ENDED] + d] == v and x[x[ENDED_AT] + d] == j)
+            d = x[x[DIES_AT] + j] if dying else -1
+            while d >= 0:
+                dies = dies or x[x[ENDED] + d] == v
+                d = x[x[NEXT] + d]
         if dies:
             size = x[x[SIZE] + v]
             for k in range(x[x[WRITES_AT] + i], x[x[WRITES_AT] + i + 1]):
@@ -245,11 +256,6 @@ def turn(x: Array, f: Array, alive: Array, i: int, t: int, add: int) -> None:
         t = x[x[STALE] + k]
         x[x[MARK] + t] = 0
         walk(x, alive, t)
-
-
-def highest(alive: Array, stop: int) -> int:
-    """The most bytes alive within slots 0 to stop.  (Compiled, it is a loop.)"""
-    return int(alive[MOST, :stop].max(initial=0))
 
 
 def peak(x: Array, alive: Array) -> int:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.chain import Action, Chain, emit
+from ..core.watch import current
 
 Row = NDArray[np.float32]
 
@@ -127,7 +128,9 @@ def rotor_table(chain: Chain, most: int, slots: int) -> RotorTable:
     cost = np.full((n, n, slots + 1), np.inf, np.float32)
     # shifted[t, j, m] = cost[j, t, m - border(j - 1)]: what `later` reads, row after row
     shifted = np.full((n, n, slots + 1), np.inf, np.float32)
+    watch = current()
     for length in range(n):
+        watch.check()
         for s in range(n - length):
             t = s + length
             row = _fill(stages, cost, shifted, s, t)

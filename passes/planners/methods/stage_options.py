@@ -100,6 +100,7 @@ def _searched(sub: RematerialisationProblem, sequences: list[list[int]], part: f
     floor = max(profile(sub, lowest))
     known: dict[int, tuple[list[int], float]] = {}  # budget → what was found, and the work that it took
     for share in (0.0, 0.33, 0.66):
+        current().check()
         budget, begun = floor + int(share * max(0, low - floor)), current().work
         if budget in known:
             current().spend(known[budget][1])

@@ -11,6 +11,7 @@ from ..core.frontier import Frontier
 from ..core.problem import RematerialisationProblem
 from ..core.schedules import keep_schedule
 from ..core.simulate import plan_of
+from ..core.watch import current
 
 #: how much dearer an early byte (or a late one) is made, so that identical layers do not tie
 SLOPES = (0.0, 0.05, -0.05)
@@ -44,10 +45,11 @@ def sweep(frontier: Frontier, cuts: int = 48) -> None:
     """Offers the frontier what the cuts keep, at the turn to the backward pass and at the fullest moments after it.
 
     A few orders of preference among ties are tried at the first moment.  What the backward pass has used up before a
-    moment is kept.
+    moment is kept.  It ends where time is up.
     """
     problem = frontier.problem
     seen: set[frozenset[int]] = set()
+    watch = current()
     for k, b in enumerate(turning_points(problem, _MOMENTS)):
         if not problem.nodes[b].backward:
             continue
@@ -55,6 +57,8 @@ def sweep(frontier: Frontier, cuts: int = 48) -> None:
         for slope in SLOPES if k == 0 else SLOPES[1:2]:
             for line in hull(Cut(problem, b, slope), cuts if k < 2 else cuts // 3):
                 kept = line.kept | before
+                if watch.tick():
+                    return
                 if kept not in seen:
                     seen.add(kept)
                     frontier.offer(keep_schedule(problem, kept), "cut-sweep")
