@@ -77,7 +77,7 @@ class Packed(Op, abstract=True):
             ("scales", scales, self.blocks),
             ("zero points", zeros, self.zeros_in(zeros)),
         ):
-            if t is not None and (t.size != rows * width or not rows and t.shape[-1] != width):
+            if t is not None and (t.size != rows * width or (not rows and t.shape[-1] != width)):
                 raise self.fail(f"{what} must be {width} a row, {rows * width} in all", *given)
 
     def unpack(self, xp: NumPy, codes: Array, out: Array, temporary: Array) -> None:
