@@ -94,7 +94,8 @@ def _alone() -> tuple[int, int]:
 
 def taken(array: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
     """A copy that can be written (in another type), in row-major order; what it read of a mapped file leaves memory."""
-    file = getattr(array, "_mmap", None) if isinstance(array, np.memmap) else None
+    # of a private mapping ("c"), what was written into it would be lost
+    file = getattr(array, "_mmap", None) if isinstance(array, np.memmap) and array.mode != "c" else None
     if not isinstance(file, mmap.mmap) or not array.flags.c_contiguous or not hasattr(file, "madvise"):
         return np.array(array, dtype, order="C")
     found = np.empty(array.shape, dtype or array.dtype)

@@ -30,7 +30,7 @@ _DEEP, _LONG = 8, 600
 _OWN = frozenset({"rank", "_program", "_state", "_named", "_unscale"})
 #: the fields of a spec that ranks must have alike, and those among them that change results
 _COMPARED = frozenset(f.name for f in dataclasses.fields(Spec)) - {"rule", "target", "cost", "later"}
-CHANGING = frozenset({"precision", "full", "scaling", "average", "slices", "allowed", "merge"})
+CHANGING = frozenset({"precision", "full", "scaling", "average", "slices", "allowed", "merge", "inserted"})
 
 
 @dataclass

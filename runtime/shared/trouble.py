@@ -12,7 +12,7 @@ from ...errors import JobError, NotFiniteError
 #: words of a status: its code (0: all is well), the number, the size of the axis
 WORDS = 3
 #: codes; from LIBRARY on it is the status of a library's function
-LABEL_OUTSIDE, INDEX_OUTSIDE, NOT_FINITE, LIBRARY = 1, 2, 3, 1000
+LABEL_OUTSIDE, INDEX_OUTSIDE, NOT_FINITE, LABEL_IS_BLANK, LENGTH_OUTSIDE, LIBRARY = 1, 2, 3, 4, 5, 1000
 
 
 def failure(status: Sequence[int], where: str) -> JobError:
@@ -30,6 +30,10 @@ def explained(status: Sequence[int]) -> str:
         return f"index {number} is outside an axis of {size} rows"
     if code == NOT_FINITE:
         return f"the loss is {('nan', 'inf', '-inf')[number]}"
+    if code == LABEL_IS_BLANK:
+        return f"label {number} is the blank: labels end at ignore_index, {size}"
+    if code == LENGTH_OUTSIDE:
+        return f"length {number} is outside of the {size} steps"
     if code >= LIBRARY:
         return f"a library's function failed with status {code - LIBRARY}"
     return f"a kernel failed with status {code}"

@@ -100,6 +100,11 @@ def test_a_pass_of_ones_own_is_in_every_step(files: Path, capsys: pytest.Capture
         assert main([*command(files), *common, *more]) == 0
         hashes.append(json.loads(report.read_text())["weights_sha256"])
     assert hashes[0] == hashes[1]
+    run = [*command(files), "--save", str(files / "run"), "-q"]
+    assert main([*run, *inserted]) == 0
+    assert main([*run, "--resume", "--epochs", "2"]) == 2
+    assert "its option inserted was [Insertion(" in capsys.readouterr().err
+    assert main([*run, "--resume", "--epochs", "2", *inserted]) == 0
     assert main([*command(files), "--insert-pass", "after:choose-kernels=dead-code"]) == 2
     assert "no pass 'choose-kernels'" in capsys.readouterr().err
 

@@ -24,7 +24,7 @@ from recompute.testing import cases
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable())
 
 #: the families whose operators this file checks; pooling has a file of its own
-MINE = ("softmax", "norm", "loss", "copy", "index", "reduce", "random", "recurrent", "transpose")
+MINE = ("softmax", "norm", "loss", "ctc", "copy", "index", "reduce", "random", "recurrent", "transpose")
 
 
 def filled(t: TensorType, byte: int = 0xFF) -> np.ndarray:

@@ -129,6 +129,9 @@ def test_copies_of_mapped_arrays(tmp_path: Path) -> None:
         assert np.array_equal(taken(there[::3]), array[offset // 4 :][::3])
         assert np.array_equal(taken(there, np.dtype(np.float64)), array[offset // 4 :])
     assert np.array_equal(taken(np.ones((3, 4)).T), np.ones((4, 3)))
+    private = np.memmap(tmp_path / "a", np.float32, "c")
+    private[:] = 7  # in memory alone
+    assert (taken(private) == 7).all() and (private == 7).all()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")

@@ -38,6 +38,7 @@ KERNELS_DIFFER = {
     **dict.fromkeys(("MaxRoiPool", "MaxRoiPoolGrad", "RoiAlign", "RoiAlignGrad"), "regions have no such corners"),
     **dict.fromkeys(("Resize", "ResizeGrad"), "weights of 0 are left out"),
     **dict.fromkeys(("LinearCrossEntropyGrad", "NormGrad"), "factors of which some are infinite in another order"),
+    **dict.fromkeys(("CTCLoss", "CTCLossGrad"), "1e30 is no logarithm of a probability, and -1e30 is impossible"),
     "Sketch": "each takes sums of its own", "TiledAttentionGrad": "tiles that are hidden are left out",
 }  # fmt: skip
 

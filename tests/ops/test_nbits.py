@@ -8,7 +8,9 @@ from few_bits_cases import MS, model, packed, trained, two_layers
 from onnx import helper
 
 import recompute as rc
-from recompute.ops.linear.nbits import MatMulNBits
+from recompute.errors import TypeRuleError
+from recompute.language.types import TensorType
+from recompute.ops.linear.nbits import DequantizeNBits, MatMulNBits
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -64,3 +66,15 @@ def test_what_is_not_supported_is_refused_by_name() -> None:
     node = helper.make_node("MatMulNBits", ["x", *parts], ["y"], domain=MS, N=8, K=32, block_size=32)
     with pytest.raises(rc.UsageError, match="scales"):
         rc.load(model([node], parts, [3, 32]), trainable=["scales"])
+
+
+def test_no_rows_of_another_width_and_blocks_of_nothing_are_refused() -> None:
+    op = DequantizeNBits(K=40, bits=4, block_size=16)
+    empty = (TensorType("u8", (0, 24)), TensorType("f32", (0, 3)))
+    assert op.infer(*empty)[0].shape == (0, 40)
+    for at, width in ((0, 25), (1, 0), (1, 4)):
+        given = [t if i != at else t.with_shape((0, width)) for i, t in enumerate(empty)]
+        with pytest.raises(TypeRuleError, match="a row"):
+            op.infer(*given)
+    with pytest.raises(TypeRuleError, match="block_size=0"):
+        DequantizeNBits(K=40, block_size=0).infer(*empty)

@@ -56,16 +56,20 @@ class Packed(Op, abstract=True):
         """Bytes of a row of packed zero points."""
         return -(-self.blocks * self.bits // 8)
 
+    def check_options(self, *given: TensorType | None) -> None:
+        """TypeRuleError where options do not fit."""
+        if self.bits not in (2, 4, 8) or self.block_size < 16 or self.block_size & (self.block_size - 1) or self.K < 1:
+            what = f"K={self.K}, bits={self.bits}, block_size={self.block_size}"
+            raise self.fail(f"{what}: 2, 4 and 8 bits in blocks of a power of two from 16 are supported", *given)
+
     def zeros_in(self, zeros: TensorType | None) -> int:
         """Elements of a row of zero points."""
         return self.blocks if zeros is None or zeros.is_float else self.zero_bytes
 
     def check(self, codes: TensorType, scales: TensorType, zeros: TensorType | None, rows: int) -> None:
         """TypeRuleError where options, sizes or types do not fit."""
-        given, size = (codes, scales, zeros), self.block_size
-        if self.bits not in (2, 4, 8) or size < 16 or size & (size - 1) or self.K < 1:
-            what = f"K={self.K}, bits={self.bits}, block_size={size}"
-            raise self.fail(f"{what}: 2, 4 and 8 bits in blocks of a power of two from 16 are supported", *given)
+        given = (codes, scales, zeros)
+        self.check_options(*given)
         if codes.dtype != "u8" or not scales.is_float or not (zeros is None or zeros.is_float or zeros.dtype == "u8"):
             raise self.fail("codes must be uint8, scales floats, zero points uint8 or floats", *given)
         for what, t, width in (
@@ -73,7 +77,7 @@ class Packed(Op, abstract=True):
             ("scales", scales, self.blocks),
             ("zero points", zeros, self.zeros_in(zeros)),
         ):
-            if t is not None and t.size != rows * width:
+            if t is not None and (t.size != rows * width or (not rows and t.shape[-1] != width)):
                 raise self.fail(f"{what} must be {width} a row, {rows * width} in all", *given)
 
     def unpack(self, xp: NumPy, codes: Array, out: Array, temporary: Array) -> None:
@@ -122,7 +126,8 @@ class DequantizeNBits(Packed):
         lead = scales.shape[:-1]
         if not scales.ndim or codes.shape[:-1] != lead or (zeros is not None and zeros.shape[:-1] != lead):
             raise self.fail("rows of codes, scales and zero points differ", codes, scales, zeros)
-        self.check(codes, scales, zeros, scales.size // max(self.blocks, 1))
+        self.check_options(codes, scales, zeros)
+        self.check(codes, scales, zeros, scales.size // self.blocks)
         return (scales.with_shape((*lead, self.K)),)
 
     def axis_factors(self, ins, outs):

@@ -247,7 +247,7 @@ class CTCLossGrad(Alignment):
         """What both have; α of all steps, one class of all steps."""
         x, labels = ins[:2]
         (t, n, _), w = x.shape, 2 * labels.shape[1] + 1
-        return (*self.rooms(x, labels), x.with_shape((t, n, w)), x.with_shape((n, t)))
+        return (*self.rooms(x, labels), x.with_shape((t, n, w)), x.with_shape((t, n)))
 
     def compute(self, xp, ins, outs, scratch):
         """α of all steps, then β from the last to the first, over which the probabilities of states are written."""
@@ -295,12 +295,12 @@ class CTCLossGrad(Alignment):
         out[:, :, self.blank] = kept[:, :, 0]
         for s in range(2, kept.shape[2], 2):
             xp.add(out[:, :, self.blank], kept[:, :, s], out=out[:, :, self.blank])
-        flat = out.reshape(len(out), -1).T
+        flat = out.reshape(len(out), -1)
         for s in range(1, kept.shape[2], 2):
             at = places[:, s]
-            xp.take(flat, at, axis=0, out=column, **({"mode": "clip"} if xp.__name__ == "numpy" else {}))
-            xp.add(column, kept[:, :, s].T, out=column)
-            flat[at] = column
+            xp.take(flat, at, axis=1, out=column, **({"mode": "clip"} if xp.__name__ == "numpy" else {}))
+            xp.add(column, kept[:, :, s], out=column)
+            flat[:, at] = column
 
     def expand(self, b, x, labels, lengths, dloss):
         """The gradient of the unrolled recursion."""
