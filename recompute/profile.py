@@ -226,7 +226,8 @@ def signature(operator: Operator) -> str:
 def measured_seconds(operator: Operator, limit: int) -> float:
     """Median time of an operator.  JobError if it takes more than `limit` bytes or cannot run in isolation.
 
-    Floats are between 0.5 and 1.  Integers may be indices: they are as large as the numerics accept, found by trial.
+    Floats are between 0.5 and 1.  Integers may be indices: they are as large as the numerics accept, found by trial,
+    and one number everywhere where some below it are refused.
     """
     ins, outs, scratch = _bind(operator, limit)
     draw = np.random.default_rng(0)
@@ -243,11 +244,12 @@ def measured_seconds(operator: Operator, limit: int) -> float:
         return time.perf_counter() - start
 
     error: Exception | None = None
+    bounds = list(_bounds(operator)) if whole else [1]
     with np.errstate(all="ignore"):
-        for bound in _bounds(operator) if whole else [1]:
+        for bound, alike in [*((b, False) for b in bounds), *((b, True) for b in bounds)]:
             for array in whole:
                 top = min(bound, int(ml_dtypes.iinfo(array.dtype).max))
-                drawn = draw.integers(0, top, _DRAWN)
+                drawn = draw.integers(top - 1 if alike else 0, top, _DRAWN)
                 drawn[0] = top - 1
                 _repeat(array, drawn)
             try:

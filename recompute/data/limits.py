@@ -61,7 +61,10 @@ def _limit(condition: Iterable | str) -> Limit | None:
     """The limit that a condition of `Op.checks` sets."""
     kind, *rest = condition if isinstance(condition, tuple) else (condition,)
     if kind == "label":
-        return Limit(rest[0], 0, rest[1])
+        classes, ignored, *blank = rest  # a label is not the blank, where that is the first class or the last
+        return Limit(classes - (blank == [classes - 1]), int(blank == [0]), ignored)
+    if kind == "count":
+        return Limit(rest[0] + 1)
     if kind == "index" and len(rest) == 1:
         return Limit(rest[0], -rest[0])
     return None

@@ -75,7 +75,7 @@ class Buckets:
         program = self.programs.program
         own = {v.name for v in inputs}
         model = own if program.imported is None else {v.name for v in program.imported.inputs}
-        classes = {n for n, limit in limits_of(program.forward_block).items() if limit.lowest == 0}
+        classes = {n for n, limit in limits_of(program.forward_block).items() if limit.lowest >= 0}
         usual = {n for n in own if n.rstrip("_0123456789").lower() in LABELS}
         return frozenset(own - model | own & classes | usual)
 

@@ -10,7 +10,7 @@ import pytest
 
 import recompute as rc
 from recompute import Block, TensorType, UsageError, Value
-from recompute.data import fitted, limits_of, synthetic_batch
+from recompute.data import check_values, fitted, limits_of, synthetic_batch
 from recompute.language.op import op_class
 from recompute.passes.gradient.autodiff import differentiate
 
@@ -139,6 +139,12 @@ def test_labels_of_several_lengths_are_padded() -> None:
         rc.data.dataset({"x": x, "label": [[1, 2], [], [3, 1, 1]]}), program.block.inputs, limits_of(program.block)
     )
     assert found.take(np.arange(3))["label"].tolist() == [[1, 2, -7], [-7] * 3, [3, 1, 1]]
+    for label, error in (([0, 1], "has 0"), ([1, 5], "has 5")):
+        wrong = fitted(
+            rc.data.dataset({"x": x, "label": [[1], label, [1]]}), program.block.inputs, limits_of(program.block)
+        )
+        with pytest.raises(UsageError, match=f"{error} in sample 1 .*takes 1 to 4"):
+            check_values(wrong)
     long = rc.data.dataset({"x": x, "label": [[1], [1, 2, 3, 4], [1]]})
     with pytest.raises(UsageError, match=r"in sample 1 .*, more than"):
         fitted(long, program.block.inputs, limits_of(program.block)).take(np.arange(3))
