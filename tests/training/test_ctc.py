@@ -122,12 +122,18 @@ def test_errors(given: dict[str, Any], error: str) -> None:
         rc.losses.ctc(program_of(np.zeros((4, 4), np.float32)), **given)
 
 
+@pytest.mark.parametrize("place", [rc.CPUPlace(), rc.EmulatedCUDAPlace()], ids=str)
 @pytest.mark.parametrize(("label", "error"), [(0, "is the blank"), (6, "outside the 6 classes"), (-1, "outside the 6")])
-def test_labels_that_cannot_be(label: int, error: str) -> None:
+def test_labels_that_cannot_be(label: int, error: str, place: rc.Place) -> None:
     x = DATA["x"].astype(np.float32)
-    loss = rc.losses.ctc(program_of(x), batch_first=False, label_size=2)
+    loss = rc.losses.ctc(program_of(x), batch_first=False, label_size=2, input_lengths="steps")
+    feed = {"x": x, "label": np.full((5, 2), 1), "steps": np.full(5, 2)}
+    executor = rc.Executor(place)
+    assert np.isfinite(executor.run(loss.program, {**feed, "label": np.full((5, 2), -100)}, [loss])[0])
     with pytest.raises(rc.RecomputeError, match=error):
-        rc.Executor().run(loss.program, {"x": x, "label": np.full((5, 2), label)}, [loss])
+        executor.run(loss.program, {**feed, "label": np.full((5, 2), label)}, [loss])
+    with pytest.raises(rc.RecomputeError, match="length 99 is outside of the"):
+        executor.run(loss.program, {**feed, "steps": np.full(5, 99)}, [loss])
 
 
 def test_labels_of_several_lengths_are_padded() -> None:
