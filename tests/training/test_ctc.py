@@ -124,7 +124,7 @@ def test_errors(given: dict[str, Any], error: str) -> None:
 
 @pytest.mark.parametrize("place", [rc.CPUPlace(), rc.EmulatedCUDAPlace()], ids=str)
 @pytest.mark.parametrize(("label", "error"), [(0, "is the blank"), (6, "outside the 6 classes"), (-1, "outside the 6")])
-def test_labels_that_cannot_be(label: int, error: str, place: rc.Place) -> None:
+def test_labels_that_cannot_be(label: int, error: str, place: rc.CPUPlace | rc.EmulatedCUDAPlace) -> None:
     x = DATA["x"].astype(np.float32)
     loss = rc.losses.ctc(program_of(x), batch_first=False, label_size=2, input_lengths="steps")
     feed = {"x": x, "label": np.full((5, 2), 1), "steps": np.full(5, 2)}
