@@ -1,4 +1,4 @@
-"""The range that a program's integer inputs must be in: that of the axis that they index, or of a loss's classes."""
+"""The range that a program's integer inputs must be in: of the axis that they index or count, or a loss's classes."""
 
 from __future__ import annotations
 
@@ -62,6 +62,8 @@ def _limit(condition: Iterable | str) -> Limit | None:
     kind, *rest = condition if isinstance(condition, tuple) else (condition,)
     if kind == "label":
         return Limit(rest[0], 0, rest[1])
+    if kind == "count":
+        return Limit(rest[0] + 1)
     if kind == "index" and len(rest) == 1:
         return Limit(rest[0], -rest[0])
     return None

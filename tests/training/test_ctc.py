@@ -10,7 +10,7 @@ import pytest
 
 import recompute as rc
 from recompute import Block, TensorType, UsageError, Value
-from recompute.data import fitted, limits_of, synthetic_batch
+from recompute.data import check_values, fitted, limits_of, synthetic_batch
 from recompute.language.op import op_class
 from recompute.passes.gradient.autodiff import differentiate
 
@@ -148,3 +148,14 @@ def test_labels_of_several_lengths_are_padded() -> None:
     long = rc.data.dataset({"x": x, "label": [[1], [1, 2, 3, 4], [1]]})
     with pytest.raises(UsageError, match=r"in sample 1 .*, more than"):
         fitted(long, program.block.inputs, limits_of(program.block)).take(np.arange(3))
+
+
+def test_numbers_of_steps_are_compared_with_the_steps_before_training() -> None:
+    x = np.zeros((3, 8, 5), np.float32)
+    program = program_of(x)
+    rc.losses.ctc(program, label_size=3, input_lengths="steps")
+    limits = limits_of(program.block)
+    assert limits["steps"] == (9, 0, None)
+    columns = rc.data.dataset({"x": x, "label": np.ones((3, 3), np.int64), "steps": np.array([8, 0, 9])})
+    with pytest.raises(UsageError, match=r"'steps' .* has 9 in sample 2 .*, but the model takes 0 to 8"):
+        check_values(fitted(columns, program.block.inputs, limits))

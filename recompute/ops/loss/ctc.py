@@ -67,7 +67,8 @@ class Alignment(Op, abstract=True):
             raise self.fail(f"ignore_index {self.ignore_index} must not be a class", x, labels)
 
     def checks(self, ins, outs):
-        return ((1, ("label", ins[0].shape[2], self.ignore_index)),)
+        labels = (1, ("label", ins[0].shape[2], self.ignore_index))
+        return (labels,) if len(ins) < 3 or ins[2] is None else (labels, (2, ("count", ins[0].shape[0])))
 
     def cost(self, ins: Types, outs: Types) -> Cost:
         """A dozen operations a step and state."""
