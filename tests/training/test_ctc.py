@@ -159,3 +159,14 @@ def test_numbers_of_steps_are_compared_with_the_steps_before_training() -> None:
     columns = rc.data.dataset({"x": x, "label": np.ones((3, 3), np.int64), "steps": np.array([8, 0, 9])})
     with pytest.raises(UsageError, match=r"'steps' .* has 9 in sample 2 .*, but the model takes 0 to 8"):
         check_values(fitted(columns, program.block.inputs, limits))
+
+
+@pytest.mark.parametrize("place", [rc.CPUPlace(), rc.EmulatedCUDAPlace()], ids=str)
+@pytest.mark.parametrize("size", [-1, 3])
+def test_lengths_of_labels_that_cannot_be(size: int, place: rc.CPUPlace | rc.EmulatedCUDAPlace, any_size: None) -> None:
+    x = np.zeros((3, 8, 5), np.float32)
+    loss = rc.losses.ctc(program_of(x), batch_first=True, label_size=2, label_lengths="sizes")
+    executor, label = rc.Executor(place), np.ones((3, 2), np.int64)
+    assert np.isfinite(executor.run(loss.program, {"x": x, "label": label, "sizes": np.array([0, 1, 2])}, [loss])[0])
+    with pytest.raises(rc.RecomputeError, match="a length of labels is negative, or more than"):
+        executor.run(loss.program, {"x": x, "label": label, "sizes": np.array([0, 1, size])}, [loss])
