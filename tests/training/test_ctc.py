@@ -122,7 +122,9 @@ def test_errors(given: dict[str, Any], error: str) -> None:
         rc.losses.ctc(program_of(np.zeros((4, 4), np.float32)), **given)
 
 
-@pytest.mark.parametrize("place", [rc.CPUPlace(), rc.EmulatedCUDAPlace()], ids=str)
+@pytest.mark.parametrize(
+    "place", [rc.CPUPlace(), pytest.param(rc.EmulatedCUDAPlace(), marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize(("label", "error"), [(0, "is the blank"), (6, "outside the 6 classes"), (-1, "outside the 6")])
 def test_labels_that_cannot_be(label: int, error: str, place: rc.CPUPlace | rc.EmulatedCUDAPlace) -> None:
     x = DATA["x"].astype(np.float32)
