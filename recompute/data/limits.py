@@ -1,4 +1,4 @@
-"""The range that a program's integer inputs must be in: that of the axis that they index, or of a loss's classes."""
+"""The range that a program's integer inputs must be in: of the axis that they index or count, or a loss's classes."""
 
 from __future__ import annotations
 

@@ -33,12 +33,21 @@ def ctc_decode(
         raise UsageError(f"ctc_decode: the blank must be one of the {x.shape[2]} classes, not {blank}")
     if expect("width", width, (int, np.integer), "a whole number") < 1:
         raise UsageError(f"ctc_decode: width must be at least 1, not {width}")
-    ends = np.full(len(x), x.shape[1]) if lengths is None else np.asarray(lengths).reshape(-1)
-    if len(ends) != len(x):
-        raise UsageError(f"ctc_decode: there are {len(ends)} lengths for {len(x)} samples")
+    ends = np.full(len(x), x.shape[1]) if lengths is None else _lengths("ctc_decode: lengths", lengths, *x.shape[:2])
     if width == 1:
         return [_best(x[i, : int(n)].argmax(1), blank) for i, n in enumerate(ends)]
     return [_searched(_log_softmax(x[i, : int(n)].astype(np.float64)), blank, width) for i, n in enumerate(ends)]
+
+
+def _lengths(what: str, given: Any, samples: int, most: int) -> np.ndarray:
+    """One whole number a sample, from 0 to `most`.  UsageError for others."""
+    found = np.asarray(given).reshape(-1)
+    if len(found) != samples:
+        raise UsageError(f"{what}: there are {len(found)} for {samples} samples")
+    wrong = [n for n in found.tolist() if not 0 <= n <= most or n != int(n)]
+    if wrong:
+        raise UsageError(f"{what} must be whole numbers from 0 to {most}, not {wrong[0]}")
+    return found
 
 
 def _best(path: np.ndarray, blank: int) -> list[int]:
@@ -135,10 +144,11 @@ class CharacterErrorRate(Metric):
                 x = np.log(x)
         steps = None if self.input_lengths is None else batch[self.input_lengths]
         found = ctc_decode(x, steps, blank=self.blank or 0, width=self.width, batch_first=first)
-        for i, (read, label) in enumerate(zip(found, labels, strict=True)):
-            wanted = label.tolist()
-            if self.label_lengths is not None:
-                wanted = wanted[: int(batch[self.label_lengths][i])]
+        ends_at = np.full(len(labels), labels.shape[1])
+        if self.label_lengths is not None:
+            ends_at = _lengths(f"metric '{self.name}': label_lengths", batch[self.label_lengths], *labels.shape)
+        for read, label, size in zip(found, labels, ends_at.tolist(), strict=True):
+            wanted = label[: int(size)].tolist()
             ends = -100 if self.ignore_index is None else self.ignore_index
             wanted = wanted[: wanted.index(ends)] if ends in wanted else wanted
             self._edits += edit_distance(read, wanted)

@@ -8,8 +8,10 @@ import numpy as np
 
 from ..errors import UsageError, expect
 from ..language.ir import Value
+from ..language.op import OperatorBuilder
 from ..language.program import Program, Variable
 from ..language.types import TensorType
+from ..ops.loss.ctc import NO_LENGTH
 from .loss_builder import LossBuilder
 from .modes import at_other_batches
 
@@ -107,8 +109,7 @@ def _ctc(
     y = loss.label(label, label_name, TensorType("i64", (n, _size_of(loss, label, size))))
     counts, given = _counts(loss, label_lengths, n), _counts(loss, input_lengths, n)
     if counts is not None:
-        places = b.Sub(b.CumSum(b.Fill(dtype="i64", shape=(y.shape[1],), value=1), axis=0), b.constant(1, y))
-        y = b.Where(b.Less(places, b.Reshape(counts, shape=(n, 1))), y, b.constant(ignore_index, y))
+        y = _cut(b, y, counts, ignore_index)
     x = b.Transpose(x, perm=(1, 0, 2)) if batch_first else x
     expect("ctc: zero_infinity", zero_infinity, bool, "True or False")
     options = {"blank": int(blank), "ignore_index": int(ignore_index), "zero_infinity": zero_infinity}
@@ -130,6 +131,15 @@ def _counts(loss: LossBuilder, given: Any, n: int) -> Value | None:
         return None
     new = isinstance(given, str) and given not in loss.program
     return loss.label(None if new else given, given if new else "", TensorType("i64", (n,)))
+
+
+def _cut(b: OperatorBuilder, y: Value, counts: Value, ignore_index: int) -> Value:
+    """Labels [N, S] of so many entries; NO_LENGTH where that is no number of entries, which CTCLoss refuses."""
+    size, column = y.shape[1], b.Reshape(counts, shape=(*counts.shape, 1))
+    places = b.Sub(b.CumSum(b.Fill(dtype="i64", shape=(size,), value=1), axis=0), b.constant(1, counts))
+    wrong = b.Or(b.Less(column, b.constant(0, counts)), b.Less(b.constant(size, counts), column))
+    cut = b.Where(b.Less(places, column), y, b.constant(ignore_index, y))
+    return b.Where(wrong, b.constant(NO_LENGTH, y), cut)
 
 
 def _lengths(loss: LossBuilder, y: Value, ignore_index: int, like: Value) -> Value:

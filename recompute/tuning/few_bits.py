@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from ..errors import UsageError
-from ..language.types import TensorType
+from ..errors import ModelError, TypeRuleError, UsageError
+from ..language.types import TensorType, dtype_from_onnx, need
 from ..ops.linear.nbits import DequantizeNBits
 from .graph import Graph
 
@@ -36,23 +36,47 @@ class FewBits:
 
 
 def few_bits(model: Graph) -> dict[str, FewBits]:
-    """The weights in few bits of a graph, by the names of their codes."""
+    """The weights in few bits of a graph, by the names of their codes.
+
+    Tables that are unpacked when they are loaded are none.  ModelError where options and sizes do not fit.
+    """
     found = {}
     for node in model.nodes:
         if node.domain != DOMAIN or node.op_type not in CODES:
             continue
         given = {a.name: a.i for a in node.attribute}
         at = CODES[node.op_type]
-        codes, scales, zeros = (*node.input, "", "")[at], (*node.input, "")[2], (*node.input, "")[3:4]
+        codes, scales, zero = (*node.input, "", "")[at], (*node.input, "", "", "")[2], (*node.input, *[""] * 4)[3]
         if codes not in model.tensors or scales not in model.tensors:
             continue
-        t, bits = model.tensors[codes], given.get("bits", 4)
-        shape = (given.get("N", 0), given.get("K", 0)) if at else (t.dims[0], t.dims[-1] * 8 // bits)
-        if t.data_type == onnx.TensorProto.UINT8:
-            size = given.get("block_size", 128)
-            zero = zeros[0] if zeros else ""
-            found[codes] = FewBits(codes, scales, zero, shape, bits, size, model.tensors[scales].data_type)
+        t, bits, size = model.tensors[codes], given.get("bits", 4), given.get("block_size", 32 if at else 128)
+        if t.data_type != onnx.TensorProto.UINT8 or not (at or _in_rows(t, given, bits, size)):
+            continue
+        shape = (given.get("N", 0), given.get("K", 0)) if at else (t.dims[0], t.dims[1] * 8 // bits)
+        found[codes] = w = FewBits(codes, scales, zero, shape, bits, size, model.tensors[scales].data_type)
+        types = [_type(model.tensors[n]) if n in model.tensors else None for n in (codes, scales, zero)]
+        try:
+            if shape[0] < 1:
+                raise w.rule.fail(f"N={shape[0]} is no number of rows", *types)
+            w.rule.check(need(types[0]), need(types[1]), types[2], shape[0])
+        except TypeRuleError as e:
+            raise ModelError(f"the weight '{codes}' of {node.op_type} '{node.name}': {e}") from None
     return found
+
+
+def _in_rows(t: onnx.TensorProto, given: dict[str, int], bits: int, size: int) -> bool:
+    """Whether a table stays packed when it is loaded: whole blocks along rows, which are gathered."""
+    if len(t.dims) != 2 or given.get("gather_axis", 0) % 2 or given.get("quantize_axis", 1) % 2 != 1:
+        return False
+    return bits in (2, 4, 8) and size >= 16 and t.dims[1] * 8 // bits % size == 0
+
+
+def _type(t: onnx.TensorProto) -> TensorType:
+    """ModelError for elements of another type than tensors have."""
+    name = dtype_from_onnx(t.data_type)
+    if name is None:
+        raise ModelError(f"tensor '{t.name}' has elements of ONNX type {t.data_type}, which is not supported")
+    return TensorType(name, tuple(t.dims))
 
 
 def whole(model: Graph, w: FewBits) -> np.ndarray:

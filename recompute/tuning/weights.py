@@ -95,7 +95,8 @@ def matrices(model: Graph) -> dict[str, tuple[tuple[int, int], int]]:
     parts = {n for w in packed.values() for n in (w.scales, w.zeros)}
     found |= {n: (w.shape, w.onnx_type) for n, w in packed.items()}
     found |= {n: (shape, onnx.TensorProto.FLOAT) for n, shape in integer_weights(model).items()}
-    return {n: (s, k) for n, (s, k) in found.items() if len(s) == 2 and k in floats and n not in parts}
+    fit = {n: (s, k) for n, (s, k) in found.items() if len(s) == 2 and min(s) > 0 and k in floats}
+    return {n: w for n, w in fit.items() if n not in parts}
 
 
 def _cast(model: Graph, node: onnx.NodeProto, integers: Matrices, found: Matrices) -> None:

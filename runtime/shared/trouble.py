@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors import JobError, NotFiniteError
+from ...ops.loss.ctc import NO_LENGTH
 
 #: words of a status: its code (0: all is well), the number, the size of the axis
 WORDS = 3
@@ -24,6 +25,8 @@ def failure(status: Sequence[int], where: str) -> JobError:
 def explained(status: Sequence[int]) -> str:
     """What a status other than zero says."""
     code, number, size = (int(x) for x in status)
+    if code == LABEL_OUTSIDE and number == NO_LENGTH:
+        return "a length of labels is negative, or more than they have entries"
     if code == LABEL_OUTSIDE:
         return f"label {number} is outside the {size} classes (and is not ignore_index)"
     if code == INDEX_OUTSIDE:

@@ -98,7 +98,10 @@ def test_what_is_not_given_is_taken_from_the_loss() -> None:
         ({"scores": np.zeros((2, 3))}, "needs scores"),
         ({"blank": 4}, "one of the 4 classes"),
         ({"width": 0}, "at least 1"),
-        ({"lengths": [1]}, "1 lengths for 2 samples"),
+        ({"lengths": [1]}, "there are 1 for 2 samples"),
+        ({"lengths": [3, 4]}, "from 0 to 3, not 4"),
+        ({"lengths": [-1, 3]}, "from 0 to 3, not -1"),
+        ({"lengths": [2.5, 3]}, "from 0 to 3, not 2.5"),
     ],
 )
 def test_errors(given: dict[str, Any], error: str) -> None:
@@ -106,3 +109,10 @@ def test_errors(given: dict[str, Any], error: str) -> None:
         ctc_decode(**{"scores": np.zeros((2, 3, 4)), **given})
     with pytest.raises(UsageError, match="batch_first"):
         rc.metrics.CharacterErrorRate().update({"s": np.zeros((2, 2, 4))}, {"label": np.zeros((2, 1))})
+
+
+@pytest.mark.parametrize("size", [-1, 6])
+def test_lengths_of_labels_that_cannot_be(size: int) -> None:
+    metric = rc.metrics.CharacterErrorRate(label_lengths="sizes")
+    with pytest.raises(UsageError, match=f"'cer': label_lengths must be .* from 0 to 5, not {size}"):
+        metric.update({"scores": np.zeros((2, 6, 4))}, {"label": np.ones((2, 5), int), "sizes": np.array([5, size])})

@@ -122,12 +122,20 @@ def test_errors(given: dict[str, Any], error: str) -> None:
         rc.losses.ctc(program_of(np.zeros((4, 4), np.float32)), **given)
 
 
+@pytest.mark.parametrize(
+    "place", [rc.CPUPlace(), pytest.param(rc.EmulatedCUDAPlace(), marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize(("label", "error"), [(0, "is the blank"), (6, "outside the 6 classes"), (-1, "outside the 6")])
-def test_labels_that_cannot_be(label: int, error: str) -> None:
+def test_labels_that_cannot_be(label: int, error: str, place: rc.CPUPlace | rc.EmulatedCUDAPlace) -> None:
     x = DATA["x"].astype(np.float32)
-    loss = rc.losses.ctc(program_of(x), batch_first=False, label_size=2)
+    loss = rc.losses.ctc(program_of(x), batch_first=False, label_size=2, input_lengths="steps")
+    feed = {"x": x, "label": np.full((5, 2), 1), "steps": np.full(5, 2)}
+    executor = rc.Executor(place)
+    assert np.isfinite(executor.run(loss.program, {**feed, "label": np.full((5, 2), -100)}, [loss])[0])
     with pytest.raises(rc.RecomputeError, match=error):
-        rc.Executor().run(loss.program, {"x": x, "label": np.full((5, 2), label)}, [loss])
+        executor.run(loss.program, {**feed, "label": np.full((5, 2), label)}, [loss])
+    with pytest.raises(rc.RecomputeError, match="length 99 is outside of the"):
+        executor.run(loss.program, {**feed, "steps": np.full(5, 99)}, [loss])
 
 
 def test_labels_of_several_lengths_are_padded() -> None:
@@ -148,3 +156,25 @@ def test_labels_of_several_lengths_are_padded() -> None:
     long = rc.data.dataset({"x": x, "label": [[1], [1, 2, 3, 4], [1]]})
     with pytest.raises(UsageError, match=r"in sample 1 .*, more than"):
         fitted(long, program.block.inputs, limits_of(program.block)).take(np.arange(3))
+
+
+def test_numbers_of_steps_are_compared_with_the_steps_before_training() -> None:
+    x = np.zeros((3, 8, 5), np.float32)
+    program = program_of(x)
+    rc.losses.ctc(program, label_size=3, input_lengths="steps")
+    limits = limits_of(program.block)
+    assert limits["steps"] == (9, 0, None)
+    columns = rc.data.dataset({"x": x, "label": np.ones((3, 3), np.int64), "steps": np.array([8, 0, 9])})
+    with pytest.raises(UsageError, match=r"'steps' .* has 9 in sample 2 .*, but the model takes 0 to 8"):
+        check_values(fitted(columns, program.block.inputs, limits))
+
+
+@pytest.mark.parametrize("place", [rc.CPUPlace(), rc.EmulatedCUDAPlace()], ids=str)
+@pytest.mark.parametrize("size", [-1, 3])
+def test_lengths_of_labels_that_cannot_be(size: int, place: rc.CPUPlace | rc.EmulatedCUDAPlace, any_size: None) -> None:
+    x = np.zeros((3, 8, 5), np.float32)
+    loss = rc.losses.ctc(program_of(x), batch_first=True, label_size=2, label_lengths="sizes")
+    executor, label = rc.Executor(place), np.ones((3, 2), np.int64)
+    assert np.isfinite(executor.run(loss.program, {"x": x, "label": label, "sizes": np.array([0, 1, 2])}, [loss])[0])
+    with pytest.raises(rc.RecomputeError, match="a length of labels is negative, or more than"):
+        executor.run(loss.program, {"x": x, "label": label, "sizes": np.array([0, 1, size])}, [loss])

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from few_bits_cases import IDS, generating, two_layers
+from few_bits_cases import IDS, MS, generating, model, packed, two_layers
+from onnx import helper
 
 import recompute as rc
 from recompute.cli.train import main
@@ -186,3 +187,38 @@ def test_the_benchmark_meets_its_target_on_a_small_file() -> None:
     found = subprocess.run([sys.executable, script, "--small"], capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "13,312 numbers" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "shapes", "said"),
+    [
+        ({"bits": 0}, {}, "bits=0"),
+        ({"block_size": -32}, {}, "block_size=-32"),
+        ({"K": 1 << 62}, {}, "codes must be"),
+        ({"N": -8}, {}, "N=-8"),
+        ({}, {"codes": (8, 1, 15)}, "codes must be 16 a row"),
+        ({}, {"scales": ()}, "scales must be 1 a row"),
+        ({}, {"zeros": (128,)}, "zero points must be 1 a row"),
+    ],
+    ids=str,
+)
+def test_files_whose_sizes_do_not_fit_are_refused(given: dict, shapes: dict, said: str) -> None:
+    """By what changes them; what loads them: test_nbits.py."""
+    parts = packed(8, 32)
+    parts |= {name: np.resize(parts[name], shape) for name, shape in shapes.items()}
+    options = {"N": 8, "K": 32, "block_size": 32, "bits": 4, **given}
+    source = model([helper.make_node("MatMulNBits", ["x", *parts], ["y"], domain=MS, **options)], parts, [3, 32])
+    for change in (rc.dequantize, lambda m: rc.lora(m, "codes", r=2)):
+        with pytest.raises(rc.ModelError, match=said):
+            change(source)
+
+
+def test_a_table_whose_columns_are_gathered_is_no_weight_of_rows() -> None:
+    parts = {name: a.reshape(32, -1) for name, a in packed(32, 32, 16).items()}
+    options = {"block_size": 16, "bits": 4, "gather_axis": 1}
+    node = helper.make_node("GatherBlockQuantized", ["codes", "x", "scales", "zeros"], ["y"], domain=MS, **options)
+    source = model([node], parts, [3], onnx.TensorProto.INT64)
+    assert rc.load(source)["y"].shape == (32, 3)
+    for change in (rc.dequantize, lambda m: rc.lora(m, "codes", r=2)):
+        with pytest.raises(rc.UsageError, match=r"no weight|only weights of"):
+            change(source)

@@ -23,6 +23,8 @@ from ..shape.reshape import reshape
 
 #: the logarithm of what is impossible, and what a logarithm is below only if a path is impossible
 NEVER, IMPOSSIBLE = -1e30, -1e29
+#: in the place of a label's entries where the number of them cannot be
+NO_LENGTH = -(1 << 31)
 
 
 class _Rooms(NamedTuple):
@@ -113,6 +115,8 @@ class Alignment(Op, abstract=True):
     def _check(self, labels: Array, classes: int, lengths: Array | None, steps: int) -> None:
         """ValueError for labels and lengths that cannot be."""
         wrong = labels[(labels < 0) | (labels >= classes)]
+        if (wrong == NO_LENGTH).any():
+            raise ValueError("a length of labels is negative, or more than they have entries")
         if wrong.size:
             raise ValueError(f"label {wrong[0]} is outside the {classes} classes (and is not ignore_index)")
         if (labels == self.blank).any():

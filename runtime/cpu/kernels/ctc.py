@@ -55,25 +55,22 @@ def _steps(lengths, n, steps, status):
 
 
 @inline
-def _prepare(labels, entries, blank, places, skip):
-    """Classes of states; 0 or NEVER for the transition over the state before each, two more of them."""
+def _costs(labels, entries, skip):
+    """0 or NEVER for the transition over the state before each, and two more of them."""
     t = skip.dtype.type
     for i in range(entries):
-        places[2 * i] = blank
-        places[2 * i + 1] = labels[i]
         skip[2 * i] = t(NEVER)
         skip[2 * i + 1] = t(NEVER) if i and labels[i] == labels[i - 1] else t(0)
-    places[2 * entries] = blank
     for s in range(2 * entries, 2 * entries + 3):
         skip[s] = t(NEVER)
 
 
 @inline
-def _emission(scores, places, width, here):
+def _emission(scores, labels, blank, width, here):
     """Log-probabilities of the states' classes."""
     never = here.dtype.type(NEVER)
     for s in range(width):
-        value = scores[places[s]]
+        value = scores[labels[s // 2] if s % 2 else blank]
         here[s] = never if value < never else value
 
 
@@ -111,7 +108,7 @@ def _total(last, width):
 
 
 @kernel
-def losses(x, labels, lengths, out, places, rows, blank, ignored, zero_infinity, status, begin, end):
+def _losses(x, labels, lengths, out, rows, blank, ignored, zero_infinity, status, begin, end):
     """Samples [begin, end)."""
     t = x.dtype.type
     for n in range(begin, end):
@@ -120,11 +117,11 @@ def losses(x, labels, lengths, out, places, rows, blank, ignored, zero_infinity,
         out[n] = t(0)
         if entries < 0 or steps < 0:
             continue
-        at, skip, here, width = places[n], rows[n, _SKIP], rows[n, _HERE], 2 * entries + 1
-        _prepare(labels[n], entries, blank, at, skip)
+        skip, here, width = rows[n, _SKIP], rows[n, _HERE], 2 * entries + 1
+        _costs(labels[n], entries, skip)
         _first(rows[n, 0], width)
         for i in range(steps):
-            _emission(x[i, n], at, width, here)
+            _emission(x[i, n], labels[n], blank, width, here)
             _forward(rows[n, i % 2], rows[n, (i + 1) % 2], skip, here, width)
         total = _total(rows[n, steps % 2], width)
         if total < t(IMPOSSIBLE):
@@ -162,8 +159,8 @@ def _shares(alpha, beta, total, scale, here, width):
 
 
 @kernel
-def gradients(x, labels, lengths, dloss, dx, places, rows, kept, blank, ignored, status, begin, end):
-    """Samples [begin, end): α of all steps into `kept`, then β from the last to the first."""
+def _gradients(x, labels, lengths, dloss, dx, rows, blank, ignored, status, begin, end):
+    """Samples [begin, end): α of all steps into the rows behind the others, then β from the last to the first."""
     t = x.dtype.type
     for n in range(begin, end):
         for i in range(x.shape[0]):
@@ -174,25 +171,25 @@ def gradients(x, labels, lengths, dloss, dx, places, rows, kept, blank, ignored,
         steps = _steps(lengths, n, x.shape[0], status)
         if entries < 0 or steps < 0:
             continue
-        at, skip, here, width = places[n], rows[n, _SKIP], rows[n, _HERE], 2 * entries + 1
-        _prepare(labels[n], entries, blank, at, skip)
-        _first(kept[n, 0], width)
+        skip, here, width = rows[n, _SKIP], rows[n, _HERE], 2 * entries + 1
+        _costs(labels[n], entries, skip)
+        _first(rows[n, _ROWS], width)
         for i in range(steps):
-            _emission(x[i, n], at, width, here)
-            _forward(kept[n, i], kept[n, i + 1], skip, here, width)
-        total = _total(kept[n, steps], width)
+            _emission(x[i, n], labels[n], blank, width, here)
+            _forward(rows[n, _ROWS + i], rows[n, _ROWS + i + 1], skip, here, width)
+        total = _total(rows[n, _ROWS + steps], width)
         if total < t(IMPOSSIBLE):
             continue
         _last(rows[n, steps % 2], width)
         _last(rows[n, (steps + 1) % 2], width)
         for i in range(steps - 1, -1, -1):
             if i + 1 < steps:
-                _emission(x[i + 1, n], at, width, here)
+                _emission(x[i + 1, n], labels[n], blank, width, here)
                 _backward(rows[n, i % 2], rows[n, (i + 1) % 2], skip, here, width)
-            _shares(kept[n, i + 1], rows[n, (i + 1) % 2], total, -dloss[n], here, width)
+            _shares(rows[n, _ROWS + i + 1], rows[n, (i + 1) % 2], total, -dloss[n], here, width)
             row = dx[i, n]
             for s in range(width):
-                row[at[s]] += here[s]
+                row[labels[n, s // 2] if s % 2 else blank] += here[s]
 
 
 class Samples(Family):
@@ -203,10 +200,10 @@ class Samples(Family):
         x, labels = need(op.inputs[0]), need(op.inputs[1])
         return x.shape[0] * labels.shape[0] * (2 * labels.shape[1] + 1) >= ENOUGH
 
-    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Classes of states; rows of states."""
+    def rows(self, op: Operator, count: int) -> tuple[TensorType, ...]:
+        """Rows of states."""
         x, (n, s) = need(op.inputs[0]), need(op.inputs[1]).shape
-        return TensorType("i64", (n, 2 * s + 1)), TensorType(x.dtype, (n, _ROWS, 2 * s + 3))
+        return (TensorType(x.dtype, (n, count, 2 * s + 3)),)
 
 
 def _given(lengths: Array | None) -> Array:
@@ -217,12 +214,16 @@ def _given(lengths: Array | None) -> Array:
 class Losses(Samples):
     """(log-probabilities, labels, lengths?) → losses."""
 
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Those of a step."""
+        return self.rows(op, _ROWS)
+
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         x, labels, lengths = ins[:3]
         rule = op.of(CTCLoss)
         options = (rule.blank, rule.ignore_index, int(rule.zero_infinity), native.STATUS)
-        return [losses.call(x, labels, _given(lengths), outs[0], *scratch, *options, work=len(labels))]
+        return [_losses.call(x, labels, _given(lengths), outs[0], *scratch, *options, work=len(labels))]
 
 
 @family("CTCLossGrad")
@@ -231,12 +232,11 @@ class Gradients(Samples):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """And α of all steps and before them."""
-        x, (n, s) = need(op.inputs[0]), need(op.inputs[1]).shape
-        return (*super().scratch(op), TensorType(x.dtype, (n, x.shape[0] + 1, 2 * s + 3)))
+        return self.rows(op, _ROWS + need(op.inputs[0]).shape[0] + 1)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call."""
         x, labels, lengths, dloss = ins[:4]
         rule = op.of(CTCLossGrad)
         options = (rule.blank, rule.ignore_index, native.STATUS)
-        return [gradients.call(x, labels, _given(lengths), dloss, outs[0], *scratch, *options, work=len(labels))]
+        return [_gradients.call(x, labels, _given(lengths), dloss, outs[0], *scratch, *options, work=len(labels))]
