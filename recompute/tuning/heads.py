@@ -192,7 +192,7 @@ def _behind(model: Graph, head: Head, size: int) -> set[str]:
 def _drops(model: Graph, head: Head, node: onnx.NodeProto, constants: Sequence[np.ndarray | None]) -> bool:
     """Whether a node removes the axis of the features, which one feature does not need."""
     if node.op_type == "Reshape":
-        return any(c is not None and c.tolist() == [-1] for c in constants)
+        return any(c is not None and c.tolist()[:1] == [-1] and 1 not in c.tolist() for c in constants)
     if node.op_type != "Squeeze":
         return False
     given = next((list(a.ints) for a in node.attribute if a.name == "axes"), None)
