@@ -164,14 +164,14 @@ def forward_difference(job: Any, program: Program, feed: Any) -> dict[str, Any]:
         path = os.path.join(folder, "model.onnx")
         export_trained(program, path)
         session = ort.InferenceSession(path, options, providers=_providers(ort))
-    if missing := sorted({i.name for i in session.get_inputs()} - feed.keys()):
+    given = {**feed, **_bound(program, {i.name for i in session.get_inputs()})}
+    if missing := sorted({i.name for i in session.get_inputs()} - given.keys()):
         return {
             "against": f"ONNX Runtime {ort.__version__}",
             "said": f"skipped, the file needs inputs that the program has not ({', '.join(missing[:3])}, ...)",
         }
     provider = session.get_providers()[0]
     names = [o.name for o in session.get_outputs() if o.name in evaluated]  # without maps and strings
-    given = {**feed, **_bound(program, {i.name for i in session.get_inputs()})}
     theirs = session.run(names, given)
     ours = Executor().run(evaluated, feed, names)
     made = steps_of(evaluated.block)

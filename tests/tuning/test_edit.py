@@ -195,6 +195,15 @@ def test_an_axis_of_one_feature_that_is_dropped_has_no_room_for_more(last: str) 
     assert len(rc.edit.replace_head(model, 1).graph.output) == 1
 
 
+def test_one_feature_is_not_moved_into_the_batch() -> None:
+    """A map of one channel that loses the channels' axis: [-1, 4, 4] would make a batch of ten times the images."""
+    model = parsed("s = Constant <value = int64[3] {-1, 4, 4}> () c = Conv (x, t) y = Reshape (c, s)", "y",
+                   x="float[N,3,4,4] x")  # fmt: skip
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 3, 1, 1), np.float32), "t"))
+    with pytest.raises(rc.UsageError, match=r"'y' \(Reshape\) follows it, and needs its 1 features"):
+        rc.edit.replace_head(model, 10)
+
+
 def test_several_heads() -> None:
     """By name, one or all of them; the others stay, and so does the order of the outputs."""
     model = parsed(LOGITS + "probs = Softmax (logits) other = MatMul (r, w3)", "probs other")
