@@ -174,10 +174,11 @@ def loaded(model: onnx.ModelProto, path: Path) -> tuple[dict[str, Any], Any, dic
     singles = [n for n, t in inputs.items() if not shapes[n] and t.elem_type in (6, 7)]
     floats = [n for n, t in inputs.items() if not shapes[n] and t.elem_type == 1]
     runtime, error = session(str(path)), None
-    for dims in sizes(path, shapes):
+    batches = (BATCH, 1) if opened else (BATCH,)  # 1: beside states whose batch is fixed
+    for batch, dims in itertools.product(batches, sizes(path, shapes)):
         for number in NUMBERS if singles else NUMBERS[:1]:
             options: dict[str, Any] = {"dims": dims, "mode": "eval"}
-            options |= {"batch": BATCH} if opened else {}
+            options |= {"batch": batch} if opened else {}
             options |= {"quantization": "ste"} if quantised(model) == "qdq" else {}
             options |= {"set": dict.fromkeys(singles, number)} if singles else {}
             try:
