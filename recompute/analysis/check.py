@@ -162,7 +162,6 @@ def forward_difference(job: Any, program: Program, feed: Any) -> dict[str, Any]:
             "against": f"ONNX Runtime {ort.__version__}",
             "said": f"skipped, the file needs inputs that the program has not ({', '.join(missing[:3])}, ...)",
         }
-    provider = session.get_providers()[0]
     names = [o.name for o in session.get_outputs() if o.name in evaluated]  # without maps and strings
     theirs = session.run(names, given)
     ours = Executor().run(evaluated, feed, names)
@@ -170,7 +169,7 @@ def forward_difference(job: Any, program: Program, feed: Any) -> dict[str, Any]:
     sizes = [1.0 if scores_of(n, made).kind in ("Softmax", "Sigmoid") else 1e-30 for n in names]  # of probabilities: 1
     largest = max((_relative(a, b, s) for a, b, s in zip(ours, theirs, sizes, strict=True)), default=0.0)
     said = f"largest relative difference {largest:.3g}"
-    against = f"ONNX Runtime {ort.__version__} ({provider})"
+    against = f"ONNX Runtime {ort.__version__} ({session.get_providers()[0]})"
     if job.args.init is None and _opened(job.args.model, program):
         file = ort.InferenceSession(job.args.model, options, providers=_providers(ort))
         rows = _rows_of_file(file, given, dict(zip(names, ours, strict=True)))

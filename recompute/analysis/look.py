@@ -70,7 +70,7 @@ def look(
     not, how it is quantised, conditions on inputs, operators without gradient, and a command that compiles it.
 
     `model`: a path or a ModelProto.  `batch`, `dims`, `set`: as for `load`; sizes of open dimensions that are not given
-    are tried (batch 8, others 16, 64, 224), and the command has those that work.  Nothing is run.
+    are tried (batch 8, then 1, others 16, 64, 224), and the command has those that work.  Nothing is run.
     ModelError for a file that is broken; what cannot be trained is a fact (`problem`), and no error.
     """
     expect("dims", {} if dims is None else dims, Mapping, "a mapping of names to sizes")
@@ -243,6 +243,8 @@ def _options(graph: onnx.GraphProto, facts: Look, asked: _Options) -> Iterator[_
         yield _Options(batch, dims, asked.set)
         if settings.keys() - asked.set.keys():
             yield _Options(batch, dims, {**settings, **asked.set})
+    if asked.batch is None and batch is not None:  # states whose batch is fixed
+        yield from _options(graph, facts, replace(asked, batch=1))
 
 
 def _is_open(v: onnx.ValueInfoProto, axis: int) -> bool:

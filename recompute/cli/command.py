@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import JobError, OpenDimensionsError, UsageError
+from ..errors import JobError, OpenDimensionsError, RecomputeError, UsageError
 from ..places import as_place
 from ..support.files import replacing, together
 from . import ending as cli_ending
@@ -134,11 +134,31 @@ class _Job(ModelJob):
     def run(self) -> int:
         """Does the whole job.  Output files get their names together at the end; a failed job leaves none."""
         with together():
-            self.work()
+            try:
+                self.work()
+            except RecomputeError as e:
+                if self.is_first() or (isinstance(e, OpenDimensionsError) and not self.has_sizes()):
+                    self.look()  # what the file holds, with a command that works or why there is none
+                raise
             self.write_json()
         for path, what in self.written:
             self.say(f"wrote {path}{what}")
         return self.verdict()
+
+    def has_sizes(self) -> bool:
+        """Whether sizes of open dimensions are given."""
+        return bool(self.args.batch or self.args.dim or self.args.input_shapes)
+
+    def is_first(self) -> bool:
+        """Whether the command names a model's file and nothing else."""
+        from .arguments import parser
+        from .plan import is_problem
+
+        model = self.args.model
+        if not Path(model).is_file() or is_problem(model):
+            return False
+        plain = vars(parser().parse_args([model]))
+        return all(getattr(self.args, n) == value for n, value in plain.items() if n not in ("json", "verbose"))
 
     def work(self) -> None:
         """Loads the model, attaches a loss, compiles both steps, then writes, runs and checks them."""
@@ -157,12 +177,7 @@ class _Job(ModelJob):
             return cli_plan.plan_problem(self)
         if cli_cluster.answer(self) or cli_memory.before_loading(self, self.wants_more()):
             return
-        try:
-            program = self.load()
-        except OpenDimensionsError:
-            if not (self.args.batch or self.args.dim or self.args.input_shapes):
-                self.look()  # a first command: what the file holds, with a command that works
-            raise
+        program = self.load()
         if self.args.list_parameters:
             return self.print_parameters(program)
         with dumping(self.args.dump_ir):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx
 
 from ..errors import ModelError, nearest
@@ -64,6 +66,8 @@ def _output_types(importer: ImportState, node: onnx.NodeProto, opset: int) -> tu
     types = {n: importer.type_of(n) for n in node.input if n}
     if any(t.dtype == "string" for t in types.values()):
         return None
+    if node.op_type == "TreeEnsembleClassifier":
+        return _of_classes(node, types)
     data = {n: k.array for n in types if (k := importer.known.get(n)) is not None}
     found = infer_outputs(node, types, data, opset)
     texts = []
@@ -75,3 +79,17 @@ def _output_types(importer: ImportState, node: onnx.NodeProto, opset: int) -> tu
                 return None
             texts.append(str(TensorType(dtype, tuple(d.dim_value for d in t.shape.dim))))
     return tuple(texts)
+
+
+def _of_classes(node: onnx.NodeProto, types: Mapping[str, TensorType]) -> tuple[str, ...] | None:
+    """Types of labels [N] and scores [N, classes] of a classifier, which ONNX does not infer.
+
+    None of labels that are strings, and where not all classes have weights: ONNX's evaluator has other scores than
+    ONNX Runtime then.
+    """
+    given = {a.name: list(a.ints) for a in node.attribute}
+    classes, shape = len(given.get("classlabels_int64s", ())), types[node.input[0]].shape
+    if not classes or len(shape) != 2 or set(given.get("class_ids", ())) != set(range(classes)):
+        return None
+    made = (TensorType("i64", shape[:1]), TensorType("f32", (shape[0], classes)))
+    return tuple(str(t) for o, t in zip(node.output, made, strict=False) if o)

@@ -45,13 +45,17 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 @dataclass(frozen=True)
 class Head:
-    """The layer that makes an output: its product, the Add of its bias if that is apart, and its weight."""
+    """The layer that makes an output: its product, the Add of its bias if that is apart, and its weight.
+
+    `summand`: what the Add reads of the product, perhaps through Identity.
+    """
 
     product: onnx.NodeProto
     add: onnx.NodeProto | None
     weight: str
     shape: tuple[int, ...]
     onnx_type: int
+    summand: str = ""
 
     @property
     def last(self) -> onnx.NodeProto:
@@ -69,7 +73,7 @@ class Head:
     def bias(self) -> str:
         """The name of its bias, "" where it has none."""
         if self.add is not None:
-            return next(i for i in self.add.input if i not in self.product.output)
+            return next(i for i in self.add.input if i != self.summand)
         return self.product.input[2] if len(self.product.input) > 2 else ""
 
 
@@ -92,6 +96,7 @@ def replace_head(
     for name in names:
         model.known(name)
     heads = {name: _head(model, name) for name in names}
+    heads = {name: h if h is None or _adds_bias(model, h) else None for name, h in heads.items()}
     found = {h.last.output[0]: h for h in heads.values() if h is not None}
     if at is None and len(outputs) > 1 and len(found) != 1:
         raise UsageError(f"the model has {len(outputs)} outputs ({', '.join(outputs)}): say by at= whose head it is")
@@ -109,7 +114,7 @@ def replace_head(
 
 def _head(model: Graph, name: str) -> Head | None:
     """The layer behind a value; None where something else makes it."""
-    makers, known, add, relu, before = model.makers(), matrices(model), None, False, ""
+    makers, known, add, relu, before, summand = model.makers(), matrices(model), None, False, "", ""
     made = _steps(model, makers)
     while name != before:
         before, name = name, before_moves(scores_of(name, made).source, made)[1]
@@ -117,8 +122,12 @@ def _head(model: Graph, name: str) -> Head | None:
         rest = [] if node is None else [i for i in node.input if i and not _constant(model, makers, i)]
         if node is not None and node.op_type in _THROUGH and len(rest) == 1:
             name, relu = rest[0], relu or node.op_type == "Relu"
-    if node is not None and node.op_type == "Add" and len(rest) == 1:
-        add, node = node, makers.get(rest[0])
+    if node is not None and node.op_type == "Add":
+        rest = [i for i in rest if not _constant(model, makers, before_moves(i, made)[1])]
+        if len(rest) == 1:
+            add, summand, node = node, rest[0], makers.get(rest[0])
+        while node is not None and node.op_type == "Identity":
+            node = makers.get(node.input[0])
     if node is None or node.op_type not in ("MatMul", "Gemm", *_CONVOLUTIONS):
         return None
     if any(a.name in ("transA", "group") and a.i > (a.name == "group") for a in node.attribute):
@@ -128,13 +137,22 @@ def _head(model: Graph, name: str) -> Head | None:
         held = model.constant(weight)
         if held is None or (relu and held.shape[2:] != (1,) * (held.ndim - 2)):
             return None
-        return Head(node, add, weight, held.shape, helper.np_dtype_to_tensor_dtype(held.dtype))
+        return Head(node, add, weight, held.shape, helper.np_dtype_to_tensor_dtype(held.dtype), summand)
     turned = makers.get(weight)
     if turned is not None and turned.op_type == "Transpose":
         weight = turned.input[0]
     if relu or weight not in known or node.input[0] in known:
         return None
-    return Head(node, add, weight, *known[weight])
+    return Head(node, add, weight, *known[weight], summand)
+
+
+def _adds_bias(model: Graph, head: Head) -> bool:
+    """Whether an Add behind the product, if there is one, adds one number or one for each feature."""
+    if head.add is None:
+        return True
+    makers = model.makers()
+    held = model.constant(before_moves(head.bias, _steps(model, makers))[1])
+    return held is None or held.size in (1, head.features)
 
 
 def _steps(model: Graph, makers: dict[str, onnx.NodeProto]) -> Callable[[str], Step | None]:
@@ -192,7 +210,7 @@ def _behind(model: Graph, head: Head, size: int) -> set[str]:
 def _drops(model: Graph, head: Head, node: onnx.NodeProto, constants: Sequence[np.ndarray | None]) -> bool:
     """Whether a node removes the axis of the features, which one feature does not need."""
     if node.op_type == "Reshape":
-        return any(c is not None and c.tolist() == [-1] for c in constants)
+        return any(c is not None and c.tolist()[:1] == [-1] and 1 not in c.tolist() for c in constants)
     if node.op_type != "Squeeze":
         return False
     given = next((list(a.ints) for a in node.attribute if a.name == "axes"), None)
@@ -231,7 +249,7 @@ def _replace(model: Graph, head: Head, size: int, *, bias: bool, seed: int) -> N
         at = int(node.op_type == "ConvTranspose")
         shape = (*head.shape[:at], size, *head.shape[at + 1 :])
     model.nodes = [n for n in model.nodes if n is not node and n is not head.add]
-    model.drop([node.input[1], *([old_bias] if old_bias else ())])
+    model.drop([n for n in (node.input[1], old_bias, head.summand) if n])
     names = [model.fresh(head.weight)]
     if bias:
         names.append(model.fresh(old_bias or f"{head.weight.removesuffix('.weight')}.bias"))

@@ -212,6 +212,24 @@ def test_a_bare_command_looks_where_something_is_open(tmp_path: Path, capsys: py
     assert "begin with" not in capsys.readouterr().out
 
 
+def test_a_state_that_fixes_the_batch() -> None:
+    inputs = [value("x", 1, ["N", 3]), value("h", 1, [1, 3])]
+    nodes = [make("MatMul", ["x", "w"], ["a"]), make("Concat", ["a", "h"], ["y"], axis=1)]
+    found = rc.look(_model(nodes, inputs, ["y"], {"w": _weights(3, 3)}))
+    assert (found.problem, found.command.split(" --loss")[0]) == ("", "recompute-compile MODEL.onnx --batch 1")
+
+
+def test_a_bare_command_looks_where_nothing_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "relu.onnx"
+    onnx.save(_model([make("Relu", ["x"], ["y"])], [value("x", 1, ["N", 6])], ["y"], {}), path)
+    assert command.main([str(path)]) == 2
+    said = capsys.readouterr()
+    assert "  operators   1 Relu" in said.out
+    assert "depends on no parameter" in said.err
+    assert command.main([str(path), "--loss", "mse:y"]) == 2  # something is asked for: the error alone
+    assert "operators" not in capsys.readouterr().out
+
+
 def test_look_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(_classifier(), path)

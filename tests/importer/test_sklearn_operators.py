@@ -197,3 +197,25 @@ def test_coefficients_train_and_are_written_back(kind: str) -> None:
     assert [n.op_type for n in trained.graph.node] == [kind]
     for ours, theirs in zip(program.evaluate({"x": FINITE}), _theirs(trained, FINITE), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_classes_of_trees() -> None:
+    """Labels and scores of a TreeEnsembleClassifier; where a class has no weights, ONNX's evaluator is wrong."""
+    tree: dict[str, Any] = {
+        "nodes_treeids": [0] * 3, "nodes_nodeids": [0, 1, 2], "nodes_featureids": [1, 0, 0],
+        "nodes_values": [0.5, 0.0, 0.0], "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 0, 0], "class_treeids": [0] * 6,
+        "class_nodeids": [1, 1, 1, 2, 2, 2], "class_weights": [0.2, 0.3, 0.5, 0.7, 0.2, 0.1],
+        "classlabels_int64s": [0, 1, 2],
+    }  # fmt: skip
+    found = []
+    for ids in ([0, 1, 2, 0, 1, 2], [0, 1, 1, 0, 1, 1]):
+        node = _node("TreeEnsembleClassifier", "label scores", class_ids=ids, **tree)
+        found.append(_model(node, outputs=(("label", 7), ("scores", 1))))
+    program = rc.load(found[0], batch=5)
+    ours = program.evaluate({"x": FINITE}, ["label", "scores"])
+    np.testing.assert_array_equal(ours[0], np.where(FINITE[:, 1] > 0.5, 0, 2))
+    for a, b in zip(ours, _theirs(found[0], FINITE), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(rc.ModelError, match="TreeEnsembleClassifier"):
+        rc.load(found[1], batch=5)

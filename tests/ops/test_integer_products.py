@@ -145,10 +145,10 @@ def test_an_lstm_of_integers_trains_as_its_float_twin() -> None:
     floats = {n: ((a.astype("f4") - 120) * scale[0]).transpose(0, 2, 1) for n, a in (("w", w), ("r", r))}
     coded, found = {"w": w, "r": r, "s": scale, "z": zero}, []
     for domain, op, ins, tensors in (
-        ("com.microsoft.", "DynamicQuantizeLSTM", "x, w, r, b, , , , , s, z, s, z", coded),
+        ("com.microsoft.", "DynamicQuantizeLSTM", "x, w, r, b, , , , , s, z, s, z", coded),  # states named, not read
         ("", "LSTM", "x, w, r, b", floats),
     ):
-        text = f"g (float[4,2,5] x) => (float[4,1,2,3] y) {{ y = {domain}{op} <hidden_size = 3> ({ins}) }}"
+        text = f"g (float[4,2,5] x) => (float[4,1,2,3] y) {{ y, h, c = {domain}{op} <hidden_size = 3> ({ins}) }}"
         model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]> {text}')
         model.graph.initializer.extend(from_array(t, n) for n, t in {**tensors, "b": bias}.items())
         program = rc.load(model, trainable=["b"])

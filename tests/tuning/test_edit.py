@@ -195,6 +195,34 @@ def test_an_axis_of_one_feature_that_is_dropped_has_no_room_for_more(last: str) 
     assert len(rc.edit.replace_head(model, 1).graph.output) == 1
 
 
+@pytest.mark.parametrize("pixels", [1, 4])
+def test_a_bias_that_is_reshaped_belongs_to_the_layer(pixels: int) -> None:
+    """As paddle2onnx writes it, with Identity nodes; a map of numbers for each pixel is no bias."""
+    shape = f"int64[4] {{1, -1, 1, {pixels}}}"
+    body = f"s = Constant <value = {shape}> () c = Conv (x, t) d = Identity (c) b = Reshape (given, s) e = Add (d, b)"
+    model = parsed(f"{body} probs = Sigmoid (e)", x="float[N,3,4,4] x")
+    for name, dims in (("t", (2, 3, 1, 1)), ("given", (2 * pixels,))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(dims, np.float32), name))
+    if pixels > 1:
+        with pytest.raises(rc.UsageError, match="is not made by a Gemm"):
+            rc.edit.replace_head(model, 5)
+        return
+    edited = rc.edit.replace_head(model, 5)
+    (found,) = scored(edited, G.standard_normal((2, 3, 4, 4)).astype(np.float32))
+    assert found.shape == (2, 5, 4, 4)
+    assert [n.op_type for n in edited.graph.node] == ["Conv", "Sigmoid"]
+    assert {tuple(t.dims) for t in edited.graph.initializer} == {(5, 3, 1, 1), (5,)}
+
+
+def test_one_feature_is_not_moved_into_the_batch() -> None:
+    """A map of one channel that loses the channels' axis: [-1, 4, 4] would make a batch of ten times the images."""
+    model = parsed("s = Constant <value = int64[3] {-1, 4, 4}> () c = Conv (x, t) y = Reshape (c, s)", "y",
+                   x="float[N,3,4,4] x")  # fmt: skip
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 3, 1, 1), np.float32), "t"))
+    with pytest.raises(rc.UsageError, match=r"'y' \(Reshape\) follows it, and needs its 1 features"):
+        rc.edit.replace_head(model, 10)
+
+
 def test_several_heads() -> None:
     """By name, one or all of them; the others stay, and so does the order of the outputs."""
     model = parsed(LOGITS + "probs = Softmax (logits) other = MatMul (r, w3)", "probs other")

@@ -130,7 +130,7 @@ def dynamic_quantize_lstm(node: ImportedNode) -> Imported:
         return g.Transpose(_real(g, g.ins[i], *parts), perm=[0, 2, 1])
 
     ins = [g.ins[0], turned(1, 8), turned(2, 10), *g.ins[3:8]]
-    count = max((i + 1 for i in range(3) if node.wants(i)), default=1)
+    count = max((i + 1 for i, name in enumerate(node.outputs) if name), default=1)
     made = g.LSTM(*ins, outputs=count, **given)
     return g.results(*(made if count > 1 else [made]))
 
