@@ -272,12 +272,15 @@ def _of_program(found: Look, program: Program) -> Look:
         name, _ = attach_loss(program, wanted)
     if not trained:
         return found
+    reached, error = set[str](), None
     try:
-        pairs = differentiate(program.block, name)[1]
+        reached = {v.name for v, _ in differentiate(program.block, name)[1]}
     except RecomputeError as e:
-        return replace(found, gradient_error=str(e))
-    reached = {v.name for v, _ in pairs}
-    return replace(found, no_gradient=tuple(n for n in trained if n not in reached))
+        error = str(e)
+    missing = tuple(n for n in trained if n not in reached)
+    if missing and "QuantizeLinear" in found.quantised:
+        found = replace(found, command=f"{found.command} --quantization ste")
+    return replace(found, gradient_error=error or "", no_gradient=() if error else missing)
 
 
 def _head(program: Program, output: Variable) -> HeadFact:

@@ -229,6 +229,10 @@ def add_loading(what: argparse._ArgumentGroup) -> None:
         metavar="SIZE",
         help="limit on one tensor of a file, and on all constants that loading computes",
     )
+    what.add_argument(
+        "--quantization", choices=("ste",), help="ste: gradients pass QuantizeLinear and then DequantizeLinear as if "
+        "they did not round",
+    )  # fmt: skip
     what.add_argument("--init", choices=("he", "glorot"), help="replace the weights by random ones")
     what.add_argument("--seed", type=whole, default=0, help="seed of dropout, --init and synthetic data (default: 0)")
     what.add_argument(

@@ -67,6 +67,7 @@ def loading_of(args: argparse.Namespace) -> Loading:
         max_bytes=None if args.max_bytes is None else as_bytes(args.max_bytes),
         dims={**{n: max(s) for n, s in bucket_sizes(getattr(args, "buckets", ())).items()}, **sizes(args.dim)},
         set=dict(bound(s) for s in args.set),
+        quantization=args.quantization,
         edit=_edited(args),
     )
 

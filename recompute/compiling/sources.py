@@ -49,6 +49,7 @@ class Loading:
     set: Mapping[str, Any] = field(default_factory=dict)
     weights: bool = False
     init: str | None = None
+    quantization: str | None = None
     again: bool = False
     edit: Callable[[Program], Program] | None = None
 
@@ -58,6 +59,7 @@ class Loading:
         more |= {"unroll": self.unroll, "seed": self.seed}
         more |= {"max_seconds": self.max_seconds, "max_bytes": self.max_bytes}
         more |= {"dims": self.dims, "set": self.set, "init": self.init}
+        more |= {"quantization": self.quantization}
         program = onnx_import.load(model, trainable=trainable or wanted, **more)
         return program if self.edit is None else self.edit(program)
 

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 #: nodes that cannot be imported, after which the rest is not looked at
 _MANY = 200
 _THROUGH = (
-    "what is before does not train (quantization='ste' passes QuantizeLinear and then DequantizeLinear; "
-    "trainable=[names] says what trains after them)"
+    "what is before does not train (quantization='ste', --quantization ste, passes QuantizeLinear and then "
+    "DequantizeLinear; trainable=[names] says what trains after them)"
 )
 #: what `mode` says about Dropout and BatchNormalization (None: what each node says)
 MODES = {"train": True, "eval": False, "file": None}

@@ -99,6 +99,18 @@ def test_facts_of_a_classifier() -> None:
     assert (found.problem, found.fixed_batch) == ("", None)
 
 
+def _rounded() -> onnx.ModelProto:
+    """Two products, with activations in 8 bits between them: nothing before these trains without an option."""
+    nodes = [
+        make("MatMul", ["x", "w"], ["a"]),
+        make("QuantizeLinear", ["a", "s", "z"], ["q"]),
+        make("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        make("MatMul", ["d", "v"], ["y"]),
+    ]
+    held = {"w": _weights(6, 4), "v": _weights(4, 3), "s": np.array(0.1, np.float32), "z": np.array(0, np.int8)}
+    return _model(nodes, [value("x", 1, ["N", 6])], ["y"], held)
+
+
 @pytest.mark.parametrize(
     ("make_model", "options"),
     [
@@ -108,6 +120,7 @@ def test_facts_of_a_classifier() -> None:
         (_loop, "--batch 8 --set n=1"),
         (_recurrent, "--batch 8 --dim x.2=64 --dim state.1=8"),
         (lambda: _classifier(1), ""),
+        (_rounded, "--batch 8 --quantization ste"),
     ],
 )
 def test_the_command_works(make_model: Any, options: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
