@@ -13,7 +13,6 @@ import numpy as np
 
 from ..boundary import as_function, as_names, as_program
 from ..communication.mesh import Mesh, as_mesh
-from ..compiling.running import block_to_run
 from ..errors import JobError, NotFiniteError, UsageError, expect, nearest
 from ..language.arrays import Arrays
 from ..language.ir import Block, Value
@@ -27,6 +26,7 @@ from ..support.threads import exclusively
 from .communication.agreement import must_be_same
 from .communication.engine import Alone, Engine
 from .communication.started import given_rank
+from .compiled import block_to_run
 from .cpu.session import Arena, Session
 from .lowering import resolved
 from .shared.binding import far_waits, need_separate

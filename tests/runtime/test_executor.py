@@ -196,7 +196,7 @@ def test_a_step_after_a_bad_index_is_good() -> None:
 
 
 def test_what_is_planned_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from recompute.compiling import running as module
+    from recompute.runtime import compiled as module
 
     program = rc.load(rc.models.build("mlp4", batch=4))
     rc.SGD().minimize(program["loss"])

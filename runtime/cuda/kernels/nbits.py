@@ -6,11 +6,10 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....language.types import TensorType, need
+from ....language.types import FLOATS, TensorType, need
 from ....ops.linear.nbits import DequantizeNBits, MatMulNBits, Packed
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel, Product
 from ..families import Buffers, Family, family
-from ..providers.cublas import FLOATS
 
 if TYPE_CHECKING:
     from ....language.ir import Operator

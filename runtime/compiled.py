@@ -10,7 +10,7 @@ from ..language.ir import Block
 from ..language.program import Compiled, Program
 from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
-from ..runtime.lowering import foreign
+from .lowering import foreign
 
 
 def block_to_run(program: Program, target: Target, fetch: Sequence[str], others: Sequence[Block] = ()) -> Block:
