@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from low_memory import WIDE
 from memory_pytorch import torch_environment
 from onnx import numpy_helper
 
@@ -32,7 +33,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16-pure": ("bf16-pure", {}),
     "bf16-pure-8bit": ("bf16-pure", {"moments": "8-bit"}),
 }
-NETWORK = {"hidden": 3072, "inner": 8192, "heads": 24, "groups": 24, "vocab": 32000}
 FLOOR = 256 << 20
 _PART = 1 << 24
 _TORCH = """
@@ -70,7 +70,7 @@ def compiled(model: Any, kind: str) -> tuple[Any, str, int]:
 
 def network(layers: int, seq: int) -> onnx.ModelProto:
     """The file without contents: each parameter is a ConstantOfShape."""
-    return rc.models.build("llama-tiny", batch=1, weights=False, layers=layers, seq=seq, **NETWORK)
+    return rc.models.build("llama-tiny", batch=1, weights=False, layers=layers, seq=seq, **WIDE)
 
 
 def write(layers: int, seq: int, folder: Path) -> Path:

@@ -45,6 +45,7 @@ NETWORKS = {
         "seq": 1024,
     },
 }
+WIDE = {"hidden": 3072, "inner": 8192, "heads": 24, "groups": 24, "vocab": 32000}
 LEARNER = {"layers": 4, "hidden": 128, "inner": 352, "heads": 4, "groups": 4, "vocab": 256, "seq": 128}
 BATCH, TOLD = 8, (1, 50, 100, 200, 300)
 
@@ -78,8 +79,7 @@ def largest_table(budget: int) -> Iterator[str]:
 
 def sizes(layers: int, precision: str, more: dict[str, Any]) -> tuple[int, int]:
     """Parameters and peak of a network of so many layers."""
-    options = {"hidden": 3072, "inner": 8192, "heads": 24, "groups": 24, "vocab": 32000, "seq": 1024}
-    program = rc.load(rc.models.build("llama-tiny", batch=1, weights=False, layers=layers, **options))
+    program = rc.load(rc.models.build("llama-tiny", batch=1, weights=False, layers=layers, seq=1024, **WIDE))
     loss, optimizer = rc.losses.cross_entropy(program["logits"]).name, rc.AdamW(1e-3, **more)
     step = rc.compile_step(program, loss, optimizer, checkpoints="layers.*.out", place="cuda:0", precision=precision)
     return sum(p.value.size for p in program.parameters), step.figures.peak_bytes

@@ -45,8 +45,9 @@ def _suits(block: Block, made: Compiled | None, target: Target) -> bool:
     """Whether a block with addresses can run on a target as it is."""
     if foreign(block, target):
         return False
-    bound = made is not None and made.budget is not None and made.block is block
-    return not bound or made is None or made.target.makes_the_same_as(target)
+    if made is None or made.budget is None or made.block is not block:
+        return True
+    return made.target.makes_the_same_as(target)
 
 
 def _fetching(block: Block, fetch: Sequence[str]) -> Block:

@@ -15,7 +15,7 @@ from ..importer.graphs import needed
 from ..language.program import Program
 from ..support.patterns import Patterns
 from . import few_bits, integers
-from .graph import File, Graph, edits, model_of
+from .graph import File, Graph, Reading, edits, model_of
 from .merge import replace_weight
 from .weights import Weight, matrices, weight_of
 
@@ -39,13 +39,14 @@ def dequantize(model: Graph, patterns: str | Sequence[str] | None = None) -> Non
     UsageError where nothing of the kind is there, or matches.
     """
     known, readers = matrices(model), model.reading()
-    products, lines = _products(model), _dequantized(model)
+    packed, lines = few_bits.few_bits(model), _dequantized(model)
+    products = [*packed, *integers.integer_weights(model)]
     wanted = Patterns("*" if patterns is None else patterns)
     names = [*products, *lines]
     if (useless := wanted.useless(names)) is not None:
         raise UsageError(f"dequantize: no weight of integers is called '{useless}'{nearest(useless, names)}")
     found = {n: weight_of(readers, n, *known[n]) for n in products if wanted.fit(n)}
-    masters = {name: _product(model, w) for name, w in found.items()}
+    masters = {name: _product(model, w, packed.get(name)) for name, w in found.items()}
     for name, node in lines.items():
         if wanted.fit(name):
             _line(model, name, node, masters)
@@ -72,11 +73,16 @@ def requantize(model: Program | File, original: File) -> onnx.ModelProto:
     if gone is not None:
         raise UsageError(f"the original has no tensor '{gone}', which the model was dequantized from")
     arrays: dict[str, np.ndarray] = {}
+    packed, reading = few_bits.few_bits(graph), graph.reading()
     for codes, name in masters.items():
         array = trained.constant(name)
         if array is None:
             raise UsageError(f"the contents of '{name}' are not in the model")
-        arrays |= _rounded(graph, codes, array)
+        if codes in packed:
+            turned = reading(codes)[0].op_type == "MatMulNBits"
+            arrays |= few_bits.rounded(graph, packed[codes], array.T if turned else array)[0]
+        else:
+            arrays[codes] = _rounded(graph, reading, codes, array)
     for name, t in trained.tensors.items():
         own = graph.tensors.get(name)
         array = None if own is None or tuple(own.dims) != tuple(t.dims) else trained.constant(name)
@@ -85,11 +91,6 @@ def requantize(model: Program | File, original: File) -> onnx.ModelProto:
     for name, array in arrays.items():
         replace_weight(graph, name, array)
     return graph.finish()
-
-
-def _products(model: Graph) -> list[str]:
-    """Codes that products, and lookups, read."""
-    return [*few_bits.few_bits(model), *integers.integer_weights(model)]
 
 
 def _dequantized(model: Graph) -> dict[str, onnx.NodeProto]:
@@ -129,15 +130,14 @@ def _spread(model: Graph, node: onnx.NodeProto) -> tuple[np.ndarray, np.ndarray,
     return codes, one, other
 
 
-def _product(model: Graph, w: Weight) -> str:
+def _product(model: Graph, w: Weight, packed: few_bits.FewBits | None) -> str:
     """Replaces the products of a weight; the name of its master, [in, out] or a table's [rows, width]."""
-    packed = few_bits.few_bits(model).get(w.name)
     if packed is not None:
         array = few_bits.whole(model, packed)
         array = array if w.kind == "embedding" else np.ascontiguousarray(array.T)
     else:
-        (node,) = model.readers(w.name)[:1]
-        product = integers.product_of(model.reading(), node)
+        reading = model.reading()
+        product = integers.product_of(reading, reading(w.name)[0])
         assert product is not None
         array = integers.whole(model, w.name, product)
     name = model.fresh(f"{w.module}.weight" if f"{w.module}.weight" != w.name else f"{w.name}.float")
@@ -157,17 +157,15 @@ def _product(model: Graph, w: Weight) -> str:
     return name
 
 
-def _rounded(graph: Graph, codes: str, array: np.ndarray) -> dict[str, np.ndarray]:
-    """The tensors of a weight of the original that hold a master."""
-    node, packed = graph.readers(codes)[0], few_bits.few_bits(graph).get(codes)
-    if packed is not None:
-        return few_bits.rounded(graph, packed, array.T if node.op_type == "MatMulNBits" else array)[0]
+def _rounded(graph: Graph, reading: Reading, codes: str, array: np.ndarray) -> np.ndarray:
+    """The integers of a weight of the original that hold a master."""
+    node = reading(codes)[0]
     if node.op_type == "DequantizeLinear":
         own, scale, zero = _spread(graph, node)
         limits = ml_dtypes.iinfo(own.dtype)
         steps = array / np.where(scale == 0, 1, scale)
-        return {codes: np.rint(steps + zero).clip(limits.min, limits.max).astype(own.dtype)}
-    product = integers.product_of(graph.reading(), node)
+        return np.rint(steps + zero).clip(limits.min, limits.max).astype(own.dtype)
+    product = integers.product_of(reading, node)
     if product is None:
         raise UsageError(f"'{codes}' is read by {node.op_type} in the original, which the model was not made from")
-    return {codes: integers.rounded(graph, codes, product, array - integers.whole(graph, codes, product))[0]}
+    return integers.rounded(graph, codes, product, array - integers.whole(graph, codes, product))[0]
