@@ -236,6 +236,13 @@ class Op(Exact):
         """
         return None
 
+    def row_formula(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
+        """Its formula over rows, written like `expand`, from which kernels are generated (see rows.py).
+
+        None if it has none; `row_formula = expand` where that is one.
+        """
+        return None
+
     def channel_element(self, *inputs: Expr | None) -> Formula:
         """`element` for the channels-last form: inputs with one element per channel broadcast along the last axis."""
         return None

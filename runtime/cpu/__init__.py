@@ -16,7 +16,7 @@ Without any of them everything runs on NumPy.
 from ...support.plug_ins import import_all
 
 #: providers, each in the file of its name; the most preferred first
-PREFERRED = ("onednn", "loops", "numba", "convolution", "blas", "products", "widened")
+PREFERRED = ("onednn", "loops", "rows", "numba", "convolution", "blas", "products", "widened")
 
 _PRODUCTS = ("MatMul", "Gemm", "LinearCrossEntropy", "LinearCrossEntropyGrad")
 _CONVOLUTIONS = ("Conv", "ConvGradInput", "ConvGradWeight", "ConvTranspose")

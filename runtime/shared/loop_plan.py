@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ...language.element import Expr, argument, nodes
 from ...language.formulas import formula
 from ...language.op import Op
+from ...language.rows import REDUCTIONS
 from ...language.types import TensorType, need
 from ...ops.fused.loop import Loop, iteration
 from ...ops.reduction.sums import Reduce, ReduceMean
@@ -84,11 +85,13 @@ def compact(roots: Sequence[Expr]) -> tuple[list[Expr], tuple[int, ...]]:
 
 
 def level(roots: Sequence[Expr], inputs: Sequence[frozenset[int]]) -> dict[int, frozenset[int]]:
-    """What each node depends on: the union of its inputs' sets, by id."""
+    """What each node depends on: the union of its inputs' sets, less what a reduction goes over; by id."""
     found: dict[int, frozenset[int]] = {}
     for x in nodes(roots):
         own: frozenset[int] = inputs[x.value] if x.fn == "input" else frozenset()
         found[id(x)] = frozenset().union(own, *(found[id(a)] for a in x.args))
+        if x.fn in REDUCTIONS:
+            found[id(x)] -= x.value
     return found
 
 

@@ -46,6 +46,10 @@ class AlongAxis(Op, abstract=True):
         inner = math.prod(x.shape[axis + 1 :])
         return (math.prod(x.shape[:axis]), n) if inner == 1 else (math.prod(x.shape[:axis]), n, inner)
 
+    def axes(self, x: Value) -> tuple[int, ...]:
+        """The axis as reductions take it; none of a scalar."""
+        return (normal_axis(self.axis, x.ndim, self),) if x.ndim else ()
+
     def step(self, x: Any) -> int:
         """How many outer rows are computed at a time."""
         outer, *rest = self.form(x)
@@ -116,6 +120,11 @@ class Softmax(AlongAxis, onnx=True):
             if out is not y:
                 y[...] = out
 
+    def row_formula(self, b, x):
+        axes = self.axes(x)
+        e = b.Exp(b.Sub(x, b.ReduceMax(x, axes=axes)))
+        return (b.Mul(e, b.Reciprocal(b.ReduceSum(e, axes=axes))),)
+
     def gradient(self, b, ins, outs, grads):
         """From the output."""
         return [b.SoftmaxGrad(outs[0], grads[0], axis=self.axis)]
@@ -153,9 +162,9 @@ class SoftmaxGrad(RowsGrad):
         xp.multiply(rows, y, out=out, casting="unsafe")
 
     def expand(self, b, y, dy):
-        axis = normal_axis(self.axis, y.ndim, self)
-        inner = b.ReduceSum(b.Mul(y, dy), axes=(axis,) if y.ndim else ())
-        return (b.Mul(y, b.Sub(dy, inner)),)
+        return (b.Mul(y, b.Sub(dy, b.ReduceSum(b.Mul(y, dy), axes=self.axes(y)))),)
+
+    row_formula = expand
 
 
 @dataclass(frozen=True)
@@ -177,6 +186,11 @@ class LogSoftmax(AlongAxis, onnx=True):
             log_softmax(xp, x, out, number, e)
             if out is not y:
                 y[...] = out
+
+    def row_formula(self, b, x):
+        axes = self.axes(x)
+        moved = b.Sub(x, b.ReduceMax(x, axes=axes))
+        return (b.Sub(moved, b.Log(b.ReduceSum(b.Exp(moved), axes=axes))),)
 
     def gradient(self, b, ins, outs, grads):
         """From the output."""
@@ -207,9 +221,9 @@ class LogSoftmaxGrad(RowsGrad):
         xp.subtract(dy, rows, out=out, casting="unsafe")
 
     def expand(self, b, y, dy):
-        axis = normal_axis(self.axis, y.ndim, self)
-        total = b.ReduceSum(dy, axes=(axis,) if y.ndim else ())
-        return (b.Sub(dy, b.Mul(b.Exp(y), total)),)
+        return (b.Sub(dy, b.Mul(b.Exp(y), b.ReduceSum(dy, axes=self.axes(y)))),)
+
+    row_formula = expand
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,14 @@ class Code(emit.Code):
         """`name x to target`."""
         return self.let(f"{name} {self.of(source)} {x} to {self.of(target)}")
 
+    def part(self, x: str, element: str, first: int, count: int) -> str:
+        """Lanes [first, first + count) of a register."""
+        if count == 1:
+            return self.let(f"extractelement {self.of(element)} {x}, i64 {first}")
+        wanted = ", ".join(f"i32 {first + i}" for i in range(count))
+        whole = self.of(element)
+        return self.let(f"shufflevector {whole} {x}, {whole} poison, <{count} x i32> <{wanted}>")
+
     def select(self, condition: str, element: str, x: str, y: str) -> str:
         """x where the condition holds, else y."""
         t = self.of(element)

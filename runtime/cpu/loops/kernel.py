@@ -7,9 +7,11 @@ vary along it are read once a row, those that vary nowhere once a call.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ....language.element import Expr, nodes
 from ...shared.loop_plan import level
@@ -20,6 +22,8 @@ from .expressions import Code, kind, stored, width
 ROWS = 64
 #: columns of a panel: its sums lie on the stack
 PANEL = 1024
+#: what is done with a register of columns: where the operands begin, the column, and which lanes there are (None: all)
+Act: TypeAlias = Callable[[dict[int, str], str, "str | None"], None]
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Nest:
 
     def kernel(self) -> str:
         """The module's text."""
-        return _Kernel(self).text()
+        return NestKernel(self, (*self.outputs, *self.sums)).text()
 
 
 class _Writer:
@@ -103,13 +107,15 @@ class _Writer:
         code.intrinsic(f"masked.store.{code.suffix(element)}.p0", "void", *given)
 
 
-class _Kernel(_Writer):
-    """Writes one nest."""
+class NestKernel(_Writer):
+    """Writes one nest; `roots`: all of its expressions."""
 
-    def __init__(self, nest: Nest) -> None:
+    def __init__(self, nest: Nest, roots: tuple[Expr, ...]) -> None:
         self.nest = nest
         super().__init__(Code(nest.lanes))
-        self.roots = (*nest.outputs, *nest.sums)
+        self.roots = roots
+        #: lanes of the registers for what is left of a row
+        self.narrow = nest.lanes
         leaves: dict[int, Expr] = {}
         for x in nodes(self.roots):
             if x.fn == "input":
@@ -139,11 +145,11 @@ class _Kernel(_Writer):
         self.panels() if nest.sums else self.rows()
         return module(code)
 
-    def all_strides(self) -> dict[tuple[tuple[bool, ...], bool], list[str]]:
+    def all_strides(self, *more: tuple[tuple[bool, ...], bool]) -> dict[tuple[tuple[bool, ...], bool], list[str]]:
         """For each pattern of an operand its strides along the outer dimensions, "0" where it does not vary."""
         found = {}
         full = ((True,) * self.nest.outer, True)
-        for pattern in [full, *((o.outer, o.inner) for o in self.nest.inputs)]:
+        for pattern in [full, *more, *((o.outer, o.inner) for o in self.nest.inputs)]:
             if pattern in found:
                 continue
             stride, strides = self.size if pattern[1] else "1", []
@@ -279,8 +285,11 @@ class _Kernel(_Writer):
 
     def inner(self, start: str, length: str) -> None:
         """The elements of one row from column `start` on."""
-        code, lanes, nest = self.code, self.nest.lanes, self.nest
-        bases: dict[int, str] = {}
+        self.columns(self.bases(start), length, self.elements)
+
+    def bases(self, start: str) -> dict[int, str]:
+        """Where each operand that varies along the inner dimension has column `start` of the current row."""
+        nest, bases = self.nest, {}
         offsets: dict[tuple[tuple[bool, ...], bool], str] = {}
         full = ((True,) * nest.outer, True)
         patterns = {i: (nest.inputs[i].outer, True) for i in self.leaves if nest.inputs[i].inner}
@@ -288,24 +297,48 @@ class _Kernel(_Writer):
         for i, pattern in patterns.items():
             if pattern not in offsets:
                 offset = self.offset(pattern)
-                offsets[pattern] = start if offset == "0" else code.add(offset, start)
+                offsets[pattern] = start if offset == "0" else self.code.add(offset, start)
             bases[i] = self.at(i, offsets[pattern])
-        head, body, tail = (code.fresh(n) for n in ("head", "body", "tail"))
+        return bases
+
+    def columns(self, bases: dict[int, str], length: str, act: Act) -> None:
+        """`act(bases, column, mask)` for every register of a row, for narrower ones behind them, and the masked rest."""
+        code = self.code
         column = code.variable("i64", "0")
+        for lanes in dict.fromkeys((code.lanes, self.narrow)):
+            with self.lanes(lanes):
+                self.registers_of(bases, length, column, act)
+        j = code.get(column)
+        rest = code.sub(length, j)
+        with self.lanes(self.narrow), code.when(code.let(f"icmp sgt i64 {rest}, 0")):
+            act(bases, j, self.mask(rest))
+
+    def registers_of(self, bases: dict[int, str], length: str, column: str, act: Act) -> None:
+        """`act` while a whole register is left."""
+        code = self.code
+        head, body, tail = (code.fresh(n) for n in ("head", "body", "tail"))
         code.line(f"br label %{head}")
         code.label(head)
         j = code.get(column)
-        after = code.add(j, lanes)
+        after = code.add(j, code.lanes)
         fits = code.let(f"icmp sle i64 {after}, {length}")
         code.line(f"br i1 {fits}, label %{body}, label %{tail}")
         code.label(body)
-        self.elements(bases, j, None)
+        act(bases, j, None)
         code.set(column, "i64", after)
         code.line(f"br label %{head}")
         code.label(tail)
-        rest = code.sub(length, j)
-        with code.when(code.let(f"icmp sgt i64 {rest}, 0")):
-            self.elements(bases, j, self.mask(rest))
+
+    @contextlib.contextmanager
+    def lanes(self, count: int) -> Iterator[None]:
+        """Registers of `count` lanes: what is known is the same in all lanes, so that its first ones do."""
+        code, lanes, known = self.code, self.code.lanes, self.known
+        if count != lanes:
+            kinds = {id(x): kind(x.dtype) for x in nodes(self.roots)}
+            self.known = {i: code.part(x, kinds[i], 0, count) for i, x in known.items()}
+        code.lanes = count
+        yield
+        code.lanes, self.known = lanes, known
 
     def elements(self, bases: dict[int, str], j: str, mask: str | None) -> None:
         """One register of each operand: everything is read before anything is written."""

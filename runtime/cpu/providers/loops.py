@@ -22,6 +22,7 @@ from ...shared.loop_plan import Sum, Types, compact, hoisted, merged, outputs
 from ..device import native
 from ..device.native import Call
 from ..loops.kernel import PANEL, ROWS, Nest, Operand, combine
+from ..loops.rows import LONG_FUNCTIONS
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -32,7 +33,7 @@ PIECE = 4096
 #: chunks of rows that a column sum has at most
 CHUNKS = 32
 #: elements below which a second thread is not worth waking
-_ALONE = 1 << 15
+ALONE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,10 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan:
     return Plan(nest, sizes, len(ins), reads, full, tuple(sums), first, first_reads)
 
 
-#: functions of long chains of instructions: two registers' worth of elements hide each other's waiting
-_LONG = ("exp", "expm1", "log", "log1p", "tanh", "erf")
-
-
 def _lanes(roots: Sequence[Expr]) -> int:
-    """Elements worked on at a time; bits do not depend on it."""
+    """Elements worked on at a time; bits do not depend on it.  Long functions hide each other's waiting in two registers."""
     wide = "+avx512f" in native.toolchain().features
-    return 32 if wide and any(x.fn in _LONG and x.dtype == "f32" for x in nodes(roots)) else 16
+    return 32 if wide and any(x.fn in LONG_FUNCTIONS and x.dtype == "f32" for x in nodes(roots)) else 16
 
 
 def _summand(x: Expr) -> Expr:
@@ -138,7 +135,7 @@ def row_call(nest: Nest, sizes: Sequence[int], arrays: Operands) -> Call:
     pieces = -(-inner // piece)
     work = math.prod(sizes[:-1]) * pieces if math.prod(sizes) else 0
     words = (*arrays, sizes[-1], piece, pieces, *sizes[:-1])
-    return Call(native.compile_ir(_text(nest)), words, work, parallel=math.prod(sizes) >= _ALONE)
+    return Call(native.compile_ir(_text(nest)), words, work, parallel=math.prod(sizes) >= ALONE)
 
 
 class LoopProvider:
@@ -169,13 +166,13 @@ class LoopProvider:
         partial = scratch[-1]
         chunks, panels = partial.shape[0], -(-p.sizes[-1] // PANEL)
         words = (*arrays, partial, p.sizes[-1], p.chunk, chunks, *p.sizes[:-1])
-        large = math.prod(p.sizes) >= _ALONE
+        large = math.prod(p.sizes) >= ALONE
         calls.append(Call(native.compile_ir(_text(p.nest)), words, chunks * panels, parallel=large))
         for i, s in enumerate(p.sums):
             out = outs[s.output]
             total = native.compile_ir(combine(dtype_name(out.dtype)))
             words = (partial[:, i], out, chunks, len(p.sums) * p.sizes[-1], s.factor)
-            calls.append(Call(total, words, p.sizes[-1], parallel=partial.size >= 8 * _ALONE))
+            calls.append(Call(total, words, p.sizes[-1], parallel=partial.size >= 8 * ALONE))
         return calls
 
 

@@ -1,0 +1,129 @@
+"""Provider "rows": operators with a formula over rows (recompute/language/rows.py), as generated code."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ....language.element import HALVES, Expr, nodes, substitute
+from ....language.kernels import register
+from ....language.rows import REDUCTIONS, RowFormula, formula_over_rows
+from ....language.types import Operands, TensorType, Types
+from ....ops.fused.loop import SMALLEST
+from ...shared.loop_plan import compact
+from ..device import native
+from ..device.native import Call
+from ..loops.kernel import Operand
+from ..loops.rows import RowNest
+from .loops import ALONE
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+    from ....language.op import Op
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one operator runs: the inputs that its kernel reads, its full outputs, and its results of one number a row."""
+
+    nest: RowNest
+    sizes: tuple[int, ...]
+    reads: tuple[int, ...]
+    full: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def plan(op: Op, ins: Types, outs: Types) -> Plan | None:
+    """The plan of an operator; None where it has no formula, or its rows do not lie together."""
+    found = formula_over_rows(op, ins, outs)
+    if found is None:
+        return None
+    last = len(found.sizes) - 1
+    if last not in found.row or len(found.row) > 2 or min(found.row) < last - 1:
+        return None
+    full = tuple(i for i, d in enumerate(found.results) if d == tuple(range(last + 1)))
+    single = tuple(i for i, d in enumerate(found.results) if d == tuple(d for d in range(last + 1) if d not in found.row))
+    if len(full) + len(single) < sum(d is not None for d in found.results):
+        return None
+    return _made(found, ins, full, single)
+
+
+def _made(found: RowFormula, ins: Types, full: tuple[int, ...], single: tuple[int, ...]) -> Plan:
+    last = len(found.sizes) - 1
+    roots: list[Expr] = [x for i in (*full, *single) if (x := found.outputs[i]) is not None]
+    roots, reads = compact(_numbered(roots, last))
+    operands = []
+    for r in reads:
+        dims, t = found.operands[r], ins[r]
+        assert dims is not None and t is not None
+        operands.append(Operand(t.dtype, tuple(d in dims for d in range(last)), last in dims))
+    wide = "+avx512f" in native.toolchain().features
+    nest = RowNest(
+        outer=last,
+        inputs=tuple(operands),
+        outputs=tuple(roots[: len(full)]),
+        lanes=32,
+        results=tuple(roots[len(full) :]),
+        within=len(found.row) - 1,
+        few=32 if wide else 16,
+        narrow=16 if wide else 8,
+    )
+    return Plan(nest, found.sizes, reads, full, single)
+
+
+def _numbered(roots: list[Expr], last: int) -> list[Expr]:
+    """The expressions with the inner dimension as -1 in what they reduce."""
+    done: dict[int, Expr] = {}
+    for x in nodes(roots):
+        value = frozenset(-1 if d == last else d for d in x.value) if x.fn in REDUCTIONS else x.value
+        done[id(x)] = Expr(x.fn, tuple(done[id(a)] for a in x.args), x.dtype, value)
+    return [done[id(r)] for r in roots]
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _text(nest: RowNest) -> str:
+    return nest.kernel()
+
+
+def plan_of(op: Operator) -> Plan | None:
+    """The plan of an applied operator."""
+    return plan(
+        op.op,
+        tuple(None if v is None else v.type for v in op.inputs),
+        tuple(None if v is None else v.type for v in op.outputs),
+    )
+
+
+class RowProvider:
+    """The provider; see the module's text."""
+
+    name = "rows"
+
+    def accepts(self, op: Operator) -> bool:
+        """Depends on the operator and its types only."""
+        values = (*op.reads(), *op.writes())
+        if native.unavailable() or max((v.size for v in values), default=0) < SMALLEST:
+            return False
+        if any(v.dtype == "f16" for v in values) and not native.converts_float16():
+            return False
+        return plan_of(op) is not None
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """None."""
+        return ()
+
+    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
+        """One call over the rows."""
+        p = plan_of(op)
+        assert p is not None
+        outer = p.sizes[:-1]
+        rows = math.prod(outer[: len(outer) - p.nest.within])
+        words = (*(ins[r] for r in p.reads), *(outs[i] for i in (*p.full, *p.results)), p.sizes[-1], *outer)
+        return [Call(native.compile_ir(_text(p.nest)), words, rows, parallel=math.prod(p.sizes) >= ALONE)]
+
+
+if not native.unavailable():
+    register(RowProvider())
