@@ -24,6 +24,12 @@ LONG_FUNCTIONS = ("exp", "expm1", "log", "log1p", "tanh", "erf")
 BLOCK = 2048
 
 
+def terms(x: Expr) -> tuple[Expr, ...]:
+    """What a reduction adds up: a product is added in one operation, rounded once."""
+    body = x.args[0]
+    return body.args if x.fn == "sum" and body.fn == "mul" else (body,)
+
+
 @dataclass(frozen=True)
 class RowNest(Nest):
     """A nest whose expressions have reductions along the row.
@@ -206,24 +212,27 @@ class _Rows(NestKernel):
         """What `walk` does with a register of each operand."""
 
         def act(bases: dict[int, str], j: str, mask: str | None) -> None:
-            bodies = [x.args[0] for x in todo]
-            found = self.code.values(bodies, self.loaded(bodies, self.known, bases, j, mask))
-            for x, at, value in zip(todo, into, found, strict=True):
-                element = kind(x.args[0].dtype)
+            bodies = [a for x in todo for a in terms(x)]
+            found = iter(self.code.values(bodies, self.loaded(bodies, self.known, bases, j, mask)))
+            for x, at in zip(todo, into, strict=True):
+                element, place = kind(x.args[0].dtype), at[self.code.lanes]
+                values = [next(found) for _ in terms(x)]
                 if x is self.kept_for:
-                    self.store(bases[len(self.nest.inputs)], j, x.args[0].dtype, value, mask)
-                if mask is not None:
-                    value = self.code.select(mask, element, value, self.neutral(x))
+                    self.store(bases[len(self.nest.inputs)], j, x.args[0].dtype, values[0], mask)
                 t = self.code.of(element)
-                place = at[self.code.lanes]
                 before = self.code.let(f"load {t}, ptr {place}, align 64")
-                self.code.line(f"store {t} {self.joined(x, before, value)}, ptr {place}, align 64")
+                after = self.joined(x, before, *values)
+                if mask is not None:
+                    after = self.code.select(mask, element, after, before)
+                self.code.line(f"store {t} {after}, ptr {place}, align 64")
 
         return act
 
-    def joined(self, x: Expr, a: str, b: str) -> str:
-        """Two partial results as one."""
+    def joined(self, x: Expr, a: str, b: str, factor: str = "") -> str:
+        """Two partial results as one; with a factor, a + b · factor."""
         dtype = x.args[0].dtype
+        if factor:
+            return self.code.call("fma", kind(dtype), b, factor, a)
         if x.fn == "sum":
             return self.code.op("fadd", kind(dtype), a, b)
         return self.code.extreme(Expr("max", (x.args[0], x.args[0]), dtype), a, b)

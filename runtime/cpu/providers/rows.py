@@ -61,15 +61,16 @@ def _made(found: RowFormula, ins: Types, full: tuple[int, ...], single: tuple[in
         assert dims is not None and t is not None
         operands.append(Operand(t.dtype, tuple(d in dims for d in range(last)), last in dims))
     wide = "+avx512f" in native.toolchain().features
+    double = 2 if any(o.dtype == "f64" for o in operands) else 1
     nest = RowNest(
         outer=last,
         inputs=tuple(operands),
         outputs=tuple(roots[: len(full)]),
-        lanes=32,
+        lanes=32 // double,
         results=tuple(roots[len(full) :]),
         within=len(found.row) - 1,
-        few=32 if wide else 16,
-        narrow=16 if wide else 8,
+        few=(32 if wide else 16) // double,
+        narrow=(16 if wide else 8) // double,
     )
     return Plan(nest, found.sizes, reads, full, single)
 
