@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from recompute.language.ir import Operator, Value
+from recompute.language.kernels import provider
 from recompute.language.op import Op
 from recompute.language.types import TensorType
 
@@ -19,3 +21,8 @@ def applied(op: Op, *arrays: np.ndarray | None, want: int | None = None, absent:
     ins = tuple(None if a is None else Value(f"x{i}", TensorType.of(a)) for i, a in enumerate(arrays))
     types = op.infer(*(None if v is None else v.type for v in ins))[:want]
     return Operator(op, ins, tuple(None if i in absent else Value(f"y{i}", t) for i, t in enumerate(types)))
+
+
+def native_provider(op: Operator) -> Any:
+    """The provider of generated rows or of hand-written kernels that runs an operator; None where neither does."""
+    return next((p for name in ("rows", "numba") if (p := provider(name)).accepts(op)), None)

@@ -4,9 +4,10 @@
         e = b.Exp(b.Sub(x, b.ReduceMax(x, axes=(-1,))))
         return (b.Mul(e, b.Reciprocal(b.ReduceSum(e, axes=(-1,)))),)
 
-`Op.row_formula` is written like `Op.expand` (often it is `expand`), of element-wise operators, ReduceSum, ReduceMean, ReduceMax,
-Cast and Reshape.  `formula_over_rows` runs it on symbols and gives expressions in which "sum" and "largest" stand for a
-reduction; the kernels of every place are generated from them (runtime/cpu/loops/rows.py, runtime/cuda/loops/rows.py).
+`Op.row_formula` is written like `Op.expand` (often it is `expand`), of element-wise operators, ReduceSum, ReduceMean,
+ReduceMax, Cast and Reshape.  `formula_over_rows` runs it on symbols and gives expressions in which "sum" and "largest"
+stand for a reduction; the kernels of every place are generated from them (runtime/cpu/loops/rows.py,
+runtime/cuda/loops/rows.py).
 
 Each dimension of an operand is a product of *factors*.  An element-wise operator makes the factors of its operands'
 dimensions one, a Reshape regroups them, and a factor that would have to be cut is cut, and all begins again.
@@ -26,6 +27,8 @@ from .types import FLOATS, TensorType, Types
 
 #: functions of an expression that reduce it along the dimensions in `value`
 REDUCTIONS = ("sum", "largest")
+#: the function without arguments that is the number of elements along the dimensions in `value`
+LENGTH = "length"
 #: how often factors are cut before an operator is given up
 _CUTS = 16
 
@@ -202,13 +205,16 @@ class _Rows:
             raise NotRows(name)
         taken = {a % x.ndim for a in (range(x.ndim) if axes is None else axes)}
         along = tuple(f for a in sorted(taken) for f in x.axes[a])
-        count = math.prod(x.shape[a] for a in taken)
         left = [() if a in taken else g for a, g in enumerate(x.axes) if keepdims or a not in taken]
         shape = [1 if a in taken else n for a, n in enumerate(x.shape) if keepdims or a not in taken]
+        if not along:
+            return _Symbol(x.expr, left, shape)
         if name == "ReduceMax":
-            return _Symbol(Expr("largest", (x.expr,), x.dtype, along) if along else x.expr, left, shape)
-        total = Expr("sum", (x.expr,), "f64", along) if along else cast(x.expr, "f64")
-        return _Symbol(cast(total / count if name == "ReduceMean" else total, x.dtype), left, shape)
+            return _Symbol(Expr("largest", (x.expr,), x.dtype, along), left, shape)
+        total = Expr("sum", (x.expr,), "f64", along)
+        if name == "ReduceMean":
+            total = total / Expr(LENGTH, (), "f64", along)
+        return _Symbol(cast(total, x.dtype), left, shape)
 
     def constant(self, value: Any, like: Any) -> _Symbol:
         """A number of `like`'s element type."""
@@ -276,7 +282,7 @@ def _merged(factors: _Factors, symbols: Sequence[_Symbol | None], results: Seque
         raise NotRows  # transposed, or a diagonal
     if len(set(rows)) != 1:
         raise NotRows
-    marks = [tuple(x is not None and f in x for x in lists) + (f in rows[0],) for f in order]
+    marks = [(*(x is not None and f in x for x in lists), f in rows[0]) for f in order]
     number: dict[int, int] = {}
     sizes: list[int] = []
     for i, f in enumerate(order):
@@ -290,6 +296,6 @@ def _merged(factors: _Factors, symbols: Sequence[_Symbol | None], results: Seque
     done: dict[int, Expr] = {}
     for e in nodes(roots):
         args = tuple(done[id(a)] for a in e.args)
-        done[id(e)] = Expr(e.fn, args, e.dtype, row if e.fn in REDUCTIONS else e.value) if args else e
+        done[id(e)] = Expr(e.fn, args, e.dtype, row if e.fn in (LENGTH, *REDUCTIONS) else e.value)
     outputs = tuple(None if s is None else done[id(s.expr)] for s in results)
     return RowFormula(tuple(sizes), row, tuple(dims[: len(symbols)]), outputs, tuple(dims[len(symbols) :]))

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_cases import applied
+from kernel_cases import applied, native_provider
 from test_cpu_rows import native_results, numpy_results
 
 from recompute.language.op import op_class
 from recompute.language.types import TensorType
 from recompute.runtime.cpu import families
-from recompute.runtime.cpu.device import jit
+from recompute.runtime.cpu.device import jit, native
 from recompute.runtime.cpu.families import ENOUGH
 from recompute.runtime.cpu.kernels import reduce
-from recompute.runtime.cpu.providers.numba import Numba
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable() or "there")
 
@@ -36,11 +35,11 @@ def zeros(types: str) -> list[np.ndarray | None]:
 TAKEN: list[tuple[Any, str, bool]] = [
     (make("Softmax"), "f32[5,2]", True),
     (make("Softmax"), "f32[5,1]", False),
-    (make("Softmax"), "f16[5,2]", False),
+    (make("Softmax"), "f16[5,2]", native.converts_float16()),
     (make("Softmax", axis=0), "f32[5,2]", False),
     (make("LayerNormalization"), "f32[3,2] f32[2]", True),
     (make("LayerNormalization"), "f32[3,1] f32[1]", False),
-    (make("LayerNormalization"), "f16[3,2] f16[2]", False),
+    (make("LayerNormalization"), "f16[3,2] f16[2]", native.converts_float16()),
     (make("GroupNormalization", num_groups=2), "f32[2,4,3] f32[4] f32[4]", True),
     (make("InstanceNormalization"), "f32[2,4,1] f32[4] f32[4]", False),
     (make("NormGrad", view=(2, 1, 2, 1)), "f32[2,2] f32[2] f32[2] f32[2] f32[2,2]", True),
@@ -115,12 +114,12 @@ def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("op", "types", "taken"), TAKEN, ids=short)
 def test_what_is_taken(op: Any, types: str, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     all_sizes(monkeypatch)
-    assert Numba().accepts(applied(op, *zeros(types))) is taken
+    assert (native_provider(applied(op, *zeros(types))) is not None) is taken
 
 
 @pytest.mark.parametrize(("op", "types", "taken"), LARGE, ids=short)
 def test_what_is_enough(op: Any, types: str, taken: bool) -> None:
-    assert Numba().accepts(applied(op, *zeros(types))) is taken
+    assert (native_provider(applied(op, *zeros(types))) is not None) is taken
 
 
 G = np.random.default_rng(3)

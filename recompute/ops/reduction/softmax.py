@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ...language.factors import Factor, all_but
 from ...language.op import Case, Cost, Draw, Op
-from ...language.types import Array, NumPy, Operands, TensorType, Types, need
+from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, need
 from ..common import normal_axis
 from ..tiles import TILE, wide
 
@@ -46,7 +46,7 @@ class AlongAxis(Op, abstract=True):
         inner = math.prod(x.shape[axis + 1 :])
         return (math.prod(x.shape[:axis]), n) if inner == 1 else (math.prod(x.shape[:axis]), n, inner)
 
-    def axes(self, x: Value) -> tuple[int, ...]:
+    def reduced(self, x: Value) -> tuple[int, ...]:
         """The axis as reductions take it; none of a scalar."""
         return (normal_axis(self.axis, x.ndim, self),) if x.ndim else ()
 
@@ -121,7 +121,7 @@ class Softmax(AlongAxis, onnx=True):
                 y[...] = out
 
     def row_formula(self, b, x):
-        axes = self.axes(x)
+        axes = self.reduced(x)
         e = b.Exp(b.Sub(x, b.ReduceMax(x, axes=axes)))
         return (b.Mul(e, b.Reciprocal(b.ReduceSum(e, axes=axes))),)
 
@@ -162,7 +162,7 @@ class SoftmaxGrad(RowsGrad):
         xp.multiply(rows, y, out=out, casting="unsafe")
 
     def expand(self, b, y, dy):
-        return (b.Mul(y, b.Sub(dy, b.ReduceSum(b.Mul(y, dy), axes=self.axes(y)))),)
+        return (b.Mul(y, b.Sub(dy, b.ReduceSum(b.Mul(y, dy), axes=self.reduced(y)))),)
 
     row_formula = expand
 
@@ -188,7 +188,7 @@ class LogSoftmax(AlongAxis, onnx=True):
                 y[...] = out
 
     def row_formula(self, b, x):
-        axes = self.axes(x)
+        axes = self.reduced(x)
         moved = b.Sub(x, b.ReduceMax(x, axes=axes))
         return (b.Sub(moved, b.Log(b.ReduceSum(b.Exp(moved), axes=axes))),)
 
@@ -221,7 +221,7 @@ class LogSoftmaxGrad(RowsGrad):
         xp.subtract(dy, rows, out=out, casting="unsafe")
 
     def expand(self, b, y, dy):
-        return (b.Sub(dy, b.Mul(b.Exp(y), b.ReduceSum(dy, axes=self.axes(y)))),)
+        return (b.Sub(dy, b.Mul(b.Exp(y), b.ReduceSum(dy, axes=self.reduced(y)))),)
 
     row_formula = expand
 

@@ -1,4 +1,4 @@
-"""Layer, RMS, group and instance normalisation, and their common gradient.
+"""The gradient of layer, RMS, group and instance normalisation.
 
 A tensor is seen as [a, g, s, p], as in ops/norm_kernels.py: normalised over (s, p), scaled by vectors over (g, s).  The
 gradients of scale and bias are summed over `a`: blocks of 64 rows in the element type, these in float64, in parts whose
@@ -7,14 +7,13 @@ number depends on the shape alone, added up in their order.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Operands, TensorType, Value
-from ....ops.norm.fused import Normalization, NormGrad
-from ..code.row_sums import against, against3, dot, squares, total
+from ....language.types import Operands, TensorType
+from ....ops.norm.fused import NormGrad
+from ..code.row_sums import against, against3, dot, total
 from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, computed, family, floats, parts
@@ -23,60 +22,6 @@ if TYPE_CHECKING:
     from ....language.ir import Operator
 
 _BLOCK = 64
-
-
-@kernel
-def layer(x, scale, bias, y, mean, inverse, epsilon, centre, begin, end):
-    """(x - mean) · inverse · scale + bias on rows x [rows, s]; row r is in group r mod g of scale, bias [g, s]."""
-    for r in range(begin, end):
-        a, b = x[r], y[r]
-        w, v = scale[r % scale.shape[0]], bias[r % scale.shape[0]]
-        m = x.dtype.type(0)
-        if centre:
-            m = x.dtype.type(total(a) / a.size)
-        k = x.dtype.type(1.0 / math.sqrt(squares(a, m) / a.size + epsilon))
-        mean[r], inverse[r] = m, k
-        for j in range(a.size):
-            b[j] = (a[j] - m) * k * w[j] + v[j]
-
-
-@kernel
-def layer_without_bias(x, scale, y, mean, inverse, epsilon, centre, begin, end):
-    """As `layer`, without a bias; written out, as statistics by a common function took 8 % longer on rows of 64."""
-    for r in range(begin, end):
-        a, b = x[r], y[r]
-        w = scale[r % scale.shape[0]]
-        m = x.dtype.type(0)
-        if centre:
-            m = x.dtype.type(total(a) / a.size)
-        k = x.dtype.type(1.0 / math.sqrt(squares(a, m) / a.size + epsilon))
-        mean[r], inverse[r] = m, k
-        for j in range(a.size):
-            b[j] = (a[j] - m) * k * w[j]
-
-
-@kernel
-def channels(x, scale, bias, y, mean, inverse, epsilon, centre, begin, end):
-    """The same with one scale for each run of p elements: x [rows, s, p], scale and bias [g, s]."""
-    s = x.shape[1]
-    for r in range(begin, end):
-        sums = 0.0
-        if centre:
-            for c in range(s):
-                sums += total(x[r, c])
-        count = s * x.shape[2]
-        m = x.dtype.type(sums / count)
-        sums = 0.0
-        for c in range(s):
-            sums += squares(x[r, c], m)
-        k = x.dtype.type(1.0 / math.sqrt(sums / count + epsilon))
-        mean[r], inverse[r] = m, k
-        for c in range(s):
-            a, b = x[r, c], y[r, c]
-            w = k * scale[r % scale.shape[0], c]
-            v = bias[r % scale.shape[0], c]
-            for j in range(a.size):
-                b[j] = (a[j] - m) * w + v
 
 
 @kernel
@@ -156,45 +101,6 @@ def add_parts(sums, first, second, begin, end):
             s += sums[part, 0, j]
             t += sums[part, 1, j]
         first[j], second[j] = s, t
-
-
-@family("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization")
-class Normalizations(Family):
-    """(x, scale, bias?) → y, statistics."""
-
-    def accepts(self, op: Operator) -> bool:
-        """Floats of one type, and groups of several elements."""
-        view = _view(op)
-        return floats(op, halves=True) and view[2] * view[3] > 1 and (view[3] == 1 or _bias(op) is not None)
-
-    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        view = _view(op)
-        return (computed(op.inputs[0].type).with_shape((2, view[0] * view[1])),)  # type: ignore[union-attr]
-
-    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call over the rows."""
-        a, g, s, p = _view(op)
-        rule = op.of(Normalization)
-        centre = int(rule.centred)
-        room = scratch[0]
-        found = [outs[1] if centre else None, outs[2 if centre else 1]]
-        mean, inverse = (r if f is None else f.reshape(-1) for f, r in zip(found, room, strict=True))
-        x, scale, bias = ins[:3]
-        shape, vector = (a * g, s) if p == 1 else (a * g, s, p), (g, s)
-        x, y = x.reshape(shape), outs[0].reshape(shape)
-        rest = (y, mean, inverse, float(rule.epsilon), centre)
-        vectors = [v.reshape(vector) for v in (scale, bias) if v is not None]
-        run = channels if p > 1 else layer if len(vectors) == 2 else layer_without_bias
-        return [run.call(x, *vectors, *rest, work=a * g)]
-
-
-def _view(op: Operator) -> tuple[int, ...]:
-    rule: Any = op.op
-    return rule.view(op.inputs[0].type)  # type: ignore[union-attr]
-
-
-def _bias(op: Operator) -> Value | None:
-    return op.inputs[2] if len(op.inputs) > 2 else None
 
 
 @family("NormGrad")

@@ -302,7 +302,7 @@ class NestKernel(_Writer):
         return bases
 
     def columns(self, bases: dict[int, str], length: str, act: Act) -> None:
-        """`act(bases, column, mask)` for every register of a row, for narrower ones behind them, and the masked rest."""
+        """`act(bases, column, mask)` for every register of a row, narrower ones behind them, and the masked rest."""
         code = self.code
         column = code.variable("i64", "0")
         for lanes in dict.fromkeys((code.lanes, self.narrow)):

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ....language.element import Expr, nodes
-from ....language.rows import REDUCTIONS
-from ...shared.loop_plan import level
+from ....language.rows import LENGTH, REDUCTIONS
 from ..code.emit import module
-from .expressions import kind, stored, width
+from .expressions import kind, stored
 from .kernel import Act, Nest, NestKernel
 
 #: functions of long chains of instructions
@@ -35,7 +34,8 @@ class RowNest(Nest):
     """A nest whose expressions have reductions along the row.
 
     `results`: expressions of one number a row.  `within`: how many of the outer dimensions, the last ones, are part of
-    the row (0 or 1).  `few`: lanes of registers where long functions are computed; `narrow`: where less than a register is left of a row.  Arguments of the kernel: addresses of the inputs, the full outputs, the results; the inner size;
+    the row (0 or 1).  `few`: lanes of registers where long functions are computed; `narrow`: where less than a register
+    is left of a row.  Arguments of the kernel: addresses of the inputs, the full outputs, the results; the inner size;
     the outer sizes.  Work: rows.
     """
 
@@ -80,10 +80,12 @@ class _Rows(NestKernel):
         self.strides = self.all_strides(self.row_pattern)
         last = nest.outer - nest.within - 1
         with code.when(code.let("icmp slt i64 %begin, %end")):
+            self.scalars(frozenset(), 0)
+            known, single = self.known, self.single
             if last >= 0:
                 self.locate("%begin", last + 1)
             with code.loop("%begin", "%end"):
-                self.known, self.single = {}, {}
+                self.known, self.single = dict(known), dict(single)
                 self.row()
                 if last >= 0:
                     self.advance(last)
@@ -119,6 +121,9 @@ class _Rows(NestKernel):
                 continue
             if x.fn == "input":
                 self.single[id(x)] = self.scalar(x.value)
+            elif x.fn == LENGTH:
+                length = code.mul(self.size, *self.sizes[len(self.rows_of) :])
+                self.single[id(x)] = code.let(f"sitofp i64 {length} to double")
             else:
                 args = [self.single[id(a)] if a.fn != "constant" else code.literal(a.value, a.dtype) for a in x.args]
                 self.single[id(x)] = code.node(x, args)
@@ -294,13 +299,12 @@ class _Rows(NestKernel):
         if len(self.nest.outputs) != 1:
             return None
         out = self.nest.outputs[0]
-        for x in self.reductions:
-            body = x.args[0]
-            last = self.depth[id(x)] == self.walks and sum(self.depth[id(r)] == self.walks for r in self.reductions) == 1
-            if not last or x.fn != "sum" or body.dtype != out.dtype or body.fn == "input":
-                continue
-            rest = nodes([out], lambda y, body=body: () if y is body or y.fn in REDUCTIONS else y.args)
-            if all(y is body or y.fn != "input" or -1 not in self.level[id(y)] for y in rest):
-                self.kept_for = x
-                return body
-        return None
+        last = [x for x in self.reductions if self.depth[id(x)] == self.walks]
+        body = last[0].args[0]
+        if len(last) > 1 or last[0].fn != "sum" or body.dtype != out.dtype or body.fn in ("input", "mul"):
+            return None
+        rest = nodes([out], lambda y: () if y is body or y.fn in REDUCTIONS else y.args)
+        if any(y is not body and y.fn == "input" and -1 in self.level[id(y)] for y in rest):
+            return None
+        self.kept_for = last[0]
+        return body

@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ....language.element import HALVES, Expr, nodes, substitute
+from ....language.element import Expr, nodes
 from ....language.kernels import register
 from ....language.rows import REDUCTIONS, RowFormula, formula_over_rows
 from ....language.types import Operands, TensorType, Types
-from ....ops.fused.loop import SMALLEST
 from ...shared.loop_plan import compact
+from .. import families
 from ..device import native
 from ..device.native import Call
 from ..loops.kernel import Operand
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one operator runs: the inputs that its kernel reads, its full outputs, and its results of one number a row."""
+    """How one operator runs: the inputs that its kernel reads, its full outputs, its results of one number a row."""
 
     nest: RowNest
     sizes: tuple[int, ...]
@@ -44,8 +44,9 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan | None:
     last = len(found.sizes) - 1
     if last not in found.row or len(found.row) > 2 or min(found.row) < last - 1:
         return None
+    outer = tuple(d for d in range(last + 1) if d not in found.row)
     full = tuple(i for i, d in enumerate(found.results) if d == tuple(range(last + 1)))
-    single = tuple(i for i, d in enumerate(found.results) if d == tuple(d for d in range(last + 1) if d not in found.row))
+    single = tuple(i for i, d in enumerate(found.results) if d == outer)
     if len(full) + len(single) < sum(d is not None for d in found.results):
         return None
     return _made(found, ins, full, single)
@@ -106,7 +107,7 @@ class RowProvider:
     def accepts(self, op: Operator) -> bool:
         """Depends on the operator and its types only."""
         values = (*op.reads(), *op.writes())
-        if native.unavailable() or max((v.size for v in values), default=0) < SMALLEST:
+        if native.unavailable() or max((v.size for v in values), default=0) < families.ENOUGH:
             return False
         if any(v.dtype == "f16" for v in values) and not native.converts_float16():
             return False

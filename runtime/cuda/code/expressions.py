@@ -7,7 +7,7 @@ in float and rounded behind every node.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ....language.element import HALVES, Expr, nodes
 from ..device.kernel import C_TYPES, COMPUTE
@@ -50,14 +50,19 @@ def rounded(text: str, dtype: str) -> str:
     return f"widen(narrow<{dtype}>({text}))" if dtype in ("f16", "bf16") else text
 
 
-def code(roots: Sequence[Expr], inputs: Sequence[str], prefix: str = "v") -> tuple[list[str], list[str]]:
+def code(
+    roots: Sequence[Expr], inputs: Sequence[str], prefix: str = "v", known: Mapping[int, str] | None = None
+) -> tuple[list[str], list[str]]:
     """Statements, and the variable (or constant) that holds each root.
 
-    `inputs`: C expressions of the inputs' elements, as they are computed with (halves widened).
+    `inputs`: C expressions of the inputs' elements, as they are computed with (halves widened).  `known`: variables of
+    nodes that are there already, by id.
     """
     lines: list[str] = []
-    names: dict[int, str] = {}
-    for x in nodes(roots):
+    names: dict[int, str] = dict(known or {})
+    for x in nodes(roots, lambda x: () if id(x) in names else x.args):
+        if id(x) in names:
+            continue
         if x.fn == "input":
             names[id(x)] = inputs[x.value]
         elif x.fn == "constant":

@@ -21,21 +21,25 @@ def kind(warp: bool) -> str:
     return "warp" if warp else "block"
 
 
-def head(dtype: str, base: str, *, warp: bool) -> str:
-    """What each thread of `rows` rows begins with: its row's number, declarations of `base`, and which elements of the
-    row are its own (`first`, and every `by`-th from there).  All threads of a row stay."""
+def thread(*, warp: bool) -> list[str]:
+    """What each thread of `rows` rows begins with: its row's number, and which elements of the row are its own
+    (`first`, and every `by`-th from there).  All threads of a row stay."""
     row, first, by = (
         (f"(long long)blockIdx.x * {_WARPS} + (threadIdx.x >> 5)", "threadIdx.x & 31", "32")
         if warp
         else ("blockIdx.x", "threadIdx.x", "blockDim.x")
     )
-    return f"""    typedef {C_TYPES[dtype]} T;
-    typedef {COMPUTE[dtype]} A;
-    const long long row = {row};
-    if (row >= rows) return;
-    const long long {base};
-    const int first = {first}, by = {by};
-"""
+    return [
+        f"const long long row = {row};",
+        "if (row >= rows) return;",
+        f"const int first = {first}, by = {by};",
+    ]
+
+
+def head(dtype: str, base: str, *, warp: bool) -> str:
+    """The same as text, with the types of an element and of what is computed with it, and declarations of `base`."""
+    types = [f"typedef {C_TYPES[dtype]} T;", f"typedef {COMPUTE[dtype]} A;"]
+    return "".join(f"    {s}\n" for s in (*types, *thread(warp=warp), f"const long long {base};"))
 
 
 def over_rows(k: Kernel, rows: int, args: Sequence[Any], *, warp: bool) -> Launch:

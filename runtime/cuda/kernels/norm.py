@@ -1,4 +1,4 @@
-"""Layer, RMS, group and instance normalisation, and their common gradient: a warp or a block for each normalised row.
+"""The gradient of layer, RMS, group and instance normalisation: a warp or a block for each normalised row.
 
 A tensor is seen as [a, g, s, p], as in ops/norm_kernels.py: a row is one of a · g, its s · p elements lie together, and
 element j is scaled by scale[group, j / p].  The gradients of scale and bias are sums over `a` and p (channel_sums.py).
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....language.types import TensorType
-from ....ops.norm.fused import Normalization, NormGrad
+from ....ops.norm.fused import NormGrad
 from ..code.channel_sums import Channels, over_chunks, products, whole_sums
 from ..code.rows import by_warp, head, kind, over_rows
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
@@ -23,46 +23,6 @@ if TYPE_CHECKING:
 _FLOATS = ("f16", "bf16", "f32", "f64")
 #: where a row begins, and its group's scales
 _BASE = "base = row * n, group = row % groups * size"
-
-
-@functools.cache
-def forward(dtype: str, kinds: tuple[str, str], *, centre: bool, warp: bool, plain: bool) -> Kernel:
-    """(x - mean) · inverse · scale + bias; `plain`: every element of a row has its own scale (p = 1)."""
-    reduce = f"{kind(warp)}_reduce"
-    at = "group + j" if plain else "group + j / run"
-    mean = f"""    A m = 0;
-    for (int j = first; j < n; j += by) m += widen(x[base + j]);
-    m = {reduce}(m, Plus()) / n;
-"""
-    body = (
-        head(dtype, _BASE, warp=warp)
-        + (mean if centre else "    const A m = 0;\n")
-        + f"""    A q = 0;
-    for (int j = first; j < n; j += by) {{
-        const A d = widen(x[base + j]) - m;
-        q = fma_of(d, d, q);
-    }}
-    q = {reduce}(q, Plus()) / n;
-    const A k = 1 / sqrt_of(q + (A)epsilon);
-    if (first == 0) {{
-        if (mean) mean[row] = m;
-        if (inverse) inverse[row] = k;
-    }}
-    for (int j = first; j < n; j += by) {{
-        const A normal = (widen(x[base + j]) - m) * k;
-        const A scaled = normal * (A)widen(scale[{at}]);
-        y[base + j] = narrow<T>({f"bias ? scaled + (A)widen(bias[{at}]) : scaled"});
-    }}
-"""
-    )
-    c, a = C_TYPES[dtype], COMPUTE[dtype]
-    name = f"norm_{dtype}_{'_'.join(kinds)}_{kind(warp)}{'' if centre else '_rms'}"
-    return Kernel(
-        f"{name}{'' if plain else '_runs'}",
-        f"const {c}* x, const {C_TYPES[kinds[0]]}* scale, const {C_TYPES[kinds[1]]}* bias, {c}* y, {a}* mean, "
-        f"{a}* inverse, double epsilon, long long rows, int n, int groups, int size, int run",
-        body,
-    )
 
 
 @functools.cache
@@ -97,36 +57,6 @@ def gradient(dtype: str, scale: str, *, centre: bool, warp: bool) -> Kernel:
         "long long rows, int n, int groups, int size, int run",
         body,
     )
-
-
-@family("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization")
-class Normalizations(Family):
-    """(x, scale, bias?) → y, statistics."""
-
-    def accepts(self, op: Operator) -> bool:
-        """Floats, rows of fewer than 2³¹ elements."""
-        _, _, s, p = _view(op)
-        return all(v.dtype in _FLOATS for v in (*op.reads(), *op.writes())) and s * p < 1 << 31
-
-    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch over the rows."""
-        a, g, s, p = _view(op)
-        rule = op.of(Normalization)
-        x, scale, bias = ins[:3]
-        assert x is not None and scale is not None
-        if not a * g:
-            return []
-        mean, inverse = (outs[1], outs[2]) if rule.centred else (None, outs[1])
-        warp = by_warp(s * p)
-        kinds = (scale.dtype, scale.dtype if bias is None else bias.dtype)
-        k = forward(x.dtype, kinds, centre=rule.centred, warp=warp, plain=p == 1)
-        args = (x, scale, bias, outs[0], mean, inverse, rule.epsilon, a * g, s * p, g, s, max(p, 1))
-        return [over_rows(k, a * g, args, warp=warp)]
-
-
-def _view(op: Operator) -> tuple[int, ...]:
-    rule: Any = op.op
-    return rule.view(op.inputs[0].type)  # type: ignore[union-attr]
 
 
 @family("NormGrad")

@@ -1,0 +1,54 @@
+"""Operators with a formula over rows (recompute/language/rows.py): softmax, norms, and whatever has one."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ....language.rows import RowFormula, formula_over_rows
+from ...shared.families import EVERY
+from ..code.rows import by_warp, over_rows
+from ..device.kernel import Buffer, Call, Kernel
+from ..families import Buffers, Family, family
+from ..loops.rows import Rows
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+Kinds = tuple["str | None", ...]
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _kernel(formula: RowFormula, ins: Kinds, outs: Kinds, *, warp: bool) -> Kernel:
+    return Rows(formula, ins, outs, warp).kernel()
+
+
+def _formula(op: Operator) -> RowFormula | None:
+    ins, outs = (tuple(None if v is None else v.type for v in vs) for vs in (op.inputs, op.outputs))
+    return formula_over_rows(op.op, ins, outs)
+
+
+@family(EVERY)
+class AlongRows(Family):
+    """One launch: a warp or a block for each row."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Rows of fewer than 2³¹ elements, along neighbouring dimensions."""
+        found = _formula(op)
+        if found is None:
+            return False
+        row = sorted(found.row)
+        return len(row) <= 2 and row[-1] - row[0] < 2 and math.prod(found.sizes[d] for d in row) < 1 << 31
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """The launch."""
+        found = _formula(op)
+        assert found is not None
+        n = math.prod(found.sizes[d] for d in found.row)
+        rows, warp = math.prod(found.sizes) // n, by_warp(n)
+        kinds = tuple(None if v is None else v.dtype for v in op.inputs), tuple(v and v.dtype for v in op.outputs)
+        k = _kernel(found, *kinds, warp=warp)
+        there = [b for b in (*ins[: len(op.inputs)], *outs[: len(op.outputs)]) if b is not None]
+        return [over_rows(k, rows, (*there, rows, n, *found.sizes[1:]), warp=warp)]
