@@ -45,9 +45,10 @@ class _Cut(Exception):
 class RowFormula:
     """An operator over merged dimensions `sizes`, row-major.
 
-    `row`: the dimensions that are reduced.  `operands`, `results`: for each input and output the dimensions along which
-    it varies (None: absent); its elements lie in their order.  `outputs`: an expression for each output, whose inputs
-    are the operator's, and whose reductions name dimensions.  Halves are widened where they are read.
+    `row`: the dimensions that are reduced (none where they have one element).  `operands`, `results`: the dimensions
+    along which each input and output varies (None: absent); its elements lie in their order.  `outputs`: an expression
+    for each output, whose inputs are the operator's, and whose reductions name dimensions.  Halves are widened where
+    they are read.
     """
 
     sizes: tuple[int, ...]
@@ -280,9 +281,10 @@ def _merged(factors: _Factors, symbols: Sequence[_Symbol | None], results: Seque
             raise NotRows  # an axis that no operand has whole
     if any(sorted(x, key=place.__getitem__) != x or len(set(x)) < len(x) for x in lists if x is not None):
         raise NotRows  # transposed, or a diagonal
-    if len(set(rows)) != 1:
+    if len(set(rows)) > 1:
         raise NotRows
-    marks = [(*(x is not None and f in x for x in lists), f in rows[0]) for f in order]
+    reduced = rows[0] if rows else frozenset()
+    marks = [(*(x is not None and f in x for x in lists), f in reduced) for f in order]
     number: dict[int, int] = {}
     sizes: list[int] = []
     for i, f in enumerate(order):
@@ -292,10 +294,10 @@ def _merged(factors: _Factors, symbols: Sequence[_Symbol | None], results: Seque
             sizes.append(factors.sizes[f])
         number[f] = len(sizes) - 1
     dims = [None if x is None else tuple(dict.fromkeys(number[f] for f in x)) for x in lists]
-    row = frozenset(number[f] for f in rows[0])
+    row = frozenset(number[f] for f in reduced)
     done: dict[int, Expr] = {}
     for e in nodes(roots):
         args = tuple(done[id(a)] for a in e.args)
         done[id(e)] = Expr(e.fn, args, e.dtype, row if e.fn in (LENGTH, *REDUCTIONS) else e.value)
     outputs = tuple(None if s is None else done[id(s.expr)] for s in results)
-    return RowFormula(tuple(sizes), row, tuple(dims[: len(symbols)]), outputs, tuple(dims[len(symbols) :]))
+    return RowFormula(tuple(sizes) or (1,), row, tuple(dims[: len(symbols)]), outputs, tuple(dims[len(symbols) :]))

@@ -18,7 +18,7 @@ from ..language.types import DTYPES, NumPy
 from .erf import ERF_FLOATS, ERF_MASKS, erf
 
 #: function of an expression → the one of NumPy that takes the arguments and `out=`
-_FUNCTIONS = {
+FUNCTIONS = {
     "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negative", "max": "maximum",
     "min": "minimum", "abs": "absolute", "sqrt": "sqrt", "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p",
     "tanh": "tanh", "sin": "sin", "cos": "cos", "pow": "power", "floor": "floor", "ceil": "ceil", "rint": "rint",
@@ -172,7 +172,7 @@ class _Writer:
                 spare = tuple(self._take(t) for t in [x.dtype] * ERF_FLOATS + ["bool"] * ERF_MASKS)
             else:
                 to = next((r for r in ending if r.dtype == x.dtype), None) or self._take(x.dtype)
-            function = "copy" if x.fn == "cast" else _FUNCTIONS[x.fn]
+            function = "copy" if x.fn == "cast" else FUNCTIONS[x.fn]
             self.steps.append(Step(function, arguments, to, spare=spare))
             for row in spare:
                 self._release(row)

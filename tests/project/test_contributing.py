@@ -25,7 +25,7 @@ from recompute.runtime.cuda.device import emulator
 assert recompute.__file__.startswith(sys.argv[1]), f"{recompute.__file__} is not the copy"
 found = {}
 for name, code in json.load(sys.stdin).items():
-    why = native.unavailable() if name == "family" else ""
+    why = native.unavailable() if name in ("family", "rows") else ""
     if name == "cuda" and not emulator.compiler():
         why = "the emulated device needs a C++ compiler"
     if why:
@@ -97,7 +97,7 @@ def test_example_works_from_one_file(name: str, outcomes: dict[str, str]) -> Non
 
 
 def test_every_kind_has_one_file_and_one_check() -> None:
-    assert set(RUN) == {"operator", "pass", "pattern", "planner", "network", "family", "cuda", "wrapper"}
+    assert set(RUN) == {"operator", "rows", "pass", "pattern", "planner", "network", "family", "cuda", "wrapper"}
     folders = sorted(str(Path(path).parent) for path in FILES)
     assert folders == [
         "models",
@@ -105,6 +105,7 @@ def test_every_kind_has_one_file_and_one_check() -> None:
         "passes/patterns",
         "passes/planners/methods",
         "recompute/ops/elementwise",
+        "recompute/ops/reduction",
         "recompute/training",
         "runtime/cpu/kernels",
         "runtime/cuda/kernels",

@@ -6,20 +6,20 @@ Up to opset 12 ONNX flattened to two dimensions first; bringing a model up to da
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...language.factors import Factor, all_but
 from ...language.op import Case, Cost, Draw, Op
-from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, need
+from ...language.types import Array, NumPy, TensorType, Types, Value, need
 from ..common import normal_axis
-from ..tiles import TILE, wide
+from ..rowwise import Rowwise
 
 
 @dataclass(frozen=True)
 class AlongAxis(Op, abstract=True):
-    """Normalises along `axis`: x is seen as [outer, n, inner] and computed a few outer rows at a time."""
+    """Normalises along `axis`: x is seen as [outer, n, inner]."""
 
     axis: int = -1
     #: how many inputs there are
@@ -50,25 +50,6 @@ class AlongAxis(Op, abstract=True):
         """The axis as reductions take it; none of a scalar."""
         return (normal_axis(self.axis, x.ndim, self),) if x.ndim else ()
 
-    def step(self, x: Any) -> int:
-        """How many outer rows are computed at a time."""
-        outer, *rest = self.form(x)
-        return max(1, min(outer, TILE // max(math.prod(rest), 1)))
-
-    def tile_types(self, x: TensorType) -> tuple[TensorType, TensorType]:
-        """Types of one number a row, and of whole rows, in the computing type."""
-        _, n, *inner = self.form(x)
-        rows, kind = self.step(x), wide(x.dtype)
-        return TensorType(kind, (rows, 1, *inner)), TensorType(kind, (rows, n, *inner))
-
-    def tiles(self, *arrays: Array) -> Iterator[Sequence[Any]]:
-        """Views of a few rows at a time."""
-        step, form = self.step(arrays[0]), self.form(arrays[0])
-        views = [a.reshape(form) for a in arrays]
-        if arrays[0].size:
-            for i in range(0, form[0], step):
-                yield [v[i : i + step] for v in views]
-
     def cost(self, ins: Types, outs: Types) -> Cost:
         """An exponential and four operations an element."""
         base = super().cost(ins, outs)
@@ -89,8 +70,12 @@ class AlongAxis(Op, abstract=True):
         yield case(0, "f16[5,3]")
 
 
+class AlongRows(AlongAxis, Rowwise, abstract=True):
+    """Those with a formula over rows."""
+
+
 @dataclass(frozen=True)
-class Softmax(AlongAxis, onnx=True):
+class Softmax(AlongRows, onnx=True):
     """exp(x - m) / Σ exp(x - m), m the largest x along the axis.
 
     Halves are computed in float32 and rounded once, so that mixed precision need not widen them before.
@@ -98,27 +83,6 @@ class Softmax(AlongAxis, onnx=True):
 
     autocast = "follow"
     inplace = (0,)
-
-    def scratch(self, ins, outs):
-        """One number a row; whole rows for the half precisions."""
-        row, rows = self.tile_types(ins[0])
-        return (row, rows) if row.dtype != ins[0].dtype else (row,)
-
-    def compute(self, xp, ins, outs, scratch):
-        """In the output, or in float32 rows."""
-        for x, y in self.tiles(ins[0], outs[0]):
-            number, out = scratch[0][: len(x)], y
-            if len(scratch) > 1:
-                out = scratch[1][: len(x)]
-                out[...] = x
-                x = out
-            xp.max(x, axis=1, keepdims=True, out=number)
-            xp.subtract(x, number, out=out)
-            xp.exp(out, out=out)
-            xp.sum(out, axis=1, keepdims=True, out=number)
-            xp.divide(out, number, out=out)
-            if out is not y:
-                y[...] = out
 
     def row_formula(self, b, x):
         axes = self.reduced(x)
@@ -130,62 +94,22 @@ class Softmax(AlongAxis, onnx=True):
         return [b.SoftmaxGrad(outs[0], grads[0], axis=self.axis)]
 
 
-class RowsGrad(AlongAxis, abstract=True):
-    """Base of the gradients (y, dy) → dx that are worked out in whole rows."""
+@dataclass(frozen=True)
+class SoftmaxGrad(AlongRows):
+    """(y, dy) → y · (dy - Σ y · dy)."""
 
     inplace = (1, 0)
     takes = 2
 
-    def scratch(self, ins: Sequence[TensorType], outs: Sequence[TensorType]) -> tuple[TensorType, ...]:
-        """One number a row, and whole rows."""
-        return self.tile_types(ins[0])
-
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        """In whole rows beside the output, which may be one of the inputs."""
-        for y, dy, out in self.tiles(*ins, outs[0]):
-            number, rows = (s[: len(y)] for s in scratch)
-            self.rows(xp, y, dy, out, number, rows)
-
-    def rows(self, xp: NumPy, y: Any, dy: Any, out: Any, number: Any, rows: Any) -> None:
-        """Some rows of dx, through one number a row and rows in the computing type."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class SoftmaxGrad(RowsGrad):
-    """(y, dy) → y · (dy - Σ y · dy)."""
-
-    def rows(self, xp, y, dy, out, number, rows):
-        xp.multiply(y, dy, out=rows)
-        xp.sum(rows, axis=1, keepdims=True, out=number)
-        xp.subtract(dy, number, out=rows)
-        xp.multiply(rows, y, out=out, casting="unsafe")
-
     def expand(self, b, y, dy):
         return (b.Mul(y, b.Sub(dy, b.ReduceSum(b.Mul(y, dy), axes=self.reduced(y)))),)
 
-    row_formula = expand
-
 
 @dataclass(frozen=True)
-class LogSoftmax(AlongAxis, onnx=True):
+class LogSoftmax(AlongRows, onnx=True):
     """x - m - ln Σ exp(x - m), m the largest x along the axis."""
 
     inplace = (0,)
-
-    def scratch(self, ins, outs):
-        """One number a row, and whole rows."""
-        row, rows = self.tile_types(ins[0])
-        return (row, rows, rows) if row.dtype != ins[0].dtype else (row, rows)
-
-    def compute(self, xp, ins, outs, scratch):
-        """In the output, or in float32 rows."""
-        for x, y in self.tiles(ins[0], outs[0]):
-            number, e = (s[: len(x)] for s in scratch[:2])
-            out = scratch[2][: len(x)] if len(scratch) > 2 else y
-            log_softmax(xp, x, out, number, e)
-            if out is not y:
-                y[...] = out
 
     def row_formula(self, b, x):
         axes = self.reduced(x)
@@ -211,19 +135,14 @@ def log_softmax(xp: NumPy, x: Array, out: Array, number: Array, e: Array) -> Non
 
 
 @dataclass(frozen=True)
-class LogSoftmaxGrad(RowsGrad):
+class LogSoftmaxGrad(AlongRows):
     """(y, dy) → dy - exp(y) · Σ dy."""
 
-    def rows(self, xp, y, dy, out, number, rows):
-        xp.exp(y, out=rows)
-        xp.sum(dy, axis=1, dtype=number.dtype, keepdims=True, out=number)
-        xp.multiply(rows, number, out=rows)
-        xp.subtract(dy, rows, out=out, casting="unsafe")
+    inplace = (1, 0)
+    takes = 2
 
     def expand(self, b, y, dy):
         return (b.Sub(dy, b.Mul(b.Exp(y), b.ReduceSum(dy, axes=self.reduced(y)))),)
-
-    row_formula = expand
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Plan:
 def plan(op: Op, ins: Types, outs: Types) -> Plan | None:
     """The plan of an operator; None where it has no formula, or its rows do not lie together."""
     found = formula_over_rows(op, ins, outs)
-    if found is None:
+    if found is None or not found.row:
         return None
     last = len(found.sizes) - 1
     if last not in found.row or len(found.row) > 2 or min(found.row) < last - 1:

@@ -37,7 +37,7 @@ class AlongRows(Family):
     def accepts(self, op: Operator) -> bool:
         """Rows of fewer than 2³¹ elements, along neighbouring dimensions."""
         found = _formula(op)
-        if found is None:
+        if found is None or not found.row:
             return False
         row = sorted(found.row)
         return len(row) <= 2 and row[-1] - row[0] < 2 and math.prod(found.sizes[d] for d in row) < 1 << 31
