@@ -247,7 +247,9 @@ def formula_over_rows(op: Op, ins: Types, outs: Types) -> RowFormula | None:
 
 def _formula(op: Op, ins: Types, outs: Types, factors: _Factors) -> RowFormula:
     symbols = [None if t is None else _operand(i, t, factors) for i, t in enumerate(ins)]
-    found = op.row_formula(_Rows(factors), *symbols)  # type: ignore[arg-type]
+    found: Any = op.row_formula(_Rows(factors), *symbols)  # type: ignore[arg-type]
+    if found is None:
+        raise NotRows
     results: list[_Symbol | None] = []
     for s, t in zip((*found, *[None] * len(outs)), outs, strict=False):
         if t is None:

@@ -98,7 +98,8 @@ class Normalization(Op, abstract=True):
         found = [reshape(b, s, statistic.shape) for s in (mean, inverse) if s is not None]
         return (y, *found)
 
-    row_formula = expand
+    def row_formula(self, b, *inputs):
+        return self.expand(b, *inputs)
 
     def _vector(self, b: OperatorBuilder, v: Value, view: View, dtype: str) -> Value:
         return as_type(b, reshape(b, v, (1, view[1], view[2], 1)), dtype)

@@ -86,12 +86,12 @@ class _Rows(NestKernel):
                 self.locate("%begin", last + 1)
             with code.loop("%begin", "%end"):
                 self.known, self.single = dict(known), dict(single)
-                self.row()
+                self.whole_row()
                 if last >= 0:
                     self.advance(last)
         return module(code)
 
-    def row(self) -> None:
+    def whole_row(self) -> None:
         """The walks that reduce the row, then the one that writes it."""
         self.scalars(self.rows_of, 0)
         for walk in range(1, self.walks + 1):
