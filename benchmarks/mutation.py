@@ -54,7 +54,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "random": ("recompute/ops/random/philox.py", "recompute/ops/random/draws.py", "runtime/cpu/kernels/random.py"),
     "losses": ("recompute/ops/loss/cross_entropy.py", "runtime/cpu/kernels/loss.py"),
     "index": ("recompute/ops/indexing/gather.py", "runtime/cpu/kernels/index.py", "runtime/cpu/kernels/copy.py"),
-    "rows": ("runtime/cpu/kernels/softmax.py", "runtime/cpu/kernels/norm.py", "runtime/cpu/kernels/reduce.py"),
+    "rows": ("runtime/cpu/loops/rows.py", "runtime/cpu/loops/row_columns.py", "runtime/cpu/kernels/reduce.py"),
     "pooling": ("runtime/cpu/kernels/pooling.py",),
 }
 CORNERS, GAPS = "tests/cpu/test_kernel_corners.py", "tests/project/test_mutation_gaps.py"
@@ -115,8 +115,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "-k",
         "Concat or Split or Slice or Pad or Expand or Tile or Reshape or Fill",
     ),
-    "runtime/cpu/kernels/softmax.py": (CORNERS, ROWS, "-k", f"Softmax and not ({SOFT}) or not_a_number"),
-    "runtime/cpu/kernels/norm.py": (CORNERS, ROWS, "-k", "Norm"),
+    "runtime/cpu/loops/rows.py": (CORNERS, ROWS, "-k", f"Softmax and not ({SOFT}) or Norm or not_a_number"),
+    "runtime/cpu/loops/row_columns.py": (CORNERS, ROWS, "-k", "NormGrad"),
     "runtime/cpu/kernels/reduce.py": (CORNERS, ROWS, "-k", "Reduce or not_a_number"),
     "runtime/cpu/kernels/pooling.py": (
         CORNERS,

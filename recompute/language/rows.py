@@ -48,7 +48,7 @@ class RowFormula:
     `row`: the dimensions that are reduced (none where they have one element).  `operands`, `results`: the dimensions
     along which each input and output varies (None: absent); its elements lie in their order.  `outputs`: an expression
     for each output, whose inputs are the operator's, and whose reductions name dimensions.  Halves are widened where
-    they are read.
+    they are read.  `columns`: outputs that are sums along other dimensions than the row's, which nothing else reads.
     """
 
     sizes: tuple[int, ...]
@@ -56,6 +56,7 @@ class RowFormula:
     operands: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[Expr | None, ...]
     results: tuple[tuple[int, ...] | None, ...]
+    columns: tuple[int, ...] = ()
 
 
 class _Symbol:
@@ -276,17 +277,18 @@ def _merged(factors: _Factors, symbols: Sequence[_Symbol | None], results: Seque
     order = max((x for x in lists if x is not None), key=len)
     place = {f: i for i, f in enumerate(order)}
     roots = [s.expr for s in results if s is not None]
-    reductions = [x for x in nodes(roots) if x.fn in REDUCTIONS]
-    rows = [frozenset(factors.root(f) for f in x.value) for x in reductions]
-    for x in (*(x for x in lists if x is not None), *map(tuple, rows)):
+    along = {id(x): frozenset(factors.root(f) for f in x.value) for x in nodes(roots) if x.fn in REDUCTIONS}
+    inner = {id(_unrounded(a)) for x in nodes(roots) if x.fn != "cast" for a in x.args} & along.keys()
+    rows = {along[i] for i in inner} or {d for d in along.values() if order[-1] in d}
+    for x in (*(x for x in lists if x is not None), *along.values()):
         if any(f not in place for f in x):
             raise NotRows  # an axis that no operand has whole
     if any(sorted(x, key=place.__getitem__) != x or len(set(x)) < len(x) for x in lists if x is not None):
         raise NotRows  # transposed, or a diagonal
-    if len(set(rows)) > 1:
+    if len(rows) > 1:
         raise NotRows
-    reduced = rows[0] if rows else frozenset()
-    marks = [(*(x is not None and f in x for x in lists), f in reduced) for f in order]
+    reduced = next(iter(rows), frozenset())
+    marks = [(*(x is not None and f in x for x in lists), *(f in d for d in along.values())) for f in order]
     number: dict[int, int] = {}
     sizes: list[int] = []
     for i, f in enumerate(order):
@@ -296,10 +298,22 @@ def _merged(factors: _Factors, symbols: Sequence[_Symbol | None], results: Seque
             sizes.append(factors.sizes[f])
         number[f] = len(sizes) - 1
     dims = [None if x is None else tuple(dict.fromkeys(number[f] for f in x)) for x in lists]
-    row = frozenset(number[f] for f in reduced)
     done: dict[int, Expr] = {}
     for e in nodes(roots):
-        args = tuple(done[id(a)] for a in e.args)
-        done[id(e)] = Expr(e.fn, args, e.dtype, row if e.fn in (LENGTH, *REDUCTIONS) else e.value)
+        value = e.value
+        if e.fn in (LENGTH, *REDUCTIONS):
+            value = frozenset(number[factors.root(f)] for f in value)
+        done[id(e)] = Expr(e.fn, tuple(done[id(a)] for a in e.args), e.dtype, value)
+    row = frozenset(number[f] for f in reduced)
     outputs = tuple(None if s is None else done[id(s.expr)] for s in results)
-    return RowFormula(tuple(sizes) or (1,), row, tuple(dims[: len(symbols)]), outputs, tuple(dims[len(symbols) :]))
+    ends = [None if x is None else _unrounded(x) for x in outputs]
+    columns = tuple(i for i, x in enumerate(ends) if x is not None and x.fn in REDUCTIONS and x.value != row)
+    split = len(symbols)
+    return RowFormula(tuple(sizes) or (1,), row, tuple(dims[:split]), outputs, tuple(dims[split:]), columns)
+
+
+def _unrounded(x: Expr) -> Expr:
+    """What is converted."""
+    while x.fn == "cast":
+        x = x.args[0]
+    return x

@@ -49,7 +49,7 @@ class Rowwise(Op, abstract=True):
         """The formula, tile by tile: all outputs of a tile are there before one is written."""
         types = [tuple(None if a is None else TensorType.of(a) for a in arrays) for arrays in (ins, outs)]
         found = formula_over_rows(self, *types)
-        if found is None:
+        if found is None or found.columns:
             if any(a is not None and a.size and b.size for a in ins for b in outs if b is not None):
                 raise self.fail("has no formula over rows for these operands", *types[0])
             for out in outs:

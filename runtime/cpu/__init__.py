@@ -4,7 +4,8 @@
 |---|---|---|
 | `onednn` | convolutions, matrix products, where ours are slower (`processors/`) | the extra `onednn` |
 | `loops` | element-wise chains with sums over rows, generated | llvmlite (extra `cpu`) |
-| `numba` | softmax, attention, norms, losses, pooling, gathers, transposes | numba (extra `cpu`) |
+| `rows` | operators with a formula over rows (softmax, norms and their gradients), generated | llvmlite |
+| `numba` | attention, losses, pooling, gathers, transposes, recurrent cells | numba (extra `cpu`) |
 | `convolution` | convolutions without oneDNN | llvmlite |
 | `blas` | matrix products, by NumPy's own OpenBLAS | llvmlite |
 | `products` | matrix products, by kernels of ours, where they are faster (`processors/`) | llvmlite |

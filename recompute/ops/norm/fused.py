@@ -214,6 +214,9 @@ class NormGrad(Op):
         dx = reshape(b, as_type(b, b.Mul(inner, inv), x.dtype), x.shape)
         return (dx, *(reshape(b, as_type(b, v, scale.dtype), scale.shape) for v in (dscale, dbias)))
 
+    def row_formula(self, b, *inputs):
+        return self.expand(b, *inputs)
+
     @classmethod
     def samples(cls, draw):
         """Layers, groups, instances; without mean; halves."""

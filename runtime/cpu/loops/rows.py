@@ -36,26 +36,28 @@ class RowNest(Nest):
     `results`: expressions of one number a row.  `within`: how many of the outer dimensions, the last ones, are part of
     the row (0 or 1).  `few`: lanes of registers where long functions are computed; `narrow`: where less than a register
     is left of a row.  Arguments of the kernel: addresses of the inputs, the full outputs, the results; the inner size;
-    the outer sizes.  Work: rows.
+    the outer sizes.  Work: rows.  With `sums`, over the first dimension and, with `across`, over the inner one: see
+    row_columns.py.
     """
 
     results: tuple[Expr, ...] = ()
     within: int = 0
     few: int = 16
     narrow: int = 16
+    across: bool = False
 
     def kernel(self) -> str:
-        """The module's text."""
-        return _Rows(self).text()
+        """The module's text, without sums over rows."""
+        return RowKernel(self).text()
 
 
-class _Rows(NestKernel):
+class RowKernel(NestKernel):
     """Writes one nest."""
 
     nest: RowNest
 
     def __init__(self, nest: RowNest) -> None:
-        super().__init__(nest, (*nest.outputs, *nest.results))
+        super().__init__(nest, (*nest.outputs, *nest.results, *nest.sums))
         #: dimensions of a row's number
         self.rows_of = frozenset(range(nest.outer - nest.within))
         #: node → the scalar register of what does not vary along the inner dimension
@@ -65,19 +67,14 @@ class _Rows(NestKernel):
         for x in nodes(self.roots):
             self.depth[id(x)] = max((self.depth[id(a)] for a in x.args), default=0) + (x.fn in REDUCTIONS)
         self.reductions = [x for x in nodes(self.roots) if x.fn in REDUCTIONS]
-        self.walks = max(self.depth[id(x)] for x in self.reductions)
+        self.walks = max((self.depth[id(x)] for x in self.reductions), default=0)
         self.kept = self.kept_in_output()
         self.narrow = min(nest.lanes, nest.narrow)
 
     def text(self) -> str:
         """Entry, the loop over rows, and what is declared."""
         nest, code = self.nest, self.code
-        self.index = [code.room("i64") for _ in range(nest.outer)]
-        count = len(nest.inputs) + len(self.roots)
-        self.pointers = [self.argument(i, "ptr") for i in range(count)]
-        self.size = self.argument(count)
-        self.sizes = [self.argument(count + 1 + d) for d in range(nest.outer)]
-        self.strides = self.all_strides(self.row_pattern)
+        self.take_arguments(len(nest.inputs) + len(nest.outputs) + len(nest.results))
         last = nest.outer - nest.within - 1
         with code.when(code.let("icmp slt i64 %begin, %end")):
             self.scalars(frozenset(), 0)
@@ -91,6 +88,15 @@ class _Rows(NestKernel):
                     self.advance(last)
         return module(code)
 
+    def take_arguments(self, count: int) -> None:
+        """`count` addresses, then sizes."""
+        nest, code = self.nest, self.code
+        self.index = [code.room("i64") for _ in range(nest.outer)]
+        self.pointers = [self.argument(i, "ptr") for i in range(count)]
+        self.size = self.argument(count)
+        self.sizes = [self.argument(count + 1 + d) for d in range(nest.outer)]
+        self.strides = self.all_strides(self.row_pattern)
+
     def whole_row(self) -> None:
         """The walks that reduce the row, then the one that writes it."""
         self.scalars(self.rows_of, 0)
@@ -101,9 +107,15 @@ class _Rows(NestKernel):
             pointer = self.pointers[len(self.nest.inputs) + len(self.nest.outputs) + i]
             at = self.code.at(pointer, self.offset(self.row_pattern), stored(x.dtype))
             self.code.line(f"store {kind(x.dtype)} {self.single[id(x)]}, ptr {at}")
-        if self.nest.outputs:
-            with self.lanes(self.lanes_for(self.nest.outputs)), self.stretches(self.walks):
-                self.walk("0", self.size, self.write)
+        last = (*self.nest.outputs, *self.nest.sums)
+        if last:
+            lanes = min(self.lanes_for(last), self.nest.few) if self.nest.across else self.lanes_for(last)
+            with self.lanes(lanes), self.stretches(self.walks):
+                self.last_walk()
+
+    def last_walk(self) -> None:
+        """Writes the outputs along the current stretch."""
+        self.walk("0", self.size, self.write)
 
     @property
     def row_pattern(self) -> tuple[tuple[bool, ...], bool]:
@@ -286,17 +298,23 @@ class _Rows(NestKernel):
         known = dict(self.known)
         if self.kept is not None:
             known[id(self.kept)] = self.load(bases[count], j, self.kept.dtype, mask)
-        outputs = self.nest.outputs
-        found = self.code.values(outputs, self.loaded(outputs, known, bases, j, mask))
-        for i, (x, value) in enumerate(zip(outputs, found, strict=True)):
+        roots = (*self.nest.outputs, *self.nest.sums)
+        found = self.code.values(roots, self.loaded(roots, known, bases, j, mask))
+        for i, (x, value) in enumerate(zip(self.nest.outputs, found, strict=False)):
             self.store(bases[count + i], j, x.dtype, value, mask)
+        for i, value in enumerate(found[len(self.nest.outputs) :]):
+            self.add(i, value, bases, j, mask)
+
+    def add(self, number: int, value: str, bases: dict[int, str], j: str, mask: str | None) -> None:
+        """Adds to a sum over rows: see row_columns.py."""
+        raise NotImplementedError
 
     # -- elements that wait in the output ---------------------------------------------------------------------------
 
     def kept_in_output(self) -> Expr | None:
         """What the last walk sums, where the output is made of it and of numbers alone: it waits in the output."""
         self.kept_for: Expr | None = None
-        if len(self.nest.outputs) != 1:
+        if len(self.nest.outputs) != 1 or self.nest.sums or not self.reductions:
             return None
         out = self.nest.outputs[0]
         last = [x for x in self.reductions if self.depth[id(x)] == self.walks]

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 from ....language.element import Expr, nodes
 from ....language.kernels import register
 from ....language.rows import REDUCTIONS, RowFormula, formula_over_rows
-from ....language.types import Operands, TensorType, Types
+from ....language.types import Operands, TensorType, Types, dtype_name, need
 from ...shared.loop_plan import compact
 from .. import families
 from ..device import native
 from ..device.native import Call
-from ..loops.kernel import Operand
+from ..loops.kernel import ROWS, Operand, combine
+from ..loops.row_columns import SPARE, SummedRows
 from ..loops.rows import RowNest
-from .loops import ALONE
+from .loops import ALONE, CHUNKS
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -33,6 +34,20 @@ class Plan:
     reads: tuple[int, ...]
     full: tuple[int, ...]
     results: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @property
+    def chunk(self) -> int:
+        """Indices of the first dimension that are one piece of work, where columns are summed."""
+        return ROWS * max(-(-self.sizes[0] // (ROWS * CHUNKS)), 1)
+
+    def scratch(self) -> tuple[TensorType, ...]:
+        """The chunks' sums, and blocks in which some rows are added."""
+        if not self.columns:
+            return ()
+        count = math.prod(self.sizes[1 : len(self.sizes) - self.nest.across])
+        sums = TensorType("f64", (-(-self.sizes[0] // self.chunk), len(self.columns), count))
+        return sums, TensorType(self.nest.sums[0].dtype, (*sums.shape[:2], count + SPARE))
 
 
 @functools.lru_cache(maxsize=1 << 13)
@@ -44,18 +59,30 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan | None:
     last = len(found.sizes) - 1
     if last not in found.row or len(found.row) > 2 or min(found.row) < last - 1:
         return None
-    outer = tuple(d for d in range(last + 1) if d not in found.row)
-    full = tuple(i for i, d in enumerate(found.results) if d == tuple(range(last + 1)))
-    single = tuple(i for i, d in enumerate(found.results) if d == outer)
-    if len(full) + len(single) < sum(d is not None for d in found.results):
+    dims = tuple(range(last + 1))
+    outer = tuple(d for d in dims if d not in found.row)
+    full = tuple(i for i, d in enumerate(found.results) if d == dims)
+    single = tuple(i for i, d in enumerate(found.results) if d == outer and i not in found.columns)
+    if found.columns and (0 in found.row or not _over_first(found)):
+        return None
+    if len(full) + len(single) + len(found.columns) < sum(d is not None for d in found.results):
         return None
     return _made(found, ins, full, single)
 
 
+def _over_first(found: RowFormula) -> bool:
+    """Whether all sums over rows go over the first dimension, or all over it and the inner one."""
+    dims = tuple(range(len(found.sizes)))
+    kinds = {found.results[i] for i in found.columns}
+    return kinds == {dims[1:]} or kinds == {dims[1:-1]}
+
+
 def _made(found: RowFormula, ins: Types, full: tuple[int, ...], single: tuple[int, ...]) -> Plan:
     last = len(found.sizes) - 1
-    roots: list[Expr] = [x for i in (*full, *single) if (x := found.outputs[i]) is not None]
+    there = (*full, *single, *found.columns)
+    roots: list[Expr] = [x for i in there if (x := found.outputs[i]) is not None]
     roots, reads = compact(_numbered(roots, last))
+    sums = tuple(_summed(x) for x in roots[len(full) + len(single) :])
     operands = []
     for r in reads:
         dims, t = found.operands[r], ins[r]
@@ -67,13 +94,24 @@ def _made(found: RowFormula, ins: Types, full: tuple[int, ...], single: tuple[in
         outer=last,
         inputs=tuple(operands),
         outputs=tuple(roots[: len(full)]),
+        sums=sums,
         lanes=32 // double,
-        results=tuple(roots[len(full) :]),
+        results=tuple(roots[len(full) : len(full) + len(single)]),
         within=len(found.row) - 1,
         few=(32 if wide else 16) // double,
         narrow=(16 if wide else 8) // double,
+        across=any(last not in (found.results[i] or ()) for i in found.columns),
     )
-    return Plan(nest, found.sizes, reads, full, single)
+    return Plan(nest, found.sizes, reads, full, single, found.columns)
+
+
+def _summed(x: Expr) -> Expr:
+    """What a sum over rows adds up."""
+    while x.fn in ("cast", "sum"):
+        x, last = x.args[0], x.fn
+        if last == "sum":
+            break
+    return x
 
 
 def _numbered(roots: list[Expr], last: int) -> list[Expr]:
@@ -87,7 +125,7 @@ def _numbered(roots: list[Expr], last: int) -> list[Expr]:
 
 @functools.lru_cache(maxsize=1 << 10)
 def _text(nest: RowNest) -> str:
-    return nest.kernel()
+    return SummedRows(nest).text() if nest.sums else nest.kernel()
 
 
 def plan_of(op: Operator) -> Plan | None:
@@ -114,17 +152,26 @@ class RowProvider:
         return plan_of(op) is not None
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """None."""
-        return ()
+        """What sums over rows need."""
+        return need(plan_of(op)).scratch()
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call over the rows."""
-        p = plan_of(op)
-        assert p is not None
-        outer = p.sizes[:-1]
-        rows = math.prod(outer[: len(outer) - p.nest.within])
-        words = (*(ins[r] for r in p.reads), *(outs[i] for i in (*p.full, *p.results)), p.sizes[-1], *outer)
-        return [Call(native.compile_ir(_text(p.nest)), words, rows, parallel=math.prod(p.sizes) >= ALONE)]
+        """One call over the rows, and one for each sum of the chunks."""
+        p = need(plan_of(op))
+        outer, kernel = p.sizes[:-1], native.compile_ir(_text(p.nest))
+        arrays = (*(ins[r] for r in p.reads), *(outs[i] for i in (*p.full, *p.results)), *scratch)
+        large = math.prod(p.sizes) >= ALONE
+        if not p.columns:
+            rows = math.prod(outer[: len(outer) - p.nest.within])
+            return [Call(kernel, (*arrays, p.sizes[-1], *outer), rows, parallel=large)]
+        partial = scratch[0]
+        chunks, count, columns = partial.shape
+        calls = [Call(kernel, (*arrays, p.sizes[-1], *outer, p.chunk), chunks, parallel=large)]
+        for i, number in enumerate(p.columns):
+            total = native.compile_ir(combine(dtype_name(outs[number].dtype)))
+            words = (partial[:, i], outs[number], chunks, count * columns, 1.0)
+            calls.append(Call(total, words, columns, parallel=partial.size >= 8 * ALONE))
+        return calls
 
 
 if not native.unavailable():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ....language.rows import RowFormula, formula_over_rows
+from ....language.types import need
 from ...shared.families import EVERY
 from ..code.rows import by_warp, over_rows
 from ..device.kernel import Buffer, Call, Kernel
@@ -30,25 +31,34 @@ def _formula(op: Operator) -> RowFormula | None:
     return formula_over_rows(op.op, ins, outs)
 
 
+def along_rows(op: Operator) -> bool:
+    """Whether an operator has a formula whose rows are fewer than 2³¹ elements along neighbouring dimensions."""
+    found = _formula(op)
+    if found is None or not found.row:
+        return False
+    row = sorted(found.row)
+    return len(row) <= 2 and row[-1] - row[0] < 2 and math.prod(found.sizes[d] for d in row) < 1 << 31
+
+
+def launch(op: Operator, ins: Buffers, outs: Buffers) -> Call:
+    """The launch that writes these outputs of an operator, the first ones: a warp or a block for each row."""
+    found = need(_formula(op))
+    n = math.prod(found.sizes[d] for d in found.row)
+    rows, warp = math.prod(found.sizes) // n, by_warp(n)
+    kinds = [tuple(None if b is None else b.dtype for b in given) for given in (ins[: len(op.inputs)], outs)]
+    k = _kernel(found, *kinds, warp=warp)
+    there = [b for b in (*ins[: len(op.inputs)], *outs) if b is not None]
+    return over_rows(k, rows, (*there, rows, n, *found.sizes[1:]), warp=warp)
+
+
 @family(EVERY)
 class AlongRows(Family):
-    """One launch: a warp or a block for each row."""
+    """One launch."""
 
     def accepts(self, op: Operator) -> bool:
-        """Rows of fewer than 2³¹ elements, along neighbouring dimensions."""
-        found = _formula(op)
-        if found is None or not found.row:
-            return False
-        row = sorted(found.row)
-        return len(row) <= 2 and row[-1] - row[0] < 2 and math.prod(found.sizes[d] for d in row) < 1 << 31
+        """Where no output is a sum over rows."""
+        return along_rows(op) and not need(_formula(op)).columns
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """The launch."""
-        found = _formula(op)
-        assert found is not None
-        n = math.prod(found.sizes[d] for d in found.row)
-        rows, warp = math.prod(found.sizes) // n, by_warp(n)
-        kinds = tuple(None if v is None else v.dtype for v in op.inputs), tuple(v and v.dtype for v in op.outputs)
-        k = _kernel(found, *kinds, warp=warp)
-        there = [b for b in (*ins[: len(op.inputs)], *outs[: len(op.outputs)]) if b is not None]
-        return [over_rows(k, rows, (*there, rows, n, *found.sizes[1:]), warp=warp)]
+        return [launch(op, ins, outs[: len(op.outputs)])]
