@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,15 +41,16 @@ class Rowwise(Op, abstract=True):
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """The temporaries of one tile."""
-        found = formula_over_rows(self, tuple(ins), tuple(outs))
+        found = _formula(self, tuple(ins), tuple(outs))
         if found is None:
             return ()
-        return tuple(TensorType(dtype, _shape(found, dims, _tile(found))) for dtype, dims in _steps(found).buffers)
+        kinds = _steps(found, self.inplace).temporaries
+        return tuple(TensorType(dtype, _shape(found, dims, _tile(found))) for dtype, dims in kinds)
 
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The formula, tile by tile: all outputs of a tile are there before one is written."""
         types = [tuple(None if a is None else TensorType.of(a) for a in arrays) for arrays in (ins, outs)]
-        found = formula_over_rows(self, *types)
+        found = _formula(self, *types)
         if found is None or found.columns:
             if any(a is not None and a.size and b.size for a in ins for b in outs if b is not None):
                 raise self.fail("has no formula over rows for these operands", *types[0])
@@ -56,17 +58,25 @@ class Rowwise(Op, abstract=True):
                 if out is not None:
                     out[...] = 0
             return
-        steps, tile = _steps(found), _tile(found)
+        steps, tile = _steps(found, self.inplace), _tile(found)
         given = [_view(a, found, d) for a, d in zip(ins, found.operands, strict=True)]
         results = [_view(a, found, d) for a, d in zip(outs, found.results, strict=True)]
         for start in range(0, found.sizes[0], tile):
             part = slice(start, start + tile)
             rows = min(tile, found.sizes[0] - start)
             buffers = [b[:rows] if b.shape[0] > 1 else b for b in scratch]
+            here = None if steps.output is None else _part(results[0], part)
+            if steps.output is not None:
+                buffers.insert(steps.output, here)
             values = steps.run(xp, [_part(a, part) for a in given], buffers, found)
             for out, x in zip(results, found.outputs, strict=True):
-                if out is not None and x is not None:
-                    _part(out, part)[...] = values[id(x)]
+                if out is not None and x is not None and (value := values[id(x)]) is not here:
+                    _part(out, part)[...] = value
+
+
+def _formula(op: Op, ins: Types, outs: Types) -> RowFormula | None:
+    found = formula_over_rows(op, ins, outs)
+    return None if found is None else _prepared(found)
 
 
 def _tile(found: RowFormula) -> int:
@@ -91,10 +101,17 @@ def _part(a: Any, part: slice) -> Any:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Nodes in order, each with the number of its buffer (None: none is needed)."""
+    """Nodes in order, each with the number of its buffer (None: none is needed); `output`: the buffer that is the first
+    output itself."""
 
     order: tuple[tuple[Expr, int | None], ...]
     buffers: tuple[Kind, ...]
+    output: int | None
+
+    @property
+    def temporaries(self) -> list[Kind]:
+        """The buffers but for the output."""
+        return [kind for i, kind in enumerate(self.buffers) if i != self.output]
 
     def run(self, xp: NumPy, inputs: Sequence[Any], buffers: Sequence[Any], found: RowFormula) -> dict[int, Any]:
         """The values of all nodes that are roots or still needed, by id."""
@@ -126,37 +143,60 @@ def _number(x: Expr, found: RowFormula) -> Any:
     return DTYPES[x.dtype].type(x.value)
 
 
+def _rounded_sums(roots: Sequence[Expr]) -> list[Expr]:
+    """The expressions with a sum that is only rounded in the type to which it is."""
+    order = list(nodes(roots))
+    readers = Counter(id(a) for x in order for a in x.args)
+    done: dict[int, Expr] = {}
+    for x in order:
+        args = tuple(done[id(a)] for a in x.args)
+        if x.fn == "cast" and args[0].fn == "sum" and readers[id(x.args[0])] == 1 and x.dtype in ("f32", "f64"):
+            done[id(x)] = Expr("sum", args[0].args, x.dtype, args[0].value)
+        else:
+            done[id(x)] = Expr(x.fn, args, x.dtype, x.value)
+    return [done[id(r)] for r in roots]
+
+
 @functools.lru_cache(maxsize=1 << 10)
-def _steps(found: RowFormula) -> _Steps:
-    """Buffers by liveness; one is written over where its value ends, but by a choice, which reads twice."""
+def _prepared(found: RowFormula) -> RowFormula:
+    """The formula that the numerics run."""
+    made = iter(_rounded_sums([x for x in found.outputs if x is not None]))
+    return replace(found, outputs=tuple(None if x is None else next(made) for x in found.outputs))
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _steps(found: RowFormula, inplace: tuple[int, ...]) -> _Steps:
+    """Buffers by liveness; one is written over where its value ends, but by what reads twice."""
     roots = [x for x in found.outputs if x is not None]
     order = list(nodes(roots))
     last = {id(a): i for i, x in enumerate(order) for a in x.args} | {id(r): len(order) for r in roots}
     dims: dict[int, frozenset[int]] = {}
     place: dict[int, int] = {}
     buffers: list[Kind] = []
+    begun: list[int] = []
     free: list[int] = []
-    steps: list[tuple[Expr, int | None]] = []
     for i, x in enumerate(order):
         own = frozenset(found.operands[x.value] or ()) if x.fn == "input" else frozenset()
         dims[id(x)] = frozenset().union(own, *(dims[id(a)] for a in x.args))
         if x.fn in REDUCTIONS:
             dims[id(x)] -= found.row
         if x.fn in ("input", "constant", LENGTH):
-            steps.append((x, None))
             continue
         ending = list(dict.fromkeys(place[id(a)] for a in x.args if id(a) in place and last[id(a)] == i))
-        kind = (x.dtype, dims[id(x)])
-        if x.fn not in ("where", *REDUCTIONS):
-            free += ending
+        kind, twice = (x.dtype, dims[id(x)]), x.fn in ("where", *REDUCTIONS)
+        free += [] if twice else ending
         number = next((b for b in free if buffers[b] == kind), None)
         if number is None:
             number = len(buffers)
             buffers.append(kind)
+            begun.append(i)
         else:
             free.remove(number)
-        if x.fn in ("where", *REDUCTIONS):
-            free += ending
+        free += ending if twice else []
         place[id(x)] = number
-        steps.append((x, number))
-    return _Steps(tuple(steps), tuple(buffers))
+    # an output in an input's place may be written once nothing reads that any more
+    read = max((last[id(x)] for x in order if x.fn == "input" and x.value in inplace), default=-1)
+    whole = (roots[0].dtype, frozenset(found.results[0] or ()))
+    mine = place.get(id(roots[0]))
+    good = mine is not None and found.outputs[0] is not None and buffers[mine] == whole and begun[mine] >= read
+    return _Steps(tuple((x, place.get(id(x))) for x in order), tuple(buffers), mine if good else None)
