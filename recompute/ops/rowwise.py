@@ -65,7 +65,7 @@ class Rowwise(Op, abstract=True):
             part = slice(start, start + tile)
             rows = min(tile, found.sizes[0] - start)
             buffers = [b[:rows] if b.shape[0] > 1 else b for b in scratch]
-            here = None if steps.output is None else _part(results[0], part)
+            here: Any = None if steps.output is None else _part(results[0], part)
             if steps.output is not None:
                 buffers.insert(steps.output, here)
             values = steps.run(xp, [_part(a, part) for a in given], buffers, found)
