@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -236,8 +235,8 @@ def _curve(job: Job, fitting: Any, progress: Any) -> str:
 
 
 def is_problem(model: str) -> bool:
-    """Whether the argument is a planning problem (a JSON or dot file) rather than a model."""
-    return os.path.splitext(model)[1].lower() in (".json", ".dot", ".gv") and Path(model).is_file()
+    """Whether the argument is a planning problem (a JSON file) rather than a model."""
+    return Path(model).suffix.lower() == ".json" and Path(model).is_file()
 
 
 def plan_problem(job: Job) -> None:

@@ -196,7 +196,7 @@ def _train(program: rc.Program, feed: dict[str, np.ndarray], number: int) -> Non
 
 def plan(path: Path, number: int, name: str) -> str:
     """A saved plan: applied to its network, whose step must stay the same; a problem: read and planned."""
-    if name in ("problem", "links", "dot"):
+    if name in ("problem", "links"):
         return _problem(path)
     from recompute.compiling.compiler import compile_step
 
