@@ -140,5 +140,4 @@ class _Repeating:
 
 
 def _first_after(events: list[tuple[int, int]], at: int) -> int:
-    """The first event behind a position."""
     return bisect_right(events, (at, len(events)))

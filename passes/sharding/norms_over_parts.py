@@ -32,7 +32,6 @@ class NormsOverParts(Pass):
         return block
 
     def rewrite(self, program: Program) -> Block:
-        """The block itself where nothing is divided."""
         if not program.divided:
             return program.block
         cuts = {p: frozenset(d.axis for d, _ in v.cuts) for p, v in program.divided.items()}

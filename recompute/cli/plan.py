@@ -164,7 +164,6 @@ def report_plan(job: Job, step: Any) -> None:
 
 
 def _report_kept(job: Job, names: tuple[str, ...]) -> None:
-    """Prints what waits for the backward pass."""
     all_of_them = job.args.verbose or len(names) <= _NAMES
     shown = names if all_of_them else names[:_NAMES]
     more = "" if all_of_them else f", ... ({len(names)} in all; -v prints all, --json lists all)"

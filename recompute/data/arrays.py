@@ -57,11 +57,9 @@ class Arrays(Dataset):
         return Rows(dtype, (self._count, len(columns)), load)
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """See `Dataset.read`: one look-up a column."""
         return {name: self.rows[name].take(indices) for name in names}
 
     def shapes(self, name: str) -> np.ndarray:
-        """See `Dataset.shapes`: known without reading."""
         return self.rows[name].shapes()
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:

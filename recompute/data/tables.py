@@ -110,7 +110,6 @@ class _Table:
             )
 
     def _convert(self, block: list[list[str]]) -> None:
-        """Adds a block of rows as arrays."""
         start, self.rows = self.rows, self.rows + len(block)
         made = []
         for i, cells in enumerate(zip(*block, strict=True)):
@@ -237,7 +236,6 @@ def _of_type(field: Any, count: int, load: Callable[[], Any], source: str) -> Ro
 
 
 def _ragged(array: Any, lengths: np.ndarray, *, outermost: bool, load: Callable[[], Any], what: str) -> Rows | str:
-    """A column of lists of different lengths."""
     import pyarrow.types as kinds
 
     values = array.flatten()

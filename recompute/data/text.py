@@ -51,7 +51,6 @@ class Tokenized(Wrapped):
         return self.tokenizer.get_vocab_size()
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """See `Dataset.read`."""
         parts = [n for n in names if n in _PARTS]
         kept = [n for n in names if n not in _PARTS]
         taken = self.inner.read(indices, [*kept, *(self.texts if parts else ())])

@@ -46,12 +46,10 @@ class ScikitLearn(ClassMetric):
         super().__init__(name or function, output, label, axis, ignore_index, threshold)
 
     def reset(self) -> None:
-        """Forgets every batch."""
         self._labels: list[np.ndarray] = []
         self._predicted: list[np.ndarray] = []
 
     def update(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]) -> None:
-        """Adds a batch."""
         if self.classes:
             scores, labels = self.rows(outputs, batch)
             predicted = np.where(np.isnan(scores).any(1), -1, scores.argmax(1))

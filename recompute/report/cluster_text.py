@@ -71,7 +71,6 @@ def mesh_text(plans: Any) -> str:
 
 
 def _best(plans: Any) -> str:
-    """What is known of the best."""
     row, best = plans.rows[0], plans.best
     if best.batch == plans.batch:
         return f"the first, all {len(best.stages)} stages compiled, {plans.ranks:,} ranks verified:"

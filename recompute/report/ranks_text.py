@@ -49,7 +49,6 @@ def _traffic(e: Any) -> str:
 
 
 def _time(e: Any) -> list[str]:
-    """Lines about time."""
     if e.network is None:
         said = "; for times of communication, say how fast ranks send: --link node=8,nvlink=450GB/s,net=50GB/s"
         return [f"computation of a rank: {human_seconds(e.compute_seconds)} a step ({e.costs}){said}"]

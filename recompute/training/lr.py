@@ -157,7 +157,6 @@ class StepDecay(LRScheduler):
         _need(self.step_size > 0, f"StepDecay: step_size must be positive, not {self.step_size}")
 
     def rate(self, step):
-        """As the class says."""
         return self.learning_rate * self.gamma ** (step / self.step_size).floor()
 
 
@@ -200,7 +199,6 @@ class MultiStepDecay(LRScheduler):
         return PiecewiseDecay(tuple(self.milestones), values)
 
     def rate(self, step):
-        """As pieces."""
         return self._pieces().rate(step)
 
 
@@ -212,7 +210,6 @@ class ExponentialDecay(LRScheduler):
     gamma: float
 
     def rate(self, step):
-        """As the class says."""
         return self.learning_rate * self.gamma**step
 
 
@@ -224,7 +221,6 @@ class NaturalExpDecay(LRScheduler):
     gamma: float
 
     def rate(self, step):
-        """As the class says."""
         return self.learning_rate * (step * -self.gamma).exp()
 
 
@@ -236,7 +232,6 @@ class InverseTimeDecay(LRScheduler):
     gamma: float
 
     def rate(self, step):
-        """As the class says."""
         return self.learning_rate / (1 + self.gamma * step)
 
 
@@ -255,7 +250,6 @@ class CosineAnnealingDecay(LRScheduler):
         _need(self.T_max > 0, f"CosineAnnealingDecay: T_max must be positive, not {self.T_max}")
 
     def rate(self, step):
-        """As the class says."""
         half = (self.learning_rate - self.eta_min) / 2
         return self.eta_min + half * (1 + (step * (math.pi / self.T_max)).cos())
 
@@ -279,7 +273,6 @@ class PolynomialDecay(LRScheduler):
         _need(self.power > 0, f"PolynomialDecay: power must be positive, not {self.power}")
 
     def rate(self, step):
-        """As the class says."""
         if self.cycle:
             share = step / ((step / self.decay_steps).ceil().at_least(1) * self.decay_steps)
         else:
@@ -303,7 +296,6 @@ class LinearWarmup(LRScheduler):
         _need(self.warmup_steps > 0, f"LinearWarmup: warmup_steps must be positive, not {self.warmup_steps}")
 
     def rate(self, step):
-        """As the class says."""
         line = self.start_lr + (self.end_lr - self.start_lr) * (step / self.warmup_steps)
         after: Any = self.learning_rate
         if isinstance(after, LRScheduler):

@@ -67,7 +67,6 @@ class CheckmateLP(Checkmate, strategy="checkmate-lp"):
     thresholds: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
-        """See `Planner.plan`."""
         if budget is None:
             return RecomputePlan()
         found = []

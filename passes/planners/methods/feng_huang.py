@@ -53,7 +53,6 @@ class FengHuang(Planner, strategy="feng-huang"):
     negligible: float = 0.001
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
-        """See the class."""
         forward = forward_graph(problem)
         graph, numbers, always = _prepared(forward, self.negligible)
         root = division_tree(graph)
@@ -91,7 +90,6 @@ def _prepared(forward: ForwardGraph, negligible: float) -> tuple[Graph, list[int
 
 
 def _values(problem: RematerialisationProblem, forward: ForwardGraph, kept: Iterable[int]) -> list[int]:
-    """All that the kept nodes write."""
     return [v for k in sorted(kept) for v in problem.nodes[forward.nodes[k]].writes]
 
 

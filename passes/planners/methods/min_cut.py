@@ -31,7 +31,6 @@ class MinCut(Planner, strategy="min-cut"):
     fraction: float | None = None
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
-        """See `Planner.plan`."""
         if self.fraction is not None and not 0 <= self.fraction <= 1:
             raise UsageError(f"strategy 'min-cut': fraction must lie between 0 and 1, not {self.fraction}")
         if self.fraction is not None or budget is None:

@@ -46,7 +46,6 @@ class GlobalAveragePool(Op, onnx=True):
             outs[0][...] = scratch[0]
 
     def cost(self, ins, outs):
-        """One operation an input element."""
         return ReduceMean().cost(ins, outs)
 
     def gradient(self, b, ins, outs, grads):
@@ -55,7 +54,6 @@ class GlobalAveragePool(Op, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """1 to 3 axes."""
         yield draw.case(cls(), draw("f64[2,3,2,2]"))
         yield draw.case(cls(), draw("f64[2,2,3]"))
         yield draw.case(cls(), draw("f32[1,2,2,1,3]"))
@@ -106,7 +104,6 @@ class GlobalMaxPool(Op, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """1 to 3 axes."""
         yield draw.case(cls(), draw.distinct("f64[2,3,2,2]"))
         yield draw.case(cls(), draw.distinct("f64[2,2,3]"))
         yield draw.case(cls(), draw("f32[1,2,2,1,3]"), want=1)

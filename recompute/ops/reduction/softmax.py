@@ -101,7 +101,6 @@ class Softmax(AlongAxis, onnx=True):
         return (row, rows) if row.dtype != ins[0].dtype else (row,)
 
     def compute(self, xp, ins, outs, scratch):
-        """In the output, or in float32 rows."""
         for x, y in self.tiles(ins[0], outs[0]):
             number, out = scratch[0][: len(x)], y
             if len(scratch) > 1:
@@ -117,7 +116,6 @@ class Softmax(AlongAxis, onnx=True):
                 y[...] = out
 
     def gradient(self, b, ins, outs, grads):
-        """From the output."""
         return [b.SoftmaxGrad(outs[0], grads[0], axis=self.axis)]
 
 
@@ -170,7 +168,6 @@ class LogSoftmax(AlongAxis, onnx=True):
         return (row, rows, rows) if row.dtype != ins[0].dtype else (row, rows)
 
     def compute(self, xp, ins, outs, scratch):
-        """In the output, or in float32 rows."""
         for x, y in self.tiles(ins[0], outs[0]):
             number, e = (s[: len(x)] for s in scratch[:2])
             out = scratch[2][: len(x)] if len(scratch) > 2 else y
@@ -179,7 +176,6 @@ class LogSoftmax(AlongAxis, onnx=True):
                 y[...] = out
 
     def gradient(self, b, ins, outs, grads):
-        """From the output."""
         return [b.LogSoftmaxGrad(outs[0], grads[0], axis=self.axis)]
 
 
@@ -223,7 +219,6 @@ class Hardmax(AlongAxis, onnx=True):
         return TensorType("i64", (outer, *inner)), TensorType("i64", (1, n, *ones))
 
     def compute(self, xp, ins, outs, scratch):
-        """Positions compared with the one chosen."""
         if not ins[0].size:
             return
         form = self.form(ins[0])
@@ -240,7 +235,6 @@ class Hardmax(AlongAxis, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Without ties for the derivative; with ties."""
         for axis in (0, 1, 2):
             yield draw.case(cls(axis=axis), draw.distinct("f64[2,3,4]"))
         yield draw.case(cls(axis=-1), draw.ints("i64[3,5]", 0, 3).astype("f4"))
