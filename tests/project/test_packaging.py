@@ -149,7 +149,9 @@ def undocumented(exported: object) -> list[str]:
     for part, thing in [("", exported), *(pair for pair in inside if not pair[0].startswith("_"))]:
         thing = thing.fget if isinstance(thing, property) else getattr(thing, "__func__", thing)
         if inspect.isroutine(thing) or inspect.isclass(thing):
-            inherited = inspect.getdoc(getattr(exported, part)) if part and not inspect.isclass(thing) else thing.__doc__
+            inherited = (
+                inspect.getdoc(getattr(exported, part)) if part and not inspect.isclass(thing) else thing.__doc__
+            )
             text = vars(thing).get("__doc__") if inspect.isclass(thing) else inherited
             if not (text or "").strip() or text.startswith(f"{name}("):  # which a dataclass writes where there is none
                 found.append(f"{name}.{part}".rstrip("."))

@@ -13,11 +13,11 @@ import numpy as np
 
 from ...recomputation.recompute import RecomputePlan
 from ..base import Planner
-from ..core.division_tree import Graph, Piece, division_tree
-from ..core.lower_sets import ForwardGraph, forward_graph
 from ..core.problem import RematerialisationProblem
 from ..core.schedules import keep_schedule, kept_plan
 from ..core.simulate import Outcome, simulate
+from .division_tree import Graph, Piece, division_tree
+from .lower_sets import ForwardGraph, forward_graph
 
 #: nodes that judging plans may simulate in all
 _SIMULATED = 1_000_000

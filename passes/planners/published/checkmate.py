@@ -16,7 +16,7 @@ from ..base import Planner
 from ..core.problem import RematerialisationProblem
 from ..core.simulate import plan_of, pruned, sequence_of, simulate
 from ..core.watch import current, interruptible
-from .retention_intervals import start
+from ..methods.retention_intervals import start
 
 #: bytes in the programme are such that the budget is this: solvers allow rows to be off by a millionth
 _BUDGET = 1024.0
