@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelError, OutOfMemoryError, UsageError, need_extra
+from ..errors import ModelError, OutOfMemoryError, UsageError, load_extra
 from ..support.files import regular
 from .arrays import Arrays
 from .base import TEXT
@@ -165,11 +165,9 @@ def from_parquet(path: str | Path | Sequence[str | Path]) -> Arrays:
     when asked for.
     ModelError for a file that cannot be read, MissingExtraError without pyarrow (extra `tables`).
     """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise need_extra("pyarrow", "tables", "reading Parquet files") from None
+    parquet = load_extra("pyarrow.parquet", "tables", "reading Parquet files")
+    import pyarrow as pa
+
     paths = [path] if isinstance(path, (str, Path)) else list(path)
     name = f"'{paths[0]}'" if len(paths) == 1 else f"'{Path(paths[0]).parent}'"
     rows: dict[str, Rows] = {}

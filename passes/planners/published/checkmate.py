@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from ....errors import UsageError, need_extra
+from ....errors import UsageError, load_extra
 from ...recomputation.recompute import RecomputePlan
 from ..base import Planner
 from ..core.problem import RematerialisationProblem
@@ -298,10 +298,7 @@ class Programme:
         self, seconds: float, whole: bool, solver: str, gap: float, start: RecomputePlan | None
     ) -> tuple[list[float] | None, float | None]:
         """(values of the unknowns, None where none were found; the dual bound in the problem's unit of cost)."""
-        try:
-            from ortools.math_opt.python import mathopt
-        except ImportError:
-            raise need_extra("ortools", "plan", "strategy 'checkmate'") from None
+        mathopt = load_extra("ortools.math_opt.python.mathopt", "plan", "strategy 'checkmate'")
         kinds = {"highs": mathopt.SolverType.HIGHS, "scip": mathopt.SolverType.GSCIP}
         if solver not in kinds:
             raise UsageError(f"strategy 'checkmate': solver must be highs or scip, not '{solver}'")
