@@ -100,14 +100,10 @@ def constant(value: float, dtype: str) -> Expr:
     return Expr("constant", (), dtype, float(number) if dtype in HALVES else number.item())
 
 
-def _like(x: Expr | float, like: Expr) -> Expr:
-    return x if isinstance(x, Expr) else constant(x, like.dtype)
-
-
 def _same(fn: str, *args: Expr | float) -> Expr:
     """A function whose arguments and result have one element type; numbers take it from the expressions."""
     first = next(x for x in args if isinstance(x, Expr))
-    found = tuple(_like(x, first) for x in args)
+    found = tuple((x if isinstance(x, Expr) else constant(x, first.dtype)) for x in args)
     if any(x.dtype != first.dtype for x in found):
         raise TypeError(f"{fn} of {', '.join(x.dtype for x in found)}")
     return Expr(fn, found, first.dtype)

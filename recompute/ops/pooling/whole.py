@@ -12,10 +12,6 @@ from ..norm.numerics import wide
 from ..reduction.sums import ReduceMean
 
 
-def _spatial(ndim: int) -> tuple[int, ...]:
-    return tuple(range(2, ndim))
-
-
 @channels_last(inputs=(0,), outputs=(0,))
 @dataclass(frozen=True)
 class GlobalAveragePool(Op, onnx=True):
@@ -50,7 +46,7 @@ class GlobalAveragePool(Op, onnx=True):
 
     def gradient(self, b, ins, outs, grads):
         """dy / n repeated; nothing is kept."""
-        return ReduceMean(axes=_spatial(ins[0].ndim)).gradient(b, ins, outs, grads)
+        return ReduceMean(axes=tuple(range(2, ins[0].ndim))).gradient(b, ins, outs, grads)
 
     @classmethod
     def samples(cls, draw):
