@@ -25,7 +25,7 @@ from recompute.passes.planners import Outcome, RematerialisationProblem, plan, p
 from recompute.passes.planners.core.bound import lower_bound
 from recompute.passes.planners.core.simulate import last_uses
 from recompute.passes.planners.core.synthetic import residual_chain
-from recompute.passes.planners.methods.chen import segment_plan
+from recompute.passes.planners.published.chen import segment_plan
 
 BLOCKS = 8
 SHARES = (0.7, 0.5, 0.35)

@@ -18,7 +18,7 @@ import recompute as rc
 from recompute import models
 from recompute.compiling.compiler import CompiledStep, compile_step
 from recompute.compiling.steps import attach_loss
-from recompute.training.data import synthetic_batch
+from recompute.data.batches import synthetic_batch
 
 MIB = 1 << 20
 

@@ -1,7 +1,7 @@
 """Say what a step may take instead of naming checkpoints: a plan is found, and the step keeps to it."""
 
 import recompute as rc
-from recompute.training.data import synthetic_batch
+from recompute.data.batches import synthetic_batch
 
 model = rc.models.build("bert-tiny", batch=64, seq=64)
 plain = rc.estimate(model)

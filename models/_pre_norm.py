@@ -50,7 +50,6 @@ class PreNorm(Family):
         return net.layer_norm(x, name, size=self.hidden, epsilon=self.epsilon)
 
     def _attention(self, net: Net, x: str, mask: str | None, block: str) -> str:
-        """x + dropout(project(attention(norm(x))))."""
         name, size = f"{block}.attn", self.hidden // self.heads
         y = self.norm(net, x, f"{block}.{self.parts.norm_1}")
         both = (self.hidden, 3 * self.hidden)
@@ -76,7 +75,6 @@ class PreNorm(Family):
         return self._project(net, y, x, (name, self.parts.down), size=inner, out=f"{block}.out")
 
     def _project(self, net: Net, y: str, x: str, name: tuple[str, str], *, size: int, out: str) -> str:
-        """x + dropout(dense(y))."""
         # Each layer adds two of these to the stream; GPT-2 starts them smaller by the root of their number.
         init = Init("normal", STD / math.sqrt(2 * self.layers))
         y = net.dense(y, ".".join(name), sizes=(size, self.hidden), init=init)

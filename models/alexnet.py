@@ -4,11 +4,11 @@ Parameters have torchvision's names and layouts, so that its weights can be copi
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import UsageError
-from .common import BATCH, InputSpec, Net, glorot_uniform, he_uniform, integers, scaled
-from .registry import Family, Variant, register
+from .common import BATCH, Net, glorot_uniform, he_uniform, scaled
+from .registry import Classifier, Variant, register
 
 # (channels, kernel, stride, padding, the position in torchvision's Sequential, whether a pool follows)
 _LAYERS = (
@@ -23,14 +23,12 @@ _LEAST = 63
 
 @register(Variant("alexnet", "AlexNet for images", 16, 1024))
 @dataclass(frozen=True)
-class AlexNet(Family):
+class AlexNet(Classifier):
     """x float32 [N, 3, image, image] to logits float32 [N, classes].
 
     `width` is the channels of the first convolution, the others in proportion; `hidden` those of the two dense
     layers. The image decides the size of the first dense layer (torchvision averages to 6x6, as 224 gives it).
     """
-
-    task: ClassVar[str] = "classification"
 
     width: int = 64
     hidden: int = 4096
@@ -41,12 +39,6 @@ class AlexNet(Family):
     def __post_init__(self) -> None:
         if self.image < _LEAST:
             raise UsageError(f"option 'image' must be at least {_LEAST}, or the last pool has no room: {self.image}")
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)
-
-    def label(self) -> InputSpec:
-        return integers("label", (BATCH,), high=self.classes)
 
     def checkpoints(self) -> tuple[str, ...]:
         return ("pool1", "pool2", "relu3", "relu4", "pool5")

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from ..errors import UsageError
 from ._cell_parts import Parts
-from .common import BATCH, InputSpec, Net, integers
-from .registry import Family, Variant, register
+from .common import Net
+from .registry import Classifier, Variant, register
 
 _STEM_MULTIPLIER = 3
 
@@ -60,13 +60,12 @@ _DARTS = (
 
 
 @dataclass(frozen=True)
-class _Searched(Family):
+class _Searched(Classifier):
     """x float32 [N, 3, image, image] to logits float32 [N, classes].
 
     `cells` is the number of cells, `width` the channels of the first one's states; `image` a multiple of 4.
     """
 
-    task: ClassVar[str] = "classification"
     normal: ClassVar[_Cell]
     reduction: ClassVar[_Cell]
 
@@ -80,12 +79,6 @@ class _Searched(Family):
             raise UsageError(f"option 'cells' must be at least 3 (two of them halve the size), not {self.cells}")
         if self.image % 4:
             raise UsageError(f"option 'image' must be a multiple of 4 (it is halved twice), not {self.image}")
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)
-
-    def label(self) -> InputSpec:
-        return integers("label", (BATCH,), high=self.classes)
 
     def checkpoints(self) -> tuple[str, ...]:
         return ("stem.out", *(f"cell{index}.out" for index in range(self.cells)))

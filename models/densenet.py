@@ -6,11 +6,11 @@ does best here.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import UsageError
-from .common import BATCH, InputSpec, Net, integers
-from .registry import Family, Variant, register
+from .common import Net
+from .registry import Classifier, Variant, register
 
 _BOTTLENECK = 4
 _BLOCKS = {121: (6, 12, 24, 16), 161: (6, 12, 36, 24), 169: (6, 12, 32, 32), 201: (6, 12, 48, 32)}
@@ -26,14 +26,12 @@ def _variant(depth: int) -> Variant:
 
 @register(*map(_variant, _BLOCKS))
 @dataclass(frozen=True)
-class DenseNet(Family):
+class DenseNet(Classifier):
     """x float32 [N, 3, image, image] to logits float32 [N, classes].
 
     `blocks` is the number of layers in each dense block, `growth` the channels that a layer adds, `width` those of
     the stem.
     """
-
-    task: ClassVar[str] = "classification"
 
     blocks: tuple[int, ...] = (6, 12, 24, 16)
     growth: int = 32
@@ -46,12 +44,6 @@ class DenseNet(Family):
             raise UsageError(f"option 'blocks' must be sizes of at least 1, not {self.blocks}")
         if self.image < 4 << len(self.blocks) - 1:
             raise UsageError(f"option 'image' ({self.image}) is too small for {len(self.blocks)} blocks")
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)
-
-    def label(self) -> InputSpec:
-        return integers("label", (BATCH,), high=self.classes)
 
     def checkpoints(self) -> tuple[str, ...]:
         found = []

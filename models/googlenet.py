@@ -6,10 +6,10 @@ that the paper gives a 5x5 kernel has a 3x3 one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from .common import BATCH, InputSpec, Net, Size, integers, scaled
-from .registry import Family, Variant, register
+from .common import Net, Size, scaled
+from .registry import Classifier, Variant, register
 
 # 1x1, 3x3 (reduced to, to), "5x5" (reduced to, to), behind the pool.
 _MODULES: dict[str, tuple[int, ...]] = {
@@ -29,21 +29,13 @@ _STEM = 64
 
 @register(Variant("googlenet", "GoogLeNet (Inception v1) for images", 16, 256))
 @dataclass(frozen=True)
-class GoogLeNet(Family):
+class GoogLeNet(Classifier):
     """x float32 [N, 3, image, image] to logits float32 [N, classes]; `width` is the channels of the stem."""
-
-    task: ClassVar[str] = "classification"
 
     width: int = _STEM
     image: int = 224
     classes: int = 1000
     dropout: float = 0.2
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)
-
-    def label(self) -> InputSpec:
-        return integers("label", (BATCH,), high=self.classes)
 
     def checkpoints(self) -> tuple[str, ...]:
         return ("pool1", "pool2", *(f"inception{module}.out" for module in _MODULES))

@@ -5,12 +5,12 @@ Parameters have torchvision's names and layouts, so that its weights can be copi
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import UsageError
-from .common import BATCH, InputSpec, Net, integers, scaled
+from .common import Net, scaled
 from .googlenet import conv_bn
-from .registry import Family, Variant, register
+from .registry import Classifier, Variant, register
 
 _STEM = 32
 _LEAST = 75
@@ -18,10 +18,8 @@ _LEAST = 75
 
 @register(Variant("inception_v3", "Inception v3 for images", 8, 32))
 @dataclass(frozen=True)
-class InceptionV3(Family):
+class InceptionV3(Classifier):
     """x float32 [N, 3, image, image] to logits float32 [N, classes]; `width` is the channels of the stem."""
-
-    task: ClassVar[str] = "classification"
 
     width: int = _STEM
     image: int = 299
@@ -31,12 +29,6 @@ class InceptionV3(Family):
     def __post_init__(self) -> None:
         if self.image < _LEAST:
             raise UsageError(f"option 'image' must be at least {_LEAST} (the stem is not padded), not {self.image}")
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)
-
-    def label(self) -> InputSpec:
-        return integers("label", (BATCH,), high=self.classes)
 
     def checkpoints(self) -> tuple[str, ...]:
         return ("pool1", "pool2", *(f"Mixed_{name}.out" for name, _, _ in _MODULES))

@@ -1,26 +1,20 @@
 """LeNet-5 for MNIST (LeCun et al. 1998), with ReLU and max pooling."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from .common import BATCH, InputSpec, Net, glorot_uniform, he_uniform, integers
-from .registry import Family, Variant, register
+from .common import BATCH, InputSpec, Net, glorot_uniform, he_uniform
+from .registry import Classifier, Variant, register
 
 
 @register(Variant("lenet", "LeNet-5 for 28x28 grey images (MNIST)", 16, 256))
 @dataclass(frozen=True)
-class LeNet(Family):
+class LeNet(Classifier):
     """x float32 [N, 1, 28, 28] to logits float32 [N, classes]."""
-
-    task: ClassVar[str] = "classification"
 
     classes: int = 10
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return (InputSpec("x", "float32", (BATCH, 1, 28, 28)),)
-
-    def label(self) -> InputSpec:
-        return integers("label", (BATCH,), high=self.classes)
 
     def checkpoints(self) -> tuple[str, ...]:
         return ("pool1", "pool2")

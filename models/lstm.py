@@ -2,22 +2,19 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
-from .common import BATCH, ZEROS, Init, InputSpec, Net, glorot_uniform, integers
-from .registry import Family, Variant, register
+from .common import BATCH, ZEROS, Init, InputSpec, Net, glorot_uniform
+from .registry import Classifier, Variant, register
 
 
 @register(Variant("lstm", "Two LSTM layers over a sequence, classified by the last state", 16, 256))
 @dataclass(frozen=True)
-class Lstm(Family):
+class Lstm(Classifier):
     """x float32 [N, seq, features] to logits float32 [N, classes].
 
     The parameters are ONNX's own: `lstm.0.weight_ih` [1, 4 hidden, in], `weight_hh` [1, 4 hidden, hidden] and
     `bias` [1, 8 hidden], with the gates in the order input, output, forget, cell.
     """
-
-    task: ClassVar[str] = "classification"
 
     seq: int = 32
     features: int = 32
@@ -27,9 +24,6 @@ class Lstm(Family):
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return (InputSpec("x", "float32", (BATCH, self.seq, self.features)),)
-
-    def label(self) -> InputSpec:
-        return integers("label", (BATCH,), high=self.classes)
 
     def checkpoints(self) -> tuple[str, ...]:
         return tuple(f"lstm.{index}.out" for index in range(self.layers))

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .common import BATCH, InputSpec, Net, glorot_uniform, he_uniform, integers
-from .registry import Family, Variant, register
+from .common import BATCH, InputSpec, Net, glorot_uniform, he_uniform
+from .registry import Classifier, Family, Variant, register
 
 # Paddle's log_loss keeps the logarithm away from zero by this much.
 _EPSILON = 1e-4
@@ -12,10 +12,9 @@ _EPSILON = 1e-4
 
 @register(Variant("mlp", "Paddle's documentation MLP: two linear layers and a softmax", 16, 1024))
 @dataclass(frozen=True)
-class Mlp(Family):
+class Mlp(Classifier):
     """x float32 [N, features] to pred float32 [N, classes], probabilities."""
 
-    task: ClassVar[str] = "classification"
     output: ClassVar[str] = "pred"
 
     features: int = 32
@@ -24,9 +23,6 @@ class Mlp(Family):
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return (InputSpec("x", "float32", (BATCH, self.features)),)
-
-    def label(self) -> InputSpec:
-        return integers("label", (BATCH,), high=self.classes)
 
     def checkpoints(self) -> tuple[str, ...]:
         return ("fc_1", "pred")

@@ -5,10 +5,10 @@ multipliers are said by the channels of the first convolution: 32 is 1.0, 16 is 
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from .common import BATCH, ONES, Init, InputSpec, Net, integers, scaled
-from .registry import Family, Variant, register
+from .common import ONES, Init, Net, scaled
+from .registry import Classifier, Variant, register
 
 _STEM = 32
 # v1: channels and stride of each block; v2: expansion, channels, repeats, first stride.
@@ -27,20 +27,12 @@ _BRANCH = Init("constant", 0.5)
 
 
 @dataclass(frozen=True)
-class _MobileNet(Family):
+class _MobileNet(Classifier):
     """x float32 [N, 3, image, image] to logits float32 [N, classes]; `width` is the channels of the stem."""
-
-    task: ClassVar[str] = "classification"
 
     width: int = _STEM
     image: int = 224
     classes: int = 1000
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)
-
-    def label(self) -> InputSpec:
-        return integers("label", (BATCH,), high=self.classes)
 
     def channels(self, full: int) -> int:
         """What a layer with `full` channels has at this width."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import onnx
 
 from ..errors import UsageError, expect
-from .common import BATCH, Dim, InputSpec, Net
+from .common import BATCH, Dim, InputSpec, Net, integers
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,20 @@ class Family(ABC):
     @abstractmethod
     def build(self, net: Net) -> None:
         """Adds the nodes and outputs to `net`, which already has the inputs."""
+
+
+class Classifier(Family):
+    """A family that gives square images of 3 channels, float32 [N, 3, image, image], one of `classes` each."""
+
+    task = "classification"
+    image: int
+    classes: int
+
+    def inputs(self) -> tuple[InputSpec, ...]:
+        return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)
+
+    def label(self) -> InputSpec:
+        return integers("label", (BATCH,), high=self.classes)
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ Parameters have torchvision's names and layouts, so that its weights can be copi
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import UsageError
-from .common import BATCH, ONES, Init, InputSpec, Net, glorot_uniform, integers
-from .registry import Family, Variant, register
+from .common import BATCH, ONES, Init, Net, glorot_uniform
+from .registry import Classifier, Variant, register
 
 EXPANSION = 4
 # Before training has measured any statistics the norms do nothing, and each block would add to the stream as
@@ -30,13 +30,11 @@ def _variant(depth: int, blocks: tuple[int, ...], *, bottleneck: bool, table_bat
     _variant(152, (3, 8, 36, 3), bottleneck=True, table_batch=32),
 )
 @dataclass(frozen=True)
-class ResNet(Family):
+class ResNet(Classifier):
     """x float32 [N, 3, image, image] to logits float32 [N, classes].
 
     `blocks` is the number of blocks in each of the four stages; `width` the channels of the first.
     """
-
-    task: ClassVar[str] = "classification"
 
     blocks: tuple[int, ...] = (2, 2, 2, 2)
     bottleneck: bool = False
@@ -47,12 +45,6 @@ class ResNet(Family):
     def __post_init__(self) -> None:
         if len(self.blocks) != 4 or min(self.blocks) < 1:
             raise UsageError(f"option 'blocks' must be four sizes of at least 1, not {self.blocks}")
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)
-
-    def label(self) -> InputSpec:
-        return integers("label", (BATCH,), high=self.classes)
 
     def checkpoints(self) -> tuple[str, ...]:
         stages = enumerate(self.blocks, start=1)

@@ -42,7 +42,6 @@ class UNet(Segmentation):
         return (*down, "middle.out", *(f"up{level}.relu1" for level in range(_DEPTH, 0, -1)))
 
     def _output(self) -> tuple[int, ...]:
-        """The sizes of the logits."""
         if not self.valid:
             return self.image
         return tuple((_sizes(side) or [0])[-1] for side in self.image)

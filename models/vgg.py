@@ -4,11 +4,10 @@ Parameters have torchvision's names and layouts, so that its weights can be copi
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..errors import UsageError
-from .common import BATCH, InputSpec, Net, glorot_uniform, he_uniform, integers
-from .registry import Family, Variant, register
+from .common import BATCH, Net, glorot_uniform, he_uniform
+from .registry import Classifier, Variant, register
 
 _CHANNELS = (64, 128, 256, 512, 512)
 _BLOCKS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
@@ -30,13 +29,11 @@ def _variants(*, batch_norm: bool) -> list[Variant]:
 
 @register(*_variants(batch_norm=False), *_variants(batch_norm=True))
 @dataclass(frozen=True)
-class Vgg(Family):
+class Vgg(Classifier):
     """x float32 [N, 3, image, image] to logits float32 [N, classes].
 
     `blocks` is the number of convolutions before each of the five pools; `image` a multiple of 32.
     """
-
-    task: ClassVar[str] = "classification"
 
     blocks: tuple[int, ...] = (1, 1, 2, 2, 2)
     batch_norm: bool = False
@@ -50,12 +47,6 @@ class Vgg(Family):
             raise UsageError(f"option 'blocks' must be five sizes of at least 1, not {self.blocks}")
         if self.image % 32:
             raise UsageError(f"option 'image' must be a multiple of 32 (five pools halve it), not {self.image}")
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)
-
-    def label(self) -> InputSpec:
-        return integers("label", (BATCH,), high=self.classes)
 
     def checkpoints(self) -> tuple[str, ...]:
         return tuple(f"block{index}.pool" for index in range(1, len(_CHANNELS) + 1))

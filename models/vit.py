@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from ..errors import UsageError
 from ._pre_norm import STD, Parts, PreNorm
-from .common import BATCH, ZEROS, Init, InputSpec, Net, integers
-from .registry import Variant, register
+from .common import BATCH, ZEROS, Init, Net
+from .registry import Classifier, Variant, register
 
 
 def _variant(size: str, *, batches: tuple[int, int], **options: int) -> Variant:
@@ -25,10 +25,9 @@ def _variant(size: str, *, batches: tuple[int, int], **options: int) -> Variant:
     _variant("large", batches=(4, 16), layers=24, hidden=1024, heads=16, patch=16),
 )
 @dataclass(frozen=True)
-class ViT(PreNorm):
+class ViT(PreNorm, Classifier):
     """x float32 [N, 3, image, image] to logits float32 [N, classes]."""
 
-    task: ClassVar[str] = "classification"
     parts: ClassVar[Parts] = Parts("norm1", "qkv", "proj", "norm2", "fc1", "fc2")
     epsilon: ClassVar[float] = 1e-6
     gelu: ClassVar[str] = "none"
@@ -45,12 +44,6 @@ class ViT(PreNorm):
         super().__post_init__()
         if self.image % self.patch:
             raise UsageError(f"option 'image' ({self.image}) must be a multiple of 'patch' ({self.patch})")
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)
-
-    def label(self) -> InputSpec:
-        return integers("label", (BATCH,), high=self.classes)
 
     def checkpoints(self) -> tuple[str, ...]:
         return ("embeddings.out", *(f"blocks.{index}.out" for index in range(self.layers)))

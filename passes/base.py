@@ -82,7 +82,6 @@ class ForwardPass(Pass, abstract=True):
     kept: tuple[str, ...] = ()
 
     def rewrite(self, program: Program) -> Block:
-        """The block itself where the pass changes nothing."""
         block = program.block
         values = block.values()
         kept = dict.fromkeys([*block.outputs, *(n for n in self.kept if n in values)])
@@ -277,7 +276,6 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", type(
 
 
 def _split(text: str) -> list[str]:
-    """Splits at commas that stand outside brackets."""
     parts, depth, start = [], 0, 0
     for i, ch in enumerate(text):
         depth += (ch in "[{") - (ch in "]}")

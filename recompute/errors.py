@@ -7,6 +7,7 @@ Messages contain names from files, which may be long and contain any characters:
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -125,8 +126,18 @@ def nearest(name: object, known: Iterable[str], n: int = 3, *, close: bool = Fal
     return f" (did you mean {', '.join(found)}?)" if found else ""
 
 
-def need_extra(module: str, extra: str, why: str) -> MissingExtraError:
+def need_extra(package: str, extra: str, why: str) -> MissingExtraError:
     """The error for an optional library that is not installed."""
     return MissingExtraError(
-        f"{why} needs the package '{module}', which is not installed: pip install 'onnx-recompute[{extra}]'"
+        f"{why} needs the package '{package}', which is not installed: pip install 'onnx-recompute[{extra}]'"
     )
+
+
+def load_extra(module: str, extra: str, why: str, package: str = "") -> Any:
+    """A module of an optional library, of the package of that name unless given.  MissingExtraError without it."""
+    top = module.partition(".")[0]
+    try:
+        importlib.import_module(top)
+        return importlib.import_module(module)
+    except ImportError:
+        raise need_extra(package or top, extra, why) from None

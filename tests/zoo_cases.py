@@ -10,8 +10,8 @@ import numpy as np
 import recompute as rc
 from recompute import models
 from recompute.compiling.compiler import CompiledStep, compile_step
+from recompute.data.batches import synthetic_batch
 from recompute.models import registry
-from recompute.training.data import synthetic_batch
 
 #: options that narrow the networks whose names begin so
 NARROW: dict[str, dict[str, Any]] = {

@@ -91,7 +91,6 @@ def _serving(step: Step, leaf: Leaf, kinds: Sequence[Approximation]) -> tuple[Ap
 
 
 def _kept_bytes(step: Step, value: Value, leaves: Sequence[Leaf], kinds: Sequence[Approximation]) -> int:
-    """Bytes that wait in a value's place."""
     if kinds[0].whole:
         return sum(t.nbytes for t in kinds[0].form(value) or ())
     found: dict[tuple[str, str], int] = {}

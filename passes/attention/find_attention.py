@@ -33,7 +33,6 @@ class FindAttention(ForwardPass):
     data: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def run(self, block: Block) -> Block:
-        """The block itself if there is no attention."""
         return find_attention(block, self.data)[0]
 
     def changed(self, block: Block, program: Program) -> Block:

@@ -247,7 +247,6 @@ class Masks:
 
 
 def _same(e: Bias | Hidden, x: Bias | Hidden) -> bool:
-    """Whether two conditions hide the same."""
     if e.band is not None or x.band is not None:
         return e.band == x.band
     return isinstance(e, Hidden) and isinstance(x, Hidden) and (e.value, e.allowed) == (x.value, x.allowed)

@@ -38,7 +38,6 @@ class Overlap(Pass):
     behind: int = 1
 
     def run(self, block: Block) -> Block:
-        """The block itself where nothing communicates."""
         if not any(o.op.communicates for o in block.operators):
             return block
         placing = _Placing(block, self.ahead, self.behind)

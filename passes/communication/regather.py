@@ -110,7 +110,7 @@ class _Repeating:
         others: set[int] = set()
         at = chain.uses[0]
         mine = set(chain.uses[1:])
-        for place, other in events[_first_after(events, at) :]:
+        for place, other in events[bisect_right(events, (at, len(events))) :]:
             if other != k:
                 others.add(other)
             elif place in mine:
@@ -137,8 +137,3 @@ class _Repeating:
             renamed.update((v.name, w) for v, w in pairs if v is not None and w is not None)
         for i in uses:
             self.reading.setdefault(i, {}).update(renamed)
-
-
-def _first_after(events: list[tuple[int, int]], at: int) -> int:
-    """The first event behind a position."""
-    return bisect_right(events, (at, len(events)))

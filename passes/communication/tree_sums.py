@@ -51,7 +51,6 @@ class TreeSums(Pass):
 
 
 def _changes(op: Op) -> bool:
-    """Whether a collective is replaced."""
     if not isinstance(op, Collective):
         return False
     return op.ranks == 1 or (op.order == "tree" and isinstance(op, (AllReduce, ReduceScatter)))

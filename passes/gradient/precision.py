@@ -99,7 +99,6 @@ class StoreParameters(Pass):
         return dataclasses.replace(block, parameters=parameters, operators=tuple(b.operators))
 
     def rewrite(self, program: Program) -> Block:
-        """The same; contents are rounded to the nearest."""
         block = self.run(program.block)
         for v in block.parameters:
             array = dict.get(program.data, v.name)

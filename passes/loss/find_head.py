@@ -38,7 +38,6 @@ class FindHead(Pass):
     large: bool = True
 
     def run(self, block: Block) -> Block:
-        """The block itself if there is no head."""
         return find_head(block, self.loss, self.kept, large=self.large)[0]
 
 

@@ -38,7 +38,6 @@ def _swaps(op: Operator) -> bool:
 
 
 def _operands(block: Block) -> list[Operator]:
-    """The operators, where products read untransposed operands."""
     made: dict[str, tuple[int, Value]] = {}  # a transposed value → its place in the list, and what it was made of
     updated: dict[str, int] = {}
     found: list[Operator] = []

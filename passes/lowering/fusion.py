@@ -36,7 +36,6 @@ class Fusion(Pass):
     device: bool = False
 
     def run(self, block: Block) -> Block:
-        """The block with loops."""
         if any(isinstance(op.op, Free) for op in block.operators):
             raise UsageError("'fusion' must come before 'liveness'")
         walk = _Walk(block, self.distance, device=self.device)
@@ -221,7 +220,6 @@ def _fused(walk: _Walk, groups: Sequence[_Group]) -> tuple[Block, list[int]]:
 
 
 def _loop(walk: _Walk, group: _Group) -> Operator:
-    """The Loop of a group."""
     members = [walk.block.operators[i] for i in group.members]
     inputs = {v.name: v for op in members for v in op.reads() if v.name not in group.made}
     number = {name: i for i, name in enumerate(inputs)}

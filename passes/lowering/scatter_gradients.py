@@ -25,7 +25,6 @@ class ScatterGradients(Pass):
     providers: tuple[str, ...] = ()
 
     def run(self, block: Block) -> Block:
-        """The block without these gradients."""
         reads = Counter(v.name for op in block.operators for v in op.reads())
         reads.update(block.outputs)
         changing = {v.name for op in block.operators if op.op.updates for v in op.writes()}

@@ -48,7 +48,6 @@ def _ways(term: Term, graph: Graph, v: Value | None, names: Captures) -> Iterato
 
 
 def _each(terms: Sequence[Term], graph: Graph, given: Values, names: Captures) -> Iterator[Captures]:
-    """All ways to match some values."""
     if not terms:
         yield names
         return

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from ...boundary import as_block
 from ...errors import UsageError, expect
 from ...language.ir import Block, Free, Value
+from ...language.verify_addresses import ALIGNMENT, aligned
 from ..base import Pass
 from .packing import Lifetime, height, pack
-from .storage import ALIGNMENT, Storage, sharings, storages
+from .storage import Storage, sharings, storages
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,6 @@ class MemoryPlan(Pass):
 def as_lifetime(s: Storage) -> Lifetime:
     """An allocation for the packers: its size rounded up to the alignment."""
     return Lifetime(s.name, aligned(s.nbytes), s.start, s.end)
-
-
-def aligned(nbytes: int) -> int:
-    """Bytes rounded up to the alignment."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def collect_lifetimes(block: Block, *, host: bool = False) -> list[Lifetime]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...errors import need_extra
+from ...errors import load_extra
 from .packing import MOST, Lifetime, height, lower_bound, pack
 
 
@@ -15,10 +15,7 @@ def pack_exact(lifetimes: Sequence[Lifetime], *, align: int = 64, seconds: float
     starting from the heuristics' plan, which is optimal if its height equals the bound.  MissingExtraError without
     ortools (extra `plan`).
     """
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        raise need_extra("ortools", "plan", "the exact memory packer") from None
+    cp_model = load_extra("ortools.sat.python.cp_model", "plan", "the exact memory packer")
     hint = pack(lifetimes)
     bound, top = lower_bound(lifetimes), height(lifetimes, hint)
     if bound == top or top > MOST:

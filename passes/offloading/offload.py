@@ -18,11 +18,11 @@ from ...boundary import as_block
 from ...errors import UsageError, nearest
 from ...language.builder import Names
 from ...language.ir import Block, Free, Operator, Role, Value
+from ...language.verify_addresses import ALIGNMENT, aligned
 from ...ops.memory import offload as ops
 from ..base import Pass
 from ..memory.liveness import Liveness
 from ..memory.memory_plan import live_profile
-from ..memory.storage import ALIGNMENT
 from .transfers import LINK, Link, Seconds
 
 _FORWARD = (Role.FORWARD, Role.LOSS)
@@ -144,7 +144,7 @@ class _Move:
 
     @property
     def bytes(self) -> int:
-        return -(-self.rest.value.nbytes // ALIGNMENT) * ALIGNMENT
+        return aligned(self.rest.value.nbytes)
 
     @property
     def due(self) -> int:

@@ -153,7 +153,6 @@ def simulate(block: Block, seconds: Seconds, link: Link = LINK, flight: Flights 
 
 
 def _copied(op: Operator, target: Value, link: Link) -> Flight:
-    """What a copy begins."""
     back = not target.type.host
     nbytes = target.nbytes
     return Flight(next(op.reads()).name, nbytes, link.seconds(nbytes, back=back), (BACK if back else OUT,))

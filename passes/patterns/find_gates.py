@@ -34,7 +34,6 @@ class FindGates(ForwardPass):
     """
 
     def run(self, block: Block) -> Block:
-        """The block itself if there is none."""
         return find_gates(block)
 
 

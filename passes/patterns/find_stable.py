@@ -30,7 +30,6 @@ class FindStable(Pass):
     refuses = ("gradients",)
 
     def run(self, block: Block) -> Block:
-        """The block itself if there is none."""
         return find_stable(block)
 
 

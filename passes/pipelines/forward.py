@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...language.builder import Builder
@@ -42,7 +42,7 @@ def own_forward(block: Block, pipe: Pipe) -> Block:
         elif home.get(i) in own or i not in home:
             if i not in home:
                 free.add(len(b.operators))
-            b.operators.append(o.reading(_renamed(o, there)))
+            b.operators.append(o.reading({v.name: there[v.name] for v in o.reads() if v.name in there}))
     operators = _needed(b.operators, free, block.outputs)
     made = {v.name for o in operators for v in o.writes()} | {v.name for v in block.declared()}
     read = {v.name for o in operators for v in o.reads()}.union(block.outputs)
@@ -74,10 +74,6 @@ def _cross(b: Builder, o: Operator, pipe: Pipe, numbers: Numbers, there: dict[st
         number = numbers.take(channel)
         received = b.emit(Recv(pipe.axis, pipe.ranks, number, channel, peer=source, shape=y.shape, dtype=y.dtype))
         there[y.name] = b.CommWait(received)
-
-
-def _renamed(o: Operator, there: Mapping[str, Value]) -> dict[str, Value]:
-    return {v.name: there[v.name] for v in o.reads() if v.name in there}
 
 
 def _needed(operators: Sequence[Operator], free: set[int], outputs: Iterable[str]) -> list[Operator]:

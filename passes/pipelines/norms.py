@@ -78,6 +78,5 @@ def _squares(b: Builder, own: Sequence[Value], parts: int, pipe: Pipe, numbers: 
 
 
 def _gathered(b: Builder, x: Value, pipe: Pipe, numbers: Numbers) -> Value:
-    """All ranks' x behind one another."""
     channel = f"{pipe.axis}.norms"
     return communicated(b, AllGather(pipe.axis, pipe.ranks, numbers.take(channel), channel), x)

@@ -118,3 +118,4 @@ def plan(
 def import_all() -> None:
     """Loads every planner's file, so that all have registered."""
     import_folder(f"{__package__}.methods")
+    import_folder(f"{__package__}.published")

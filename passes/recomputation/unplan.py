@@ -16,6 +16,5 @@ class Unplan(Pass):
     takes = ("frees", "addresses")
 
     def run(self, block: Block) -> Block:
-        """The block itself where it has none."""
         operators = [op for op in block.operators if not isinstance(op.op, Free)]
         return block.with_operators([replace(op, kernel="") if op.kernel else op for op in operators], addresses={})

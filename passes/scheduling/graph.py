@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...language.ir import Block, Operator, Role, Value
+from ...language.verify_addresses import ALIGNMENT, aligned
 from ..cleanup.commit_updates import checking_operators
-from ..memory.storage import ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,6 @@ def graph_of(block: Block) -> Graph:
         scratch,
         [takes for _, takes in rows],
     )
-
-
-def aligned(nbytes: int) -> int:
-    """Bytes rounded up to the arena's alignment."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _types(op: Operator) -> tuple[list, list]:

@@ -91,7 +91,6 @@ class InBestOrder(Pass):
     then: tuple[Pass, ...] = (Liveness(), MemoryPlan())
 
     def run(self, block: Block) -> Block:
-        """The block with planned memory."""
         return self.plan(block, run_passes(block, [Schedule()]))
 
     def plan(self, block: Block, ordered: Block) -> Block:
@@ -336,6 +335,5 @@ def refine(graph: Graph, order: list[int], width: int, tries: int) -> list[int]:
 
 
 def _widths(width: int, n: int) -> list[int]:
-    """Widths to try, the smallest first."""
     width = min(width, n)
     return [w for w in (16, 32, 64) if w < width] + [width]

@@ -33,7 +33,6 @@ class NormsOverRanks(Pass):
     sharded: bool = False
 
     def run(self, block: Block) -> Block:
-        """The block itself if there is one part."""
         return norms_over_ranks(block, Sharded(self.axis, self.ranks, self.rank, self.parts), sharded=self.sharded)
 
 

@@ -32,7 +32,6 @@ class NormsOverParts(Pass):
         return block
 
     def rewrite(self, program: Program) -> Block:
-        """The block itself where nothing is divided."""
         if not program.divided:
             return program.block
         cuts = {p: frozenset(d.axis for d, _ in v.cuts) for p, v in program.divided.items()}
@@ -108,10 +107,6 @@ def _norm(
 def _finite(b: Builder, o: Operator, sizes: Mapping[str, int], n: Numbers) -> Value:
     """1 / scale, or 0 where any rank found something that is not finite."""
     own = b.Reshape(b.emit(o.op, *o.inputs), shape=(1,))
-    for axis, ranks in _items(sizes):
+    for axis, ranks in ((a, n) for a, n in sizes.items() if n > 1):
         own = b.ReduceMin(communicated(b, AllGather(axis, ranks, n.take(axis)), own), axes=(0,), keepdims=1)
     return b.Reshape(own, shape=())
-
-
-def _items(sizes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
-    return ((axis, ranks) for axis, ranks in sizes.items() if ranks > 1)

@@ -155,7 +155,7 @@ def read_gathered(block: Block, names: Sequence[str], how: Sharded) -> tuple[Blo
                 gone.add(next(o.writes()).name)
         else:
             renamed[v.name] = whole
-    kept = [o.reading(renamed) for o in block.operators if not _writes_one_of(o, gone)]
+    kept = [o.reading(renamed) for o in block.operators if not any(v.name in gone for v in o.writes())]
     found = dataclasses.replace(
         block,
         parameters=tuple(shards.get(v.name, v) for v in block.parameters),
@@ -174,7 +174,3 @@ def _low(readers: Sequence[Operator]) -> str:
     """The lower precision in which alone a parameter is read; "" if there is none."""
     kinds = {o.op.to if isinstance(o.op, Cast) else "" for o in readers}
     return kinds.pop() if len(kinds) == 1 else ""
-
-
-def _writes_one_of(o: Operator, names: set[str]) -> bool:
-    return any(v.name in names for v in o.writes())

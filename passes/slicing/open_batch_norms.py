@@ -21,7 +21,6 @@ class OpenBatchNorms(Pass):
     """
 
     def run(self, block: Block) -> Block:
-        """The block itself where there are none."""
         kinds = (BatchNormTrain, BatchNormStatistics, BatchNormGrad)
         if not any(isinstance(o.op, kinds) for o in block.operators):
             return block
@@ -54,7 +53,6 @@ def _opened(b: Builder, o: Operator) -> tuple[Value | None, ...]:
 
 
 def _statistics(b: Builder, x: Value) -> tuple[Value, Value]:
-    """Mean and biased variance of each channel."""
     axes, wanted = channel_axes(x.ndim), wide(x.type).dtype
     work = x if x.dtype == wanted else b.Cast(x, to=wanted)
     count = b.constant(max(x.size // max(x.shape[1], 1), 1), work)

@@ -18,7 +18,6 @@ class OpenMeans(Pass):
     """Losses that are means over labels become a sum and a count, so that the sum can run in slices."""
 
     def run(self, block: Block) -> Block:
-        """The block itself where there are none."""
         return open_means(block)
 
 

@@ -244,7 +244,6 @@ def _reads_cut(graph: Graph, region: Region, i: int) -> bool:
 
 
 def _producer(graph: Graph, name: str, what: str) -> int:
-    """The forward operator that makes a value."""
     at = graph.producers.get(name)
     if at is None or at not in graph.forward:
         forward = [n for n, i in graph.producers.items() if i in graph.forward]

@@ -13,7 +13,7 @@ need it when all micro-batches have run.  Operators and parameters of other stag
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ...errors import UsageError
 from ...language.axes import Cut
@@ -288,15 +288,11 @@ class StagePieces(RankPieces):
         others = {v.name for o in self.block.operators for v in (*o.reads(), *o.writes())} - read
         return dataclasses.replace(
             block,
-            parameters=_kept(block.parameters, read),
+            parameters=tuple(v for v in block.parameters if v.name in read),
             buffers=tuple(v for v in block.buffers if v.name not in others),
             constants=tuple(c for c in block.constants if c.value.name in read),
             operators=tuple(operators),
         )
-
-
-def _kept(values: Iterable[Value], read: set[str]) -> tuple[Value, ...]:
-    return tuple(v for v in values if v.name in read)
 
 
 def _without_unread(operators: Sequence[Operator], loose: set[str], needs: set[str]) -> list[Operator]:

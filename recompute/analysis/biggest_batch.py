@@ -411,7 +411,6 @@ def advice(steps: Steps, batch: int, budget: int, progress: Callable[[str], None
 
 
 def _how(s: Strategy, budget: int) -> str:
-    """The command-line options of a strategy."""
     if s.plan is not None:
         return f"--memory-budget {budget}, without --checkpoints"
     return "without --checkpoints" if s.checkpoints is None else f"--checkpoints {','.join(s.checkpoints)}"

@@ -86,10 +86,8 @@ def _row(f: Any, seconds: float) -> Row:
 
 def compare_text(rows: Sequence[Row], plain_peak: int, budget: int, costs: str) -> str:
     """The rows as a printed table."""
-    table = plain_table()
-    names = [f"budget {human_bytes(budget)} ({budget / plain_peak:.0%})"]
-    for name in (*names, "peak", "of plain", "kept", "time", "gap at most", "found in"):
-        table.add_column(name, justify="left" if name in names else "right")
+    heads = ("peak", "of plain", "kept", "time", "gap at most", "found in")
+    table = plain_table(f"budget {human_bytes(budget)} ({budget / plain_peak:.0%})", *heads)
     for r in rows:
         if r.refusal is not None:
             continue
@@ -131,9 +129,8 @@ class Curve:
         return asdict(self)
 
     def __str__(self) -> str:
-        table = plain_table()
-        for name in ("peak", "of plain", "time", "at least", "found by"):
-            table.add_column(name, justify="left" if name == "found by" else "right")
+        table = plain_table("peak", "of plain", "time", "at least", left=0)
+        table.add_column("found by")
         for p in self.points:
             share = f"{p.peak_bytes / self.plain_peak_bytes:.1%}"
             table.add_row(human_bytes(p.peak_bytes), share, f"{p.overhead:+.2%}", f"{p.bound:+.2%}", p.method)
@@ -173,13 +170,11 @@ def _unbeaten(found: dict[int, CurvePoint]) -> list[CurvePoint]:
 
 def draw_curve(curve: Curve, title: str) -> Any:
     """A matplotlib figure of the curve and its bound.  MissingExtraError without matplotlib (extra `plot`)."""
-    from ..errors import need_extra
+    from ..errors import load_extra
 
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise need_extra("matplotlib", "plot", "a picture of the curve") from None
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = load_extra("matplotlib.figure", "plot", "a picture of the curve").Figure(
+        figsize=(7, 4), layout="constrained"
+    )
     axes = figure.add_subplot()
     x = [p.peak_bytes / 2**20 for p in curve.points]
     axes.plot(x, [100 * p.overhead for p in curve.points], marker="o", markersize=3, label="plans")

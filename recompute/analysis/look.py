@@ -90,7 +90,6 @@ def look(
 
 
 def _facts(name: str, proto: onnx.ModelProto, conditions: tuple[Condition, ...]) -> Look:
-    """What the file says, without loading it."""
     graph = proto.graph
     weights = {t.name for t in graph.initializer}
     inputs = [i for i in graph.input if i.name not in weights]

@@ -254,7 +254,6 @@ def channels_of(block: Block) -> tuple[ChannelUse, ...]:
 
 
 def _links(block: Block, network: Network, mesh: Mesh, seconds: float) -> tuple[LinkUse, ...]:
-    """What a rank sends over each link."""
     sent: dict[str, int] = {}
     for o in communications(block):
         assert isinstance(o.op, Communication)
@@ -373,7 +372,6 @@ def classes_of(programs: list[CompiledStep], ranks: int) -> tuple[RankClass, ...
 
 
 def _named(ranks: list[int]) -> str:
-    """Numbers of ranks as text, in order."""
     if ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"{ranks[0]:,} to {ranks[-1]:,}" if len(ranks) > 1 else f"{ranks[0]:,}"
     few = [f"{r:,}" for r in ranks[:4]]

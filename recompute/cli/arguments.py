@@ -165,7 +165,6 @@ def add_model(what: argparse._ArgumentGroup) -> None:
 
 
 def _add_trained(what: argparse._ArgumentGroup) -> None:
-    """Options of what trains."""
     what.add_argument(
         "--lora", type=lora_option, metavar="r=8,targets=A,B,...",
         help="train LoRA adapters beside the weights that names or globs match, and nothing else; also alpha=16, "

@@ -386,7 +386,7 @@ class _Job(ModelJob):
 
     def batches(self, program: Any) -> Iterator[dict[str, Any]]:
         """What is fed: the batches of --data, or one synthetic batch again and again."""
-        from ..training.data import npz_batches, synthetic_batch
+        from ..data.batches import npz_batches, synthetic_batch
 
         if self.args.data is not None:
             return npz_batches(self.args.data, program)

@@ -134,7 +134,6 @@ def exit_code(error: BaseException, verbose: bool, command: str = "recompute-com
 
 
 def _last_words(error: BaseException) -> str:
-    """One message for an error."""
     if isinstance(error, RecomputeError):
         return str(error)
     no_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM

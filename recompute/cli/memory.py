@@ -76,7 +76,7 @@ def _check_process(args: argparse.Namespace) -> None:
 def check_data(args: argparse.Namespace, program: Any = None) -> None:
     """Checks the file of --data before anything is compiled: its arrays where the program is known, else its form."""
     if args.data is not None:
-        from ..training.data import check_npz
+        from ..data.batches import check_npz
 
         check_npz(args.data, program)
 

@@ -52,7 +52,6 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def _written(name: str, path: Path) -> list[Path]:
-    """The files that an option writes."""
     from ..exporter.step import state_file
 
     return [path, state_file(path)] if name == "output" and not is_special(path) else [path]

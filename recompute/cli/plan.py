@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -165,7 +164,6 @@ def report_plan(job: Job, step: Any) -> None:
 
 
 def _report_kept(job: Job, names: tuple[str, ...]) -> None:
-    """Prints what waits for the backward pass."""
     all_of_them = job.args.verbose or len(names) <= _NAMES
     shown = names if all_of_them else names[:_NAMES]
     more = "" if all_of_them else f", ... ({len(names)} in all; -v prints all, --json lists all)"
@@ -236,8 +234,8 @@ def _curve(job: Job, fitting: Any, progress: Any) -> str:
 
 
 def is_problem(model: str) -> bool:
-    """Whether the argument is a planning problem (a JSON or dot file) rather than a model."""
-    return os.path.splitext(model)[1].lower() in (".json", ".dot", ".gv") and Path(model).is_file()
+    """Whether the argument is a planning problem (a JSON file) rather than a model."""
+    return Path(model).suffix.lower() == ".json" and Path(model).is_file()
 
 
 def plan_problem(job: Job) -> None:

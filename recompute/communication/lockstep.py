@@ -86,7 +86,6 @@ class _Rank:
             self._apply(at, o, matcher)
 
     def _apply(self, at: int, o: Operator, matcher: Matcher) -> None:
-        """Runs one operator, or begins a communication."""
         ins: list[Any] = [None if v is None else self.values[v.name] for v in o.inputs]
         types = o.op.infer(*(None if v is None else v.type for v in o.inputs))
         outs: list[Any] = [None] * max(len(types), len(o.outputs))

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import ModelError, OutOfMemoryError, UsageError
 from ..language.types import DTYPES
 from ..support.files import regular
-from .base import Dataset, show_columns
+from .base import Dataset, readable, show_columns
 from .ragged import is_list_of_samples, rows_of_samples
 from .rows import Rows
 
@@ -57,11 +57,9 @@ class Arrays(Dataset):
         return Rows(dtype, (self._count, len(columns)), load)
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """See `Dataset.read`: one look-up a column."""
         return {name: self.rows[name].take(indices) for name in names}
 
     def shapes(self, name: str) -> np.ndarray:
-        """See `Dataset.shapes`: known without reading."""
         return self.rows[name].shapes()
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -157,16 +155,10 @@ def why_no_column(dtype: np.dtype, shape: Sequence[int], array: np.ndarray | Non
 
 def mapped_npy(path: str | Path) -> np.ndarray:
     """The array of an .npy file, mapped.  ModelError if it cannot be read, UsageError for Python objects."""
-    try:
-        with open(regular(path), "rb") as file:
-            shape, fortran, dtype = npy_header(file)
-            start = file.tell()
-            rest = file.seek(0, 2) - start
-    except OSError as e:
-        raise ModelError(f"cannot read the data file '{path}': {e.strerror or e}") from None
-    except Exception as e:  # damaged headers raise exceptions of many kinds
-        why = "it is empty" if not Path(path).stat().st_size else f"not an .npy file, or damaged ({e})"
-        raise ModelError(f"cannot read the data file '{path}': {why}") from None
+    with readable(path, "an .npy file"), open(regular(path), "rb") as file:
+        shape, fortran, dtype = npy_header(file)
+        start = file.tell()
+        rest = file.seek(0, 2) - start
     if why := why_no_column(dtype, shape):
         raise UsageError(f"the array of '{path}' {why}")
     if math.prod(shape) * dtype.itemsize > rest:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from ..errors import UsageError, nearest
+from ..errors import ModelError, OutOfMemoryError, RecomputeError, UsageError, nearest
 
 #: element type and shape of one sample of a column; text has the type `TEXT`
 Column = tuple[np.dtype, tuple[int, ...]]
@@ -19,6 +21,25 @@ RAGGED = -1
 _SIZED = 1024
 #: most names of columns that an error lists
 _LISTED = 8
+
+
+@contextlib.contextmanager
+def readable(path: str | Path, kind: str) -> Iterator[None]:
+    """What goes wrong inside, while a file of this kind is read, is one of this package's errors, about the file."""
+    try:
+        yield
+    except RecomputeError:
+        raise
+    except OSError as e:
+        raise ModelError(f"cannot read the data file '{path}': {e.strerror or e}") from None
+    except UnicodeDecodeError as e:
+        raise ModelError(f"cannot read the data file '{path}': it is not UTF-8 ({e.reason})") from None
+    except MemoryError:
+        raise OutOfMemoryError(f"not enough memory on this machine for the data of '{path}'") from None
+    except Exception as e:  # damaged archives, headers and compressed data raise exceptions of many kinds
+        file = Path(path)
+        why = "it is empty" if file.is_file() and not file.stat().st_size else f"not {kind}, or damaged ({e})"
+        raise ModelError(f"cannot read the data file '{path}': {why}") from None
 
 
 class Dataset:

@@ -114,7 +114,6 @@ class Encoded(Wrapped):
         self._numbers = {text: i for i, text in enumerate(self.classes)}
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """See `Dataset.read`."""
         taken = self.inner.read(indices, names)
         if self.column in taken:
             texts = taken[self.column]

@@ -119,7 +119,6 @@ def _only(arrays: Mapping[str, Any], wanted: set[str] | None) -> Mapping[str, An
 
 
 def _opened(path: Path, options: Mapping[str, Any], wanted: set[str] | None) -> Dataset:
-    """The dataset of a file or folder."""
     if path.is_dir():
         return _of_folder(path, options, wanted)
     read = _FILES.get(path.suffix.lower())
@@ -148,7 +147,6 @@ def _of_folder(path: Path, options: Mapping[str, Any], wanted: set[str] | None) 
 
 
 def _called(read: Callable[..., Dataset], path: Any, options: Mapping[str, Any]) -> Dataset:
-    """What reads the source, with its options."""
     known = [p for p in list(inspect.signature(read).parameters)[1:] if p != "wanted"]
     for name in options:
         if name not in known:

@@ -30,7 +30,6 @@ class Samples(Dataset):
         return len(self.source)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Dataset.take`."""
         samples = [self._sample(int(i)) for i in indices]
         taken = {}
         for name, (dtype, shape) in self.columns.items():
@@ -79,7 +78,6 @@ class HuggingFace(Dataset):
         return len(self.source)
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """See `Dataset.read`."""
         view = self._views.get(tuple(names))
         if view is None:  # takes longer than reading a batch
             view = self._views[tuple(names)] = self.source.with_format("numpy", columns=list(names))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import need_extra
+from ..errors import load_extra
 from ..support.files import regular
 
 #: ends of names → Pillow's format.  No other format is tried: some start programs, as EPS does
@@ -21,11 +21,7 @@ FORMATS = {
 
 def pillow() -> Any:
     """The module `PIL.Image`.  MissingExtraError without Pillow."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise need_extra("Pillow", "images", "reading images") from None
-    return Image
+    return load_extra("PIL.Image", "images", "reading images", "Pillow")
 
 
 @contextlib.contextmanager

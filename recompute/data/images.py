@@ -99,7 +99,6 @@ class ImageFolder(Dataset):
         return other
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Dataset.take`."""
         return self.read(indices, tuple(self.columns))
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import ModelError, UsageError
 from ..support.files import regular
 from .arrays import Arrays
-from .base import TEXT
+from .base import TEXT, readable
 from .ragged import rows_of_samples
 from .rows import Rows
 
@@ -24,15 +24,10 @@ def from_jsonl(path: str | Path) -> Arrays:
     asked for.  ModelError for a file that cannot be read, or a line that is no such object.
     """
     cells: dict[str, list[Any]] = {}
-    try:
-        with open(regular(Path(path)), encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    _add(cells, line, f"'{path}': line {number}")
-    except OSError as e:
-        raise ModelError(f"cannot read the data file '{path}': {e.strerror or e}") from None
-    except UnicodeDecodeError as e:
-        raise ModelError(f"cannot read the data file '{path}': it is not UTF-8 ({e.reason})") from None
+    with readable(path, "JSON lines"), open(regular(Path(path)), encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                _add(cells, line, f"'{path}': line {number}")
     if not cells:
         raise ModelError(f"cannot read the data file '{path}': it has no lines")
     rows: dict[str, Rows] = {}

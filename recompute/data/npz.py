@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ModelError, OutOfMemoryError, RecomputeError
 from ..support.files import regular
 from .arrays import Arrays, mapped, npy_header, of_equal_length, why_no_column
+from .base import readable
 from .rows import Rows
 
 #: bytes of the fixed part of a member's local header, and where in it the lengths of name and extra field are
@@ -23,18 +23,8 @@ _LOCAL, _LENGTHS = 30, 26
 @contextlib.contextmanager
 def opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
     """The archive; what goes wrong while it is read is one of this package's errors."""
-    try:
-        with zipfile.ZipFile(regular(path)) as archive:
-            yield archive
-    except MemoryError:
-        raise OutOfMemoryError(f"not enough memory on this machine for the arrays of '{path}'") from None
-    except OSError as e:
-        raise ModelError(f"cannot read the data file '{path}': {e.strerror or e}") from None
-    except RecomputeError:
-        raise
-    except Exception as e:  # damaged archives, compressed data and headers raise exceptions of many kinds
-        why = f"not an .npz file, or damaged ({e})" if Path(path).stat().st_size else "it is empty"
-        raise ModelError(f"cannot read the data file '{path}': {why}") from None
+    with readable(path, "an .npz file"), zipfile.ZipFile(regular(path)) as archive:
+        yield archive
 
 
 def header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], bool, np.dtype, int, int]:

@@ -94,7 +94,6 @@ class Pixels(Wrapped):
         return other
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """See `Dataset.read`."""
         taken = self.inner.read(indices, names)
         if self.column in taken:
             images = taken[self.column]
@@ -110,7 +109,6 @@ class Pixels(Wrapped):
         return taken
 
     def _changed(self, images: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        """Mirrored and moved copies."""
         made = np.zeros(images.shape, np.uint8)
         height, width = images.shape[2:]
         for sample, image, out in zip(indices.tolist(), images, made, strict=True):

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelError, OutOfMemoryError, UsageError, need_extra
+from ..errors import ModelError, UsageError, load_extra
 from ..support.files import regular
 from .arrays import Arrays
-from .base import TEXT
+from .base import TEXT, readable
 from .ragged import rows_of_lists, rows_of_samples
 from .rows import Rows
 
@@ -43,15 +43,9 @@ def from_csv(
         raise UsageError(f"separator must be one character, not {separator!r}")
     quotes = (not tabs) if quoted is None else quoted
     table = _Table(path, separator, csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE, header)
-    try:
+    with readable(path, "a table of CSV"):
         while not table.read():  # again where a column of numbers turned out to have text
             pass
-    except OSError as e:
-        raise ModelError(f"cannot read the data file '{path}': {e.strerror or e}") from None
-    except UnicodeDecodeError as e:
-        raise ModelError(f"cannot read the data file '{path}': it is not UTF-8 ({e.reason})") from None
-    except csv.Error as e:
-        raise ModelError(f"cannot read the data file '{path}': {e}") from None
     rows = {n: Rows.of(a) for n, a in table.arrays().items()}
     return Arrays(rows, f"'{path}'", table.notes)
 
@@ -110,7 +104,6 @@ class _Table:
             )
 
     def _convert(self, block: list[list[str]]) -> None:
-        """Adds a block of rows as arrays."""
         start, self.rows = self.rows, self.rows + len(block)
         made = []
         for i, cells in enumerate(zip(*block, strict=True)):
@@ -166,27 +159,26 @@ def from_parquet(path: str | Path | Sequence[str | Path]) -> Arrays:
     when asked for.
     ModelError for a file that cannot be read, MissingExtraError without pyarrow (extra `tables`).
     """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise need_extra("pyarrow", "tables", "reading Parquet files") from None
+    parquet = load_extra("pyarrow.parquet", "tables", "reading Parquet files")
+    import pyarrow as pa
+
     paths = [path] if isinstance(path, (str, Path)) else list(path)
-    name = f"'{paths[0]}'" if len(paths) == 1 else f"'{Path(paths[0]).parent}'"
+    where = paths[0] if len(paths) == 1 else Path(paths[0]).parent
+    name = f"'{where}'"
     rows: dict[str, Rows] = {}
     notes: dict[str, str] = {}
 
     lock = threading.Lock()  # a file is read by one thread at a time
 
     def column(wanted: str) -> Any:
-        with _readable(name), lock:
+        with readable(where, "a Parquet file"), lock:
             parts = [f.read(columns=[wanted]) for f in files]
             found = pa.concat_tables(parts).column(0).combine_chunks()
             if len(found) != count:
                 raise ValueError(f"column '{wanted}' has {len(found)} rows, not {count}")
             return found
 
-    with _readable(name):
+    with readable(where, "a Parquet file"):
         files = [parquet.ParquetFile(regular(p)) for p in paths]
         schema, count = files[0].schema_arrow, sum(f.metadata.num_rows for f in files)
     for field in schema:
@@ -196,19 +188,6 @@ def from_parquet(path: str | Path | Sequence[str | Path]) -> Arrays:
         else:
             rows[field.name] = found
     return Arrays(rows, name, notes)
-
-
-@contextlib.contextmanager
-def _readable(name: str) -> Iterator[None]:
-    """Errors of pyarrow as one of this package's."""
-    try:
-        yield
-    except OSError as e:
-        raise ModelError(f"cannot read the data file {name}: {e.strerror or e}") from None
-    except MemoryError:
-        raise OutOfMemoryError(f"not enough memory on this machine for {name}") from None
-    except Exception as e:  # pyarrow's own, which are of many kinds
-        raise ModelError(f"cannot read the data file {name}: not a Parquet file, or damaged ({e})") from None
 
 
 def _of_type(field: Any, count: int, load: Callable[[], Any], source: str) -> Rows | str:
@@ -237,7 +216,6 @@ def _of_type(field: Any, count: int, load: Callable[[], Any], source: str) -> Ro
 
 
 def _ragged(array: Any, lengths: np.ndarray, *, outermost: bool, load: Callable[[], Any], what: str) -> Rows | str:
-    """A column of lists of different lengths."""
     import pyarrow.types as kinds
 
     values = array.flatten()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelError, UsageError, need_extra
+from ..errors import ModelError, UsageError, load_extra
 from ..support.files import regular
 from .base import Dataset, Wrapped, is_text, need_column, show_column
 
@@ -51,7 +51,6 @@ class Tokenized(Wrapped):
         return self.tokenizer.get_vocab_size()
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """See `Dataset.read`."""
         parts = [n for n in names if n in _PARTS]
         kept = [n for n in names if n not in _PARTS]
         taken = self.inner.read(indices, [*kept, *(self.texts if parts else ())])
@@ -68,7 +67,7 @@ class Tokenized(Wrapped):
 
 def _prepared(given: Any, length: int, lower: bool) -> Any:
     """A copy of a tokenizer that gives `length` words a text; the given one stays as it is."""
-    library = _library()
+    library = load_extra("tokenizers", "text", "tokenizing")
     if isinstance(given, (str, Path)):
         found = _from_file(library, Path(given), lower)
     else:
@@ -100,12 +99,3 @@ def _from_file(library: Any, path: Path, lower: bool) -> Any:
         raise ModelError(f"cannot read the tokenizer '{path}': {e.strerror or e}") from None
     except Exception as e:  # the library raises plain exceptions
         raise ModelError(f"cannot read the tokenizer '{path}': not a tokenizer.json or vocab.txt ({e})") from None
-
-
-def _library() -> Any:
-    try:
-        import tokenizers
-        import tokenizers.implementations
-    except ImportError:
-        raise need_extra("tokenizers", "text", "tokenizing") from None
-    return tokenizers

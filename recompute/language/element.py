@@ -26,6 +26,11 @@ TYPES = ("f32", "f64", "bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u
 HALVES = ("f16", "bf16")
 
 
+def _binary(fn: str) -> tuple[Callable[[Expr, Any], Expr], Callable[[Expr, Any], Expr]]:
+    """The methods of an operator of Python, with the expression on the left and on the right."""
+    return (lambda self, other: _same(fn, self, other)), (lambda self, other: _same(fn, other, self))
+
+
 class Expr:
     """A node: a function of others.  "input" (`value`: its position) and "constant" (`value`) have no arguments."""
 
@@ -39,35 +44,24 @@ class Expr:
         """That of a scalar."""
         return TensorType(self.dtype, ())
 
-    def __add__(self, other: Expr | float) -> Expr:
-        return _same("add", self, other)
+    __add__, __radd__ = _binary("add")
+    __sub__, __rsub__ = _binary("sub")
+    __mul__, __rmul__ = _binary("mul")
+    __truediv__, __rtruediv__ = _binary("div")
+    __and__, __rand__ = _binary("and")
+    __xor__, __rxor__ = _binary("xor")
 
-    def __radd__(self, other: Expr | float) -> Expr:
-        return _same("add", _like(other, self), self)
-
-    def __sub__(self, other: Expr | float) -> Expr:
-        return _same("sub", self, other)
-
-    def __rsub__(self, other: Expr | float) -> Expr:
-        return _same("sub", _like(other, self), self)
-
-    def __mul__(self, other: Expr | float) -> Expr:
-        return _same("mul", self, other)
-
-    def __rmul__(self, other: Expr | float) -> Expr:
-        return _same("mul", _like(other, self), self)
-
-    def __truediv__(self, other: Expr | float) -> Expr:
-        return _same("div", self, other)
-
-    def __rtruediv__(self, other: Expr | float) -> Expr:
-        return _same("div", _like(other, self), self)
+    def __or__(self, other: Expr) -> Expr:
+        return _same("or", self, other)
 
     def __neg__(self) -> Expr:
         return _same("neg", self)
 
     def __abs__(self) -> Expr:
         return _same("abs", self)
+
+    def __invert__(self) -> Expr:
+        return _same("not", self)
 
     def __lt__(self, other: Expr | float) -> Expr:
         return _compare("lt", self, other)
@@ -76,22 +70,10 @@ class Expr:
         return _compare("le", self, other)
 
     def __gt__(self, other: Expr | float) -> Expr:
-        return _compare("lt", _like(other, self), self)
+        return _compare("lt", other, self)
 
     def __ge__(self, other: Expr | float) -> Expr:
-        return _compare("le", _like(other, self), self)
-
-    def __and__(self, other: Expr) -> Expr:
-        return _same("and", self, other)
-
-    def __or__(self, other: Expr) -> Expr:
-        return _same("or", self, other)
-
-    def __xor__(self, other: Expr) -> Expr:
-        return _same("xor", self, other)
-
-    def __invert__(self) -> Expr:
-        return _same("not", self)
+        return _compare("le", other, self)
 
     def __str__(self) -> str:
         if self.fn == "input":
@@ -118,14 +100,10 @@ def constant(value: float, dtype: str) -> Expr:
     return Expr("constant", (), dtype, float(number) if dtype in HALVES else number.item())
 
 
-def _like(x: Expr | float, like: Expr) -> Expr:
-    return x if isinstance(x, Expr) else constant(x, like.dtype)
-
-
 def _same(fn: str, *args: Expr | float) -> Expr:
     """A function whose arguments and result have one element type; numbers take it from the expressions."""
     first = next(x for x in args if isinstance(x, Expr))
-    found = tuple(_like(x, first) for x in args)
+    found = tuple((x if isinstance(x, Expr) else constant(x, first.dtype)) for x in args)
     if any(x.dtype != first.dtype for x in found):
         raise TypeError(f"{fn} of {', '.join(x.dtype for x in found)}")
     return Expr(fn, found, first.dtype)

@@ -180,11 +180,10 @@ class TensorType:
         return TensorType(dtype_name(array.dtype), tuple(array.shape))
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A name with a type.  Within a block a name denotes one value."""
+class Typed:
+    """What has a type."""
 
-    name: str
+    __slots__ = ()
     type: TensorType
 
     @property
@@ -211,6 +210,14 @@ class Value:
     def nbytes(self) -> int:
         """Bytes of its buffer."""
         return self.type.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Value(Typed):
+    """A name with a type.  Within a block a name denotes one value."""
+
+    name: str
+    type: TensorType
 
     def renamed(self, name: str) -> Value:
         """The same type under another name."""

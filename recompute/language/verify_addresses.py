@@ -15,6 +15,11 @@ from .types import MAX_BYTES
 ALIGNMENT = 64
 
 
+def aligned(nbytes: int) -> int:
+    """Bytes rounded up to the arena's alignment."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
 def check_addresses(block: Block) -> tuple[int, str] | None:
     """(operator's index, description) of the first fault of a planned block; None if there is none.
 

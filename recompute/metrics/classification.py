@@ -120,11 +120,9 @@ class TopK(ClassMetric):
         super().__init__(name or f"top{k}", output, label, axis, ignore_index, threshold)
 
     def reset(self) -> None:
-        """Forgets every batch."""
         self._right = self._count = 0
 
     def update(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]) -> None:
-        """Adds a batch."""
         scores, labels = self.rows(outputs, batch)
         own = np.take_along_axis(scores, labels[:, None], 1)
         before = (scores == own) & (np.arange(scores.shape[1]) < labels[:, None])

@@ -30,11 +30,9 @@ class Perplexity(ClassMetric):
         super().__init__(name, output, label, axis, ignore_index)
 
     def reset(self) -> None:
-        """Forgets every batch."""
         self._total, self._count = Total(), 0
 
     def update(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]) -> None:
-        """Adds a batch."""
         scores, labels = self.rows(outputs, batch)
         step = max(1, (1 << 22) // max(scores.shape[1], 1))  # rows at a time: 32 MiB in float64
         for i in range(0, len(labels), step):

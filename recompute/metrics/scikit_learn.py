@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError, nearest, need_extra
+from ..errors import UsageError, load_extra, nearest
 from .classification import IGNORED, ClassMetric
 
 
@@ -35,10 +34,7 @@ class ScikitLearn(ClassMetric):
         name: str | None = None,
         **options: Any,
     ) -> None:
-        try:
-            known = importlib.import_module("sklearn.metrics")
-        except ImportError:
-            raise need_extra("scikit-learn", "metrics", f"the metric '{name or function}'") from None
+        known = load_extra("sklearn.metrics", "metrics", f"the metric '{name or function}'", "scikit-learn")
         if function not in known.__all__:
             raise UsageError(f"scikit-learn has no metric '{function}'{nearest(function, known.__all__)}")
         self.function: Callable[..., Any] = getattr(known, function)
@@ -46,12 +42,10 @@ class ScikitLearn(ClassMetric):
         super().__init__(name or function, output, label, axis, ignore_index, threshold)
 
     def reset(self) -> None:
-        """Forgets every batch."""
         self._labels: list[np.ndarray] = []
         self._predicted: list[np.ndarray] = []
 
     def update(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]) -> None:
-        """Adds a batch."""
         if self.classes:
             scores, labels = self.rows(outputs, batch)
             predicted = np.where(np.isnan(scores).any(1), -1, scores.argmax(1))

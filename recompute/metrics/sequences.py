@@ -126,11 +126,9 @@ class CharacterErrorRate(Metric):
         return tuple(c for c in (self.label_lengths, self.input_lengths) if c is not None)
 
     def reset(self) -> None:
-        """Forgets every batch."""
         self._edits = self._entries = 0
 
     def update(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]) -> None:
-        """Adds the edits and entries of a batch."""
         x, labels = self.scores(outputs), self.labels(batch)
         first = self.batch_first
         if first is None:

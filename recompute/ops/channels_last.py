@@ -83,7 +83,6 @@ class ChannelsLast(Op, abstract=True):
         return (*turned, *self.plain.scratch(given, made))
 
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        """The plain operator over turned copies."""
         spare = list(scratch)
         given, made = list(ins), list(outs)
         for arrays, which in ((given, self.activations), (made, self.results)):

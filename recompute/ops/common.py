@@ -80,7 +80,6 @@ class Elementwise(Op, abstract=True):
     autocast = "follow"
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
-        """The broadcast type."""
         self.need(*inputs, count=arity(type(self)))
         present = [t for t in inputs if t is not None]
         if any(t.dtype != present[0].dtype for t in present):

@@ -10,16 +10,9 @@ from ..support.tables import human_bytes, human_seconds, plain_table, render
 _MOST = 12
 
 
-def _table(*columns: str) -> Any:
-    table = plain_table()
-    for i, name in enumerate(columns):
-        table.add_column(name, no_wrap=True, justify="right" if i else "left")
-    return table
-
-
 def stages_text(e: Any) -> str:
     """A `StagesEstimate`: memory and time of the stages, and the step."""
-    table = _table("stage", "peak", "", "parameters and state", "computes", "pauses", "communicates")
+    table = plain_table("stage", "peak", "", "parameters and state", "computes", "pauses", "communicates", no_wrap=True)
     last = -1
     for s in _some(e.stages):
         if s.place != last + 1:
@@ -53,9 +46,8 @@ def mesh_text(plans: Any) -> str:
         f"{plans.model} on {plans.ranks:,} ranks, batch {plans.batch:,}, {human_bytes(plans.budget)} a rank: "
         f"{plans.counted:,} ways priced by formulas, {len(plans.rows)} compiled"
     ]
-    table = _table(
-        "", "mesh", "micro-batches", "schedule", "ZeRO", "recompute", "peak", "", "step", "pauses", "exposed", "MFU"
-    )
+    heads = ("mesh", "micro-batches", "schedule", "ZeRO", "recompute", "peak", "", "step", "pauses", "exposed", "MFU")
+    table = plain_table("", *heads, no_wrap=True)
     for i, r in enumerate(plans.rows, 1):
         c = r.candidate
         schedule = "" if c.pp == 1 else c.schedule + (f" x{c.chunks}" if c.chunks > 1 else "")
@@ -71,7 +63,6 @@ def mesh_text(plans: Any) -> str:
 
 
 def _best(plans: Any) -> str:
-    """What is known of the best."""
     row, best = plans.rows[0], plans.best
     if best.batch == plans.batch:
         return f"the first, all {len(best.stages)} stages compiled, {plans.ranks:,} ranks verified:"

@@ -10,13 +10,6 @@ from ..errors import one_line
 from ..support.tables import human_bytes, human_flops, human_seconds, plain_table, render
 
 
-def _table(*columns: str, left: int = 1) -> Any:
-    table = plain_table()
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i < left else "right", overflow="fold")
-    return table
-
-
 def estimate_text(e: Any) -> str:
     """An `Estimate` as text: peak, values alive at the peak, checkpoints, memory by batch."""
     at = e.peak_at
@@ -28,19 +21,19 @@ def estimate_text(e: Any) -> str:
     if e.process_bytes is not None:
         beside = human_bytes(e.process_bytes - e.peak_bytes)
         lines.append(f"the process: about {human_bytes(e.process_bytes)}, with {beside} for Python and libraries")
-    table = _table("alive at the peak", "bytes", "share")
+    table = plain_table("alive at the peak", "bytes", "share", overflow="fold")
     rows = [(role, n) for role, n in e.by_role.items() if n]
     for role, n in rows:
         table.add_row(role, f"{n:,}", f"{n / e.peak_bytes:.1%}")
     lines.append(render(table))
-    table = _table("by layer", "bytes", "share")
+    table = plain_table("by layer", "bytes", "share", overflow="fold")
     shown = list(e.by_layer.items())[:12]
     rest = e.peak_bytes - sum(n for _, n in shown)
     for layer, n in [*shown, *([(f"{len(e.by_layer) - len(shown)} more", rest)] if rest else [])]:
         table.add_row(layer, f"{n:,}", f"{n / e.peak_bytes:.1%}")
     lines.append(render(table))
     if e.checkpoints:
-        table = _table("checkpoint", "keeps", "saves", "recomputed FLOPs", "time")
+        table = plain_table("checkpoint", "keeps", "saves", "recomputed FLOPs", "time", overflow="fold")
         for c in e.checkpoints:
             table.add_row(
                 c.name, human_bytes(c.kept_bytes), human_bytes(c.saved_bytes), human_flops(c.rebuild_flops),
@@ -54,7 +47,7 @@ def estimate_text(e: Any) -> str:
 
 
 def _batch_text(f: Any) -> str:
-    table = _table("batch", "peak in bytes", "largest error in bytes")
+    table = plain_table("batch", "peak in bytes", "largest error in bytes", overflow="fold")
     for p in f.pieces:
         span = f"{p.first}" if p.first == p.last else f"{p.first} to {p.last}"
         formula = f"{round(p.fixed):,} + {p.per_sample:,.10g} · batch" if p.first < p.last else f"{p.at(p.first):,}"
@@ -66,7 +59,9 @@ def _batch_text(f: Any) -> str:
 
 def max_batch_text(m: Any) -> str:
     """A `MaxBatch` as text: the table of strategies, and a curve."""
-    table = _table(f"{m.model} in {human_bytes(m.budget)}", "batch", "peak", "step", "a sample", "time")
+    table = plain_table(
+        f"{m.model} in {human_bytes(m.budget)}", "batch", "peak", "step", "a sample", "time", overflow="fold"
+    )
     for s in m.strategies:
         name = s.strategy if s.checkpoints is None else f"{s.strategy} ({len(s.checkpoints)})"
         if not s.batch:

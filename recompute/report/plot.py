@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, need_extra
+from ..errors import UsageError, load_extra
 from ..language.ir import Role
 from .timeline import COLOURS, ROLES, Timeline
 
@@ -17,10 +17,7 @@ def check_plot(path: Path) -> None:
     """Checks the path before any work: UsageError for a wrong suffix, MissingExtraError without matplotlib."""
     if path.suffix.lower().lstrip(".") not in FORMATS:
         raise UsageError(f"--plot: '{path}' must end in .{', .'.join(FORMATS)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise need_extra("matplotlib", "plot", "--plot") from None
+    load_extra("matplotlib", "plot", "--plot")
 
 
 def write_plot(lines: Mapping[str, Timeline], path: Path, title: str, kind: str) -> None:

@@ -7,13 +7,6 @@ from typing import Any
 from ..support.tables import human_bytes, human_seconds, plain_table, render
 
 
-def _table(*columns: str) -> Any:
-    table = plain_table()
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i else "left", overflow="fold")
-    return table
-
-
 def ranks_text(e: Any) -> str:
     """A `RanksEstimate` as text: memory of each class of ranks, bytes by channel and link, time, efficiency."""
     zero = f", ZeRO stage {e.zero}" if e.zero else ""
@@ -28,7 +21,7 @@ def ranks_text(e: Any) -> str:
 
 def _memory(e: Any) -> str:
     names = [f"rank{'s' if c.count > 1 else ''} {c.ranks}" for c in e.classes]
-    table = _table("peak of each rank, by role", *names)
+    table = plain_table("peak of each rank, by role", *names, overflow="fold")
     roles = [r for r in e.classes[0].by_role if any(c.by_role[r] for c in e.classes)]
     for role in roles:
         table.add_row(f"  {role}", *(f"{c.by_role[role]:,}" for c in e.classes))
@@ -39,7 +32,9 @@ def _memory(e: Any) -> str:
 
 def _traffic(e: Any) -> str:
     timed = e.network is not None
-    table = _table("a rank sends in a step", "times", "bytes", *(("busy", "of the step") if timed else ()))
+    table = plain_table(
+        "a rank sends in a step", "times", "bytes", *(("busy", "of the step") if timed else ()), overflow="fold"
+    )
     for c in e.channels:
         more = [human_seconds(c.seconds), f"{c.share:.1%}"] if timed else []
         table.add_row(f"channel {c.channel}", f"{c.communications:,}", f"{c.bytes:,}", *more)
@@ -49,7 +44,6 @@ def _traffic(e: Any) -> str:
 
 
 def _time(e: Any) -> list[str]:
-    """Lines about time."""
     if e.network is None:
         said = "; for times of communication, say how fast ranks send: --link node=8,nvlink=450GB/s,net=50GB/s"
         return [f"computation of a rank: {human_seconds(e.compute_seconds)} a step ({e.costs}){said}"]

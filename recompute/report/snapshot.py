@@ -13,8 +13,8 @@ from typing import Any
 
 from ..language.ir import Operator, Value
 from ..language.text import show_operator
-from ..passes import ALIGNMENT
-from .timeline import ROLES, Timeline, aligned_size, persistent_roles, running_sum
+from ..language.verify_addresses import ALIGNMENT, aligned
+from .timeline import ROLES, Timeline, persistent_roles, running_sum
 
 #: start of the first segment; addresses are artificial, their differences are those of the memory plan
 BASE = 1 << 40
@@ -64,7 +64,7 @@ class _Snapshot:
         at, found = BASE, []
         roles = persistent_roles(self.line.block)
         for i, v in enumerate(self.line.block.persistent()):
-            size = aligned_size(v)
+            size = aligned(v.nbytes)
             frames = [self.frame(f"%{v.name}: {v.type}", 2 + len(self.line.block.inputs) + i)]
             if size:
                 found.append(_block(at, size, v.nbytes, frames, ROLES[roles[v.name]]))

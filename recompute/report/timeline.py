@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..cost import CostModel, link_of, this_cpu
 from ..language.ir import Block, Free, Operator, Role, Value
-from ..passes import ALIGNMENT
+from ..language.verify_addresses import aligned
 from ..passes.communication.clock import Exchange, times
 from ..passes.memory.memory_plan import Lifetime, collect_lifetimes
 from ..passes.offloading.transfers import Transfer
@@ -204,7 +204,7 @@ def _stages(
     for v in values[1:]:
         born = producers.get(v.name, -1)
         view = born >= 0 and block.operators[born].op.moves_data
-        if view or makers[v.name] == found[-1][1] or aligned_size(v) < x.size:
+        if view or makers[v.name] == found[-1][1] or aligned(v.nbytes) < x.size:
             found[-1][2].append(v)
         else:
             found.append((born, makers[v.name], [v]))
@@ -246,8 +246,3 @@ def persistent_roles(block: Block) -> dict[str, str]:
     found.update((v.name, "parameters") for v in block.parameters)
     found.update((v.name, "optimizer") for v in block.state)
     return found
-
-
-def aligned_size(v: Value) -> int:
-    """Bytes of the value's buffer, rounded up as the arena does."""
-    return -(-v.nbytes // ALIGNMENT) * ALIGNMENT

@@ -151,35 +151,10 @@ class _Unfinished:
         _unfinished.discard(self)
 
 
-class _Action:
-    """An action to do after the files before it have their final names."""
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.take_place = action
-
-    def discard(self) -> None:
-        """Does nothing."""
-
-
-class _NewFolders:
-    """Folders that were created for files, and are removed with them."""
-
-    def __init__(self, made: list[Path]) -> None:
-        self.made = made
-
-    def take_place(self) -> None:
-        """Does nothing: the folders exist already."""
-
-    def discard(self) -> None:
-        """Removes the folders, the innermost first, if they are empty."""
-        with contextlib.suppress(OSError):
-            while self.made:
-                self.made.pop().rmdir()
-
-
 _unfinished: set[_Unfinished] = set()
-#: files and actions that wait for the end of `together`
-_waiting: ContextVar[list[_Unfinished | _NewFolders | _Action] | None] = ContextVar("waiting", default=None)
+#: what to do at the end of `together`, each with what to do instead if that fails
+_Waiting = list[tuple[Callable[[], object], Callable[[], object]]]
+_waiting: ContextVar[_Waiting | None] = ContextVar("waiting", default=None)
 
 
 def _hidden(name: str) -> str:
@@ -226,7 +201,7 @@ def replacing(path: Path) -> Iterator[Path]:
         if waiting is None:
             one.take_place()
         else:
-            waiting.append(one)
+            waiting.append((one.take_place, one.discard))
     except BaseException:
         one.discard()
         raise
@@ -238,16 +213,16 @@ def together() -> Iterator[None]:
     if _waiting.get() is not None:
         yield
         return
-    waiting: list[_Unfinished | _NewFolders | _Action] = []
+    waiting: _Waiting = []
     token = _waiting.set(waiting)
     try:
         yield
         while waiting:
-            waiting[0].take_place()
+            waiting[0][0]()
             waiting.pop(0)
     except BaseException:
-        for one in reversed(waiting):
-            one.discard()
+        for _, undo in reversed(waiting):
+            undo()
         raise
     finally:
         _waiting.reset(token)
@@ -270,7 +245,7 @@ def afterwards(action: Callable[[], None]) -> None:
     if waiting is None:
         action()
     else:
-        waiting.append(_Action(action))
+        waiting.append((action, lambda: None))
 
 
 def make_folder(path: Path) -> None:
@@ -278,13 +253,19 @@ def make_folder(path: Path) -> None:
     made: list[Path] = []
     waiting = _waiting.get()
     if waiting is not None:
-        waiting.append(_NewFolders(made))
+        waiting.append((lambda: None, lambda: _remove_empty(made)))
     for folder in (*reversed(path.parents), path):
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
             made.append(folder)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    with contextlib.suppress(OSError):
+        while folders:
+            folders.pop().rmdir()
 
 
 # -- before any work --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from ..errors import ModelError, expect, need_extra
+from ..errors import ModelError, expect, load_extra
 
 _GLOB = frozenset("*?[")
 
@@ -41,10 +41,7 @@ def regular_expression(pattern: str) -> Any:
     `programsize`: its states.  ModelError for other syntax and for too many states, MissingExtraError without
     google-re2 (extra `regex`).
     """
-    try:
-        import re2
-    except ImportError:
-        raise need_extra("google-re2", "regex", "matching a regular expression of a file") from None
+    re2 = load_extra("re2", "regex", "matching a regular expression of a file", "google-re2")
     options = re2.Options()
     options.log_errors = False
     try:

@@ -36,8 +36,11 @@ def human_flops(n: int) -> str:
     return f"{size:,.2f} TFLOP"
 
 
-def plain_table() -> Any:
-    """A rich table whose cells are plain text: printable, on one line, without markup."""
+def plain_table(*columns: str, left: int = 1, **options: Any) -> Any:
+    """A rich table whose cells are plain text: printable, on one line, without markup.
+
+    `columns`: their heads, of which the first `left` stand to the left, the others to the right; `options`: of each.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -48,7 +51,10 @@ def plain_table() -> Any:
         def add_row(self, *cells: Any, **options: Any) -> None:
             super().add_row(*map(one_line, cells), **options)
 
-    return Plain(box=SIMPLE_HEAD)
+    table = Plain(box=SIMPLE_HEAD)
+    for i, head in enumerate(columns):
+        table.add_column(head, justify="left" if i < left else "right", **options)
+    return table
 
 
 def render(table: Any, width: int = 110) -> str:
@@ -62,13 +68,9 @@ def render(table: Any, width: int = 110) -> str:
 
 def before_after(report: Any) -> str:
     """The table of a compiled step: plain, recomputed, and the change."""
-    table = plain_table()
-    table.add_column(f"{report.model}, batch {report.batch}, {report.optimizer}")
-    table.add_column("plain", justify="right")
     plain, after = report.plain, report.recompute
-    if after is not None:
-        table.add_column("recompute", justify="right")
-        table.add_column("change", justify="right")
+    more = () if after is None else ("recompute", "change")
+    table = plain_table(f"{report.model}, batch {report.batch}, {report.optimizer}", "plain", *more)
     rows = _ROWS if after is None or not after["offloaded_values"] else (*_ROWS, *_OFFLOAD_ROWS)
     for label, key, show in rows:
         if key == "estimated_step_seconds" and getattr(report, "ranks", None) is not None:
@@ -116,14 +118,7 @@ def candidates_table(candidates: Sequence[Any], always: Sequence[Any]) -> str:
     """The table of checkpoint candidates with their sizes, and the values that cross most of the graph."""
     if not candidates:
         return "no value cuts the graph: several values cross every point of it"
-    table = plain_table()
-    for name, justify in (
-        ("candidate", "left"),
-        ("type", "left"),
-        ("bytes", "right"),
-        ("work since the previous", "right"),
-    ):
-        table.add_column(name, justify=justify, overflow="fold")
+    table = plain_table("candidate", "type", "bytes", "work since the previous", left=2, overflow="fold")
     for c in candidates:
         table.add_row(c.value.name, str(c.value.type), f"{c.value.nbytes:,}", human_flops(c.flops))
     text = render(table)
@@ -134,9 +129,7 @@ def candidates_table(candidates: Sequence[Any], always: Sequence[Any]) -> str:
 
 def tensors_table(tensors: Sequence[Any]) -> str:
     """Floating-point tensors of a model: type, whether each is trained, and why; sums below."""
-    table = plain_table()
-    for name in ("tensor", "type", "trains", "why"):
-        table.add_column(name, overflow="fold")
+    table = plain_table("tensor", "type", "trains", "why", left=4, overflow="fold")
     for t in tensors:
         table.add_row(one_line(t.name), str(t.type), "yes" if t.trains else "no", t.why)
     numbers = sum(t.type.size for t in tensors if t.trains)
@@ -147,9 +140,7 @@ def tensors_table(tensors: Sequence[Any]) -> str:
 
 def passes_table(passes: Sequence[Any]) -> str:
     """The table of passes in order, each with the first paragraph of its docstring; nested passes are indented."""
-    table = plain_table()
-    for name in ("", "pass", "what it does"):
-        table.add_column(name, overflow="fold")
+    table = plain_table("", "pass", "what it does", left=3, overflow="fold")
     for number, (p, inside) in enumerate(_flat(passes, inside=False), 1):
         does = (type(p).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
         table.add_row(str(number), ("  " if inside else "") + str(p), " ".join(does.split()))

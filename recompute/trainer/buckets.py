@@ -228,11 +228,9 @@ class BucketFeeding(Feeding):
 
     @property
     def samples(self) -> int:
-        """The number of samples."""
         return len(self.found)
 
     def facts(self) -> dict[str, Any]:
-        """See `Feeding.facts`."""
         columns = {n: f"{t}{list(s)}" for n, (t, s) in sorted(self.found.columns.items())}
         facts = {"samples": self.samples, "columns": columns, "contents": self._contents(), "shuffle": self._shuffle}
         padding = {name: repr(how) for name, how in sorted(self.buckets.padding.items())}
@@ -262,7 +260,6 @@ class BucketFeeding(Feeding):
             yield sources[i].take(samples[rows(len(samples))]), len(samples)
 
     def sizes(self, batch: int) -> list[tuple[int, dict[str, int]]]:
-        """See `Feeding.sizes`."""
         pairs = zip(self.parts, self.cut(batch, rest=True).epochs, strict=True)
         return [(size, dict(dims)) for dims, epoch in pairs for size in epoch.sizes]
 

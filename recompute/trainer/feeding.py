@@ -103,7 +103,6 @@ class Feeding:
         return digest.hexdigest()[:16]
 
     def _some(self, chosen: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
-        """Some samples, by their numbers."""
         yield self._source.at_epoch(0).take(chosen)
 
     def cut(self, batch: int, *, rest: bool) -> Any:

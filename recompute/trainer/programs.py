@@ -183,7 +183,6 @@ class Programs:
         return step_like(self.program, self.forward(at), spec, self._how)
 
     def _arena(self, program: Program, *, training: bool) -> int:
-        """Bytes of a program's intermediate values."""
         return memory_report(self.executor.planned(program, self.fetched(program, training=training))).arena
 
     def inputs(self, *, training: bool) -> tuple[Value, ...]:

@@ -128,7 +128,6 @@ class Trainer:
 
     @property
     def _called(self) -> list[Callback]:
-        """The callbacks that this process calls."""
         return self.callbacks if self.ranks.leads else []
 
     def _agree(self, run: Run) -> None:
@@ -197,7 +196,6 @@ class Trainer:
             run.log = Log(saving.folder, resumed, saving.tensorboard and rank == 0, epoch=run.first_epoch, rank=rank)
 
     def _epochs(self, run: Run) -> None:
-        """The epochs that are left."""
         if not self.quiet:
             for line in begin_lines(run.history, run.peaks):
                 self.say(line)
@@ -378,7 +376,6 @@ class Trainer:
                 load(self.program, last)
 
     def _exported(self, path: Path) -> None:
-        """Writes the model with all its weights."""
         with applied(self.program) if self.averages else contextlib.nullcontext():
             whole = whole_program(self.program, self.ranks)
             self.ranks.first(f"'{path.name}'", lambda: _nothing(whole and export_trained(whole, path)))

@@ -101,7 +101,6 @@ def applied(program: Program) -> Iterator[None]:
 
 
 def _trained(program: Program) -> bool:
-    """Whether a step was done."""
     counter = next(o for o in program.logical.operators if isinstance(o.op, Increment))
     return bool(program.data[next(counter.reads()).name] > 0)
 

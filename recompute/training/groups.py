@@ -69,7 +69,6 @@ def _group(kind: type, index: int, given: Any) -> Group:
 
 
 def _settings(kind: type, index: int, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Hyper-parameters by the names of the constructor."""
     known = _hyper_parameters(kind)
     for key, value in given.items():
         if key == "betas" and {"beta1", "beta2"} <= set(known):

@@ -8,7 +8,7 @@ step is number 0.  The arithmetic is done in f64, the result is f32[].  A schedu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,11 @@ def _program(schedule: LRScheduler, counter: Value) -> Any:
     return Program(block.with_operators(b.operators, constants=tuple(b.constants), outputs=("learning_rate",)))
 
 
+def _binary(op: str) -> tuple[Callable[[Scalar, Any], Scalar], Callable[[Scalar, Any], Scalar]]:
+    """The methods of an operator of Python, with the scalar on the left and on the right."""
+    return (lambda self, other: self._apply(op, self, other)), (lambda self, other: self._apply(op, other, self))
+
+
 @dataclass(frozen=True)
 class Scalar:
     """An f64 scalar of a program, with Python's arithmetic operators."""
@@ -80,31 +85,11 @@ class Scalar:
     def _apply(self, op: str, *inputs: Any) -> Scalar:
         return Scalar(self.b, getattr(self.b, op)(*map(self._of, inputs)))
 
-    def __add__(self, other: Any) -> Scalar:
-        return self._apply("Add", self, other)
-
-    def __sub__(self, other: Any) -> Scalar:
-        return self._apply("Sub", self, other)
-
-    def __rsub__(self, other: Any) -> Scalar:
-        return self._apply("Sub", other, self)
-
-    def __mul__(self, other: Any) -> Scalar:
-        return self._apply("Mul", self, other)
-
-    def __truediv__(self, other: Any) -> Scalar:
-        return self._apply("Div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Scalar:
-        return self._apply("Div", other, self)
-
-    def __pow__(self, other: Any) -> Scalar:
-        return self._apply("Pow", self, other)
-
-    def __rpow__(self, other: Any) -> Scalar:
-        return self._apply("Pow", other, self)
-
-    __radd__, __rmul__ = __add__, __mul__
+    __add__, __radd__ = _binary("Add")
+    __sub__, __rsub__ = _binary("Sub")
+    __mul__, __rmul__ = _binary("Mul")
+    __truediv__, __rtruediv__ = _binary("Div")
+    __pow__, __rpow__ = _binary("Pow")
 
     def floor(self) -> Scalar:
         """The largest integer that is not greater."""
@@ -157,7 +142,6 @@ class StepDecay(LRScheduler):
         _need(self.step_size > 0, f"StepDecay: step_size must be positive, not {self.step_size}")
 
     def rate(self, step):
-        """As the class says."""
         return self.learning_rate * self.gamma ** (step / self.step_size).floor()
 
 
@@ -200,7 +184,6 @@ class MultiStepDecay(LRScheduler):
         return PiecewiseDecay(tuple(self.milestones), values)
 
     def rate(self, step):
-        """As pieces."""
         return self._pieces().rate(step)
 
 
@@ -212,7 +195,6 @@ class ExponentialDecay(LRScheduler):
     gamma: float
 
     def rate(self, step):
-        """As the class says."""
         return self.learning_rate * self.gamma**step
 
 
@@ -224,7 +206,6 @@ class NaturalExpDecay(LRScheduler):
     gamma: float
 
     def rate(self, step):
-        """As the class says."""
         return self.learning_rate * (step * -self.gamma).exp()
 
 
@@ -236,7 +217,6 @@ class InverseTimeDecay(LRScheduler):
     gamma: float
 
     def rate(self, step):
-        """As the class says."""
         return self.learning_rate / (1 + self.gamma * step)
 
 
@@ -255,7 +235,6 @@ class CosineAnnealingDecay(LRScheduler):
         _need(self.T_max > 0, f"CosineAnnealingDecay: T_max must be positive, not {self.T_max}")
 
     def rate(self, step):
-        """As the class says."""
         half = (self.learning_rate - self.eta_min) / 2
         return self.eta_min + half * (1 + (step * (math.pi / self.T_max)).cos())
 
@@ -279,7 +258,6 @@ class PolynomialDecay(LRScheduler):
         _need(self.power > 0, f"PolynomialDecay: power must be positive, not {self.power}")
 
     def rate(self, step):
-        """As the class says."""
         if self.cycle:
             share = step / ((step / self.decay_steps).ceil().at_least(1) * self.decay_steps)
         else:
@@ -303,7 +281,6 @@ class LinearWarmup(LRScheduler):
         _need(self.warmup_steps > 0, f"LinearWarmup: warmup_steps must be positive, not {self.warmup_steps}")
 
     def rate(self, step):
-        """As the class says."""
         line = self.start_lr + (self.end_lr - self.start_lr) * (step / self.warmup_steps)
         after: Any = self.learning_rate
         if isinstance(after, LRScheduler):

@@ -41,7 +41,6 @@ class SGD(Optimizer):
     """w ← w - lr·g."""
 
     def update(self, weight_decay):
-        """SGDUpdate."""
         return SGDUpdate(weight_decay=weight_decay)
 
 
@@ -69,7 +68,6 @@ class Momentum(Optimizer):
             raise UsageError("Nesterov momentum takes no dampening")
 
     def update(self, weight_decay):
-        """MomentumUpdate."""
         return MomentumUpdate(self.momentum, self.dampening, self.use_nesterov, weight_decay)
 
 
@@ -101,7 +99,6 @@ class Adagrad(Optimizer):
         self.initial_accumulator_value = number("initial_accumulator_value", initial_accumulator_value)
 
     def update(self, weight_decay):
-        """AdagradUpdate."""
         return AdagradUpdate(self.epsilon, weight_decay)
 
     def initial(self, slot):
@@ -136,7 +133,6 @@ class RMSProp(Optimizer):
         return {"mean_square": True, "mean_grad": self.centered, "momentum": self.momentum > 0}
 
     def update(self, weight_decay):
-        """RMSPropUpdate."""
         return RMSPropUpdate(self.rho, self.epsilon, self.momentum, weight_decay)
 
 
@@ -173,7 +169,6 @@ class Adam(Optimizer):
         return {"moment1": True, "moment2": True, "moment2_max": self.amsgrad}
 
     def update(self, weight_decay):
-        """AdamUpdate."""
         return AdamUpdate(self.beta1, self.beta2, self.epsilon, weight_decay, self.decoupled)
 
     def stored(self, op, program, p, stochastic):
@@ -214,7 +209,6 @@ class Lamb(Optimizer):
         self.epsilon = number("epsilon", epsilon)
 
     def update(self, weight_decay):
-        """LambUpdate."""
         return LambUpdate(self.beta1, self.beta2, self.epsilon, weight_decay)
 
 
@@ -238,5 +232,4 @@ class Lars(Optimizer):
         self.epsilon = number("epsilon", epsilon)
 
     def update(self, weight_decay):
-        """LarsUpdate."""
         return LarsUpdate(self.momentum, self.lars_coeff, weight_decay, self.epsilon)

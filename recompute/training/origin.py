@@ -163,7 +163,6 @@ def _described(value: Any, depth: int = 0) -> str:
 
 
 def _fields(value: Any, depth: int) -> dict[str, str]:
-    """The fields of an object, as texts."""
     if dataclasses.is_dataclass(value):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     else:

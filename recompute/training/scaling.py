@@ -58,12 +58,10 @@ class ScaleLoss(Pass):
     initial: float = 2.0**16
 
     def run(self, block: Block) -> Block:
-        """The block with state that nothing reads yet."""
         program = Program(block)
         return self.rewrite(program)
 
     def rewrite(self, program: Program) -> Block:
-        """The same, with the state's contents."""
         first = np.array(self.initial, np.float32), np.zeros((), np.int64)
         program.declare_all("state", list(zip(state_names(program), first, strict=True)))
         return program.block

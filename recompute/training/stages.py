@@ -77,7 +77,6 @@ class DropStages(Pass):
     """Forget the parameters of a pipeline's other stages: their gradients and contents."""
 
     def run(self, block: Block) -> Block:
-        """The block itself, which does not have them."""
         return block
 
     def rewrite(self, program: Program) -> Block:

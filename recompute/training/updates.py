@@ -98,7 +98,6 @@ class CountStep(Pass):
         return self.name
 
     def run(self, block: Block) -> Block:
-        """The block itself, which has no counter."""
         return block
 
     def rewrite(self, program: Program) -> Block:

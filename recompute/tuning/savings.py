@@ -50,9 +50,7 @@ class TrainingSaved:
 
     def __str__(self) -> str:
         b, a = self.before, self.after
-        table = plain_table()
-        for title in ("training", "all of it", "what trains now", "change"):
-            table.add_column(title, justify="left" if title == "training" else "right")
+        table = plain_table("training", "all of it", "what trains now", "change")
         table.add_row("parameters that train", f"{b.trained:,}", f"{a.trained:,}", _change(b.trained, a.trained))
         for what, name in _ROWS:
             x, y = getattr(b, name), getattr(a, name)

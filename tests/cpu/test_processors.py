@@ -66,7 +66,7 @@ def test_a_family_has_no_wider_vectors() -> None:
     code = """
 import recompute as rc
 from recompute.runtime.cpu.device import native
-from recompute.training.data import synthetic_batch
+from recompute.data.batches import synthetic_batch
 assert "+avx512f" not in native.toolchain().features
 program = rc.load(rc.models.build("lenet", batch=2))
 loss = rc.losses.cross_entropy(program.outputs[0])

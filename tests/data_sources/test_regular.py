@@ -27,7 +27,7 @@ READERS = {
     "x.onnx": rc.load,
     **{f"x.{end}": dataset for end in ("npz", "npy", "csv", "tsv", "parquet")},
     "x.json": load_plan,
-    "x.dot": read_problem,
+    "graph.json": read_problem,
     "x.safetensors": lambda p: load_state(rc.Program(rc.parse("program p {\n  param %w: f32[2]\n}"), {}), p),
     "checkpoint": CheckpointState.load_checkpoint,
     "x.npy in a dict": lambda p: dataset({"x": str(p)}),

@@ -12,6 +12,7 @@ import onnx
 import pytest
 
 import recompute as rc
+from recompute.data.batches import synthetic_batch
 from recompute.errors import ModelError, UsageError
 from recompute.exporter.function_builder import FunctionBuilder, Names
 from recompute.exporter.step import DOMAIN
@@ -22,7 +23,6 @@ from recompute.language.types import TensorType
 from recompute.passes.gradient.autodiff import differentiate
 from recompute.passes.recomputation.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
 from recompute.testing import Case, all_ops, case_block, cases, evaluate
-from recompute.training.data import synthetic_batch
 
 ort = pytest.importorskip("onnxruntime")
 

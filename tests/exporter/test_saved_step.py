@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 import recompute as rc
 from recompute.cli import main
+from recompute.data.batches import synthetic_batch
 from recompute.errors import ModelError, UsageError
-from recompute.training.data import synthetic_batch
 
 ort = pytest.importorskip("onnxruntime")
 

@@ -42,8 +42,6 @@ def damaged(kind: str, fuzzer: str, seed: int, number: int, everything: bool = T
         return name, onnx_files.damaged_model(r, original)
     if kind == "text":
         return name, programs.damaged_program(r, original.decode()).encode("utf-8", "surrogatepass")
-    if name == "dot":
-        return name, raw.damaged_text(r, original.decode(), ()).encode()
     return name, records.DAMAGE[kind](r, original)
 
 

@@ -217,14 +217,8 @@ def _plans() -> list[tuple[str, bytes]]:
     links = {"directed": True, "graph": {"name": "three", "order": [0, 1, 2]},
              "nodes": [{"id": i, "backward": i == 2, "cost_cpu": i + 1, "cost_ram": 10 * i} for i in range(3)],
              "links": [{"source": 0, "target": 1}, {"0": 0, "1": 2}, {"source": 1, "target": 2}]}  # fmt: skip
-    dot = """/* a network */ strict digraph "three" {
-  rankdir = LR; node [cost=3, bytes=10]
-  a -> b -> "b'" [color=red]; a -> "b'"  // skipped
-  b [cost=2, bytes=20]
-  "b'" [backward=true; cost=1.5, bytes=40.0 scratch=8 label="say \\"b\\""]
-}"""
     ours = json.dumps(_problem().to_dict()).encode()
-    return [*found, ("problem", ours), ("problem", ours), ("links", json.dumps(links).encode()), ("dot", dot.encode())]
+    return [*found, ("problem", ours), ("problem", ours), ("links", json.dumps(links).encode())]
 
 
 def _saved(name: str, **options: Any) -> bytes:

@@ -163,7 +163,7 @@ def model(path: Path, number: int, name: str) -> str:
     rc.verify(program.block)
     if too_large(program.block):
         return "loaded"
-    from recompute.training.data import synthetic_batch
+    from recompute.data.batches import synthetic_batch
 
     feed = synthetic_batch(program, number)
     if number % 3:
@@ -182,7 +182,7 @@ def _import_limits() -> dict[str, Any]:
 def _train(program: rc.Program, feed: dict[str, np.ndarray], number: int) -> None:
     from recompute.compiling.compiler import compile_step
     from recompute.compiling.steps import attach_loss
-    from recompute.training.data import synthetic_batch
+    from recompute.data.batches import synthetic_batch
 
     loss, _ = attach_loss(program, None)
     if too_large(program.block):
@@ -196,7 +196,7 @@ def _train(program: rc.Program, feed: dict[str, np.ndarray], number: int) -> Non
 
 def plan(path: Path, number: int, name: str) -> str:
     """A saved plan: applied to its network, whose step must stay the same; a problem: read and planned."""
-    if name in ("problem", "links", "dot"):
+    if name in ("problem", "links"):
         return _problem(path)
     from recompute.compiling.compiler import compile_step
 
@@ -262,8 +262,8 @@ def state(path: Path, number: int, name: str) -> str:
 
 def data(path: Path, number: int, name: str) -> str:
     """Data: as a dataset whose samples are taken, and for `--run`: two batches read, and a step run with each."""
+    from recompute.data.batches import npz_batches
     from recompute.data.npz import from_npz
-    from recompute.training.data import npz_batches
 
     with contextlib.suppress(rc.RecomputeError):
         found = from_npz(path)

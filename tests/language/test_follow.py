@@ -10,6 +10,7 @@ import pytest
 
 import recompute as rc
 from recompute import models
+from recompute.data.batches import synthetic_batch
 from recompute.language.axes import Cut, Followed, Partial, follow, piece, through_expansion
 from recompute.language.builder import Builder
 from recompute.language.factors import Place, digits, factor
@@ -17,7 +18,6 @@ from recompute.language.ir import Block, Operator, Value
 from recompute.language.op import Op
 from recompute.language.types import TensorType
 from recompute.testing import in_float64
-from recompute.training.data import synthetic_batch
 
 SMALL: dict[str, dict[str, Any]] = {
     "resnet18": {"width": 4, "image": 32, "classes": 5},

@@ -12,6 +12,7 @@ import recompute as rc
 from recompute import models
 from recompute.analysis.gradient_error import gradient_errors
 from recompute.compiling.compiler import compile_step
+from recompute.data.batches import synthetic_batch
 from recompute.errors import UsageError
 from recompute.language.ir import Block, Role
 from recompute.passes import RecomputePlan
@@ -19,7 +20,6 @@ from recompute.passes.approximation.approximate import Approximate
 from recompute.passes.approximation.base import parse_permissions
 from recompute.passes.approximation.choices import best, parse_choice, step_of
 from recompute.passes.approximation.step import Step
-from recompute.training.data import synthetic_batch
 
 LOSSY = {"Sketch", "SlopeCodes", "CompressGroups"}
 NETWORK = ("bert-tiny", {"seq": 64, "vocab": 100, "layers": 1})

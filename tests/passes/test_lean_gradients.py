@@ -8,13 +8,13 @@ import pytest
 import recompute as rc
 from recompute import parse, verify
 from recompute.compiling.compiler import compile_step
+from recompute.data.batches import synthetic_batch
 from recompute.language.builder import Builder
 from recompute.passes import Autodiff, Rebuild, Recompute, run_passes
 from recompute.passes.gradient import autodiff
 from recompute.passes.gradient.autodiff import differentiate
 from recompute.passes.scheduling.schedule import live_peak
 from recompute.testing import evaluate
-from recompute.training.data import synthetic_batch
 
 TEXT = """program pooled {{
   input %x: f32[2,2,7,7]

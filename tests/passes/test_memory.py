@@ -12,12 +12,12 @@ from checking import run_checked
 import recompute as rc
 from recompute import models, parse
 from recompute.compiling.compiler import CompiledStep, compile_step
+from recompute.data.batches import synthetic_batch
 from recompute.language.text import show_operator
 from recompute.passes import Liveness, MemoryPlan, memory_report, pipeline, run_passes
 from recompute.passes.memory.packing import Lifetime, best_fit_in_time, first_fit, height, lower_bound, pack
 from recompute.passes.memory.storage import storages
 from recompute.runtime.cpu.session import segments
-from recompute.training.data import synthetic_batch
 
 #: networks large enough that a temporary of a whole activation would show
 MEDIUM: dict[str, dict[str, Any]] = {

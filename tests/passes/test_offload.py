@@ -16,6 +16,7 @@ import recompute as rc
 from recompute import models, parse, show, verify
 from recompute.compiling.compiler import CompiledStep, compile_step, without_gc
 from recompute.cost import DATASHEETS, device, link_of, step_seconds
+from recompute.data.batches import synthetic_batch
 from recompute.errors import UsageError, VerifyError
 from recompute.language.builder import Builder
 from recompute.language.ir import Block, Role, Value
@@ -38,7 +39,6 @@ from recompute.passes.planners.fit.offload import choose
 from recompute.report.timeline import timeline
 from recompute.runtime.cpu.session import Session
 from recompute.training import fleet
-from recompute.training.data import synthetic_batch
 
 hypothesis = pytest.importorskip("hypothesis")
 

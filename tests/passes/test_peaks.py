@@ -14,9 +14,9 @@ import recompute as rc
 from recompute import models
 from recompute.analysis.strategies import spaced
 from recompute.compiling.compiler import CompiledStep, checkpoint_candidates, compile_step
+from recompute.data.batches import synthetic_batch
 from recompute.passes.memory.storage import storages
 from recompute.testing import in_float64
-from recompute.training.data import synthetic_batch
 
 BATCHES = (1, 2, 3)
 SETS = ("none", "all", "every second", "square root", "random 1", "random 2")

@@ -16,6 +16,7 @@ from recompute.budgets import as_budget, as_bytes
 from recompute.compiling.compiler import compile_step
 from recompute.compiling.steps import attach_loss
 from recompute.cost import device
+from recompute.data.batches import synthetic_batch
 from recompute.errors import BudgetError, UsageError
 from recompute.language.ir import Role
 from recompute.language.text import show
@@ -24,7 +25,6 @@ from recompute.passes.planners.core.problem import RematerialisationProblem
 from recompute.passes.planners.fit.problem import Fitted, Fitting
 from recompute.passes.planners.fit.with_slices import Sliced
 from recompute.planning import load_plan
-from recompute.training.data import synthetic_batch
 
 pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
 

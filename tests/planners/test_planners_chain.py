@@ -16,10 +16,10 @@ from recompute.passes.planners.core.chain import merged as merged_chain
 from recompute.passes.planners.core.problem import Node, checked_sequence
 from recompute.passes.planners.core.simulate import pruned
 from recompute.passes.planners.core.synthetic import lstm, recurrent, residual_chain, unit_chain
-from recompute.passes.planners.methods.chen import even_bounds, greedy_cuts, recursive_forwards, recursive_schedule
-from recompute.passes.planners.methods.gruslys import most_that_fits
-from recompute.passes.planners.methods.gruslys_tables import binomial_steps, step_schedule, step_tables
-from recompute.passes.planners.methods.rotor_table import _Stages, rotor_schedule, rotor_table
+from recompute.passes.planners.published.chen import even_bounds, greedy_cuts, recursive_forwards, recursive_schedule
+from recompute.passes.planners.published.gruslys import most_that_fits
+from recompute.passes.planners.published.gruslys_tables import binomial_steps, step_schedule, step_tables
+from recompute.passes.planners.published.rotor_table import _Stages, rotor_schedule, rotor_table
 
 STRATEGIES = (
     "chen",

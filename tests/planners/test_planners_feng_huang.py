@@ -10,10 +10,10 @@ import pytest
 from test_planners_lower_sets import chain, network, paper_step
 
 from recompute.passes.planners import Node, RematerialisationProblem, plan, sequence_of, simulate
-from recompute.passes.planners.core.division_tree import Graph, Piece, division_tree, splitting_vertices
 from recompute.passes.planners.core.problem import checked_sequence
 from recompute.passes.planners.core.simulate import pruned
-from recompute.passes.planners.methods.feng_huang import kept_vertices, largest_segments
+from recompute.passes.planners.published.division_tree import Graph, Piece, division_tree, splitting_vertices
+from recompute.passes.planners.published.feng_huang import kept_vertices, largest_segments
 
 
 def random_graph(seed: int, n: int) -> Graph:

@@ -16,7 +16,11 @@ from recompute.errors import UsageError
 from recompute.passes import DeadCode
 from recompute.passes.planners import Node, RematerialisationProblem, plan, plan_of, sequence_of, simulate
 from recompute.passes.planners.core.derive import derive
-from recompute.passes.planners.core.lower_sets import (
+from recompute.passes.planners.core.problem import checked_sequence
+from recompute.passes.planners.core.schedules import keep_schedule
+from recompute.passes.planners.core.simulate import pruned
+from recompute.passes.planners.published.kusumoto import best_chain, least_budget
+from recompute.passes.planners.published.lower_sets import (
     Lattice,
     all_lower_sets,
     forward_graph,
@@ -24,10 +28,6 @@ from recompute.passes.planners.core.lower_sets import (
     principal_lower_sets,
     thinned,
 )
-from recompute.passes.planners.core.problem import checked_sequence
-from recompute.passes.planners.core.schedules import keep_schedule
-from recompute.passes.planners.core.simulate import pruned
-from recompute.passes.planners.methods.kusumoto import best_chain, least_budget
 
 STRATEGIES = ("kusumoto", "kusumoto-memory", "kusumoto-exact", "kusumoto-exact-memory")
 

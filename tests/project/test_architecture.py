@@ -43,7 +43,7 @@ LAYERS = [
 #: who may import by a computed name: the package's door, what loads folders of plug-ins, and modules that are not ours
 BY_NAME = {
     "recompute",
-    "recompute.metrics.scikit_learn",
+    "recompute.errors",
     "recompute.runtime.cpu.providers.blas",
     "recompute.support.plug_ins",
 }

@@ -142,14 +142,17 @@ def test_public_modules_say_what_they_export(name: str) -> None:
 
 
 def undocumented(exported: object) -> list[str]:
-    """The object and what is public in it, as far as it has no docstring of its own."""
+    """The object and what is public in it, as far as it has no docstring; a method may have that of its base."""
     name = getattr(exported, "__name__", "")
     inside = vars(exported).items() if inspect.isclass(exported) else ()
     found = []
     for part, thing in [("", exported), *(pair for pair in inside if not pair[0].startswith("_"))]:
         thing = thing.fget if isinstance(thing, property) else getattr(thing, "__func__", thing)
         if inspect.isroutine(thing) or inspect.isclass(thing):
-            text = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
+            inherited = (
+                inspect.getdoc(getattr(exported, part)) if part and not inspect.isclass(thing) else thing.__doc__
+            )
+            text = vars(thing).get("__doc__") if inspect.isclass(thing) else inherited
             if not (text or "").strip() or text.startswith(f"{name}("):  # which a dataclass writes where there is none
                 found.append(f"{name}.{part}".rstrip("."))
     return found

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import recompute as rc
+from recompute.data.batches import npz_batches
 from recompute.errors import ModelError, UsageError
-from recompute.training.data import npz_batches
 
 BLOCK = "program p {\n  input %x: f32[2,3]\n  input %n: i64[]\n  %y: f32[2,3] = Relu(%x)\n  output %y\n}"
 GOOD = {"x": np.arange(12, dtype=np.float32).reshape(4, 3), "n": np.array(7)}

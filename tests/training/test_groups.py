@@ -150,7 +150,7 @@ def test_wrapped_and_compiled(how: str) -> None:
 
 
 def batch(program: rc.Program) -> dict[str, np.ndarray]:
-    from recompute.training.data import synthetic_batch
+    from recompute.data.batches import synthetic_batch
 
     return synthetic_batch(program)
 

@@ -10,11 +10,11 @@ import pytest
 
 import recompute as rc
 from recompute import Block, Role, TensorType, UsageError, Value
+from recompute.data.batches import synthetic_batch
 from recompute.language.op import op_class
 from recompute.passes.gradient.autodiff import differentiate
 from recompute.testing import check_gradient
 from recompute.training import losses
-from recompute.training.data import synthetic_batch
 
 DATA = np.load(Path(__file__).parents[1] / "data" / "optimizers.npz")
 

@@ -14,6 +14,7 @@ from recompute import models
 from recompute.cli import command as cli
 from recompute.compiling.compiler import CompiledStep, compile_step
 from recompute.compiling.steps import attach_loss
+from recompute.data.batches import synthetic_batch
 from recompute.errors import UsageError
 from recompute.importer import load as onnx_import
 from recompute.language.builder import Builder, Names
@@ -24,7 +25,6 @@ from recompute.passes import Precision, run_passes
 from recompute.passes.gradient.autodiff import Autodiff
 from recompute.training import fleet
 from recompute.training.amp import LossScaling, decorate
-from recompute.training.data import synthetic_batch
 from recompute.training.optimizers import NAMES
 
 LOW = {"bf16": "bf16", "fp16": "f16"}

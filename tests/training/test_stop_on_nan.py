@@ -10,8 +10,8 @@ import pytest
 
 import recompute as rc
 from recompute import Block, NotFiniteError, Role, TensorType, UsageError, Value
+from recompute.data.batches import synthetic_batch
 from recompute.passes.gradient.stop_on_nan import StopOnNan
-from recompute.training.data import synthetic_batch
 
 PLACES = {"cpu": rc.CPUPlace(), "emulated": rc.EmulatedCUDAPlace()}
 

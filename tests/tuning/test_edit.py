@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import recompute as rc
-from recompute.training.data import synthetic_batch
+from recompute.data.batches import synthetic_batch
 
 onnxruntime = pytest.importorskip("onnxruntime")
 

@@ -10,8 +10,8 @@ import pytest
 
 import recompute as rc
 from recompute.compiling.compiler import CompiledStep, compile_step
+from recompute.data.batches import synthetic_batch
 from recompute.language.ir import Role
-from recompute.training.data import synthetic_batch
 from recompute.tuning.int8 import quantized
 from tests.tuning.test_lora import LINEAR, llama, onnx_scores
 from tests.tuning.test_peft import KNOWN, base

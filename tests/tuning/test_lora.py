@@ -11,7 +11,7 @@ import pytest
 
 import recompute as rc
 from recompute.compiling.compiler import compile_step
-from recompute.training.data import synthetic_batch
+from recompute.data.batches import synthetic_batch
 
 onnxruntime = pytest.importorskip("onnxruntime")
 

@@ -21,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ....errors import need_extra
+from ....errors import load_extra
 from .problem import RematerialisationProblem
 
 #: total cost in units of the cut's whole-number capacities
@@ -107,10 +107,7 @@ class _Flow:
     """The cut's graph: source → value (needed) → the node that writes it → sink; a node needs what it reads."""
 
     def __init__(self, cut: Cut) -> None:
-        try:
-            from ortools.graph.python import max_flow
-        except ImportError:
-            raise need_extra("ortools", "plan", "the planner's bound (a minimum cut)") from None
+        max_flow = load_extra("ortools.graph.python.max_flow", "plan", "the planner's bound (a minimum cut)")
         self.cut = cut
         problem = cut.problem
         self.value = {v: i for i, v in enumerate(cut.values)}

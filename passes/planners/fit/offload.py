@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....language.ir import Block, Free
+from ....language.verify_addresses import ALIGNMENT, aligned
 from ...memory.liveness import Liveness
 from ...memory.memory_plan import live_profile
-from ...memory.storage import ALIGNMENT, Storage, storages
+from ...memory.storage import Storage, storages
 from ...offloading.offload import Offload, Rest, find_rests
 from ...offloading.transfers import Link, Seconds, StepTimes, simulate
 
@@ -101,7 +102,7 @@ def candidates(block: Block, seconds: Seconds) -> list[Candidate]:
         first = _quiet_from(s, rest, readers, made)
         if first < rest.late[0]:
             rested = float(starts[rest.late[0]] - starts[first])
-            found.append(Candidate(rest.value.name, _aligned(s.nbytes), first, rest.late[0] - 1, rested))
+            found.append(Candidate(rest.value.name, aligned(s.nbytes), first, rest.late[0] - 1, rested))
     return found
 
 
@@ -112,10 +113,6 @@ def _quiet_from(s: Storage, rest: Rest, readers: Mapping[str, list[int]], made: 
     touched = [i for n in members for i in (made.get(n, -1), *readers.get(n, ()))]
     others = any(i >= until for n in members if n != rest.value.name for i in readers.get(n, ()))
     return until if others else max(i for i in touched if i < until) + 1
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def bare(block: Block) -> Block:

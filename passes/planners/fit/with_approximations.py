@@ -75,7 +75,6 @@ def with_approximations(
 def _starts(
     fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any]
 ) -> Iterator[tuple[RecomputePlan, bool]]:
-    """No plan, and plans for larger budgets."""
     yield RecomputePlan(), False
     with contextlib.suppress(UsageError):  # no plan of any kind
         yield from plans_for_more(fitting, budget, strategy, options, _PLANS)

@@ -68,7 +68,6 @@ class Sliced:
             self._all_ways()
 
     def _all_ways(self) -> None:
-        """Slices of the batch, then of regions."""
         self.batches()
         for wide in (False, True):
             if not _ended():
@@ -180,5 +179,4 @@ class Sliced:
 
 
 def _ended() -> bool:
-    """Whether planning ends now."""
     return current().interrupted or current().late

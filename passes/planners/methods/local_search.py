@@ -113,7 +113,6 @@ class Search:
         s.x[at : at + 624], s.x[m.DRAWN] = words[:-1], words[-1]
 
     def _take(self) -> None:
-        """Reads what moves have found."""
         s = self.schedule
         at = s.x[m.TWISTER]
         version, _, gauss = self.draw.getstate()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....errors import UsageError, need_extra
+from ....errors import UsageError, load_extra
 from ...recomputation.recompute import RecomputePlan
 from ..base import Planner
 from ..core.problem import RematerialisationProblem
@@ -31,7 +31,6 @@ class MinCut(Planner, strategy="min-cut"):
     fraction: float | None = None
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
-        """See `Planner.plan`."""
         if self.fraction is not None and not 0 <= self.fraction <= 1:
             raise UsageError(f"strategy 'min-cut': fraction must lie between 0 and 1, not {self.fraction}")
         if self.fraction is not None or budget is None:
@@ -90,10 +89,7 @@ def smallest_cut(problem: RematerialisationProblem, banned: Collection[int]) -> 
     reads; inputs, banned nodes and those that may not run again hang at the source, what the backward pass reads at
     the sink.  Of equal cuts the one nearest to the sink: it runs the least again.
     """
-    try:
-        from ortools.graph.python import max_flow
-    except ImportError:
-        raise need_extra("ortools", "plan", "strategy 'min-cut'") from None
+    max_flow = load_extra("ortools.graph.python.max_flow", "plan", "strategy 'min-cut'")
     tails, heads, sizes, end = _arcs(problem, set(banned))
     flow = max_flow.SimpleMaxFlow()
     flow.add_arcs_with_capacity(np.asarray(tails), np.asarray(heads), np.asarray(sizes, np.int64))

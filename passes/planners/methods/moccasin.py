@@ -46,7 +46,6 @@ class Moccasin(Planner, strategy="moccasin"):
     largest: int = 2000
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
-        """See `Planner.plan`."""
         if self.copies < 1:
             raise UsageError(f"strategy 'moccasin': copies must be 1 or more, not {self.copies}")
         if len(problem) > self.largest:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....errors import need_extra
+from ....errors import load_extra
 from ..core.problem import RematerialisationProblem, checked_sequence
 from ..core.schedules import keep_schedule
 from ..core.simulate import pruned, simulate
@@ -116,12 +116,8 @@ class _Model:
         free: Collection[int] | None,
         minimise_peak: bool,
     ) -> None:
-        try:
-            from ortools.sat.python import cp_model
-        except ImportError:
-            raise need_extra("ortools", "plan", "strategy 'moccasin'") from None
-        self.cp = cp_model
-        self.model = cp_model.CpModel()
+        self.cp = load_extra("ortools.sat.python.cp_model", "plan", "strategy 'moccasin'")
+        self.model = self.cp.CpModel()
         self.problem, self.sequence, self.copies = problem, sequence, copies
         self.free = set(range(len(problem))) if free is None else set(free)
         self.end = _event(len(problem), 0)

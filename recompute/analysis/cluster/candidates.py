@@ -77,7 +77,6 @@ def candidates(
 
 
 def _steps(dp: int, tp: int, pp: int, batch: int, several: Sequence[int]) -> Iterator[Candidate]:
-    """What ranks of one mesh can do."""
     forms = [("1f1b", 1)]
     if pp > 1:
         forms += [("zero-bubble", 1)]

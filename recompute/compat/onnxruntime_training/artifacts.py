@@ -179,7 +179,6 @@ def _without_weights(model: onnx.ModelProto, weights: set[str]) -> onnx.ModelPro
 
 
 def _optimizer(kind: OptimType) -> onnx.ModelProto:
-    """A file that names the optimizer."""
     rate = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in ("learning_rate", "used_rate")]
     node = helper.make_node("Identity", ["learning_rate"], ["used_rate"])
     graph = helper.make_graph([node], kind.name, rate[:1], rate[1:])

@@ -256,7 +256,6 @@ def _check(model: onnx.ModelProto, told: dict[str, Any], state: CheckpointState)
 
 
 def _filled(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> onnx.ModelProto:
-    """The model with these weights as initializers."""
     made = without_fields(model, "graph")
     made.graph.CopyFrom(without_fields(model.graph, "input"))
     made.graph.input.extend(i for i in model.graph.input if i.name not in arrays or model.ir_version < 4)

@@ -243,7 +243,6 @@ class DecompressGroups(_Grouped):
     dtype: str
 
     def infer(self, codes, ranges):
-        """As the attributes say."""
         self.check_groups(codes, ranges)
         if self.dtype not in FLOATS or any(d < 0 for d in self.shape):
             raise self.fail(f"makes floats, not {self.dtype}{list(self.shape)}", codes, ranges)
@@ -272,7 +271,6 @@ class DecompressGroups(_Grouped):
         return TensorType("u8", (size,)), TensorType(wide(self.dtype), (size,))
 
     def compute(self, xp, ins, outs, scratch):
-        """Tile by tile of whole groups."""
         codes, ranges, out = ins[0], ins[1], outs[0].reshape(-1)
         tile = LONGEST // self.group * self.group
         for start in range(0, out.size, tile):
@@ -288,7 +286,6 @@ class DecompressGroups(_Grouped):
             part[...] = values[: part.size]
 
     def export(self, g, ins, outs):
-        """Shifts, a product, a sum."""
         size = math.prod(self.shape)
         to = dtype_to_onnx(self.dtype)
         if not size:

@@ -176,7 +176,6 @@ def grid_borders(f: Array, squares: Array, edges: Array, counts: Sequence[int]) 
 
 
 def _means(f: Callable[[Array], Array], bounds: Array) -> Array:
-    """The means of f' between bounds."""
     return np.diff(f(bounds)) / np.diff(bounds)
 
 

@@ -149,7 +149,6 @@ class Sketch(Op):
             part[...] = copied
 
     def _transformed(self, xp: NumPy, x: Array, step: Array, y: Array, scratch: Operands) -> None:
-        """Some columns at a time."""
         keys, chosen, sign, table, places, factors, z, room, taken = scratch
         size = keys.shape[1]
         choose(xp, self.seed, step, keys[0], keys[1], chosen)

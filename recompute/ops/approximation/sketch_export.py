@@ -48,7 +48,6 @@ def _chosen(op: Any, g: FunctionWriter, step: str, size: int) -> str:
 
 
 def _least(g: FunctionWriter, values: str, count: int) -> str:
-    """The smallest ones, ascending."""
     found, other = g.fresh("least"), g.fresh("at")
     g.node("TopK", [values, g.ints((count,))], [found, other], axis=0, largest=0, sorted=1)
     return found

@@ -193,7 +193,6 @@ class SlopeGrad(_Slopes):
         return self.levels + self.levels[-1:] * (2**self.bits - len(self.levels))
 
     def infer(self, *inputs):
-        """dy's type."""
         self.need(*inputs, count=2)
         dy, codes = inputs
         self.check_numbers("levels", self.levels, dy, codes)
@@ -248,7 +247,6 @@ class SlopeGrad(_Slopes):
         return Cost(2 * ins[0].size, super().cost(ins, outs).bytes)
 
     def gradient(self, b, ins, outs, grads):
-        """Linear in dy."""
         return [b.SlopeGrad(grads[0], ins[1], levels=self.levels), None]
 
     def export(self, g, ins, outs):

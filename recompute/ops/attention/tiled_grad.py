@@ -140,7 +140,6 @@ class TiledAttentionGrad(Tiled):
         add(dk[columns], ds.T, q[rows])
 
     def expand(self, b, q, k, v, bias, y, lse, dy, step=None):
-        """The formulas over all scores."""
         kind = wide(q.dtype)
         axis = (*lse.shape, 1)
         known = b.Reshape(lse, shape=axis)
@@ -165,7 +164,6 @@ class TiledAttentionGrad(Tiled):
 
     @classmethod
     def samples(cls, draw):
-        """As the forward operator's, from consistent results."""
         for options, shapes, want in (
             ({"scale": 0.5}, ("2,3,4", "2,5,4", "2,5,2"), None),
             ({"scale": 0.3, "last": 0}, ("5,4", "5,4", "5,3"), None),

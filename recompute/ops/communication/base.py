@@ -96,7 +96,6 @@ class Communication(Op, abstract=True):
         return (x.shape[0] // self.ranks, *x.shape[1:])
 
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        """In a group of one: the identity."""
         if self.ranks != 1:
             raise UsageError(
                 f"{self.name} number {self.number} on channel '{self.queue}' needs {self.ranks} ranks, and one program "
@@ -157,7 +156,6 @@ class CommWait(Op):
         return [grads[0], None]
 
     def cost(self, ins: Any, outs: Any) -> Cost:
-        """Nothing of its own."""
         return Cost(0, 0)
 
     def axis_factors(self, ins: Any, outs: Any) -> tuple[Any, ...]:

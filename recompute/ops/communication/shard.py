@@ -43,7 +43,6 @@ class Shard(Op):
         return (b.Slice(whole, starts=(self.rank * each,), ends=((self.rank + 1) * each,), axes=(0,)),)
 
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        """The elements of the part, and zeros."""
         flat, out = ins[0].reshape(-1), outs[0]
         own = flat[self.rank * out.size : (self.rank + 1) * out.size]
         out[: own.size] = own

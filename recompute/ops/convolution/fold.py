@@ -69,7 +69,6 @@ class Col2Im(Windows):
             target += source
 
     def gradient(self, b, ins, outs, grads):
-        """Im2Col."""
         return [b.Im2Col(grads[0], **vars(self))]
 
     def export(self, g, ins, outs):
@@ -85,7 +84,6 @@ class Col2Im(Windows):
 
     @classmethod
     def samples(cls, draw):
-        """Overlaps, gaps, padding; one and two axes."""
         for op, shape, _ in _samples(cls):
             yield draw.case(op, draw(f"f64[{shape}]"), export=len(op.image) == 2)
         yield draw.case(cls((2, 2), (1, 1)), draw("f32[1,2,4]"))
@@ -120,7 +118,6 @@ class Im2Col(Windows):
             target[...] = source
 
     def gradient(self, b, ins, outs, grads):
-        """Col2Im."""
         return [b.Col2Im(grads[0], **vars(self))]
 
     def expand(self, b, x):

@@ -323,7 +323,6 @@ def grad_weight(xp: NumPy, geo: Geometry, x: Array, dy: Array, dw: Array, scratc
 
 
 def _products(geo: Geometry, x: Array, dy: Array, scratch: Operands) -> Iterator[tuple[Any, Any]]:
-    """(maps, columns) block by block."""
     if _direct(geo):
         for n in range(geo.batch):
             yield dy[n].reshape(geo.group, geo.mg, -1), x[n].reshape(geo.group, geo.cg, -1)

@@ -115,7 +115,6 @@ class Neg(Ufunc, onnx=True):
     truths = False
 
     def gradient(self, b, ins, outs, grads):
-        """-dy."""
         return [b.Neg(grads[0])]
 
     @classmethod
@@ -199,7 +198,6 @@ class Pow(Elementwise, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Positive bases; a broadcast exponent; an integer exponent."""
         yield draw.case(cls(), draw("f64[2,3]", 0.5, 2.0), draw("f64[2,3]"))
         yield draw.case(cls(), draw("f64[2,3]", 0.5, 2.0), draw("f64[]", 1.5, 2.5))
         yield draw.case(cls(), draw("f64[2,3]", 0.5, 2.0), draw.ints("i64[3]", 1, 4))

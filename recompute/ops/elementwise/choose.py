@@ -38,7 +38,6 @@ class Where(Elementwise, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Equal shapes; each of the three broadcast."""
         for c, x, y in (("2,3", "2,3", "2,3"), ("3", "2,1", ""), ("2,1", "", "3"), ("", "2", "2"), ("0", "1", "")):
             yield draw.case(cls(), draw.bools(c), draw(f"f64[{x}]"), draw(f"f64[{y}]"))
         yield draw.case(cls(), draw.bools("2,3"), draw.ints("i64[3]", 0, 9), draw.ints("i64[3]", 0, 9))
@@ -55,7 +54,6 @@ class Prefer(Elementwise):
         return (b.Where(b.Less(x, y), b.constant(0, dy), rest),)
 
     def gradient(self, b, ins, outs, grads):
-        """Linear in dy."""
         return [None, None, b.sum_to(b.Prefer(ins[0], ins[1], grads[0]), ins[2].shape)]
 
     @classmethod
@@ -96,7 +94,6 @@ class Max(Ufunc, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Without ties for the derivative; integers."""
         yield draw.case(cls(), draw.distinct("f64[3,4]"), draw.distinct("f64[4]") + 0.05)
         yield draw.case(cls(), draw.distinct("f64[2,2]"), draw("f64[]") * 0 + 0.03)
         yield draw.case(cls(), draw.ints("i32[5]", 0, 3), draw.ints("i32[5]", 0, 3))
@@ -199,7 +196,6 @@ class Clip(Elementwise, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Both bounds, one, none, contradicting ones."""
         low, high = draw("f64[]", -0.31, -0.3), draw("f64[]", 0.4, 0.41)
         x = draw.distinct("f64[3,5]") + 0.02
         for bounds in ((low, high), (low, None), (None, high), (None, None), (high, low), (low,)):
@@ -228,7 +224,6 @@ class ClipGrad(Elementwise):
         return (dy,)
 
     def gradient(self, b, ins, outs, grads):
-        """Linear in dy."""
         return [None, None, None, b.ClipGrad(*ins[:3], grads[0])]
 
     @classmethod

@@ -18,7 +18,6 @@ class Compare(Ufunc, abstract=True):
         return "bool"
 
     def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
-        """None."""
         return [None, None]
 
     @classmethod
@@ -68,7 +67,6 @@ class Test(Elementwise, abstract=True):
         return "bool"
 
     def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
-        """None."""
         return [None]
 
     @classmethod

@@ -104,7 +104,6 @@ class Step(Ufunc, abstract=True):
 
     @classmethod
     def samples(cls, draw: Draw) -> Iterator[Case]:
-        """Away from the jumps; halves, where rounding differs."""
         yield draw.case(cls(), draw.away("f64[3,4]", 0.2) * 0.7)
         yield draw.case(cls(), draw.ints("i64[9]", -6, 6).astype("f4") / 2)
 
@@ -135,7 +134,6 @@ class Erf(Tiled, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Both approximations; more than one tile."""
         yield draw.case(cls(), draw("f64[3,20]", -2.5, 2.5))
         yield draw.case(cls(), draw("f64[]"))
         yield draw.case(cls(), draw("f32[33000]", -5, 5))
@@ -224,7 +222,6 @@ class CumSum(Running):
         return (x.with_dtype("f32"),) if wide(x.dtype) != x.dtype else ()
 
     def compute(self, xp, ins, outs, scratch):
-        """One running sum on (turned) views."""
         x, total = self.turned(xp, ins[0], (*scratch, outs[0])[0], 0)
         if total.size:
             xp.cumsum(x, axis=0, dtype=total.dtype, out=total)

@@ -35,7 +35,6 @@ class Gelu(Tiled, onnx=True):
         return (b.Mul(b.Mul(x, b.constant(0.5, x)), b.Add(b.constant(1, x), inner)),)
 
     def gradient(self, b, ins, outs, grads):
-        """A function of x."""
         return [b.GeluGrad(ins[0], grads[0], approximate=self.approximate)]
 
     def export(self, g, ins, outs):
@@ -79,7 +78,6 @@ class GeluGrad(Tiled):
         return (below + exp(-(z * z)) * x * _BELL) * dy
 
     def expand(self, b, x, dy):
-        """The formulas."""
         one, half = b.constant(1, x), b.constant(0.5, x)
         if self.approximate == "tanh":
             t = _tanh_of(b, x)
@@ -111,7 +109,6 @@ class Mish(Tiled, onnx=True):
         return (b.Mul(x, b.Tanh(b.Softplus(x))),)
 
     def gradient(self, b, ins, outs, grads):
-        """A function of x."""
         return [b.MishGrad(ins[0], grads[0])]
 
     @classmethod
@@ -159,7 +156,6 @@ class Swish(Tiled):
         return (b.Mul(x, b.Sigmoid(scaled)),)
 
     def gradient(self, b, ins, outs, grads):
-        """A function of x."""
         return [b.SwishGrad(ins[0], grads[0], alpha=self.alpha)]
 
     @classmethod

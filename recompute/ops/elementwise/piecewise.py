@@ -59,7 +59,6 @@ class LeakyRelu(Tiled, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Slopes below 1, above 1, negative, 0."""
         yield from unary_samples(cls(alpha=0.125), draw)
         for alpha in (2.0, -0.5, 0.0):
             yield draw.case(cls(alpha=alpha), draw.away("f64[3,4]"))
@@ -108,7 +107,6 @@ class PRelu(Elementwise, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """One slope, one a channel, one an element."""
         for slope in ("1", "3,1,1", "2,3,2,2", ""):
             yield draw.case(cls(), draw.away("f64[2,3,2,2]"), draw(f"f64[{slope}]"))
 
@@ -149,7 +147,6 @@ class ThresholdedRelu(Tiled, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Thresholds above and below 0."""
         for alpha in (0.0, 0.1, -0.1):
             yield draw.case(cls(alpha=alpha), draw.away("f64[3,4]"))
 
@@ -253,7 +250,6 @@ class HardSwish(Tiled, onnx=True):
         return minimum(maximum(x + 3, 0), 6) * x / 6
 
     def gradient(self, b, ins, outs, grads):
-        """A function of x."""
         return [b.HardSwishGrad(ins[0], grads[0])]
 
     @classmethod

@@ -65,7 +65,6 @@ class Relu6(Elementwise):
 
     @classmethod
     def samples(cls, draw):
-        """Below, between and above the kinks."""
         yield draw.case(cls(), draw.distinct("f64[9,20]") + 0.05)
 
 
@@ -85,5 +84,4 @@ class Relu6Grad(Tiled):
 
     @classmethod
     def samples(cls, draw):
-        """Below, between and above the kinks."""
         yield draw.case(cls(), draw.distinct("f64[9,20]") + 0.05, draw("f64[9,20]"))

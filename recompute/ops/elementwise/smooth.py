@@ -91,7 +91,6 @@ class Elu(Unit, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """alpha of both signs and 0."""
         yield from unary_samples(cls(alpha=0.5), draw)
         for alpha in (1.0, 0.0, -0.5):
             yield draw.case(cls(alpha=alpha), draw.away("f64[3,4]"))

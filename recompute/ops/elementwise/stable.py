@@ -144,7 +144,6 @@ class Sinc(Tiled):
 
     @classmethod
     def samples(cls, draw):
-        """Near 0 and far from it."""
         yield from unary_samples(cls(), draw, 3.0)
         yield draw.case(cls(), draw("f64[7]", 1.5, 9.0))
 

@@ -198,7 +198,6 @@ class Loop(Op):
         return whole.shape
 
     def infer(self, *inputs):
-        """The results' types."""
         self.need(*inputs, count=len(inputs))
         found = self.types(inputs)
         if len(inputs) != self.members[0].result:

@@ -28,7 +28,6 @@ class AddRows(Op):
         return (x,)
 
     def scratch(self, ins, outs):
-        """Indices as i64."""
         return index_scratch(ins[1])
 
     def compute(self, xp, ins, outs, scratch):

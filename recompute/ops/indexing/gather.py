@@ -73,7 +73,6 @@ class Gather(Move, onnx=True):
         return forward(gathered(ins[0].shape, ins[1], normal_axis(self.axis, ins[0].ndim, self)))
 
     def scratch(self, ins, outs):
-        """Indices as i64."""
         return index_scratch(ins[1])
 
     def compute(self, xp, ins, outs, scratch):
@@ -128,7 +127,6 @@ class GatherGrad(Move):
         return (*index_scratch(ins[0]), *wide)
 
     def compute(self, xp, ins, outs, scratch):
-        """Zeros, then one addition for each index."""
         axis = self.axis % len(self.shape)
         inner = math.prod(self.shape[axis + 1 :])
         outer, size = math.prod(self.shape[:axis]), self.shape[axis]
@@ -144,7 +142,6 @@ class GatherGrad(Move):
         return ((0, index_within(self.shape[self.axis])),)
 
     def gradient(self, b, ins, outs, grads):
-        """Gather."""
         return [None, b.Gather(grads[0], ins[0], axis=self.axis)]
 
     def expand(self, b, indices, dy):

@@ -138,7 +138,6 @@ class GatherElementsGrad(Move):
         return (ins[0].with_dtype("i64"),)
 
     def compute(self, xp, ins, outs, scratch):
-        """Positions, zeros, additions one by one."""
         axis = self.axis % len(self.shape)
         at = element_positions(xp, ins[0], self.shape, axis, scratch[0], self.name)
         outs[0].fill(0)
@@ -148,7 +147,6 @@ class GatherElementsGrad(Move):
         return ((0, index_within(self.shape[self.axis])),)
 
     def gradient(self, b, ins, outs, grads):
-        """GatherElements."""
         return [None, b.GatherElements(grads[0], ins[0], axis=self.axis)]
 
     def expand(self, b, indices, dy):
@@ -208,7 +206,6 @@ class GatherND(Move, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Elements, rows, batches, negative and repeated coordinates."""
         yield draw.case(cls(), draw("f64[3,4]"), draw.ints("i64[5,2]", -3, 3))
         yield draw.case(cls(), draw("f64[3,2]"), draw.ints("i64[2,2,1]", 0, 3))
         yield draw.case(cls(1), draw("f64[2,3,2]"), draw.ints("i64[2,4,1]", -3, 3))
@@ -238,7 +235,6 @@ class GatherNDGrad(Move):
         return row_scratch(ins[0])
 
     def compute(self, xp, ins, outs, scratch):
-        """Row numbers, zeros, additions row by row."""
         indices, dy = ins
         at = row_positions(xp, indices, self.shape, self.batch_dims, scratch, self.name)
         inner = math.prod(self.shape[self.batch_dims + indices.shape[-1] :])
@@ -250,7 +246,6 @@ class GatherNDGrad(Move):
         return ((0, coordinates_within(self.shape, ins[0], self.batch_dims)),)
 
     def gradient(self, b, ins, outs, grads):
-        """GatherND."""
         return [None, b.GatherND(grads[0], ins[0], batch_dims=self.batch_dims)]
 
     def expand(self, b, indices, dy):

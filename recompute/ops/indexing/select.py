@@ -70,7 +70,6 @@ class Trilu(Move):
 
     @classmethod
     def samples(cls, draw):
-        """Both triangles, diagonals inside and outside, batches."""
         for k in (0, 1, -1, 5, -5):
             yield draw.case(cls(k), draw("f64[3,4]"))
             yield draw.case(cls(k, 0), draw("f64[2,4,3]"))
@@ -250,7 +249,6 @@ class TopK(Move):
             values[at] = xp.take_along_axis(part, order, axis=-1)
 
     def cost(self, ins, outs):
-        """n log n comparisons."""
         n = ins[0].shape[self.axis]
         return Cost(ins[0].size * max(n, 2).bit_length(), super().cost(ins, outs).bytes)
 
@@ -315,7 +313,6 @@ class ReverseSequence(Move, onnx=True):
         return [batch, *(factor(d, [a + 2], [a + 2]) for a, d in enumerate(ins[0].shape[2:]))]
 
     def compute(self, xp, ins, outs, scratch):
-        """Row by row."""
         x, y = (xp.swapaxes(a, 0, 1) if self.batch_axis == 1 else a for a in (ins[0], outs[0]))
         if xp.__name__ != "numpy":  # lengths are on a device
             ends, at = ins[1].reshape(-1, 1), xp.arange(x.shape[1], dtype=xp.int64)[None]

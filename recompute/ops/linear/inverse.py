@@ -95,7 +95,6 @@ class Inverse(Op):
         return b.Where(here, chosen, b.Where(pivot, old, m))
 
     def cost(self, ins, outs):
-        """2 n³ for each matrix."""
         x = ins[0]
         return Cost(4 * x.size * x.shape[-1], 2 * x.nbytes)
 

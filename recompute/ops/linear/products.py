@@ -66,7 +66,6 @@ class MatMul(Op):
         return found
 
     def compute(self, xp, ins, outs, scratch):
-        """BLAS; transposed operands are views."""
         a, b = ins
         if scratch:
             left, right = self._half(a.shape, b.shape)
@@ -95,7 +94,6 @@ class MatMul(Op):
         return ((math.prod(a[:-1]), a[-1]) if len(b) == 2 and not self.transA else a), b
 
     def cost(self, ins, outs):
-        """2·m·n·k for each batch."""
         a = ins[0]
         inner = a.shape[-2] if self.transA and a.ndim > 1 else a.shape[-1]
         return Cost(2 * outs[0].size * inner, super().cost(ins, outs).bytes)
@@ -151,7 +149,6 @@ class MatMul(Op):
 
     @classmethod
     def samples(cls, draw):
-        """Matrices, batches, broadcast batches, vectors, all flags."""
         for ta, tb in ((0, 0), (1, 0), (0, 1), (1, 1)):
             a, b = ("3,2" if ta else "2,3"), ("4,3" if tb else "3,4")
             yield draw.case(cls(ta, tb), draw(f"f64[{a}]"), draw(f"f64[{b}]"))
@@ -271,7 +268,6 @@ class Gemm(Op, onnx=True):
         return ()
 
     def cost(self, ins, outs):
-        """2·m·n·k."""
         k = ins[0].shape[0 if self.transA else 1]
         return Cost(2 * outs[0].size * k, super().cost(ins, outs).bytes)
 
@@ -306,6 +302,5 @@ def _broadcast_or_none(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...
 
 
 def _has(t: TensorType, number: float) -> bool:
-    """Whether an integer type has a number."""
     limits = ml_dtypes.iinfo(t.numpy) if t.dtype != "bool" else None
     return float(number).is_integer() and (number in (0, 1) if limits is None else limits.min <= number <= limits.max)

@@ -220,7 +220,6 @@ class CTCLoss(Alignment):
         return [b.emit(op, *ins[:2], (*ins, None)[2], grads[0]), *[None] * (len(ins) - 1)]
 
     def expand(self, b, x, labels, lengths=None):
-        """The recursion, unrolled."""
         return (_expanded(self, b, x, labels, lengths),)
 
     @classmethod
@@ -320,7 +319,6 @@ class CTCLossGrad(Alignment):
 
 
 def _expanded(op: CTCLoss, b: OperatorBuilder, x: Value, labels: Value, lengths: Value | None) -> Value:
-    """The losses by simpler operators."""
     (steps, n, classes), s = x.shape, labels.shape[1]
     w = 2 * s + 1
     labels = labels if labels.dtype == "i64" else b.Cast(labels, to="i64")

@@ -22,7 +22,6 @@ class CheckFinite(Op, onnx="Identity"):
         return (x,)
 
     def compute(self, xp, ins, outs, scratch):
-        """NotFiniteError, or a copy."""
         if xp.__name__ == "numpy" and not np.isfinite(ins[0]).all():
             raise NotFiniteError(f"the loss is {float(ins[0].reshape(()))}")
         outs[0][...] = ins[0]
@@ -31,11 +30,9 @@ class CheckFinite(Op, onnx="Identity"):
         return ((0, "finite"),)
 
     def gradient(self, b, ins, outs, grads):
-        """dy itself."""
         return [grads[0]]
 
     @classmethod
     def samples(cls, draw):
-        """Scalars of several types, and a single element."""
         for t in ("f64[]", "f32[1,1]", "f16[]"):
             yield draw.case(cls(), draw(t))

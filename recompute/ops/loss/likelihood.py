@@ -30,7 +30,6 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
         return self.label_checks(1, ins[0].shape)
 
     def compute(self, xp, ins, outs, scratch):
-        """The labels' elements, weighted and reduced."""
         log_prob, labels, weights = (*ins, None)[:3]
         losses, label_weights = scratch[3], scratch[4]
         x = log_prob.reshape(log_prob.shape[0], -1)
@@ -113,7 +112,6 @@ class NegativeLogLikelihoodGrad(LabelLoss):
 
     @classmethod
     def samples(cls, draw):
-        """As the loss."""
 
         def make(op: SoftmaxCrossEntropyLoss, scores: Array, labels: Array, weights: Array | None) -> Case:
             t = op.loss_type(TensorType.of(scores), TensorType.of(labels))

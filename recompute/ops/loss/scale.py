@@ -44,7 +44,6 @@ class InverseIfFinite(Op):
         outs[0][...] = xp.where(good, 1 / ins[0], 0)
 
     def cost(self, ins, outs):
-        """One operation an element."""
         return Cost(sum(g.size for g in ins), super().cost(ins, outs).bytes)
 
     def expand(self, b, scale, *gradients):
@@ -111,7 +110,6 @@ class LossScaleUpdate(Op):
 
     @classmethod
     def samples(cls, draw):
-        """Skipped, good, grown, at both ends."""
         for scale, good, unscale in ((64, 5, 0.0), (64, 5, 1 / 64), (64, 9, 1 / 64), (_MOST, 9, 0.5), (_LEAST, 0, 0.0)):
             given = np.array(scale, np.float32), np.array(good, np.int64), np.array(unscale, np.float32)
             yield draw.case(cls(interval=10), *given)

@@ -64,7 +64,6 @@ class ChannelNorm(Op, abstract=True):
         return (*by_channel(ins, outs), *needed_whole(by_element(ins, outs)))
 
     def cost(self, ins: Types, outs: Types) -> Cost:
-        """About ten operations an element."""
         assert ins[0] is not None
         return Cost(10 * ins[0].size, super().cost(ins, outs).bytes)
 
@@ -164,7 +163,6 @@ class BatchNormalization(ChannelNorm, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """0 to 3 spatial axes, halves."""
         for shape in ("3,2", "2,3,2,2", "2,2,3", "1,2,1,2,2"):
             c = shape.split(",")[1]
             vectors = [draw(f"f64[{c}]") for _ in range(3)]
@@ -201,7 +199,6 @@ class RunningUpdate(Op):
         return (ins[1],)
 
     def compute(self, xp, ins, outs, scratch):
-        """Three element-wise steps; without momentum, one copy."""
         if self.momentum == 0:
             outs[0][...] = ins[1]
             return

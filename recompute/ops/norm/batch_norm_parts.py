@@ -39,7 +39,6 @@ class CentreScale(Elementwise):
 
     @classmethod
     def samples(cls, draw):
-        """Vectors along the last axis, two types."""
         yield draw.case(cls(), draw("f64[2,4,3]"), draw("f64[3]"), draw("f64[3]"), draw("f64[3]"))
         yield draw.case(cls(), draw("f32[5,3]"), draw("f32[3]"), draw("f32[3]"), draw("f32[3]"))
 
@@ -57,7 +56,6 @@ class CentredProduct(Elementwise):
 
     @classmethod
     def samples(cls, draw):
-        """A vector along the last axis, two types."""
         yield draw.case(cls(), draw("f64[2,4,3]"), draw("f64[3]"), draw("f64[2,4,3]"))
         yield draw.case(cls(), draw("f32[5,3]"), draw("f32[3]"), draw("f32[5,3]"))
 
@@ -116,7 +114,6 @@ class BatchNormSlope(Elementwise):
 
     @classmethod
     def samples(cls, draw):
-        """Vectors along the last axis, two types."""
         for t in ("f64", "f32"):
             v = [draw(f"{t}[3]"), draw(f"{t}[3]"), draw(f"{t}[3]", 0.5, 2), draw(f"{t}[3]"), draw(f"{t}[3]")]
             yield draw.case(cls(count=8, epsilon=0.1), draw(f"{t}[2,4,3]"), *v, draw(f"{t}[2,4,3]"))

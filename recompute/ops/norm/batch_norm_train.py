@@ -68,7 +68,6 @@ class BatchNormTrain(ChannelNorm):
         return (b.BatchNormalization(x, scale, bias, mean, var, epsilon=self.epsilon), mean, var)[: len(running)]
 
     def expand(self, b, x, scale, bias):
-        """The formula."""
         axes = channel_axes(x.ndim)
         work = as_type_of(b, x, scale) if wide(x.type) != x.type else x
         mean = b.ReduceMean(work, axes=axes)
@@ -188,7 +187,6 @@ class BatchNormStatistics(Op):
         return running_statistics(self, b, running, wide(ins[0].type), ins[0])
 
     def cost(self, ins, outs):
-        """Seven operations an element."""
         return Cost(7 * ins[0].size, super().cost(ins, outs).bytes)
 
     def expand(self, b, x):
@@ -201,7 +199,6 @@ class BatchNormStatistics(Op):
 
     @classmethod
     def samples(cls, draw):
-        """0 to 3 spatial axes, halves."""
         for shape in ("4,2", "2,3,2,2", "2,2,3", "2,1,1,2,2"):
             yield draw.case(cls(), draw(f"f64[{shape}]"))
         yield draw.case(cls(), draw("f32[2,3,4]"))
@@ -259,7 +256,6 @@ class BatchNormApply(ChannelNorm):
         return tuple(found)
 
     def compute(self, xp, ins, outs, scratch):
-        """BatchNormTrain's last steps, block by block."""
         x, y = planes(ins[0]), planes(outs[0])
         scale, bias = ins[1:3]
         for c in channel_blocks(x):
@@ -277,7 +273,6 @@ class BatchNormApply(ChannelNorm):
         return (x - mean) * (scale / sqrt(var + self.epsilon)) + bias
 
     def cost(self, ins, outs):
-        """Three operations an element."""
         return Cost(3 * ins[0].size, super().cost(ins, outs).bytes)
 
     def expand(self, b, x, scale, bias, mean, var):
@@ -287,7 +282,6 @@ class BatchNormApply(ChannelNorm):
 
     @classmethod
     def samples(cls, draw):
-        """0 to 3 spatial axes, nothing, halves."""
         for shape in ("4,2", "2,3,2,2", "2,2,3", "2,1,1,2,2", "0,2,3"):
             c = shape.split(",")[1]
             vectors = [draw(f"f64[{c}]") for _ in range(3)]
@@ -382,7 +376,6 @@ class BatchNormGrad(ChannelNorm):
         return Cost(cost.flops, cost.bytes + 2 * ins[0].nbytes)
 
     def expand(self, b, x, scale, mean, var, dy):
-        """The formulas."""
         axes = channel_axes(x.ndim)
         work, given = (as_type_of(b, v, scale) if wide(x.type) != x.type else v for v in (x, dy))
         count = b.constant(float(max(x.type.size // max(x.shape[1], 1), 1)), work)
@@ -398,7 +391,6 @@ class BatchNormGrad(ChannelNorm):
 
     @classmethod
     def samples(cls, draw):
-        """0 to 3 spatial axes, halves."""
         for shape in ("4,2", "2,3,2,2", "2,2,3"):
             c = shape.split(",")[1]
             x, dy = draw(f"f64[{shape}]"), draw(f"f64[{shape}]")

@@ -74,7 +74,6 @@ class Normalization(Op, abstract=True):
                 out.reshape(statistic.shape)[...] = statistic
 
     def cost(self, ins: Types, outs: Types) -> Cost:
-        """About eight operations an element."""
         assert ins[0] is not None
         return Cost(8 * ins[0].size, super().cost(ins, outs).bytes)
 
@@ -193,11 +192,9 @@ class NormGrad(Op):
             out.reshape(total.shape)[...] = total
 
     def cost(self, ins, outs):
-        """About fourteen operations an element."""
         return Cost(14 * ins[0].size, super().cost(ins, outs).bytes)
 
     def expand(self, b, x, scale, mean, inverse, dy):
-        """The formulas of `norm_kernels.grad`."""
         a, g, s, _ = self.view
         dtype = inverse.dtype
         small = (a, g, 1, 1)
@@ -219,7 +216,6 @@ class NormGrad(Op):
 
     @classmethod
     def samples(cls, draw):
-        """Layers, groups, instances; without mean; halves."""
         for view, shape, scale in (
             ((2, 1, 3, 1), "2,3", "3"),
             ((2, 2, 2, 3), "2,4,3", "4"),
@@ -428,7 +424,6 @@ class InstanceNormalization(ChannelwiseNormalization, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """1 and 2 axes, float32."""
         yield draw.case(cls(epsilon=0.1), draw("f64[2,3,4]"), draw("f64[3]"), draw("f64[3]"))
         yield draw.case(cls(), draw("f64[2,2,2,2]"), draw("f64[2]"), draw("f64[2]"), want=1)
         yield draw.case(cls(), draw("f32[2,2,2,2]"), draw("f32[2]"), draw("f32[2]"))

@@ -34,7 +34,6 @@ class AverageUpdate(Op):
         return (TensorType(ins[0].dtype, (min(ins[0].size, PART),)),)
 
     def compute(self, xp, ins, outs, scratch):
-        """Part by part."""
         kind = outs[0].dtype.type
         average, w, out = ins[0].reshape(-1), ins[1].reshape(-1), outs[0].reshape(-1)
         keep = ins[2].astype(kind)

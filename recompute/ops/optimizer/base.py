@@ -110,7 +110,6 @@ class Update(Stored, abstract=True):
         return None if self.counter_at is None else inputs[self.counter_at]
 
     def _states(self, ins: Sequence[Any]) -> list[int]:
-        """Positions of the state that is there."""
         return [i for i in self.updates[1:] if i < len(ins) and ins[i] is not None]
 
     def factors(self, m: Any, rate: Any, step: Any) -> tuple[Any, ...]:

@@ -88,7 +88,6 @@ class LambUpdate(TrustUpdate):
     def _direction(
         self, xp: NumPy, w: Array, m: Array, v: Array, scale: Any, epsilon: Any, t: Array, rest: Array
     ) -> None:
-        """t ← r."""
         xp.sqrt(v, out=t)
         xp.add(t, epsilon, out=t)
         xp.divide(m, t, out=t)
@@ -97,7 +96,6 @@ class LambUpdate(TrustUpdate):
         xp.add(t, rest, out=t)
 
     def formula(self, b, w, g, state, factors):
-        """As the class says."""
         m, v = state
         rate, scale, epsilon = factors
         m = mixed(b, m, g, self.beta1)
@@ -144,7 +142,6 @@ class LarsUpdate(TrustUpdate):
         return 0.0
 
     def compute(self, xp, ins, outs, scratch):
-        """First both norms, then the step."""
         ww = gg = xp.zeros((), np.float64)
         for w, g, _, t in self.parts(xp, ins, scratch, write=False):
             ww = self.norm(xp, ww, w, t)
@@ -168,7 +165,6 @@ class LarsUpdate(TrustUpdate):
         return [rate if rate.dtype == "f64" else b.Cast(rate, to="f64")]
 
     def formula(self, b, w, g, state, factors):
-        """As the class says."""
         nw, ng = self.norm_value(b, w), self.norm_value(b, g)
         zero, one = b.constant(0.0, "f64"), b.constant(1.0, "f64")
         ok = b.Less(zero, b.Mul(nw, ng))
@@ -226,7 +222,6 @@ class GlobalNorm(Op):
         return (norm if all(x.dtype == "f64" for x in inputs) else b.Cast(norm, to="f32"),)
 
     def cost(self, ins, outs):
-        """Two operations an element."""
         return Cost(2 * sum(t.size for t in ins), super().cost(ins, outs).bytes)
 
     @classmethod
@@ -281,7 +276,6 @@ class SquareSums(Op):
         return ()
 
     def cost(self, ins, outs):
-        """Two operations an element."""
         return Cost(2 * sum(t.size for t in ins), super().cost(ins, outs).bytes)
 
     @classmethod

@@ -27,7 +27,6 @@ class SGDUpdate(Update):
 
     @classmethod
     def samples(cls, draw):
-        """With and without weight decay; half precision."""
         yield from update_samples(cls(), draw, 0)
         yield from update_samples(cls(weight_decay=0.1), draw, 0)
         yield draw.case(cls(), draw("f16[5]"), draw("f16[5]"), np.array(0.1, np.float32))
@@ -70,7 +69,6 @@ class MomentumUpdate(Update):
 
     @classmethod
     def samples(cls, draw):
-        """Plain, Nesterov, dampened; half precision."""
         yield from update_samples(cls(), draw, 1)
         yield from update_samples(cls(nesterov=True, weight_decay=0.1), draw, 1)
         yield from update_samples(cls(dampening=0.3), draw, 1)
@@ -123,13 +121,11 @@ class RMSPropUpdate(Update):
     flops_per_element = 12
 
     def infer(self, *inputs):
-        """As of all updates; momentum has a state."""
         if self.momentum and (len(inputs) < 6 or inputs[5] is None):
             raise self.fail("input 5, the state of its momentum, is absent", *inputs)
         return super().infer(*inputs)
 
     def formula(self, b, w, g, state, factors):
-        """As the class says."""
         s, a, v = state
         s = under = mixed(b, s, b.Mul(g, g), self.rho)
         if a is not None:
@@ -142,7 +138,6 @@ class RMSPropUpdate(Update):
 
     @classmethod
     def samples(cls, draw):
-        """Plain, centered, with momentum, with both."""
         for centered in (False, True):
             for momentum in (0.0, 0.9):
                 yield from update_samples(cls(momentum=momentum, weight_decay=0.1), draw, 1, centered, momentum > 0)
@@ -181,7 +176,6 @@ class AdamUpdate(Update):
         return rate * root / (1.0 - self.beta1**step), root * self.epsilon, 1.0 - rate * self.weight_decay
 
     def formula(self, b, w, g, state, factors):
-        """As the class says."""
         m, v, top = state
         rate, epsilon, keep = factors
         if self.decoupled:
@@ -195,7 +189,6 @@ class AdamUpdate(Update):
 
     @classmethod
     def samples(cls, draw):
-        """Adam, with L2, AdamW, AMSGrad; half precision."""
         yield from update_samples(cls(), draw, 2)
         yield from update_samples(cls(weight_decay=0.1), draw, 2)
         yield from update_samples(cls(weight_decay=0.1, decoupled=True), draw, 2)
@@ -246,7 +239,6 @@ class Increment(Op):
         xp.add(ins[0], one, out=outs[0])
 
     def expand(self, b, x, unscale=None):
-        """x + 1."""
         if unscale is None:
             return (b.Add(x, b.constant(1, x)),)
         skip = b.Equal(unscale, b.constant(0.0, unscale))

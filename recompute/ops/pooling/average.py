@@ -83,7 +83,6 @@ class AveragePool(Averaging, onnx=True):
         return (TensorType("f32", (min(block_planes(w), math.prod(ins[0].shape[:2])) * w.positions,)),)
 
     def compute(self, xp, ins, outs, scratch):
-        """One addition a tap, then one division."""
         w = self.window(ins[0].shape[2:], outs[0].shape[2:])
         x, y = ins[0].reshape(-1, *w.inp), outs[0].reshape(-1, *w.out)
         for block in planes(w, x.shape[0]):
@@ -145,7 +144,6 @@ class AveragePoolGrad(Averaging):
         return (divided,) if exact else (divided, TensorType(dtype, (count * math.prod(w.inp),)))
 
     def compute(self, xp, ins, outs, scratch):
-        """One addition a tap."""
         w = self.window(outs[0].shape[2:], ins[0].shape[2:])
         dy, dx = ins[0].reshape(-1, *w.out), outs[0].reshape(-1, *w.inp)
         for block in planes(w, dy.shape[0]):
@@ -179,7 +177,6 @@ class AveragePoolGrad(Averaging):
 
     @classmethod
     def samples(cls, draw):
-        """As for AveragePool."""
         for op, text in _pool_samples(AveragePool):
             x = TensorType.parse(f"f64[{text}]")
             for include in (0, 1):

@@ -12,10 +12,6 @@ from ..norm.numerics import wide
 from ..reduction.sums import ReduceMean
 
 
-def _spatial(ndim: int) -> tuple[int, ...]:
-    return tuple(range(2, ndim))
-
-
 @channels_last(inputs=(0,), outputs=(0,))
 @dataclass(frozen=True)
 class GlobalAveragePool(Op, onnx=True):
@@ -46,16 +42,14 @@ class GlobalAveragePool(Op, onnx=True):
             outs[0][...] = scratch[0]
 
     def cost(self, ins, outs):
-        """One operation an input element."""
         return ReduceMean().cost(ins, outs)
 
     def gradient(self, b, ins, outs, grads):
         """dy / n repeated; nothing is kept."""
-        return ReduceMean(axes=_spatial(ins[0].ndim)).gradient(b, ins, outs, grads)
+        return ReduceMean(axes=tuple(range(2, ins[0].ndim))).gradient(b, ins, outs, grads)
 
     @classmethod
     def samples(cls, draw):
-        """1 to 3 axes."""
         yield draw.case(cls(), draw("f64[2,3,2,2]"))
         yield draw.case(cls(), draw("f64[2,2,3]"))
         yield draw.case(cls(), draw("f32[1,2,2,1,3]"))
@@ -106,7 +100,6 @@ class GlobalMaxPool(Op, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """1 to 3 axes."""
         yield draw.case(cls(), draw.distinct("f64[2,3,2,2]"))
         yield draw.case(cls(), draw.distinct("f64[2,2,3]"))
         yield draw.case(cls(), draw("f32[1,2,2,1,3]"), want=1)

@@ -66,7 +66,6 @@ class Pooling(Op, abstract=True):
         }  # fmt: skip
 
     def cost(self, ins: Types, outs: Types) -> Cost:
-        """One operation a tap and window."""
         windows = min((t.size for t in (*ins, *outs[:1]) if t is not None), default=0)
         return Cost(windows * math.prod(self.kernel_shape), super().cost(ins, outs).bytes)
 

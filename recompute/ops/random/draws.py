@@ -67,7 +67,6 @@ class Draw(Op, abstract=True):
         return dataclasses.replace(cast(Any, super().sliced(factor, start, size, outs)), first=self.first + before)
 
     def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
-        """None."""
         return [None] * len(ins)
 
 
@@ -222,7 +221,6 @@ class Fresh(Draw, abstract=True):
 
     @classmethod
     def samples(cls, draw: samples.Draw) -> Iterator[Case]:
-        """Two element types; more than a tile; nothing."""
         for shape, dtype in (((3, 5), "f64"), ((33, 1001), "f32"), ((0, 2), "f32"), ((9,), "f16")):
             yield draw.case(cls(shape=shape, dtype=dtype, seed=3), np.array(4))  # type: ignore[call-arg]
         yield draw.case(cls(shape=(3, 5), dtype="f32", seed=3, first=7), np.array(4))  # type: ignore[call-arg]
@@ -311,7 +309,6 @@ class Bernoulli(Draw):
         return TensorType("f32", (size,)), TensorType("bool", (size,))
 
     def compute(self, xp, ins, outs, scratch):
-        """Tile by tile: draw, compare."""
         p, out = ins[0].reshape(-1), outs[0].reshape(-1)
         fill = stream(xp, self.seed, ins[1], self.first)
         for start in range(0, p.size, TILE):

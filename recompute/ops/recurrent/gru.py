@@ -79,7 +79,6 @@ class GRU(Recurrent):
             self._run(xp, d, given, filled(outs, 3), scratch)
 
     def _run(self, xp, d, given, outs, scratch):
-        """The steps of one direction."""
         _, _, r, bias, lengths, h0 = given
         y, last, kept = outs
         pre, product, h, room, _, active = scratch
@@ -139,7 +138,6 @@ class GRU(Recurrent):
 
     @classmethod
     def samples(cls, draw):
-        """Every direction, both forms of the reset gate."""
         yield from recurrent_samples(draw, _cases())
 
 

@@ -58,7 +58,6 @@ class LSTM(Recurrent):
         return (*map(x.with_shape, shapes), active)
 
     def compute(self, xp, ins, outs, scratch):
-        """One direction after the other."""
         x, w, _, bias, *_ = given = filled(ins, 8)
         gates = filled(outs, 5)[3]
         for d in range(self.directions):

@@ -61,7 +61,6 @@ class RNN(Recurrent):
         return (*map(x.with_shape, [(steps, batch, n), (batch, n), (batch, n), (n,)]), active)
 
     def compute(self, xp, ins, outs, scratch):
-        """One direction after the other."""
         x, w, r, bias, lengths, h0 = filled(ins, 6)
         y, last = filled(outs, 2)
         pre, product, h, total, active = scratch

@@ -176,7 +176,6 @@ class Recurrent(Op, abstract=True):
         )
 
     def _unrolled(self, b: OperatorBuilder, d: int, inputs: Sequence[Any]) -> list[Value]:
-        """All outputs of one direction."""
         x, w, r, bias, lengths, *states = inputs
         steps, batch, features = x.shape
         width = self.gates * self.hidden_size
@@ -313,7 +312,6 @@ class RecurrentGrad(Op, abstract=True):
         return (batch_factor(ins, given, [1, SUM, SUM, SUM, 1, 1, SUM]),)
 
     def cost(self, ins: Types, outs: Types) -> Cost:
-        """Twice the operator's."""
         return Cost(2 * self.forward().cost(ins, outs).flops, super().cost(ins, outs).bytes)
 
     def parts(self, ins: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:

@@ -120,7 +120,6 @@ class ShareTies(Op):
         return (b.Where(mask, b.Div(dy, count), b.constant(0, dy)),)
 
     def gradient(self, b, ins, outs, grads):
-        """Linear in dy."""
         x, y, _ = ins
         mask, axes = b.Equal(x, y), _repeated(x, y)
         total = b.ReduceSum(b.Where(mask, grads[0], b.constant(0, x)), axes=axes)
@@ -260,12 +259,10 @@ class ArgMax(Op, onnx=True):
         return xp.argmax
 
     def gradient(self, b, ins, outs, grads):
-        """None."""
         return [None]
 
     @classmethod
     def samples(cls, draw):
-        """Ties, first and last; negative axes."""
         for last in (0, 1):
             yield draw.case(cls(axis=1, select_last_index=last), draw.ints("i64[4,6]", 0, 3))
         yield draw.case(cls(axis=-1, keepdims=0), draw("f64[2,3]"))

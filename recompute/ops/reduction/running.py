@@ -41,7 +41,6 @@ class LinearScan(Op):
         return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
     def compute(self, xp, ins, outs, scratch):
-        """Step by step."""
         a, d, s = (xp.moveaxis(v, self.axis, 0) for v in (*ins, outs[0]))
         steps = range(len(s))[:: -1 if self.reverse else 1]
         before = None
@@ -80,7 +79,6 @@ class CumProd(Running):
     """
 
     def compute(self, xp, ins, outs, scratch):
-        """One running product on (turned) views."""
         x, y = self.turned(xp, ins[0], outs[0], 1)
         if y.size:
             xp.cumprod(x, axis=0, dtype=y.dtype, out=y)
@@ -99,7 +97,6 @@ class CumProd(Running):
 
     @classmethod
     def samples(cls, draw):
-        """Both directions, inclusive and exclusive; zeros."""
         for exclusive in (0, 1):
             for reverse in (0, 1):
                 x = draw("f64[3,4]")
@@ -127,7 +124,6 @@ class Det(Op, onnx=True):
             outs[0][at] = xp.linalg.det(ins[0][at])
 
     def cost(self, ins, outs):
-        """2/3 n³."""
         return Cost(ins[0].size * ins[0].shape[-1], super().cost(ins, outs).bytes)
 
     def gradient(self, b, ins, outs, grads):
@@ -137,7 +133,6 @@ class Det(Op, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Several, one, of one element, none."""
         for shape in ("2,3,3", "2,2", "3,1,1", "0,2,2"):
             yield draw.case(cls(), draw(f"f64[{shape}]"))
         yield draw.case(cls(), draw("f32[2,2]"))
@@ -170,7 +165,6 @@ class Cofactors(Op):
             xp.matmul(u * (others * (xp.linalg.det(u) * xp.linalg.det(v))), v, out=outs[0][at])
 
     def cost(self, ins, outs):
-        """About 20 n³."""
         return Cost(20 * ins[0].size * ins[0].shape[-1], super().cost(ins, outs).bytes)
 
     def gradient(self, b, ins, outs, grads):
@@ -185,7 +179,6 @@ class Cofactors(Op):
 
     @classmethod
     def samples(cls, draw):
-        """Well away from singular ones; a singular one."""
         for shape in ("2,3,3", "2,2", "0,2,2"):
             x = draw(f"f64[{shape}]")
             yield draw.case(cls(), x + 2 * np.eye(x.shape[-1]), export=False)

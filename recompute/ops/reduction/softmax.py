@@ -90,7 +90,6 @@ class Softmax(AlongRows, onnx=True):
         return (b.Mul(e, b.Reciprocal(b.ReduceSum(e, axes=axes))),)
 
     def gradient(self, b, ins, outs, grads):
-        """From the output."""
         return [b.SoftmaxGrad(outs[0], grads[0], axis=self.axis)]
 
 
@@ -117,7 +116,6 @@ class LogSoftmax(AlongRows, onnx=True):
         return (b.Sub(moved, b.Log(b.ReduceSum(b.Exp(moved), axes=axes))),)
 
     def gradient(self, b, ins, outs, grads):
-        """From the output."""
         return [b.LogSoftmaxGrad(outs[0], grads[0], axis=self.axis)]
 
 
@@ -156,7 +154,6 @@ class Hardmax(AlongAxis, onnx=True):
         return TensorType("i64", (outer, *inner)), TensorType("i64", (1, n, *ones))
 
     def compute(self, xp, ins, outs, scratch):
-        """Positions compared with the one chosen."""
         if not ins[0].size:
             return
         form = self.form(ins[0])
@@ -173,7 +170,6 @@ class Hardmax(AlongAxis, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Without ties for the derivative; with ties."""
         for axis in (0, 1, 2):
             yield draw.case(cls(axis=axis), draw.distinct("f64[2,3,4]"))
         yield draw.case(cls(axis=-1), draw.ints("i64[3,5]", 0, 3).astype("f4"))

@@ -62,7 +62,6 @@ class Reduce(Op, abstract=True):
         return (*prepared, self.infer(x)[0].with_dtype(precise)) if precise != x.dtype else prepared
 
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        """Prepare, reduce, finish."""
         x, total = ins[0], (*scratch, outs[0])[1 if self.prepare else 0]
         if self.prepare:
             if x.dtype != scratch[0].dtype:
@@ -149,7 +148,6 @@ class ReduceSum(Reduce):
 
     @classmethod
     def samples(cls, draw):
-        """Also integers, and the sum of nothing."""
         yield from super().samples(draw)
         yield draw.case(cls(axes=(0,)), draw.ints("i32[3,2]", 0, 9))
         yield draw.case(cls(axes=(0,)), draw("f64[0,2]"))
@@ -281,7 +279,6 @@ class ReduceLogSumExp(Reduce):
 
     @classmethod
     def samples(cls, draw):
-        """Also large numbers and rows of minus infinity."""
         yield from super().samples(draw)
         x = draw("f32[3,4]") * 1000
         x[1] = -math.inf

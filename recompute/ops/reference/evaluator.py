@@ -54,7 +54,6 @@ class Reference(Op):
             out[...] = xp.asarray(result)
 
     def gradient(self, b, ins, outs, grads):
-        """None is known."""
         raise ModelError(f"{self.kind} has no gradient: stop it before with no_grad, or leave it out of the loss")
 
     @classmethod

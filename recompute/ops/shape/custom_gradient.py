@@ -33,7 +33,6 @@ class Cotangent(Op):
         return (b.fill(0.0, x),)
 
     def gradient(self, b, ins, outs, grads):
-        """None."""
         return [None]
 
     @classmethod

@@ -15,7 +15,6 @@ class Detach(Copied, onnx="Identity"):
     """x, through which no gradient flows (PyTorch's `detach`); exported as Identity."""
 
     def gradient(self, b, ins, outs, grads):
-        """None."""
         return [None]
 
     @classmethod

@@ -169,7 +169,6 @@ class Split(Move):
 
     @classmethod
     def samples(cls, draw):
-        """Equal, unequal and empty parts, a negative axis."""
         yield draw.case(cls((1, 2), -1), draw("f64[2,3]"))
         yield draw.case(cls((2, 0, 2)), draw("f64[4,3]"))
         yield draw.case(cls((3,), 1), draw("f64[2,3]"))
@@ -221,7 +220,6 @@ class Tile(Move):
 
     @classmethod
     def samples(cls, draw):
-        """Two axes, none, no copies at all."""
         yield draw.case(cls((2, 3)), draw("f64[2,3]"))
         yield draw.case(cls((1, 2, 1)), draw("f64[2,1,3]"))
         yield draw.case(cls((2, 0)), draw("f64[2,3]"))

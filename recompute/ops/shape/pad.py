@@ -119,7 +119,6 @@ class Pad(Move):
 
     @classmethod
     def samples(cls, draw):
-        """Every mode; cutting; wide borders; nothing inside."""
         yield draw.case(cls((1, 0, 0, 2), value=1.5), draw("f64[2,3]"))
         yield draw.case(cls((-1, 1, 1, -2)), draw("f64[3,3]"))
         yield draw.case(cls((0, 1, 1, 1)), draw("f64[0,3]"))

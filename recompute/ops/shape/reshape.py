@@ -50,7 +50,6 @@ class Identity(Copied, onnx=True):
     """A copy of x."""
 
     def gradient(self, b, ins, outs, grads):
-        """dy itself."""
         return [grads[0]]
 
     @classmethod
@@ -139,7 +138,6 @@ class Cast(Elementwise):
 
     @classmethod
     def samples(cls, draw):
-        """Down, up, to integers, to bool."""
         yield draw.case(cls(to="f32"), draw("f64[2,3]"), tolerance=1e-3)
         yield draw.case(cls(to="f64"), draw("f32[2,3]"))
         for to, given in (("i2", "u4"), ("u4", "i2"), ("f8e4m3fn", "f8e8m0"), ("f8e8m0", "i4")):

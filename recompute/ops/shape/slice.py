@@ -146,7 +146,6 @@ class SliceGrad(Sliced):
         outs[0][self.index(self.shape)] = ins[0]
 
     def gradient(self, b, ins, outs, grads):
-        """The slice."""
         return [b.Slice(grads[0], starts=self.starts, ends=self.ends, axes=self.axes, steps=self.steps)]
 
     def export(self, g, ins, outs):

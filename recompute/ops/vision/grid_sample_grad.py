@@ -48,7 +48,6 @@ class GridSampleGradInput(Sampling):
                 add_rows(xp, x.reshape(x.shape[0], -1, 1), scratch[4], part[..., None])
 
     def cost(self, ins, outs):
-        """As GridSample."""
         return sampling_cost(self, ins[0], ins[1].shape[1], ins, outs)
 
     def gradient(self, b, ins, outs, grads):
@@ -112,7 +111,6 @@ class GridSampleGradGrid(Sampling):
                     out[:, rank - 1 - axis] += part
 
     def cost(self, ins, outs):
-        """As GridSample."""
         return sampling_cost(self, ins[1], ins[0].shape[1], ins, outs)
 
     def gradient(self, b, ins, outs, grads):

@@ -261,7 +261,6 @@ class ResizeGrad(Interpolation):
         self.run(xp, ins[0], outs[0], scratch, self.steps(self.shape, ins[0].shape, back=True), back=True)
 
     def cost(self, ins, outs):
-        """As Resize."""
         width = {"nearest": 1, "linear": 2, "cubic": 4}[self.mode]
         return Cost(2 * width * len(self.maps(self.shape, ins[0].shape)) * ins[0].size, super().cost(ins, outs).bytes)
 

@@ -222,7 +222,6 @@ class RoiAlign(Aligned):
         return self.room_for(ins[0])
 
     def compute(self, xp, ins, outs, scratch):
-        """Region by region."""
         x, by = ins[0], (*ins, None)[3]
         _, c, h, w = x.shape
         for roi, n, y in zip(on_host(ins[1]), on_host(ins[2]).tolist(), outs[0], strict=True):
@@ -324,7 +323,6 @@ class RoiAlignGrad(Aligned):
         return self.room_for(outs[0])
 
     def compute(self, xp, ins, outs, scratch):
-        """Region by region, in order."""
         dx, by = outs[0], (*ins, None)[3]
         dx.fill(0)
         _, c, h, w = dx.shape
@@ -341,7 +339,6 @@ class RoiAlignGrad(Aligned):
             dx[n][:, rows, columns] += whole
 
     def cost(self, ins, outs):
-        """As RoiAlign."""
         return Cost(32 * ins[2].size, super().cost(ins, outs).bytes)
 
     def gradient(self, b, ins, outs, grads):
@@ -352,7 +349,6 @@ class RoiAlignGrad(Aligned):
 
     @classmethod
     def samples(cls, draw):
-        """As RoiAlign; the function body would need loops."""
         for options, rois, batch, x, dy in _samples(draw):
             shape = draw(x).shape
             by = [draw.distinct(x) + 0.03] if options.get("mode") == "max" else []

@@ -122,7 +122,6 @@ class MaxRoiPoolGrad(Pooled):
             self.put(xp, outs[0][n], self.winners(xp, x[n], roi, scratch), up)
 
     def gradient(self, b, ins, outs, grads):
-        """None is offered."""
         raise self.fail("has no second derivative", *(v.type for v in ins))
 
     @classmethod

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....language.types import TensorType
+from ....language.types import TensorType, Typed
 from ...shared import trouble
 
 #: element type → its name in CUDA C; halves and small floats are structures of their bits
@@ -102,31 +102,11 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Buffer:
+class Buffer(Typed):
     """Elements in the device's memory, row-major: an address and a type."""
 
     address: int
     type: TensorType
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Dimensions."""
-        return self.type.shape
-
-    @property
-    def dtype(self) -> str:
-        """Short name of the element type."""
-        return self.type.dtype
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.type.size
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes."""
-        return self.type.nbytes
 
     def reshape(self, *shape: int) -> Buffer:
         """The same elements in another shape; one dimension may be -1."""

@@ -13,11 +13,11 @@ import numpy as np
 
 from ...recomputation.recompute import RecomputePlan
 from ..base import Planner
-from ..core.division_tree import Graph, Piece, division_tree
-from ..core.lower_sets import ForwardGraph, forward_graph
 from ..core.problem import RematerialisationProblem
 from ..core.schedules import keep_schedule, kept_plan
 from ..core.simulate import Outcome, simulate
+from .division_tree import Graph, Piece, division_tree
+from .lower_sets import ForwardGraph, forward_graph
 
 #: nodes that judging plans may simulate in all
 _SIMULATED = 1_000_000
@@ -53,7 +53,6 @@ class FengHuang(Planner, strategy="feng-huang"):
     negligible: float = 0.001
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
-        """See the class."""
         forward = forward_graph(problem)
         graph, numbers, always = _prepared(forward, self.negligible)
         root = division_tree(graph)
@@ -91,7 +90,6 @@ def _prepared(forward: ForwardGraph, negligible: float) -> tuple[Graph, list[int
 
 
 def _values(problem: RematerialisationProblem, forward: ForwardGraph, kept: Iterable[int]) -> list[int]:
-    """All that the kept nodes write."""
     return [v for k in sorted(kept) for v in problem.nodes[forward.nodes[k]].writes]
 
 

@@ -191,7 +191,6 @@ def _dominators(order: Sequence[int], start: int, preds: Sequence[Sequence[int]]
 
 
 def _chain(dominators: dict[int, int], v: int, end: int) -> list[int]:
-    """Dominators of a vertex, the outermost first."""
     found = []
     while v != end:
         v = dominators[v]

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from ....errors import UsageError, need_extra
+from ....errors import UsageError, load_extra
 from ...recomputation.recompute import RecomputePlan
 from ..base import Planner
 from ..core.problem import RematerialisationProblem
 from ..core.simulate import plan_of, pruned, sequence_of, simulate
 from ..core.watch import current, interruptible
-from .retention_intervals import start
+from ..methods.retention_intervals import start
 
 #: bytes in the programme are such that the budget is this: solvers allow rows to be off by a millionth
 _BUDGET = 1024.0
@@ -67,7 +67,6 @@ class CheckmateLP(Checkmate, strategy="checkmate-lp"):
     thresholds: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
-        """See `Planner.plan`."""
         if budget is None:
             return RecomputePlan()
         found = []
@@ -299,10 +298,7 @@ class Programme:
         self, seconds: float, whole: bool, solver: str, gap: float, start: RecomputePlan | None
     ) -> tuple[list[float] | None, float | None]:
         """(values of the unknowns, None where none were found; the dual bound in the problem's unit of cost)."""
-        try:
-            from ortools.math_opt.python import mathopt
-        except ImportError:
-            raise need_extra("ortools", "plan", "strategy 'checkmate'") from None
+        mathopt = load_extra("ortools.math_opt.python.mathopt", "plan", "strategy 'checkmate'")
         kinds = {"highs": mathopt.SolverType.HIGHS, "scip": mathopt.SolverType.GSCIP}
         if solver not in kinds:
             raise UsageError(f"strategy 'checkmate': solver must be highs or scip, not '{solver}'")

@@ -19,7 +19,11 @@ import numpy as np
 
 from ...recomputation.recompute import RecomputePlan
 from ..base import Planner
-from ..core.lower_sets import (
+from ..core.problem import RematerialisationProblem
+from ..core.schedules import keep_schedule, kept_plan
+from ..core.simulate import Outcome, simulate
+from ..core.watch import current
+from .lower_sets import (
     ForwardGraph,
     Lattice,
     Steps,
@@ -29,10 +33,6 @@ from ..core.lower_sets import (
     principal_lower_sets,
     thinned,
 )
-from ..core.problem import RematerialisationProblem
-from ..core.schedules import keep_schedule, kept_plan
-from ..core.simulate import Outcome, simulate
-from ..core.watch import current
 
 _PAPER = (
     "Kusumoto, Inoue, Watanabe, Akiba & Koyama 2019, A Graph Theoretic Framework of Recomputation (arXiv 1905.11722)"

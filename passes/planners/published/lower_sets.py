@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ....errors import UsageError
-from .problem import RematerialisationProblem
+from ..core.problem import RematerialisationProblem
 
 #: pairs of lower sets that are worked out once and kept, at 28 bytes each
 _PAIRS_KEPT = 4_000_000

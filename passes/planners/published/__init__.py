@@ -1,0 +1,1 @@
+"""Planners as published, for comparison: `auto` never asks them."""
