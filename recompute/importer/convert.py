@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 
 from ..errors import ModelError
+from .graphs import first_output
 from .inline import check_functions
 from .limits import Budget
 from .loops import hide_old_scans
@@ -45,7 +46,14 @@ def prepare(model: onnx.ModelProto, budget: Budget | None = None, *, oldest: int
 
 
 def _give_back(light: onnx.ModelProto, model: onnx.ModelProto, weights: list[onnx.TensorProto]) -> None:
-    """Puts the large weights, which were inputs, into their place again."""
+    """Puts the large weights, which were inputs, into their place again, and what the file says about nodes.
+
+    The version converter drops their metadata, which say what is detached.
+    """
+    said = {first_output(n): n.metadata_props for n in model.graph.node if n.metadata_props}
+    for node in light.graph.node if said else ():
+        if not node.metadata_props:
+            node.metadata_props.extend(said.get(first_output(node), ()))
     for t in weights:
         light.graph.initializer.append(t)
     names = {t.name for t in weights} - {i.name for i in model.graph.input}
