@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,15 @@ from tests.opset_cases import NETWORKS, OPSETS, ROWS, feed_of, row
 
 ort = pytest.importorskip("onnxruntime")
 BATCH = 4
+
+
+def cases(*names: Any) -> list[Any]:
+    """At each opset; those of opset 9 are quick to have (of networks, the first), the others are marked slow."""
+    quick = {(9, *combined) for combined in itertools.product(names[0][:1] if len(names) > 1 else names[0], *names[1:])}
+    every = itertools.product(OPSETS, *names)
+    return [pytest.param(*c, marks=() if c in quick else pytest.mark.slow) for c in every]
+
+
 close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
 
 
@@ -77,9 +87,7 @@ def losses_of(network: str, edit: str) -> list[float]:
     return trained(EDITS[edit](rc.load(model, batch=BATCH), weight, at), feed_of(model, BATCH))
 
 
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize(("opset", "network", "edit"), cases(list(NETWORKS), list(EDITS)))
 def test_edits_keep_the_form_of_the_file(opset: int, network: str, edit: str) -> None:
     make, weight, at = NETWORKS[network]
     model = make(opset)
@@ -106,8 +114,7 @@ def test_edits_keep_the_form_of_the_file(opset: int, network: str, edit: str) ->
         close(scores(exported, {n: a[:1] for n, a in given.items()}), got[:1], **tolerance)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize(("opset", "network"), cases(list(NETWORKS)))
 def test_a_file_of_batch_1_is_trained_at_another(opset: int, network: str) -> None:
     make = NETWORKS[network][0]
     fixed = make(opset, fixed=1)
@@ -130,9 +137,7 @@ def losses_of_row(name: str, opset: int) -> list[float]:
     return trained(rc.load(model, batch=BATCH), feed_of(model, BATCH))
 
 
-@pytest.mark.parametrize(
-    ("opset", "name"), [(o, n) for n, (_, _, first) in ROWS.items() for o in OPSETS if o >= first]
-)  # fmt: skip
+@pytest.mark.parametrize(("opset", "name"), [c for c in cases(list(ROWS)) if c.values[0] >= ROWS[c.values[1]][2]])
 def test_operators_whose_signature_changed(opset: int, name: str) -> None:
     """Values and, by the losses of three steps, gradients; also of a file that fixes its batch."""
     model = row(name, opset)
