@@ -127,7 +127,7 @@ def max_batch(
     `seconds`: how long "auto" searches (see `RecomputeOptimizer.set_budget`); an interrupt ends the search with the
     best plan so far.  `model` and the other arguments are those of `estimate`.  With a `mesh` the budget is that of
     each rank, and batches are those of all ranks, multiples of the micro-batches.  UsageError if batch 1 does not fit,
-    or if the model fixes its batch.
+    or if the model fixes its batch and cannot be made for others.
     """
     check_limits(effort, seconds)
     slicing = bool(fields.pop("slicing", True))
@@ -154,11 +154,7 @@ def max_batch_of(
         raise UsageError("network is between ranks, but there is no mesh: give one, such as mesh='dp=8'")
     if steps.parallel is not None:
         network_of(network, steps.parallel.mesh)
-    if not steps.open_batch:
-        raise UsageError(
-            f"{steps.name} fixes its batch at {steps.default_batch}, so that it cannot be chosen. "
-            "Give a model whose first dimension is dynamic"
-        )
+    steps.open()
     peaks = _Peaks(steps, progress)
     each = steps.each
     found: dict[Strategy, int] = {}

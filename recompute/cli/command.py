@@ -145,10 +145,6 @@ class _Job(ModelJob):
             self.say(f"wrote {path}{what}")
         return self.verdict()
 
-    def has_sizes(self) -> bool:
-        """Whether sizes of open dimensions are given."""
-        return bool(self.args.batch or self.args.dim or self.args.input_shapes)
-
     def is_first(self) -> bool:
         """Whether the command names a model's file and nothing else."""
         from .arguments import parser
@@ -172,7 +168,8 @@ class _Job(ModelJob):
         if self.args.print_passes:
             return self.print_passes()
         if self.args.look:
-            return self.look()
+            self.look()
+            return
         if cli_plan.is_problem(self.args.model):
             return cli_plan.plan_problem(self)
         if cli_cluster.answer(self) or cli_memory.before_loading(self, self.wants_more()):
@@ -319,17 +316,10 @@ class _Job(ModelJob):
         ]
         cli_ending.say(passes_table(found))
 
-    def look(self) -> None:
-        """Prints what the file holds, and what training it takes."""
-        from ..analysis.look import look
-        from .values import bound, sizes
-
-        args = self.args
-        if not Path(args.model).is_file():
-            raise UsageError(f"--look reads a model's file, and '{args.model}' is none (--list-models: the zoo)")
-        found = look(args.model, batch=args.batch, dims=sizes(args.dim), set=dict(map(bound, args.set)))
-        self.report.look = found.to_dict()
-        self.say(str(found))
+    def look(self) -> dict[str, Any]:
+        """The screen, whose facts the report holds too."""
+        self.report.look = super().look()
+        return self.report.look
 
     def print_parameters(self, program: Any) -> None:
         """Which tensors of the model are trained, and why."""

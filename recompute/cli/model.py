@@ -14,7 +14,7 @@ from ..support.files import regular
 from . import ending as cli_ending
 from .frozen import unfrozen
 from .outputs import report_attention
-from .values import input_shapes, loading_of, split, zoo_option
+from .values import bound, input_shapes, loading_of, sizes, split, zoo_option
 
 
 @dataclass
@@ -49,6 +49,21 @@ class ModelJob:
         """Prints text for people: to standard error where standard output carries JSON."""
         if not self.args.quiet:
             (cli_ending.tell if self.to_stdout else cli_ending.say)(text)
+
+    def has_sizes(self) -> bool:
+        """Whether sizes of open dimensions are given."""
+        return bool(self.args.batch or self.args.dim or self.args.input_shapes)
+
+    def look(self) -> dict[str, Any]:
+        """Prints what the file holds, and what training it takes; the facts."""
+        from ..analysis.look import look
+
+        args = self.args
+        if not Path(args.model).is_file():
+            raise UsageError(f"--look reads a model's file, and '{args.model}' is none (--list-models: the zoo)")
+        found = look(args.model, batch=args.batch, dims=sizes(args.dim), set=dict(map(bound, args.set)))
+        self.say(str(found))
+        return found.to_dict()
 
     def needs_weights(self) -> bool:
         """Whether a network of the zoo is built with weights."""

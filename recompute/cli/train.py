@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import RecomputeError, UsageError
+from ..errors import OpenDimensionsError, RecomputeError, UsageError
 from ..places import CPUPlace, as_place
 from ..runtime.communication.started import given_rank
 from ..support.files import replacing
@@ -80,7 +80,7 @@ class _TrainJob(ModelJob):
         _check_classes(data, evaluation)
         place = as_place(args.place)
         buckets, padding = bucket_sizes(args.buckets), paddings(args.pad)
-        program = self.load()
+        program = self._loaded()
         if args.batch is not None and program.block.batch != args.batch:
             raise UsageError(
                 f"the model fixes its batch at {program.block.batch}, so that --batch {args.batch} cannot be had: "
@@ -114,6 +114,15 @@ class _TrainJob(ModelJob):
         if self.ranks.leads:
             self._finish(history, program)
         return {"interrupted": 130, "ended by SIGTERM": 143}.get(history.stopped, 0)
+
+    def _loaded(self) -> Any:
+        """The program; where dimensions are open, what the file holds is printed before the error."""
+        try:
+            return self.load()
+        except OpenDimensionsError:
+            if not self.has_sizes():
+                self.look()
+            raise
 
     def _optimizer(self, steps: int) -> Any:
         """The optimizer with its schedule and clipping, precision and recomputation."""

@@ -92,6 +92,13 @@ class Source:
         """A new program at a batch, with nothing frozen."""
         raise NotImplementedError
 
+    def open(self, batch: int) -> None:
+        """Makes a batch that the model fixes one that can be chosen.  UsageError where `batch` cannot be had."""
+        raise UsageError(
+            f"{self.name} fixes its batch at {self.fixed}: it cannot be compiled for {batch}. Give a model whose first "
+            f"dimension is dynamic, such as what rc.export_trained(rc.load(..., batch={batch}), 'open.onnx') writes"
+        )
+
     def at(self, batch: int) -> Program:
         """A new program at a batch."""
         return self.loading.frozen(self.whole(batch))
@@ -175,14 +182,31 @@ class _File(Source):
             self.fixed = self.default = first[0] if first else 1
         elif len(sizes) == 1:
             self.default = sizes.pop()
-        self.loading, self._model = loading, model
+        self.loading, self._model, self._given = loading, model, model
         self._trains: list[str] | None = None
         if not loading.weights:
-            self._model = prepare(proto)
-        if not loading.weights and loading.edit is None:
+            self._take(proto)
+
+    def _take(self, proto: onnx.ModelProto) -> None:
+        """Reads a model without the contents of what trains."""
+        self._model = prepare(proto)
+        if self.loading.edit is None:
             program = self.whole(self.default)
             self._trains = [v.name for v in program.block.parameters] or None
             self._model = without_contents(self._model, {v.name for v in program.block.parameters})
+
+    def open(self, batch: int) -> None:
+        """The file as `load` opens it for a batch, after a check on samples, which needs the weights."""
+        if self._shapes:
+            super().open(batch)
+        plain = Loading(max_seconds=self.loading.max_seconds, max_bytes=self.loading.max_bytes, dims=self.loading.dims,
+                        set=self.loading.set)  # fmt: skip
+        opened = plain.read(self._given, batch=batch).source
+        assert opened is not None
+        self._axes, self.fixed = _batch_axes(opened.graph, {}, self.loading), None
+        self._model = opened
+        if not self.loading.weights:
+            self._take(opened)
 
     def whole(self, batch: int) -> Program:
         is_open = self._axes if self.fixed is None else ()

@@ -93,6 +93,11 @@ class Steps:
         """Whether the batch can be chosen."""
         return self._source.fixed is None
 
+    def open(self) -> None:
+        """Opens a batch that the model fixes.  UsageError where it cannot be."""
+        if self._source.fixed is not None:
+            self._source.open(self._source.fixed + 1)
+
     @property
     def default_batch(self) -> int:
         """The default batch: of all ranks, if there are several."""
@@ -122,17 +127,13 @@ class Steps:
         return found
 
     def batch(self, wanted: int | None) -> int:
-        """The batch to compile for.  UsageError for less than 1, or if the model fixes another."""
+        """The batch to compile for; one that a file fixes is opened.  UsageError for less than 1, or if it cannot."""
         if wanted is None:
             return self.default_batch
         if isinstance(wanted, bool) or not isinstance(wanted, (int, np.integer)) or wanted < 1:
             raise UsageError(f"batch must be a whole number of at least 1, not {wanted!r}")
         if self._source.fixed not in (None, wanted):
-            raise UsageError(
-                f"{self.name} fixes its batch at {self._source.fixed}: it cannot be compiled for {wanted}. "
-                "Give a model whose first dimension is dynamic, such as what "
-                f"rc.export_trained(rc.load(..., batch={wanted}), 'open.onnx') writes"
-            )
+            self._source.open(int(wanted))
         if wanted % self.micro_batches:
             assert self.parallel is not None
             raise UsageError(

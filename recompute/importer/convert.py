@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 
 from ..errors import ModelError
+from .graphs import first_output, rename_reads
 from .inline import check_functions
 from .limits import Budget
 from .loops import hide_old_scans
@@ -45,7 +46,14 @@ def prepare(model: onnx.ModelProto, budget: Budget | None = None, *, oldest: int
 
 
 def _give_back(light: onnx.ModelProto, model: onnx.ModelProto, weights: list[onnx.TensorProto]) -> None:
-    """Puts the large weights, which were inputs, into their place again."""
+    """Puts the large weights, which were inputs, into their place again, and what the file says about nodes.
+
+    The version converter drops their metadata, which say what is detached.
+    """
+    said = {first_output(n): n.metadata_props for n in model.graph.node if n.metadata_props}
+    for node in light.graph.node if said else ():
+        if not node.metadata_props:
+            node.metadata_props.extend(said.get(first_output(node), ()))
     for t in weights:
         light.graph.initializer.append(t)
     names = {t.name for t in weights} - {i.name for i in model.graph.input}
@@ -108,7 +116,7 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     from onnx import version_converter
 
     _check_nodes(model.graph, opset)
-    resized = _old_resizes(model.graph) if opset <= 10 else set()
+    resized = [n.output[0] for n in model.graph.node if n.op_type in ("Upsample", "Resize") and n.output]
     if opset < 13:
         _flatten_hardmax(model.graph)
     if opset == 8:
@@ -124,9 +132,8 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
             _park_unknown(converted.graph, None)
             for own in [o for o in converted.opset_import if o.domain == _PARKED]:
                 converted.opset_import.remove(own)
-        for node in converted.graph.node:
-            if node.op_type == "Resize" and not resized.isdisjoint(node.output):
-                _resize_from_the_corner(node)
+        if opset <= 10:
+            _resize_from_the_corner(converted.graph, resized)
         if opset < 7:
             _slopes_by_channel(converted.graph)
         return converted
@@ -208,17 +215,22 @@ def _slopes_by_channel(graph: onnx.GraphProto) -> None:
         graph.node.append(node)
 
 
-def _old_resizes(graph: onnx.GraphProto) -> set[str]:
-    """Outputs of nodes that resize from the corner, as all did up to opset 10; the converter forgets it."""
-    return {o for node in graph.node if node.op_type in ("Upsample", "Resize") for o in node.output[:1]}
+def _resize_from_the_corner(graph: onnx.GraphProto, outputs: list[str]) -> None:
+    """Nodes resized from the corner up to opset 10, which the converter forgets, as it does an Upsample's output.
 
-
-def _resize_from_the_corner(node: onnx.NodeProto) -> None:
-    kept = [a for a in node.attribute if a.name not in ("coordinate_transformation_mode", "nearest_mode")]
-    del node.attribute[:]
-    node.attribute.extend(kept)
-    node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
-    node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor"))
+    `outputs`: their names in the file, in order; all such nodes of the converted graph are theirs.
+    """
+    renamed = {}
+    for node, name in zip((n for n in graph.node if n.op_type == "Resize" and n.output), outputs, strict=True):
+        kept = [a for a in node.attribute if a.name not in ("coordinate_transformation_mode", "nearest_mode")]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+        node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor"))
+        renamed[node.output[0]] = name
+    for node in graph.node:
+        node.output[:] = [renamed.get(o, o) for o in node.output]
+        rename_reads(node, renamed)
 
 
 def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto], list[onnx.NodeProto]]:

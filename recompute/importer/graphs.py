@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -33,6 +33,23 @@ def graphs_of(a: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
     if a.type == onnx.AttributeProto.GRAPH:
         return (a.g,)
     return a.graphs if a.type == onnx.AttributeProto.GRAPHS else ()
+
+
+def rename_reads(node: onnx.NodeProto, names: Mapping[str, str], hidden: frozenset[str] = frozenset()) -> None:
+    """Replaces the names that a node reads; names defined inside its subgraphs (`hidden`) are not replaced."""
+    for i, n in enumerate(node.input):
+        if n in names and n not in hidden:
+            node.input[i] = names[n]
+    for a in node.attribute:
+        for graph in graphs_of(a):
+            own = hidden.union((v.name for v in graph.input), (t.name for t in graph.initializer))
+            for inner in graph.node:
+                rename_reads(inner, names, own)
+                if any(o in names for o in inner.output):
+                    own = own.union(inner.output)
+            for v in graph.output:
+                if v.name not in own:
+                    v.name = names.get(v.name, v.name)
 
 
 def first_output(node: onnx.NodeProto) -> str:

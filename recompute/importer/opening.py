@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
+from ..errors import ModelError
 from .graphs import first_output
 from .state import ImportState
 
 #: inputs that need the batch of input 0 along axis 0, by operator
 _ALIKE = {"GridSample": (1,), "ScatterElements": (0, 1, 2), "GatherElements": (0, 1)}
+#: operators whose inputs broadcast
+_BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Mod", "Where", "PRelu", "And", "Or", "Xor", "Equal",
+              "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "MatMul")  # fmt: skip
 #: states of recurrent operators: [directions, batch, size], or [batch, directions, size] by their layout
 _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 
@@ -80,6 +84,7 @@ class Opening:
             "GatherND": self._gather,
             **dict.fromkeys(_STATES, self._states),
             **dict.fromkeys(_ALIKE, self._alike),
+            **dict.fromkeys(_BROADCAST, self._broadcast),
         }
 
     def __call__(self, importer: ImportState, node: onnx.NodeProto) -> Sequence[onnx.NodeProto]:
@@ -210,8 +215,7 @@ class Opening:
             _constant(f"{name}/flat", [-1, *[1] * (len(shape) - 1)]),
             _constant(f"{name}/steps", steps),
             make("ConstantOfShape", [f"{name}/size"], [f"{name}/ones"], value=_number(1)),
-            _constant(f"{name}/along", 0),
-            make("CumSum", [f"{name}/ones", f"{name}/along"], [f"{name}/counted"], exclusive=1),
+            make("NonZero", [f"{name}/ones"], [f"{name}/counted"]),
             make("Reshape", [f"{name}/counted", f"{name}/flat"], [f"{name}/samples"]),
             make("Mul", [f"{name}/samples", f"{name}/steps"], [f"{name}/behind"]),
             make("Cast", [indices], [f"{name}/first"], to=onnx.TensorProto.INT64),
@@ -241,15 +245,43 @@ class Opening:
             make("Gather", [f"{name}/dims", f"{name}/axis"], [f"{name}/size"]),
         ]
 
+    def _broadcast(self, importer: ImportState, node: onnx.NodeProto) -> Change | None:
+        """Of what the file holds for its samples, and is the same for each, one is read."""
+        places = {a - importer.type_of(n).ndim for n in node.input if (a := self._axis(importer, n)) is not None}
+        if self._fixed == 1 or len(places) != 1:
+            return None
+        (place,), change = places, Change()
+        for position, name in enumerate(node.input):
+            axis = place + importer.type_of(name).ndim
+            if axis >= 0 and self._of_samples(importer, name, axis):
+                change.reads[position] = f"{first_output(node)}/any_batch{position}"
+                change.nodes += self._first(importer, name, change.reads[position], axis)
+        return change if change.reads else None
+
+    def _of_samples(self, importer: ImportState, name: str, axis: int) -> bool:
+        """Whether a value has the file's batch along an axis, and does not grow with it."""
+        shape = importer.type_of(name).shape
+        return axis < len(shape) and shape[axis] == self._fixed and self._axis(importer, name) is None
+
+    def _first(self, importer: ImportState, name: str, made: str, axis: int) -> list[onnx.NodeProto]:
+        """Nodes that take one sample of a value.  ModelError where samples differ, or may."""
+        known = importer.contents(name)
+        if known is None or not np.array_equal(known.array, np.repeat(known.array.take([0], axis), self._fixed, axis)):
+            raise ModelError(f"'{name}' holds other numbers for each of the {self._fixed} samples of the file")
+        return [_constant(f"{made}/0", [0]), onnx.helper.make_node("Gather", [name, f"{made}/0"], [made], axis=axis)]
+
     def _repeated(self, importer: ImportState, node: onnx.NodeProto, axes: Mapping[int, int]) -> Change | None:
         """Inputs, by position, that have the file's batch along an axis, and do not grow with it, are repeated."""
         change = Change()
         for position, axis in axes.items():
             name = node.input[position] if position < len(node.input) else ""
-            shape = importer.type_of(name).shape if name else ()
-            if axis < len(shape) and shape[axis] == self._fixed == 1 and self._axis(importer, name) is None:
+            if name and self._of_samples(importer, name, axis):
                 made = f"{first_output(node)}/any_batch{position}"
-                change.nodes += self._repeat(name, made, len(shape), axis)
+                if self._fixed > 1:
+                    change.nodes += self._first(importer, name, f"{made}/one", axis)
+                change.nodes += self._repeat(
+                    f"{made}/one" if self._fixed > 1 else name, made, importer.type_of(name).ndim, axis
+                )
                 change.reads[position] = made
         return change if change.reads else None
 

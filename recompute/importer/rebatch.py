@@ -90,13 +90,25 @@ def _opened(
     there = {n: before.type_of(n).shape for n in names}
     opening = Opening(there, known, (fixed, _TIMES * fixed), next(iter(axes.items())), own)
     larger = {n: tuple(_TIMES * d if axes.get(n) == axis else d for axis, d in enumerate(s)) for n, s in shapes.items()}
-    trace(made, larger, opening)
+    after = trace(made, larger, opening)
+    for o in graph.output:
+        if o.type.HasField("tensor_type") and after.has(o.name):
+            sizes = _dims(there.get(o.name, ()), after.type_of(o.name).shape, _TIMES * fixed)
+            o.type.CopyFrom(onnx.helper.make_tensor_type_proto(o.type.tensor_type.elem_type, sizes))
     nodes = list(graph.node)
     del graph.node[:]
     for node in nodes:
         change = opening.changes.get(first_output(node))
         graph.node.extend([node] if change is None else change.applied(node))
     return made, axes
+
+
+def _dims(before: tuple[int, ...], after: tuple[int, ...], batch: int) -> list[int | str | None]:
+    """Dimensions of an output, at the file's batch and at another: those that grew hold the batch, or what it is in."""
+    alike = before if len(before) == len(after) else (1, *before)  # a batch of 1 that the file drops
+    if len(alike) != len(after):
+        return [None] * len(after)
+    return [a if a == b else _BATCH if a == batch else None for a, b in zip(after, alike, strict=True)]
 
 
 def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], fixed: int) -> dict[str, int]:

@@ -33,6 +33,11 @@ def emit_reference(importer: ImportState, node: onnx.NodeProto, name: str) -> tu
         for n in node.input:
             if n:
                 importer.contents(n)
+        if domain:
+            raise ModelError(
+                f"{name}: it runs through ONNX's evaluator, without a gradient, and only where the types and shapes of "
+                "its results are known, which they are not: cut the model before it (rc.edit.cut)"
+            )
         raise ModelError(
             f"{name}: its output shape is data-dependent; a static program needs the contents of its inputs known at "
             "compile time, and few results"

@@ -16,7 +16,7 @@ import onnx
 
 from ..errors import ModelError, ModelWarning
 from ..language.types import Value
-from .graphs import first_output, graphs_of, names_read
+from .graphs import first_output, graphs_of, names_read, rename_reads
 from .inputs import inputs_behind, unknown
 from .schema import describe
 from .state import ImportState
@@ -106,7 +106,7 @@ class Subgraph:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         copy.name = f"{prefix}/{node.name or node.op_type}"
-        _rename_reads(copy, names)
+        rename_reads(copy, names)
         if any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute):
             scope = f"{self.scope}/{first_output(node)}"
         else:
@@ -129,23 +129,6 @@ def _constant(node: onnx.NodeProto, name: str) -> onnx.NodeProto:
 def scope_of(node: str, attribute: str) -> str:
     """The prefix of a subgraph's weights; `node`: the scope of its node."""
     return f"{node}/{attribute}"
-
-
-def _rename_reads(node: onnx.NodeProto, names: dict[str, str], hidden: frozenset[str] = frozenset()) -> None:
-    """Replaces the names that a node reads; names defined inside its subgraphs (`hidden`) are not replaced."""
-    for i, n in enumerate(node.input):
-        if n in names and n not in hidden:
-            node.input[i] = names[n]
-    for a in node.attribute:
-        for graph in graphs_of(a):
-            own = hidden.union((v.name for v in graph.input), (t.name for t in graph.initializer))
-            for inner in graph.node:
-                _rename_reads(inner, names, own)
-                if any(o in names for o in inner.output):
-                    own = own.union(inner.output)
-            for v in graph.output:
-                if v.name not in own:
-                    v.name = names.get(v.name, v.name)
 
 
 def depends(node: onnx.NodeProto, varying: set[str]) -> bool:

@@ -72,7 +72,7 @@ def append_linear(
     for n, shape in zip(names, [(size, width), (size,)], strict=False):
         model.add_tensor(n, drawn(n, shape, 1 / math.sqrt(width), seed).astype(numbers))
     y = model.fresh(output)
-    if len(dims) == 2:
+    if len(dims) == 2 and (bias or model.opset >= 11):  # a Gemm before 11 has a bias
         model.nodes.append(helper.make_node("Gemm", [x, *names], [y], name=y, transB=1))
     else:
         turned = model.fresh(f"{name}.weight.transposed")

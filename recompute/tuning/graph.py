@@ -23,12 +23,13 @@ from ..exporter.function_builder import fill_tensor, set_metadata, tensor_of
 from ..importer.convert import prepare
 from ..importer.graphs import names_read, without_fields
 from ..importer.load import load
-from ..importer.model import read_model
+from ..importer.model import main_opset, read_model
 from ..importer.tensors import in_type_of, tensor_array
 from ..importer.trained import FROZEN, TRAINABLE, said_to_train
 from ..language.program import Program
 from ..language.types import DTYPES, dtype_from_onnx
 from ..training.programs import must_be_untrained
+from .shapes import inferred
 
 File = str | PathLike[str] | onnx.ModelProto
 #: what can be edited
@@ -36,8 +37,8 @@ Model = File | Program
 P = ParamSpec("P")
 #: initializers up to this size may define shapes
 _SMALL_BYTES = 1024
-#: the first opset that has all nodes which edits write; older models are converted
-_OLDEST = 13
+#: the first opset in which edits write their nodes; older models are converted
+_OLDEST = 9
 
 
 class Editing(Protocol[P]):
@@ -49,13 +50,13 @@ class Editing(Protocol[P]):
     def __call__(self, model: File, /, *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto: ...
 
 
-def edits(function: Callable[Concatenate[Graph, P], None]) -> Editing[P]:
+def edits(function: Callable[Concatenate[Graph, P], None], oldest: int = _OLDEST) -> Editing[P]:
     """Makes a function that changes a Graph one that takes a path, a ModelProto or a Program, which it leaves as it is,
-    and returns a ModelProto, or a new Program for a Program."""
+    and returns a ModelProto, or a new Program for a Program.  Models of opsets before `oldest` are converted."""
 
     @functools.wraps(function)
     def edit(model: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
-        graph = Graph(model_of(model))
+        graph = Graph(model_of(model, oldest))
         function(graph, *args, **kwargs)
         edited = graph.finish()
         return loaded_again(model, edited) if isinstance(model, Program) else edited
@@ -209,6 +210,11 @@ class Graph:
         """The position of the node that writes a value; -1 for inputs and initializers."""
         return next((i for i, n in enumerate(self.nodes) if value in n.output), -1)
 
+    @property
+    def opset(self) -> int:
+        """The version of ONNX's own operators."""
+        return main_opset(self.model)
+
     def add_tensor(self, name: str, array: np.ndarray) -> None:
         """Adds an initializer of a fresh name."""
         fill_tensor(self.model.graph.initializer.add(), name, array)
@@ -271,8 +277,7 @@ class Graph:
                 graph.initializer.append(t)
             elif t.name not in declared:
                 graph.input.append(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
-        found = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
-        return next((v for v in (*found.value_info, *found.output, *found.input) if v.name == name), None)
+        return inferred(light, name)
 
     # -- metadata ---------------------------------------------------------------------------------------------
 
@@ -318,15 +323,17 @@ class Graph:
 # -- what goes in, and what comes out -------------------------------------------------------------------------------
 
 
-def model_of(model: Model) -> onnx.ModelProto:
-    """An own copy of a model, without functions and in opset 13 or later; of a program its model with its contents.
+def model_of(model: Model, oldest: int = _OLDEST) -> onnx.ModelProto:
+    """An own copy of a model, without functions and in opset `oldest` or later; of a program its model with its
+    contents.
 
     Of a file all tensors are in it, those of other files too.
     """
     source = source_of(model) if isinstance(model, Program) else read_model(model)
-    made = prepare(source, oldest=_OLDEST)
+    made = prepare(source, oldest=oldest)
     copy = onnx.ModelProto()
     copy.CopyFrom(made)
+    copy.ir_version = max(copy.ir_version, 4)  # up to 3 every tensor is an input, too
     if made is not source:
         for field in ("metadata_props", "doc_string", "producer_name"):
             copy.MergeFrom(_only(source, field))

@@ -272,7 +272,7 @@ def _layer(model: Graph, old: onnx.NodeProto, reads: list[str], y: str) -> Itera
         made.CopyFrom(old)
         made.input[:], made.output[:] = reads, [y]
         yield made
-    elif old.op_type == "Gemm" or (dims is not None and len(dims[1]) == 2):
+    elif (old.op_type == "Gemm" or (dims is not None and len(dims[1]) == 2)) and (bias or model.opset >= 11):
         yield helper.make_node("Gemm", reads, [y], name=y, transB=1)
     else:
         turned = model.fresh(f"{weight}.transposed")

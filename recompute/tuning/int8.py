@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import onnx
@@ -22,7 +23,7 @@ __all__ = ["quantize_frozen"]
 _LARGEST = 127
 
 
-@edits
+@partial(edits, oldest=13)  # DequantizeLinear by axis
 def quantize_frozen(model: Graph, patterns: str | Sequence[str] | None = None) -> None:
     """Stores weights of linear layers as int8 codes with a float scale for each output channel, and freezes them.
 

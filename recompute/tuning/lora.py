@@ -283,6 +283,9 @@ class _Writer:
         if a.dora and len(node.input) > 2 and node.input[2]:
             bias = node.input[2]
             del node.input[2:]
+            if self.model.opset < 11:  # a Gemm has a bias
+                node.input.append(self.model.fresh(f"{a.module}.lora_no_bias"))
+                self.model.add_tensor(node.input[2], np.zeros(1, self.numbers))
         if a.dora and a.dropout:  # the magnitude scales what dropout leaves of x, as in PEFT
             again = onnx.NodeProto.FromString(node.SerializeToString())
             again.name = again.output[0] = self.model.fresh(f"{a.module}.lora_base")
@@ -300,10 +303,17 @@ class _Writer:
         self.made.append(helper.make_node(op_type, last, [y], name=self.model.fresh(f"{a.module}.lora_result")))
         return {"output": y, "base": base, "bias": bias}
 
+    def total(self, x: str, axis: int, what: str) -> str:
+        if self.model.opset < 13:
+            return self.put("ReduceSum", [x], what, keepdims=0, axes=[axis])
+        return self.put("ReduceSum", [x, self.number(axis, f"{what}_axis")], what, keepdims=0)
+
     def last(self, op_type: str, ins: Sequence[str]) -> str:
         return self.put(op_type, ins, "lora_scaled_sum")
 
     def dropout(self, x: str) -> str:
+        if self.model.opset < 12:  # trains where the program does
+            return self.put("Dropout", [x], "lora_dropout", ratio=self.a.dropout)
         ratio, on = (
             self.number(self.a.dropout, "lora_dropout_ratio"),
             self.model.fresh(f"{self.a.module}.lora_training"),
@@ -316,18 +326,16 @@ class _Writer:
     def ratio(self, down: str, up: str, factor: str) -> str:
         """The magnitude over the lengths of the rows of W + s·B·A, which pass no gradient on."""
         w, names = self.w, self.a.tensors
-        rows = self.number(1 if w.turned else 0, "lora_axis_of_W")
-        last = self.number(1, "lora_axis")
-        square = self.put("Mul", [w.name, w.name], "lora_square")
-        squares = self.put("ReduceSum", [square, rows], "lora_squares", keepdims=0)
+        rows = 1 if w.turned else 0
+        squares = self.total(self.put("Mul", [w.name, w.name], "lora_square"), rows, "lora_squares")
         if w.turned:
             cross = self.put("Mul", [self.put("MatMul", [w.name, down], "lora_WA"), names["B"]], "lora_cross")
         else:
             cross = self.put("Mul", [self.put("MatMul", [names["A"], w.name], "lora_WA"), up], "lora_cross")
-        cross = self.put("ReduceSum", [cross, rows], "lora_cross_sum", keepdims=0)
+        cross = self.total(cross, rows, "lora_cross_sum")
         gram = self.put("MatMul", [names["A"], down], "lora_AA")
         own = self.put("Mul", [self.put("MatMul", [names["B"], gram], "lora_BAA"), names["B"]], "lora_BAAB")
-        own = self.put("ReduceSum", [own, last], "lora_BAAB_sum", keepdims=0)
+        own = self.total(own, 1, "lora_BAAB_sum")
         twice = self.put("Add", [cross, cross], "lora_cross_twice")
         inner = self.put("Add", [twice, self.put("Mul", [own, factor], "lora_BAAB_scaled")], "lora_inner")
         whole = self.put("Add", [squares, self.put("Mul", [inner, factor], "lora_inner_scaled")], "lora_squared_norm")

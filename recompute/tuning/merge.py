@@ -129,12 +129,14 @@ def without_adapters(graph: Graph, adapters: Sequence[Adapter], kept: Sequence[A
     sites = [s for a in adapters for s in a.sites]
     added = {name for s in sites for name in s["added"]}
     graph.nodes = [n for n in graph.nodes if added.isdisjoint(n.output)]
-    makers = graph.makers()
+    makers, gone = graph.makers(), [name for a in adapters for name in a.tensors.values()]
     for site in sites:
         if (node := makers.get(site["base"])) is not None:
             node.output[0] = site["output"]
-            node.input.extend([site["bias"]] if site["bias"] else [])
-    graph.drop_unread([name for a in adapters for name in a.tensors.values()])
+            if site["bias"]:
+                gone += node.input[2:]
+                node.input[2:] = [site["bias"]]
+    graph.drop_unread(gone)
     graph.say(ADAPTERS, [asdict(a) for a in kept] or None)
     graph.set_trained([n for a in kept for n in a.tensors.values()] or None)
 

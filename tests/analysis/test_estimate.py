@@ -289,11 +289,18 @@ def test_free_dimensions_besides_the_batch() -> None:
     assert found.batch == 8 and found.peak_bytes > rc.estimate(model, input_shapes={"x": [4, 7, 300]}).peak_bytes
 
 
-def test_a_fixed_batch_cannot_be_chosen() -> None:
+def test_a_fixed_batch_is_opened(tmp_path: Path) -> None:
+    """As `load` does, which needs the weights."""
     model = two_inputs(4, 300)
     assert rc.estimate(model).batch == 4 and rc.estimate(model).by_batch is None
-    with pytest.raises(rc.UsageError, match="fixes its batch at 4, so that it cannot be chosen"):
+    with pytest.raises(rc.ModelError, match="'w' has external data: load the model by its path"):
         rc.max_batch(model, "1GiB")
+    onnx.save(rc.models.build("lenet", batch=2), tmp_path / "fixed.onnx")
+    found = rc.estimate(str(tmp_path / "fixed.onnx"), batch=5)
+    assert found.batch == 5 and found.by_batch is not None
+    assert found.peak_bytes == rc.estimate("lenet", batch=5).peak_bytes
+    open_ = rc.max_batch("lenet", "20MiB", slicing=False)
+    assert rc.max_batch(str(tmp_path / "fixed.onnx"), "20MiB", slicing=False).batch == open_.batch > 2
 
 
 @pytest.mark.parametrize(

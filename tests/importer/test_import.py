@@ -309,3 +309,18 @@ def test_a_classifier_of_scikit_learn() -> None:
     found = rc.Executor().run(program, {"X": x, "target": np.array([2, 0, 1])}, ["label", loss])
     np.testing.assert_array_equal(found[0], [3, 7, 5])
     np.testing.assert_allclose(found[1], np.log(np.e + 3) - 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        ("y = MaxPool <kernel_shape = [5, 5]> (x)", "the window is larger than the padded input"),
+        ("y = AveragePool <kernel_shape = [5, 1]> (x)", "the window is larger than the padded input"),
+        ("y = LpPool <kernel_shape = [1, 5]> (x)", "the window is larger than the padded input"),
+        ('y = Einsum <equation = "abcd,ceda->ab"> (x, x)', "'c' of the equation is 4 in one operand and 2 in another"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_said_in_words(node: str, why: str) -> None:
+    text = f'<ir_version: 8, opset_import: ["": 17]> g (float[2,3,4,4] x) => (float[a,b,c,d] y) {{ {node} }}'
+    with pytest.raises(rc.ModelError, match=f"node 'y'.*{why}"):
+        rc.load(onnx.parser.parse_model(text))

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import recompute as rc
-from recompute.cli import command
+from recompute.cli import command, train
 from recompute.errors import ModelWarning
 
 RNG = np.random.default_rng(0)
@@ -187,6 +187,10 @@ def test_one_message_names_every_open_dimension(tmp_path: Any, capsys: pytest.Ca
     assert "8" in capsys.readouterr().out
     assert command.main([str(tmp_path / "open.onnx"), "--batch", "2"]) == 2
     assert "--dim src_len=16 --dim mt.2=16" in capsys.readouterr().err
+    np.savez(tmp_path / "data.npz", ids=np.zeros((4, 3), np.int64), label=np.zeros(4))
+    assert train.main([str(tmp_path / "open.onnx"), "--data", str(tmp_path / "data.npz")]) == 2
+    screen = capsys.readouterr()
+    assert "this compiles it" in screen.out and "--dim src_len=16 --dim mt.2=16" in screen.err
 
 
 def test_dimensions_by_name() -> None:

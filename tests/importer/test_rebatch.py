@@ -229,3 +229,36 @@ def test_what_cannot_be_opened_says_what_to_do() -> None:
 
 def test_the_fixed_batch_itself_is_the_file() -> None:
     assert rc.load(_model([_node("Softmax", "x", "y", axis=0)], 1, {}), batch=1).inputs[0].shape == (1, 4, 6)
+
+
+#: nodes from x [3, 4, 6] to y that join it with c, which the file holds for its three samples: their shape
+HELD: dict[str, tuple[list[onnx.NodeProto], tuple[int, ...]]] = {
+    "added": ([_node("Add", "x c", "h"), _node("MatMul", "h w", "y")], (3, 4, 6)),
+    "multiplied": ([_node("MatMul", "x c", "y")], (3, 6, 2)),
+    "joined": ([_node("Concat", "c x", "h", axis=1), _node("MatMul", "h w", "y")], (3, 1, 6)),
+    "state": (
+        [_node("Transpose", "x", "t", perm=[1, 0, 2]),
+         helper.make_node("RNN", ["t", "wi", "wh", "", "", "c"], ["", "h"], hidden_size=5),
+         _node("Transpose", "h", "y", perm=[1, 0, 2])],
+        (1, 3, 5),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", HELD)
+def test_what_a_file_holds_for_several_samples(form: str) -> None:
+    """The same for each: it is repeated, or read once; else it is refused by name."""
+    nodes, shape = HELD[form]
+    axis = shape.index(3)
+    one = RNG.standard_normal([1 if i == axis else n for i, n in enumerate(shape)]).astype(np.float32)
+    model = _model(nodes, 3, {})
+    model.graph.initializer.extend([_held("wi", 1, 5, 6), _held("wh", 1, 5, 5)])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.repeat(one, 3, axis), "c"))
+    x = RNG.standard_normal((7, 4, 6)).astype(np.float32)
+    program, of_file = rc.load(model, batch=7), rc.load(model)
+    (y,) = program.evaluate({"x": x})
+    for i in (0, 3, 4):
+        np.testing.assert_allclose(y[i : i + 3], of_file.evaluate({"x": x[i : i + 3]})[0], rtol=1e-4, atol=1e-5)
+    model.graph.initializer[-1].CopyFrom(_held("c", *shape))
+    with pytest.raises(rc.UsageError, match="'c' holds other numbers for each of the 3 samples"):
+        rc.load(model, batch=7)

@@ -75,3 +75,31 @@ def test_element_types_that_there_are_not(op: str, options: dict[str, int]) -> N
     graph = helper.make_graph([node], "g", given[: len(inputs)], [made])
     with pytest.raises(rc.ModelError, match="supported"):
         rc.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)]))
+
+
+@pytest.mark.parametrize("form", ["pair", "QLinearMatMul", "QLinearAdd"])
+def test_what_is_at_a_bound_and_not_cut_off_has_a_gradient(form: str) -> None:
+    """As in PyTorch's fake_quantize: of whole numbers -129 to 128 of int8, all but the ends pass gradients."""
+    whole = np.array([[-129, -128, -127, 0, 127, 128]], np.float32)
+    body = {
+        "pair": "q = QuantizeLinear (x, s, z)  y = DequantizeLinear (q, s, z)",
+        "QLinearMatMul": "a = QuantizeLinear (x, s, w)  q = QLinearMatMul (a, s, w, eye, s, z, s, z)"
+        "  y = DequantizeLinear (q, s, z)",
+        "QLinearAdd": "a = QuantizeLinear (x, s, w)  q = com.microsoft.QLinearAdd (a, s, w, none, s, z, s, z)"
+        "  y = DequantizeLinear (q, s, z)",
+    }[form]
+    opsets = '"": 21, "com.microsoft": 1'
+    text = f"<ir_version: 10, opset_import: [{opsets}]> g (float[1,6] x) => (float[1,6] y) {{ x1 = Mul (x, p) {body} }}"
+    source = onnx.parser.parse_model(text.replace("(x, s", "(x1, s"))
+    held = {"s": np.float32(1), "z": np.int8(0), "w": np.int16(0), "p": np.ones((1, 6), np.float32),
+            "eye": np.eye(6, dtype=np.int8), "none": np.zeros((1, 6), np.int8)}  # fmt: skip
+    if form != "pair":  # the first rounding has room for what the second cuts off
+        held.update(w=np.uint8(128), s=np.float32(1))
+        whole = np.clip(whole, -128, 127)
+    source.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in held.items() if n in text)
+    program = rc.load(source, quantization="ste", trainable=["p"])
+    loss = rc.losses.l1(program, reduction="sum")
+    rc.SGD(1.0).minimize(loss)
+    rc.Executor().run(program, {"x": whole, "label": np.full((1, 6), -999, np.float32)}, [loss])
+    inside = (whole >= -128) & (whole <= 127)
+    np.testing.assert_array_equal(1 - program.data["p"], whole * inside)

@@ -11,7 +11,7 @@ import numpy as np
 from ...language.contexts import Imported, ImportedNode, NodeWriter
 from ...language.op import imports
 from ...language.types import Value
-from ..linear.quantize import STRAIGHT
+from ..linear.quantize import STRAIGHT, beyond
 from .basic import MS
 
 #: ONNX's numbers for the types of quantized elements
@@ -33,8 +33,8 @@ def _again(node: ImportedNode, g: NodeWriter, y: str, scale: str, zero: int) -> 
     q = g.Round(g.Div(y, scale), domain=STRAIGHT)
     if t is not None:
         q = g.Add(q, g.Cast(g.ins[zero], to=1))
-    low, high = (0, 1 << int(kind[1:])) if kind[0] == "u" else (-1 << int(kind[1:]) - 1, 1 << int(kind[1:]) - 1)
-    q = g.Clip(q, g.constant(low, np.float32), g.constant(high - 1, np.float32))
+    low, high = beyond(kind)
+    q = g.Round(g.Clip(q, g.constant(low, np.float32), g.constant(high, np.float32)), domain=STRAIGHT)
     return g.results(g.Cast(q, to=_KINDS[kind], domain=STRAIGHT))
 
 

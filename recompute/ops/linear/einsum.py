@@ -40,6 +40,7 @@ def einsum(node: ImportedNode) -> Imported:
     if len(texts) != len(values):
         raise node.fail(f"equation '{equation}' has {len(texts)} operands, the node has {len(values)} inputs")
     terms = [Term(v, _letters(t, v.ndim, node)) for t, v in zip(texts, values, strict=True)]
+    _check_sizes(terms, node)
     out = _output(right, terms, node) if arrow else _implicit(terms)
     b = node.builder
     terms = [_diagonal(b, t) for t in terms]
@@ -48,6 +49,16 @@ def einsum(node: ImportedNode) -> Imported:
         later = {x for t in terms[i:] for x in t.letters}
         done = _contract(b, done, term, {*out, *later}, out)
     return _arrange(b, _sum_away(b, done, set(out)), out)
+
+
+def _check_sizes(terms: Sequence[Term], node: ImportedNode) -> None:
+    """ModelError where a letter has two sizes, neither of them 1."""
+    sizes: dict[str, int] = {}
+    for letter, n in ((x, n) for t in terms for x, n in zip(t.letters, t.value.shape, strict=True) if n != 1):
+        if sizes.setdefault(letter, n) != n:
+            raise node.fail(
+                f"'{letter.strip('.')}' of the equation is {sizes[letter]} in one operand and {n} in another"
+            )
 
 
 def _letters(text: str, ndim: int, node: ImportedNode) -> tuple[str, ...]:

@@ -82,16 +82,19 @@ def _to(b: OperatorBuilder, v: Value, dtype: str) -> Value:
     return v if v.dtype == dtype else b.Cast(v, to=dtype)
 
 
-def rounded(
-    b: OperatorBuilder, x: Value, scale: Value, zero: Value | None, kind: str, *, straight: bool = False
-) -> Value:
-    """clip(round(x / scale) + zero) in floats."""
-    q = b.Div(x, scale)
-    q = b.RoundStraight(q) if straight else b.Round(q)
+def rounded(b: OperatorBuilder, x: Value, scale: Value, zero: Value | None, kind: str) -> Value:
+    """clip(round(x / scale) + zero) in floats; what is at a bound, and not cut off, has a gradient."""
+    q = b.RoundStraight(b.Div(x, scale))
     if zero is not None:
         q = b.Add(q, _to(b, zero, q.dtype))
+    low, high = beyond(kind)
+    return b.RoundStraight(b.Clip(q, b.constant(low, q), b.constant(high, q)))
+
+
+def beyond(kind: str) -> tuple[float, float]:
+    """Bounds for whole numbers, a quarter outside of a range: Clip passes no gradient at its bounds themselves."""
     low, high = _RANGES[kind]
-    return b.Clip(q, b.constant(low, q), b.constant(high, q))
+    return low - 0.25, high + 0.25
 
 
 def _dtype(node: ImportedNode, attribute: str, otherwise: str) -> str:
@@ -120,7 +123,7 @@ def quantize(node: ImportedNode) -> Imported:
     # 16 bits do not fit half precision
     work = "f32" if work in ("f16", "bf16") else work
     scale = _to(b, scale, work)
-    q = rounded(b, _to(b, x, work), scale, zero, kind, straight=True)
+    q = rounded(b, _to(b, x, work), scale, zero, kind)
     node.stand(q, stored=True)
     if node.quantized is not None:
         node.quantized[node.outputs[0]] = x, scale, zero, kind
@@ -174,7 +177,7 @@ def dequantize(node: ImportedNode) -> Imported:
     fake = (node.quantized or {}).get(node.name(0))
     if fake is not None:
         x, own, own_zero, limits = fake
-        y = rounded(b, _to(b, x, work), _to(b, own, work), own_zero, limits, straight=True)
+        y = rounded(b, _to(b, x, work), _to(b, own, work), own_zero, limits)
     else:
         held = node.whole(0, stored=False)
         y = _to(b, q if held is None else held, work)
@@ -231,7 +234,7 @@ def qlinear_product(node: ImportedNode) -> Imported:
         left = g.Reshape(left, g.constant((-1, 1)))
     factor = g.Div(g.Mul(left, by), g.Cast(g.ins[6], to=wide))
     kind = node.need_type(7).dtype
-    low, high = _RANGES[kind]
+    low, high = beyond(kind)
     q = g.Add(g.Round(g.Mul(y, factor), domain=STRAIGHT), g.Cast(g.ins[7], to=wide))
-    q = g.Clip(q, g.constant(low, np.float64), g.constant(high, np.float64))
+    q = g.Round(g.Clip(q, g.constant(low, np.float64), g.constant(high, np.float64)), domain=STRAIGHT)
     return g.results(g.Cast(q, to=dtype_to_onnx(kind), domain=STRAIGHT))

@@ -46,7 +46,7 @@ class Pooling(Op, abstract=True):
             )
             for i in range(n)
         ]  # fmt: skip
-        if min(sizes) < 0:
+        if min(sizes) < 1:
             raise self.fail("the window is larger than the padded input", x)
         return (*x.shape[:2], *sizes)
 
