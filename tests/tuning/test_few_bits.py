@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -187,6 +188,21 @@ def test_the_benchmark_meets_its_target_on_a_small_file() -> None:
     found = subprocess.run([sys.executable, script, "--small"], capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "13,312 numbers" in found.stdout
+
+
+@pytest.mark.slow
+def test_losses_fall_as_beside_the_same_numbers_in_floats(tmp_path: Path) -> None:
+    """Adapters on every product of the benchmark's small LLaMA-like file; later, last bits part the two runs."""
+    script = Path(__file__).parents[2] / "benchmarks" / "few_bits.py"
+    if not script.is_file():
+        pytest.skip("a source distribution has no benchmarks")
+    benchmark = runpy.run_path(str(script))
+    path = tmp_path / "llama.onnx"
+    benchmark["write"](path, benchmark["LEARNED"])
+    (mine, trained), (theirs, same) = (benchmark["learn"](m, 30) for m in (str(path), rc.dequantize(path)))
+    assert trained == same == 82_944
+    assert mine[-5:].mean() < mine[:5].mean() - 0.5
+    np.testing.assert_allclose(mine, theirs, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
