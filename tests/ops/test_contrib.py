@@ -127,6 +127,8 @@ def test_caches_of_angles_do_not_train() -> None:
               num_heads=2, kv_num_heads=2), "continues a past"),
         (case("Attention", [f(1, 2, 8), f(8, 24), f(24), f(3, 3)], num_heads=2), "its mask f32.3,3. does not fit"),
         (case("Conv", [f(1, 8, 4, 4), f(8, 8, 3, 3)], domain="com.microsoft.nchwc"), "blocked layout"),
+        (case("QMoE", [f(3, 32), f(3, 2), np.ones((2, 16, 16), np.uint8), f(2, 16), None,
+                       np.ones((2, 32, 8), np.uint8), f(2, 32)], k=1), "take the model from before it was quantised"),
         (case("FusedConv", [f(1, 2, 4, 4), f(2, 2, 3, 3)], activation="Odd"), "activation 'Odd' is not known"),
     ],
 )  # fmt: skip

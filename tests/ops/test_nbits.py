@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from few_bits_cases import MS, model, packed, trained, two_layers
+from few_bits_cases import IDS, MS, model, packed, trained, two_layers, whole
 from onnx import helper
 
 import recompute as rc
@@ -83,6 +83,28 @@ def test_what_is_not_supported_of_floats_of_4_bits_is_refused(given: dict, said:
     node = helper.make_node("MatMulBnb4", ["x", *parts], ["y"], domain=MS, **options)
     with pytest.raises(rc.ModelError, match=said):
         rc.load(model([node], parts, [3, options["K"]]))
+
+
+def test_a_table_that_is_the_head_in_another_shape_is_not_there_twice() -> None:
+    """Embeddings tied to the head: GatherBlockQuantized reads a Reshape of the codes that MatMulNBits reads."""
+    parts = packed(40, 64)
+    head = [f"head.{part}" for part in parts]
+    arrays = {**dict(zip(head, parts.values(), strict=True)), "shape": np.array([40, -1])}
+    options = {"bits": 4, "block_size": 32}
+    nodes = [
+        helper.make_node("Reshape", ["head.codes", "shape"], ["table"]),
+        helper.make_node("GatherBlockQuantized", ["table", "x", *head[1:]], ["e"], domain=MS, **options),
+        helper.make_node("Mul", ["e", "g"], ["s"]),
+        helper.make_node("MatMulNBits", ["s", *head], ["y"], domain=MS, N=40, K=64, **options),
+    ]
+    arrays["g"] = np.ones(64, "f4")
+    source = model(nodes, arrays, ["batch", 6], 7)
+    losses, _, program = trained(source, rc.SGD(0.05))
+    assert losses[1] < losses[0]
+    assert sorted(v.name for v in program.block.buffers) == sorted(head)
+    (own,) = rc.load(source, batch=4).evaluate({"x": IDS})
+    table = whole(parts, 64)
+    np.testing.assert_allclose(own, table[IDS] @ table.T, rtol=1e-4, atol=1e-4)
 
 
 def test_no_rows_of_another_width_and_blocks_of_nothing_are_refused() -> None:

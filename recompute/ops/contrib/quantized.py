@@ -160,6 +160,15 @@ def matmul_nbits(node: ImportedNode) -> Imported:
     return y if bias is None else b.Add(y, bias)
 
 
+@imports("QMoE", domain=MS)
+def quantized_experts(node: ImportedNode) -> Imported:
+    """Never: the weights of all experts are one packed tensor, each in a form of its own."""
+    raise node.fail(
+        "has the weights of its experts in few bits, which are not multiplied here; take the model from before it was "
+        "quantised (MoE is supported), or leave its experts in floats when it is"
+    )
+
+
 @imports("MatMulBnb4", domain=MS)
 def matmul_bnb4(node: ImportedNode) -> Imported:
     """A Bᵀ, B [N, K] in bitsandbytes' floats of 4 bits (`quant_type` 0: FP4, 1: NF4), kept so."""
@@ -176,7 +185,7 @@ def _frozen(node: ImportedNode, *at: int) -> list[Value]:
     """Codes, scales and, where there are some, zero points: contents that are kept as they are in the file."""
     for i in at[:2]:
         node.need_type(i)
-    return [node.buffer(i) for i in at if node.type(i) is not None]
+    return [node.frozen(i) for i in at if node.type(i) is not None]
 
 
 @imports("GatherBlockQuantized", domain=MS)
