@@ -104,7 +104,7 @@ def unchanged(program: Program) -> dict[str, str]:
         return {}
     updated = {v.name for op in program.block.operators if op.op.updates for v in op.writes()}
     tensors, parts = {t.name: t for t in program.source.graph.initializer}, parts_of(program)
-    found = {}
+    found = dict[str, str]()
     for v in program.block.buffers:
         if v.name in tensors and v.name in program.data and v.name not in updated:
             whole, own = tensor_array(tensors[v.name]), contents(program, v)

@@ -83,10 +83,12 @@ def dequantise(codes, scales, zeros, out, column, bits, size, form, begin, end):
 def _part(rule: Packed, given: Any, out: Array, row: int, column: int) -> Call:
     """The call that dequantises a part, from a row and a column on, of (codes, scales, zero points) as matrices."""
     codes, scales, zeros = (None if a is None else a[row : row + len(out)] for a in given)
-    form = _NONE if zeros is None else _PACKED if zeros.dtype == np.uint8 else _FLOAT
-    zeros = scales if zeros is None else zeros
     if rule.table:
         form, zeros = _TABLE, TABLES[rule.table].astype(scales.dtype)[None]
+    elif zeros is None:
+        form, zeros = _NONE, scales
+    else:
+        form = _PACKED if zeros.dtype == np.uint8 else _FLOAT
     return dequantise.call(codes, scales, zeros, out, column, rule.bits, rule.block_size, form, work=len(out))
 
 
