@@ -1,6 +1,6 @@
 """LoRA on a LLaMA-like file in 4 bits: what the operating system counts for the process, beside the packed weights.
 
-    python benchmarks/few_bits.py [--small] [--folder DIR] [--peft PYTHON]
+    python benchmarks/few_bits.py [--small] [--folder DIR] [--peft PYTHON] [--losses STEPS]
 
 The file, of 1.1 billion parameters with random contents, is written as ONNX Runtime's tools write theirs: MatMulNBits
 and GatherBlockQuantized in blocks of 32 with zero points, GroupQueryAttention, SkipSimplifiedLayerNormalization.  A
@@ -10,6 +10,12 @@ predicted peak is the measured one; exit code 1 where it is missed.  `--small`: 
 
 `--peft PYTHON`: instead, the same network in PyTorch with PEFT's LoRA, in float32 and bfloat16, each layer a
 checkpoint, by an interpreter that has torch, transformers and peft.
+
+`--losses STEPS`: instead, adapters of rank 8 on every product of a small file, and on those of the same numbers in
+float32 (`rc.dequantize`), with the same seed and text: losses of both, every 20th step.  The text is a chain in which
+each word has one likely successor and three others.  Sums in another order part two runs of training by and by: the
+last column has the floats again, with one number of an adapter moved by its last bit.  Exit code 1 unless means of 20
+losses differ by at most 3 % of the float's, and the last one is below half of the first.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ from onnx import helper
 
 SIZES = {"layers": 22, "hidden": 2048, "inner": 5632, "heads": 32, "groups": 4, "vocab": 32000, "seq": 512}
 SMALL = {"layers": 2, "hidden": 256, "inner": 704, "heads": 8, "groups": 2, "vocab": 2000, "seq": 128}
+LEARNED = {"layers": 4, "hidden": 128, "inner": 384, "heads": 4, "groups": 2, "vocab": 512, "seq": 64}
 BLOCK, DOMAIN = 32, "com.microsoft"
 LIMIT = 600_000_000
 _PEFT = """
@@ -97,7 +104,7 @@ class Writer:
         return [
             self.tensor(f"{name}.weight_Q4", codes.reshape(shape)),
             self.tensor(f"{name}.weight_scales", scales),
-            self.tensor(f"{name}.weight_zero_points", (zeros & 1 | zeros & 16 | 0x77).reshape(rows, -1)),
+            self.tensor(f"{name}.weight_zero_points", (0x77 + (zeros & 0x11)).reshape(rows, -1)),
         ]
 
     def node(self, op_type: str, ins: Sequence[str], *outs: str, domain: str = DOMAIN, **given: Any) -> str:
@@ -188,14 +195,68 @@ def train(path: str) -> dict[str, Any]:
     }
 
 
+def chain(words: int, shape: tuple[int, int], seed: int) -> np.ndarray:
+    """Rows of a text in which each word has four successors: one with probability 0.7, the others with 0.1 each."""
+    successors = np.random.default_rng(0).integers(0, words, (words, 4))
+    g = np.random.default_rng(seed)
+    text = np.empty(shape, np.int64)
+    text[:, 0] = g.integers(0, words, shape[0])
+    for i in range(1, shape[1]):
+        text[:, i] = successors[text[:, i - 1], g.choice(4, shape[0], p=(0.7, 0.1, 0.1, 0.1))]
+    return text
+
+
+def learn(model: str | onnx.ModelProto, steps: int, *, moved: bool = False, batch: int = 8) -> tuple[np.ndarray, int]:
+    """Losses of AdamW's steps on adapters of rank 8 beside every product; how many numbers train."""
+    import recompute as rc
+
+    program = rc.lora(rc.load(model, batch=batch), ["*_proj*", "lm_head*"], r=8, seed=1)
+    loss = rc.losses.cross_entropy(program["logits"])
+    rc.AdamW(5e-3).minimize(loss)
+    if moved:
+        name = "layers.0.q_proj.lora_A.weight"
+        first = program.data[name].copy()
+        first[0, 0] = np.nextafter(first[0, 0], np.float32(1))
+        program.data[name] = first
+    executor, losses = rc.Executor(), []
+    for step in range(steps):
+        text = chain(LEARNED["vocab"], (batch, LEARNED["seq"] + 1), seed=step + 1)
+        feed = {v.name: text[:, :-1] if v.name == "input_ids" else text[:, 1:] for v in program.inputs}
+        losses.append(float(executor.run(program, feed, [loss])[0]))
+    return np.array(losses), sum(v.size for v in program.block.parameters)
+
+
+def compare(path: Path, steps: int) -> int:
+    """Prints losses beside packed weights and beside the same numbers in floats; the exit code."""
+    import recompute as rc
+
+    w = write(path, LEARNED)
+    floats = rc.dequantize(str(path))
+    (mine, trained), (theirs, same), (again, _) = (
+        learn(str(path), steps), learn(floats, steps), learn(floats, steps, moved=True),
+    )  # fmt: skip
+    print(f"{w.parameters:,} parameters, {trained:,} numbers train beside packed weights, {same:,} beside floats")
+    print("step   4 bits   floats  floats, one last bit moved")
+    for i in sorted({*range(0, steps, 20), steps - 1}):
+        print(f"{i + 1:4}  {mine[i]:.5f}  {theirs[i]:.5f}  {again[i]:.5f}")
+    means = [np.array([x[i : i + 20].mean() for i in range(0, steps, 20)]) for x in (mine, theirs, again)]
+    off, noise = (float((abs(m - means[1]) / means[1]).max()) for m in (means[0], means[2]))
+    print(f"largest difference of means of 20 losses: {off:.1%} of the floats', {noise:.1%} by the last bit alone")
+    return int(off > 0.03 or trained != same or not means[0][-1] < mine[0] / 2)
+
+
 def main() -> int:
     """The figures, and the exit code."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--small", action="store_true", help="2 layers of 256")
     p.add_argument("--folder", type=Path, help="where the file is written, and stays (default: a temporary folder)")
     p.add_argument("--peft", metavar="PYTHON", help="PyTorch with PEFT, by this interpreter")
+    p.add_argument("--losses", type=int, metavar="STEPS", help="losses beside those of the same numbers in floats")
     p.add_argument("--train", help=argparse.SUPPRESS)
     args = p.parse_args()
+    if args.losses:
+        with tempfile.TemporaryDirectory() as temporary:
+            return compare((args.folder or Path(temporary)) / "llama.onnx", args.losses)
     if args.peft:
         for kind in ("float32", "bfloat16"):
             command = [args.peft, "-c", _PEFT, kind, json.dumps(SMALL if args.small else SIZES)]

@@ -75,6 +75,7 @@ _LAZY = {
     "quantize_frozen": "tuning.int8",
     "requantize": "tuning.masters",
     "save_adapter": "tuning.peft",
+    "save_onnx_adapter": "tuning.onnx_adapter",
     "save_state": "training.state",
     "compile_step": "compiling.compiler",
     "look": "analysis.look",

@@ -59,6 +59,7 @@ def cases() -> dict[str, tuple[onnx.ModelProto, dict[str, np.ndarray]]]:
     found.update(_rotary())
     found.update(_quantized())
     found.update(_few_bits())
+    found.update(_bnb4())
     return found
 
 
@@ -236,3 +237,11 @@ def _few_bits() -> Iterator[tuple[str, Any]]:
     table = codes(5, 24, most=16).astype("uint4")
     options["quantize_axis"] = 0
     yield f"{op} other axis", case(op, [table.T, ids % 2, f(2, 5)], 1, (1,), opset=21, **options)
+
+
+def _bnb4() -> Iterator[tuple[str, Any]]:
+    """bitsandbytes' floats of 4 bits: both tables, every code."""
+    for kind, n, k, size in ((0, 6, 64, 16), (1, 6, 64, 32), (1, 5, 128, 128)):
+        codes = ((np.arange(n * k // 2) * 53 + next(_COUNT) * 17) % 256).astype(np.uint8)
+        sizes = {"N": n, "K": k, "block_size": size, "quant_type": kind}
+        yield f"MatMulBnb4 {kind} {size}", case("MatMulBnb4", [f(2, 3, k), codes, abs(f(n * k // size))], **sizes)

@@ -16,9 +16,12 @@ from recompute.ops.linear.nbits import DequantizeNBits
 MS = "com.microsoft"
 
 
-def packed(n: int, k: int, size: int = 32, bits: int = 4, seed: int = 0) -> dict[str, np.ndarray]:
-    """Codes, scales and zero points of a matrix [n, k] of small numbers."""
+def packed(n: int, k: int, size: int = 32, bits: int | str = 4, seed: int = 0) -> dict[str, np.ndarray]:
+    """Codes, scales and zero points of a matrix [n, k] of small numbers; `bits`: also "nf4" and "fp4", flat."""
     g, blocks = np.random.default_rng(seed), -(-k // size)
+    if isinstance(bits, str):
+        codes = g.integers(0, 256, n * k // 2).astype(np.uint8)
+        return {"codes": codes, "scales": (g.uniform(1, 3, n * blocks) / k**0.5).astype(np.float32)}
     return {
         "codes": g.integers(0, 256, (n, blocks, size * bits // 8)).astype(np.uint8),
         "scales": (g.uniform(0.5, 1.5, (n, blocks)) / (2**bits / 3 * k**0.5)).astype(np.float32),
@@ -26,13 +29,14 @@ def packed(n: int, k: int, size: int = 32, bits: int = 4, seed: int = 0) -> dict
     }
 
 
-def whole(parts: dict[str, np.ndarray], k: int, size: int = 32, bits: int = 4) -> np.ndarray:
+def whole(parts: dict[str, np.ndarray], k: int, size: int = 32, bits: int | str = 4) -> np.ndarray:
     """The matrix [n, k] in floats."""
-    op = DequantizeNBits(K=k, bits=bits, block_size=size)
-    n = len(parts["codes"])
+    how = {"table": bits} if isinstance(bits, str) else {"bits": bits}
+    op = DequantizeNBits(K=k, block_size=size, **how)
+    n = parts["scales"].size // op.blocks
     out = np.empty((n, k), np.float32)
-    given = [a.reshape(n, -1) for a in parts.values()]
-    types = [rc.language.types.TensorType.of(a) for a in (*given, out)]
+    given = [*(a.reshape(n, -1) for a in parts.values()), None][:3]
+    types = [None if a is None else rc.language.types.TensorType.of(a) for a in (*given, out)]
     room = [np.empty(t.shape, t.numpy) for t in op.scratch(types[:3], types[3:])]
     op.compute(np, given, [out], room)
     return out
@@ -46,10 +50,14 @@ def model(nodes: Sequence[onnx.NodeProto], arrays: dict[str, np.ndarray], x: lis
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
-def two_layers(k: int = 64, n: int = 96, *, floats: bool = False, bits: int = 4) -> onnx.ModelProto:
-    """Ids to rows of a table, a norm that trains, W2 relu(W1 x + b): in few bits, or the same numbers in floats."""
+def two_layers(k: int = 64, n: int = 96, *, floats: bool = False, bits: int | str = 4) -> onnx.ModelProto:
+    """Ids to rows of a table, a norm that trains, W2 relu(W1 x + b): in few bits, or the same numbers in floats.
+
+    `bits`: also "nf4" and "fp4" (MatMulBnb4), with the table in 4 bits.
+    """
     names = {"table": (20, k), "up": (n, k), "down": (k, n)}
-    parts = {name: packed(*shape, bits=bits, seed=i) for i, (name, shape) in enumerate(names.items())}
+    own = {"table": 4} if isinstance(bits, str) else {}
+    parts = {t: packed(*shape, bits=own.get(t, bits), seed=i) for i, (t, shape) in enumerate(names.items())}
     g = np.random.default_rng(9)
     arrays: dict[str, np.ndarray] = {"g": g.uniform(0.5, 1.5, k).astype("f4"), "b": g.standard_normal(n).astype("f4")}
 
@@ -59,10 +67,14 @@ def two_layers(k: int = 64, n: int = 96, *, floats: bool = False, bits: int = 4)
             return [product, helper.make_node("Add", [f"{y}.p", bias], [y])] if bias else [product]
         ins = [x, *(f"{name}.{part}" for part in parts[name]), *(["", bias] if bias else [])]
         sizes = dict(zip("NK", names[name], strict=True))
+        if isinstance(bits, str):
+            kind, out = int(bits == "nf4"), f"{y}.p" if bias else y
+            product = helper.make_node("MatMulBnb4", ins[:3], [out], domain=MS, block_size=32, quant_type=kind, **sizes)
+            return [product, helper.make_node("Add", [out, bias], [y])] if bias else [product]
         return [helper.make_node("MatMulNBits", ins, [y], domain=MS, bits=bits, block_size=32, **sizes)]
 
     if floats:
-        arrays["table"] = whole(parts["table"], k, bits=bits)
+        arrays["table"] = whole(parts["table"], k, bits=own.get("table", bits))
         arrays |= {name: whole(parts[name], names[name][1], bits=bits).T for name in ("up", "down")}
         first = helper.make_node("Gather", ["table", "x"], ["e"])
     else:
@@ -70,7 +82,9 @@ def two_layers(k: int = 64, n: int = 96, *, floats: bool = False, bits: int = 4)
             arrays |= {f"{name}.{part}": a for part, a in found.items()}
         arrays["table.codes"] = arrays["table.codes"].reshape(20, -1)
         ins = ["table.codes", "x", "table.scales", "table.zeros"]
-        first = helper.make_node("GatherBlockQuantized", ins, ["e"], domain=MS, bits=bits, block_size=32)
+        first = helper.make_node(
+            "GatherBlockQuantized", ins, ["e"], domain=MS, bits=own.get("table", bits), block_size=32
+        )
     nodes = [
         first, helper.make_node("Mul", ["e", "g"], ["s"]), *linear("up", "s", "h", "b"),
         helper.make_node("Relu", ["h"], ["r"]), *linear("down", "r", "y"),

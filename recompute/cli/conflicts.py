@@ -85,7 +85,8 @@ TRAINING_EXCLUDED = (
     ("lora", ("trainable", "dequantize"), _ADAPTERS),
 )
 TRAINING_NEEDED = (
-    *((name, ("save",), "--save DIR") for name in ("resume", "save_steps", "tensorboard", "log_ranks")),
+    *((n, ("save",), "--save DIR") for n in ("resume", "save_steps", "tensorboard", "log_ranks", "onnx_adapter")),
+    ("onnx_adapter", ("lora",), "--lora r=8,targets=A,B,..."),
     *(
         (name, ("mesh",), "several processes: give --mesh, such as dp=N")
         for name in ("zero", "micro_batches", "log_ranks")

@@ -167,7 +167,7 @@ class _TrainJob(ModelJob):
     def _finish(self, history: Any, program: Any) -> None:
         """Prints and writes the results; adapters in PEFT's files beside the model."""
         from ..exporter.compiled import save_model
-        from ..tuning import requantize, save_adapter
+        from ..tuning import requantize, save_adapter, save_onnx_adapter
 
         if history.epochs and not math.isfinite(history.epochs[-1]["train"]["loss"]):
             cli_ending.tell(f"warning: {history.notes[-1]}")
@@ -181,6 +181,8 @@ class _TrainJob(ModelJob):
         if self.args.save is not None:
             if self.args.lora is not None:
                 save_adapter(program, Path(self.args.save) / "adapter")
+            if self.args.onnx_adapter:
+                save_onnx_adapter(program, Path(self.args.save) / "adapter")
             if self.args.dequantize is not None:
                 save_model(requantize(program, self.args.model), Path(self.args.save) / "quantized.onnx")
             self.say(f"wrote {self.args.save}")

@@ -105,6 +105,11 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--patience", type=whole, metavar="N", help="end after N epochs without a better result")
     group.add_argument("--monitor", default="", metavar="NAME", help="eval.loss (default), eval.accuracy, ...")
     group.add_argument("--save", type=Path, metavar="DIR", help="folder for checkpoints, log.jsonl and model.onnx")
+    group.add_argument(
+        "--onnx-adapter", action="store_true",
+        help="with --lora, also write the adapters to DIR/adapter as ONNX Runtime's file, adapter.onnx_adapter, and "
+        "model.onnx, whose optional inputs they are",
+    )  # fmt: skip
     group.add_argument("--save-steps", type=whole, metavar="N", help="also save a checkpoint every N steps")
     group.add_argument(
         "--keep", type=whole, default=2, metavar="N", help="checkpoints that stay, and the best (default: 2)"

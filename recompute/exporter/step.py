@@ -99,7 +99,7 @@ def save_step(
     fed = {i.name for i in model.graph.input}
     arrays = {v.name: contents(program, v) for v in _stored(_block_of(program)) if v.name in fed}
     with together():
-        write_arrays(arrays, beside, {"updates": entries["recompute.updates"]})
+        write_arrays(arrays, beside, {"format": "np", "updates": entries["recompute.updates"]})
         save_model(model, path)
     return beside
 

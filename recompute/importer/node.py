@@ -150,6 +150,17 @@ class NodeContext:
         """Input `i` as a buffer (contents that are kept but not trained), or as the value it is."""
         return self._importer.buffer(self._node.input[i])
 
+    def frozen(self, i: int) -> Value:
+        """Input `i` as a buffer that nothing updates: a Reshape of an initializer's, where it has the same elements."""
+        known = self._importer.known.get(self.name(i))
+        if known is None or known.origin != "folded":
+            return self.buffer(i)
+        for name in self._importer.initializers:
+            other = self._importer.known.get(name)
+            if other is not None and _same_elements(known.array, other.array):
+                return self.builder.Reshape(self._importer.buffer(name), shape=known.type.shape)
+        return self.buffer(i)
+
     def kept(self, v: Value) -> bool:
         """Whether `v` is a buffer, or what an earlier node has made of one by updating it."""
         return v.name in self._importer.buffers
@@ -178,3 +189,9 @@ class NodeContext:
     def fail(self, why: str) -> ModelError:
         """The error about this node (for `raise node.fail(...)`)."""
         return ModelError(f"{describe(self._node)}: {why}")
+
+
+def _same_elements(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays are the same memory, from the first element to the last, in their order."""
+    alike = a.dtype == b.dtype and a.size == b.size > 0 and a.flags.c_contiguous and b.flags.c_contiguous
+    return alike and a.ctypes.data == b.ctypes.data

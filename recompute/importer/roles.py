@@ -17,7 +17,7 @@ _SCALES = {
     "DequantizeLinear": (1,), "QuantizeLinear": (1,), "QLinearMatMul": (1, 4, 6), "QLinearConv": (1, 4, 6),
     "QLinearAdd": (1, 4, 6), "QLinearMul": (1, 4, 6), "QLinearSigmoid": (1, 3), "QLinearLeakyRelu": (1, 3),
     "QLinearSoftmax": (1, 3), "QLinearGlobalAveragePool": (1, 3), "QGemm": (1, 4, 7), "QAttention": (3, 4),
-    "DynamicQuantizeMatMul": (2,), "MatMulIntegerToFloat": (2, 3), "MatMulNBits": (2, 3),
+    "DynamicQuantizeMatMul": (2,), "MatMulIntegerToFloat": (2, 3), "MatMulNBits": (2, 3), "MatMulBnb4": (2,),
     "GatherBlockQuantized": (2, 3), "QLinearConcat": tuple(range(0, 96, 3)),
     "DynamicQuantizeLSTM": (8, 10),
 }  # fmt: skip
@@ -25,7 +25,7 @@ _SCALES = {
 _CODES = {
     "DequantizeLinear": (0,), "MatMulInteger": (0, 1), "ConvInteger": (0, 1), "QLinearMatMul": (0, 3),
     "QLinearConv": (0, 3, 8), "QLinearAdd": (0, 3), "QLinearMul": (0, 3), "QGemm": (0, 3, 6), "QAttention": (1,),
-    "DynamicQuantizeMatMul": (1,), "MatMulIntegerToFloat": (0, 1), "MatMulNBits": (1, 3),
+    "DynamicQuantizeMatMul": (1,), "MatMulIntegerToFloat": (0, 1), "MatMulNBits": (1, 3), "MatMulBnb4": (1,),
     "GatherBlockQuantized": (0, 3), "DynamicQuantizeLSTM": (1, 2),
 }  # fmt: skip
 #: operators behind which a value is the same numbers in another form

@@ -157,6 +157,9 @@ class ImportedNode(Protocol):
     def buffer(self, i: int) -> Value:
         """Input `i` as a buffer: kept, but not trained."""
 
+    def frozen(self, i: int) -> Value:
+        """The same that nothing updates: what only has another shape than an initializer shares its buffer."""
+
     def step(self) -> Value:
         """The step counter (i64[]), state of the program."""
 

@@ -1,9 +1,9 @@
 """Checkpoints of a training run: folders that are complete, or not there.
 
 DIR/checkpoints/step-000000120/ holds `state.safetensors` (parameters, buffers, optimizer state, the counters of random
-operators) and `trainer.json` (position in the data, results so far, versions, the size and hash of the state).  It is
-written under another name, flushed to the disk and renamed, so that a run that is killed leaves either all of it or
-nothing that counts.
+operators; of frozen weights that are the model file's a digest each) and `trainer.json` (position in the data, results
+so far, versions, the size and hash of the state).  It is written under another name, flushed to the disk and renamed,
+so that a run that is killed leaves either all of it or nothing that counts.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Checkpoints:
             if part is None:
                 return final
             if ranks.size == 1:
-                save_state(program, part / _STATE)
+                save_state(program, part / _STATE, whole=False)
             else:
                 write_state(program, part / _STATE, ranks)
             ranks.first("the end of a checkpoint", functools.partial(self._complete, part, final, step, position))
@@ -177,7 +177,10 @@ class Checkpoints:
 
 
 def load(program: Program, checkpoint: Checkpoint) -> None:
-    """Puts a checkpoint's parameters, buffers and state into the program.  UsageError where they do not fit."""
+    """Puts a checkpoint's parameters, buffers and state into the program.
+
+    UsageError where they do not fit, or frozen weights are not those of the run.
+    """
     load_state(program, checkpoint.folder / _STATE)
 
 

@@ -21,7 +21,7 @@ from ..language.program import Program
 from ..language.types import TensorType
 from ..passes.pipelines.borders import without_borders
 from ..training.parts import Part, parts_of, stored, whole_types
-from ..training.state import contents
+from ..training.state import contents, metadata_of, unchanged
 from .ranks import Ranks
 
 #: names with arrays
@@ -68,13 +68,17 @@ def _joined(program: Program, values: Mapping[str, _Value], ranks: Ranks, *, eve
 
 
 def write_state(program: Program, path: Path, ranks: Ranks) -> None:
-    """Writes parameters, buffers and state of all ranks as one safetensors file, the bytes of `rc.save_state`.
+    """Writes parameters, buffers and state of all ranks as one safetensors file: the bytes of
+    `rc.save_state(..., whole=False)`.
 
     Each rank writes its parts, and what it is the first to have; all of it is on the disk when this returns.  All ranks
     call it, with the same path.
     """
-    values = _values(program, ranks)
-    header, offsets, size = _layout({n: v.type for n, v in values.items()})
+    values, left = _values(program, ranks), dict[str, str]()
+    for own in ranks.collect("what is the model file's", unchanged(program)):
+        left.update(own or {})
+    values = {n: v for n, v in values.items() if n not in left}
+    header, offsets, size = _layout({n: v.type for n, v in values.items()}, metadata_of(left))
 
     def begin() -> None:
         if ranks.leads:
@@ -87,7 +91,7 @@ def write_state(program: Program, path: Path, ranks: Ranks) -> None:
         with open(path, "r+b") as file:
             for v in stored(program):
                 part = parts.get(v.name)
-                if part is None and values[v.name].rank != ranks.rank:
+                if v.name in left or (part is None and values[v.name].rank != ranks.rank):
                     continue
                 array = contents(program, v)
                 spans = [(0, 0, array.size)] if part is None else part.spans()
@@ -128,7 +132,7 @@ def whole_program(program: Program, ranks: Ranks, *, everywhere: bool = False) -
     return made
 
 
-def _layout(types: Mapping[str, TensorType]) -> tuple[bytes, dict[str, int], int]:
+def _layout(types: Mapping[str, TensorType], metadata: dict[str, str]) -> tuple[bytes, dict[str, int], int]:
     """The beginning of a safetensors file, where each tensor begins behind it, and the bytes of all of them."""
     from safetensors.numpy import save
 
@@ -136,7 +140,7 @@ def _layout(types: Mapping[str, TensorType]) -> tuple[bytes, dict[str, int], int
         (length,) = struct.unpack_from("<Q", file)
         return dict(json.loads(file[8 : 8 + length]))
 
-    tiny = entries(save({n: np.zeros(1, t.numpy) for n, t in types.items()}, metadata={"format": "np"}))
+    tiny = entries(save({n: np.zeros(1, t.numpy) for n, t in types.items()}, metadata=metadata))
     header, offsets, at = {"__metadata__": tiny.pop("__metadata__")}, {}, 0
     for name in tiny:  # in the library's order
         offsets[name], t = at, types[name]

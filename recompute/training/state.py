@@ -6,17 +6,20 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from os import PathLike
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ..boundary import as_path, as_program
 from ..errors import ModelError, OutOfMemoryError, UsageError, expect, nearest
+from ..importer.tensors import tensor_array
 from ..language.ir import Value
 from ..language.program import Program
 from ..language.types import TensorType, dtype_name
 from ..support.files import regular
 from ..support.tensor_file import reason, write_arrays
+from .origin import digest
 from .parts import Part, parts_of, stored, whole_types
 
 __all__ = [
@@ -25,10 +28,13 @@ __all__ = [
     "save_state",
     "set_state_dict",
     "state_dict",
+    "unchanged",
 ]
 
 #: most differences that an error lists
 _MOST = 20
+#: the entry of a file's metadata with the digests of what was left out, by name
+LEFT_OUT = "recompute.unchanged"
 #: element types that have other names in safetensors
 _EIGHT_BITS = {
     "F8_E4M3": "f8e4m3fn",
@@ -89,21 +95,68 @@ def set_state_dict(program: Program, state: Mapping[str, Any], *, strict: bool =
     _mended(program, arrays)
 
 
-def save_state(program: Program, path: str | PathLike[str]) -> None:
+def unchanged(program: Program) -> dict[str, str]:
+    """Digests of frozen weights that have the contents of the model file and that no step changes, by name.
+
+    Of a value that ranks divide it is that of the whole one.  Linear in their bytes.
+    """
+    if program.source is None:
+        return {}
+    updated = {v.name for op in program.block.operators if op.op.updates for v in op.writes()}
+    tensors, parts = {t.name: t for t in program.source.graph.initializer}, parts_of(program)
+    found = dict[str, str]()
+    for v in program.block.buffers:
+        if v.name in tensors and v.name in program.data and v.name not in updated:
+            whole, own = tensor_array(tensors[v.name]), contents(program, v)
+            if v.name in parts:
+                same = parts[v.name].whole == TensorType.of(whole) and _has_part(own, whole, parts[v.name])
+            else:
+                same = TensorType.of(whole) == v.type and digest(own) == digest(whole)
+            found |= {v.name: digest(whole)} if same else {}
+    return found
+
+
+def _has_part(own: np.ndarray, whole: np.ndarray, part: Part) -> bool:
+    """Whether a rank's elements are those of the whole value."""
+    here, there = own.reshape(-1), whole.reshape(-1)
+    return all(here[b : b + n].tobytes() == there[a : a + n].tobytes() for a, b, n in part.spans())
+
+
+def save_state(program: Program, path: str | PathLike[str], *, whole: bool = True) -> None:
     """Writes parameters, buffers and optimizer state as safetensors, atomically.
 
-    UsageError if a value has no contents yet, or is divided among ranks; ModelError if the file cannot be written.
+    `whole=False` leaves out frozen weights that are those of the model file: their digests are in the file, and
+    `load_state` refuses a program whose contents differ.  UsageError if a value has no contents yet, or is divided
+    among ranks; ModelError if the file cannot be written.
     """
     _must_be_whole(program)
-    write_arrays({v.name: contents(program, v) for v in stored(program)}, as_path(path))
+    left = {} if expect("whole", whole, bool, "True or False") else unchanged(program)
+    arrays = {v.name: contents(program, v) for v in stored(program) if v.name not in left}
+    write_arrays(arrays, as_path(path), metadata_of(left))
+
+
+def metadata_of(left: Mapping[str, str]) -> dict[str, str]:
+    """The metadata of a file without the values of these digests: one entry, as a library orders several by chance."""
+    return {LEFT_OUT: json.dumps(left, sort_keys=True)} if left else {"format": "np"}
+
+
+def _left_out(metadata: Mapping[str, str] | None, path: str | PathLike[str]) -> dict[str, str]:
+    """The digests of what a file leaves out.  ModelError where it has others than are written."""
+    try:
+        found = json.loads((metadata or {}).get(LEFT_OUT, "{}"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(d, str) for d in found.values()):
+        raise ModelError(f"'{path}' has damaged metadata: {LEFT_OUT} is no digest by name")
+    return found
 
 
 def load_state(program: Program, path: str | PathLike[str], strict: bool = True) -> None:
     """Loads a file of `save_state` (or any safetensors file with these names) into the program: all values or none.
 
     For `strict` and the arrays see `set_state_dict`.  A rank that has parts of values (ZeRO) reads its parts of whole
-    ones.  ModelError if the file is missing, truncated or not a safetensors
-    file; UsageError that lists all differences from the program.
+    ones.  Frozen weights that the file leaves out must be those of the program (not with `strict=False`).  ModelError
+    if the file is missing, truncated or not a safetensors file; UsageError that lists all differences from the program.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -111,12 +164,9 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
     try:
         with safe_open(regular(path), framework="np") as file:
             found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  no mapping
-            _check(
-                program,
-                {n: _type_text(s.get_dtype(), s.get_shape()) for n, s in found.items()},
-                strict,
-                f"'{path}'",
-            )
+            left = _left_out(file.metadata(), path)
+            given = {n: _type_text(s.get_dtype(), s.get_shape()) for n, s in found.items()}
+            _check(program, given, strict, f"'{path}'", left)
             wanted, parts = [v for v in stored(program) if v.name in found], parts_of(program)
             direct = [v for v in wanted if v.dtype not in _EIGHT_BITS.values() and v.name not in parts]
             arrays = {v.name: file.get_tensor(v.name) for v in direct}
@@ -132,7 +182,7 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
     for v in stored(program):
         if v.name in arrays:
             _put(program, v, arrays.pop(v.name))
-    _mended(program, found)
+    _mended(program, {**found, **left})
 
 
 def _read_at(path: str | PathLike[str], wanted: list[Value], parts: Mapping[str, Part]) -> dict[str, np.ndarray]:
@@ -173,8 +223,13 @@ def _type_text(dtype: str, shape: list[int]) -> str:
     return f"{_EIGHT_BITS.get(dtype, dtype.lower())}[{','.join(map(str, shape))}]"
 
 
-def _check(program: Program, given: Mapping[str, str], strict: bool, what: str) -> None:
-    """UsageError that lists all names that are missing, unknown or of another type."""
+def _check(
+    program: Program, given: Mapping[str, str], strict: bool, what: str, left: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """UsageError that lists all names that are missing, unknown or of another type.
+
+    `left`: digests of what was left out because it was the model's.
+    """
     if as_program(program).averaged:
         raise UsageError(
             f"{what} cannot be loaded while parameters hold their averages: leave `applied(program)` first"
@@ -184,8 +239,13 @@ def _check(program: Program, given: Mapping[str, str], strict: bool, what: str) 
         f"'{n}' is {given[n]} there, the program says {t}" for n, t in wanted.items() if n in given and given[n] != t
     ]
     if strict:
-        problems += [f"'{n}' ({t}) is missing" for n, t in wanted.items() if n not in given]
-        unknown = [n for n in given if n not in wanted and not program.first_stages]  # what other stages have
+        problems += [f"'{n}' ({t}) is missing" for n, t in wanted.items() if n not in given and n not in left]
+        names, here = [n for n in left if n in wanted and n not in given], unchanged(program) if left else {}
+        whole = {v.name: v for v in stored(program) if v.name not in here and v.name not in parts_of(program)}
+        here |= {n: digest(contents(program, whole[n])) for n in names if n in whole}
+        other = [n for n in names if here.get(n) != left[n]]
+        problems += [f"'{n}', a frozen weight, has other contents in this model than when it was saved" for n in other]
+        unknown = [n for n in (*given, *left) if n not in wanted and not program.first_stages]  # what other stages have
         problems += [f"the program has no '{n}'{nearest(n, wanted) if len(unknown) < _MOST else ''}" for n in unknown]
     if problems:
         more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []

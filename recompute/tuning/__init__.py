@@ -4,6 +4,7 @@ from .int8 import quantize_frozen
 from .lora import lora
 from .masters import dequantize, requantize
 from .merge import merge_adapters
+from .onnx_adapter import save_onnx_adapter
 from .peft import load_adapter, save_adapter
 from .savings import Training, TrainingSaved, savings, training
 
@@ -17,6 +18,7 @@ __all__ = [
     "quantize_frozen",
     "requantize",
     "save_adapter",
+    "save_onnx_adapter",
     "savings",
     "training",
 ]

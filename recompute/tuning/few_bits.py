@@ -1,4 +1,5 @@
-"""Weights in few bits (com.microsoft's MatMulNBits, GatherBlockQuantized): contents, and others in their place."""
+"""Weights in few bits (com.microsoft's MatMulNBits, MatMulBnb4, GatherBlockQuantized): contents, and others in their
+place."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ import onnx
 
 from ..errors import ModelError, TypeRuleError, UsageError
 from ..language.types import TensorType, dtype_from_onnx, need
-from ..ops.linear.nbits import DequantizeNBits
+from ..ops.linear.nbits import TABLES, DequantizeNBits
 from .graph import Graph
 
 #: operators → the input that is the codes; the others are two and three behind the first and the second
-CODES = {"MatMulNBits": 1, "GatherBlockQuantized": 0}
+CODES = {"MatMulNBits": 1, "MatMulBnb4": 1, "GatherBlockQuantized": 0}
 DOMAIN = "com.microsoft"
 
 
@@ -28,11 +29,12 @@ class FewBits:
     bits: int
     block_size: int
     onnx_type: int
+    table: str = ""
 
     @property
     def rule(self) -> DequantizeNBits:
         """The operator that dequantises it."""
-        return DequantizeNBits(K=self.shape[1], bits=self.bits, block_size=self.block_size)
+        return DequantizeNBits(K=self.shape[1], bits=self.bits, block_size=self.block_size, table=self.table)
 
 
 def few_bits(model: Graph) -> dict[str, FewBits]:
@@ -53,7 +55,8 @@ def few_bits(model: Graph) -> dict[str, FewBits]:
         if t.data_type != onnx.TensorProto.UINT8 or not (at or _in_rows(t, given, bits, size)):
             continue
         shape = (given.get("N", 0), given.get("K", 0)) if at else (t.dims[0], t.dims[1] * 8 // bits)
-        found[codes] = w = FewBits(codes, scales, zero, shape, bits, size, model.tensors[scales].data_type)
+        table = "" if node.op_type != "MatMulBnb4" else "nf4" if given.get("quant_type", 0) else "fp4"
+        found[codes] = w = FewBits(codes, scales, zero, shape, bits, size, model.tensors[scales].data_type, table)
         types = [_type(model.tensors[n]) if n in model.tensors else None for n in (codes, scales, zero)]
         try:
             if shape[0] < 1:
@@ -112,22 +115,24 @@ def rounded(model: Graph, w: FewBits, wanted: np.ndarray) -> tuple[dict[str, np.
     filled[:, :columns] = wanted
     x = filled.reshape(rows, blocks, w.block_size)
     scale = parts[1].astype(np.float64)[..., None]
-    zero = _own_zeros(w, parts[2:], blocks)
+    zero = np.zeros_like(scale) if w.table else _own_zeros(w, parts[2:], blocks)
     tries = [(scale, zero), _of_range(x, w, top, parts[2].dtype if w.zeros else None)]
     held, error = [], []
     for s, z in tries:
         s = s.astype(parts[1].dtype).astype(np.float64)
-        codes = np.rint(x / np.where(s == 0, 1, s) + z).clip(0, top)
-        held.append((codes, s, np.broadcast_to(z, s.shape)))
-        error.append((((codes - z) * s - x) ** 2).sum(axis=-1, keepdims=True))
+        steps = x / np.where(s == 0, 1, s)
+        codes = _nearest(steps, w.table, _unpacked(parts[0], w)) if w.table else np.rint(steps + z).clip(0, top)
+        numbers = TABLES[w.table][codes].astype(np.float64) if w.table else codes - z
+        held.append((codes, s, np.broadcast_to(z, s.shape), numbers))
+        error.append(((numbers * s - x) ** 2).sum(axis=-1, keepdims=True))
     new = error[1] < error[0]
-    codes, scale, zero = (np.where(new, b, a) for a, b in zip(*held, strict=True))
-    found = {w.codes: _packed(codes.reshape(rows, -1), w.bits), w.scales: scale.astype(parts[1].dtype)}
+    codes, scale, zero, numbers = (np.where(new, b, a) for a, b in zip(*held, strict=True))
+    found = {w.codes: _packed(codes.reshape(rows, -1), w.rule.places), w.scales: scale.astype(parts[1].dtype)}
     if w.zeros:
         kind = parts[2].dtype
-        found[w.zeros] = _packed(zero[..., 0], w.bits) if kind == np.uint8 else zero.astype(kind)
+        found[w.zeros] = _packed(zero[..., 0], w.rule.places) if kind == np.uint8 else zero.astype(kind)
     shaped = {n: a.reshape(tuple(model.tensors[n].dims)) for n, a in found.items()}
-    return shaped, ((codes - zero) * scale).reshape(rows, -1)[:, :columns]
+    return shaped, (numbers * scale).reshape(rows, -1)[:, :columns]
 
 
 def _own_zeros(w: FewBits, zeros: list[np.ndarray], blocks: int) -> np.ndarray:
@@ -136,13 +141,33 @@ def _own_zeros(w: FewBits, zeros: list[np.ndarray], blocks: int) -> np.ndarray:
         return np.full((w.shape[0], blocks, 1), float(1 << (w.bits - 1)))
     points = zeros[0]
     if points.dtype == np.uint8:
-        parts = [points >> i & ((1 << w.bits) - 1) for i in range(0, 8, w.bits)]
-        points = np.stack(parts, axis=-1).reshape(len(points), -1)[:, :blocks]
+        points = _unpacked(points, w)[:, :blocks]
     return points.astype(np.float64)[..., None]
 
 
+def _unpacked(packed: np.ndarray, w: FewBits) -> np.ndarray:
+    """The elements of each byte of rows, in order."""
+    parts = [packed >> place & ((1 << w.bits) - 1) for place in w.rule.places]
+    return np.stack(parts, axis=-1).reshape(len(packed), -1)
+
+
+def _nearest(x: np.ndarray, table: str, own: np.ndarray) -> np.ndarray:
+    """The codes of the numbers of a table that are nearest; the `own` ones where these are 0 and -0."""
+    order = np.argsort(TABLES[table], kind="stable")
+    numbers = TABLES[table][order].astype(np.float64)
+    codes = order[np.searchsorted((numbers[1:] + numbers[:-1]) / 2, x)].astype(np.uint8)
+    own = own.reshape(codes.shape)
+    return np.where(TABLES[table][own] == TABLES[table][codes], own, codes)
+
+
 def _of_range(x: np.ndarray, w: FewBits, top: int, zeros: np.dtype | None) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and zero points by the range of each block, 0 in it; without zero points by its largest element."""
+    """Scales and zero points by the range of each block, 0 in it; without zero points by its largest element.
+
+    Those of a table: the size of the largest element, and 0.
+    """
+    if w.table:
+        most = np.abs(x).max(axis=-1, keepdims=True)
+        return most, np.zeros_like(most)
     if zeros is None:
         most = np.take_along_axis(x, np.abs(x).argmax(axis=-1)[..., None], axis=-1)
         half = float(1 << (w.bits - 1))
@@ -153,11 +178,11 @@ def _of_range(x: np.ndarray, w: FewBits, top: int, zeros: np.dtype | None) -> tu
     return scale, np.rint(zero) if zeros == np.uint8 else zero.astype(zeros).astype(np.float64)
 
 
-def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Rows of codes in bytes, the lowest bits first; rows are filled up with 0."""
-    per = 8 // bits
+def _packed(codes: np.ndarray, places: range) -> np.ndarray:
+    """Rows of codes in bytes, by the lowest bit of each in its byte; rows are filled up with 0."""
+    per = len(places)
     full = np.pad(codes.astype(np.uint8), ((0, 0), (0, -codes.shape[1] % per))).reshape(len(codes), -1, per)
     found = np.zeros(full.shape[:2], np.uint8)
-    for i in range(per):
-        found |= full[..., i] << np.uint8(bits * i)
+    for i, place in enumerate(places):
+        found |= full[..., i] << np.uint8(place)
     return found

@@ -31,11 +31,12 @@ _BIAS = {"MatMulNBits": 5, "DynamicQuantizeMatMul": 4, "MatMulIntegerToFloat": 6
 def dequantize(model: Graph, patterns: str | Sequence[str] | None = None) -> None:
     """Puts floating-point weights, which train, in the place of weights of integers.
 
-    Those are MatMulNBits and GatherBlockQuantized (by the names of their codes), integers that MatMulInteger reads
-    behind DynamicQuantizeLinear, DynamicQuantizeMatMul and MatMulIntegerToFloat (by the names of the integers), and
-    weights behind DequantizeLinear (by the name of what it makes).  `patterns`: names or globs (default: all).  What
-    the graph quantizes for such products alone is no longer rounded.  `model`: a path, a ModelProto, or a Program from
-    before losses and `minimize`; it stays as it is.  `requantize` rounds what was trained to the file's own form.
+    Those are MatMulNBits, MatMulBnb4 and GatherBlockQuantized (by the names of their codes), integers that
+    MatMulInteger reads behind DynamicQuantizeLinear, DynamicQuantizeMatMul and MatMulIntegerToFloat (by the names of
+    the integers), and weights behind DequantizeLinear (by the name of what it makes).  `patterns`: names or globs
+    (default: all).  What the graph quantizes for such products alone is no longer rounded.  `model`: a path, a
+    ModelProto, or a Program from before losses and `minimize`; it stays as it is.  `requantize` rounds what was trained
+    to the file's own form.
     UsageError where nothing of the kind is there, or matches.
     """
     known, readers = matrices(model), model.reading()
@@ -60,10 +61,10 @@ def dequantize(model: Graph, patterns: str | Sequence[str] | None = None) -> Non
 def requantize(model: Program | File, original: File) -> onnx.ModelProto:
     """The original model, before `dequantize`, with what was trained: weights rounded to its own form.
 
-    Blocks of MatMulNBits and GatherBlockQuantized keep their scale and zero point, or get those of their new range,
-    whichever is closer; other integers are rounded at the scale that they have.  Other tensors are taken as they are.
-    `model`: a Program (what it trained), a path or a ModelProto.  UsageError where it was not made by `dequantize` of
-    the original.
+    Blocks of MatMulNBits, MatMulBnb4 and GatherBlockQuantized keep their scale and zero point, or get those of their
+    new range, whichever is closer; other integers are rounded at the scale that they have.  Other tensors are taken as
+    they are.  `model`: a Program (what it trained), a path or a ModelProto.  UsageError where it was not made by
+    `dequantize` of the original.
     """
     trained = Graph(export_trained(model) if isinstance(model, Program) else model_of(model))
     masters, graph = trained.said(MASTERS), Graph(model_of(original))
@@ -79,7 +80,7 @@ def requantize(model: Program | File, original: File) -> onnx.ModelProto:
         if array is None:
             raise UsageError(f"the contents of '{name}' are not in the model")
         if codes in packed:
-            turned = reading(codes)[0].op_type == "MatMulNBits"
+            turned = few_bits.CODES[reading(codes)[0].op_type] == 1
             arrays |= few_bits.rounded(graph, packed[codes], array.T if turned else array)[0]
         else:
             arrays[codes] = _rounded(graph, reading, codes, array)

@@ -101,7 +101,7 @@ def _tell(beside: Sequence[tuple[Adapter, float]], count: int, tolerance: float)
 
 def merged(graph: Graph, a: Adapter, own: np.ndarray) -> np.ndarray:
     """The weight that does what a weight, whose contents are `own`, and its adapter do."""
-    parts = {what: _contents(graph, name).astype(np.float64) for what, name in a.tensors.items()}
+    parts = {what: adapter_contents(graph, name).astype(np.float64) for what, name in a.tensors.items()}
     last, first = own.shape if a.turned else own.shape[::-1]
     wanted = {"A": (a.r, first), "B": (last, a.r), "magnitude": (last,)}
     for what, part in parts.items():
@@ -118,7 +118,8 @@ def merged(graph: Graph, a: Adapter, own: np.ndarray) -> np.ndarray:
     return whole.astype(own.dtype)
 
 
-def _contents(graph: Graph, name: str) -> np.ndarray:
+def adapter_contents(graph: Graph, name: str) -> np.ndarray:
+    """A tensor of an adapter.  UsageError where the model lacks it."""
     if name not in graph.tensors:
         raise UsageError(f"the model has no initializer '{name}', which its metadata says belongs to an adapter")
     return tensor_array(graph.tensors[name])

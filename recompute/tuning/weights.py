@@ -16,7 +16,7 @@ _STANDARD = ("", "ai.onnx")
 #: shapes and element types by name
 Matrices = dict[str, tuple[tuple[int, ...], int]]
 #: what tools append to the name of a module's weight
-_ENDINGS = re.compile(r"(\.MatMul)?\.q?weight(_Q\d+|_quant)?$|_Q\d+$")
+_ENDINGS = re.compile(r"(\.MatMul)?\.q?weight(_Q\d+|_quant|_Bnb4)?$|_Q\d+$|_Bnb4$")
 
 
 def module_of(weight: str) -> str:

@@ -353,7 +353,7 @@ def test_the_layout_is_the_librarys() -> None:
     }  # fmt: skip
     parsed = {n: TensorType.parse(t) for n, t in types.items()}
     wanted = save({n: np.zeros(t.shape, t.numpy) for n, t in parsed.items()}, metadata={"format": "np"})
-    header, offsets, size = _layout(parsed)
+    header, offsets, size = _layout(parsed, {"format": "np"})
     assert header == wanted[: len(header)]
     assert len(header) + size == len(wanted)
     assert offsets.keys() == parsed.keys()

@@ -295,3 +295,31 @@ def test_a_position_nested_without_end_is_not_complete(tmp_path: Path) -> None:
     file.write_text("[" * 100_000)
     with pytest.raises(JobError, match=r"trainer\.json cannot be read"):
         trainer().fit(data(32), epochs=2, save=tmp_path, resume=True)
+
+
+def adapted(fill: float = 0.0) -> rc.Trainer:
+    """Adapters on the products of a deep network, whose weights are frozen; `fill`: in place of the first of w3."""
+    source = deep()
+    tensor = next(t for t in source.graph.initializer if t.name == "w3")
+    array = np.frombuffer(tensor.raw_data, "f4").copy()
+    array[0] = fill or array[0]
+    tensor.raw_data = array.tobytes()
+    return rc.Trainer(
+        rc.lora(rc.load(source, batch=8), "w*", r=1), rc.Adam(1e-2), loss="cross_entropy", seed=3, quiet=True
+    )
+
+
+def test_frozen_weights_are_not_in_checkpoints_and_must_be_those_of_the_run(tmp_path: Path) -> None:
+    wanted = adapted().fit(data(), epochs=3, save=tmp_path / "whole")
+    first = adapted()
+    first.fit(data(), epochs=1, save=tmp_path / "cut")
+    (state,) = (tmp_path / "cut").glob("checkpoints/*/state.safetensors")
+    header = int.from_bytes(state.read_bytes()[:8], "little")
+    names = json.loads(state.read_bytes()[8 : 8 + header])
+    assert not [n for n in names if n in {f"w{i}" for i in range(8)}]
+    assert len(json.loads(names["__metadata__"]["recompute.unchanged"])) == 8
+    history = adapted().fit(data(), epochs=3, save=tmp_path / "cut", resume=True)
+    assert history.weights_sha256 == wanted.weights_sha256
+    assert logged(tmp_path / "cut") == logged(tmp_path / "whole")
+    with pytest.raises(UsageError, match="'w3', a frozen weight, has other contents"):
+        adapted(fill=2.0).fit(data(), epochs=4, save=tmp_path / "cut", resume=True)

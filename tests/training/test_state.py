@@ -8,10 +8,14 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import helper
+from onnx.numpy_helper import from_array
 
 import recompute as rc
 from recompute.errors import ModelError, UsageError
-from recompute.training.state import set_state_dict, state_dict
+from recompute.support.tensor_file import write_arrays
+from recompute.training.parts import parts_of
+from recompute.training.state import set_state_dict, state_dict, unchanged
 
 KINDS = {
     "w": ("parameters", np.arange(6, dtype=np.float32).reshape(2, 3)),
@@ -267,3 +271,70 @@ def test_training_goes_on_from_saved_state(tmp_path: Path) -> None:
     rc.load_state(second, tmp_path / "s")
     e.run(second, batch(2))
     assert all(straight.data[n].tobytes() == a.tobytes() for n, a in second.data.items())
+
+
+def frozen(fill: float = 1.0, plain: bool = False) -> rc.Program:
+    """y = x·W·V from a file, W frozen, V trained: a step, or the `plain` forward pass."""
+    arrays = {"w": np.full((64, 64), fill, "f4"), "v": np.ones((64, 2), "f4")}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("MatMul", ["h", "v"], ["y"])]
+    x = [helper.make_tensor_value_info("x", 1, ["n", 64])]
+    tensors = [from_array(a, n) for n, a in arrays.items()]
+    graph = helper.make_graph(nodes, "g", x, [helper.make_tensor_value_info("y", 1, ["n", 2])], tensors)
+    p = rc.load(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), batch=2, trainable=["v"]
+    )
+    if not plain:
+        rc.Adam().minimize(rc.losses.mse(p["y"]))
+    return p
+
+
+def test_frozen_weights_of_the_file_are_left_out_and_checked(tmp_path: Path) -> None:
+    source, path = frozen(), tmp_path / "s"
+    source.data["v"] = np.full((64, 2), 5, "f4")
+    rc.save_state(source, path, whole=False)
+    assert path.stat().st_size < 64 * 64 * 4
+    target = frozen()
+    rc.load_state(target, path)
+    assert (target.data["v"] == 5).all() and (target.data["w"] == 1).all()
+    other = frozen(2)
+    with pytest.raises(UsageError, match="'w', a frozen weight, has other contents"):
+        rc.load_state(other, path)
+    assert (other.data["v"] == 1).all()
+    rc.load_state(other, path, strict=False)
+    assert (other.data["v"] == 5).all() and (other.data["w"] == 2).all()
+    rc.save_state(source, path)
+    rc.load_state(frozen(2), path)  # all of it is there
+
+
+def test_frozen_weights_that_are_no_longer_those_of_the_file_are_saved(tmp_path: Path) -> None:
+    source, target = frozen(), frozen()
+    source.data["w"] = np.full((64, 64), 3, "f4")
+    rc.save_state(source, tmp_path / "s", whole=False)
+    rc.load_state(target, tmp_path / "s")
+    assert (target.data["w"] == 3).all()
+
+
+@pytest.mark.parametrize("told", ["[", "[1]", '{"w": 1}', "[" * 10000])
+def test_damaged_digests_are_refused(tmp_path: Path, told: str) -> None:
+    write_arrays({}, tmp_path / "s", {"recompute.unchanged": told})
+    with pytest.raises(ModelError, match="damaged metadata"):
+        rc.load_state(frozen(), tmp_path / "s")
+
+
+def test_ranks_leave_out_what_they_have_of_frozen_weights_of_the_file(tmp_path: Path) -> None:
+    """ZeRO and divided operators: their file is that of one process, whose digests are of whole weights."""
+    one = frozen()
+    rc.save_state(one, tmp_path / "one", whole=False)
+    for how, axes in (({"zero": 1}, {"dp": 2}), ({}, {"tp": 2})):
+        for rank in (0, 1):
+            p = frozen(plain=True)
+            loss = rc.losses.mse(p["y"])
+            if "tp" in axes:
+                rc.shard(p, "w", dim=1)
+            rc.DataParallel(rc.Adam(), rc.Mesh.of(**axes), rank, **how).minimize(loss)
+            assert ("w" in parts_of(p)) == ("tp" in axes)
+            assert unchanged(p) == unchanged(one) and list(unchanged(p)) == ["w"]
+            rc.load_state(p, tmp_path / "one")
+            p.data["w"] = p.data["w"] + 1
+            with pytest.raises(UsageError, match="'w', a frozen weight, has other contents"):
+                rc.load_state(p, tmp_path / "one")

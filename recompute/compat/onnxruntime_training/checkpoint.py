@@ -184,4 +184,4 @@ class CheckpointState:
             "properties": state.own,
             "optimizer": state.optimizer if include_optimizer_state else {},
         }
-        write_arrays(arrays, os.fspath(checkpoint_uri), {_ENTRY: json.dumps(told)})
+        write_arrays(arrays, os.fspath(checkpoint_uri), {"format": "np", _ENTRY: json.dumps(told)})

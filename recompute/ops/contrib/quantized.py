@@ -1,7 +1,7 @@
 """Operators of the domain com.microsoft on quantized tensors: dequantize, compute, quantize again.
 
 Integer weights do not train: what is trained is around them.  Weights packed by blocks (MatMulNBits,
-GatherBlockQuantized) stay packed.
+MatMulBnb4, GatherBlockQuantized) stay packed.
 """
 
 from __future__ import annotations
@@ -160,11 +160,32 @@ def matmul_nbits(node: ImportedNode) -> Imported:
     return y if bias is None else b.Add(y, bias)
 
 
+@imports("QMoE", domain=MS)
+def quantized_experts(node: ImportedNode) -> Imported:
+    """Never: the weights of all experts are one packed tensor, each in a form of its own."""
+    raise node.fail(
+        "has the weights of its experts in few bits, which are not multiplied here; take the model from before it was "
+        "quantised (MoE is supported), or leave its experts in floats when it is"
+    )
+
+
+@imports("MatMulBnb4", domain=MS)
+def matmul_bnb4(node: ImportedNode) -> Imported:
+    """A Bᵀ, B [N, K] in bitsandbytes' floats of 4 bits (`quant_type` 0: FP4, 1: NF4), kept so."""
+    given = node.attributes
+    kind = given.get("quant_type", 0)
+    if kind not in (0, 1) or not given.get("transB", 1):
+        raise node.fail(f"has quant_type={kind}, transB={given.get('transB', 1)}; 0 (FP4) and 1 (NF4) are supported, "
+                        "with the weight as [N, K]")  # fmt: skip
+    sizes = {k: given[k] for k in ("N", "K", "block_size") if k in given}
+    return node.builder.MatMulNBits(node.need(0), *_frozen(node, 1, 2), **sizes, table="nf4" if kind else "fp4")
+
+
 def _frozen(node: ImportedNode, *at: int) -> list[Value]:
     """Codes, scales and, where there are some, zero points: contents that are kept as they are in the file."""
     for i in at[:2]:
         node.need_type(i)
-    return [node.buffer(i) for i in at if node.type(i) is not None]
+    return [node.frozen(i) for i in at if node.type(i) is not None]
 
 
 @imports("GatherBlockQuantized", domain=MS)

@@ -5,14 +5,18 @@ bytes, the lowest bits first; rows are filled up to whole blocks of `block_size`
 
     W[n, k] = (code[n, k] - zero[n, k // block_size]) · scale[n, k // block_size]
 
-A zero point is 2^(bits - 1) where there are none, packed as the codes of a row are (uint8), or a float.  Codes, scales
-and zero points are constants: they have no gradient.
+A zero point is 2^(bits - 1) where there are none, packed as the codes of a row are (uint8), or a float.  As its
+MatMulBnb4 stores them (`table`), codes of 4 bits, the first of a byte in its high half, stand for 16 numbers:
+
+    W[n, k] = table[code[n, k]] · scale[n, k // block_size]
+
+Codes, scales and zero points are constants: they have no gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +33,19 @@ if TYPE_CHECKING:
 
 #: elements of a part of W that is dequantised at a time: 4 MiB of float32
 PART = 1 << 20
+#: what the codes 0 to 15 stand for: floats of 4 bits over their largest, 12, and the quantiles of a normal distribution
+#: (NormalFloat, Dettmers et al. 2023, arXiv 2305.14314), with the digits of bitsandbytes and ONNX Runtime
+_FP4 = (0.0, 5.208333333e-3, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+TABLES = {
+    "fp4": np.array([*_FP4, *(-x for x in _FP4)], np.float32),
+    "nf4": np.array([
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ], np.float32),
+}  # fmt: skip
+#: bytes of codes that are looked up at a time
+_LOOKED_UP = 1 << 14
 #: columns of a part that is narrower than a block, at least
 _NARROWEST = 16
 
@@ -40,6 +57,12 @@ class Packed(Op, abstract=True):
     K: int = 0
     bits: int = 4
     block_size: int = 32
+    table: str = ""
+
+    @property
+    def places(self) -> range:
+        """The lowest bit of each code of a byte, in order."""
+        return range(4, -1, -4) if self.table else range(0, 8, self.bits)
 
     @property
     def blocks(self) -> int:
@@ -61,6 +84,9 @@ class Packed(Op, abstract=True):
         if self.bits not in (2, 4, 8) or self.block_size < 16 or self.block_size & (self.block_size - 1) or self.K < 1:
             what = f"K={self.K}, bits={self.bits}, block_size={self.block_size}"
             raise self.fail(f"{what}: 2, 4 and 8 bits in blocks of a power of two from 16 are supported", *given)
+        if self.table and (self.table not in TABLES or self.bits != 4 or self.K % self.block_size):
+            what = f"table={self.table!r}, bits={self.bits}, K={self.K}, block_size={self.block_size}"
+            raise self.fail(f"{what}: fp4 and nf4 of 4 bits are supported, with whole blocks in a row", *given)
 
     def zeros_in(self, zeros: TensorType | None) -> int:
         """Elements of a row of zero points."""
@@ -70,6 +96,8 @@ class Packed(Op, abstract=True):
         """TypeRuleError where options, sizes or types do not fit."""
         given = (codes, scales, zeros)
         self.check_options(*given)
+        if self.table and zeros is not None:
+            raise self.fail("a table has no zero points", *given)
         if codes.dtype != "u8" or not scales.is_float or not (zeros is None or zeros.is_float or zeros.dtype == "u8"):
             raise self.fail("codes must be uint8, scales floats, zero points uint8 or floats", *given)
         for what, t, width in (
@@ -84,10 +112,15 @@ class Packed(Op, abstract=True):
         """Codes of rows [rows, n] as numbers [rows, n · 8 / bits]; `temporary`: bytes like the codes."""
         per = 8 // self.bits
         kind, mask = np.uint8, np.uint8((1 << self.bits) - 1)
-        for i in range(per):
-            xp.right_shift(codes, kind(self.bits * i), out=temporary)
+        for i, place in enumerate(self.places):
+            xp.right_shift(codes, kind(place), out=temporary)
             xp.bitwise_and(temporary, mask, out=temporary)
-            out[:, i::per] = temporary
+            if not self.table:
+                out[:, i::per] = temporary
+                continue
+            high = max(1, _LOOKED_UP // codes.shape[1])
+            for start in range(0, len(codes), high):
+                out[start : start + high, i::per] = TABLES[self.table][temporary[start : start + high]]
 
     def scratch_of_part(self, kind: str, rows: int, columns: int) -> tuple[TensorType, ...]:
         """Bytes of a part of W, and zero points of its rows."""
@@ -107,9 +140,9 @@ class Packed(Op, abstract=True):
         first = columns.start // self.block_size
         blocks = slice(first, first + max(width // self.block_size, 1))
         split = out.reshape(count, blocks.stop - blocks.start, -1)
-        if zeros is None:
+        if zeros is None and not self.table:
             xp.subtract(split, out.dtype.type(1 << (self.bits - 1)), out=split)
-        else:
+        elif zeros is not None:
             if zeros.dtype == np.uint8:
                 whole = scratch[1][: count * zeros.shape[1] * per].reshape(count, -1)
                 self.unpack(xp, zeros, whole, scratch[0][: zeros.size].reshape(zeros.shape))
@@ -165,16 +198,20 @@ class DequantizeNBits(Packed):
         """Shifts and masks, then the formula."""
         lead, kind = scales.shape[:-1], wide(scales.dtype)
         split = (*lead, self.blocks, self.block_size)
-        x = b.Cast(reshape(b, self._unpacked(b, codes), split), to=kind)
+        x = reshape(b, self._unpacked(b, codes), split)
         s, column = b.Cast(scales, to=kind) if scales.dtype != kind else scales, (*lead, self.blocks, 1)
-        if zeros is None:
-            z = b.constant(1 << (self.bits - 1), x)
+        if self.table:
+            x = b.Gather(b.constant(TABLES[self.table], kind), b.Cast(x, to="i32"), axis=0)
+        elif zeros is None:
+            x = b.Cast(x, to=kind)
+            x = b.Sub(x, b.constant(1 << (self.bits - 1), x))
         else:
             if not zeros.type.is_float:
                 zeros = self._unpacked(b, zeros)
                 zeros = b.Slice(zeros, starts=(0,), ends=(self.blocks,), axes=(len(lead),))
             z = reshape(b, b.Cast(zeros, to=kind) if zeros.dtype != kind else zeros, column)
-        y = reshape(b, b.Mul(b.Sub(x, z), reshape(b, s, column)), (*lead, self.blocks * self.block_size))
+            x = b.Sub(b.Cast(x, to=kind), z)
+        y = reshape(b, b.Mul(x, reshape(b, s, column)), (*lead, self.blocks * self.block_size))
         if y.shape[-1] != self.K:
             y = b.Slice(y, starts=(0,), ends=(self.K,), axes=(len(lead),))
         return (y if kind == scales.dtype else b.Cast(y, to=scales.dtype),)
@@ -186,8 +223,8 @@ class DequantizeNBits(Packed):
             return codes
         mask = b.constant((1 << self.bits) - 1, codes)
         found = []
-        for i in range(per):
-            moved = b.BitShift(codes, b.constant(self.bits * i, codes), direction="RIGHT") if i else codes
+        for place in self.places:
+            moved = b.BitShift(codes, b.constant(place, codes), direction="RIGHT") if place else codes
             found.append(b.Reshape(b.BitwiseAnd(moved, mask), shape=(*codes.shape, 1)))
         joined = b.Concat(*found, axis=codes.ndim)
         return b.Reshape(joined, shape=(*codes.shape[:-1], codes.shape[-1] * per))
@@ -209,6 +246,9 @@ class DequantizeNBits(Packed):
         yield draw.case(op, *_drawn(draw, op, 0, "f32", ""), gradient=False)
         op = cls(K=100, bits=4, block_size=16)
         yield draw.case(op, *_drawn(draw, op, 300, "f32", "u8"), gradient=False)
+        for table, kind in (("nf4", "f64"), ("fp4", "f32"), ("nf4", "f16")):
+            op = cls(K=64, block_size=32, table=table)
+            yield draw.case(op, *_drawn(draw, op, 9, kind, ""), gradient=False)
 
 
 @dataclass(frozen=True)
@@ -299,8 +339,7 @@ class MatMulNBits(Packed):
 
     def gradient(self, b, ins, outs, grads):
         """dx by the same matrix; codes, scales and zero points are constants."""
-        options = {"N": self.N, "K": self.K, "bits": self.bits, "block_size": self.block_size}
-        dx = b.MatMulNBits(grads[0], *ins[1:], transB=0 if self.transB else 1, **options)
+        dx = b.emit(replace(self, transB=0 if self.transB else 1), grads[0], *ins[1:])
         return [dx, *[None] * (len(ins) - 1)]
 
     def expand(self, b, x, codes, scales, zeros=None):
@@ -308,7 +347,7 @@ class MatMulNBits(Packed):
         kind = wide(x.dtype)
         scales = scales if scales.dtype == kind else b.Cast(scales, to=kind)
         given = [None if v is None else reshape(b, v, (self.N, v.size // self.N)) for v in (codes, scales, zeros)]
-        w = b.DequantizeNBits(*given, K=self.K, bits=self.bits, block_size=self.block_size)
+        w = b.DequantizeNBits(*given, K=self.K, bits=self.bits, block_size=self.block_size, table=self.table)
         y = b.MatMul(x if x.dtype == kind else b.Cast(x, to=kind), w, transB=self.transB)
         return (y if y.dtype == x.dtype else b.Cast(y, to=x.dtype),)
 
@@ -331,6 +370,10 @@ class MatMulNBits(Packed):
             yield draw.case(op, draw(f"f32[{op._terms}]"), *given)
             for kind in ("f16", "bf16"):
                 yield draw.case(op, draw(f"{kind}[4,{op._terms}]"), codes, scales, export=kind == "f16")
+            for table, kind in (("nf4", "f64"), ("fp4", "f64"), ("nf4", "f16")):
+                op = cls(N=6, K=64, block_size=32, table=table, transB=transposed)
+                yield draw.case(op, draw(f"{kind}[3,{op._terms}]"), *_drawn(draw, op, 6, kind, ""), still=(2,))
+            op = cls(N=5, K=32, bits=4, block_size=32, transB=transposed)
             yield draw.case(op, draw(f"f32[0,{op._terms}]"), codes, scales, zeros)
             op = cls(N=300, K=4100 if transposed else 500, bits=4, block_size=64, transB=transposed)
             yield draw.case(op, draw(f"f32[3,{op._terms}]"), *_drawn(draw, op, 300, "f32", "u8"), gradient=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.types import Array, Operands, TensorType, need
-from ....ops.linear.nbits import DequantizeNBits, MatMulNBits, Packed
+from ....ops.linear.nbits import TABLES, DequantizeNBits, MatMulNBits, Packed
 from ..device.jit import inline, kernel
 from ..device.native import Call
 from ..families import ENOUGH, Family, family
@@ -17,8 +17,8 @@ from .recurrent_steps import Products
 if TYPE_CHECKING:
     from ....language.ir import Operator
 
-#: forms of zero points: none, packed, floats
-_NONE, _PACKED, _FLOAT = range(3)
+#: forms of zero points: none, packed, floats; a table in their place
+_NONE, _PACKED, _FLOAT, _TABLE = range(4)
 
 
 @inline
@@ -36,6 +36,17 @@ def _nibbles(codes, out, column, stop, zero, scale):
 
 
 @inline
+def _looked_up(codes, out, column, stop, table, scale):
+    """Elements of a row whose codes stand for the 16 numbers of a table, the first of a byte in its high half."""
+    t = out.dtype.type
+    s, first, pairs = t(scale), column // 2, (stop - column) // 2
+    for j in range(pairs):
+        byte = codes[first + j]
+        out[2 * j] = t(table[byte >> 4]) * s
+        out[2 * j + 1] = t(table[byte & 15]) * s
+
+
+@inline
 def _others(codes, out, column, stop, zero, scale, bits):
     """The same for other numbers of bits."""
     t = out.dtype.type
@@ -48,7 +59,8 @@ def _others(codes, out, column, stop, zero, scale, bits):
 
 @kernel
 def dequantise(codes, scales, zeros, out, column, bits, size, form, begin, end):
-    """out [rows, columns] from codes [rows, bytes], scales [rows, blocks] and zero points, from a column on."""
+    """out [rows, columns] from codes [rows, bytes], scales [rows, blocks] and zero points (form 3: the table [1, 16]),
+    from a column on."""
     stop, per = column + out.shape[1], 8 // bits
     for r in range(begin, end):
         to = out[r]
@@ -60,7 +72,9 @@ def dequantise(codes, scales, zeros, out, column, bits, size, form, begin, end):
             elif form == 2:
                 zero = float(zeros[r, block])
             part = to[low - column : high - column]
-            if bits == 4:
+            if form == 3:
+                _looked_up(codes[r], part, low, high, zeros[0], scales[r, block])
+            elif bits == 4:
                 _nibbles(codes[r], part, low, high, zero, scales[r, block])
             else:
                 _others(codes[r], part, low, high, zero, scales[r, block], bits)
@@ -69,8 +83,12 @@ def dequantise(codes, scales, zeros, out, column, bits, size, form, begin, end):
 def _part(rule: Packed, given: Any, out: Array, row: int, column: int) -> Call:
     """The call that dequantises a part, from a row and a column on, of (codes, scales, zero points) as matrices."""
     codes, scales, zeros = (None if a is None else a[row : row + len(out)] for a in given)
-    form = _NONE if zeros is None else _PACKED if zeros.dtype == np.uint8 else _FLOAT
-    zeros = scales if zeros is None else zeros
+    if rule.table:
+        form, zeros = _TABLE, TABLES[rule.table].astype(scales.dtype)[None]
+    elif zeros is None:
+        form, zeros = _NONE, scales
+    else:
+        form = _PACKED if zeros.dtype == np.uint8 else _FLOAT
     return dequantise.call(codes, scales, zeros, out, column, rule.bits, rule.block_size, form, work=len(out))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....language.types import FLOATS, TensorType, need
-from ....ops.linear.nbits import DequantizeNBits, MatMulNBits, Packed
+from ....ops.linear.nbits import TABLES, DequantizeNBits, MatMulNBits, Packed
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel, Product
 from ..families import Buffers, Family, family
 
@@ -19,27 +19,39 @@ PART = 1 << 23
 
 
 @functools.cache
-def _dequantise(out: str, scale: str, zero: str, bits: int) -> Kernel:
-    """out [rows, width] from rows of codes, scales and zero points ("": none), from a column on; a byte a thread."""
+def _dequantise(out: str, scale: str, zero: str, bits: int, table: str) -> Kernel:
+    """out [rows, width] from rows of codes, scales and zero points ("": none), from a column on; a byte a thread.
+
+    `table`: what the codes stand for ("": numbers).
+    """
     t, per = COMPUTE[out], 8 // bits
     packed = f"(zeros[row * zero_row + block / {per}] >> {bits} * (block % {per}) & {(1 << bits) - 1})"
     value = {"": f"{1 << bits - 1}", "u8": packed}.get(zero, "widen(zeros[row * zero_row + block])")
+    declared = f"const {t} zero = ({t}){value}, scale = ({t})widen(scales[row * blocks + block]);"
+    code = f"const {t} code = ({t})(byte >> {bits} * j & {(1 << bits) - 1})"
+    number = "(code - zero)"
+    if table:
+        numbers = ", ".join(repr(float(x)) for x in TABLES[table])
+        declared = (
+            f"static const {t} table[16] = {{{numbers}}}; const {t} scale = ({t})widen(scales[row * blocks + block]);"
+        )
+        code, number = "const unsigned code = byte >> (4 - 4 * j) & 15", "table[code]"
     body = f"""
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     const long long across = (width + {per - 1}) / {per};
     if (i >= rows * across) return;
     const long long r = i / across, row = first + r, at = (i % across) * {per}, block = (column + at) / size;
-    const {t} zero = ({t}){value}, scale = ({t})widen(scales[row * blocks + block]);
+    {declared}
     const unsigned byte = codes[row * row_bytes + column / {per} + i % across];
     for (int j = 0; j < {per} && at + j < width; j++) {{
-        const {t} code = ({t})(byte >> {bits} * j & {(1 << bits) - 1});
-        out[r * width + at + j] = narrow<{C_TYPES[out]}>((code - zero) * scale);
+        {code};
+        out[r * width + at + j] = narrow<{C_TYPES[out]}>({number} * scale);
     }}
 """
     sizes = ("rows", "width", "first", "column", "row_bytes", "blocks", "zero_row", "size")
     zeros = f"const {C_TYPES[zero or 'u8']}* zeros"
     parameters = f"const unsigned char* codes, const {C_TYPES[scale]}* scales, {zeros}, {C_TYPES[out]}* out"
-    named = "_".join((out, scale, zero or "none", str(bits)))
+    named = "_".join((out, scale, zero or table or "none", str(bits)))
     return Kernel(f"dequantise_{named}", ", ".join((parameters, *(f"long long {n}" for n in sizes))), body)
 
 
@@ -48,7 +60,7 @@ def _part(rule: Packed, given: Buffers, out: Buffer, first: int, column: int) ->
     codes, scales, zeros = need(given[0]), need(given[1]), given[2]
     rows, width = out.shape
     zero_row = 0 if zeros is None else rule.zeros_in(zeros.type)
-    kernel = _dequantise(out.dtype, scales.dtype, "" if zeros is None else zeros.dtype, rule.bits)
+    kernel = _dequantise(out.dtype, scales.dtype, "" if zeros is None else zeros.dtype, rule.bits, rule.table)
     sizes = (rows, width, first, column, rule.row_bytes, rule.blocks, zero_row, rule.block_size)
     across = -(-width // (8 // rule.bits))
     return kernel(rows * across, codes, scales, codes if zeros is None else zeros, out, *sizes)
