@@ -1,0 +1,45 @@
+"""The backend `recompute` of torch.compile: a plan within a budget, then PyTorch's own compiler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UsageError, nearest
+from .partition import Partitioner, budget_of, only
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.fx import GraphModule
+
+_OPTIONS = ("budget", "inner", "cost", "effort")
+_INNER = ("aot_eager", "inductor")
+
+
+def recompute(module: GraphModule, inputs: list[Any], *, options: dict[str, Any] | None = None, **_: Any) -> Callable:
+    """Compiles a graph of TorchDynamo: `torch.compile(model, backend="recompute", options={"budget": "60%"})`.
+
+    `options`: `budget` (bytes, or a share of the step without recomputation), `inner` (`aot_eager`, or `inductor`, the
+    default), `cost` (a device that prices operators, as `h200`), `effort` (of planning).  UsageError for others.
+    """
+    given = dict(options or {})
+    for name in given:
+        if name not in _OPTIONS:
+            raise UsageError(f"backend 'recompute' has no option '{name}'{nearest(name, _OPTIONS)}")
+    if "budget" not in given:
+        raise UsageError("backend 'recompute' needs a budget: options={'budget': '60%'} or {'budget': '8GiB'}")
+    inner = given.get("inner", "inductor")
+    if inner not in _INNER:
+        raise UsageError(f"backend 'recompute': inner must be one of {', '.join(_INNER)}, not {inner!r}")
+    partition = Partitioner(budget_of(given["budget"]), given.get("cost"), given.get("effort", 1.0))
+    return eager(module, inputs, partition)
+
+
+def eager(module: GraphModule, inputs: list[Any], partition: Partitioner) -> Callable:
+    """Both graphs as they are: one call of PyTorch's operators after the other."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    compiled = aot_autograd(fw_compiler=boxed_nop, partition_fn=partition, keep_inference_input_mutations=True)
+    with only(partition):
+        return compiled(module, inputs)

@@ -1,0 +1,39 @@
+"""The planning problem of a joint graph."""
+
+from __future__ import annotations
+
+from ...devices import Device
+from ...passes.planners.core.problem import Node, RematerialisationProblem
+from .costs import seconds
+from .joint import Joint
+from .scratch import scratch
+
+
+def problem_of(joint: Joint, machine: Device, name: str = "torch.compile") -> RematerialisationProblem:
+    """Operations as nodes, storages as values; parameters, buffers and inputs are `fixed`.
+
+    The gradients that come with the backward pass are there from its start to its end.
+    """
+    nodes = []
+    for o in joint.operations:
+        nodes.append(
+            Node(
+                name=o.node.name,
+                cost=seconds(o.node, machine),
+                reads=o.reads,
+                writes=o.writes,
+                scratch=scratch(o.node),
+                backward=not o.forward,
+                repeatable=o.forward and not o.why,
+            )
+        )
+    start = sum(o.forward for o in joint.operations)
+    nodes.insert(start, Node("tangents", 0.0, (), joint.tangents, backward=True, repeatable=False))
+    return RematerialisationProblem(
+        nodes=tuple(nodes),
+        sizes=tuple(joint.sizes),
+        values=tuple(joint.names),
+        outputs=tuple(dict.fromkeys((*joint.outputs, *joint.tangents))),
+        fixed=joint.held,
+        name=name,
+    )
