@@ -140,7 +140,7 @@ def _kind(joint: Joint, node: Node, owner: dict[Node, Operation]) -> str:
     if node.target is operator.getitem and node.args[0] in owner:
         return "member"
     keys = [key for key, _ in storages(node)]
-    if not keys or _is_mutable(node) or any(key not in joint.number for key in keys):
+    if not keys or is_mutable(node) or any(key not in joint.number for key in keys):
         return "operation"
     return "view"
 
@@ -169,7 +169,8 @@ def _operation(joint: Joint, node: Node, changed: set[int]) -> Operation:
     return Operation(node, [node], reads, tuple(range(before, len(joint.sizes))), why=_once(node, changed))
 
 
-def _is_mutable(node: Node) -> bool:
+def is_mutable(node: Node) -> bool:
+    """Whether a node changes one of its arguments."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
 
@@ -178,7 +179,7 @@ def _changed(module: GraphModule) -> set[int]:
     """Storages that the graph changes in place: running statistics."""
     found: set[int] = set()
     for node in module.graph.nodes:
-        if node.op == "call_function" and _is_mutable(node):
+        if node.op == "call_function" and is_mutable(node):
             named = zip(node.target._schema.arguments, node.args, strict=False)
             found.update(
                 key
@@ -219,7 +220,7 @@ def _once(node: Node, changed: set[int]) -> str:
         return "is not one of PyTorch's operators"
     if node.target.namespace not in ("aten", "prims"):
         return "is an operator of a library: its results may change"
-    if _is_mutable(node) or not any(True for _ in storages(node)):
+    if is_mutable(node) or not any(True for _ in storages(node)):
         return "has an effect"
     if is_random(node):
         return "draws random numbers"
@@ -236,7 +237,7 @@ def _place(joint: Joint, owner: dict[Node, Operation]) -> None:
     """
     late: set[Node] = set()
     for node in joint.nodes:
-        in_backward = _is_mutable(node) and "backward" in str(node.meta.get("partitioner_tag", ""))
+        in_backward = is_mutable(node) and "backward" in str(node.meta.get("partitioner_tag", ""))
         if joint.kinds[node] == "tangent" or in_backward or any(n in late for n in node.all_input_nodes):
             late.add(node)
     needed = _ancestors(joint.ends[0])

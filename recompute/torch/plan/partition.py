@@ -70,13 +70,14 @@ class Partitioner:
     """A `partition_fn` for AOTAutograd: cuts a joint graph in two so that both together keep a budget.
 
     `budget`: of parameters, buffers, inputs and everything that is alive during forward and backward pass, as bytes or
-    a share of the step without recomputation.  `cost`: the device whose rates price operators.  `figures`: of each
-    graph that was cut.
+    a share of the step without recomputation.  `cost`: the device whose rates price operators.  `effort`: of planning,
+    1 by default.  `measure`: operators run once for their temporaries, on a CPU.  `figures`: of each graph that was cut.
     """
 
     budget: Budget
     cost: str | Device | None = None
     effort: float = 1.0
+    measure: bool = True
     figures: list[Figures] = field(default_factory=list)
     _sequences: dict[str, list[list[int]]] = field(default_factory=dict)
 
@@ -93,7 +94,8 @@ class Partitioner:
 
     def planned(self, joint: Joint) -> Figures:
         """The plan of a joint graph, the one of a graph of the same structure where that fits."""
-        problem = problem_of(joint, machine_of(self.cost, device_kind(joint.nodes)))
+        kind = device_kind(joint.nodes)
+        problem = problem_of(joint, machine_of(self.cost, kind), measure=self.measure and kind == "cpu")
         plain = simulate(problem, range(len(problem)))
         budget = self.budget.within(plain.peak, problem.fixed)
         if joint.symbolic:

@@ -9,20 +9,22 @@ from .joint import Joint
 from .scratch import scratch
 
 
-def problem_of(joint: Joint, machine: Device, name: str = "torch.compile") -> RematerialisationProblem:
+def problem_of(joint: Joint, machine: Device, measure: bool = False) -> RematerialisationProblem:
     """Operations as nodes, storages as values; parameters, buffers and inputs are `fixed`.
 
-    The gradients that come with the backward pass are there from its start to its end.
+    The gradients that come with the backward pass are there from its start to its end.  `measure`: operators run once
+    for the bytes of their temporaries, which count as 0 without.
     """
     nodes = []
-    for o in joint.operations:
+    beside = scratch([o.node for o in joint.operations], measure)
+    for o, temporary in zip(joint.operations, beside, strict=True):
         nodes.append(
             Node(
                 name=o.node.name,
                 cost=seconds(o.node, machine),
                 reads=o.reads,
                 writes=o.writes,
-                scratch=scratch(o.node),
+                scratch=temporary,
                 backward=not o.forward,
                 repeatable=o.forward and not o.why,
             )
@@ -35,5 +37,5 @@ def problem_of(joint: Joint, machine: Device, name: str = "torch.compile") -> Re
         values=tuple(joint.names),
         outputs=tuple(dict.fromkeys((*joint.outputs, *joint.tangents))),
         fixed=joint.held,
-        name=name,
+        name="torch.compile",
     )
