@@ -6,6 +6,7 @@ from ...devices import Device
 from ...passes.planners.core.problem import Node, RematerialisationProblem
 from .costs import seconds
 from .joint import Joint
+from .random import DRAWN
 from .scratch import scratch
 
 
@@ -15,13 +16,14 @@ def problem_of(joint: Joint, machine: Device, measure: bool = False) -> Remateri
     The gradients that come with the backward pass are there from its start to its end.  `measure`: operators run once
     for the bytes of their temporaries, which count as 0 without.
     """
-    nodes = []
+    nodes: list[Node] = []
+    of_masks = {o.node.meta[DRAWN]: seconds(o.node, machine) for o in joint.operations if DRAWN in o.node.meta}
     beside = scratch([o.node for o in joint.operations], measure)
     for o, temporary in zip(joint.operations, beside, strict=True):
         nodes.append(
             Node(
                 name=o.node.name,
-                cost=seconds(o.node, machine),
+                cost=max(0.0, seconds(o.node, machine) - of_masks.get(o.node, 0.0)),
                 reads=o.reads,
                 writes=o.writes,
                 scratch=temporary,

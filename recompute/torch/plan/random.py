@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
+#: the mark of a result of dropout: the node that drew its mask
+DRAWN = "recompute_drawn"
+
 
 def open_masks(module: GraphModule) -> None:
     """Rewrites dropout in place: the same numbers, from a mask of bool that is a node of its own."""
@@ -38,6 +41,11 @@ def _call(module: GraphModule, target: object, args: tuple, like: Node, **kwargs
     return made
 
 
+def _take_place(new: Node, old: Node) -> None:
+    """Views that were made of the old node's storage are of the new one's."""
+    new.meta["val"], old.meta["val"] = old.meta["val"], new.meta["val"]
+
+
 def _through_bool(module: GraphModule, node: Node) -> None:
     """Zeros and ones that were drawn as numbers become bool, and numbers again where they are read."""
     import torch
@@ -50,13 +58,16 @@ def _through_bool(module: GraphModule, node: Node) -> None:
         numbers = _call(module, copy, (mask,), node, dtype=node.meta["val"].dtype)
     for reader in readers:
         reader.replace_input_with(node, numbers)
+    _take_place(numbers, node)
 
 
 def _dropout(module: GraphModule, node: Node) -> None:
-    """The result of dropout as a product with its mask: PyTorch's own, x * mask * 1 / (1 - p)."""
+    """The result of dropout as a node of its own, x * mask / (1 - p), which is what its gradient computes of dy.
+
+    Its first run costs nothing: the operator that draws the mask has the result already (`DRAWN` names it).
+    """
     import torch
 
-    mul = torch.ops.aten.mul.Tensor
     results = {n.args[1]: n for n in node.users if n.target is operator.getitem}
     if 0 not in results:
         return
@@ -65,9 +76,11 @@ def _dropout(module: GraphModule, node: Node) -> None:
         with module.graph.inserting_after(node):
             results[1] = module.graph.call_function(operator.getitem, (node, 1))
             results[1].meta = {**old.meta, "val": node.meta["val"][1]}
+    scale = 1 / (1 - node.args[1])
     with module.graph.inserting_after(max(results.values(), key=list(module.graph.nodes).index)):
-        product = _call(module, mul, (x, results[1]), old)
-    with module.graph.inserting_after(product):
-        scaled = _call(module, mul, (product, 1 / (1 - node.args[1])), old)
+        scaled = _call(module, torch.ops.aten.native_dropout_backward.default, (x, results[1], scale), old)
     old.replace_all_uses_with(scaled)
+    _take_place(scaled, old)
+    node.meta["val"] = (old.meta["val"], *node.meta["val"][1:])
+    scaled.meta[DRAWN] = node
     module.graph.erase_node(old)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .joint import Joint, Operation, trains_norm
+from .random import DRAWN
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
@@ -89,6 +90,12 @@ class Rewriter:
                 self.latest.pop(view, None)
         if again and trains_norm(o.node):
             self._normalise_again(o)
+        elif not again and DRAWN in o.node.meta:
+            drawn = self.latest[o.node.meta[DRAWN]]
+            self.latest[o.node] = made = self.graph.call_function(operator.getitem, (drawn, 0))
+            made.meta = dict(o.node.meta)
+            self.early.add(made)
+            self._mark(made)
         else:
             for node in o.members:
                 self._mark(self._put(node))
