@@ -1,4 +1,5 @@
-"""Networks for `torch_compile.py`: name -> (module, example inputs); small ones run, full ones are planned on fake tensors.
+"""Networks for `torch_compile.py`: name -> (module, example inputs); small ones run, full ones
+are planned on fake tensors.
 
 Each returns its loss alone, as a training step has it.
 """
@@ -51,7 +52,9 @@ class UNet(nn.Module):
     def twice(a: int, b: int) -> nn.Module:
         """Two convolutions, each normalised."""
         layers = [nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True)]
-        return nn.Sequential(*layers, nn.Conv2d(b, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True))
+        return nn.Sequential(
+            *layers, nn.Conv2d(b, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores of each pixel."""
@@ -111,7 +114,10 @@ def _images(name: str, full: bool, dropout: float) -> tuple[nn.Module, tuple[tor
     else:
         size, batch = (256, 32) if full else (64, 4)
         network = UNet(64 if full else 16)
-        return Classified(network.train()), (torch.randn(batch, 3, size, size), torch.randint(0, 4, (batch, size, size)))
+        return Classified(network.train()), (
+            torch.randn(batch, 3, size, size),
+            torch.randint(0, 4, (batch, size, size)),
+        )
     return Classified(network.train()), (torch.randn(batch, 3, size, size), torch.randint(0, 100, (batch,)))
 
 

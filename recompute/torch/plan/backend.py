@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UsageError, nearest
+from ...errors import ModelWarning, UsageError, nearest
 from .partition import Partitioner, budget_of, only
 
 if TYPE_CHECKING:
@@ -12,15 +13,16 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
+#: plans by options: a graph of a known structure, of other sizes, takes the plan of the first
+_PLANS: dict[str, dict[str, list[list[int]]]] = {}
 _OPTIONS = ("budget", "inner", "cost", "effort")
-_INNER = ("aot_eager", "inductor")
 
 
 def recompute(module: GraphModule, inputs: list[Any], *, options: dict[str, Any] | None = None, **_: Any) -> Callable:
     """Compiles a graph of TorchDynamo: `torch.compile(model, backend="recompute", options={"budget": "60%"})`.
 
-    `options`: `budget` (bytes, or a share of the step without recomputation), `inner` (`aot_eager`, or `inductor`, the
-    default), `cost` (a device that prices operators, as `h200`), `effort` (of planning).  UsageError for others.
+    `options`: `budget` (bytes, or a share of the step without recomputation), `inner` (`aot_eager`),
+    `cost` (a device that prices operators, as `h200`), `effort` (of planning, 1 by default).  UsageError for others.
     """
     given = dict(options or {})
     for name in given:
@@ -28,10 +30,25 @@ def recompute(module: GraphModule, inputs: list[Any], *, options: dict[str, Any]
             raise UsageError(f"backend 'recompute' has no option '{name}'{nearest(name, _OPTIONS)}")
     if "budget" not in given:
         raise UsageError("backend 'recompute' needs a budget: options={'budget': '60%'} or {'budget': '8GiB'}")
-    inner = given.get("inner", "inductor")
-    if inner not in _INNER:
-        raise UsageError(f"backend 'recompute': inner must be one of {', '.join(_INNER)}, not {inner!r}")
-    partition = Partitioner(budget_of(given["budget"]), given.get("cost"), given.get("effort", 1.0))
+    inner = given.get("inner", "aot_eager")
+    if inner == "inductor":
+        raise UsageError(
+            "backend 'recompute': inner='inductor' is refused: Inductor moves recomputed operators to "
+            "places of its own, so that the plan's peak does not hold (docs/torch_compile.md). Use inner='aot_eager'"
+        )
+    if inner != "aot_eager":
+        raise UsageError(f"backend 'recompute': inner must be 'aot_eager', not {inner!r}")
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if getattr(reason, "graph_break", False):
+        warnings.warn(
+            f"torch.compile: the module is cut into several graphs ({str(reason.reason)[:200]}): the budget holds for "
+            "each by itself, not for all together. fullgraph=True refuses such modules",
+            ModelWarning,
+            stacklevel=2,
+        )
+    budget = budget_of(given["budget"])
+    plans = _PLANS.setdefault(f"{budget} {given}", {})
+    partition = Partitioner(budget, given.get("cost"), given.get("effort", 1.0), plans=plans)
     return eager(module, inputs, partition)
 
 

@@ -1,4 +1,4 @@
-"""Seconds of a node of a joint graph: the roofline by PyTorch's own counts of operations and the bytes of its tensors."""
+"""Seconds of a node of a joint graph: the roofline, by PyTorch's own counts of operations and the tensors' bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RATES = {"torch.float16": "f16", "torch.bfloat16": "bf16", "torch.float64": "f6
 
 
 def machine_of(cost: str | Device | None, on: str) -> Device:
-    """The device by whose rates a graph is priced: the one that is named, else what its tensors lie on (`cpu`, `cuda`)."""
+    """The device by whose rates a graph is priced: the one that is named, else where its tensors lie (`cpu`, `cuda`)."""
     if isinstance(cost, Device):
         return cost
     if cost is not None:

@@ -123,7 +123,9 @@ def scalar(value: Any, node: Node) -> int:
         return value
     hint = getattr(value.node, "hint", None)
     if hint is None:
-        raise UsageError(f"torch.compile: the size of '{node.name}' ({node.target}) depends on data: no peak can be said")
+        raise UsageError(
+            f"torch.compile: the size of '{node.name}' ({node.target}) depends on data: no peak can be said"
+        )
     return int(hint)
 
 
@@ -241,7 +243,9 @@ def _place(joint: Joint, owner: dict[Node, Operation]) -> None:
         if joint.kinds[node] == "tangent" or in_backward or any(n in late for n in node.all_input_nodes):
             late.add(node)
     needed = _ancestors(joint.ends[0])
-    effects = [o.node for o in joint.operations if o.node not in late and o.why in ("has an effect", "draws random numbers")]
+    effects = [
+        o.node for o in joint.operations if o.node not in late and o.why in ("has an effect", "draws random numbers")
+    ]
     needed.update(_ancestors(effects))
     for o in joint.operations:
         written = sum(joint.sizes[v] for v in o.writes)

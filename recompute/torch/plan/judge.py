@@ -25,7 +25,10 @@ def of_pytorch(
     from torch._functorch import config, partitioners
 
     joint = copy.deepcopy(module)
-    options = {"activation_memory_budget": share, **({} if solver is None else {"activation_memory_budget_solver": solver})}
+    options = {
+        "activation_memory_budget": share,
+        **({} if solver is None else {"activation_memory_budget_solver": solver}),
+    }
     with config.patch(options):
         parts = partitioners.min_cut_rematerialization_partition(joint, (), num_fwd_outputs=num_fwd_outputs)
     return judged(joint, parts, num_fwd_outputs, cost)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +21,21 @@ from .costs import device_kind, machine_of
 from .joint import Joint, read_joint
 from .problem import problem_of
 from .random import open_masks
-from .rewrite import rewritten
+from .rewrite import cut
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
+
+#: a plan of a graph of the same structure is taken where its peak is above this share of the budget
+_CLOSE = 0.97
 
 
 @dataclass(frozen=True)
 class Figures:
     """What is said of one graph: bytes of its budget, of its peak and of the plain step's, seconds by the cost model.
 
-    `bound`: seconds that no plan within the budget can do without (None: the plain step fits).  `least`: bytes below
-    which no plan exists.  `order`: the operations in order of execution (-1: the backward pass begins).
+    `bound`: seconds that no plan within the budget can do without (None: the plan is that of an earlier graph).
+    `order`: the operations in order of execution (-1: the backward pass begins).
     """
 
     problem: RematerialisationProblem
@@ -71,7 +73,8 @@ class Partitioner:
 
     `budget`: of parameters, buffers, inputs and everything that is alive during forward and backward pass, as bytes or
     a share of the step without recomputation.  `cost`: the device whose rates price operators.  `effort`: of planning,
-    1 by default.  `measure`: operators run once for their temporaries, on a CPU.  `figures`: of each graph that was cut.
+    1 by default.  `measure`: operators run once for their temporaries, on a CPU.  `figures`: of each graph.
+    `plans`: orders of execution that are known, by the structure of their problem.
     """
 
     budget: Budget
@@ -79,7 +82,8 @@ class Partitioner:
     effort: float = 1.0
     measure: bool = True
     figures: list[Figures] = field(default_factory=list)
-    _sequences: dict[str, list[list[int]]] = field(default_factory=dict)
+    plans: dict[str, list[list[int]]] = field(default_factory=dict)
+    _latest: tuple[Joint, RematerialisationProblem] | None = None
 
     def __call__(
         self, module: GraphModule, inputs: Any = (), *, num_fwd_outputs: int, **options: Any
@@ -93,26 +97,49 @@ class Partitioner:
         return cut(joint, found.order)
 
     def planned(self, joint: Joint) -> Figures:
-        """The plan of a joint graph, the one of a graph of the same structure where that fits."""
-        kind = device_kind(joint.nodes)
-        problem = problem_of(joint, machine_of(self.cost, kind), measure=self.measure and kind == "cpu")
-        plain = simulate(problem, range(len(problem)))
-        budget = self.budget.within(plain.peak, problem.fixed)
+        """The plan of a joint graph whose operators run one after the other."""
         if joint.symbolic:
             warnings.warn(
-                "torch.compile: sizes are symbolic: the peak holds for batches up to the example's", ModelWarning, stacklevel=2
+                "torch.compile: sizes are symbolic: the peak holds for sizes up to the example's",
+                ModelWarning,
+                stacklevel=2,
             )
-        known = self._sequences.setdefault(_structure(problem), [])
-        sequence, bound = next((s for s in known if simulate(problem, s).peak <= budget), None), None
-        if sequence is None:
-            sequence, bound = planned_within(problem, budget, self.effort)
-            known.append(sequence)
+        plain = self.within(joint, None)
+        budget = self.budget.within(plain.peak, joint.held)
+        return plain if plain.peak <= budget else self.within(joint, budget)
+
+    def within(self, joint: Joint, budget: int | None) -> Figures:
+        """A plan within a budget (None: the step without recomputation), a known one of this structure if it fits.
+
+        BudgetError where none fits.
+        """
+        problem = self._problem(joint)
+        plain = simulate(problem, range(len(problem)))
+        known = self.plans.setdefault(_structure(problem), [])
+        sequence, bound = list(range(len(problem))), None
+        if budget is not None:
+            fitting = [s for s in known if budget * _CLOSE <= simulate(problem, s).peak <= budget]
+            if fitting:
+                sequence = min(fitting, key=lambda s: simulate(problem, s).cost)
+            else:
+                sequence, bound = planned_within(problem, budget, self.effort)
+                known.append(sequence)
         start = sum(o.forward for o in joint.operations)
         order = tuple(i if i < start else -1 if i == start else i - 1 for i in sequence)
-        return Figures(problem, joint, order, budget, simulate(problem, sequence), plain, bound)
+        outcome = simulate(problem, sequence)
+        return Figures(problem, joint, order, plain.peak if budget is None else budget, outcome, plain, bound)
+
+    def _problem(self, joint: Joint) -> RematerialisationProblem:
+        if self._latest is None or self._latest[0] is not joint:
+            kind = device_kind(joint.nodes)
+            measure = self.measure and kind == "cpu"
+            self._latest = joint, problem_of(joint, machine_of(self.cost, kind), measure=measure)
+        return self._latest[1]
 
 
-def planned_within(problem: RematerialisationProblem, budget: int, effort: float) -> tuple[list[int], float | None]:
+def planned_within(
+    problem: RematerialisationProblem, budget: int, effort: float = 1.0
+) -> tuple[list[int], float | None]:
     """An order of execution within a budget, and the bound of its cost.  BudgetError with the least that is known."""
     with watching(Watch(effort=effort, work=WORK)):
         found = plan(problem, budget=budget)
@@ -122,18 +149,6 @@ def planned_within(problem: RematerialisationProblem, budget: int, effort: float
             f"{found.outcome.peak:,} (at least {least_budget(problem):,} are needed). Give a larger budget"
         )
     return sequence_of(problem, found.plan), found.bound
-
-
-def cut(joint: Joint, order: Sequence[int]) -> tuple[GraphModule, GraphModule]:
-    """The forward and the backward graph of an order of execution, as AOTAutograd wants them."""
-    from torch._functorch import partitioners
-
-    module, saved, symbols = rewritten(joint, order)
-    extract = partitioners._extract_fwd_bwd_modules
-    options: dict[str, Any] = {"saved_sym_nodes": symbols, "num_fwd_outputs": joint.forward_outputs}
-    if "saved_opaque_nodes" in inspect.signature(extract).parameters:
-        options["saved_opaque_nodes"] = []
-    return extract(module, saved, **options)
 
 
 def _structure(problem: RematerialisationProblem) -> str:

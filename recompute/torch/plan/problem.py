@@ -7,7 +7,7 @@ from ...passes.planners.core.problem import Node, RematerialisationProblem
 from .costs import seconds
 from .joint import Joint
 from .random import DRAWN
-from .scratch import scratch
+from .scratch import Call, scratch
 
 
 def problem_of(joint: Joint, machine: Device, measure: bool = False) -> RematerialisationProblem:
@@ -18,7 +18,7 @@ def problem_of(joint: Joint, machine: Device, measure: bool = False) -> Remateri
     """
     nodes: list[Node] = []
     of_masks = {o.node.meta[DRAWN]: seconds(o.node, machine) for o in joint.operations if DRAWN in o.node.meta}
-    beside = scratch([o.node for o in joint.operations], measure)
+    beside = scratch([Call.of(o.node) for o in joint.operations], measure)
     for o, temporary in zip(joint.operations, beside, strict=True):
         nodes.append(
             Node(

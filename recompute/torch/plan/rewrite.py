@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .joint import Joint, Operation, trains_norm
 from .random import DRAWN
@@ -131,3 +132,15 @@ def rewritten(joint: Joint, order: Sequence[int]) -> tuple[GraphModule, list[Nod
     writer = Rewriter(joint, torch.fx.Graph())
     graph = writer.written(order)
     return torch.fx.GraphModule(joint.module, graph), list(writer.saved), list(writer.symbols)
+
+
+def cut(joint: Joint, order: Sequence[int]) -> tuple[GraphModule, GraphModule]:
+    """The forward and the backward graph of an order of execution, as AOTAutograd wants them."""
+    from torch._functorch import partitioners
+
+    module, saved, symbols = rewritten(joint, order)
+    extract = partitioners._extract_fwd_bwd_modules
+    options: dict[str, Any] = {"saved_sym_nodes": symbols, "num_fwd_outputs": joint.forward_outputs}
+    if "saved_opaque_nodes" in inspect.signature(extract).parameters:
+        options["saved_opaque_nodes"] = []
+    return extract(module, saved, **options)
