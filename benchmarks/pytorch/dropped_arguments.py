@@ -2,8 +2,8 @@
 
     python benchmarks/pytorch/dropped_arguments.py
 
-Prints each function that has such arguments, and whether `recompute.pytorch.causes.UNREAD` has it, or
-`recompute.pytorch.lowering` writes the operator out.  Arguments that change no number (device, layout, memory
+Prints each function that has such arguments, and whether `recompute.torch.causes.UNREAD` has it, or
+`recompute.torch.lowering` writes the operator out.  Arguments that change no number (device, layout, memory
 format) are left out.  Exit code 1 where one is in neither: run it with a new version of onnxscript.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 import onnxscript
 import onnxscript.function_libs.torch_lib.ops as library
 
-from recompute.pytorch.causes import UNREAD
-from recompute.pytorch.lowering import HARMLESS, LOWERED
+from recompute.torch.causes import UNREAD
+from recompute.torch.lowering import HARMLESS, LOWERED
 
 
 def main() -> int:

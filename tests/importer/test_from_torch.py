@@ -231,7 +231,7 @@ def test_what_differs_in_float32_only_is_rounding(
     factor: float, types: str, kind: str, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gradients, up to half of their magnitude; a ReLU at 0 does that."""
-    from recompute.pytorch import compare
+    from recompute.torch import compare
 
     def run_once(*given: Any) -> Any:
         found = compare_run_once(*given)

@@ -39,7 +39,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_written_out_operators_are_pytorchs(name: str) -> None:
-    from recompute.pytorch.lowering import _table
+    from recompute.torch.lowering import _table
 
     operator, given, options = CASES[name]
     found = [_run(f, given, options) for f in (operator, _table()[operator])]

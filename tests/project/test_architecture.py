@@ -31,7 +31,7 @@ LAYERS = [
     {"cost"},
     {"profile", "planning", "metrics"},
     {"training", "testing"},
-    {"pytorch", "exporter"},
+    {"torch", "exporter"},
     {"compiling", "compat"},
     {"trainer", "tuning"},
     {"report"},

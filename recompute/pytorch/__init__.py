@@ -1,1 +1,0 @@
-"""PyTorch modules as programs, compared with the module, and written back after training."""

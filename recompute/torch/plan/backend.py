@@ -1,0 +1,62 @@
+"""The backend `recompute` of torch.compile: a plan within a budget, then PyTorch's own compiler."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ModelWarning, UsageError, nearest
+from .partition import Partitioner, budget_of, only
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.fx import GraphModule
+
+#: plans by options: a graph of a known structure, of other sizes, takes the plan of the first
+_PLANS: dict[str, dict[str, list[list[int]]]] = {}
+_OPTIONS = ("budget", "inner", "cost", "effort")
+
+
+def recompute(module: GraphModule, inputs: list[Any], *, options: dict[str, Any] | None = None, **_: Any) -> Callable:
+    """Compiles a graph of TorchDynamo: `torch.compile(model, backend="recompute", options={"budget": "60%"})`.
+
+    `options`: `budget` (bytes, or a share of the step without recomputation), `inner` (`aot_eager`),
+    `cost` (a device that prices operators, as `h200`), `effort` (of planning, 1 by default).  UsageError for others.
+    """
+    given = dict(options or {})
+    for name in given:
+        if name not in _OPTIONS:
+            raise UsageError(f"backend 'recompute' has no option '{name}'{nearest(name, _OPTIONS)}")
+    if "budget" not in given:
+        raise UsageError("backend 'recompute' needs a budget: options={'budget': '60%'} or {'budget': '8GiB'}")
+    inner = given.get("inner", "aot_eager")
+    if inner == "inductor":
+        raise UsageError(
+            "backend 'recompute': inner='inductor' is refused: Inductor moves recomputed operators to "
+            "places of its own, so that the plan's peak does not hold (docs/torch_compile.md). Use inner='aot_eager'"
+        )
+    if inner != "aot_eager":
+        raise UsageError(f"backend 'recompute': inner must be 'aot_eager', not {inner!r}")
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if getattr(reason, "graph_break", False):
+        warnings.warn(
+            f"torch.compile: the module is cut into several graphs ({str(reason.reason)[:200]}): the budget holds for "
+            "each by itself, not for all together. fullgraph=True refuses such modules",
+            ModelWarning,
+            stacklevel=2,
+        )
+    budget = budget_of(given["budget"])
+    plans = _PLANS.setdefault(f"{budget} {given}", {})
+    partition = Partitioner(budget, given.get("cost"), given.get("effort", 1.0), plans=plans)
+    return eager(module, inputs, partition)
+
+
+def eager(module: GraphModule, inputs: list[Any], partition: Partitioner) -> Callable:
+    """Both graphs as they are: one call of PyTorch's operators after the other."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    compiled = aot_autograd(fw_compiler=boxed_nop, partition_fn=partition, keep_inference_input_mutations=True)
+    with only(partition):
+        return compiled(module, inputs)

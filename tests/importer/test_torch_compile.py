@@ -1,0 +1,204 @@
+"""Plans inside of torch.compile, where PyTorch is installed: the said peak is the measured one, and gradients are equal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recompute.errors import BudgetError, ModelWarning, UsageError
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from torch_memory import held_bytes, peak_bytes  # noqa: E402
+
+from recompute.torch import Solver, explain  # noqa: E402
+from recompute.torch.plan.backend import eager  # noqa: E402
+from recompute.torch.plan.judge import of_pytorch  # noqa: E402
+from recompute.torch.plan.partition import Partitioner, budget_of  # noqa: E402
+
+pytestmark = pytest.mark.slow
+nn, F = torch.nn, torch.nn.functional
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        b, t, d = x.shape
+        q, k, v = self.mix(self.norm(x)).view(b, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4).unbind(0)
+        x = x + F.dropout(F.scaled_dot_product_attention(q, k, v, is_causal=True), 0.3).transpose(1, 2).reshape(b, t, d)
+        return x + F.dropout(self.narrow(F.gelu(self.wide(self.norm(x)))), 0.3)
+
+
+class Text(nn.Module):
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.table, self.layers = nn.Embedding(100, 64), nn.ModuleList(Layer(64) for _ in range(layers))
+
+    def forward(self, ids: Any, labels: Any) -> Any:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy((x @ self.table.weight.T).flatten(0, 1), labels.flatten())
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = [3, 16, 16, 16, 16]
+        self.parts = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(inplace=True))
+            for a, b in zip(sizes, sizes[1:], strict=False)
+        )
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        for i, part in enumerate(self.parts):
+            x = part(x) if i in (0, 2) else F.max_pool2d(part(x), 2)
+        return F.cross_entropy(F.dropout2d(x).mean((2, 3)), labels)
+
+
+class Drawn(nn.Module):
+    """Random numbers other than dropout's, noise in float, and a mask of bernoulli."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            y = torch.tanh(layer(x)) * (1 + torch.rand_like(x))
+            x = F.rrelu(y, training=True) * torch.bernoulli(torch.full_like(y, 0.7)) + F.alpha_dropout(y, 0.2, True)
+        return x.square().mean()
+
+
+def text() -> tuple[nn.Module, tuple]:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 100, (4, 32))
+    return Text(), (ids, ids.clone())
+
+
+def images() -> tuple[nn.Module, tuple]:
+    torch.manual_seed(0)
+    return Images(), (torch.randn(4, 3, 32, 32), torch.randint(0, 16, (4,)))
+
+
+def drawn() -> tuple[nn.Module, tuple]:
+    torch.manual_seed(0)
+    return Drawn(), (torch.randn(256, 64),)
+
+
+def compiled(module: nn.Module, budget: Any) -> tuple[Callable, Partitioner]:
+    torch._dynamo.reset()
+    partition = Partitioner(budget_of(budget))
+    return torch.compile(module, backend=lambda m, i: eager(m, i, partition)), partition
+
+
+def stepped(call: Callable, module: nn.Module, inputs: tuple) -> Any:
+    module.zero_grad()
+    torch.manual_seed(3)
+    loss = call(*inputs)
+    loss.backward()
+    return loss
+
+
+def state(module: nn.Module) -> list:
+    return [p.grad.clone() for p in module.parameters()] + [b.clone() for b in module.buffers()]
+
+
+@pytest.mark.parametrize("network", [text, images, drawn])
+def test_said_peak_is_measured_and_bits_are_those_of_the_plain_step(network: Callable) -> None:
+    """At every budget: the peak to the byte, within the budget; the bits of eager PyTorch's step, running statistics too."""
+    module, inputs = network()
+    before = [b.clone() for b in module.buffers()]
+    stepped(module, module, inputs)
+    eager_state, peaks = state(module), []
+    for budget in (1.0, 0.8, 0.7, 0.6):
+        call, partition = compiled(module, budget)
+        for b, old in zip(module.buffers(), before, strict=True):
+            b.data.copy_(old)
+        stepped(call, module, inputs)
+        assert all(torch.equal(a, b) for a, b in zip(eager_state, state(module), strict=True)), budget
+        module.zero_grad()
+        (said,) = partition.figures
+        measured = held_bytes(module, inputs) + peak_bytes(lambda call=call: stepped(call, module, inputs))
+        assert measured == said.peak <= said.budget
+        peaks.append(measured)
+    assert peaks == sorted(peaks, reverse=True) and peaks[-1] < 0.75 * peaks[0]
+
+
+def test_a_budget_that_is_too_small_says_the_least() -> None:
+    module, inputs = text()
+    call, _ = compiled(module, "5%")
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"BudgetError.*are needed"):
+        call(*inputs)
+
+
+def test_the_backend_by_its_name() -> None:
+    """Options are checked, Inductor is refused, a module in two graphs is warned about, a known plan is used again."""
+    module, inputs = text()
+    torch._dynamo.reset()
+    call = torch.compile(module, backend="recompute", options={"budget": "70%"}, dynamic=False)
+    stepped(call, module, inputs)
+    stepped(call, module, tuple(i[:2] for i in inputs))
+    for options, word in (
+        ({"budget": 0.5, "iner": 1}, "iner"),
+        ({}, "budget"),
+        ({"budget": 0.5, "inner": "inductor"}, "Indu"),
+    ):
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=f"UsageError.*{word}"):
+            torch.compile(module, backend="recompute", options=options)(*inputs)
+
+    def broken(x: Any) -> Any:
+        y = x.exp().tanh()
+        torch._dynamo.graph_break()
+        return y.sin().sum()
+
+    torch._dynamo.reset()
+    with pytest.warns(ModelWarning, match="several graphs"):
+        torch.compile(broken, backend="recompute", options={"budget": 1.0})(torch.randn(9, requires_grad=True))
+
+
+def test_symbolic_sizes() -> None:
+    """Sizes that are symbols: planned for the example, with a warning; the gradients of other sizes are right, too."""
+    module, inputs = text()
+    torch._dynamo.reset()
+    call = torch.compile(module, backend="recompute", options={"budget": "70%"}, dynamic=True)
+    with pytest.warns(ModelWarning, match="symbolic"):
+        stepped(call, module, inputs)
+    for part in (inputs, tuple(i[:3, :17] for i in inputs)):
+        stepped(call, module, part)
+        found = state(module)
+        stepped(module, module, part)
+        assert all(torch.equal(a, b) for a, b in zip(found, state(module), strict=True))
+
+
+def test_explain_says_what_is_kept_and_what_pytorch_takes() -> None:
+    module, inputs = text()
+    found = explain(module, inputs, budget=0.7)
+    assert found.recomputed and any("random" in why for *_, why in found.kept)
+    assert "PyTorch, budget 1.0" in str(found) and found.figures.peak <= found.figures.budget
+    with pytest.raises(BudgetError):
+        explain(module, inputs, budget=1000)
+    with pytest.raises(UsageError):
+        explain(module, inputs, budget="a lot")
+
+
+def test_solver_keeps_pytorchs_protocol() -> None:
+    """PyTorch takes the solver's choice; what it lets run again takes no more time than that of `dp`."""
+    from recompute.torch.plan.explain import _Keeping
+
+    module, inputs = text()
+    torch._dynamo.reset()
+    partition = _Keeping(budget_of(1.0))
+    torch.compile(module, backend=lambda m, i: eager(m, i, partition))(*inputs)
+    theirs, ours = (of_pytorch(*partition.original, 0.5, solver=s) for s in ("dp", Solver()))
+    assert ours.cost <= 1.001 * theirs.cost
