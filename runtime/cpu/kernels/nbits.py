@@ -84,7 +84,7 @@ def _part(rule: Packed, given: Any, out: Array, row: int, column: int) -> Call:
     """The call that dequantises a part, from a row and a column on, of (codes, scales, zero points) as matrices."""
     codes, scales, zeros = (None if a is None else a[row : row + len(out)] for a in given)
     if rule.table:
-        form, zeros = _TABLE, TABLES[rule.table].astype(scales.dtype)[None]
+        form, zeros = _TABLE, TABLES[rule.table].astype(need(scales).dtype)[None]
     elif zeros is None:
         form, zeros = _NONE, scales
     else:
