@@ -25,6 +25,7 @@ from .parts import Part, parts_of, stored, whole_types
 __all__ = [
     "contents",
     "load_state",
+    "metadata_of",
     "save_state",
     "set_state_dict",
     "state_dict",

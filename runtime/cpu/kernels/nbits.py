@@ -36,11 +36,11 @@ def _nibbles(codes, out, column, stop, zero, scale):
 
 
 @inline
-def _looked_up(codes, out, column, stop, table, scale):
+def _looked_up(codes, out, column, table, scale):
     """Elements of a row whose codes stand for the 16 numbers of a table, the first of a byte in its high half."""
     t = out.dtype.type
-    s, first, pairs = t(scale), column // 2, (stop - column) // 2
-    for j in range(pairs):
+    s, first = t(scale), column // 2
+    for j in range(len(out) // 2):
         byte = codes[first + j]
         out[2 * j] = t(table[byte >> 4]) * s
         out[2 * j + 1] = t(table[byte & 15]) * s
@@ -73,7 +73,7 @@ def dequantise(codes, scales, zeros, out, column, bits, size, form, begin, end):
                 zero = float(zeros[r, block])
             part = to[low - column : high - column]
             if form == 3:
-                _looked_up(codes[r], part, low, high, zeros[0], scales[r, block])
+                _looked_up(codes[r], part, low, zeros[0], scales[r, block])
             elif bits == 4:
                 _nibbles(codes[r], part, low, high, zero, scales[r, block])
             else:
@@ -84,7 +84,7 @@ def _part(rule: Packed, given: Any, out: Array, row: int, column: int) -> Call:
     """The call that dequantises a part, from a row and a column on, of (codes, scales, zero points) as matrices."""
     codes, scales, zeros = (None if a is None else a[row : row + len(out)] for a in given)
     if rule.table:
-        form, zeros = _TABLE, TABLES[rule.table].astype(scales.dtype)[None]
+        form, zeros = _TABLE, TABLES[rule.table].astype(need(scales).dtype)[None]
     elif zeros is None:
         form, zeros = _NONE, scales
     else:
