@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import onnx
 
@@ -35,6 +35,11 @@ def without_past(model: onnx.ModelProto, *sizes: Collection[str] | None) -> onnx
     present: set[str] = set()
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
+        if (joined := _joined(node, unknown, graph)) is not None:
+            past.append(joined)
+            present.add(node.output[0])
+            nodes.append(onnx.helper.make_node("Identity", [node.input[1]], [node.output[0]], name=node.name))
+            continue
         ins, outs, lengths = _PAST.get((node.domain, node.op_type), ((), (), ()))
         given = [node.input[i] for i in ins if i < len(node.input) and node.input[i]]
         if not given or not unknown.issuperset(given):
@@ -47,8 +52,11 @@ def without_past(model: onnx.ModelProto, *sizes: Collection[str] | None) -> onnx
         return model
     outputs = [o for o in graph.output if o.name not in present]
     nodes = needed(nodes, {o.name for o in outputs})
+    still = set(names_read(nodes)).intersection(past)  # its length
+    nodes = [*(n for i in graph.input if i.name in still for n in _empty(i, graph, past)), *nodes]
     now = {*names_read(nodes), *(o.name for o in outputs)}
-    gone = [i.name for i in graph.input if i.name in read and i.name in fed and i.name not in now]
+    made = {o for n in nodes for o in n.output}
+    gone = [i.name for i in graph.input if i.name in read and i.name in fed and (i.name not in now or i.name in made)]
     found = without_fields(model, "graph")
     found.graph.CopyFrom(without_fields(graph, "node", "input", "output"))
     found.graph.node.extend(nodes)
@@ -56,6 +64,42 @@ def without_past(model: onnx.ModelProto, *sizes: Collection[str] | None) -> onnx
     found.graph.output.extend(outputs)
     _tell(gone, len(graph.output) - len(outputs))
     return found
+
+
+def _joined(node: onnx.NodeProto, unknown: Collection[str], graph: onnx.GraphProto) -> str | None:
+    """The past that a Concat joins keys or values to, along their length, for attention and for the next run."""
+    if node.op_type != "Concat" or node.domain not in ("", "ai.onnx") or len(node.input) != 2:
+        return None
+    past, axis = node.input[0], next((a.i for a in node.attribute if a.name == "axis"), 0)
+    if past not in unknown or node.output[0] not in {o.name for o in graph.output}:
+        return None
+    ndim = next(len(i.type.tensor_type.shape.dim) for i in graph.input if i.name == past)
+    return past if ndim > 2 and axis % ndim == ndim - 2 else None
+
+
+def _empty(past: onnx.ValueInfoProto, graph: onnx.GraphProto, others: Collection[str]) -> Iterator[onnx.NodeProto]:
+    """Nodes that make a past of length 0, for what reads its shape; none where another dimension is open that no other
+    input has."""
+    dims = list(past.type.tensor_type.shape.dim)
+    given = [(i.name, list(i.type.tensor_type.shape.dim)) for i in graph.input if i.name not in others]
+    make, parts, nodes = onnx.helper.make_node, list[str](), list[onnx.NodeProto]()
+    for axis, d in enumerate(dims):
+        parts.append(f"{past.name}/size{axis}")
+        if d.HasField("dim_value") or axis == len(dims) - 2:
+            number = 0 if axis == len(dims) - 2 else d.dim_value
+            nodes.append(make("Constant", [], [parts[-1]], value=onnx.helper.make_tensor("", 7, [1], [number])))
+            continue
+        places = ((n, a) for n, all_ in given for a, o in enumerate(all_) if o.dim_param and o.dim_param == d.dim_param)
+        source, at = next(places, (None, 0))
+        if source is None:
+            return
+        nodes.append(make("Constant", [], [f"{parts[-1]}/at"], value=onnx.helper.make_tensor("", 7, [1], [at])))
+        nodes.append(make("Shape", [source], [f"{parts[-1]}/of"]))
+        nodes.append(make("Gather", [f"{parts[-1]}/of", f"{parts[-1]}/at"], [parts[-1]]))
+    yield from nodes
+    yield make("Concat", parts, [f"{past.name}/sizes"], axis=0)
+    value = onnx.helper.make_tensor("", past.type.tensor_type.elem_type, [1], [0])
+    yield make("ConstantOfShape", [f"{past.name}/sizes"], [past.name], value=value)
 
 
 def _is_open(i: onnx.ValueInfoProto, sized: Collection[str]) -> bool:

@@ -87,3 +87,50 @@ def test_other_attention(op: str) -> None:
     feed = {"x": x} | {n: np.zeros([0 if d == "past" else d for d in shapes[n]], "f4") for n in ins if n in shapes}
     wanted = onnxruntime.InferenceSession(source.SerializeToString()).run(["y"], feed)[0]
     np.testing.assert_allclose(program.evaluate({"x": x})[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_keys_that_concat_joins_to_a_past(ids: np.ndarray) -> None:
+    """Positions begin behind the past, whose length the file reads; the causal mask too."""
+    nodes = """
+        e = Gather (table, input_ids)  n = Shape (input_ids)  s1 = Gather (n, one)
+        p = Shape <start = 2, end = 3> (past.key)  total = Add (p, s1)
+        first = Squeeze (p, zero)  end = Squeeze (total, zero)  places = Range (first, end, step)
+        at = Gather (positions, places)  x = Add (e, at)
+        k0 = MatMul (x, wk)  k1 = Reshape (k0, heads)  k = Transpose <perm = [0, 2, 1, 3]> (k1)
+        v0 = MatMul (x, wv)  v1 = Reshape (v0, heads)  v = Transpose <perm = [0, 2, 1, 3]> (v1)
+        q0 = MatMul (x, wq)  q1 = Reshape (q0, heads)  q = Transpose <perm = [0, 2, 1, 3]> (q1)
+        present.key = Concat <axis = 2> (past.key, k)  present.value = Concat <axis = -2> (past.value, v)
+        kt = Transpose <perm = [0, 1, 3, 2]> (present.key)  s = MatMul (q, kt)
+        all = Range (nought, end, step)  columns = Unsqueeze (all, zero)  rows = Unsqueeze (places, one)
+        later = Greater (columns, rows)  masked = Where (later, far, s)  a = Softmax (masked)
+        o = MatMul (a, present.value)  ot = Transpose <perm = [0, 2, 1, 3]> (o)  oj = Reshape (ot, joined)
+        logits = MatMul (oj, head)"""
+    for name in ("past.key", "past.value", "present.key", "present.value"):
+        nodes = nodes.replace(name, f'"{name}"')
+    kv = "float[batch,2,past_length,4]"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]>'
+        f' g (int64[batch,sequence] input_ids, {kv} "past.key", {kv} "past.value")'
+        f' => (float[batch,sequence,40] logits, {kv} "present.key", {kv} "present.value") {{ {nodes} }}'
+    )
+    g = np.random.default_rng(2)
+    shapes = {"table": (40, 8), "positions": (20, 8), "wq": (8, 8), "wk": (8, 8), "wv": (8, 8), "head": (8, 40)}
+    held: dict[str, np.ndarray] = {n: g.standard_normal(s).astype("f4") for n, s in shapes.items()}
+    held |= {"zero": np.array([0]), "one": np.array([1]), "step": np.array(1), "nought": np.array(0),
+             "heads": np.array([0, 0, 2, 4]), "joined": np.array([0, 0, 8]), "far": np.array(-1e9, "f4")}  # fmt: skip
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in held.items())
+    with pytest.warns(rc.ModelWarning, match="the inputs past.key, past.value are left out, and 2 outputs"):
+        program = rc.load(model, batch=2, dims={"sequence": 7})
+    assert [v.name for v in program.inputs] == ["input_ids"] and [v.name for v in program.outputs] == ["logits"]
+
+    def theirs(m: onnx.ModelProto) -> np.ndarray:
+        feed = {"input_ids": ids, **{f"past.{n}": np.zeros((2, 2, 0, 4), "f4") for n in ("key", "value")}}
+        return onnxruntime.InferenceSession(m.SerializeToString()).run(["logits"], feed)[0]
+
+    np.testing.assert_allclose(program.evaluate({"input_ids": ids})[0], theirs(model), rtol=1e-4, atol=1e-5)
+    loss = rc.losses.cross_entropy(program["logits"])
+    rc.SGD(0.1).minimize(loss)
+    rc.Executor().run(program, {"input_ids": ids, "label": np.roll(ids, -1, axis=1)}, [loss])
+    made = rc.export_trained(program)
+    assert len(made.graph.input) == 3 and len(made.graph.output) == 3
+    np.testing.assert_allclose(theirs(made), program.evaluate({"input_ids": ids})[0], rtol=1e-4, atol=1e-5)
