@@ -31,7 +31,7 @@ LAYERS = [
     {"cost"},
     {"profile", "planning", "metrics"},
     {"training", "testing"},
-    {"pytorch", "exporter"},
+    {"pytorch", "exporter", "jax"},
     {"compiling", "compat"},
     {"trainer", "tuning"},
     {"report"},
