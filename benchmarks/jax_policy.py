@@ -1,8 +1,8 @@
 """JAX functions within budgets (`recompute.jax.policy`), beside what users of `jax.checkpoint` write by hand.
 
 A transformer of 12 layers with dropout, unrolled and by `jax.lax.scan`, and a small residual CNN.  Peaks are XLA's
-(arguments, outputs and temporaries of the compiled gradient), FLOPs XLA's (which counts the body of a scan once); seconds
-are processor seconds of one step, the least of three.  `--layers 32 --plan-only` times planning alone.
+(arguments, outputs and temporaries of the compiled gradient), FLOPs XLA's (which counts the body of a scan once);
+seconds are processor seconds of one step, the least of three.  `--layers 32 --plan-only` times planning alone.
 
     python benchmarks/jax_policy.py > benchmarks/results/jax_policy.txt
 """
@@ -152,8 +152,14 @@ def rows(title, network, part, args):
         assert share == "least" or (round(peak * 1e6) == plan.peak and plan.peak <= plan.budget)
         name = "ours, saving least" if share == "least" else f"ours, {share} = {plan.budget / 1e6:.1f} MB"
         off = difference(wanted, gradients)
-        print(f"{name:34}{peak:9.1f}{flops:9.1f}{taken:8.2f}{off:17.1e}  time {plan.overhead:+.1%} by cost model", flush=True)
-    print(f"planned in {planned:.1f} processor seconds; {len(plans.trials)} of {len(plans.candidates)} candidates compiled")
+        print(
+            f"{name:34}{peak:9.1f}{flops:9.1f}{taken:8.2f}{off:17.1e}  time {plan.overhead:+.1%} by cost model",
+            flush=True,
+        )
+    print(
+        f"planned in {planned:.1f} processor seconds; "
+        f"{len(plans.trials)} of {len(plans.candidates)} candidates compiled"
+    )
 
 
 def main():

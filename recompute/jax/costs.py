@@ -16,8 +16,8 @@ VIEWS = ("reshape", "squeeze", "expand_dims", "stop_gradient", "name", "copy", "
 FUSED = ("broadcast_in_dim", "iota")
 #: operations that read and write memory of their own; XLA joins all others with what they read and what reads them
 _MOVING = ("dot_general", "conv", "gather", "scatter", "dynamic", "sort", "top_k", "transpose", "concatenate", "pad",
-           "reduce", "arg", "cum", "custom", "pallas", "ffi", "fft", "select_and", "random_bits", "cholesky", "triangular",
-           "lu", "qr", "svd", "eigh", "rng", "threefry")  # fmt: skip
+           "reduce", "arg", "cum", "custom", "pallas", "ffi", "fft", "select_and", "random_bits", "cholesky",
+           "triangular", "lu", "qr", "svd", "eigh", "rng", "threefry")  # fmt: skip
 
 
 def nbytes(aval: Any) -> int:

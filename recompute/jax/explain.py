@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..devices import Device
 from ..support.tables import human_bytes, human_seconds, plain_table, render
 from .costs import FUSED, VIEWS, nbytes, seconds
 from .flat import Flat, Step
 from .problem import value_name
-
-if TYPE_CHECKING:
-    from .search import Policy
 
 #: rows of the table, at most
 _ROWS = 24
@@ -32,8 +29,8 @@ class _Row:
     seconds: float = 0.0
 
 
-def table(plan: Policy, device: Device) -> str:
-    """The largest results of the forward pass, equal ones (layers) in one row, and the plan's figures below.
+def table(plan: Any, device: Device) -> str:
+    """The largest results of a `Policy`'s forward pass, equal ones (layers) in one row, and the plan's figures below.
 
     Kept are those that take long to compute again for their bytes; a dropped one that no gradient reads costs nothing.
     """
@@ -69,7 +66,7 @@ def _steps(flat: Flat, times: int = 1) -> Iterator[tuple[Flat, Step, int]]:
             yield flat, step, times
 
 
-def _figures(plan: Policy, left: int) -> str:
+def _figures(plan: Any, left: int) -> str:
     lines = [f"{left} smaller rows left out"] if left > 0 else []
     lines.append(
         f"peak {human_bytes(plan.peak)} of a budget of {human_bytes(plan.budget)}; {human_bytes(plan.plain_peak)} "
@@ -82,4 +79,3 @@ def _figures(plan: Policy, left: int) -> str:
         lines.append("nothing is recomputed: the function fits as it is")
     lines.append(f"{plan.tried} plans compiled")
     return "\n".join(lines)
-

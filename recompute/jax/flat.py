@@ -99,7 +99,9 @@ def _inline(flat: Flat, closed: ClosedJaxpr, args: Sequence[Any], prefix: str) -
             continue
         writes = tuple(flat.new(v.aval) for v in equation.outvars)
         name = f"{prefix}{len(flat.steps)}.{equation.primitive.name}"
-        body = flatten(equation.params["jaxpr"], f"{name}/") if equation.primitive.name == "scan" and not prefix else None
+        body = (
+            flatten(equation.params["jaxpr"], f"{name}/") if equation.primitive.name == "scan" and not prefix else None
+        )
         flat.steps.append(Step(name, equation, reads, writes, body))
         known.update(zip(equation.outvars, writes, strict=True))
     return tuple(map(read, jaxpr.outvars))

@@ -37,7 +37,7 @@ class Candidate:
 
     @property
     def bound(self) -> float | None:
-        """Seconds that no plan of this peak goes below, in any order (None with scans, whose bodies are planned apart)."""
+        """Seconds that no plan of this peak goes below, in any order (None with scans: bodies are planned apart)."""
         return None if self.scans else lower_bound(self.derived.problem, self.peak)
 
 

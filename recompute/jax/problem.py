@@ -9,7 +9,7 @@ backward pass, as it does inside `jax.checkpoint`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -175,7 +175,7 @@ class _Deriving:
 
     def _ancestors(self, values: Sequence[int]) -> set[str]:
         found: set[str] = set()
-        stack = [v for v in values]
+        stack = list(values)
         while stack:
             step = self.maker.get(stack.pop())
             if step is not None and step.name not in found:

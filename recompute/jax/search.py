@@ -24,7 +24,7 @@ _CPU_OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 @dataclass(frozen=True)
 class Trial:
-    """A compiled plan.  `peak`: XLA's bytes of arguments, outputs and temporaries, less what aliases; `flops`: of XLA."""
+    """A compiled plan: `peak`, XLA's bytes of arguments, outputs and temporaries, less what aliases; XLA's `flops`."""
 
     peak: int
     arguments: int
@@ -38,8 +38,8 @@ class Policy:
     """What to save.  `policy` is for `jax.checkpoint`; `names` are what it saves, and `apply` gives values these names.
 
     `peak`: bytes of arguments, outputs and temporaries of the compiled step, as XLA states them
-    (`compiled.memory_analysis()`), at most `budget`; `plain_peak`: without recomputation.  `overhead`: extra time by our
-    cost model, as a share; `bound`: what no plan of the same simulated peak can go below (None if not known: scans).
+    (`compiled.memory_analysis()`), at most `budget`; `plain_peak`: without recomputation.  `overhead`: extra time by
+    our cost model, as a share; `bound`: what no plan of the same simulated peak can go below (None with scans).
     `compiler_options` are those that it was compiled with: give them to `jax.jit`, or the peak is another.
     """
 
@@ -222,8 +222,8 @@ class Plans:
     def _refusal(self, text: str, limit: int) -> BudgetError:
         least = min(t.peak for t in self.trials.values())
         return BudgetError(
-            f"no plan fits into {text} ({limit:,} bytes): the least of {len(self.trials)} compiled plans takes {least:,} "
-            f"bytes ({human_bytes(least)}), of which arguments {self.trials[0].arguments:,} and outputs "
+            f"no plan fits into {text} ({limit:,} bytes): the least of {len(self.trials)} compiled plans takes "
+            f"{least:,} bytes ({human_bytes(least)}), of which arguments {self.trials[0].arguments:,} and outputs "
             f"{self.trials[0].outputs:,}. Give a larger budget, or a smaller batch"
         )
 

@@ -125,7 +125,7 @@ def test_arguments_are_checked():
     args = arguments()
     with pytest.raises(UsageError, match="a scalar"):
         rj.policy(lambda x: x, (args[1],), budget="50%")
-    with pytest.raises(UsageError, match="functools.partial"):
+    with pytest.raises(UsageError, match=r"functools\.partial"):
         rj.policy(lambda x, mode: x.sum(), (args[1], "train"), budget="50%")
     with pytest.raises(UsageError, match="nothing to differentiate"):
         rj.policy(lambda n: n * 1.0, (jnp.arange(3)[0],), budget="50%")
