@@ -31,7 +31,7 @@ LAYERS = [
     {"cost"},
     {"profile", "planning", "metrics"},
     {"training", "testing"},
-    {"torch", "exporter"},
+    {"torch", "exporter", "jax"},
     {"compiling", "compat"},
     {"trainer", "tuning"},
     {"report"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from ...recomputation.recompute import RecomputePlan
 from .problem import RematerialisationProblem
@@ -34,6 +34,12 @@ def keep_schedule(problem: RematerialisationProblem, kept: Collection[int]) -> l
 def kept_plan(problem: RematerialisationProblem, kept: Collection[int]) -> RecomputePlan:
     """The plan of `keep_schedule`; of `kept`, its checkpoints are what is read again as the forward pass made it."""
     sequence = pruned(problem, keep_schedule(problem, kept))
+    values = sorted(read_as_kept(problem, sequence).intersection(kept), key=lambda v: (problem.producer[v], v))
+    return plan_of(sequence, checkpoints=tuple(problem.values[v] for v in values))
+
+
+def read_as_kept(problem: RematerialisationProblem, sequence: Sequence[int]) -> set[int]:
+    """Values that are read after the forward pass of a sequence as it made them: what the sequence keeps."""
     made_again: set[int] = set()
     needed: set[int] = set()
     done, backward = 0, False
@@ -46,8 +52,7 @@ def kept_plan(problem: RematerialisationProblem, kept: Collection[int]) -> Recom
             needed.update(v for v in node.reads if v not in made_again)
         if again:
             made_again.update(node.writes)
-    values = sorted(needed.intersection(kept), key=lambda v: (problem.producer[v], v))
-    return plan_of(sequence, checkpoints=tuple(problem.values[v] for v in values))
+    return needed
 
 
 def rebuild(problem: RematerialisationProblem, value: int, there: bytearray) -> list[int]:

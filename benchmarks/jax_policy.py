@@ -1,0 +1,189 @@
+"""JAX functions within budgets (`recompute.jax.policy`), beside what users of `jax.checkpoint` write by hand.
+
+A transformer of 12 layers with dropout, unrolled and by `jax.lax.scan`, and a small residual CNN.  Peaks are XLA's
+(arguments, outputs and temporaries of the compiled gradient), FLOPs XLA's (which counts the body of a scan once);
+seconds are processor seconds of one step, the least of three.  `--layers 32 --plan-only` times planning alone.
+
+    python benchmarks/jax_policy.py > benchmarks/results/jax_policy.txt
+"""
+
+import argparse
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from recompute.jax import Plans
+
+OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+SHARES = ("85%", "65%", "50%")
+WIDTH, HEADS, BATCH, LENGTH, WORDS = 256, 4, 8, 128, 512
+
+
+def norm(x, scale):
+    """Layer normalisation without a shift."""
+    x = x - x.mean(-1, keepdims=True)
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5) * scale
+
+
+def layer(p, x, key):
+    """A pre-norm transformer layer, causal, with dropout behind the attention."""
+    h = norm(x, p["norm1"])
+    q, k, v = ((h @ p[n]).reshape(BATCH, LENGTH, HEADS, -1).transpose(0, 2, 1, 3) for n in "qkv")
+    causal = jnp.where(jnp.tril(jnp.ones((LENGTH, LENGTH))) > 0, 0.0, -1e9)
+    a = jax.nn.softmax(q @ k.transpose(0, 1, 3, 2) / q.shape[-1] ** 0.5 + causal, -1)
+    o = (a @ v).transpose(0, 2, 1, 3).reshape(BATCH, LENGTH, WIDTH) @ p["o"]
+    x = x + jnp.where(jax.random.bernoulli(key, 0.9, o.shape), o / 0.9, 0)
+    return x + jax.nn.gelu(norm(x, p["norm2"]) @ p["up"]) @ p["down"]
+
+
+def head(p, x, words):
+    """Mean cross-entropy of the words themselves, with the embedding as the last layer."""
+    scores = jax.nn.log_softmax(x @ p["embedding"].T)
+    return -jnp.take_along_axis(scores, words[..., None], -1).mean()
+
+
+def unrolled(layer, p, words, key):
+    """The loss, layer after layer in Python."""
+    x = p["embedding"][words]
+    for i in range(len(p["layers"])):
+        x = layer(p["layers"][i], x, jax.random.fold_in(key, i))
+    return head(p, x, words)
+
+
+def scanned(layer, p, words, key):
+    """The loss, by `jax.lax.scan` over stacked parameters."""
+    count = len(p["layers"]["q"])
+    step = lambda x, pi: (layer(pi[0], x, jax.random.fold_in(key, pi[1])), None)  # noqa: E731
+    x, _ = jax.lax.scan(step, p["embedding"][words], (p["layers"], jnp.arange(count)))
+    return head(p, x, words)
+
+
+def transformer(layers, *, stacked):
+    """Parameters, words and a key."""
+    g = np.random.default_rng(0)
+    new = lambda *shape: jnp.asarray(g.standard_normal(shape, dtype=np.float32) * 0.05)  # noqa: E731
+    shapes = {"q": (WIDTH, WIDTH), "k": (WIDTH, WIDTH), "v": (WIDTH, WIDTH), "o": (WIDTH, WIDTH)}
+    shapes |= {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+    each = [
+        {"norm1": jnp.ones(WIDTH), "norm2": jnp.ones(WIDTH), **{n: new(*s) for n, s in shapes.items()}}
+        for _ in range(layers)
+    ]
+    parameters = {
+        "embedding": new(WORDS, WIDTH),
+        "layers": jax.tree.map(lambda *a: jnp.stack(a), *each) if stacked else each,
+    }
+    return parameters, jnp.asarray(g.integers(0, WORDS, (BATCH, LENGTH))), jax.random.key(0)
+
+
+def convolved(x, w):
+    """A 3 x 3 convolution, normalised by channel over the batch."""
+    x = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    x = x - x.mean((0, 1, 2))
+    return x * jax.lax.rsqrt((x * x).mean((0, 1, 2)) + 1e-5)
+
+
+def block(p, x, key):
+    """A residual block of two convolutions."""
+    return jax.nn.relu(x + convolved(jax.nn.relu(convolved(x, p[0])), p[1]))
+
+
+def cnn(layer, p, images, labels):
+    """The loss of eight residual blocks and a linear layer."""
+    x = convolved(images, p["first"])
+    for pair in p["blocks"]:
+        x = layer(pair, x, None)
+    return -jnp.take_along_axis(jax.nn.log_softmax(x.mean((1, 2)) @ p["last"]), labels[:, None], 1).mean()
+
+
+def images(blocks=8, channels=32):
+    """Parameters, images and labels."""
+    g = np.random.default_rng(0)
+    new = lambda *shape: jnp.asarray(g.standard_normal(shape, dtype=np.float32) * 0.05)  # noqa: E731
+    weights = [(new(3, 3, channels, channels), new(3, 3, channels, channels)) for _ in range(blocks)]
+    p = {"first": new(3, 3, 3, channels), "blocks": weights, "last": new(channels, 10)}
+    return p, new(32, 32, 32, 3), jnp.asarray(g.integers(0, 10, 32))
+
+
+def measured(f, args):
+    """Peak in MB, GFLOP, processor seconds of a step, and loss and gradients."""
+    compiled = jax.jit(jax.value_and_grad(f)).lower(*args).compile(compiler_options=OPTIONS)
+    m = compiled.memory_analysis()
+    peak = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
+    taken = []
+    for _ in range(3):
+        start = time.process_time()
+        result = jax.block_until_ready(compiled(*args))
+        taken.append(time.process_time() - start)
+    return peak / 1e6, compiled.cost_analysis()["flops"] / 1e9, min(taken), result
+
+
+def difference(a, b):
+    """The largest difference of a gradient, as a share of its largest magnitude."""
+    return max(float(abs(x - y).max() / abs(x).max()) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
+
+
+def rows(title, network, part, args):
+    """One network: the plain function, the usual policies, then ours at three budgets."""
+    plain = functools.partial(network, part)
+    policies = jax.checkpoint_policies
+    peers = {
+        "plain": plain,
+        "jax.checkpoint of all": jax.checkpoint(plain),
+        "dots_saveable of all": jax.checkpoint(plain, policy=policies.dots_saveable),
+        "per layer": functools.partial(network, jax.checkpoint(part)),
+        "per layer, prevent_cse=False": functools.partial(network, jax.checkpoint(part, prevent_cse=False)),
+        "per layer, dots_saveable": functools.partial(network, jax.checkpoint(part, policy=policies.dots_saveable)),
+    }
+    print(f"\n{title}\n{'':34}{'peak MB':>9}{'GFLOP':>9}{'s/step':>8}{'gradient off by':>17}")
+    wanted = None
+    for name, f in peers.items():
+        peak, flops, taken, (_, gradients) = measured(f, args)
+        wanted = gradients if wanted is None else wanted
+        print(f"{name:34}{peak:9.1f}{flops:9.1f}{taken:8.2f}{difference(wanted, gradients):17.1e}", flush=True)
+    start = time.process_time()
+    plans = Plans(plain, args)
+    planned = time.process_time() - start
+    for share in (*SHARES, "least"):
+        plan = plans.result(len(plans.candidates), 0) if share == "least" else plans.within(share)
+        peak, flops, taken, (_, gradients) = measured(plan.apply(plain), args)
+        assert share == "least" or (round(peak * 1e6) == plan.peak and plan.peak <= plan.budget)
+        name = "ours, saving least" if share == "least" else f"ours, {share} = {plan.budget / 1e6:.1f} MB"
+        off = difference(wanted, gradients)
+        print(
+            f"{name:34}{peak:9.1f}{flops:9.1f}{taken:8.2f}{off:17.1e}  time {plan.overhead:+.1%} by cost model",
+            flush=True,
+        )
+    print(
+        f"planned in {planned:.1f} processor seconds; "
+        f"{len(plans.trials)} of {len(plans.candidates)} candidates compiled"
+    )
+
+
+def main():
+    """All networks, or planning alone."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--plan-only", action="store_true")
+    parser.add_argument("--only", choices=["unrolled", "scan", "cnn"])
+    options = parser.parse_args()
+    print(f"jax {jax.__version__}, {jax.default_backend()}; {options.layers} layers, float32, batch {BATCH} x {LENGTH}")
+    if options.plan_only:
+        args = transformer(options.layers, stacked=False)
+        start = time.process_time()
+        plans = Plans(functools.partial(unrolled, layer), args)
+        nodes = len(plans.candidates[0].derived.problem)
+        print(f"{nodes:,} nodes planned in {time.process_time() - start:.1f} processor seconds")
+        return
+    if options.only in (None, "unrolled"):
+        rows("transformer, unrolled", unrolled, layer, transformer(options.layers, stacked=False))
+    if options.only in (None, "scan"):
+        rows("transformer, scan", scanned, layer, transformer(options.layers, stacked=True))
+    if options.only in (None, "cnn"):
+        rows("CNN, 8 residual blocks", cnn, block, images())
+
+
+if __name__ == "__main__":
+    main()

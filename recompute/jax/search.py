@@ -1,0 +1,245 @@
+"""`policy(f, args, budget=...)`: what `jax.checkpoint` saves of a function, so that its gradient fits a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ..budgets import as_budget
+from ..devices import Device, device
+from ..errors import BudgetError, UsageError, expect
+from ..support.tables import human_bytes
+from .applying import applied, trace
+from .explain import table
+from .flat import Flat
+from .plans import candidates
+from .problem import differentiable
+
+#: XLA's scheduler for CPUs that orders by parallelism holds everything at once, as if nothing were recomputed
+_CPU_OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A compiled plan: `peak`, XLA's bytes of arguments, outputs and temporaries, less what aliases; XLA's `flops`."""
+
+    peak: int
+    arguments: int
+    outputs: int
+    temporaries: int
+    flops: float
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What to save.  `policy` is for `jax.checkpoint`; `names` are what it saves, and `apply` gives values these names.
+
+    `peak`: bytes of arguments, outputs and temporaries of the compiled step, as XLA states them
+    (`compiled.memory_analysis()`), at most `budget`; `plain_peak`: without recomputation.  `overhead`: extra time by
+    our cost model, as a share; `bound`: what no plan of the same simulated peak can go below (None with scans).
+    `compiler_options` are those that it was compiled with: give them to `jax.jit`, or the peak is another.
+    """
+
+    names: tuple[str, ...]
+    budget: int
+    trial: Trial
+    plain: Trial
+    overhead: float
+    bound: float | None
+    compiler_options: Mapping[str, Any]
+    tried: int
+    device: Device
+    flat: Flat
+    recomputes: bool
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the compiled step by XLA."""
+        return self.trial.peak
+
+    @property
+    def plain_peak(self) -> int:
+        """The same without recomputation."""
+        return self.plain.peak
+
+    @property
+    def policy(self) -> Callable[..., bool]:
+        """The policy for `jax.checkpoint`."""
+        policies = jax.checkpoint_policies
+        return policies.everything_saveable if not self.recomputes else policies.save_only_these_names(*self.names)
+
+    def apply(self, f: Callable[..., Any]) -> Callable[..., Any]:
+        """A function with the signature and results of `f`, the function planned for, whose gradient recomputes.
+
+        `jax.grad`, `jax.jit` and the rest of JAX take it.  UsageError where `f` or its arguments are not those that
+        were planned for: shapes, element types and operations must be the same.
+        """
+        expect("f", f, Callable, "a function")
+        return applied(f, self.flat, frozenset(self.names), self.policy if self.recomputes else None)
+
+    def explain(self) -> str:
+        """A table of the largest results of the forward pass: bytes, what is kept, what computing them again takes."""
+        return table(self, self.device)
+
+
+def policy(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    budget: str | int,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    cost: str = "h200",
+    lower: Callable[[Callable[..., Any]], Any] | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Policy:
+    """What `jax.checkpoint` should save of `f(*args)`, so that its gradient fits `budget`; see `Plans` for the options.
+
+    `budget`: as in `rc.RecomputeOptimizer.set_budget`: bytes, "8GiB", "60%" of the peak without recomputation.
+    BudgetError below the least peak of all plans, which it states.
+    """
+    plans = Plans(f, args, argnums=argnums, has_aux=has_aux, cost=cost, lower=lower, compiler_options=compiler_options)
+    return plans.within(budget)
+
+
+class Plans:
+    """The plans for one function and one set of shapes: `within(budget)` compiles a few of them until one fits.
+
+    `f(*args)` returns a scalar (with `has_aux`, a pair of it and anything); `args` are arrays, pytrees of them, or
+    `jax.ShapeDtypeStruct`s.  `argnums`: the arguments whose gradients are asked for.  `cost`: the device whose rates
+    weigh recomputation against memory (`recompute.cost.device`).  `lower`: from a function like `f` to the lowered
+    program whose peak counts, e.g. `lambda g: jax.jit(step(g), donate_argnums=0).lower(...)`; by default that of
+    `jax.value_and_grad`.  `compiler_options`: for XLA; by default, on CPUs, the scheduler that heeds memory.
+    """
+
+    #: candidates among which the budget is looked for: four or five are compiled
+    RUNGS = 16
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        args: Sequence[Any],
+        *,
+        argnums: int | Sequence[int] = 0,
+        has_aux: bool = False,
+        cost: str = "h200",
+        lower: Callable[[Callable[..., Any]], Any] | None = None,
+        compiler_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        expect("f", f, Callable, "a function")
+        self.f, self.args = f, _as_args(args)
+        self.argnums = _as_argnums(argnums, len(self.args))
+        self.has_aux = has_aux
+        self.flat = trace(f, self.args)[0]
+        self._check(has_aux, lower)
+        places = [i for i, a in enumerate(self.args) for _ in jax.tree.leaves(a)]
+        wanted = [k for k, i in enumerate(places) if i in self.argnums and differentiable(self.flat.avals[k])]
+        if not wanted:
+            raise UsageError(f"nothing to differentiate: arguments {self.argnums} have no floating-point array")
+        if compiler_options is None:
+            compiler_options = _CPU_OPTIONS if jax.default_backend() == "cpu" else {}
+        self.compiler_options = dict(compiler_options)
+        self._lower = lower or self._gradient
+        self.device = device(cost)
+        self.candidates = candidates(self.flat, wanted, self.device, self.RUNGS - 1)
+        self.trials: dict[int, Trial] = {}  # 0: without recomputation; then the candidates
+
+    def _check(self, has_aux: bool, lower: object) -> None:
+        """A default step needs a scalar loss."""
+        out = self.flat.outputs[0] if self.flat.outputs else None
+        aval = self.flat.avals[out] if isinstance(out, int) else getattr(out, "aval", None)
+        if lower is None and (aval is None or aval.shape != () or (len(self.flat.outputs) > 1 and not has_aux)):
+            raise UsageError(
+                "f must return a scalar, the loss (with has_aux=True, a pair of it and anything): or give `lower`, "
+                "which says what is compiled"
+            )
+
+    def within(self, budget: str | int) -> Policy:
+        """The cheapest plan found within the budget.  BudgetError where none of those compiled fits.
+
+        A smaller budget never gives a higher peak.  Candidates are searched by halves, always the same ones first; one
+        with a lower peak than a cheaper one that fits counts as having that peak.
+        """
+        wanted = as_budget(budget)
+        if wanted.of_process is not None:
+            raise UsageError(f"'{wanted}': XLA's figures are those of a step; give bytes, or a share of the plain peak")
+        plain = self.trial(0)
+        limit = wanted.within(plain.peak, plain.arguments)
+        best = 0 if plain.peak <= limit else -1
+        low, high = 1, len(self.candidates)
+        floor = 0
+        while best != 0 and low <= high:
+            middle = (low + high) // 2
+            trial = self.trial(middle)
+            if max(trial.peak, floor) > limit:
+                low = middle + 1
+            else:
+                high = middle - 1
+                if trial.peak >= floor:
+                    best, floor = middle, trial.peak
+        if best < 0:
+            raise self._refusal(wanted.text, limit)
+        return self.result(best, limit)
+
+    def trial(self, rung: int) -> Trial:
+        """What XLA says of a compiled candidate (0: without recomputation), once for each."""
+        if rung not in self.trials:
+            f = self.result(rung, 0, judged=False).apply(self.f)
+            compiled = self._lower(f).compile(compiler_options=self.compiler_options)
+            m = compiled.memory_analysis()
+            figures = compiled.cost_analysis() or {}
+            arguments, outputs, temporaries = m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes
+            peak = arguments + outputs + temporaries - m.alias_size_in_bytes
+            self.trials[rung] = Trial(peak, arguments, outputs, temporaries, figures.get("flops", 0.0))
+        return self.trials[rung]
+
+    def result(self, rung: int, limit: int, *, judged: bool = True) -> Policy:
+        """A candidate as a policy."""
+        c = self.candidates[max(0, rung - 1)]
+        plain_cost = c.derived.problem.cost
+        bound = c.bound if judged and rung else None
+        return Policy(
+            names=tuple(sorted(c.names)) if rung else (),
+            budget=limit,
+            trial=self.trials.get(rung, _NONE),
+            plain=self.trials.get(0, _NONE),
+            overhead=c.cost / self.candidates[0].derived.problem.cost - 1 if rung else 0.0,
+            bound=None if bound is None else bound / plain_cost - 1,
+            compiler_options=self.compiler_options,
+            tried=len(self.trials),
+            device=self.device,
+            flat=self.flat,
+            recomputes=rung > 0,
+        )
+
+    def _gradient(self, f: Callable[..., Any]) -> Any:
+        argnums = self.argnums if len(self.argnums) > 1 else self.argnums[0]
+        return jax.jit(jax.value_and_grad(f, argnums, has_aux=self.has_aux)).lower(*self.args)
+
+    def _refusal(self, text: str, limit: int) -> BudgetError:
+        least = min(t.peak for t in self.trials.values())
+        return BudgetError(
+            f"no plan fits into {text} ({limit:,} bytes): the least of {len(self.trials)} compiled plans takes "
+            f"{least:,} bytes ({human_bytes(least)}), of which arguments {self.trials[0].arguments:,} and outputs "
+            f"{self.trials[0].outputs:,}. Give a larger budget, or a smaller batch"
+        )
+
+
+_NONE = Trial(0, 0, 0, 0, 0.0)
+
+
+def _as_args(args: Any) -> tuple[Any, ...]:
+    if not isinstance(args, (tuple, list)):
+        raise UsageError(f"args must be a tuple of the function's arguments, not a {type(args).__name__}")
+    return tuple(args)
+
+
+def _as_argnums(argnums: Any, count: int) -> tuple[int, ...]:
+    found = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for i in found:
+        if not isinstance(i, int) or not 0 <= i < count:
+            raise UsageError(f"argnums {argnums}: the function has the arguments 0 to {count - 1}")
+    return found

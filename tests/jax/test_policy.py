@@ -1,0 +1,150 @@
+"""`recompute.jax`: gradients are those of the plain function, peaks are XLA's and within the budget."""
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="needs JAX (extra 'jax')")
+pytest.importorskip("ortools", reason="needs OR-Tools (extra 'plan')")
+
+import jax.numpy as jnp  # noqa: E402
+
+import recompute.jax as rj  # noqa: E402
+from recompute.errors import BudgetError, UsageError  # noqa: E402
+
+pytestmark = pytest.mark.slow
+LAYERS, WIDTH = 4, 64
+
+
+@jax.custom_vjp
+def waves(x):
+    return jnp.sin(x) * x
+
+
+waves.defvjp(lambda x: (jnp.sin(x) * x, (x, jnp.cos(x))), lambda r, g: (g * (r[1] * r[0] + jnp.sin(r[0])),))
+
+
+@jax.custom_jvp
+def squashed(x):
+    return jnp.tanh(x)
+
+
+@squashed.defjvp
+def _squashed_jvp(primals, tangents):
+    y = squashed(primals[0])
+    return y, tangents[0] * (1 - y * y)
+
+
+def block(w, x, key):
+    """Dropout, softmax, custom derivatives, a branch and an inner `jit`."""
+    h = jax.nn.softmax(waves(x @ w)) + squashed(x @ w.T)
+    h = jnp.where(jax.random.bernoulli(key, 0.8, h.shape), h / 0.8, 0)
+    h = jax.lax.cond(h[0, 0] > 9, jnp.sin, lambda y: y * 2, h)
+    return x + jax.nn.silu(h)
+
+
+def unrolled(p, x, key, n):
+    for i in range(LAYERS):
+        x = block(p[i], x, jax.random.fold_in(key, i))
+    return (x * x).mean(), {"last": x[:1], "n": n}
+
+
+def scanned(p, x, key, n):
+    x, _ = jax.lax.scan(lambda x, wk: (block(wk[0], x, wk[1]), None), x, (p, jax.random.split(key, LAYERS)))
+    x, sums = jax.lax.scan(lambda c, y: (jnp.tanh(c + y), c.sum()), x, jnp.arange(3.0))
+    return (x * x).mean() + sums.mean(), {"last": x[:1], "n": n}
+
+
+def arguments():
+    g = np.random.default_rng(0)
+    p = jnp.asarray(g.standard_normal((LAYERS, WIDTH, WIDTH), dtype=np.float32) * 0.2)
+    return p, jnp.asarray(g.standard_normal((512, WIDTH), dtype=np.float32)), jax.random.key(1), 3
+
+
+@pytest.fixture(scope="module", params=[unrolled, scanned])
+def plans(request):
+    return rj.Plans(request.param, arguments(), has_aux=True)
+
+
+def compiled_peak(plan, f, args):
+    lowered = jax.jit(jax.value_and_grad(plan.apply(f), has_aux=True)).lower(*args)
+    m = lowered.compile(compiler_options=dict(plan.compiler_options)).memory_analysis()
+    return m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
+
+
+def test_peaks_are_within_budgets_and_fall_with_them(plans):
+    least = min(plans.trial(k).peak for k in range(len(plans.candidates) + 1))
+    plain = plans.trial(0).peak
+    assert least < 0.8 * plain
+    before = plain
+    for budget in np.linspace(plain, plans.trial(len(plans.candidates)).peak, 9).astype(int):
+        plan = plans.within(int(budget))
+        assert plan.peak <= budget
+        assert plan.peak <= before
+        before = plan.peak
+    assert plan.recomputes
+    assert compiled_peak(plan, plans.f, plans.args) == plan.peak
+
+
+def test_gradients_and_other_results_are_those_of_the_plain_function(plans):
+    grad = lambda f: jax.jit(jax.value_and_grad(f, has_aux=True))(*plans.args)  # noqa: E731
+    (loss, aux), wanted = grad(plans.f)
+    for k in (1, len(plans.candidates) // 2, len(plans.candidates)):
+        (found_loss, found_aux), found = grad(plans.result(k, 0).apply(plans.f))
+        assert found_loss == loss  # dropout's numbers are the same
+        assert (found_aux["last"] == aux["last"]).all() and found_aux["n"] == 3
+        assert float(abs(found - wanted).max() / abs(wanted).max()) < 1e-6  # XLA fuses otherwise
+
+
+def test_what_is_saved_is_what_the_names_say():
+    from jax.ad_checkpoint import saved_residuals
+
+    args = arguments()
+    plans = rj.Plans(unrolled, args, has_aux=True)
+    plan = plans.result(len(plans.candidates) // 2, 0)
+    f = plan.apply(unrolled)
+    saved = [text for _, text in saved_residuals(lambda p: f(p, *args[1:])[0], args[0])]
+    named = {n for n in plan.names if any(f"'{n}'" in s for s in saved)}
+    assert len(named) > len(plan.names) / 2
+    assert not [s for s in saved if s.startswith("output of") and "named" not in s and "f32[512" in s]
+
+
+def test_other_functions_shapes_and_budgets_are_refused(plans):
+    plan = plans.result(len(plans.candidates), 0)
+    p, x, key, n = plans.args
+    with pytest.raises(UsageError, match=r"planned for float32\[512, 64\] as array 1"):
+        plan.apply(plans.f)(p, x[:10], key, n)
+    with pytest.raises(UsageError, match="not the one that was planned"):
+        plan.apply(lambda p, x, key, n: (x.mean(), x))(p, x, key, n)
+    with pytest.raises(BudgetError, match=r"the least of \d+ compiled plans takes [\d,]+ bytes"):
+        plans.within(1000)
+    with pytest.raises(UsageError, match="share of the plain peak"):
+        plans.within("8GiB of process")
+
+
+def test_arguments_are_checked():
+    args = arguments()
+    with pytest.raises(UsageError, match="a scalar"):
+        rj.policy(lambda x: x, (args[1],), budget="50%")
+    with pytest.raises(UsageError, match=r"functools\.partial"):
+        rj.policy(lambda x, mode: x.sum(), (args[1], "train"), budget="50%")
+    with pytest.raises(UsageError, match="nothing to differentiate"):
+        rj.policy(lambda n: n * 1.0, (jnp.arange(3)[0],), budget="50%")
+    with pytest.raises(UsageError, match="argnums 4"):
+        rj.policy(unrolled, args, budget="50%", argnums=4, has_aux=True)
+
+
+def test_second_derivatives_and_vmap(plans):
+    p, x, key, n = plans.args
+    f = plans.result(len(plans.candidates), 0).apply(plans.f)
+    both = []
+    for g in (plans.f, f):
+        slope = lambda q, y, g=g: jax.grad(lambda q: g(q, y, key, n)[0])(q)  # noqa: E731
+        curved = jax.jvp(lambda q, s=slope: s(q, x), (p,), (p,))[1]
+        both.append((curved, jax.vmap(lambda y, s=slope: s(p, y))(jnp.stack([x, 2 * x]))))
+    for a, b in zip(*both, strict=True):
+        assert float(abs(a - b).max() / abs(a).max()) < 1e-4
+
+
+def test_explain_tells_what_is_kept(plans):
+    text = plans.within(plans.trial(len(plans.candidates)).peak).explain()
+    assert "dot_general" in text and "plans compiled" in text and "test_policy.py" in text
