@@ -113,8 +113,8 @@ def _inner(equation: Any) -> ClosedJaxpr | None:
     if equation.primitive.name not in _CALLS:
         return None
     inner = params.get("jaxpr", params.get("call_jaxpr"))
-    asked = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
-    asked = [s for s in asked if type(s).__name__ != "UnspecifiedValue"]
+    shardings = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+    asked: list[Any] = [s for s in shardings if type(s).__name__ != "UnspecifiedValue"]
     asked += [x for x in (*params.get("in_layouts", ()), *params.get("out_layouts", ())) if x is not None]
     asked += [d for d in params.get("donated_invars", ()) if d] + list(params.get("compiler_options_kvs", ()))
     if inner is None or asked:

@@ -77,12 +77,17 @@ class Policy:
         `jax.grad`, `jax.jit` and the rest of JAX take it.  UsageError where `f` or its arguments are not those that
         were planned for: shapes, element types and operations must be the same.
         """
-        expect("f", f, Callable, "a function")
+        _as_function(f)
         return applied(f, self.flat, frozenset(self.names), self.policy if self.recomputes else None)
 
     def explain(self) -> str:
         """A table of the largest results of the forward pass: bytes, what is kept, what computing them again takes."""
         return table(self, self.device)
+
+
+def _as_function(f: object) -> None:
+    if not callable(f):
+        raise UsageError(f"f must be a function, not {type(f).__name__}")
 
 
 def policy(
@@ -129,7 +134,7 @@ class Plans:
         lower: Callable[[Callable[..., Any]], Any] | None = None,
         compiler_options: Mapping[str, Any] | None = None,
     ) -> None:
-        expect("f", f, Callable, "a function")
+        _as_function(f)
         self.f, self.args = f, _as_args(args)
         self.argnums = _as_argnums(argnums, len(self.args))
         self.has_aux = has_aux
