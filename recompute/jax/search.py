@@ -10,7 +10,7 @@ import jax
 
 from ..budgets import as_budget
 from ..devices import Device, device
-from ..errors import BudgetError, UsageError, expect
+from ..errors import BudgetError, UsageError
 from ..support.tables import human_bytes
 from .applying import applied, trace
 from .explain import table
