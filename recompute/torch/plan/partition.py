@@ -157,7 +157,7 @@ def _structure(problem: RematerialisationProblem) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def budget_of(amount: str | int | float | Budget) -> Budget:
+def budget_of(amount: Any) -> Budget:
     """A budget; a number from 0 to 1 is a share of the step without recomputation."""
     if isinstance(amount, float) and 0 < amount <= 1:
         amount = f"{100 * amount:.12g}%"
