@@ -99,7 +99,7 @@ class Partitioner:
         """The plan of a joint graph whose operators run one after the other."""
         if joint.symbolic:
             raise UsageError(
-                "torch.compile: sizes are symbolic, and a peak holds for fixed ones only: torch.compile(..., dynamic=False)"
+                "torch.compile: sizes are symbolic, and a peak holds for fixed ones: torch.compile(..., dynamic=False)"
             )
         plain = self.within(joint, None)
         budget = self.budget.within(plain.peak, joint.held)
