@@ -5,22 +5,22 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-_LAZY = {
-    "Solver": ("plan.solver", "solver"),
-    "explain": ("plan.explain", "explain"),
-    "backend": ("plan.backend", "recompute"),
-}
+__all__ = ["Solver", "explain"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'recompute.torch' has no attribute '{name}'")
-    module, inside = _LAZY[name]
-    return getattr(importlib.import_module(f".{module}", __name__), inside)
+    if name == "Solver":
+        from .plan.solver import solver
+
+        return solver
+    if name == "explain":
+        from .plan.explain import explain
+
+        return explain
+    raise AttributeError(f"module 'recompute.torch' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *__all__})

@@ -38,7 +38,7 @@ def recompute(module: GraphModule, inputs: list[Any], *, options: dict[str, Any]
         )
     if inner != "aot_eager":
         raise UsageError(f"backend 'recompute': inner must be 'aot_eager', not {inner!r}")
-    reason = getattr(module, "compile_subgraph_reason", None)
+    reason: Any = getattr(module, "compile_subgraph_reason", None)
     if getattr(reason, "graph_break", False):
         warnings.warn(
             f"torch.compile: the module is cut into several graphs ({str(reason.reason)[:200]}): the budget holds for "

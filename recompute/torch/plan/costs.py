@@ -16,7 +16,7 @@ _RATES = {"torch.float16": "f16", "torch.bfloat16": "bf16", "torch.float64": "f6
 
 
 def machine_of(cost: str | Device | None, on: str) -> Device:
-    """The device by whose rates a graph is priced: the one that is named, else where its tensors lie (`cpu`, `cuda`)."""
+    """The device by whose rates a graph is priced: the one that is named, else where its tensors lie."""
     if isinstance(cost, Device):
         return cost
     if cost is not None:

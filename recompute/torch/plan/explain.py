@@ -60,7 +60,7 @@ def explain(
 
     from ...errors import BudgetError, UsageError
 
-    partition = _Keeping(budget_of(budget), cost)
+    partition = Keeping(budget_of(budget), cost)
     torch._dynamo.reset()
     try:
         torch.compile(module, backend=lambda m, i: eager(m, i, partition))(*example)
@@ -79,7 +79,7 @@ def explain(
     return Explanation(figures, kept, recomputed, _theirs(partition, figures) if pytorch else ())
 
 
-class _Keeping(Partitioner):
+class Keeping(Partitioner):
     """A partitioner that keeps a copy of the joint graph as PyTorch gave it."""
 
     original: tuple[GraphModule, int]
@@ -112,7 +112,7 @@ def _values(figures: Figures) -> tuple[tuple, tuple]:
     return tuple(kept), tuple(recomputed)
 
 
-def _theirs(partition: _Keeping, figures: Figures) -> tuple[tuple[str, Outcome], ...]:
+def _theirs(partition: Keeping, figures: Figures) -> tuple[tuple[str, Outcome], ...]:
     module, outputs = partition.original
     first = of_pytorch(module, outputs, 1.0, partition.cost)
     found = {share: of_pytorch(module, outputs, share, partition.cost) for share in _SHARES}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...budgets import Budget, as_budget
 from ...devices import Device
-from ...errors import BudgetError, ModelWarning
+from ...errors import BudgetError, UsageError
 from ...passes.planners import plan
 from ...passes.planners.core.bound import least_budget
 from ...passes.planners.core.problem import RematerialisationProblem
@@ -99,10 +98,8 @@ class Partitioner:
     def planned(self, joint: Joint) -> Figures:
         """The plan of a joint graph whose operators run one after the other."""
         if joint.symbolic:
-            warnings.warn(
-                "torch.compile: sizes are symbolic: the peak holds for sizes up to the example's",
-                ModelWarning,
-                stacklevel=2,
+            raise UsageError(
+                "torch.compile: sizes are symbolic, and a peak holds for fixed ones: torch.compile(..., dynamic=False)"
             )
         plain = self.within(joint, None)
         budget = self.budget.within(plain.peak, joint.held)
@@ -157,7 +154,7 @@ def _structure(problem: RematerialisationProblem) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def budget_of(amount: str | int | float | Budget) -> Budget:
+def budget_of(amount: Any) -> Budget:
     """A budget; a number from 0 to 1 is a share of the step without recomputation."""
     if isinstance(amount, float) and 0 < amount <= 1:
         amount = f"{100 * amount:.12g}%"

@@ -6,7 +6,7 @@ They are never run again: a second draw would give other numbers.
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -32,7 +32,7 @@ def open_masks(module: GraphModule) -> None:
             node.args = (*node.args[:3], None, None, *node.args[5:])
 
 
-def _call(module: GraphModule, target: object, args: tuple, like: Node, **kwargs: object) -> Node:
+def _call(module: GraphModule, target: Any, args: tuple, like: Node, **kwargs: object) -> Node:
     made = module.graph.call_function(target, args, kwargs)
     with like.meta["val"].fake_mode:
         values = [a.meta["val"] if hasattr(a, "meta") else a for a in args]

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .joint import Joint, Operation, trains_norm
+from .joint import Joint, Operation, storages, trains_norm
 from .random import DRAWN
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Rewriter:
                 for v in self.joint.values(node):
                     self.views.setdefault(v, []).append(node)
         if not self.in_forward and made in self.early:
-            (self.symbols if kind == "symbol" else self.saved)[made] = None
+            (self.saved if any(True for _ in storages(made)) else self.symbols)[made] = None
         return made
 
     def _run(self, o: Operation, again: bool) -> None:

@@ -118,7 +118,7 @@ def _measure(calls: dict[str, Call]) -> None:
     if not calls:
         return
     if torch.autograd._profiler_enabled():
-        text = "torch.compile: PyTorch's profiler is on, so that operators' temporaries cannot be measured: none are counted"
+        text = "torch.compile: PyTorch's profiler is on: operators' temporaries cannot be measured, and do not count"
         warnings.warn(text, ModelWarning, stacklevel=2)
         return
     keys = list(calls)
@@ -127,17 +127,16 @@ def _measure(calls: dict[str, Call]) -> None:
         return a.zeros() if isinstance(a, Shape) else a
 
     watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        with watched as profiled:
-            for i, key in enumerate(keys):
-                call = calls[key]
-                try:
-                    args, kwargs = trees.tree_map(real, (call.args, call.kwargs))
-                    with record_function(f"{_MARK}{i}"):
-                        call.target(*args, **kwargs)
-                except (RuntimeError, IndexError):  # zeros are no input for it
-                    _KNOWN[key] = 0
-    for i, most in _tops(profiled).items():
+    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]), watched:
+        for i, key in enumerate(keys):
+            call = calls[key]
+            try:
+                args, kwargs = trees.tree_map(real, (call.args, call.kwargs))
+                with record_function(f"{_MARK}{i}"):
+                    call.target(*args, **kwargs)
+            except (RuntimeError, IndexError):  # zeros are no input for it
+                _KNOWN[key] = 0
+    for i, most in _tops(watched).items():
         written = sum(r.bytes for r in trees.tree_leaves(calls[keys[i]].result) if isinstance(r, Shape))
         _KNOWN.setdefault(keys[i], max(0, most - written))
 
