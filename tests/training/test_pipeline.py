@@ -107,7 +107,7 @@ def test_a_plain_step_at_hand_changes_no_result() -> None:
     program, loss = forward("lenet")
     kept = middle(program)
     plain = compile_step(program, loss, rc.SGD())
-    for options in ({"checkpoints": kept}, {"checkpoints": kept, "fetch": kept}, {"budget": "95%"}):
+    for options in ({"checkpoints": kept}, {"checkpoints": kept, "fetch": kept}, {"budget": "97%"}):
         alone = compile_step(program, loss, rc.Adam(), **options)
         assert compile_step(program, loss, rc.Adam(), plain=plain, **options).program.block == alone.program.block
 
