@@ -23,7 +23,7 @@ from typing import Any
 
 from .element import HALVES, Expr, argument, cast, constant, nodes
 from .op import Op, op_class
-from .types import FLOATS, TensorType, Types
+from .types import FLOATS, TensorType, Types, need
 
 #: functions of an expression that reduce it along the dimensions in `value`
 REDUCTIONS = ("sum", "largest")
@@ -91,6 +91,8 @@ class _Factors:
         self.origin: list[tuple[int, int]] = []
         self.same: list[int] = []
         self.dimensions = 0
+        #: factors of each value that an element-wise operator made
+        self.made: list[list[int]] = []
 
     def dimension(self, size: int) -> tuple[int, ...]:
         """The factors of an operand's next dimension."""
@@ -199,6 +201,7 @@ class _Rows:
                     self.factors.join(axes[d], group)
                 else:
                     axes[d], shape[d] = group, size
+        self.factors.made.append([f for group in axes for f in group])
         return _Symbol(expr, axes, shape)
 
     def reduced(self, name: str, x: _Symbol, axes: Sequence[int] | None = None, keepdims: int = 1) -> _Symbol:
@@ -285,6 +288,8 @@ def _merged(factors: _Factors, symbols: Sequence[_Symbol | None], results: Seque
             raise NotRows  # an axis that no operand has whole
     if any(sorted(x, key=place.__getitem__) != x or len(set(x)) < len(x) for x in lists if x is not None):
         raise NotRows  # transposed, or a diagonal
+    if any(len({factors.root(f) for f in x}) < len(x) for x in factors.made):
+        raise NotRows  # an operand beside itself, along two dimensions
     if len(rows) > 1:
         raise NotRows
     reduced = next(iter(rows), frozenset())
@@ -308,6 +313,8 @@ def _merged(factors: _Factors, symbols: Sequence[_Symbol | None], results: Seque
     outputs = tuple(None if s is None else done[id(s.expr)] for s in results)
     ends = [None if x is None else _unrounded(x) for x in outputs]
     columns = tuple(i for i, x in enumerate(ends) if x is not None and x.fn in REDUCTIONS and x.value != row)
+    if any(need(ends[i]).fn != "sum" for i in columns):
+        raise NotRows
     split = len(symbols)
     return RowFormula(tuple(sizes) or (1,), row, tuple(dims[:split]), outputs, tuple(dims[split:]), columns)
 

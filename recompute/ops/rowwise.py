@@ -69,9 +69,14 @@ class Rowwise(Op, abstract=True):
             if steps.output is not None:
                 buffers.insert(steps.output, here)
             values = steps.run(xp, [_part(a, part) for a in given], buffers, found)
-            for out, x in zip(results, found.outputs, strict=True):
-                if out is not None and x is not None and (value := values[id(x)]) is not here:
-                    _part(out, part)[...] = value
+            last = start + tile >= found.sizes[0]
+            # what may be in an input's place comes last: another output may be that input
+            for i in sorted(range(len(results)), key=lambda i: i == self.inplace_output):
+                out, x = results[i], found.outputs[i]
+                if out is None or x is None or (i == 0 and here is not None):
+                    continue
+                if last or 0 in need(found.results[i]):
+                    _part(out, part)[...] = values[id(x)]
 
 
 def _formula(op: Op, ins: Types, outs: Types) -> RowFormula | None:
@@ -199,4 +204,5 @@ def _steps(found: RowFormula, inplace: tuple[int, ...]) -> _Steps:
     whole = (roots[0].dtype, frozenset(found.results[0] or ()))
     mine = place.get(id(roots[0]))
     good = mine is not None and found.outputs[0] is not None and buffers[mine] == whole and begun[mine] >= read
+    good = good and (0 in whole[1] or _tile(found) == found.sizes[0])
     return _Steps(tuple((x, place.get(id(x))) for x in order), tuple(buffers), mine if good else None)

@@ -3,6 +3,7 @@ channel, vectors of another type; beside NumPy, in both orders of the threads.""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import cuda_cases
@@ -10,6 +11,9 @@ import numpy as np
 import pytest
 
 from recompute.language.op import op_class
+from recompute.language.types import TensorType
+from recompute.ops.rowwise import Rowwise
+from recompute.runtime.cuda.kernels.rows import along_rows
 from recompute.testing import Case, Draw
 
 pytestmark = cuda_cases.needs_device
@@ -61,6 +65,42 @@ def rows(draw: Draw) -> Any:
             yield Case(op_class("SoftmaxCrossEntropyGrad")(reduction=reduction, ignore_index=2), (
                 x - 8, y, None, down,
             ))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Beside(Rowwise, abstract=True):
+    """(x, y) → tanh(x), z - mean(z) with z = x + y: all rows of y need the only one of x, which an output may take.
+
+    `wide`: the second output in float64."""
+
+    wide: bool = False
+    inplace = (0,)
+
+    def infer(self, *inputs: Any) -> Any:
+        x, y = inputs
+        return x, TensorType("f64" if self.wide else y.dtype, y.shape)
+
+    def expand(self, b: Any, *inputs: Any) -> Any:
+        x, y = inputs
+        y = b.Add(x, y)
+        if self.wide:
+            y = b.Cast(y, to="f64")
+        return b.Tanh(x), b.Sub(y, b.ReduceMean(y, axes=(-1,)))
+
+
+def test_an_output_that_rows_share_stays_on_the_host() -> None:
+    draw = Draw("beside")
+    x, y = draw("f32[1,40]"), draw("f32[37,40]")
+    assert not along_rows(cuda_cases.case_block(Case(Beside(), (x, y)))[0].operators[0])
+
+
+def test_float64_outputs_of_float32_are_computed_in_float64() -> None:
+    draw, device = Draw("beside"), cuda_cases.device()
+    case = Case(Beside(wide=True), (draw("f32[37,40]"), draw("f32[37,40]")))
+    runs = cuda_cases.bound(case, device)
+    assert runs
+    got, exact = runs[0].run(0xFF)[1], np.add(*case.inputs).astype(np.float64)
+    np.testing.assert_allclose(got, exact - exact.mean(1, keepdims=True), rtol=0, atol=1e-14)
 
 
 CASES = [*norms(Draw("norms")), *rows(Draw("rows"))]

@@ -345,7 +345,10 @@ class Code(emit.Code):
         a = self.clamp(self.call("fabs", "float", x), 0, 10)
         t = self.expm1_f32(self.op("fadd", "float", a, a))
         found = self.op("fdiv", "float", t, self.op("fadd", "float", t, self.f32(2)))
-        return self.call("copysign", "float", found, x)
+        # LLVM would take the sign from a float64 behind x, and round to float16 by a function that no library has
+        sign = self.op("and", "i32", self.convert("bitcast", x, "float", "i32"), self.i32(-(1 << 31)))
+        found = self.op("or", "i32", self.convert("bitcast", found, "float", "i32"), sign)
+        return self.convert("bitcast", found, "i32", "float")
 
     def erf_f32(self, x: str) -> str:
         """x · P(x²) / Q(x²) on |x| ≤ 4, as ops/tiles.py has it."""

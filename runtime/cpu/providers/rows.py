@@ -71,10 +71,10 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan | None:
 
 
 def _over_first(found: RowFormula) -> bool:
-    """Whether all sums over rows go over the first dimension, or all over it and the inner one."""
+    """Whether all sums over rows are of what varies along the first dimension, or all along it and the inner one."""
     dims = tuple(range(len(found.sizes)))
-    kinds = {found.results[i] for i in found.columns}
-    return kinds == {dims[1:]} or kinds == {dims[1:-1]}
+    kinds = {(found.results[i], _sum(need(found.outputs[i])).value) for i in found.columns}
+    return kinds in ({(dims[1:], frozenset({0}))}, {(dims[1:-1], frozenset({0, dims[-1]}))})
 
 
 def _made(found: RowFormula, ins: Types, full: tuple[int, ...], single: tuple[int, ...]) -> Plan:
@@ -82,7 +82,7 @@ def _made(found: RowFormula, ins: Types, full: tuple[int, ...], single: tuple[in
     there = (*full, *single, *found.columns)
     roots: list[Expr] = [x for i in there if (x := found.outputs[i]) is not None]
     roots, reads = compact(_numbered(roots, last))
-    sums = tuple(_summed(x) for x in roots[len(full) + len(single) :])
+    sums = tuple(_sum(x).args[0] for x in roots[len(full) + len(single) :])
     operands = []
     for r in reads:
         dims, t = found.operands[r], ins[r]
@@ -105,12 +105,10 @@ def _made(found: RowFormula, ins: Types, full: tuple[int, ...], single: tuple[in
     return Plan(nest, found.sizes, reads, full, single, found.columns)
 
 
-def _summed(x: Expr) -> Expr:
-    """What a sum over rows adds up."""
-    while x.fn in ("cast", "sum"):
-        x, last = x.args[0], x.fn
-        if last == "sum":
-            break
+def _sum(x: Expr) -> Expr:
+    """The sum over rows that an output is."""
+    while x.fn == "cast":
+        x = x.args[0]
     return x
 
 

@@ -32,11 +32,15 @@ def _formula(op: Operator) -> RowFormula | None:
 
 
 def along_rows(op: Operator) -> bool:
-    """Whether an operator has a formula whose rows are fewer than 2³¹ elements along neighbouring dimensions."""
+    """Whether an operator has a formula whose rows are fewer than 2³¹ elements along neighbouring dimensions, and whose
+    outputs have each element, or each row, once (but for sums over rows): threads may not write what others read."""
     found = _formula(op)
     if found is None or not found.row:
         return False
-    row = sorted(found.row)
+    row, dims = sorted(found.row), tuple(range(len(found.sizes)))
+    once = dims, tuple(d for d in dims if d not in found.row)
+    if any(d not in once for i, d in enumerate(found.results) if d is not None and i not in found.columns):
+        return False
     return len(row) <= 2 and row[-1] - row[0] < 2 and math.prod(found.sizes[d] for d in row) < 1 << 31
 
 

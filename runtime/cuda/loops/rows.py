@@ -1,7 +1,7 @@
 """CUDA C of operators over rows: a warp for each short row, a block for each long one.
 
 Reductions that need no other one's result share a walk over the row.  What the formula has in float64 for the sake of
-sums is float32 here, where no operand is float64: the row's threads add in a tree.
+sums is float32 here, where no input or output is float64: the row's threads add in a tree.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Rows:
         """Expressions of the outputs that are there."""
         there = [i for i, t in enumerate(self.outs) if t is not None]
         found = [x for i in there if (x := self.formula.outputs[i]) is not None]
-        return dict(zip(there, in_place_types(found, double="f64" in self.ins), strict=True))
+        return dict(zip(there, in_place_types(found, double="f64" in (*self.ins, *self.outs)), strict=True))
 
     @functools.cached_property
     def level(self) -> dict[int, frozenset[int]]:
