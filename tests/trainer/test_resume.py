@@ -165,10 +165,10 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: p
 
     kept = saving.save_state
 
-    def full(program: object, path: Path) -> None:
+    def full(program: object, path: Path, **options: bool) -> None:
         if "step-000000008" in str(path):
             raise OSError(28, "No space left on device")
-        kept(program, path)  # type: ignore[arg-type]
+        kept(program, path, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(saving, "save_state", full)
     with pytest.raises(JobError, match=r"cannot write the checkpoint .*: No space left on device"):
