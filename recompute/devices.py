@@ -79,12 +79,16 @@ class Device:
         if isinstance(op, Free) or op.copies or op.communicates or is_view(operator):
             return 0.0
         cost = operator_cost(operator)
-        return max(cost.flops / (self.reached * self._rate(operator)), cost.bytes / self.bandwidth) + self.launch
-
-    def _rate(self, operator: Operator) -> float:
-        """The rate for the type of the operator's first floating-point operand."""
         dtype = next((v.dtype for v in (*operator.reads(), *operator.writes()) if v.type.is_float), "f32")
-        return {"f16": self.f16, "bf16": self.bf16, "f64": self.f64}.get(dtype, 0.0) or self.flops
+        return self.roofline(cost.flops, cost.bytes, dtype) + self.launch
+
+    def roofline(self, flops: float, nbytes: float, dtype: str) -> float:
+        """Seconds of operations on an element type ("f32", "bf16", ...), or of the bytes that they move, if longer.
+
+        Williams, Waterman & Patterson 2009.
+        """
+        rate = {"f16": self.f16, "bf16": self.bf16, "f64": self.f64}.get(dtype, 0.0) or self.flops
+        return max(flops / (self.reached * rate), nbytes / self.bandwidth)
 
 
 def is_view(operator: Operator) -> bool:
@@ -239,10 +243,7 @@ def operator_cost(op: Operator) -> Cost:
     """The cost of one operator; frees cost nothing."""
     if isinstance(op.op, Free):
         return Cost(0, 0)
-    return op.op.cost(
-        [None if v is None else v.type for v in op.inputs],
-        [None if v is None else v.type for v in op.outputs],
-    )
+    return op.op.cost(*op.types)
 
 
 def _measured_rates() -> tuple[float, float]:

@@ -282,8 +282,8 @@ def _repeat(array: np.ndarray, drawn: np.ndarray) -> None:
 
 def _bind(operator: Operator, limit: int) -> tuple[list[Any], list[Any], list[Any]]:
     """Inputs, outputs and scratch in one arena of zeros, as the executor binds them; updated state is its input."""
-    types = [[None if v is None else v.type for v in vs] for vs in (operator.inputs, operator.outputs)]
-    needed: list[list[TensorType | None]] = [*types, [*operator.op.scratch(*types)]]
+    types = operator.types
+    needed: list[list[TensorType | None]] = [*map(list, types), [*operator.op.scratch(*types)]]
     for i in range(min(len(operator.op.updates), len(operator.outputs))):
         needed[1][i] = None  # has no buffer of its own
     total = sum(_aligned(t) for ts in needed for t in ts)

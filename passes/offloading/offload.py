@@ -68,8 +68,7 @@ class Offload(Pass):
 
 def roofline(op: Operator) -> float:
     """Default cost model: seconds on a device of 10 TFLOP/s and 1 TB/s."""
-    types = [[None if v is None else v.type for v in vs] for vs in (op.inputs, op.outputs)]
-    cost = op.op.cost(*types)
+    cost = op.op.cost(*op.types)
     return max(cost.flops / 1e13, cost.bytes / 1e12) + 4e-6
 
 

@@ -177,10 +177,6 @@ def graph_of(block: Block) -> Graph:
     )
 
 
-def _types(op: Operator) -> tuple[list, list]:
-    return [None if v is None else v.type for v in op.inputs], [None if v is None else v.type for v in op.outputs]
-
-
 def _dependencies(block: Block) -> list[tuple[int, ...]]:
     """Operators that each operator must follow.
 

@@ -218,7 +218,7 @@ class _Divide:
 
         None where the operator cannot run on this part.
         """
-        types = [tuple(None if v is None else v.type for v in values) for values in (o.inputs, o.outputs)]
+        types = o.types
         if f is None:
             return o.op, types[1]
         absent = (None,) * (len(f.outputs) - len(o.outputs))

@@ -16,7 +16,7 @@ def with_own_statistics(found: Followed, i: int, o: Operator) -> bool:
     An update of running statistics is such an operator: it runs once for each, in order.
     """
     states = [None if v is None else found.states.get(v.name) for v in o.inputs]
-    ins, outs = (tuple(None if v is None else v.type for v in values) for values in (o.inputs, o.outputs))
+    ins, outs = o.types
     absent = (None,) * (len(o.op.infer(*ins)) - len(outs))
     f = o.op.own_slice(ins, (*outs, *absent))
     if f is not None and any(isinstance(s, Cut) for s in states):

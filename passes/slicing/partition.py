@@ -83,7 +83,7 @@ class _Partition(RankPieces):
                 given.append(self.own[v.name])
             else:
                 given.append(self.rows(self.whole(v) if v.name in states else v, place))
-        types = [tuple(None if v is None else v.type for v in values) for values in (o.inputs, o.outputs)]
+        types = o.types
         absent = (None,) * (len(f.outputs) - len(o.outputs))
         op, _, outs = piece(o.op, f, self.start, self.size, types[0], (*types[1], *absent))
         outputs = tuple(

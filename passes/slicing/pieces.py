@@ -83,7 +83,7 @@ class Pieces:
     def one(self, i: int, region: Region, made: dict[object, Value], start: int, size: int) -> None:
         """One slice of an operator."""
         o, f = self.block.operators[i], region.factors[i]
-        types = [tuple(None if v is None else v.type for v in values) for values in (o.inputs, o.outputs)]
+        types = o.types
         given: list[Value | None] = [
             self.given(v, made) if v is None or p is None else self.cut(v, p, made, start, size)
             for v, p in zip(o.inputs, f.inputs, strict=True)

@@ -60,14 +60,14 @@ def _jaxprs(params: dict[str, Any]) -> Iterator[Jaxpr]:
 def seconds(equation: Any, device: Device) -> float:
     """The longer of arithmetic at the device's rate for the element type and traffic at its bandwidth.
 
-    Roofline: Williams, Waterman & Patterson 2009.  An element-wise operation counts what it writes, as part of a fusion
+    See `Device.roofline`.  An element-wise operation counts what it writes, as part of a fusion
     that XLA makes of it and its neighbours: about half of them reach memory, so half of those bytes.
     """
     if equation.primitive.name in (*VIEWS, *FUSED):
         return 0.0
     avals = [v.aval for v in (*equation.invars, *equation.outvars)]
     kinds = {str(getattr(a, "dtype", "")) for a in avals}
-    rate = device.rate("bf16" if "bfloat16" in kinds else "fp16" if "float16" in kinds else None)
+    dtype = "bf16" if "bfloat16" in kinds else "f16" if "float16" in kinds else "f32"
     moved = sum(map(nbytes, avals))
     inner = [sum(seconds(e, device) for e in jaxpr.eqns) for jaxpr in _jaxprs(equation.params)]
     if inner:
@@ -75,4 +75,4 @@ def seconds(equation: Any, device: Device) -> float:
         return max(inner) if name == "cond" else sum(inner) * equation.params.get("length", 1)
     if not equation.primitive.name.startswith(_MOVING):
         moved = sum(nbytes(v.aval) for v in equation.outvars) // 2
-    return max(flops(equation) / (device.reached * rate), moved / device.bandwidth)
+    return device.roofline(flops(equation), moved, dtype)

@@ -86,11 +86,7 @@ def piece(
 
 def of_operator(o: Operator) -> tuple[Factor, ...]:
     """The indices that inputs and outputs of an applied operator share (see `shared`)."""
-    return shared(o.op, _types(o.inputs), _types(o.outputs))
-
-
-def _types(values: Sequence[Value | None]) -> Types:
-    return tuple(None if v is None else v.type for v in values)
+    return shared(o.op, *o.types)
 
 
 # -- where an axis goes -----------------------------------------------------------------------------------------------
@@ -286,6 +282,6 @@ def _same_operator(a: Operator, b: Operator, same: Mapping[str, str], f: Factor 
     if names != [None if v is None else v.name for v in b.inputs] or (None in names and None not in a.inputs):
         return False
     if f is None:
-        return a.op == b.op and _types(a.outputs) == _types(b.outputs)
-    outs = f.types(2 * f.size, _types(a.inputs), _types(a.outputs))[1]
-    return outs == _types(b.outputs) and all(a.op.sliced(f, start, 2 * f.size, outs) == b.op for start in (0, 1))
+        return a.op == b.op and a.types[1] == b.types[1]
+    outs = f.types(2 * f.size, *a.types)[1]
+    return outs == b.types[1] and all(a.op.sliced(f, start, 2 * f.size, outs) == b.op for start in (0, 1))

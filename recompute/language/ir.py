@@ -68,29 +68,34 @@ class Operator:
         """Outputs that are present, updated state included."""
         return (v for v in self.outputs if v is not None)
 
+    @property
+    def types(self) -> tuple[tuple[TensorType | None, ...], tuple[TensorType | None, ...]]:
+        """Those of the inputs and of the outputs; None where one is absent."""
+        return tuple(map(_type, self.inputs)), tuple(map(_type, self.outputs))
+
     def workspace(self) -> tuple[TensorType, ...]:
         """Types of the temporary buffers of its kernel or numerics."""
         if self.kernel:
             return provider(self.kernel).scratch(self)
         if type(self.op).scratch is Op.scratch:
             return ()
-        return self.op.scratch([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
+        return self.op.scratch(*self.types)
 
     def views(self) -> tuple[int | None, ...]:
         """Byte offsets of the outputs in input 0's buffer (see `Op.views`)."""
         if type(self.op).views is Op.views:  # as of most operators, which are asked often
             return ()
-        return self.op.views([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
+        return self.op.views(*self.types)
 
     def joins(self) -> tuple[int | None, ...]:
         """Byte offsets of the inputs in output 0's buffer (see `Op.joins`)."""
         if type(self.op).joins is Op.joins:
             return ()
-        return self.op.joins([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
+        return self.op.joins(*self.types)
 
     def checks(self) -> tuple[tuple[int, Any], ...]:
         """Inputs whose contents are checked when it runs, and the conditions (see `Op.checks`)."""
-        return self.op.checks([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
+        return self.op.checks(*self.types)
 
     def reading(self, others: Mapping[str, Value]) -> Operator:
         """The same operator with other inputs in place of those named; outputs stay."""

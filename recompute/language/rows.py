@@ -281,7 +281,7 @@ def _merged(factors: _Factors, symbols: Sequence[_Symbol | None], results: Seque
     place = {f: i for i, f in enumerate(order)}
     roots = [s.expr for s in results if s is not None]
     along = {id(x): frozenset(factors.root(f) for f in x.value) for x in nodes(roots) if x.fn in REDUCTIONS}
-    inner = {id(_unrounded(a)) for x in nodes(roots) if x.fn != "cast" for a in x.args} & along.keys()
+    inner = {id(unrounded(a)) for x in nodes(roots) if x.fn != "cast" for a in x.args} & along.keys()
     rows = {along[i] for i in inner} or {d for d in along.values() if order[-1] in d}
     for x in (*(x for x in lists if x is not None), *along.values()):
         if any(f not in place for f in x):
@@ -311,7 +311,7 @@ def _merged(factors: _Factors, symbols: Sequence[_Symbol | None], results: Seque
         done[id(e)] = Expr(e.fn, tuple(done[id(a)] for a in e.args), e.dtype, value)
     row = frozenset(number[f] for f in reduced)
     outputs = tuple(None if s is None else done[id(s.expr)] for s in results)
-    ends = [None if x is None else _unrounded(x) for x in outputs]
+    ends = [None if x is None else unrounded(x) for x in outputs]
     columns = tuple(i for i, x in enumerate(ends) if x is not None and x.fn in REDUCTIONS and x.value != row)
     if any(need(ends[i]).fn != "sum" for i in columns):
         raise NotRows
@@ -319,8 +319,22 @@ def _merged(factors: _Factors, symbols: Sequence[_Symbol | None], results: Seque
     return RowFormula(tuple(sizes) or (1,), row, tuple(dims[:split]), outputs, tuple(dims[split:]), columns)
 
 
-def _unrounded(x: Expr) -> Expr:
+def unrounded(x: Expr) -> Expr:
     """What is converted."""
     while x.fn == "cast":
         x = x.args[0]
     return x
+
+
+def terms(x: Expr) -> tuple[Expr, ...]:
+    """What a reduction joins: the factors of a product, which is added in one operation and rounded once, or one."""
+    body = x.args[0]
+    return body.args if x.fn == "sum" and body.fn == "mul" else (body,)
+
+
+def walks(roots: Sequence[Expr]) -> dict[int, int]:
+    """How many walks over the row must be done before each node can be known, by id."""
+    found: dict[int, int] = {}
+    for x in nodes(roots):
+        found[id(x)] = max((found[id(a)] for a in x.args), default=0) + (x.fn in REDUCTIONS)
+    return found

@@ -79,8 +79,7 @@ def loops(op: Operator, *, device: bool = False) -> bool:
 
     `device`: by one for a GPU, which takes every function and any size.
     """
-    types = [None if v is None else v.type for v in op.inputs]
-    outs = [None if v is None else v.type for v in op.outputs]
+    types, outs = op.types
     if not outs or outs[0] is None or op.op.random:
         return False
     if isinstance(op.op, Loop):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import MissingExtraError
+from ...errors import load_extra
 from .costs import device_kind, machine_of, seconds
 
 if TYPE_CHECKING:
@@ -46,10 +46,7 @@ def saved_within(
     memory: Sequence[float], graph: Graph, limit: float, info: Any, candidates: Sequence[Node], cost: str | None
 ) -> set[int]:
     """Numbers of the candidates to save: their `memory` is at most `limit`, and the least seconds run again."""
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError as e:
-        raise MissingExtraError("the solver needs ortools: pip install onnx-recompute[plan]") from e
+    cp_model = load_extra("ortools.sat.python.cp_model", "plan", "the solver")
     machine = machine_of(cost, device_kind(list(graph.nodes)))
     model = cp_model.CpModel()
     again = {n: model.new_bool_var(n.name) for n in graph.nodes if info.is_required_fw(n) and n.op == "call_function"}

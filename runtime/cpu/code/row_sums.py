@@ -83,20 +83,6 @@ def against(g, x, centre):
 
 
 @inline(fastmath=_ANY_ORDER)
-def _against3(g, w, x, centre, begin, end):
-    s = x.dtype.type(0)
-    for j in range(begin, end):
-        s += g[j] * w[j] * (x[j] - centre)
-    return s
-
-
-@inline
-def against3(g, w, x, centre):
-    """Σ g · w · (x - centre)."""
-    return _in_blocks(_against3, x.size, (g, w, x, centre))
-
-
-@inline(fastmath=_ANY_ORDER)
 def _exponentials(x, most, begin, end):
     s = x.dtype.type(0)
     for j in range(begin, end):

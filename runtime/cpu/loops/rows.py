@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ....language.element import Expr, nodes
-from ....language.rows import LENGTH, REDUCTIONS
+from ....language.rows import LENGTH, REDUCTIONS, terms, walks
 from ..code.emit import module
 from .expressions import kind, stored
 from .kernel import Act, Nest, NestKernel
@@ -21,12 +21,6 @@ from .kernel import Act, Nest, NestKernel
 LONG_FUNCTIONS = ("exp", "expm1", "log", "log1p", "tanh", "erf")
 #: elements of a row that are summed in their own type
 BLOCK = 2048
-
-
-def terms(x: Expr) -> tuple[Expr, ...]:
-    """What a reduction adds up: a product is added in one operation, rounded once."""
-    body = x.args[0]
-    return body.args if x.fn == "sum" and body.fn == "mul" else (body,)
 
 
 @dataclass(frozen=True)
@@ -63,9 +57,7 @@ class RowKernel(NestKernel):
         #: node → the scalar register of what does not vary along the inner dimension
         self.single: dict[int, str] = {}
         #: node → how many walks over the row must be done before it can be known
-        self.depth: dict[int, int] = {}
-        for x in nodes(self.roots):
-            self.depth[id(x)] = max((self.depth[id(a)] for a in x.args), default=0) + (x.fn in REDUCTIONS)
+        self.depth = walks(self.roots)
         self.reductions = [x for x in nodes(self.roots) if x.fn in REDUCTIONS]
         self.walks = max((self.depth[id(x)] for x in self.reductions), default=0)
         self.kept = self.kept_in_output()

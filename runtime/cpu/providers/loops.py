@@ -121,11 +121,7 @@ def _text(nest: Nest) -> str:
 
 def plan_of(op: Operator) -> Plan:
     """The plan of an applied operator."""
-    return plan(
-        op.op,
-        tuple(None if v is None else v.type for v in op.inputs),
-        tuple(None if v is None else v.type for v in op.outputs),
-    )
+    return plan(op.op, *op.types)
 
 
 def row_call(nest: Nest, sizes: Sequence[int], arrays: Operands) -> Call:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ....language.element import Expr, nodes
 from ....language.kernels import register
-from ....language.rows import REDUCTIONS, RowFormula, formula_over_rows
+from ....language.rows import REDUCTIONS, RowFormula, formula_over_rows, unrounded
 from ....language.types import Operands, TensorType, Types, dtype_name, need
 from ...shared.loop_plan import compact
 from .. import families
@@ -73,7 +73,7 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan | None:
 def _over_first(found: RowFormula) -> bool:
     """Whether all sums over rows are of what varies along the first dimension, or all along it and the inner one."""
     dims = tuple(range(len(found.sizes)))
-    kinds = {(found.results[i], _sum(need(found.outputs[i])).value) for i in found.columns}
+    kinds = {(found.results[i], unrounded(need(found.outputs[i])).value) for i in found.columns}
     return kinds in ({(dims[1:], frozenset({0}))}, {(dims[1:-1], frozenset({0, dims[-1]}))})
 
 
@@ -82,7 +82,7 @@ def _made(found: RowFormula, ins: Types, full: tuple[int, ...], single: tuple[in
     there = (*full, *single, *found.columns)
     roots: list[Expr] = [x for i in there if (x := found.outputs[i]) is not None]
     roots, reads = compact(_numbered(roots, last))
-    sums = tuple(_sum(x).args[0] for x in roots[len(full) + len(single) :])
+    sums = tuple(unrounded(x).args[0] for x in roots[len(full) + len(single) :])
     operands = []
     for r in reads:
         dims, t = found.operands[r], ins[r]
@@ -105,13 +105,6 @@ def _made(found: RowFormula, ins: Types, full: tuple[int, ...], single: tuple[in
     return Plan(nest, found.sizes, reads, full, single, found.columns)
 
 
-def _sum(x: Expr) -> Expr:
-    """The sum over rows that an output is."""
-    while x.fn == "cast":
-        x = x.args[0]
-    return x
-
-
 def _numbered(roots: list[Expr], last: int) -> list[Expr]:
     """The expressions with the inner dimension as -1 in what they reduce."""
     done: dict[int, Expr] = {}
@@ -128,11 +121,7 @@ def _text(nest: RowNest) -> str:
 
 def plan_of(op: Operator) -> Plan | None:
     """The plan of an applied operator."""
-    return plan(
-        op.op,
-        tuple(None if v is None else v.type for v in op.inputs),
-        tuple(None if v is None else v.type for v in op.outputs),
-    )
+    return plan(op.op, *op.types)
 
 
 class RowProvider:

@@ -148,7 +148,7 @@ def _columns(p: Plan, *, vectors: bool) -> Kernel:
 
 def plan_of(op: Operator) -> Plan:
     """The plan of an applied operator."""
-    return plan(op.op, tuple(v and v.type for v in op.inputs), tuple(v and v.type for v in op.outputs))
+    return plan(op.op, *op.types)
 
 
 @family("*")

@@ -27,8 +27,7 @@ def _kernel(formula: RowFormula, ins: Kinds, outs: Kinds, *, warp: bool) -> Kern
 
 
 def _formula(op: Operator) -> RowFormula | None:
-    ins, outs = (tuple(None if v is None else v.type for v in vs) for vs in (op.inputs, op.outputs))
-    return formula_over_rows(op.op, ins, outs)
+    return formula_over_rows(op.op, *op.types)
 
 
 def along_rows(op: Operator) -> bool:

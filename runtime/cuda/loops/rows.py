@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....language.element import Expr, constant, nodes
-from ....language.rows import LENGTH, REDUCTIONS, RowFormula
+from ....language.rows import LENGTH, REDUCTIONS, RowFormula, terms, walks
 from ...shared.loop_plan import level
 from ..code.expressions import code, literal, stored
 from ..code.parts import indented, name_of
@@ -90,10 +90,7 @@ class Rows:
     @functools.cached_property
     def depth(self) -> dict[int, int]:
         """How many walks a node takes."""
-        found: dict[int, int] = {}
-        for x in nodes(list(self.outputs.values())):
-            found[id(x)] = max((found[id(a)] for a in x.args), default=0) + (x.fn in REDUCTIONS)
-        return found
+        return walks(list(self.outputs.values()))
 
     @functools.cached_property
     def read(self) -> list[tuple[int, str]]:
@@ -206,9 +203,3 @@ class Rows:
                 inner.append(f"y{i}[{at}] = narrow<{C_TYPES[x.dtype]}>({name});")
             lines += ["for (int j = first; j < n; j += by) {", *(f"    {s}" for s in inner), "}"]
         return lines
-
-
-def terms(x: Expr) -> tuple[Expr, ...]:
-    """What a reduction adds up: a product is added in one operation, rounded once."""
-    body = x.args[0]
-    return body.args if x.fn == "sum" and body.fn == "mul" else (body,)

@@ -51,7 +51,7 @@ def recording(op: Operator) -> Recording:
 
 
 def _record(op: Operator) -> Recording:
-    types = [[None if v is None else v.type for v in vs] for vs in (op.inputs, op.outputs)]
+    types = op.types
     workspace = op.op.scratch(*types)
     count = range(len(op.op.updates[: len(op.outputs)]))
     beside = {("out", i): {("in", j) for j in op.op.overwrites(i)} for i in range(len(op.outputs)) if i not in count}
