@@ -1,0 +1,230 @@
+"""What changes form and not contents: one rule for each kind of operator, tested on the operators' samples."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from ..language.types import Types, need
+from ..ops.common import Elementwise, normal_axes, normal_axis
+from ..ops.communication.base import CommWait
+from ..ops.linear.products import Gemm, MatMul
+from ..ops.memory.offload import Copy
+from ..ops.reduction.sums import Reduce
+from ..ops.shape.join import Concat, Split
+from ..ops.shape.slice import Slice
+from ..ops.shape.reshape import Copied, Expand, Fill, Reshape, Transpose
+from .numbers import Index, Numbers, expansion, rule
+from .views import Digit, View, aligned, joined
+
+Given = Sequence[View | None]
+#: element-wise operators whose two operands may change places, to the bit
+COMMUTE = frozenset({"Add", "Mul", "Equal", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
+
+
+@rule(Copied, Copy, CommWait)
+def same(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View] | None:
+    """Copies, also to and from the host, and the end of a communication: their first input."""
+    return [v for v in given[:1] if v is not None]
+
+
+@rule(Reshape)
+def reshaped(n: Numbers, op: Reshape, given: Given, ins: Types, outs: Types) -> list[View] | None:
+    """The same elements."""
+    return [given[0].reshaped(op.shape)] if given[0] is not None else None
+
+
+@rule(Transpose)
+def transposed(n: Numbers, op: Transpose, given: Given, ins: Types, outs: Types) -> list[View] | None:
+    """The same elements in another order."""
+    found = given[0] and given[0].transposed(op.perm)
+    return [found] if found else None
+
+
+@rule(Expand)
+def repeated(n: Numbers, op: Expand, given: Given, ins: Types, outs: Types) -> list[View] | None:
+    """The same elements, some of them more than once."""
+    found = given[0] and given[0].expanded(op.shape)
+    return [found] if found else None
+
+
+@rule(Split)
+def parts(n: Numbers, op: Split, given: Given, ins: Types, outs: Types) -> list[View] | None:
+    """Parts of the elements."""
+    axis = normal_axis(op.axis, need(ins[0]).ndim, op)
+    starts = itertools.accumulate(op.sizes, initial=0)
+    found = [given[0] and given[0].sliced(axis, at, size) for at, size in zip(starts, op.sizes, strict=False)]
+    return [v for v in found if v is not None] if None not in found else None
+
+
+@rule(Slice)
+def sliced(n: Numbers, op: Slice, given: Given, ins: Types, outs: Types) -> list[View] | None:
+    """Part of the elements."""
+    found = given[0]
+    for axis, taken in enumerate(op.taken(need(ins[0]).shape)):
+        found = found and found.sliced(axis, taken.start, len(taken), taken.step)
+    return [found] if found else None
+
+
+@rule(Fill)
+def filled(n: Numbers, op: Fill, given: Given, ins: Types, outs: Types) -> list[View] | None:
+    """One constant."""
+    return [n.filled(need(outs[0]), op.value)]
+
+
+@rule(Elementwise)
+def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Types) -> list[View] | None:
+    """A function of elements at the same indices, in whatever order these are.
+
+    None for a composition, which is expanded.
+    """
+    if op.random or expansion(op, tuple(ins)) is not None:
+        return None
+    shape = need(outs[0]).shape
+    present = [v for v in given if v is not None]
+    if op.name in COMMUTE:
+        present.sort(key=_order)
+    views = [v.expanded(shape) for v in present]
+    indices = aligned([v.digits for v in views if v is not None]) if None not in views else None
+    if indices is None:
+        return None
+    kinds = tuple(None if t is None else t.dtype for t in ins)
+    name = (op.name, op, kinds)
+    return [n.indexed((*name, k), present, indices, shape=shape) for k, t in enumerate(outs) if t is not None]
+
+
+@rule(Reduce)
+def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> list[View] | None:
+    """A symmetric function of the elements along some indices."""
+    x, t, y = given[0], need(ins[0]), need(outs[0])
+    axes = x.axes() if x is not None else None
+    if x is None or axes is None:
+        return None
+    gone = normal_axes(op.axes, t.ndim, op)
+    split: tuple[list[Index], list[Index]] = ([], [])
+    for i, own in enumerate(axes):
+        split[i in gone].extend((size, (stride,)) for size, stride in own)
+    if not split[1]:
+        split[1].append((1, (0,)))
+    return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape)]
+
+
+@rule(MatMul)
+def product(n: Numbers, op: MatMul, given: Given, ins: Types, outs: Types) -> list[View] | None:
+    """Sums of products along one index."""
+    found = _product(n, (given[0], given[1]), (op.transA, op.transB), need(outs[0]).dtype)
+    return None if found is None else [found.reshaped(need(outs[0]).shape)]
+
+
+def _product(n: Numbers, given: Any, swapped: tuple[int, int], dtype: str) -> View | None:
+    pair: list[list[list[Digit]]] = []
+    for k, (v, swap) in enumerate(zip(given, swapped, strict=True)):
+        axes = v.axes()
+        if axes is None:
+            return None
+        if len(axes) == 1:
+            axes = [[], axes[0]] if k == 0 else [axes[0], []]
+        elif swap:
+            axes[-2], axes[-1] = axes[-1], axes[-2]
+        pair.append(axes)
+    a, b = pair
+    depth = max(len(a), len(b)) - 2
+    kept: list[Index] = []
+    shape: list[int] = []
+    for i in range(-depth - 2, -2):
+        own = [x[i] if len(x) >= -i else [] for x in (a, b)]
+        size = max(_size(x) for x in own)
+        both = aligned([x if _size(x) == size else [(size, 0)] for x in own]) if size > 1 else []
+        if both is None:
+            return None
+        kept += both
+        shape.append(size)
+    kept += [(size, (stride, 0)) for size, stride in a[-2]]
+    kept += [(size, (0, stride)) for size, stride in b[-1]]
+    shape += [_size(a[-2]), _size(b[-1])]
+    summed = aligned([a[-1], b[-2]])
+    if summed is None:
+        return None
+    operands = list(given)
+    if sorted(operands, key=_order) != operands:
+        operands.reverse()
+        kept, summed = ([(size, at[::-1]) for size, at in some] for some in (kept, summed))
+    return n.indexed(("MatMul", dtype), operands, kept, summed or [(1, (0, 0))], shape=shape)
+
+
+def _order(v: View) -> Any:
+    return v.base, v.offset  # not the digits, which depend on the order of the indices
+
+
+def _size(digits: Sequence[Digit]) -> int:
+    size = 1
+    for d, _ in digits:
+        size *= d
+    return size
+
+
+@rule(Gemm)
+def gemm(n: Numbers, op: Gemm, given: Given, ins: Types, outs: Types) -> list[View] | None:
+    """A product, and a sum of it and C, each with its factor."""
+    from ..language.op import op_class
+
+    t = need(outs[0])
+    y = _product(n, (given[0], given[1]), (op.transA, op.transB), t.dtype)
+    if y is None:
+        return None
+    add, mul = op_class("Add")(), op_class("Mul")()
+    if op.alpha != 1:
+        y = n.apply(mul, [y, n.filled(t, op.alpha)], (t, t), (t,))[0]
+    if len(given) > 2 and (c := given[2]) is not None:
+        if op.beta != 1:
+            c = n.apply(mul, [c, n.filled(need(ins[2]), op.beta)], (ins[2], ins[2]), (need(ins[2]),))[0]
+        y = n.apply(add, [y, c], (t, ins[2]), (t,))[0]
+    return [y]
+
+
+@rule(Concat)
+def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) -> list[View] | None:
+    """Neighbouring parts of one value, which they are together; else parts whose other indices are in any order."""
+    t = need(outs[0])
+    axis = normal_axis(op.axis, t.ndim, op)
+    parts = [v for v in given if v is not None]
+    if (whole := _one_value(axis, parts)) is not None:
+        return [whole]
+    axes = [v.axes() for v in parts]
+    if None in axes:
+        return None
+    own = tuple(joined(a[axis]) for a in axes if a is not None)
+    shape: list[list[Index]] = []
+    for i in range(t.ndim):
+        found = [] if i == axis else aligned([a[i] for a in axes if a is not None])
+        if found is None:
+            return None
+        shape.append(found)
+    rest = [index for some in shape for index in some]
+    name = ("Concat", tuple((v.shape[axis], d) for v, d in zip(parts, own, strict=True)))
+    base, places = n.expression(name, parts, rest)
+    size = _size([(d, 0) for (d, _), place in zip(rest, places, strict=True) if place])
+    inner = iter([(d, place) for (d, _), place in zip(rest, places, strict=True)])
+    digits = [[(t.shape[axis], size)] if i == axis else [next(inner) for _ in some] for i, some in enumerate(shape)]
+    return [View(base, 0, joined(d for some in digits for d in some), t.shape)]
+
+
+def _one_value(axis: int, parts: Sequence[View]) -> View | None:
+    """The value of which all parts are neighbours along an axis."""
+    whole = parts[0]
+    for v in parts[1:]:
+        axes = whole.axes()
+        if v.base != whole.base or axes is None:
+            return None
+        size, own = whole.shape[axis], joined(axes[axis])
+        stride = own[0][1] if len(own) == 1 else v.offset - whole.offset if size == 1 else 0
+        if not stride or v.offset != whole.offset + size * stride:
+            return None
+        axes[axis] = [(size + v.shape[axis], stride)]
+        shape = (*whole.shape[:axis], size + v.shape[axis], *whole.shape[axis + 1 :])
+        found = whole.at([x for a in axes for x in a], shape)
+        if found.sliced(axis, size, v.shape[axis]) != v:
+            return None
+        whole = found
+    return whole

@@ -1,0 +1,124 @@
+"""Where the elements of a value are in another: what reshapes, transposes, slices and broadcasts come to.
+
+A `View` says it by sizes and strides, as NumPy does, in a form that is the same for all ways to write it: dimensions of
+one element are left out, and neighbours that lie one after the other are joined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+#: a dimension: its size, and how many elements of the base lie between two of its neighbours (0: the same one)
+Digit = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A value of `shape` whose elements, in row-major order, are those of value `base` at `offset` and so on."""
+
+    base: int
+    offset: int
+    digits: tuple[Digit, ...]
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def whole(base: int, shape: Sequence[int]) -> View:
+        """All elements of a value, in order."""
+        return View(base, 0, joined(zip(shape, strides(shape), strict=True)), tuple(shape))
+
+    def at(self, digits: Iterable[Digit], shape: Sequence[int], offset: int = 0) -> View:
+        """Other elements of the same base."""
+        return View(self.base, self.offset + offset, joined(digits), tuple(shape))
+
+    def reshaped(self, shape: Sequence[int]) -> View:
+        """The same elements under another shape."""
+        return View(self.base, self.offset, self.digits, tuple(shape))
+
+    def axes(self) -> list[list[Digit]] | None:
+        """The digits of each axis; None where one spans two axes and cannot be split."""
+        rest, found = list(self.digits), []
+        for d in reversed(self.shape):
+            need, own = d, []
+            while need > 1:
+                size, stride = rest.pop()
+                if need % size == 0:
+                    own.append((size, stride))
+                    need //= size
+                elif size % need == 0:
+                    own.append((need, stride))
+                    rest.append((size // need, stride * need))
+                    need = 1
+                else:
+                    return None
+            found.append(own[::-1])
+        return found[::-1]
+
+    def transposed(self, perm: Sequence[int]) -> View | None:
+        """Axes in another order; None where the elements are not evenly apart."""
+        axes = self.axes()
+        return None if axes is None else self.at([x for p in perm for x in axes[p]], [self.shape[p] for p in perm])
+
+    def sliced(self, axis: int, start: int, size: int, step: int = 1) -> View | None:
+        """`size` elements of an axis from `start` on, `step` apart; None where they are not evenly apart."""
+        axes = self.axes()
+        if axes is None:
+            return None
+        shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
+        if start == 0 and step == 1 and size == self.shape[axis]:
+            return self
+        own = axes[axis]
+        if len(joined(own)) > 1:
+            return None
+        stride = joined(own)[0][1] if own else 0
+        axes[axis] = [(size, stride * step)] if size > 1 else []
+        return self.at([x for a in axes for x in a], shape, start * stride)
+
+    def expanded(self, shape: Sequence[int]) -> View | None:
+        """Broadcast to a shape."""
+        axes = self.axes()
+        if axes is None:
+            return None
+        lead = len(shape) - len(self.shape)
+        found: list[Digit] = []
+        for i, d in enumerate(shape):
+            own = axes[i - lead] if i >= lead and self.shape[i - lead] == d else [(d, 0)]
+            found += own
+        return self.at(found, shape)
+
+
+def strides(shape: Sequence[int]) -> list[int]:
+    """Those of a dense, row-major value."""
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:
+    """Digits without those of size 1, neighbours that lie one after the other joined."""
+    found: list[Digit] = []
+    for size, stride in digits:
+        if size == 1:
+            continue
+        if found and found[-1][1] == size * stride:
+            found[-1] = (found[-1][0] * size, stride)
+        else:
+            found.append((size, stride))
+    return tuple(found)
+
+
+def aligned(views: Sequence[Sequence[Digit]]) -> list[tuple[int, tuple[int, ...]]] | None:
+    """Digits of several views of one size, refined to common sizes: (size, the stride in each); None if there are none."""
+    rest = [list(v) for v in views]
+    found: list[tuple[int, tuple[int, ...]]] = []
+    while any(rest):
+        if not all(rest):
+            return None
+        size = math.gcd(*(r[-1][0] for r in rest))
+        if size == 1:
+            return None
+        found.append((size, tuple(r[-1][1] for r in rest)))
+        for r in rest:
+            last, stride = r.pop()
+            if last > size:
+                r.append((last // size, stride * size))
+    return found[::-1]
