@@ -8,19 +8,26 @@ depend on the layout in which values are kept.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import TypeRuleError
+from ..language.axes import piece, shared
+from ..language.factors import SUM, Factor, Place
 from ..language.builder import Builder
 from ..language.exact import exact
 from ..language.layouts import permuted, to_last
 from ..language.ir import Constant, Operator, Value
 from ..language.op import Op
 from ..language.types import TensorType, Types
-from .views import View, joined, strides
+from .views import Digit, View, joined, strides
 
+#: more numbers than any step draws from one stream
+STREAM = 1 << 62
 #: an index of an expression: its size, and its stride in each operand
 Index = tuple[int, tuple[int, ...]]
 
@@ -31,6 +38,34 @@ class Node:
 
     name: str
     operands: tuple[View, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What slice [start, stop) of an index of `size` contributes to the sum `total`."""
+
+    total: View
+    index: Any
+    start: int
+    stop: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Wide:
+    """The whole expression of which another is a part: its operands and indices, beside the part's.
+
+    `begun`, `ended`: of kept and summed indices that differ, which it is, where the part begins, and its whole size.
+    """
+
+    operands: list[View]
+    kept: list[Index]
+    summed: list[Index]
+    whole: list[Index]
+    totals: list[Index]
+    begun: list[tuple[int, int, int]]
+    ended: list[tuple[int, int, int]]
 
 
 class Numbers:
@@ -39,36 +74,82 @@ class Numbers:
     def __init__(self) -> None:
         self.table: dict[Any, int] = {}
         self.nodes: list[Node] = []
+        self.partials: dict[int, Partial] = {}
 
-    def number(self, key: Any, name: str, operands: Sequence[View] = ()) -> int:
-        """The number of an expression."""
+    def number(self, key: Any, name: str, shape: Sequence[int], operands: Sequence[View] = ()) -> int:
+        """The number of an expression, whose elements lie densely in `shape`."""
         found = self.table.get(key)
         if found is None:
             found = self.table[key] = len(self.nodes)
-            self.nodes.append(Node(name, tuple(operands)))
+            self.nodes.append(Node(name, tuple(operands), tuple(shape)))
+        return found
+
+    def partial(self, part: Partial) -> View:
+        """The number of a partial sum; the sum's where it is all of it."""
+        if part.start == 0 and part.stop == part.size:
+            return part.total
+        shape = part.total.shape
+        base = self.number(("partial", part), "partial sum", shape, [part.total])
+        self.partials[base] = part
+        return View.whole(base, shape)
+
+    def span(self, v: View, digits: Sequence[Digit], digit: Digit) -> tuple[int, int] | None:
+        """Where a digit begins that is the last of a dimension of the base, and how many values it could have.
+
+        `digits`: all of the view.  None for one that is within a dimension.
+        """
+        size, stride = digit
+        shape = self.nodes[v.base].shape
+        for d, low in zip(shape, strides(shape), strict=True):
+            if low <= stride < d * low and stride % low == 0:
+                high = d * low
+                if size * stride < high and any(s == size * stride for _, s in digits):
+                    return None
+                return (v.offset // stride % (high // stride), high // stride) if high % stride == 0 else None
+        return None
+
+    def cuts(self, v: View, indices: Sequence[Index], k: int) -> list[Index]:
+        """Indices, split where operand `k`, this view, crosses a dimension of its base."""
+        shape = self.nodes[v.base].shape
+        borders = strides(shape)
+        found: list[Index] = []
+        for size, at in indices:
+            inner: list[Index] = []
+            for border in reversed(borders):
+                low = at[k]
+                if low and low < border < size * low and border % low == 0 and size % (border // low) == 0:
+                    n = border // low
+                    inner.append((n, at))
+                    size, at = size // n, tuple(s * n for s in at)
+            found += [(size, at), *inner[::-1]]
         return found
 
     # -- leaves -------------------------------------------------------------------------------------------------------
 
     def declared(self, kind: str, v: Value) -> View:
         """An input, or the contents of a persistent value before the step."""
-        return View.whole(self.number((kind, v.name, v.type), v.name), v.shape)
+        return View.whole(self.number((kind, v.name, v.type), v.name, v.shape), v.shape)
 
     def constant(self, c: Constant) -> View:
         """Its elements; one number for all if they are equal."""
         if c.data and all(exact(x) == exact(c.data[0]) for x in c.data):
             return self.filled(c.value.type, c.data[0])
-        return View.whole(self.number(("constant", c.value.type, exact(c.data)), c.value.name), c.value.shape)
+        key = ("constant", c.value.type, exact(c.data))
+        return View.whole(self.number(key, c.value.name, c.value.shape), c.value.shape)
 
     def filled(self, t: TensorType, value: Any) -> View:
         """A value all of whose elements are `value`."""
         x = t.numpy.type(value)
-        base = self.number(("constant", t.dtype, x.tobytes()), str(x))
+        base = self.number(("constant", t.dtype, x.tobytes()), str(x), ())
         return View.whole(base, ()).at([(t.size, 0)], t.shape) if t.size != 1 else View(base, 0, (), t.shape)
+
+    def stream(self, seed: int, step: View) -> View:
+        """The random numbers of a seed and a step, one after the other."""
+        return View(self.number(("stream", seed, step), "random numbers", (STREAM,), [step]), 0, (), ())
 
     # -- expressions --------------------------------------------------------------------------------------------------
 
-    def apply(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View]:
+    def apply(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
         """The results of an operator on numbered inputs; `outs`: the types of all its outputs."""
         rule = next((RULES[c] for c in type(op).__mro__ if c in RULES), None)
         if 0 not in (t.size for t in (*ins, *outs) if t is not None):
@@ -79,18 +160,96 @@ class Numbers:
                 return self.through(body, inputs)
             if type(op).channels_last is not Op.channels_last:
                 return self.turned(op, inputs, ins, outs)
-        return self.opaque(op, inputs, outs)
+        return self.opaque(op, inputs, ins, outs)
 
-    def opaque(self, op: Op, inputs: Sequence[View | None], outs: Types) -> list[View]:
-        """Expressions that are equal only if operator and inputs are."""
+    def opaque(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
+        """Expressions that are equal only if operator and inputs are; of slices: the slice of the whole one."""
         given = [v for v in inputs if v is not None]
+        if any(math.prod(self.nodes[v.base].shape) != math.prod(n for n, s in v.digits if s) for v in given):
+            found = self.lifted(op, inputs, ins, outs)
+            if found is not None:
+                return found
         return [
-            View.whole(self.number((op, tuple(inputs), k), f"{op.name}.{k}" if k else op.name, given), t.shape)
+            t and View.whole(self.number((op, tuple(inputs), k), f"{op.name}.{k}" if k else op.name, t.shape, given), t.shape)
             for k, t in enumerate(outs)
-            if t is not None
         ]
 
-    def turned(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View]:
+    def lifted(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None] | None:
+        """The results for a slice of inputs as slices of the whole results, or their parts of a sum.
+
+        By the operator's own account of its axes (`Op.axis_factors`, language/axes.py), by which slices are made, too.
+        """
+        if op.random:
+            return None
+        for f in shared(op, ins, outs):
+            cut = [(k, p.axis) for k, p in enumerate(f.inputs) if isinstance(p, Place)]
+            found = self.slice_of(inputs, cut) if cut and not f.whole and not f.shares else None
+            if found is None or any(p not in (None, SUM) and not isinstance(p, Place) for p in f.outputs):
+                continue
+            start, size, extent, whole = found
+            types = [t and v and t.with_shape(v.shape) for t, v in zip(ins, whole, strict=True)]
+            for other in _candidates(op, f, extent, outs):
+                made = self.of_whole(other, f, extent, types)
+                if made is None or piece(other, made[0], start, size, types, made[1])[::2] != (op, tuple(outs)):
+                    continue
+                results = self.apply(other, whole, types, made[1])
+                parts = [
+                    v
+                    if v is None
+                    else v.sliced(p.axis, start, size)
+                    if isinstance(p, Place)
+                    else self.partial(Partial(v, ("factor", f.inputs), start, start + size, extent))
+                    for v, p in zip(results, f.outputs, strict=False)
+                ]
+                if all(v is None or part is not None for v, part in zip(results, parts, strict=False)):
+                    return parts
+        return None
+
+    def of_whole(self, op: Op, f: Factor, extent: int, ins: Types) -> tuple[Factor, Types] | None:
+        """The factor of `extent` values that is where `f` is, and the types of all outputs; None where there is none."""
+        try:
+            outs = tuple(t if p is not None else None for t, p in zip(op.infer(*ins), f.outputs, strict=False))
+        except TypeRuleError:
+            return None
+        for g in shared(op, ins, outs):
+            if (g.size, g.inputs, g.outputs, g.whole) == (extent, f.inputs, f.outputs, False):
+                return g, outs
+        return None
+
+    def slice_of(
+        self, inputs: Sequence[View | None], cut: Sequence[tuple[int, int]]
+    ) -> tuple[int, int, int, list[View | None]] | None:
+        """Start, size and extent of the slice that these (input, axis) are, and the whole inputs."""
+        whole = list(inputs)
+        spans: set[tuple[int, int, int]] = set()
+        for k, axis in cut:
+            v = inputs[k]
+            axes = v.axes() if v is not None else None
+            own = joined(axes[axis]) if axes is not None else ()
+            if v is None or axes is None or len(own) != 1:
+                return None
+            size, stride = own[0]
+            found = self.span(v, [d for a in axes for d in a if d[1]], own[0]) if stride else (0, size)
+            if found is None:
+                return None
+            if stride:
+                spans.add((found[0], size, found[1]))
+        if len(spans) != 1:
+            return None
+        start, size, extent = spans.pop()
+        if size == extent or start + size > extent:
+            return None
+        for k, axis in cut:
+            v = whole[k]
+            axes = v.axes() if v is not None else None
+            assert v is not None and axes is not None
+            stride = joined(axes[axis])[0][1]
+            axes[axis] = [(extent, stride)]
+            shape = (*v.shape[:axis], extent, *v.shape[axis + 1 :])
+            whole[k] = v.at([d for a in axes for d in a], shape, -start * stride)
+        return start, size, extent, whole
+
+    def turned(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
         """An operator that has channels-last forms: of these, the one whose first input lies most densely."""
         best, at, whole = (inputs, op, outs), 0, ()
         form, rank = (list(inputs), op, list(outs)), max((t.ndim for t in (*ins, *outs) if t is not None), default=0)
@@ -101,27 +260,30 @@ class Numbers:
             form, whole = other[:3], other[3]
             if _lie(form[0]) > _lie(best[0]):
                 best, at = form, turns
-        found = self.opaque(best[1], best[0], best[2])
+        types = [t and v and t.with_shape(v.shape) for t, v in zip(ins, best[0], strict=False)]
+        found = self.opaque(best[1], best[0], types, best[2])
         for _ in range((rank - 1 - at) % (rank - 1) if at else 0):
-            found = [v.transposed(to_last(rank)) or v if w else v for v, w in zip(found, whole, strict=True)]
+            found = [(v.transposed(to_last(rank)) if w and v else v) for v, w in zip(found, whole, strict=True)]
         return found
 
-    def through(self, body: Expansion, inputs: Sequence[View | None]) -> list[View]:
+    def through(self, body: Expansion, inputs: Sequence[View | None]) -> list[View | None]:
         """The results of an expansion."""
         env = {f"x{i}": v for i, v in enumerate(inputs) if v is not None}
         for c in body.constants:
             env[c.value.name] = self.constant(c)
         for o in body.operators:
             self.run(o, env)
-        return [env[v.name] for v in body.outputs if v is not None]
+        return [None if v is None else env[v.name] for v in body.outputs]
 
     def run(self, o: Operator, env: dict[str, View]) -> None:
         """Numbers what an operator writes."""
         ins = o.types[0]
-        types = o.op.infer(*ins)
-        found = self.apply(o.op, [None if v is None else env[v.name] for v in o.inputs], ins, types)
+        present = [k < len(o.outputs) and o.outputs[k] is not None for k in range(len(o.op.infer(*ins)))]
+        outs = tuple(t if p else None for t, p in zip(o.op.infer(*ins), present, strict=True))
+        found = self.apply(o.op, [None if v is None else env[v.name] for v in o.inputs], ins, outs)
         for v, number in zip(o.outputs, found, strict=False):
             if v is not None:
+                assert number is not None
                 env[v.name] = number
 
     def expression(
@@ -134,21 +296,80 @@ class Numbers:
         """
         inner = [i for i, (_, at) in enumerate(kept) if any(at)]
         order = sorted(inner, key=lambda i: tuple(-s for s in kept[i][1]))
-        place = dict(zip(order, strides([kept[i][0] for i in order]), strict=True))
+        shape = [kept[i][0] for i in order]
+        place = dict(zip(order, strides(shape), strict=True))
         key = (
             name,
             tuple((v.base, v.offset) for v in operands),
             merged([kept[i] for i in order]),
             merged(sorted(summed, key=lambda x: tuple(-s for s in x[1]))),
         )
-        return self.number(key, str(name[0]), operands), [place.get(i, 0) for i in range(len(kept))]
+        return self.number(key, str(name[0]), shape, operands), [place.get(i, 0) for i in range(len(kept))]
 
     def indexed(
         self, name: Any, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index] = (), shape: Any = ()
     ) -> View:
-        """The value of such an expression, with the indices in the order given."""
-        base, found = self.expression(name, operands, kept, summed)
-        return View(base, 0, joined((n, s) for (n, _), s in zip(kept, found, strict=True)), tuple(shape))
+        """The value of such an expression, with the indices in the order given.
+
+        Of parts of its operands that begin and end at the same values of an index: the part of the whole expression.
+        """
+        wide = self.widest(operands, kept, summed)
+        base, places = self.expression(name, wide.operands, wide.whole, wide.totals)
+        offset = sum(start * places[i] for i, start, _ in wide.begun)
+        digits = joined((n, s) for (n, _), s in zip(wide.kept, places, strict=True))
+        found = View(base, offset, digits, tuple(shape))
+        for i, start, size in wide.ended:
+            found = self.partial(Partial(found, wide.totals[i], start, start + wide.summed[i][0], size))
+        return found
+
+    def widest(self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index] = ()) -> Wide:
+        """The whole expression of which one by indices is a part."""
+        operands, kept, summed = list(operands), list(kept), list(summed)
+        cut = [
+            k
+            for k, v in enumerate(operands)
+            if math.prod(self.nodes[v.base].shape) != math.prod(n for n, at in (*kept, *summed) if at[k])
+        ]
+        for k in cut:
+            kept, summed = self.cuts(operands[k], kept, k), self.cuts(operands[k], summed, k)
+        digits = [[(n, at[k]) for n, at in (*kept, *summed) if at[k]] for k in range(len(operands))] if cut else []
+        begun, ended = (
+            [(i, *found) for i, x in enumerate(some) if cut and (found := self.widened(operands, digits, x))]
+            for some in (kept, summed)
+        )
+        whole, totals = list(kept), list(summed)
+        for some, all_ in ((begun, whole), (ended, totals)):
+            for i, start, size in some:
+                at = all_[i][1]
+                all_[i] = (size, at)
+                operands = [
+                    View(v.base, v.offset - start * s, v.digits, v.shape) for v, s in zip(operands, at, strict=True)
+                ]
+        return Wide(operands, kept, summed, whole, totals, begun, ended)
+
+    def widened(
+        self, operands: Sequence[View], digits: Sequence[Sequence[Digit]], index: Index
+    ) -> tuple[int, int] | None:
+        """Where an index begins that is part of a dimension, the same in all operands that have it, and that's size."""
+        size, at = index
+        spans = {
+            self.span(v, own, (size, s))
+            for v, own, s in zip(operands, digits, at, strict=True)
+            if s and self.nodes[v.base].shape != (STREAM,)
+        }
+        if len(spans) != 1 or None in spans:
+            return None
+        (found,) = spans
+        assert found is not None
+        return None if found[1] == size or found[0] + size > found[1] else found
+
+
+def _candidates(op: Op, f: Factor, extent: int, outs: Types) -> Iterator[Op]:
+    """What the operator of the whole may be whose slice `op` is."""
+    yield op
+    shape, p, t = getattr(op, "shape", None), f.outputs[0], outs[0]
+    if shape is not None and t is not None and isinstance(p, Place) and len(shape) == t.ndim:
+        yield dataclasses.replace(op, shape=p.resized(t, extent).shape)  # type: ignore[call-arg]
 
 
 def _lie(inputs: Sequence[View | None]) -> tuple[int, ...]:
@@ -212,7 +433,7 @@ def expansion(op: Op, ins: Types) -> Expansion | None:
 
 
 #: class of operators → what gives the numbers of their results; None: it does not apply
-Rule = Callable[[Numbers, Any, Sequence[View | None], Types, Types], "list[View] | None"]
+Rule = Callable[[Numbers, Any, Sequence[View | None], Types, Types], "list[View | None] | None"]
 RULES: dict[type, Rule] = {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 from ..language.types import Types, need
 from ..ops.common import Elementwise, normal_axes, normal_axis
 from ..ops.communication.base import CommWait
+from ..ops.indexing.gather import GatherGrad
 from ..ops.linear.products import Gemm, MatMul
 from ..ops.memory.offload import Copy
+from ..ops.random.draws import Dropout
+from ..ops.random.dropout_part import DropoutPart
 from ..ops.reduction.sums import Reduce
 from ..ops.shape.join import Concat, Split
 from ..ops.shape.slice import Slice
@@ -24,33 +28,33 @@ COMMUTE = frozenset({"Add", "Mul", "Equal", "And", "Or", "Xor", "BitwiseAnd", "B
 
 
 @rule(Copied, Copy, CommWait)
-def same(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View] | None:
+def same(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Copies, also to and from the host, and the end of a communication: their first input."""
     return [v for v in given[:1] if v is not None]
 
 
 @rule(Reshape)
-def reshaped(n: Numbers, op: Reshape, given: Given, ins: Types, outs: Types) -> list[View] | None:
+def reshaped(n: Numbers, op: Reshape, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """The same elements."""
     return [given[0].reshaped(op.shape)] if given[0] is not None else None
 
 
 @rule(Transpose)
-def transposed(n: Numbers, op: Transpose, given: Given, ins: Types, outs: Types) -> list[View] | None:
+def transposed(n: Numbers, op: Transpose, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """The same elements in another order."""
     found = given[0] and given[0].transposed(op.perm)
     return [found] if found else None
 
 
 @rule(Expand)
-def repeated(n: Numbers, op: Expand, given: Given, ins: Types, outs: Types) -> list[View] | None:
+def repeated(n: Numbers, op: Expand, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """The same elements, some of them more than once."""
     found = given[0] and given[0].expanded(op.shape)
     return [found] if found else None
 
 
 @rule(Split)
-def parts(n: Numbers, op: Split, given: Given, ins: Types, outs: Types) -> list[View] | None:
+def parts(n: Numbers, op: Split, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Parts of the elements."""
     axis = normal_axis(op.axis, need(ins[0]).ndim, op)
     starts = itertools.accumulate(op.sizes, initial=0)
@@ -59,7 +63,7 @@ def parts(n: Numbers, op: Split, given: Given, ins: Types, outs: Types) -> list[
 
 
 @rule(Slice)
-def sliced(n: Numbers, op: Slice, given: Given, ins: Types, outs: Types) -> list[View] | None:
+def sliced(n: Numbers, op: Slice, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Part of the elements."""
     found = given[0]
     for axis, taken in enumerate(op.taken(need(ins[0]).shape)):
@@ -68,34 +72,70 @@ def sliced(n: Numbers, op: Slice, given: Given, ins: Types, outs: Types) -> list
 
 
 @rule(Fill)
-def filled(n: Numbers, op: Fill, given: Given, ins: Types, outs: Types) -> list[View] | None:
+def filled(n: Numbers, op: Fill, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """One constant."""
     return [n.filled(need(outs[0]), op.value)]
 
 
+@rule(Dropout, DropoutPart)
+def dropped(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """A function of elements and of the numbers of a stream, of which each element has its own."""
+    x, step = given
+    if x is None or step is None:
+        return None
+    drawn = n.stream(op.seed, step)
+    runs = [(x_size // op.run, op.skip), (op.run, 1)] if isinstance(op, DropoutPart) and (x_size := need(ins[0]).size) else []
+    numbers = drawn.at(runs or [(need(ins[0]).size, 1)], x.shape, op.first)
+    indices = aligned([x.digits, numbers.digits])
+    if indices is None:
+        return None
+    name = ("Dropout", op.ratio, need(ins[0]).dtype)
+    return [t and n.indexed((*name, k), [x, numbers], indices, shape=x.shape) for k, t in enumerate(outs)]
+
+
+@rule(GatherGrad)
+def scattered(n: Numbers, op: GatherGrad, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """As it is: its own account of the axes knows that parts of it add up, its expansion's does not."""
+    return n.opaque(op, given, ins, outs)
+
+
 @rule(Elementwise)
-def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Types) -> list[View] | None:
+def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """A function of elements at the same indices, in whatever order these are.
 
     None for a composition, which is expanded.
     """
     if op.random or expansion(op, tuple(ins)) is not None:
         return None
-    shape = need(outs[0]).shape
+    shape = next(t.shape for t in outs if t is not None)
     present = [v for v in given if v is not None]
     if op.name in COMMUTE:
         present.sort(key=_order)
+    if op.name == "Add" and (joint := _added(n, *present)) is not None:
+        return [joint.reshaped(shape)]
     views = [v.expanded(shape) for v in present]
     indices = aligned([v.digits for v in views if v is not None]) if None not in views else None
     if indices is None:
         return None
     kinds = tuple(None if t is None else t.dtype for t in ins)
     name = (op.name, op, kinds)
-    return [n.indexed((*name, k), present, indices, shape=shape) for k, t in enumerate(outs) if t is not None]
+    return [t and n.indexed((*name, k), present, indices, shape=shape) for k, t in enumerate(outs)]
+
+
+def _added(n: Numbers, a: View, b: View) -> View | None:
+    """The sum of partial sums of neighbouring slices."""
+    x, y = n.partials.get(a.base), n.partials.get(b.base)
+    if x is None or y is None or (a.offset, a.digits) != (b.offset, b.digits):
+        return None
+    if x.start > y.start:
+        x, y = y, x
+    if x.stop != y.start or (x.total, x.index, x.size) != (y.total, y.index, y.size):
+        return None
+    return n.partial(dataclasses.replace(x, stop=y.stop)).part(a)
 
 
 @rule(Reduce)
-def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> list[View] | None:
+def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """A symmetric function of the elements along some indices."""
     x, t, y = given[0], need(ins[0]), need(outs[0])
     axes = x.axes() if x is not None else None
@@ -111,7 +151,7 @@ def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> li
 
 
 @rule(MatMul)
-def product(n: Numbers, op: MatMul, given: Given, ins: Types, outs: Types) -> list[View] | None:
+def product(n: Numbers, op: MatMul, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Sums of products along one index."""
     found = _product(n, (given[0], given[1]), (op.transA, op.transB), need(outs[0]).dtype)
     return None if found is None else [found.reshaped(need(outs[0]).shape)]
@@ -165,7 +205,7 @@ def _size(digits: Sequence[Digit]) -> int:
 
 
 @rule(Gemm)
-def gemm(n: Numbers, op: Gemm, given: Given, ins: Types, outs: Types) -> list[View] | None:
+def gemm(n: Numbers, op: Gemm, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """A product, and a sum of it and C, each with its factor."""
     from ..language.op import op_class
 
@@ -184,7 +224,7 @@ def gemm(n: Numbers, op: Gemm, given: Given, ins: Types, outs: Types) -> list[Vi
 
 
 @rule(Concat)
-def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) -> list[View] | None:
+def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Neighbouring parts of one value, which they are together; else parts whose other indices are in any order."""
     t = need(outs[0])
     axis = normal_axis(op.axis, t.ndim, op)
@@ -195,19 +235,22 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
     if None in axes:
         return None
     own = tuple(joined(a[axis]) for a in axes if a is not None)
-    shape: list[list[Index]] = []
+    rest: list[Index] = []
     for i in range(t.ndim):
         found = [] if i == axis else aligned([a[i] for a in axes if a is not None])
         if found is None:
             return None
-        shape.append(found)
-    rest = [index for some in shape for index in some]
+        rest += [*found, *([(0, (i,))] if i == axis else [])]
+    at = next(i for i, (size, _) in enumerate(rest) if size == 0)
+    wide = n.widest(parts, [x for x in rest if x[0]])
+    if len(wide.kept) != len(rest) - 1:
+        return None
     name = ("Concat", tuple((v.shape[axis], d) for v, d in zip(parts, own, strict=True)))
-    base, places = n.expression(name, parts, rest)
-    size = _size([(d, 0) for (d, _), place in zip(rest, places, strict=True) if place])
-    inner = iter([(d, place) for (d, _), place in zip(rest, places, strict=True)])
-    digits = [[(t.shape[axis], size)] if i == axis else [next(inner) for _ in some] for i, some in enumerate(shape)]
-    return [View(base, 0, joined(d for some in digits for d in some), t.shape)]
+    base, places = n.expression(name, wide.operands, wide.whole)
+    dense = _size([(d, 0) for (d, _), place in zip(wide.whole, places, strict=True) if place])
+    digits = [(d, place) for (d, _), place in zip(wide.kept, places, strict=True)]
+    digits.insert(at, (t.shape[axis], dense))
+    return [View(base, sum(start * places[i] for i, start, _ in wide.begun), joined(digits), t.shape)]
 
 
 def _one_value(axis: int, parts: Sequence[View]) -> View | None:

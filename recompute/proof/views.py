@@ -36,6 +36,27 @@ class View:
         """The same elements under another shape."""
         return View(self.base, self.offset, self.digits, tuple(shape))
 
+    def part(self, inner: View) -> View | None:
+        """What `inner` takes of these elements, if they lay densely; None where they are not evenly apart."""
+        sizes = [n for n, _ in self.digits]
+        own = list(zip(sizes, strides(sizes), (s for _, s in self.digits), strict=True))
+        offset, found = 0, []
+        for n, dense, s in own:
+            offset += inner.offset // dense % n * s
+        for size, stride in inner.digits:
+            low: list[Digit] = []
+            while size > 1:
+                fits = [(n, d, s) for n, d, s in own if stride and d <= stride < d * n and stride % d == 0]
+                if stride and not fits:
+                    return None
+                taken = min(size, fits[0][0] * fits[0][1] // stride) if stride else size
+                if size % taken:
+                    return None
+                low.append((taken, fits[0][2] * (stride // fits[0][1]) if stride else 0))
+                size, stride = size // taken, stride * taken
+            found += low[::-1]
+        return self.at(found, inner.shape, offset)
+
     def axes(self) -> list[list[Digit]] | None:
         """The digits of each axis; None where one spans two axes and cannot be split."""
         rest, found = list(self.digits), []
