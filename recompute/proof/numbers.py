@@ -66,6 +66,8 @@ class Wide:
     totals: list[Index]
     begun: list[tuple[int, int, int]]
     ended: list[tuple[int, int, int]]
+    #: whether operands begin or end at different places of an index
+    unlike: bool
 
 
 class Numbers:
@@ -94,19 +96,24 @@ class Numbers:
         return View.whole(base, shape)
 
     def span(self, v: View, digits: Sequence[Digit], digit: Digit) -> tuple[int, int] | None:
-        """Where a digit begins that is the last of a dimension of the base, and how many values it could have.
+        """Where a digit begins in a dimension of the base, and how many values it could have up to the next digit.
 
-        `digits`: all of the view.  None for one that is within a dimension.
+        `digits`: all of the view.  None where they are not evenly apart.
         """
         size, stride = digit
         shape = self.nodes[v.base].shape
-        for d, low in zip(shape, strides(shape), strict=True):
-            if low <= stride < d * low and stride % low == 0:
-                high = d * low
-                if size * stride < high and any(s == size * stride for _, s in digits):
-                    return None
-                return (v.offset // stride % (high // stride), high // stride) if high % stride == 0 else None
-        return None
+        above = [s for n, s in digits if s >= size * stride and s > stride]
+        end = 0
+        for d, low in zip(reversed(shape), reversed(strides(shape)), strict=True):
+            high = d * low
+            if not end and d > 1 and (low < size * stride <= high if size > 1 else low <= stride < high):
+                end = high
+            elif end and not any(low <= s < high for s in above):
+                end = high  # of this dimension the view has no digit: what it takes is one element
+            elif end:
+                break
+        end = min([end, *(s for s in above if s < end)])
+        return (v.offset // stride % (end // stride), end // stride) if end and end % stride == 0 else None
 
     def cuts(self, v: View, indices: Sequence[Index], k: int) -> list[Index]:
         """Indices, split where operand `k`, this view, crosses a dimension of its base."""
@@ -156,7 +163,7 @@ class Numbers:
             found = rule(self, op, inputs, ins, outs) if rule is not None else None
             if found is not None:
                 return found
-            if (body := expansion(op, tuple(ins))) is not None:
+            if (body := expansion(op, tuple(ins), tuple(t is not None for t in outs))) is not None:
                 return self.through(body, inputs)
             if type(op).channels_last is not Op.channels_last:
                 return self.turned(op, inputs, ins, outs)
@@ -184,25 +191,60 @@ class Numbers:
         for f in shared(op, ins, outs):
             cut = [(k, p.axis) for k, p in enumerate(f.inputs) if isinstance(p, Place)]
             found = self.slice_of(inputs, cut) if cut and not f.whole and not f.shares else None
-            if found is None or any(p not in (None, SUM) and not isinstance(p, Place) for p in f.outputs):
+            results = found and self.part_of(op, f, found, ins, outs)
+            if results is not None:
+                return results
+        return self.single(op, inputs, ins, outs)
+
+    def single(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None] | None:
+        """The same for a slice of one element, of which factors of the operator itself say nothing."""
+        axes = [v.axes() if v is not None else None for v in inputs]
+        cut = [
+            (k, i) for k, own in enumerate(axes) for i, digits in enumerate(own or ()) if [n for n, _ in digits] == [1]
+        ]
+        found = self.slice_of(inputs, cut)
+        if found is None:
+            return None
+        types = [t and v and t.with_shape(v.shape) for t, v in zip(ins, found[3], strict=True)]
+        shape = getattr(op, "shape", ())
+        ones = [i for i, d in enumerate(shape) if d == 1]
+        others = [dataclasses.replace(op, shape=(*shape[:i], found[2], *shape[i + 1 :])) for i in ones]  # type: ignore[call-arg]
+        for other in (op, *others):
+            try:
+                wide = tuple(t and w for t, w in zip(outs, other.infer(*types), strict=True))
+            except TypeRuleError:
                 continue
-            start, size, extent, whole = found
-            types = [t and v and t.with_shape(v.shape) for t, v in zip(ins, whole, strict=True)]
-            for other in _candidates(op, f, extent, outs):
-                made = self.of_whole(other, f, extent, types)
-                if made is None or piece(other, made[0], start, size, types, made[1])[::2] != (op, tuple(outs)):
-                    continue
-                results = self.apply(other, whole, types, made[1])
-                parts = [
-                    v
-                    if v is None
-                    else v.sliced(p.axis, start, size)
-                    if isinstance(p, Place)
-                    else self.partial(Partial(v, ("factor", f.inputs), start, start + size, extent))
-                    for v, p in zip(results, f.outputs, strict=False)
-                ]
-                if all(v is None or part is not None for v, part in zip(results, parts, strict=False)):
-                    return parts
+            for f in shared(other, types, wide):
+                places = [(k, p.axis) for k, p in enumerate(f.inputs) if isinstance(p, Place)]
+                if places == cut and f.size == found[2] and not f.whole and not f.shares:
+                    results = self.part_of(op, f, found, ins, outs)
+                    if results is not None:
+                        return results
+        return None
+
+    def part_of(
+        self, op: Op, f: Factor, found: tuple[int, int, int, list[View | None]], ins: Types, outs: Types
+    ) -> list[View | None] | None:
+        """The part of the whole operator's results that `op` gives; None where it is not that operator's slice."""
+        start, size, extent, whole = found
+        if any(p not in (None, SUM) and not isinstance(p, Place) for p in f.outputs):
+            return None
+        types = [t and v and t.with_shape(v.shape) for t, v in zip(ins, whole, strict=True)]
+        for other in _candidates(op, f, extent, outs):
+            made = self.of_whole(other, f, extent, types)
+            if made is None or piece(other, made[0], start, size, types, made[1])[::2] != (op, tuple(outs)):
+                continue
+            results = self.apply(other, whole, types, made[1])
+            parts = [
+                v
+                if v is None
+                else v.sliced(p.axis, start, size)
+                if isinstance(p, Place)
+                else self.partial(Partial(v, ("factor", f.inputs), start, start + size, extent))
+                for v, p in zip(results, f.outputs, strict=False)
+            ]
+            if all(v is None or part is not None for v, part in zip(results, parts, strict=False)):
+                return parts
         return None
 
     def of_whole(self, op: Op, f: Factor, extent: int, ins: Types) -> tuple[Factor, Types] | None:
@@ -226,6 +268,7 @@ class Numbers:
             v = inputs[k]
             axes = v.axes() if v is not None else None
             own = joined(axes[axis]) if axes is not None else ()
+            own = tuple(d for d in own if d[0] > 1) or own
             if v is None or axes is None or len(own) != 1:
                 return None
             size, stride = own[0]
@@ -243,8 +286,9 @@ class Numbers:
             v = whole[k]
             axes = v.axes() if v is not None else None
             assert v is not None and axes is not None
-            stride = joined(axes[axis])[0][1]
-            axes[axis] = [(extent, stride)]
+            own = joined(axes[axis])
+            size, stride = next((d for d in own if d[0] > 1), own[0])
+            axes[axis] = [(extent, stride) if d == (size, stride) else d for d in own]
             shape = (*v.shape[:axis], extent, *v.shape[axis + 1 :])
             whole[k] = v.at([d for a in axes for d in a], shape, -start * stride)
         return start, size, extent, whole
@@ -287,14 +331,21 @@ class Numbers:
                 env[v.name] = number
 
     def expression(
-        self, name: Any, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index] = ()
+        self,
+        name: Any,
+        operands: Sequence[View],
+        kept: Sequence[Index],
+        summed: Sequence[Index] = (),
+        *,
+        first: int = 1,
     ) -> tuple[int, list[int]]:
         """An expression by indices: for each value of `kept`, a function of the operands' elements there.
 
         Of those at all values of `summed`, where there are any, a symmetric function, such as a sum.  Gives its number,
-        the same in whatever order the indices are given, and the stride of each of `kept` in it.
+        the same in whatever order the indices are given, and the stride of each of `kept` in it.  `first`: values of
+        an index of its own, outside of these.
         """
-        inner = [i for i, (_, at) in enumerate(kept) if any(at)]
+        inner = [i for i, (size, at) in enumerate(kept) if size > 1 and any(at)]
         order = sorted(inner, key=lambda i: tuple(-s for s in kept[i][1]))
         shape = [kept[i][0] for i in order]
         place = dict(zip(order, strides(shape), strict=True))
@@ -304,6 +355,7 @@ class Numbers:
             merged([kept[i] for i in order]),
             merged(sorted(summed, key=lambda x: tuple(-s for s in x[1]))),
         )
+        shape = shape if first == 1 else [first, *shape]
         return self.number(key, str(name[0]), shape, operands), [place.get(i, 0) for i in range(len(kept))]
 
     def indexed(
@@ -323,7 +375,18 @@ class Numbers:
         return found
 
     def widest(self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index] = ()) -> Wide:
-        """The whole expression of which one by indices is a part."""
+        """The whole expression of which one by indices is a part.
+
+        A slice of one element may be seen as one of the next larger index or as one of the next smaller: both are tried.
+        """
+        found = self.wider(operands, kept, summed)
+        if found.unlike:
+            next_ = self.wider(operands, *_without_ones(kept, summed))
+            found = found if next_.unlike else next_
+        return found
+
+    def wider(self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index]) -> Wide:
+        """The same with the indices as they are."""
         operands, kept, summed = list(operands), list(kept), list(summed)
         cut = [
             k
@@ -333,10 +396,12 @@ class Numbers:
         for k in cut:
             kept, summed = self.cuts(operands[k], kept, k), self.cuts(operands[k], summed, k)
         digits = [[(n, at[k]) for n, at in (*kept, *summed) if at[k]] for k in range(len(operands))] if cut else []
+        spans = [[self.spans(operands, digits, x) if cut else set() for x in some] for some in (kept, summed)]
         begun, ended = (
-            [(i, *found) for i, x in enumerate(some) if cut and (found := self.widened(operands, digits, x))]
-            for some in (kept, summed)
+            [(i, *one) for i, some in enumerate(every) if len(some) == 1 for one in some if one[1] != among[i][0]]
+            for every, among in zip(spans, (kept, summed), strict=True)
         )
+        unlike = any(len(some) > 1 for every in spans for some in every)
         whole, totals = list(kept), list(summed)
         for some, all_ in ((begun, whole), (ended, totals)):
             for i, start, size in some:
@@ -345,23 +410,30 @@ class Numbers:
                 operands = [
                     View(v.base, v.offset - start * s, v.digits, v.shape) for v, s in zip(operands, at, strict=True)
                 ]
-        return Wide(operands, kept, summed, whole, totals, begun, ended)
+        return Wide(operands, kept, summed, whole, totals, begun, ended, unlike)
 
-    def widened(
+    def spans(
         self, operands: Sequence[View], digits: Sequence[Sequence[Digit]], index: Index
-    ) -> tuple[int, int] | None:
-        """Where an index begins that is part of a dimension, the same in all operands that have it, and that's size."""
+    ) -> set[tuple[int, int]]:
+        """Where an index begins in the dimensions that it is part of, and their sizes, for operands that have it."""
         size, at = index
-        spans = {
-            self.span(v, own, (size, s))
+        found = {
+            self.span(v, own, (size, s)) or (-1, 0)
             for v, own, s in zip(operands, digits, at, strict=True)
             if s and self.nodes[v.base].shape != (STREAM,)
         }
-        if len(spans) != 1 or None in spans:
-            return None
-        (found,) = spans
-        assert found is not None
-        return None if found[1] == size or found[0] + size > found[1] else found
+        return {(-1, 0), (0, 0)} if any(not 0 <= start <= whole - size for start, whole in found) else found
+
+
+def _without_ones(kept: Sequence[Index], summed: Sequence[Index]) -> tuple[list[Index], list[Index]]:
+    """Indices of which those of one element are left out in operands in which they are next to another."""
+    every = [*kept, *summed]
+
+    def one(size: int, at: tuple[int, ...]) -> Index:
+        near = (any(n > 1 and n * other[k] == s for n, other in every) for k, s in enumerate(at))
+        return size, tuple(0 if size == 1 and beside else s for s, beside in zip(at, near, strict=True))
+
+    return [one(*x) for x in kept], [one(*x) for x in summed]
 
 
 def _candidates(op: Op, f: Factor, extent: int, outs: Types) -> Iterator[Op]:
@@ -402,6 +474,8 @@ def merged(indices: Sequence[Index]) -> tuple[Index, ...]:
     """Indices, neighbours joined that lie one after the other in all operands."""
     found: list[Index] = []
     for size, at in indices:
+        if size == 1:
+            continue
         if found and all(a == size * b for a, b in zip(found[-1][1], at, strict=True)):
             found[-1] = (found[-1][0] * size, at)
         else:
@@ -422,14 +496,24 @@ class Expansion:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def expansion(op: Op, ins: Types) -> Expansion | None:
-    """The composition that an operator is on these types; None for a primitive one."""
-    b = Builder()
-    inputs = [None if t is None else Value(b.names.take(f"x{i}"), t) for i, t in enumerate(ins)]
+def expansion(op: Op, ins: Types, present: tuple[bool, ...]) -> Expansion | None:
+    """The composition that an operator is on these types, for the outputs that are present; None for a primitive one."""
     if type(op).expand is Op.expand:
         return None
+    b = Builder()
+    inputs = [None if t is None else Value(b.names.take(f"x{i}"), t) for i, t in enumerate(ins)]
     made = op.expand(b, *inputs)
-    return None if made is None else Expansion(tuple(b.operators), tuple(b.constants), tuple(made))
+    if made is None:
+        return None
+    wanted = tuple(v if p else None for v, p in zip(made, present, strict=False))
+    needed = {v.name for v in wanted if v is not None}
+    operators: list[Operator] = []
+    for o in reversed(b.operators):
+        outs = tuple(v if v is not None and v.name in needed else None for v in o.outputs)
+        if any(v is not None for v in outs):
+            needed.update(v.name for v in o.reads())
+            operators.append(dataclasses.replace(o, outputs=outs))
+    return Expansion(tuple(operators[::-1]), tuple(b.constants), wanted)
 
 
 #: class of operators → what gives the numbers of their results; None: it does not apply

@@ -42,7 +42,7 @@ def final(n: Numbers, block: Block) -> tuple[dict[str, View], dict[str, list]]:
 def prove(before: Block, after: Block, values: Sequence[str] = ()) -> Proof:
     n = Numbers()
     (a, sent_a), (b, sent_b) = final(n, before), final(n, after)
-    names = [*dict.fromkeys([*before.outputs, *values, *(v.name for v in before.persistent())])]
+    names = [*dict.fromkeys([*after.outputs, *values, *(v.name for v in before.persistent())])]
     yes, no = [], []
     for name in names:
         (yes if a[name] == b.get(name) else no).append(name)

@@ -20,7 +20,7 @@ from ..ops.shape.join import Concat, Split
 from ..ops.shape.slice import Slice
 from ..ops.shape.reshape import Copied, Expand, Fill, Reshape, Transpose
 from .numbers import Index, Numbers, expansion, rule
-from .views import Digit, View, aligned, joined
+from .views import Digit, View, aligned, joined, strides
 
 Given = Sequence[View | None]
 #: element-wise operators whose two operands may change places, to the bit
@@ -84,13 +84,14 @@ def dropped(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[
     if x is None or step is None:
         return None
     drawn = n.stream(op.seed, step)
-    runs = [(x_size // op.run, op.skip), (op.run, 1)] if isinstance(op, DropoutPart) and (x_size := need(ins[0]).size) else []
-    numbers = drawn.at(runs or [(need(ins[0]).size, 1)], x.shape, op.first)
+    t = need(ins[0])
+    runs = isinstance(op, DropoutPart) and [(t.size // op.run, op.skip), (op.run, 1)]
+    numbers = drawn.at(runs or zip(t.shape, strides(t.shape), strict=True), t.shape, op.first)
     indices = aligned([x.digits, numbers.digits])
     if indices is None:
         return None
-    name = ("Dropout", op.ratio, need(ins[0]).dtype)
-    return [t and n.indexed((*name, k), [x, numbers], indices, shape=x.shape) for k, t in enumerate(outs)]
+    name = ("Dropout", op.ratio, t.dtype)
+    return [y and n.indexed((*name, k), [x, numbers], indices, shape=x.shape) for k, y in enumerate(outs)]
 
 
 @rule(GatherGrad)
@@ -105,7 +106,7 @@ def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Typ
 
     None for a composition, which is expanded.
     """
-    if op.random or expansion(op, tuple(ins)) is not None:
+    if op.random or expansion(op, tuple(ins), tuple(t is not None for t in outs)) is not None:
         return None
     shape = next(t.shape for t in outs if t is not None)
     present = [v for v in given if v is not None]
@@ -175,7 +176,7 @@ def _product(n: Numbers, given: Any, swapped: tuple[int, int], dtype: str) -> Vi
     for i in range(-depth - 2, -2):
         own = [x[i] if len(x) >= -i else [] for x in (a, b)]
         size = max(_size(x) for x in own)
-        both = aligned([x if _size(x) == size else [(size, 0)] for x in own]) if size > 1 else []
+        both = aligned([x if _size(x) == size else [*x, (size, 0)] for x in own])
         if both is None:
             return None
         kept += both
@@ -234,22 +235,23 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
     axes = [v.axes() for v in parts]
     if None in axes:
         return None
-    own = tuple(joined(a[axis]) for a in axes if a is not None)
-    rest: list[Index] = []
+    alike = len({v.shape[axis] for v in parts}) == 1
+    own = () if alike else tuple((v.shape[axis], joined(a[axis])) for v, a in zip(parts, axes, strict=True) if a)
+    rest: list[list[Index]] = []
     for i in range(t.ndim):
-        found = [] if i == axis else aligned([a[i] for a in axes if a is not None])
+        found = [] if i == axis and not alike else aligned([a[i] for a in axes if a is not None])
         if found is None:
             return None
-        rest += [*found, *([(0, (i,))] if i == axis else [])]
-    at = next(i for i, (size, _) in enumerate(rest) if size == 0)
-    wide = n.widest(parts, [x for x in rest if x[0]])
-    if len(wide.kept) != len(rest) - 1:
+        rest.append(found)
+    wide = n.widest(parts, [x for some in rest for x in some])
+    before = sum(len(some) for some in rest[:axis])
+    if len(wide.kept) != sum(map(len, rest)):
         return None
-    name = ("Concat", tuple((v.shape[axis], d) for v, d in zip(parts, own, strict=True)))
-    base, places = n.expression(name, wide.operands, wide.whole)
+    count = len(parts) if alike else t.shape[axis]
+    base, places = n.expression(("Concat", count, own), wide.operands, wide.whole, first=count)
     dense = _size([(d, 0) for (d, _), place in zip(wide.whole, places, strict=True) if place])
     digits = [(d, place) for (d, _), place in zip(wide.kept, places, strict=True)]
-    digits.insert(at, (t.shape[axis], dense))
+    digits.insert(before, (count, dense))
     return [View(base, sum(start * places[i] for i, start, _ in wide.begun), joined(digits), t.shape)]
 
 

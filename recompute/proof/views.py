@@ -26,7 +26,8 @@ class View:
     @staticmethod
     def whole(base: int, shape: Sequence[int]) -> View:
         """All elements of a value, in order."""
-        return View(base, 0, joined(zip(shape, strides(shape), strict=True)), tuple(shape))
+        digits = joined((n, s) for n, s in zip(shape, strides(shape), strict=True) if n != 1)
+        return View(base, 0, digits, tuple(shape))
 
     def at(self, digits: Iterable[Digit], shape: Sequence[int], offset: int = 0) -> View:
         """Other elements of the same base."""
@@ -60,10 +61,13 @@ class View:
     def axes(self) -> list[list[Digit]] | None:
         """The digits of each axis; None where one spans two axes and cannot be split."""
         rest, found = list(self.digits), []
-        for d in reversed(self.shape):
-            need, own = d, []
+        for at in range(len(self.shape) - 1, -1, -1):
+            need, own = self.shape[at], []
             while need > 1:
                 size, stride = rest.pop()
+                if size == 1:
+                    own.append((size, stride))
+                    continue
                 if need % size == 0:
                     own.append((size, stride))
                     need //= size
@@ -73,6 +77,8 @@ class View:
                     need = 1
                 else:
                     return None
+            while rest and rest[-1][0] == 1 and (not at or self.shape[at - 1] != 1):  # of several axes, the first
+                own.append(rest.pop())
             found.append(own[::-1])
         return found[::-1]
 
@@ -89,12 +95,12 @@ class View:
         shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
         if start == 0 and step == 1 and size == self.shape[axis]:
             return self
-        own = axes[axis]
-        if len(joined(own)) > 1:
+        (outer, stride), *own = joined(axes[axis]) or ((1, 0),)
+        inner = math.prod(n for n, _ in own)
+        if start % inner or size % inner or (inner > 1 and step != 1) or outer * inner != self.shape[axis]:
             return None
-        stride = joined(own)[0][1] if own else 0
-        axes[axis] = [(size, stride * step)] if size > 1 else []
-        return self.at([x for a in axes for x in a], shape, start * stride)
+        axes[axis] = [(size // inner, stride * step), *own]
+        return self.at([x for a in axes for x in a], shape, start // inner * stride)
 
     def expanded(self, shape: Sequence[int]) -> View | None:
         """Broadcast to a shape."""
@@ -104,8 +110,8 @@ class View:
         lead = len(shape) - len(self.shape)
         found: list[Digit] = []
         for i, d in enumerate(shape):
-            own = axes[i - lead] if i >= lead and self.shape[i - lead] == d else [(d, 0)]
-            found += own
+            own = axes[i - lead] if i >= lead else []
+            found += own if i >= lead and self.shape[i - lead] == d else [*own, (d, 0)]
         return self.at(found, shape)
 
 
@@ -115,12 +121,15 @@ def strides(shape: Sequence[int]) -> list[int]:
 
 
 def joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:
-    """Digits without those of size 1, neighbours that lie one after the other joined."""
+    """Digits, neighbours that lie one after the other joined.
+
+    One of size 1 stays if it has a stride: it is a slice of one element.
+    """
     found: list[Digit] = []
     for size, stride in digits:
-        if size == 1:
+        if size == 1 and not stride:
             continue
-        if found and found[-1][1] == size * stride:
+        if found and 1 not in (size, found[-1][0]) and found[-1][1] == size * stride:
             found[-1] = (found[-1][0] * size, stride)
         else:
             found.append((size, stride))
@@ -132,6 +141,10 @@ def aligned(views: Sequence[Sequence[Digit]]) -> list[tuple[int, tuple[int, ...]
     rest = [list(v) for v in views]
     found: list[tuple[int, tuple[int, ...]]] = []
     while any(rest):
+        ones = [bool(r) and r[-1][0] == 1 for r in rest]
+        if any(ones):
+            found.append((1, tuple(r.pop()[1] if one else 0 for r, one in zip(rest, ones, strict=True))))
+            continue
         if not all(rest):
             return None
         size = math.gcd(*(r[-1][0] for r in rest))
