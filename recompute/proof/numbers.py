@@ -152,7 +152,7 @@ class Numbers:
 
     def stream(self, seed: int, step: View) -> View:
         """The random numbers of a seed and a step, one after the other."""
-        return View(self.number(("stream", seed, step), "random numbers", (STREAM,), [step]), 0, (), ())
+        return View(self.number(("stream", seed, step.bare()), "random numbers", (STREAM,), [step]), 0, (), ())
 
     # -- expressions --------------------------------------------------------------------------------------------------
 
@@ -176,8 +176,9 @@ class Numbers:
             found = self.lifted(op, inputs, ins, outs)
             if found is not None:
                 return found
+        key = tuple(None if v is None else v.bare() for v in inputs)
         return [
-            t and View.whole(self.number((op, tuple(inputs), k), f"{op.name}.{k}" if k else op.name, t.shape, given), t.shape)
+            t and View.whole(self.number((op, key, k), f"{op.name}.{k}" if k else op.name, t.shape, given), t.shape)
             for k, t in enumerate(outs)
         ]
 
@@ -211,7 +212,7 @@ class Numbers:
         others = [dataclasses.replace(op, shape=(*shape[:i], found[2], *shape[i + 1 :])) for i in ones]  # type: ignore[call-arg]
         for other in (op, *others):
             try:
-                wide = tuple(t and w for t, w in zip(outs, other.infer(*types), strict=True))
+                wide = tuple(t and w for t, w in zip(outs, other.infer(*types), strict=False))
             except TypeRuleError:
                 continue
             for f in shared(other, types, wide):
@@ -232,7 +233,10 @@ class Numbers:
         types = [t and v and t.with_shape(v.shape) for t, v in zip(ins, whole, strict=True)]
         for other in _candidates(op, f, extent, outs):
             made = self.of_whole(other, f, extent, types)
-            if made is None or piece(other, made[0], start, size, types, made[1])[::2] != (op, tuple(outs)):
+            if made is None:
+                continue
+            part, _, made_ = piece(other, made[0], start, size, types, made[1])
+            if part != op or tuple(made_)[: len(outs)] != tuple(outs):
                 continue
             results = self.apply(other, whole, types, made[1])
             parts = [
@@ -240,7 +244,7 @@ class Numbers:
                 if v is None
                 else v.sliced(p.axis, start, size)
                 if isinstance(p, Place)
-                else self.partial(Partial(v, ("factor", f.inputs), start, start + size, extent))
+                else self.partial(Partial(v.bare(), ("factor", f.inputs), start, start + size, extent))
                 for v, p in zip(results, f.outputs, strict=False)
             ]
             if all(v is None or part is not None for v, part in zip(results, parts, strict=False)):
@@ -321,9 +325,7 @@ class Numbers:
 
     def run(self, o: Operator, env: dict[str, View]) -> None:
         """Numbers what an operator writes."""
-        ins = o.types[0]
-        present = [k < len(o.outputs) and o.outputs[k] is not None for k in range(len(o.op.infer(*ins)))]
-        outs = tuple(t if p else None for t, p in zip(o.op.infer(*ins), present, strict=True))
+        ins, outs = o.types
         found = self.apply(o.op, [None if v is None else env[v.name] for v in o.inputs], ins, outs)
         for v, number in zip(o.outputs, found, strict=False):
             if v is not None:
@@ -371,7 +373,7 @@ class Numbers:
         digits = joined((n, s) for (n, _), s in zip(wide.kept, places, strict=True))
         found = View(base, offset, digits, tuple(shape))
         for i, start, size in wide.ended:
-            found = self.partial(Partial(found, wide.totals[i], start, start + wide.summed[i][0], size))
+            found = self.partial(Partial(found.bare(), wide.totals[i], start, start + wide.summed[i][0], size))
         return found
 
     def widest(self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index] = ()) -> Wide:

@@ -16,6 +16,7 @@ from ..ops.memory.offload import Copy
 from ..ops.random.draws import Dropout
 from ..ops.random.dropout_part import DropoutPart
 from ..ops.reduction.sums import Reduce
+from ..ops.vision.resize import Interpolation
 from ..ops.shape.join import Concat, Split
 from ..ops.shape.slice import Slice
 from ..ops.shape.reshape import Copied, Expand, Fill, Reshape, Transpose
@@ -92,6 +93,24 @@ def dropped(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[
         return None
     name = ("Dropout", op.ratio, t.dtype)
     return [y and n.indexed((*name, k), [x, numbers], indices, shape=x.shape) for k, y in enumerate(outs)]
+
+
+@rule(Interpolation)
+def interpolated(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """Each axis by itself: in the order in which those of the input lie."""
+    x, t, y = given[0], need(ins[0]), need(outs[0])
+    axes = x.axes() if x is not None else None
+    if x is None or axes is None:
+        return None
+    order = sorted(range(t.ndim), key=lambda i: -axes[i][0][1] if axes[i] else 0)
+    last = [i + t.ndim for i in order]
+    changes = {"shape": [op.shape[i] for i in order]}
+    changes |= {"scales": [op.scales[i] for i in order]} if op.scales else {}
+    changes |= {"roi": [op.roi[i] for i in (*order, *last)]} if op.roi else {}
+    turned = dataclasses.replace(op, **{name: tuple(values) for name, values in changes.items()})
+    types = [t.with_shape([t.shape[i] for i in order])]
+    found = n.opaque(turned, [x.transposed(order)], types, [y.with_shape([y.shape[i] for i in order])])
+    return [found[0] and found[0].transposed([order.index(i) for i in range(t.ndim)])]
 
 
 @rule(GatherGrad)

@@ -29,6 +29,12 @@ class View:
         digits = joined((n, s) for n, s in zip(shape, strides(shape), strict=True) if n != 1)
         return View(base, 0, digits, tuple(shape))
 
+    def bare(self) -> View:
+        """The same without what says of which dimension an element is the only one taken: equal for equal values."""
+        if all(n > 1 for n, _ in self.digits):
+            return self
+        return View(self.base, self.offset, joined(d for d in self.digits if d[0] > 1), self.shape)
+
     def at(self, digits: Iterable[Digit], shape: Sequence[int], offset: int = 0) -> View:
         """Other elements of the same base."""
         return View(self.base, self.offset + offset, joined(digits), tuple(shape))
@@ -140,11 +146,16 @@ def aligned(views: Sequence[Sequence[Digit]]) -> list[tuple[int, tuple[int, ...]
     """Digits of several views of one size, refined to common sizes: (size, the stride in each); None if there are none."""
     rest = [list(v) for v in views]
     found: list[tuple[int, tuple[int, ...]]] = []
+    ones: list[list[int]] = [[] for _ in views]
+    places: list[int] = []
     while any(rest):
-        ones = [bool(r) and r[-1][0] == 1 for r in rest]
-        if any(ones):
-            found.append((1, tuple(r.pop()[1] if one else 0 for r, one in zip(rest, ones, strict=True))))
-            continue
+        for r, own in zip(rest, ones, strict=True):
+            while r and r[-1][0] == 1:  # slices of one element go together in whatever place they are
+                own.append(r.pop()[1])
+                if len(own) > len(places):
+                    places.append(len(found))
+        if not any(rest):
+            break
         if not all(rest):
             return None
         size = math.gcd(*(r[-1][0] for r in rest))
@@ -155,4 +166,6 @@ def aligned(views: Sequence[Sequence[Digit]]) -> list[tuple[int, tuple[int, ...]
             last, stride = r.pop()
             if last > size:
                 r.append((last // size, stride * size))
+    for i in reversed(range(len(places))):
+        found.insert(places[i], (1, tuple(own[i] if i < len(own) else 0 for own in ones)))
     return found[::-1]
