@@ -108,6 +108,7 @@ class Report(ModelReport):
     output: str | None = None
     trained: str | None = None
     pictures: list[str] = field(default_factory=list)
+    proof: dict[str, Any] | None = None
     planned: dict[str, Any] | None = None
     compare: list[dict[str, Any]] | None = None
     pareto: dict[str, Any] | None = None
@@ -189,6 +190,9 @@ class _Job(ModelJob):
             plain, step = self.both(program, loss, names)
         cli_ranks.estimate(self, program, loss, plain, step)
         self.print_results(plain, step)
+        if step.proof is not None:
+            self.report.proof = asdict(step.proof)
+            self.say(str(step.proof))
         if self.args.check or self.args.run is not None:
             cli_memory.before_running(self, step)
         if self.args.check:
@@ -230,7 +234,7 @@ class _Job(ModelJob):
         with progress(self.args) as update:
             options["progress"] = lambda p: update(str(p))
             optimizer = sharing(self.args, self.optimizer(), program)
-            return compile_step(program, loss, optimizer, target=target_of(self.args), **options)
+            return compile_step(program, loss, optimizer, target=target_of(self.args), prove=self.args.prove, **options)
 
     # -- what comes out -------------------------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from ..errors import TypeRuleError
 from ..language.axes import piece, shared
-from ..language.factors import SUM, Factor, Place
 from ..language.builder import Builder
 from ..language.exact import exact
-from ..language.layouts import permuted, to_last
+from ..language.factors import SUM, Factor, Place
 from ..language.ir import Constant, Operator, Value
+from ..language.layouts import permuted, to_last
 from ..language.op import Op
 from ..language.types import TensorType, Types
 from .views import Digit, View, joined, strides
@@ -414,9 +414,7 @@ class Numbers:
                 ]
         return Wide(operands, kept, summed, whole, totals, begun, ended, unlike)
 
-    def spans(
-        self, operands: Sequence[View], digits: Sequence[Sequence[Digit]], index: Index
-    ) -> set[tuple[int, int]]:
+    def spans(self, operands: Sequence[View], digits: Sequence[Sequence[Digit]], index: Index) -> set[tuple[int, int]]:
         """Where an index begins in the dimensions that it is part of, and their sizes, for operands that have it."""
         size, at = index
         found = {

@@ -13,7 +13,6 @@ from . import rules  # noqa: F401  registers them
 from .numbers import Numbers
 from .views import View
 
-
 #: values of which a proof says where they part
 SHOWN = 5
 
@@ -57,7 +56,9 @@ def prove(
     common = {c.value.name for c in first.constants}
     unequal = [n for n in dict.fromkeys(names) if n not in common and a.get(n) != b.get(n)]
     why = _Differences(numbers, a, b) if unequal or sent != other else None
-    found = {n: why.of(n) if i < SHOWN else "it has other expressions, too" for i, n in enumerate(unequal)} if why else {}
+    found = (
+        {n: why.of(n) if i < SHOWN else "it has other expressions, too" for i, n in enumerate(unequal)} if why else {}
+    )
     if sent != other:
         found["communication"] = "the ranks are sent other values, or in another order"
     proof = Proof(tuple(n for n in dict.fromkeys(names) if n not in found), found, len(numbers.nodes))

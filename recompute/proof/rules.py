@@ -16,10 +16,10 @@ from ..ops.memory.offload import Copy
 from ..ops.random.draws import Dropout
 from ..ops.random.dropout_part import DropoutPart
 from ..ops.reduction.sums import Reduce
-from ..ops.vision.resize import Interpolation
 from ..ops.shape.join import Concat, Split
-from ..ops.shape.slice import Slice
 from ..ops.shape.reshape import Copied, Expand, Fill, Reshape, Transpose
+from ..ops.shape.slice import Slice
+from ..ops.vision.resize import Interpolation
 from .numbers import Index, Numbers, expansion, rule
 from .views import Digit, View, aligned, joined, strides
 

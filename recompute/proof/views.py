@@ -83,7 +83,9 @@ class View:
                     need = 1
                 else:
                     return None
-            while rest and rest[-1][0] == 1 and (not at or self.shape[at - 1] != 1):  # of several axes, the first
+            left = next((k for k in range(at) if self.shape[at - 1 - k] != 1), at)  # axes of size 1 before this one
+            ones = next((k for k, (n, _) in enumerate(reversed(rest)) if n != 1), len(rest))
+            for _ in range(ones - left):  # each of them has one slice of one element; of several axes, the first
                 own.append(rest.pop())
             found.append(own[::-1])
         return found[::-1]
