@@ -112,7 +112,12 @@ def open_level(x: Array, s: Array, l: Array, undo: Array, near: Array, memo: Arr
     p = g[HEAD]
     g[LEVEL] += 1
     d = g[LEVEL]
-    l[FROM, d], l[TO, d], l[PARENT, d], l[AGENDA, d] = l[WAIT_FROM, p], l[WAIT_TO, p], l[WAIT_PARENT, p], l[WAIT_NEXT, p]
+    l[FROM, d], l[TO, d], l[PARENT, d], l[AGENDA, d] = (
+        l[WAIT_FROM, p],
+        l[WAIT_TO, p],
+        l[WAIT_PARENT, p],
+        l[WAIT_NEXT, p],
+    )
     g[OPENING] = 0
     l[HASH, d] = hashed(x, s[FIRST, l[FROM, d]], s[FIRST, l[TO, d]])
     failed = memo[l[HASH, d] & (len(memo) - 1)] == l[HASH, d]

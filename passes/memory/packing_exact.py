@@ -16,7 +16,7 @@ from .branching import FOUND, IMPOSSIBLE, OUTCOME, STEPS
 from .packing import MOST, Lifetime, height, lower_bound, pack
 
 #: steps for a second of effort, and as many at a time before the clock is looked at
-_RATE, _SLICE = 50_000, 100
+_RATE, _SLICE = 20_000, 100
 #: steps of the first round of all orders; each round takes twice as many
 _FIRST = 2_000
 #: places for hashes of failed states
@@ -37,7 +37,7 @@ def pack_exact(lifetimes: Sequence[Lifetime], *, seconds: float = 10.0) -> tuple
     """(addresses by name, proven lower bound of the arena in bytes).
 
     The search is for an arena of the most bytes alive, then for one between what failed and the smallest found.  The
-    effort is 50,000 steps a second, the same on each machine unless so many take longer than `seconds`.
+    effort is 20,000 steps a second, the same on each machine unless so many take longer than `seconds`.
     """
     best = pack(lifetimes)
     some = [x for x in lifetimes if x.size]
@@ -46,17 +46,16 @@ def pack_exact(lifetimes: Sequence[Lifetime], *, seconds: float = 10.0) -> tuple
         return best, bound
     unit = math.gcd(*(x.size for x in some))  # where nothing can be moved down, addresses are sums of sizes
     search = Branching(some, seconds)
-    failed, share = bound - unit, 0.5
+    failed = bound - unit
     while failed + unit < top and not search.ended:
         capacity = failed + unit if failed < bound else failed + (top - failed) // (2 * unit) * unit
-        outcome, plan = search.below(capacity, share)
+        outcome, plan = search.below(capacity, 0.15)
         if plan is None:
             failed = capacity
             bound = max(bound, capacity + unit) if outcome == IMPOSSIBLE else bound
         else:
             best = {**{x.name: 0 for x in lifetimes}, **plan}
             top = height(some, best)
-        share = 0.25
     return best, min(bound, top)
 
 
@@ -131,7 +130,7 @@ class Branching:
         """One order from the start for so many steps, or until `end` steps are left."""
         done = 0
         while done < limit:
-            self._run(done, done + _SLICE)
+            self._run(done, done + min(_SLICE, limit - done, self.steps - end))
             spent = int(self.g[STEPS]) - done
             done, self.steps = done + spent, self.steps - spent
             if self.g[OUTCOME] != branching.RUNNING or self.ended or self.steps <= end:
