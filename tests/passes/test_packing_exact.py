@@ -59,6 +59,7 @@ def test_what_is_impossible_is_proven() -> None:
     assert height(items, plan) == bound == 13 * 64
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(jit.unavailable()), reason="the search is compiled by numba (extra `cpu`)")
 def test_the_compiled_search_takes_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     items, found = full(3, 8, 20), []
