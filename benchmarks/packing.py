@@ -3,7 +3,7 @@
     python benchmarks/packing.py DIR --seconds 60             # NAME.CAPACITY.csv: below the capacity; others: smallest
     python benchmarks/packing.py DIR --seconds 60 --smallest  # the smallest of each, with the proven bound
 
-MiniMalloc's instances: github.com/google/minimalloc, benchmarks/challenging; idealloc's: github.com/cappadokes/idealloc.
+MiniMalloc's instances: github.com/google/minimalloc, benchmarks/challenging; idealloc: github.com/cappadokes/idealloc.
 Exits with 1 if a given capacity is not met.  Seconds are processor seconds of one core.
 """
 
