@@ -143,6 +143,25 @@ def test_what_cannot_run_twice_is_refused_by_name() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before.values(), statistics.state_dict().values(), strict=True))
 
 
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = text()[0]
+
+    def forward(self, *inputs: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.network(*inputs)
+
+
+def test_autocast_belongs_into_the_module() -> None:
+    module, inputs = Mixed(), text()[1]
+    plain = stepped(module, inputs)
+    other = policy(module, inputs, budget=0.7).apply(copy.deepcopy(module))
+    assert all(torch.equal(a, b) for a, b in zip(plain, stepped(other, inputs), strict=True))
+    with pytest.raises(UsageError, match=r"within torch\.autocast"), torch.autocast("cpu", torch.bfloat16):
+        policy(module, inputs, budget=0.7)
+
+
 def test_as_context_fn_of_transformers() -> None:
     """Transformers checkpoints every layer; one block that is left as it is is refused there."""
     transformers = pytest.importorskip("transformers")

@@ -164,8 +164,9 @@ class Copied:
 
         tensors = [*self.module.parameters(), *self.module.buffers(), self.args, self.kwargs]
         watched = Watched({s._cdata: s.nbytes() for s in storages_of(tensors)}, self.machine)
+        devices = {p.device for p in self.module.parameters() if p.device.type == "cuda"}
         try:
-            with self.mode, watched.mode, torch.random.fork_rng(devices=[]), before(watched):
+            with self.mode, watched.mode, torch.random.fork_rng(devices=list(devices)), before(watched):
                 value = loss(self.module(*self.args, **self.kwargs))
                 value.backward()
                 del value

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...boundary import as_names
+from ...boundary import as_texts
 from ...errors import UsageError
 from .costs import machine_of
 from .eager_step import Copied, blocks_of, loss_of
@@ -104,8 +104,14 @@ def policy(
     `fake`: steps run on tensors without contents, for a plain step that does not fit; Transformers' masks differ then.
     BudgetError where nothing fits; UsageError for blocks that cannot run twice, by name.
     """
+    import torch
+
+    if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+        raise UsageError(
+            "policy: called within torch.autocast, whose casts stay: put autocast into the module's forward"
+        )
     args, kwargs = ((), dict(example)) if isinstance(example, dict) else (tuple(example), {})
-    names = None if blocks is None else as_names(blocks, "blocks")
+    names = None if blocks is None else as_texts(blocks, "blocks")
     found = blocks_of(module, names)
     kinds = {p.device.type for p in module.parameters()}
     on = kinds.pop() if len(kinds) == 1 else "cpu"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -145,7 +146,12 @@ class Search:
     def read(self) -> tuple[tuple[Region, ...], Step]:
         """The blocks in the order in which they run, and the step in which each is checkpointed and saves nothing."""
         order: list[str] = []
-        makers = {n: lambda n=n: order.append(n) or self._recording(n) for n in self.names}
+
+        def begun(name: str) -> tuple[Any, Any]:
+            order.append(name)
+            return self._recording(name)
+
+        makers = {n: functools.partial(begun, n) for n in self.names}
         step = self._run(makers, "wrapped")
         return tuple(Region(n, tuple(self._final(self.blocks[n]))) for n in order), step
 
