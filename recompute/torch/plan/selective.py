@@ -151,7 +151,7 @@ class Search:
             order.append(name)
             return self._recording(name)
 
-        makers = {n: functools.partial(begun, n) for n in self.names}
+        makers: dict[str, Callable] = {n: functools.partial(begun, n) for n in self.names}
         step = self._run(makers, "wrapped")
         return tuple(Region(n, tuple(self._final(self.blocks[n]))) for n in order), step
 
