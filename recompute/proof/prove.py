@@ -21,8 +21,8 @@ SHOWN = 5
 class Proof:
     """What was compared: `proved` are names of values that are the same expression, up to the order of sums.
 
-    `unproved`: for each other name the first expressions at which the two part.  It may be the same number all the same:
-    no rule says so.  `expressions`: how many different ones there are in both.
+    `unproved`: for each other name the first expressions at which the two part.  It may be the same number: no
+    rule says so.  `expressions`: how many different ones there are in both.
     """
 
     proved: tuple[str, ...]

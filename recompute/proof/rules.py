@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..language.types import Types, need
@@ -20,7 +20,8 @@ from ..ops.shape.join import Concat, Split
 from ..ops.shape.reshape import Copied, Expand, Fill, Reshape, Transpose
 from ..ops.shape.slice import Slice
 from ..ops.vision.resize import Interpolation
-from .numbers import Index, Numbers, expansion, rule
+from .numbers import Numbers, expansion, rule
+from .table import Index
 from .views import Digit, View, aligned, joined, strides
 
 Given = Sequence[View | None]
@@ -92,7 +93,7 @@ def dropped(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[
     if indices is None:
         return None
     name = ("Dropout", op.ratio, t.dtype)
-    return [y and n.indexed((*name, k), [x, numbers], indices, shape=x.shape) for k, y in enumerate(outs)]
+    return _each(outs, lambda k: n.indexed((*name, k), [x, numbers], indices, shape=x.shape))
 
 
 @rule(Interpolation)
@@ -139,7 +140,12 @@ def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Typ
         return None
     kinds = tuple(None if t is None else t.dtype for t in ins)
     name = (op.name, op, kinds)
-    return [t and n.indexed((*name, k), present, indices, shape=shape) for k, t in enumerate(outs)]
+    return _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=shape))
+
+
+def _each(outs: Types, made: Callable[[int], View]) -> list[View | None]:
+    """A value for each output that is present."""
+    return [None if t is None else made(k) for k, t in enumerate(outs)]
 
 
 def _added(n: Numbers, a: View, b: View) -> View | None:

@@ -145,7 +145,7 @@ def joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:
 
 
 def aligned(views: Sequence[Sequence[Digit]]) -> list[tuple[int, tuple[int, ...]]] | None:
-    """Digits of several views of one size, refined to common sizes: (size, the stride in each); None if there are none."""
+    """Digits of views of one size, refined to common sizes: (size, the stride in each); None if there are none."""
     rest = [list(v) for v in views]
     found: list[tuple[int, tuple[int, ...]]] = []
     ones: list[list[int]] = [[] for _ in views]
