@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from .. import ops  # noqa: F401  registers all
-from ..errors import ModelError, ModelWarning, RecomputeError, UsageError
+from ..errors import ModelError, ModelWarning, RecomputeError, UsageError, expect
 from ..language.ir import Block, Value
 from ..language.op import IMPORTERS, REGISTRY
 from ..language.program import Again, Program
@@ -105,6 +105,7 @@ def load(
     options that do not fit.
     """
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
+    expect("input_shapes", input_shapes, (Mapping, type(None)), "a mapping of input names to shapes")
     limits, budget, source, _held = _read(model, further)
     run, trace = functools.partial(_results, limits, values), functools.partial(_traced, limits, values)
     source = rebatched(source, None if input_shapes else batch, dims, values, run, trace)
@@ -157,7 +158,8 @@ def _results(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModelWarning)
         program = load(model, mode="eval", input_shapes={n: a.shape for n, a in feed.items()}, **further)
-    return dict(zip((v.name for v in program.outputs), program.evaluate(feed), strict=True))
+    names = [v.name for v in program.outputs]
+    return dict(zip(names, program.evaluate(feed, names), strict=True))
 
 
 def _traced(
