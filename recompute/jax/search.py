@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,11 @@ from .flat import Flat
 from .plans import candidates
 from .problem import differentiable
 
-#: XLA's scheduler for CPUs that orders by parallelism holds everything at once, as if nothing were recomputed
+#: without recomputation, and for scans: XLA's scheduler for CPUs that heeds memory
 _CPU_OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+#: XLA for CPUs removes the barriers of `jax.checkpoint` before it merges equal operations, and then merges what is
+#: recomputed with the first computation (seen for all convolutions): with this option the barriers stay
+_CPU_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
 
 @dataclass(frozen=True)
@@ -117,10 +121,11 @@ class Plans:
     `jax.ShapeDtypeStruct`s.  `argnums`: the arguments whose gradients are asked for.  `cost`: the device whose rates
     weigh recomputation against memory (`recompute.cost.device`).  `lower`: from a function like `f` to the lowered
     program whose peak counts, e.g. `lambda g: jax.jit(step(g), donate_argnums=0).lower(...)`; by default that of
-    `jax.value_and_grad`.  `compiler_options`: for XLA; by default, on CPUs, the scheduler that heeds memory.
+    `jax.value_and_grad`.  `compiler_options`: for XLA; by default, on CPUs, the scheduler that heeds memory
+    or barriers that stay, whichever recomputation needs.
     """
 
-    #: candidates among which the budget is looked for: four or five are compiled
+    #: candidates among which the budget is looked for: four or five are compiled, and usual policies that are cheaper
     RUNGS = 16
 
     def __init__(
@@ -144,13 +149,11 @@ class Plans:
         wanted = [k for k, i in enumerate(places) if i in self.argnums and differentiable(self.flat.avals[k])]
         if not wanted:
             raise UsageError(f"nothing to differentiate: arguments {self.argnums} have no floating-point array")
-        if compiler_options is None:
-            compiler_options = _CPU_OPTIONS if jax.default_backend() == "cpu" else {}
-        self.compiler_options = dict(compiler_options)
+        self._given = compiler_options
         self._lower = lower or self._gradient
         self.device = device(cost)
-        self.candidates = candidates(self.flat, wanted, self.device, self.RUNGS - 1)
-        self.trials: dict[int, Trial] = {}  # 0: without recomputation; then the candidates
+        self.candidates, self.usual = candidates(self.flat, wanted, self.device, self.RUNGS - 1)
+        self.trials: dict[int, Trial] = {}  # 0: without recomputation; then the candidates, then the usual policies
 
     def _check(self, has_aux: bool, lower: object) -> None:
         """A default step needs a scalar loss."""
@@ -166,7 +169,8 @@ class Plans:
         """The cheapest plan found within the budget.  BudgetError where none of those compiled fits.
 
         A smaller budget never gives a higher peak.  Candidates are searched by halves, always the same ones first; one
-        with a lower peak than a cheaper one that fits counts as having that peak.
+        with a lower peak than a cheaper one that fits counts as having that peak.  Then the usual policies that are
+        cheaper than the one found are compiled, the cheapest first, until one fits.
         """
         wanted = as_budget(budget)
         if wanted.of_process is not None:
@@ -185,6 +189,11 @@ class Plans:
                 high = middle - 1
                 if trial.peak >= floor:
                     best, floor = middle, trial.peak
+        dearest = math.inf if best < 0 else 0.0 if best == 0 else self.candidates[best - 1].cost
+        for k, c in enumerate(self.usual, len(self.candidates) + 1):
+            if c.cost < dearest and self.trial(k).peak <= limit:
+                best = k
+                break
         if best < 0:
             raise self._refusal(wanted.text, limit)
         return self.result(best, limit)
@@ -193,7 +202,7 @@ class Plans:
         """What XLA says of a compiled candidate (0: without recomputation), once for each."""
         if rung not in self.trials:
             f = self.result(rung, 0, judged=False).apply(self.f)
-            compiled = self._lower(f).compile(compiler_options=self.compiler_options)
+            compiled = self._lower(f).compile(compiler_options=self._options(rung))
             m = compiled.memory_analysis()
             figures = compiled.cost_analysis() or {}
             arguments, outputs, temporaries = m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes
@@ -201,9 +210,15 @@ class Plans:
             self.trials[rung] = Trial(peak, arguments, outputs, temporaries, figures.get("flops", 0.0))
         return self.trials[rung]
 
+    def _options(self, rung: int) -> dict[str, Any]:
+        """Compiler options of a candidate: those given, or on CPUs those with which recomputation lowers the peak."""
+        if self._given is not None or jax.default_backend() != "cpu":
+            return dict(self._given or {})
+        return dict(_CPU_BARRIERS if rung and not any(s.body for s in self.flat.steps) else _CPU_OPTIONS)
+
     def result(self, rung: int, limit: int, *, judged: bool = True) -> Policy:
-        """A candidate as a policy."""
-        c = self.candidates[max(0, rung - 1)]
+        """A candidate as a policy (0: nothing is recomputed)."""
+        c = [*self.candidates, *self.usual][max(0, rung - 1)]
         plain_cost = c.derived.problem.cost
         bound = c.bound if judged and rung else None
         return Policy(
@@ -213,7 +228,7 @@ class Plans:
             plain=self.trials.get(0, _NONE),
             overhead=c.cost / self.candidates[0].derived.problem.cost - 1 if rung else 0.0,
             bound=None if bound is None else bound / plain_cost - 1,
-            compiler_options=self.compiler_options,
+            compiler_options=self._options(rung),
             tried=len(self.trials),
             device=self.device,
             flat=self.flat,
