@@ -86,6 +86,11 @@ def differentiable(aval: Any) -> bool:
     return hasattr(aval, "dtype") and jax.dtypes.issubdtype(aval.dtype, np.inexact)
 
 
+def _savable(x: Any) -> bool:
+    """JAX rounds saved values with `reduce_precision`, which takes no complex ones (jax 0.10.2)."""
+    return not jax.dtypes.issubdtype(x.dtype, np.complexfloating)
+
+
 def traced(flat: Flat, wanted: Sequence[int], cotangents: Sequence[int]) -> Flat:
     """The function and its vector-Jacobian product, as one list of steps.
 
@@ -94,7 +99,7 @@ def traced(flat: Flat, wanted: Sequence[int], cotangents: Sequence[int]) -> Flat
     """
 
     def named(step: Step, made: Sequence[Any]) -> list[Any]:
-        return [checkpoint_name(x, value_name(step.name, k)) for k, x in enumerate(made)]
+        return [checkpoint_name(x, value_name(step.name, k)) if _savable(x) else x for k, x in enumerate(made)]
 
     def checkpointed(step: Step, once: Any) -> Any:
         return jax.checkpoint(once, prevent_cse=False)
