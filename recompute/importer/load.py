@@ -105,21 +105,20 @@ def load(
     options that do not fit.
     """
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
-    expect("input_shapes", input_shapes, (Mapping, type(None)), "a mapping of input names to shapes")
-    limits, budget, source, _held = _read(model, further)
-    run, trace = functools.partial(_results, limits, values), functools.partial(_traced, limits, values)
+    limits, budget, source, _held = _read(model, further, input_shapes)
+    run, trace = (functools.partial(f, limits, values) for f in (_results, _traced))
     source = rebatched(source, None if input_shapes else batch, dims, values, run, trace)
     current, pairs = without_past(prepare(source, budget), input_shapes, dims), quantized_pairs(quantization)
-    rule = rule_of(source, current.graph, trainable, straight=pairs is not None)
-    options: Any = {"seed": seed, "rule": rule, "budget": budget, "unroll": unroll, "quantized": pairs}
-    importer = Importer(current, training=_training(mode), **options)
+    given: Any = {"seed": seed, "budget": budget, "unroll": unroll, "quantized": pairs}
+    given["rule"] = rule_of(source, current.graph, trainable, straight=pairs is not None)
+    importer = Importer(current, training=_training(mode), **given)
     importer.declare_changed(source)
     bind(importer, values)
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch, dims))
     importer.run()
     program = importer.program(source)
     given = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
-    program.again = _again(source, program, {**given, **limits, "set": values})
+    program.again = _again(source, program, given | limits | {"set": values})
     give_back()
     _warn(importer, trainable)
     if init is not None:
@@ -180,8 +179,9 @@ def _traced(
     return importer
 
 
-def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto, list[Contents]]:
+def _read(model: Any, further: Further, shapes: Any) -> tuple[Limits, Budget, onnx.ModelProto, list[Contents]]:
     """The limits, the budget of the load, and the model, repaired as asked, with the arrays that it refers to."""
+    expect("input_shapes", shapes, (Mapping, type(None)), "a mapping of input names to shapes")
     tie, untie = further.pop("tie", None), further.pop("untie", None)
     limits = cast("Limits", further)
     budget = budget_of(limits)
