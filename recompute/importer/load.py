@@ -106,7 +106,7 @@ def load(
     """
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
     limits, budget, source, _held = _read(model, further, input_shapes)
-    run, trace = (functools.partial(f, limits, values) for f in (_results, _traced))
+    run, trace = functools.partial(_results, limits, values), functools.partial(_traced, limits, values)
     source = rebatched(source, None if input_shapes else batch, dims, values, run, trace)
     current, pairs = without_past(prepare(source, budget), input_shapes, dims), quantized_pairs(quantization)
     given: Any = {"seed": seed, "budget": budget, "unroll": unroll, "quantized": pairs}
