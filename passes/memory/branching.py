@@ -4,11 +4,10 @@ Allocations are put on top of what is below them.  At each place in the search o
 either lies directly on what has been put below it, or is *barred* there: one of those that are left, alive at the same
 time, lies below it.  So a plan in which nothing can be moved down is found once; others are not looked at
 (canonical solutions and dominance: Moffitt, MiniMalloc, ASPLOS 2023).  Bounds: a barred allocation lies above
-the lowest
-top of those that are left beside it; all that is left at one moment must fit in below the capacity, one above another,
-none below its bound (as jobs with release times on one machine).  What is left falls into components that share no
-moment; each is solved for itself, and if one fails, so does what made them.  States that failed are remembered by a
-linear hash modulo two primes with random factors: two different states are taken for one with probability 2**-61.
+the lowest top of those that are left beside it; all that is left at one moment must fit in below the capacity, one
+above another, none below its bound (as jobs with release times on one machine).  What is left falls into components
+that share no moment; each is solved for itself, and if one fails, so does what made them.  States that failed are
+remembered by a linear hash modulo two primes with random factors: two different states are taken for one with probability 2**-61.
 
 Moments are *sections*: the largest sets of allocations alive together.  The arrays are int64:
 
@@ -26,9 +25,8 @@ from __future__ import annotations
 from ...language.types import Array
 
 #: rows of x: bytes; sections from, to; place in the order of preference; the lowest free address above what is
-#: placed; a
-#: bound on the address; whether it is placed; the base at which it is barred; room for sorting; its address; where its
-#: neighbours start; factors of the hash
+#: placed; a bound on the address; whether it is placed; the base at which it is barred; room for sorting; its
+#: address; where its neighbours start; factors of the hash
 SIZE, LOW, HIGH, RANK, BASE, BOUND, PLACED, BARRED, SORTED, AT, NEAR, KEYS = range(12)
 ROWS = KEYS + 6
 #: rows of s: the first allocation that starts there or later, those left that cross its left border, those

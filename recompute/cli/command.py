@@ -234,7 +234,8 @@ class _Job(ModelJob):
         with progress(self.args) as update:
             options["progress"] = lambda p: update(str(p))
             optimizer = sharing(self.args, self.optimizer(), program)
-            return compile_step(program, loss, optimizer, target=target_of(self.args), prove=self.args.prove, **options)
+            options.setdefault("prove", self.args.prove)
+            return compile_step(program, loss, optimizer, target=target_of(self.args), **options)
 
     # -- what comes out -------------------------------------------------------------------------------------------
 
@@ -249,7 +250,7 @@ class _Job(ModelJob):
             self.report.plain = asdict(plain.figures)
             return plain, step
         with dumping(None):
-            plain = self.compile(program, loss)
+            plain = self.compile(program, loss, prove=False)
         self.report.plain = asdict(plain.figures)
         if names is not None:
             return plain, self.between(program, loss, names)

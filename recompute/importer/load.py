@@ -109,16 +109,16 @@ def load(
     run, trace = functools.partial(_results, limits, values), functools.partial(_traced, limits, values)
     source = rebatched(source, None if input_shapes else batch, dims, values, run, trace)
     current, pairs = without_past(prepare(source, budget), input_shapes, dims), quantized_pairs(quantization)
-    given: Any = {"seed": seed, "budget": budget, "unroll": unroll, "quantized": pairs}
-    given["rule"] = rule_of(source, current.graph, trainable, straight=pairs is not None)
-    importer = Importer(current, training=_training(mode), **given)
+    rule = rule_of(source, current.graph, trainable, straight=pairs is not None)
+    options: Any = {"seed": seed, "rule": rule, "budget": budget, "unroll": unroll, "quantized": pairs}
+    importer = Importer(current, training=_training(mode), **options)
     importer.declare_changed(source)
     bind(importer, values)
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch, dims))
     importer.run()
     program = importer.program(source)
     given = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
-    program.again = _again(source, program, given | limits | {"set": values})
+    program.again = _again(source, program, {**given, **limits, "set": values})
     give_back()
     _warn(importer, trainable)
     if init is not None:

@@ -42,8 +42,8 @@ def prove(
 
     Both are numbered by the same table of expressions (numbers.py), where recomputation, order, layouts, fused
     operators, slices and copies leave no trace; no pass is asked.  Compared are the outputs of `after`, all that
-    persists, what is sent to other ranks, and `values`, names that both have.  Sums may be added in another order, and
-    products distributed no other way: the numbers differ by no more than the rounding of sums.
+    persists, what is sent to other ranks, and `values`, names that both have.  Sums may be added in another order:
+    numbers differ by no more than the rounding of sums.
 
     VerifyError with the first expressions that differ, unless `partly`: then the proof lists what is not proved.  What
     is proved rests on the operators' own `expand` and `axis_factors`, which their tests compare with their numerics.
@@ -51,17 +51,16 @@ def prove(
     first, second = (as_block(p.block if isinstance(p, Program) else p) for p in (before, after))
     numbers = Numbers()
     (a, sent), (b, other) = (_final(numbers, block) for block in (first, second))
-    names = [*second.outputs, *as_texts(values, "values"), *(v.name for v in first.persistent())]
-    names += [v.name for v in second.persistent() if v.name not in a and v not in (c.value for c in second.constants)]
-    common = {c.value.name for c in first.constants}
-    unequal = [n for n in dict.fromkeys(names) if n not in common and a.get(n) != b.get(n)]
+    held = (v.name for block in (first, second) for v in (*block.parameters, *block.buffers, *block.state))
+    names = dict.fromkeys([*second.outputs, *as_texts(values, "values"), *held])
+    unequal = [n for n in names if n not in a or a[n] != b.get(n)]
     why = _Differences(numbers, a, b) if unequal or sent != other else None
     found = (
         {n: why.of(n) if i < SHOWN else "it has other expressions, too" for i, n in enumerate(unequal)} if why else {}
     )
     if sent != other:
         found["communication"] = "the ranks are sent other values, or in another order"
-    proof = Proof(tuple(n for n in dict.fromkeys(names) if n not in found), found, len(numbers.nodes))
+    proof = Proof(tuple(n for n in names if n not in found), found, len(numbers.nodes))
     if found and not partly:
         name, said = next(iter(found.items()))
         raise VerifyError(
@@ -107,7 +106,7 @@ class _Differences:
     def of(self, name: str) -> str:
         """The first expression of a value that the other block lacks; and of its kind, one that only the other has."""
         if name not in self.a or name not in self.b:
-            return "only one of the two has it"
+            return "one of the two lacks it"
         mine = self.below([self.b[name].base], self.known)
         if not mine:
             return f"it is {self.shown(self.b[name])}, not {self.shown(self.a[name])}"

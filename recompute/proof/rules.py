@@ -10,6 +10,7 @@ from typing import Any
 from ..language.types import Types, need
 from ..ops.common import Elementwise, normal_axes, normal_axis
 from ..ops.communication.base import CommWait
+from ..ops.elementwise.arithmetic import Add, Mul
 from ..ops.indexing.gather import GatherGrad
 from ..ops.linear.products import Gemm, MatMul
 from ..ops.memory.offload import Copy
@@ -233,13 +234,11 @@ def _size(digits: Sequence[Digit]) -> int:
 @rule(Gemm)
 def gemm(n: Numbers, op: Gemm, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """A product, and a sum of it and C, each with its factor."""
-    from ..language.op import op_class
-
     t = need(outs[0])
     y = _product(n, (given[0], given[1]), (op.transA, op.transB), t.dtype)
     if y is None:
         return None
-    add, mul = op_class("Add")(), op_class("Mul")()
+    add, mul = Add(), Mul()
     if op.alpha != 1:
         y = n.apply(mul, [y, n.filled(t, op.alpha)], (t, t), (t,))[0]
     if len(given) > 2 and (c := given[2]) is not None:

@@ -6,17 +6,13 @@ from above, as passes know no runtime.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import types
-from typing import Any
 
 from ...language.types import Array
 from ...passes.memory import branching
 from ...passes.memory.packing_exact import Search
+from . import searches
 from .device import jit, native
-
-_SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 def compiled(*arrays: Array) -> Search | None:
@@ -24,21 +20,10 @@ def compiled(*arrays: Array) -> Search | None:
     kinds = tuple((x.dtype.name, x.ndim) for x in arrays)
     if native.unavailable() or (not _kernel().kept(kinds) and jit.unavailable()):
         return None
-    call = _kernel().call(*arrays, work=0)
-    words = call.words(arrays[0])
-    function = _SIGNATURE(call.address)
-
-    def run(begin: int, stop: int) -> None:
-        assert call.operands  # the arrays are there as long as this function is
-        function(words.ctypes.data, begin, stop)
-
-    return run
+    return searches.bound(_kernel(), *arrays)
 
 
 @functools.cache
 def _kernel() -> jit.Kernel:
     """`branching.search`, with all functions that it calls marked for numba."""
-    names: dict[str, Any] = dict(vars(branching))
-    functions = {n: f.__code__ for n, f in names.items() if isinstance(f, types.FunctionType)}
-    names |= {n: jit.inline(types.FunctionType(code, names, n)) for n, code in functions.items()}
-    return jit.kernel(names["search"].function)
+    return searches.kernel("search", vars(branching))

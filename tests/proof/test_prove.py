@@ -242,3 +242,9 @@ def test_an_error_names_the_expressions() -> None:
     operators = [*program.block.operators[:at], wrong, *program.block.operators[at + 1 :]]
     with pytest.raises(rc.VerifyError, match=r"not proved that '.*' is what .* computes: it computes Tanh\("):
         rc.prove(program, program.block.with_operators(operators))
+
+
+def test_a_name_that_neither_has_is_not_proved() -> None:
+    program = step("mlp")
+    with pytest.raises(rc.VerifyError, match=r"'nowhere' .* one of the two lacks it"):
+        rc.prove(program, program, values=["nowhere"])

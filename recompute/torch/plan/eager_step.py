@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...devices import Device
 from ...errors import UsageError
-from .costs import _DTYPES as DTYPES
+from .costs import DTYPES
 from .scratch import Call, scratch
 
 if TYPE_CHECKING:
