@@ -2,12 +2,12 @@
 
 Allocations are put on top of what is below them.  At each place in the search one of them, the lowest that it could be,
 either lies directly on what has been put below it, or is *barred* there: one of those that are left, alive at the same
-time, lies below it.  So a plan in which nothing can be moved down is found once; others are not looked at
-(canonical solutions and dominance: Moffitt, MiniMalloc, ASPLOS 2023).  Bounds: a barred allocation lies above
-the lowest top of those that are left beside it; all that is left at one moment must fit in below the capacity, one
-above another, none below its bound (as jobs with release times on one machine).  What is left falls into components
-that share no moment; each is solved for itself, and if one fails, so does what made them.  States that failed are
-remembered by a linear hash modulo two primes with random factors: two different states are taken for one with probability 2**-61.
+time, lies below it.  So a plan in which nothing can be moved down is found once; others are not looked at (canonical
+solutions and dominance: Moffitt, MiniMalloc, ASPLOS 2023).  Bounds: a barred allocation lies above the lowest top of
+those that are left beside it; all that is left at one moment must fit in below the capacity, one above another, none
+below its bound (as jobs with release times on one machine).  What is left falls into components that share no moment;
+each is solved for itself, and if one fails, so does what made them.  States that failed are remembered by a linear hash
+modulo two primes with random factors: two different states are taken for one with probability 2**-61.
 
 Moments are *sections*: the largest sets of allocations alive together.  The arrays are int64:
 
