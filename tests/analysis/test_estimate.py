@@ -196,7 +196,7 @@ def test_the_biggest_batch_fits_and_one_more_does_not(name: str, options: dict, 
 
 def test_the_biggest_batch_by_a_plan() -> None:
     pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
-    found = rc.max_batch("resnet18", "300MiB", options=NARROW)
+    found = rc.max_batch("resnet18", "300MiB", options=NARROW, effort=0.2)
     auto, steps = found["auto"], Steps("resnet18", options=NARROW)
     assert auto.peak_bytes <= found.budget < auto.next_peak_bytes and auto.overhead > 0
     assert auto.batch >= max(s.batch for s in found.strategies if s is not auto)
@@ -204,7 +204,7 @@ def test_the_biggest_batch_by_a_plan() -> None:
     assert plan is not None and steps.peak(auto.batch, plan.kept) <= 1.05 * auto.peak_bytes
     # a budget on the command line finds a plan for that batch
     program, loss = steps.program(auto.batch)
-    assert compile_step(program, loss, rc.Adam(), budget=found.budget).figures.peak_bytes <= found.budget
+    assert compile_step(program, loss, rc.Adam(), budget=found.budget, effort=0.2).figures.peak_bytes <= found.budget
 
 
 def test_the_biggest_batch_in_slices() -> None:
@@ -343,7 +343,7 @@ def test_a_batch_beyond_the_budget_is_made_to_fit(tmp_path: Path, capsys: pytest
     pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
     report = tmp_path / "report.json"
     command = ["resnet18", "--option", "image=32", "--option", "classes=10", "--batch", "256", "--json", str(report)]
-    assert main([*command, "--run", "1", "--memory-budget", "210MiB"]) == 0
+    assert main([*command, "--run", "1", "--memory-budget", "210MiB", "--effort", ".2"]) == 0
     found = json.loads(report.read_text())
     assert found["run"]["measured_peak_bytes"] == found["planned"]["peak_bytes"] <= 210 << 20
     assert found["plain"]["peak_bytes"] > 210 << 20

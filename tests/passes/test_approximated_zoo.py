@@ -79,5 +79,6 @@ def test_what_the_exact_plan_took_leaves_work_for_approximations(monkeypatch: py
 
     monkeypatch.setattr(with_approximations, "_fewest", counted)
     small = {**LAYERS, "layers": 1, "hidden": 32, "dropout": 0.0}
-    made = step("roberta-base", 64, small, budget="70%", slicing=False, approximations="sketch:0.2,bits:4,store:8")
+    allowed = {"approximations": "sketch:0.2,bits:4,store:8", "effort": 0.2}
+    made = step("roberta-base", 64, small, budget="70%", slicing=False, **allowed)
     assert set(tried) == {False, True} and made.planned.approximations

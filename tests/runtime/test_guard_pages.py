@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -37,11 +38,15 @@ pytestmark = [
 ALWAYS = (guard_pages.out_of_range, guard_pages.absent, guard_pages.empty)
 
 
-def samples(dtypes: Sequence[str], kinds: Sequence[Any]) -> Iterator[Run]:
-    """Those of all operators, with floats of these types; of those that differ in nothing, the first."""
+def samples(dtypes: Sequence[str], kinds: Sequence[Any], share: int = 1) -> Iterator[Run]:
+    """Those of all operators, with floats of these types; of those that differ in nothing, the first.
+
+    `share`: of each operator's samples one in so many, drawn by the operator's name.
+    """
     seen = set()
     for cls in all_ops():
-        for case in cases(cls):
+        of_this = list(cases(cls))
+        for case in of_this[zlib.crc32(cls.__name__.encode()) % max(1, min(share, len(of_this))) :: share]:
             for dtype in dtypes:
                 op, arrays = in_types(case, dtype)
                 for run in runs_of(op, arrays, case.want, kinds):
@@ -118,14 +123,20 @@ def test_a_fault_names_its_operator() -> None:
         assert all(f.startswith("SIG") and "Neg() using : (f32[4]) -> (f32[4])" in f for f in faults)
 
 
-def test_kernels_of_the_processor(any_size: None) -> None:
-    check(list(samples(("f32",), ALWAYS)), on_processor([n for n in cpu.PREFERRED if n in PROVIDERS]))
+#: one sample in so many of each operator; all of them by hand
+SHARES = pytest.mark.parametrize("share", [4, pytest.param(1, marks=pytest.mark.hours)])
 
 
-def test_kernels_of_the_processor_with_other_types_and_attributes(any_size: None) -> None:
+@SHARES
+def test_kernels_of_the_processor(any_size: None, share: int) -> None:
+    check(list(samples(("f32",), ALWAYS, share)), on_processor([n for n in cpu.PREFERRED if n in PROVIDERS]))
+
+
+@SHARES
+def test_kernels_of_the_processor_with_other_types_and_attributes(any_size: None, share: int) -> None:
     names = [n for n in cpu.PREFERRED if n in PROVIDERS]
-    check(list(samples(("f64",), (*ALWAYS, guard_pages.same_memory))), on_processor(names))
-    check(list(samples(("f32",), (guard_pages.attributes, guard_pages.same_memory))), on_processor(names))
+    check(list(samples(("f64",), (*ALWAYS, guard_pages.same_memory), share)), on_processor(names))
+    check(list(samples(("f32",), (guard_pages.attributes, guard_pages.same_memory), share)), on_processor(names))
 
 
 @cuda_cases.needs_device
@@ -137,8 +148,9 @@ def test_kernels_of_cuda() -> None:
 
 
 @cuda_cases.needs_device
-def test_kernels_of_cuda_with_other_operands() -> None:
+@SHARES
+def test_kernels_of_cuda_with_other_operands(share: int) -> None:
     if cuda_cases.PLACE != "emulated":
         pytest.skip("guard pages are this machine's")
-    runs = list(samples(("f32",), (*ALWAYS, guard_pages.same_memory)))
+    runs = list(samples(("f32",), (*ALWAYS, guard_pages.same_memory), share))
     check(runs, emulated(1, runs))
