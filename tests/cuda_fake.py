@@ -27,9 +27,8 @@ import numpy as np
 from cuda_fake_libraries import Blas, OneRank
 
 from recompute.runtime.cuda import nccl
-from recompute.runtime.cuda.device import cublas, device, emulator, kernel, nvrtc
+from recompute.runtime.cuda.device import cublas, cudnn, device, emulator, kernel, nvrtc
 from recompute.runtime.cuda.device.kernel import Buffer, Kernel, Launch
-from recompute.runtime.cuda.providers import cudnn
 
 NAME, MEMORY, CAPABILITY = "NVIDIA H100 80GB HBM3 (fake)", 85_520_809_984, 90
 _TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3

@@ -15,6 +15,7 @@ from ...errors import TypeRuleError, UsageError, nearest
 from ...language.builder import Builder
 from ...language.ir import Block, Constant, Operator, Role, Value
 from ...language.program import Program
+from ...ops.loss.linear_cross_entropy import LinearLoss
 from ...ops.shape.reshape import Cast, Reshape, Transpose
 from ...support.memory import taken
 from ..base import Pass
@@ -38,7 +39,8 @@ class Precision(Pass):
 
     `to`: "bf16" or "fp16" (types change), "bf16-pure" (the same for a block whose parameters are bfloat16, see
     `StoreParameters`), "tf32" (none do: the block says that a device may round the factors of float32 products), "fp32"
-    (neither).  `full`: names or globs of values whose operators stay in float32.
+    (neither).  `full`: names or globs of values whose operators stay in float32; `losses`: values that do, too, except
+    where one operator is both the head's product and its loss: that loss is float32 in any case, its product is not.
 
     It runs on the forward pass with its loss, before autodiff: gradients then have the types of their values, and
     gradients of parameters, which stay float32, are float32.  Values keep their names; NAME.bf16 is the cast of NAME.
@@ -50,6 +52,7 @@ class Precision(Pass):
 
     to: str = "bf16"
     full: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
 
     def run(self, block: Block) -> Block:
         """The block with casts.  UsageError where it has a backward pass already."""
@@ -65,6 +68,8 @@ class Precision(Pass):
             if not found:
                 raise UsageError(f"precision: no operator writes '{pattern}'{nearest(pattern, names)}")
             full.update(found)
+        made = {v.name for o in block.operators if not isinstance(o.op, LinearLoss) for v in o.writes()}
+        full |= made.intersection(self.losses)
         return _Casting(block, low, full, pure=self.to == PURE).run()
 
 

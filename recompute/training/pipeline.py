@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from ..errors import UsageError, nearest
 from ..language.ir import Block, Role
 from ..language.program import Program
-from ..ops.loss.linear_cross_entropy import LinearLoss
 from ..passes import Target
 from ..passes.approximation.approximate import Approximate
 from ..passes.approximation.base import parse_permissions
@@ -101,7 +100,8 @@ def backward_passes(
 ) -> list[Pass]:
     """The passes before the updates: gradients, and recomputation from checkpoints, among ranks and in slices."""
     target, low = spec.target or Target(), spec.precision not in (None, "fp32")
-    kept = (loss, *no_grad, *_in_full(spec, program, loss)) if spec.precision else (loss, *no_grad)
+    losses = tuple(n for n in (loss, unchecked_name(program, loss)) if n)
+    kept = (*losses, *no_grad, *spec.full) if spec.precision else (loss, *no_grad)
     attention = program.fuse_attention and target.fuse_attention
     merge = spec.micro_batches
     before: list[Pass] = []
@@ -111,10 +111,10 @@ def backward_passes(
         before.append(CutStages(pipe, spec.parallel.cuts))
     stored: list[Pass] = [StoreParameters()] if spec.precision == PURE else []
     found: list[Pass] = [*find_passes(program, kept, attention=attention), *stored, KeepForward(loss)]
-    if low:
-        found.append(Precision(spec.precision or "", _in_full(spec, program, loss)))
-    elif _fuses_head(spec, program):
+    if _fuses_head(spec, program) and (not low or target.on_device):  # a CPU has no products of halves for it
         found.append(FindHead(loss, program.fetched))
+    if low:
+        found.append(Precision(spec.precision or "", spec.full, losses))
     scale = state_names(program)[0] if spec.scaling is not None else ""
     if spec.scaling is not None:
         found.append(ScaleLoss(spec.scaling.initial))
@@ -123,17 +123,6 @@ def backward_passes(
     if merge is not None and merge.multiple != 1:
         after.append(ScaleGradients(merge.multiple))
     return with_inserted([*before, *found, *after], _insertions(spec))
-
-
-def _in_full(spec: Spec, program: Program, loss: str) -> tuple[str, ...]:
-    """The values that stay in float32: those that the user names, and the loss.
-
-    A head's loss is float32 in any case, and its product is not.
-    """
-    made = program.block.producers()
-    names = [n for n in (loss, unchecked_name(program, loss)) if n in made]
-    losses = [n for n in names if not isinstance(program.operators[made[n]].op, LinearLoss)]
-    return tuple(dict.fromkeys([*spec.full, *losses]))
 
 
 def _fuses_head(spec: Spec, program: Program) -> bool:

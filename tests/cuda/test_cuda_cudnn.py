@@ -12,6 +12,7 @@ import pytest
 from convolution_cases import CASES, KINDS, applied, case, in_form, reference
 
 from recompute.ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight
+from recompute.runtime.cuda.device import cudnn as library
 from recompute.runtime.cuda.device import emulator
 from recompute.runtime.cuda.device.kernel import Buffer, Library
 from recompute.runtime.cuda.providers import cudnn
@@ -107,7 +108,7 @@ class Graph:
 @pytest.fixture(params=["classic", "1.32"])
 def provider(request: Any, monkeypatch: Any) -> Any:
     """The provider with a stand-in for the package, in an older form and in a newer one."""
-    names = (*cudnn._UNWANTED, "DOWN_CONVERT_INPUTS", "TENSOR_CORE")
+    names = (*cudnn._UNWANTED, "NONDETERMINISTIC", "DOWN_CONVERT_INPUTS", "TENSOR_CORE")
     fake = types.ModuleType("cudnn")
     fake.__dict__.update(
         data_type=types.SimpleNamespace(FLOAT="FLOAT", HALF="HALF", BFLOAT16="BFLOAT16"), pygraph=Graph,
@@ -119,13 +120,13 @@ def provider(request: Any, monkeypatch: Any) -> Any:
             pygraph=None, _pybind_module=types.SimpleNamespace(backend_graph=Graph),
             create_handle=lambda: types.SimpleNamespace(backend_handle=7),
         )  # fmt: skip
-    cudnn._handle.cache_clear()
+    library._handle.cache_clear()
     monkeypatch.setitem(sys.modules, "cudnn", fake)
-    monkeypatch.setattr(cudnn, "_current_device", lambda: 0)
+    monkeypatch.setattr(library, "current_device", lambda: 0)
     cudnn.plan.cache_clear()
     yield cudnn.Cudnn()
     cudnn.plan.cache_clear()
-    cudnn._handle.cache_clear()
+    library._handle.cache_clear()
 
 
 def run(provider: Any, op: Any, arrays: list[np.ndarray], offset: int = 0) -> np.ndarray:
@@ -184,7 +185,7 @@ def provider_key(op: Any, arrays: list[np.ndarray]) -> tuple[Any, str]:
 
 
 def test_it_is_not_there_without_a_device() -> None:
-    if cudnn.unavailable():
+    if library.unavailable():
         from recompute.language.kernels import PROVIDERS
 
         assert "cudnn" not in PROVIDERS

@@ -41,11 +41,12 @@ def norms(draw: Draw) -> Any:
             yield Case(op("BatchNormStatistics"), (x,))
             yield Case(op("BatchNormApply"), (x, *v, var))
             yield Case(op("BatchNormGrad"), (x, v[0], v[1], var, draw(f"{t}[{shape}]")))
-    for shape in ("30,20,40", "1030,3"):
+    for t, shape in (("f32", "30,20,40"), ("f32", "1030,3"), ("f16", "600,8"), ("f16", "40,264"), ("f32", "5,7,1024")):
         c = int(shape.split(",")[-1])
         v = [draw(f"f32[{c}]"), draw(f"f32[{c}]"), draw(f"f32[{c}]", 0.5, 2)]
-        yield Case(op("ChannelsLastBatchNormStatistics"), (draw(f"f32[{shape}]"),))
-        yield Case(op("ChannelsLastBatchNormGrad"), (draw(f"f32[{shape}]"), *v, draw(f"f32[{shape}]")))
+        yield Case(op("ChannelsLastBatchNormStatistics"), (draw(f"{t}[{shape}]"),))
+        yield Case(op("ChannelsLastBatchNormApply"), (draw(f"{t}[{shape}]"), v[0], *v))
+        yield Case(op("ChannelsLastBatchNormGrad"), (draw(f"{t}[{shape}]"), *v, draw(f"{t}[{shape}]")))
 
 
 def rows(draw: Draw) -> Any:

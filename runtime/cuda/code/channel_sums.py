@@ -47,111 +47,177 @@ class Channels:
         """Whether its kernels run: fewer than 2³² elements a channel, a grid's rows for the channels."""
         return self.count < 1 << 32 and (-(-self.c // 32) if self.last else self.c) <= 65535
 
+    def pack(self, dtype: str, *buffers: Buffer) -> int:
+        """Channels that a thread takes together: 16 bytes of them where channels are last and all begin there, or 1."""
+        most = 16 // TensorType(dtype, ()).nbytes
+        even = self.last and self.c % most == 0 and all(b.address % 16 == 0 for b in buffers)
+        return most if even else 1
+
+    def lanes(self, pack: int) -> int:
+        """Threads of a block beside each other, each for `pack` channels; a power of two, 32 at most."""
+        return 32 if pack == 1 else min(32, 1 << (self.c // pack - 1).bit_length())
+
     def partial(self, dtype: str) -> TensorType:
         """Two numbers a chunk and channel, in what `dtype` is computed with."""
         return TensorType("f64" if dtype == "f64" else "f32", (2, self.chunks, self.c))
 
 
-#: the loops over a chunk of one channel; X and DY are its elements, ROW the index of the mean that belongs to it
-_FIRST = """    typedef {A} A;
-    const int c = blockIdx.y, k = blockIdx.x;
-    const unsigned begin = k * {chunk}u, end = min(begin + {chunk}u, count);
-    {first}
-"""
-_LAST = """    typedef {A} A;
-    __shared__ A folded[8][33];
-    const int c = blockIdx.y * 32 + threadIdx.x, k = blockIdx.x;
-    const unsigned begin = k * {chunk}u, end = min(begin + {chunk}u, count);
-    {first}
+@dataclass(frozen=True)
+class _Loops:
+    """Loops of a thread over a chunk: of one channel, or with channels last of `pack` channels, `lanes` beside it.
+
+    In their bodies `s` and `q` are a channel's sums, `c` the channel, `i` the element's number in it, and NAME_ the
+    element of each of the arrays `names` of `dtype`.
+    """
+
+    dtype: str
+    last: bool
+    names: tuple[str, ...]
+    pack: int = 1
+    lanes: int = 32
+
+    @property
+    def rows(self) -> int:
+        """Threads of a block behind each other."""
+        return 256 // self.lanes
+
+    @property
+    def name(self) -> str:
+        """What kernels with these loops have behind their names."""
+        return f"{'_last' if self.last else ''}{f'_{self.pack}x{self.lanes}' if self.pack > 1 else ''}"
+
+    def head(self) -> str:
+        """The chunk and the sums."""
+        kind, chunk = COMPUTE[self.dtype], _CHUNK_ROWS if self.last else _CHUNK
+        where = f"""const int k = blockIdx.x;
+    const unsigned begin = k * {chunk}u, end = min(begin + {chunk}u, count);"""
+        if not self.last:
+            return f"    typedef {kind} A;\n    const int c = blockIdx.y;\n    {where}\n    A s = 0, q = 0;\n"
+        return f"""    typedef {kind} A;
+    __shared__ A folded[{self.rows}][{self.lanes * self.pack + 1}];
+    const int first = (blockIdx.y * {self.lanes} + threadIdx.x) * {self.pack};
+    {where}
+    A sums[{self.pack}] = {{}}, others[{self.pack}] = {{}};
 """
 
-
-def _loop(last: bool, body: str) -> str:
-    """A loop of a thread over its elements; `i` is the element's number in the channel, `at` its place in memory."""
-    if last:
-        return f"""    if (c < channels)
-        for (unsigned i = begin + threadIdx.y; i < end; i += 8) {{
-            const long long at = (long long)i * channels + c;
-            {body}
-        }}
-"""
-    return f"""    for (unsigned i = begin + threadIdx.x; i < end; i += 256) {{
+    def over(self, body: str) -> str:
+        """A loop over the chunk."""
+        kind = C_TYPES[self.dtype]
+        if not self.last:
+            loads = " ".join(f"const {kind} {n}_ = {n}[at];" for n in self.names)
+            return f"""    for (unsigned i = begin + threadIdx.x; i < end; i += 256) {{
         const unsigned image = i / positions;
         const long long at = ((long long)image * channels + c) * positions + (i - image * positions);
+        {loads}
         {body}
     }}
 """
-
-
-def _folded(last: bool, name: str) -> str:
-    """A thread's sum to the channel's, in every thread of the channel."""
-    if not last:
-        return f"    {name} = block_reduce({name}, Plus());\n"
-    return f"""    __syncthreads();
-    folded[threadIdx.y][threadIdx.x] = {name};
-    __syncthreads();
-    {name} = folded[0][threadIdx.x];
-    for (int w = 1; w < 8; w++) {name} += folded[w][threadIdx.x];
+        packed = f"Pack<{kind}, {self.pack}>"
+        loads = " ".join(f"const {packed} {n}_all = *(const {packed}*)({n} + at);" for n in self.names)
+        each = " ".join(f"const {kind} {n}_ = {n}_all.of[j];" for n in self.names)
+        return f"""    if (first < channels)
+        for (unsigned i = begin + threadIdx.y; i < end; i += {self.rows}) {{
+            const long long at = (long long)i * channels + first;
+            {loads}
+            for (int j = 0; j < {self.pack}; j++) {{
+                const int c = first + j;
+                A &s = sums[j], &q = others[j];
+                {each}
+                {body}
+            }}
+        }}
 """
 
-
-def _store(last: bool) -> str:
-    one = "threadIdx.y == 0 && c < channels" if last else "threadIdx.x == 0"
-    return f"""    if ({one}) {{
-        partial[(long long)k * channels + c] = s;
-        partial[((long long)gridDim.x + k) * channels + c] = q;
+    def folded(self, name: str) -> str:
+        """The sums `s` or `q` of a thread to the channel's, in every thread of the channel."""
+        if not self.last:
+            return f"    {name} = block_reduce({name}, Plus());\n"
+        mine, wide = {"s": "sums", "q": "others"}[name], self.lanes * self.pack
+        return f"""    {{
+        const int t = threadIdx.y * {self.lanes} + threadIdx.x;
+        __syncthreads();
+        for (int j = 0; j < {self.pack}; j++) folded[threadIdx.y][threadIdx.x * {self.pack} + j] = {mine}[j];
+        __syncthreads();
+        if (t < {wide})
+            for (int w = 1; w < {self.rows}; w++) folded[0][t] += folded[w][t];
+        __syncthreads();
+        for (int j = 0; j < {self.pack}; j++) {mine}[j] = folded[0][threadIdx.x * {self.pack} + j];
     }}
 """
 
+    def divided(self) -> str:
+        """The first sums to means."""
+        if not self.last:
+            return "    s /= (A)(end - begin);\n"
+        return f"    for (int j = 0; j < {self.pack}; j++) sums[j] /= (A)(end - begin);\n"
 
-def _head(dtype: str, *, last: bool) -> str:
-    chunk = _CHUNK_ROWS if last else _CHUNK
-    return (_LAST if last else _FIRST).format(A=COMPUTE[dtype], chunk=chunk, first="A s = 0, q = 0;")
+    def stored(self) -> str:
+        """Both sums of the chunk and channel."""
+        if not self.last:
+            return """    if (threadIdx.x == 0) {
+        partial[(long long)k * channels + c] = s;
+        partial[((long long)gridDim.x + k) * channels + c] = q;
+    }
+"""
+        return f"""    if (threadIdx.y == 0 && first < channels)
+        for (int j = 0; j < {self.pack}; j++) {{
+            partial[(long long)k * channels + first + j] = sums[j];
+            partial[((long long)gridDim.x + k) * channels + first + j] = others[j];
+        }}
+"""
 
 
 _SHAPE = "int channels, unsigned positions, unsigned count"
 
 
 @functools.cache
-def moments(dtype: str, *, last: bool) -> Kernel:
+def _moments(loops: _Loops) -> Kernel:
     """Mean, and sum of squares around it, of each chunk (Chan, Golub & LeVeque 1983)."""
-    body = _head(dtype, last=last)
-    body += _loop(last, "s += widen(x[at]);") + _folded(last, "s")
-    body += "    s /= (A)(end - begin);\n"
-    body += _loop(last, "const A d = widen(x[at]) - s; q = fma_of(d, d, q);") + _folded(last, "q") + _store(last)
-    name = f"chunk_moments_{dtype}{'_last' if last else ''}"
-    return Kernel(name, f"const {C_TYPES[dtype]}* x, {COMPUTE[dtype]}* partial, {_SHAPE}", body)
+    body = loops.head() + loops.over("s += widen(x_);") + loops.folded("s") + loops.divided()
+    body += loops.over("const A d = widen(x_) - s; q = fma_of(d, d, q);") + loops.folded("q") + loops.stored()
+    parameters = f"const {C_TYPES[loops.dtype]}* x, {COMPUTE[loops.dtype]}* partial, {_SHAPE}"
+    return Kernel(f"chunk_moments_{loops.dtype}{loops.name}", parameters, body)
 
 
 @functools.cache
-def products(dtype: str, mean: str, *, last: bool, grouped: bool, scaled: bool) -> Kernel:
-    """Σ dy and Σ dy · (x - mean) [· inverse] of each chunk.
-
-    `mean`: its element type, "" for none.  `grouped`: mean and inverse are [images, groups] with `size` channels a
-    group, else [channels].
-    """
-    image = "i" if last else "image"
-    if last and grouped:
-        body = "const long long m = (long long)i * groups + c / size;"
-    else:
-        body = f"const long long m = {f'(long long){image} * groups + c / size' if grouped else 'c'};"
-    x = "widen(x[at])" + (" - (A)widen(mean[m])" if mean else "")
+def _products(loops: _Loops, mean: str, *, grouped: bool, scaled: bool) -> Kernel:
+    """See `products`."""
+    image = "i" if loops.last else "image"
+    body = f"const long long m = {f'(long long){image} * groups + c / size' if grouped else 'c'};"
+    x = "widen(x_)" + (" - (A)widen(mean[m])" if mean else "")
     factor = " * widen(inverse[m])" if scaled else ""
-    body += f" const A g = widen(dy[at]); s += g; q = fma_of(g, ({x}){factor}, q);"
-    text = _head(dtype, last=last) + _loop(last, body) + _folded(last, "s") + _folded(last, "q") + _store(last)
-    c, kind = C_TYPES[dtype], C_TYPES[mean or "f32"]
-    name = f"chunk_products_{dtype}_{mean}{'_last' if last else ''}{'_grouped' if grouped else ''}"
-    parameters = f"const {c}* x, const {c}* dy, const {kind}* mean, const {COMPUTE[dtype]}* inverse"
-    return Kernel(f"{name}{'_scaled' if scaled else ''}",
-                  f"{parameters}, {COMPUTE[dtype]}* partial, {_SHAPE}, int groups, int size", text)  # fmt: skip
+    body += f" const A g = widen(dy_); s += g; q = fma_of(g, ({x}){factor}, q);"
+    text = loops.head() + loops.over(body) + loops.folded("s") + loops.folded("q") + loops.stored()
+    c, a = C_TYPES[loops.dtype], COMPUTE[loops.dtype]
+    name = f"chunk_products_{loops.dtype}_{mean}{loops.name}{'_grouped' * grouped}{'_scaled' * scaled}"
+    parameters = f"const {c}* x, const {c}* dy, const {C_TYPES[mean or 'f32']}* mean, const {a}* inverse, {a}* partial"
+    return Kernel(name, f"{parameters}, {_SHAPE}, int groups, int size", text)
 
 
-def over_chunks(k: Kernel, form: Channels, args: Sequence[object]) -> Call:
-    """The launch of a kernel over chunks."""
-    tail = (form.c, max(form.p, 1), form.count)
-    block = (32, 8) if form.last else (256,)
-    return k.blocks(form.chunks, -(-form.c // 32) if form.last else form.c, args=(*args[:-2], *tail, *args[-2:])
-                    if "groups" in k.parameters else (*args, *tail), block=block)  # fmt: skip
+def _over_chunks(k: Kernel, loops: _Loops, form: Channels, args: Sequence[object], tail: Sequence[object]) -> Call:
+    shape = (form.c, max(form.p, 1), form.count)
+    columns = -(-form.c // (loops.lanes * loops.pack)) if form.last else form.c
+    block = (loops.lanes, loops.rows) if form.last else (256,)
+    return k.blocks(form.chunks, columns, args=(*args, *shape, *tail), block=block)
+
+
+def products(
+    form: Channels,
+    x: Buffer,
+    dy: Buffer,
+    mean: Buffer | None,
+    inverse: Buffer | None,
+    partial: Buffer,
+    groups: tuple[int, int] | None = None,
+) -> Call:
+    """Σ dy and Σ dy · (x - mean) [· inverse] of each chunk to `partial`.
+
+    `groups`: mean and inverse are [images, groups] with so many channels a group, else [channels].
+    """  # fmt: skip
+    pack = form.pack(x.dtype, x, dy)
+    loops = _Loops(x.dtype, form.last, ("x", "dy"), pack, form.lanes(pack))
+    k = _products(loops, "" if mean is None else mean.dtype, grouped=groups is not None, scaled=inverse is not None)
+    return _over_chunks(k, loops, form, (x, dy, mean, inverse, partial), groups or (1, 1))
 
 
 @functools.cache
@@ -219,5 +285,7 @@ def moments_of(
     kinds = tuple(next(b.dtype for b in p if b is not None) for p in pairs)
     k = whole_moments(x.dtype, kinds)
     tail = (*outs, form.c, form.chunks, form.chunk, form.count)
-    first = [over_chunks(moments(x.dtype, last=form.last), form, (x, partial))] if form.chunks else []
+    pack = form.pack(x.dtype, x)
+    loops = _Loops(x.dtype, form.last, ("x",), pack, form.lanes(pack))
+    first = [_over_chunks(_moments(loops), loops, form, (x, partial), ())] if form.chunks else []
     return [*first, k.blocks(form.c, args=(partial, mean, var, *tail), block=(128,))]

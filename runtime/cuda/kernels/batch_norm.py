@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....language.types import TensorType, present
-from ..code.channel_sums import Channels, moments_of, over_chunks, products, whole_sums
+from ..code.channel_sums import Channels, moments_of, products, whole_sums
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
 
+#: whether channels are last, and elements of a thread
+_Form = tuple[bool, int]
 _FLOATS = ("f16", "bf16", "f32", "f64")
 
 
@@ -29,17 +32,50 @@ def form_of(op: Operator) -> Channels:
     return Channels(x.shape[0], x.shape[1], p, False)
 
 
+def _form(form: Channels, x: Buffer, arrays: Sequence[Buffer], vectors: Sequence[Buffer]) -> Any:
+    """The form of a kernel over elements, how many threads it needs, and the end of its arguments."""
+    pack = form.pack(x.dtype, *arrays)
+    if any(b.address % (pack * b.type.numpy.itemsize) for b in vectors):
+        pack = 1
+    return (form.last, pack), x.size // pack, (x.size, form.c, max(form.p, 1))
+
+
 def _wide(dtype: str) -> str:
     return "f64" if dtype == "f64" else "f32"
 
 
-def _element(channels_last: bool) -> str:
-    """The element of a thread and its channel."""
-    c = "i % channels" if channels_last else "i / positions % channels"
-    return f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+def _elements(
+    names: tuple[str, str], arrays: Sequence[str], vectors: Mapping[str, str], body: str, form: _Form
+) -> Kernel:
+    """A kernel of a thread for each element, or for `pack` of them that lie together, of as many channels.
+
+    `names`: the kernel's, and the element type; `arrays`: as long as the result, which is the last; `vectors`: of
+    channels, with their C types.  In the body NAME_ is an element.
+    """
+    name, c, (last, pack) = names[0], C_TYPES[names[1]], form
+    channel = "i % channels" if last else "i / positions % channels"
+    text = f"""    const long long i = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * {pack};
     if (i >= size) return;
-    const int c = size <= 0xffffffffll ? {c.replace("i ", "(unsigned)i ")} : {c};
+    const int c = size <= 0xffffffffll ? {channel.replace("i ", "(unsigned)i ")} : {channel};
 """
+    *given, out = arrays
+    loaded = [(n, c, f"{n} + i") for n in given] + [(n, kind, f"{n} + c") for n, kind in vectors.items()]
+    text += "".join(
+        f"    const Pack<{t}, {pack}> {n}_all = *(const Pack<{t}, {pack}>*)({at});\n" for n, t, at in loaded
+    )
+    each = " ".join(f"const {t} {n}_ = {n}_all.of[j];" for n, t, _ in loaded)
+    text += f"""    Pack<{c}, {pack}> {out}_all;
+    for (int j = 0; j < {pack}; j++) {{
+        {c}& {out}_ = {out}_all.of[j];
+        {each}
+        {body}
+    }}
+    *(Pack<{c}, {pack}>*)({out} + i) = {out}_all;
+"""
+    parameters = [*(f"const {c}* {n}" for n in given), *(f"const {t}* {n}" for n, t in vectors.items()), f"{c}* {out}"]
+    shape = "long long size, int channels, unsigned positions"
+    ending = f"{'_last' if last else ''}{f'_{pack}' if pack > 1 else ''}"
+    return Kernel(f"{name}{ending}", f"{', '.join(parameters)}, {shape}", text)
 
 
 @functools.cache
@@ -54,22 +90,14 @@ def factors(dtype: str, scale: str, var: str) -> Kernel:
 
 
 @functools.cache
-def apply(dtype: str, bias: str, mean: str, *, last: bool) -> Kernel:
+def apply(dtype: str, bias: str, mean: str, form: _Form) -> Kernel:
     """(x - mean) · factor + bias."""
     c, a = C_TYPES[dtype], COMPUTE[dtype]
-    body = (
-        _element(last)
-        + f"""    const {a} centred = widen(x[i]) - ({a})widen(mean[c]);
-    const {a} scaled = centred * factor[c];
-    y[i] = narrow<{c}>(scaled + ({a})widen(bias[c]));
-"""
-    )
-    return Kernel(
-        f"norm_apply_{dtype}_{bias}_{mean}{'_last' if last else ''}",
-        f"const {c}* x, const {C_TYPES[mean]}* mean, const {a}* factor, const {C_TYPES[bias]}* bias, {c}* y, "
-        "long long size, int channels, unsigned positions",
-        body,
-    )
+    body = f"""const {a} centred = widen(x_) - ({a})widen(mean_);
+        const {a} scaled = centred * factor_;
+        y_ = narrow<{c}>(scaled + ({a})widen(bias_));"""
+    vectors = {"mean": C_TYPES[mean], "factor": a, "bias": C_TYPES[bias]}
+    return _elements((f"norm_apply_{dtype}_{bias}_{mean}", dtype), ("x", "y"), vectors, body, form)
 
 
 @functools.cache
@@ -90,14 +118,11 @@ def folded(dtype: str, kinds: tuple[str, ...]) -> Kernel:
 
 
 @functools.cache
-def affine(dtype: str, *, last: bool) -> Kernel:
+def affine(dtype: str, form: _Form) -> Kernel:
     """x · factor + summand."""
-    c, a = C_TYPES[dtype], COMPUTE[dtype]
-    body = _element(last) + f"    y[i] = narrow<{c}>(widen(x[i]) * factor[c] + summand[c]);\n"
-    parameters = (
-        f"const {c}* x, const {a}* factor, const {a}* summand, {c}* y, long long size, int channels, unsigned positions"
-    )
-    return Kernel(f"norm_affine_{dtype}{'_last' if last else ''}", parameters, body)
+    a = COMPUTE[dtype]
+    body = f"y_ = narrow<{C_TYPES[dtype]}>(widen(x_) * factor_ + summand_);"
+    return _elements((f"norm_affine_{dtype}", dtype), ("x", "y"), {"factor": a, "summand": a}, body, form)
 
 
 @functools.cache
@@ -112,25 +137,18 @@ def inverses(dtype: str, var: str) -> Kernel:
 
 
 @functools.cache
-def gradient(dtype: str, scale: str, mean: str, *, last: bool) -> Kernel:
-    """dx = factor · (dy - Σ dy / n - (x - mean) · inverse · Σ dy x̂ / n), `sums` [2, channels]: Σ dy, Σ dy x̂."""
+def gradient(dtype: str, scale: str, mean: str, form: _Form) -> Kernel:
+    """dx = factor · (dy - Σ dy / n - (x - mean) · inverse · Σ dy x̂ / n), `sum`: Σ dy, `product`: Σ dy x̂."""
     c, a = C_TYPES[dtype], COMPUTE[dtype]
-    body = (
-        _element(last)
-        + f"""    const {a} factor = ({a})widen(scale[c]) * inverse[c];
-    const {a} steep = sums[channels + c] * inverse[c] * factor / -({a})count;
-    const {a} offset = sums[c] * factor / -({a})count;
-    const {a} centred = widen(x[i]) - ({a})widen(mean[c]);
-    const {a} part = widen(dy[i]) * factor;
-    dx[i] = narrow<{c}>(centred * steep + part + offset);
-"""
-    )
-    return Kernel(
-        f"norm_gradient_{dtype}_{scale}_{mean}{'_last' if last else ''}",
-        f"const {c}* x, const {c}* dy, const {C_TYPES[mean]}* mean, const {C_TYPES[scale]}* scale, "
-        f"const {a}* inverse, const {a}* sums, {c}* dx, double count, long long size, int channels, unsigned positions",
-        body,
-    )
+    body = f"""const {a} factor = ({a})widen(scale_) * inverse_;
+        const {a} steep = product_ * inverse_ * factor / -({a})count_;
+        const {a} offset = sum_ * factor / -({a})count_;
+        const {a} centred = widen(x_) - ({a})widen(mean_);
+        const {a} part = widen(dy_) * factor;
+        dx_ = narrow<{c}>(centred * steep + part + offset);"""
+    vectors = {"mean": C_TYPES[mean], "scale": C_TYPES[scale], "inverse": a, "sum": a, "product": a}
+    k = _elements((f"norm_gradient_{dtype}_{scale}_{mean}", dtype), ("x", "dy", "dx"), vectors, body, form)
+    return dataclasses.replace(k, parameters=f"{k.parameters}, double count_")
 
 
 class ChannelNorms(Family):
@@ -150,10 +168,11 @@ class ChannelNorms(Family):
         form = form_of(op)
         rule: Any = op.op
         x, scale, bias, mean, var, y = buffers
-        k = apply(x.dtype, bias.dtype, mean.dtype, last=form.last)
+        of, work, shape = _form(form, x, (x, y), (mean, factor, bias))
+        k = apply(x.dtype, bias.dtype, mean.dtype, of)
         return [
             factors(x.dtype, scale.dtype, var.dtype)(form.c, scale, var, factor, rule.epsilon, form.c),
-            k(x.size, x, mean, factor, bias, y, x.size, form.c, max(form.p, 1)),
+            k(work, x, mean, factor, bias, y, *shape),
         ]
 
 
@@ -224,10 +243,9 @@ class Inference(ChannelNorms):
         assert x is not None
         pair = _rows(scratch[0], 2)
         k = folded(x.dtype, tuple(b.dtype for b in given))
-        return [
-            k(form.c, *given, *pair, rule.epsilon, form.c),
-            affine(x.dtype, last=form.last)(x.size, x, *pair, y, x.size, form.c, max(form.p, 1)),
-        ]
+        assert y is not None
+        of, work, shape = _form(form, x, (x, y), pair)
+        return [k(form.c, *given, *pair, rule.epsilon, form.c), affine(x.dtype, of)(work, x, *pair, y, *shape)]
 
 
 @family("BatchNormGrad", "ChannelsLastBatchNormGrad")
@@ -245,15 +263,16 @@ class Gradient(ChannelNorms):
         rule: Any = op.op
         x, scale, mean, var, dy = (b for b in ins[:5] if b is not None)
         dx, dscale, dbias = outs[:3]
-        assert dscale is not None
-        inverse, sums = scratch[1].at(0, [form.c]), scratch[1].at(form.c, [2, form.c])
-        k = products(x.dtype, mean.dtype, last=form.last, grouped=False, scaled=False)
-        parts = [over_chunks(k, form, (x, dy, mean, None, scratch[0], 1, 1))] if form.chunks else []
+        assert dscale is not None and dx is not None
+        inverse, *two = _rows(scratch[1], 3)
+        sums = scratch[1].at(form.c, [2, form.c])
+        parts = [products(form, x, dy, mean, None, scratch[0])] if form.chunks else []
         total = whole_sums(x.dtype, dscale.dtype)
-        last = gradient(x.dtype, scale.dtype, mean.dtype, last=form.last)
+        of, work, shape = _form(form, x, (x, dy, dx), (mean, scale, inverse, *two))
+        last = gradient(x.dtype, scale.dtype, mean.dtype, of)
         return [
             inverses(x.dtype, var.dtype)(form.c, var, inverse, rule.epsilon, form.c),
             *parts,
             total.blocks(form.c, args=(scratch[0], inverse, dscale, dbias, sums, form.c, form.chunks), block=(128,)),
-            last(x.size, x, dy, mean, scale, inverse, sums, dx, max(form.count, 1), x.size, form.c, max(form.p, 1)),
+            last(work, x, dy, mean, scale, inverse, *two, dx, *shape, max(form.count, 1)),
         ]

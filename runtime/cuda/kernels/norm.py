@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....language.types import TensorType
 from ....ops.norm.fused import NormGrad
-from ..code.channel_sums import Channels, over_chunks, products, whole_sums
+from ..code.channel_sums import Channels, products, whole_sums
 from ..device.kernel import Buffer, Call
 from ..families import Buffers, Family, family
 from .rows import along_rows, launch
@@ -52,11 +52,10 @@ class NormalizationGradients(Family):
         form = self.form(op)
         x, scale, mean, inverse, dy = ins[:5]
         dx, dscale, dbias = outs[:3]
-        assert x is not None and scale is not None and dscale is not None
+        assert x is not None and scale is not None and dscale is not None and dy is not None
         calls: list[Call] = []
         if form.chunks:
-            k = products(x.dtype, "" if mean is None else mean.dtype, last=form.last, grouped=True, scaled=True)
-            calls.append(over_chunks(k, form, (x, dy, mean, inverse, scratch[0], g, s)))
+            calls.append(products(form, x, dy, mean, inverse, scratch[0], (g, s)))
         total = whole_sums(x.dtype, dscale.dtype)
         args = (scratch[0], None, dscale, dbias, None, form.c, form.chunks)
         calls.append(total.blocks(form.c, args=args, block=(128,)))

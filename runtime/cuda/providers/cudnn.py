@@ -1,9 +1,8 @@
-"""The providers "cudnn" and "cudnn_tf32": convolutions by cuDNN, through nvidia-cudnn-frontend.
+"""The providers "cudnn" and "cudnn_tf32": convolutions and attention by cuDNN, through nvidia-cudnn-frontend.
 
-They are there where that package and a device are.  A plan is what cuDNN's heuristics like best of the engines that
-give the same bits at every run, add up sums as they are defined (no FFT, no Winograd) and need no more than
-`WORKSPACE`; whatever cuDNN does not plan is left to the other providers.  Plans are kept: an operator has one in a
-process.
+They are there where that package and a device are.  Convolutions add up sums as they are defined (no FFT, no Winograd);
+whatever cuDNN does not plan (../device/cudnn.py) is left to the other providers.  Plans are kept: an operator has one
+in a process.
 
 With channels last the weight is turned to cuDNN's layout, [m, kernel..., c], and its gradient turned back.
 """
@@ -11,87 +10,27 @@ With channels last the weight is turned to cuDNN's layout, [m, kernel..., c], an
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ....errors import JobError
 from ....language.kernels import register
 from ....language.types import TensorType, need
 from ...shared.convolved import Convolved, convolved, operands
+from ..device import cudnn
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel, Library
 from ..families import Buffers
+from ..kernels.cudnn_attention import Attention
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
 
-FLOATS = ("f32", "f16", "bf16")
-#: bytes that a plan may work in
+#: bytes that a plan of a convolution may work in
 WORKSPACE = 128 << 20
-_DATA = {"f32": "FLOAT", "f16": "HALF", "bf16": "BFLOAT16"}
 #: properties of engines that are not wanted, of float32 only, and of float32 that is not to be rounded to TF32
-_UNWANTED = ("NONDETERMINISTIC", "FFT", "WINOGRAD", "WINOGRAD_TILE_4x4",
-             "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13")  # fmt: skip
+_UNWANTED = ("FFT", "WINOGRAD", "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13")
 _ROUNDING, _TENSOR_CORES = "DOWN_CONVERT_INPUTS", "TENSOR_CORE"
-
-
-def unavailable() -> str:
-    """Why cuDNN cannot be used; "" where it can."""
-    if importlib.util.find_spec("cudnn") is None:
-        return "nvidia-cudnn-frontend is not installed"
-    from ..device.device import unavailable as without_device
-
-    if why := without_device():
-        return why
-    try:
-        import cudnn
-
-        return "" if cudnn.backend_version() >= 90000 else "cuDNN is older than 9"
-    except Exception as e:  # whatever a missing or broken library does at import
-        return f"cuDNN cannot be loaded: {e}"
-
-
-@functools.cache
-def _handle(device: int) -> Any:
-    """cuDNN's handle on the current device: a number, or (from frontend 1.2x on) an object that has it."""
-    import cudnn
-
-    return cudnn.create_handle()
-
-
-def _number(handle: Any) -> int:
-    return int(getattr(handle, "backend_handle", handle))
-
-
-def _graphs(cudnn: Any) -> Any:
-    """The class of graphs in C++: newer frontends put one in Python before it, which has engines of its own and knows
-    no alignment."""
-    return getattr(getattr(cudnn, "_pybind_module", None), "backend_graph", None) or cudnn.pygraph
-
-
-def _current_device() -> int:
-    from cupy_backends.cuda.api import runtime
-
-    return int(runtime.getDevice())
-
-
-@dataclass(frozen=True)
-class Plan:
-    """cuDNN's graph for a convolution: the numbers of its tensors x, w and y, and the bytes that it works in."""
-
-    graph: Any
-    tensors: tuple[int, int, int]
-    workspace: int
-    handle: Any
-
-    def run(self, addresses: tuple[int, int, int], workspace: int, stream: int) -> None:
-        """Launches it on a stream."""
-        import cudnn
-
-        cudnn.set_stream(handle=self.handle, stream=stream)
-        self.graph._execute(dict(zip(self.tensors, addresses, strict=True)), workspace, _number(self.handle))
 
 
 def ends(c: Convolved) -> tuple[int, ...] | None:
@@ -118,40 +57,18 @@ def layout(shape: Sequence[int], *, last: bool) -> tuple[list[int], list[int]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(c: Convolved, dtype: str, device: int, *, tf32: bool, aligned: int = 16, room: int = WORKSPACE) -> Plan | str:
-    """cuDNN's plan for addresses that are multiples of `aligned` bytes, in `room` bytes, or why there is none."""
-    import cudnn
-
+def plan(c: Convolved, dtype: str, device: int, *, tf32: bool, aligned: int = 16, room: int = WORKSPACE) -> Any:
+    """cuDNN's plan for addresses that are multiples of `aligned` bytes, in `room` bytes, or why there is none (str)."""
+    unwanted = [*_UNWANTED, *([_ROUNDING] if dtype == "f32" else []),
+                *([_TENSOR_CORES] if dtype == "f32" and not tf32 else [])]  # fmt: skip
     try:
-        return _plan(cudnn, c, dtype, _handle(device), tf32=tf32, aligned=aligned, room=room)
+        graph = cudnn.begun(c.kind, dtype, device)
+        return cudnn.planned(graph, _tensors(graph, c, cudnn.kind(dtype), aligned), device, unwanted, room)
     except Exception as e:  # cuDNN says in many ways that it cannot
         return f"{type(e).__name__}: {e}"
 
 
-def _plan(cudnn: Any, c: Convolved, dtype: str, handle: Any, *, tf32: bool, aligned: int, room: int) -> Plan:
-    kind = getattr(cudnn.data_type, _DATA[dtype])
-    single = cudnn.data_type.FLOAT
-    graph = _graphs(cudnn)(
-        handle=_number(handle), io_data_type=kind, intermediate_data_type=single, compute_data_type=single, name=c.kind
-    )
-    tensors = _tensors(graph, c, kind, aligned)
-    graph.validate()
-    graph.build_operation_graph()
-    graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-    notes = [*_UNWANTED, *([_ROUNDING] if dtype == "f32" else []),
-             *([_TENSOR_CORES] if dtype == "f32" and not tf32 else [])]  # fmt: skip
-    graph.deselect_numeric_notes([getattr(cudnn.numerical_note, n) for n in notes])
-    graph.deselect_workspace_greater_than(room)
-    graph.check_support()
-    graph.build_plans()
-    workspace = int(graph.get_workspace_size())
-    if workspace > room:
-        raise JobError(f"a plan of {workspace} bytes")
-    x, w, y = (int(t.get_uid()) for t in tensors)
-    return Plan(graph, (x, w, y), workspace, handle)
-
-
-def _tensors(graph: Any, c: Convolved, kind: str, aligned: int) -> tuple[Any, Any, Any]:
+def _tensors(graph: Any, c: Convolved, kind: Any, aligned: int) -> tuple[Any, Any, Any]:
     """The graph's x, w and y, with the operation between them."""
     window, behind = c.geometry.window, ends(c)
     if behind is None:
@@ -210,46 +127,52 @@ def biasing(dtype: str) -> Kernel:
 
 
 class Cudnn:
-    """Convolutions that are neither depthwise nor products of matrices.
+    """Attention, and convolutions that are neither depthwise nor products of matrices.
 
-    `tf32`: of float32 only, with factors that may be rounded to TF32 (11 bits).
+    `tf32`: of float32 only, with factors that may be rounded to TF32.
     """
 
     def __init__(self, *, tf32: bool = False) -> None:
         self.tf32, self.name = tf32, "cudnn_tf32" if tf32 else "cudnn"
+        self._attention = Attention()
 
-    def _found(self, op: Operator) -> tuple[Convolved, str, Plan] | None:
-        c = convolved(op, ("f32",) if self.tf32 else FLOATS)
+    def _attends(self, op: Operator) -> bool:
+        return not self.tf32 and self._attention.knows(op)
+
+    def _found(self, op: Operator) -> tuple[Convolved, str, cudnn.Plan] | None:
+        c = convolved(op, ("f32",) if self.tf32 else tuple(cudnn.FLOATS))
         if c is None or len(c.geometry.window.out) > 3 or c.geometry.pointwise:
             return None
         if c.geometry.cg == 1 and c.geometry.group > 1:
             return None
         dtype = next(iter(op.writes())).dtype
-        found = plan(c, dtype, _current_device(), tf32=self.tf32)
+        found = plan(c, dtype, cudnn.current_device(), tf32=self.tf32)
         return None if isinstance(found, str) else (c, dtype, found)
 
-    def _unaligned(self, c: Convolved, dtype: str, room: int) -> Plan:
+    def _unaligned(self, c: Convolved, dtype: str, room: int) -> cudnn.Plan:
         item = TensorType(dtype, ()).nbytes
-        found = plan(c, dtype, _current_device(), tf32=self.tf32, aligned=item, room=room)
+        found = plan(c, dtype, cudnn.current_device(), tf32=self.tf32, aligned=item, room=room)
         if isinstance(found, str):
             raise JobError(f"cuDNN has no plan for what begins at any element: {found}")
         return found
 
     def accepts(self, op: Operator) -> bool:
         """What cuDNN has a plan for."""
-        return self._found(op) is not None
+        return self._attention.accepts(op) if self._attends(op) else self._found(op) is not None
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """The plan's workspace; the weight in cuDNN's layout."""
-        found = need(self._found(op))
-        c, dtype, planned = found
+        if self._attends(op):
+            return self._attention.scratch(op)
+        c, dtype, planned = need(self._found(op))
         turned = (TensorType(dtype, c.w),) if _turns(c) else ()
         return (TensorType("u8", (planned.workspace,)), *turned)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """The plan, between copies of the weight where it is turned, and the bias."""
-        found = need(self._found(op))
-        c, dtype, planned = found
+        if self._attends(op):
+            return self._attention.bind(op, ins, outs, scratch)
+        c, dtype, planned = need(self._found(op))
         x, w, y, bias = operands(op, ins, outs)
         weight = scratch[1] if _turns(c) else w
         addresses = (x.address, weight.address, y.address)
@@ -274,6 +197,6 @@ def _turns(c: Convolved) -> bool:
     return c.last and c.geometry.window.taps > 1 and c.geometry.cg > 1
 
 
-if not unavailable():
+if not cudnn.unavailable():
     register(Cudnn())
     register(Cudnn(tf32=True))

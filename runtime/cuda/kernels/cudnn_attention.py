@@ -1,0 +1,198 @@
+"""Attention and its gradient by cuDNN, in halves: without dropout and soft cap, with all keys or those up to it.
+
+A bias is added where it has no gradient, as masks have none.  Of a query whose bias is -inf for all keys the result is
+NaN, as in PyTorch; our own kernels have 0 there.
+
+cuDNN (its documentation, "Attention") computes the scores' log-sum-exp as ours do, and its gradient without atomic
+additions where it is asked to: the same bits at every run.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ....language.types import TensorType
+from ..device import cudnn
+from ..device.kernel import Buffer, Call, Library
+from ..families import Buffers
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+#: bytes that a plan may work in: the gradient has sums of dq in float32 for several parts of the keys
+WORKSPACE = 512 << 20
+#: attributes that count here; the others must be as in attention without them (numbers of dropout, where there is none)
+_KNOWN = ("scale", "first", "last", "seed", "rows", "at")
+_FORWARD, _GRADIENT = "TiledAttention", "TiledAttentionGrad"
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What is asked: `heads` of queries for each of `shared` heads of keys and values, `t` queries, `s` keys."""
+
+    batch: int
+    heads: int
+    shared: int
+    t: int
+    s: int
+    d: int
+    e: int
+    causal: bool
+    scale: float
+    dtype: str
+    bias: tuple[int, ...] = ()
+    of_bias: str = ""
+
+
+def heads_of(op: Operator) -> Heads | None:
+    """The operator in cuDNN's words; None where it does something else."""
+    q, k, v, bias = (None if x is None else x.type for x in (*op.inputs, None)[:4])
+    assert q is not None and k is not None and v is not None
+    rule: Any = op.op
+    others = {n: x for n, x in rule.attributes().items() if n not in _KNOWN}
+    if any(others.values()) or q.dtype not in ("f16", "bf16") or rule.first is not None:
+        return None
+    if rule.last not in (None, 0) or 0 in (q.size, k.size, v.size) or q.shape[-1] % 8 or v.shape[-1] % 8:
+        return None
+    lead, shared = q.shape[:-2], k.shape[:-2]
+    same = next((i for i, (m, n) in enumerate(zip(lead, shared, strict=True)) if m != n), len(lead))
+    if any(n != 1 for n in shared[same:]):  # the heads that share keys must follow each other
+        return None
+    batch = lead[0] if same and len(lead) > 1 else 1
+    sizes = math.prod(lead) // batch, math.prod(shared) // batch
+    added: tuple[Any, ...] = ()
+    if bias is not None:
+        shape = (1,) * (len(q.shape) - len(bias.shape)) + bias.shape
+        if len(shape) != 4 or batch != lead[0] or shape[3] != k.shape[-2] or bias.dtype not in cudnn.FLOATS:
+            return None
+        added = (shape, bias.dtype)
+    words = (q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
+    return Heads(batch, *sizes, *words, rule.last == 0, rule.scale, q.dtype, *added)
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(h: Heads, device: int, *, gradient: bool) -> Any:
+    """cuDNN's plan, or why there is none (str).
+
+    Tensors of the forward pass: q, k, v, y and the log-sum-exp; of the gradient: q, k, v, y, dy, the log-sum-exp, dq,
+    dk, dv.  The bias stands behind v.
+    """
+    try:
+        graph = cudnn.begun("attention", h.dtype, device)
+        tensors = (_backward if gradient else _forward)(graph, h)
+        return cudnn.planned(graph, tensors, device, (), WORKSPACE)
+    except Exception as e:  # cuDNN says in many ways that it cannot
+        return f"{type(e).__name__}: {e}"
+
+
+def _tensor(graph: Any, name: str, dim: Sequence[int], dtype: str) -> Any:
+    return _aligned(graph.tensor(name=name, dim=list(dim), stride=_strides(dim), data_type=cudnn.kind(dtype)), dtype)
+
+
+def _aligned(tensor: Any, dtype: str) -> Any:
+    """With what is known of its address: a part of a value begins at whole heads, of the log-sum-exp at any query."""
+    tensor.set_alignment(4 if dtype == "f32" else 16)
+    return tensor
+
+
+def _bias(graph: Any, h: Heads) -> dict[str, Any]:
+    """The bias as an option; a part of one may begin at any element."""
+    if not h.bias:
+        return {}
+    made = graph.tensor(name="bias", dim=list(h.bias), stride=_strides(h.bias), data_type=cudnn.kind(h.of_bias))
+    made.set_alignment(4 if h.of_bias == "f32" else 2)
+    return {"bias": made}
+
+
+def _strides(dim: Sequence[int]) -> list[int]:
+    return [math.prod(dim[i + 1 :]) for i in range(len(dim))]
+
+
+def _made(tensor: Any, dim: Sequence[int], dtype: str) -> Any:
+    """A result with its layout."""
+    tensor.set_output(True).set_dim(list(dim)).set_stride(_strides(dim))
+    tensor.set_data_type(cudnn.kind(dtype))
+    return _aligned(tensor, dtype)
+
+
+def _dims(h: Heads) -> dict[str, tuple[int, ...]]:
+    of_q, of_k = (h.batch, h.heads, h.t), (h.batch, h.shared, h.s)
+    return {"q": (*of_q, h.d), "k": (*of_k, h.d), "v": (*of_k, h.e), "y": (*of_q, h.e), "lse": (*of_q, 1)}
+
+
+def _forward(graph: Any, h: Heads) -> list[Any]:
+    dims = _dims(h)
+    q, k, v = (_tensor(graph, n, dims[n], h.dtype) for n in "qkv")
+    bias = _bias(graph, h)
+    options = {"attn_scale": h.scale, "use_causal_mask": h.causal, "name": "attention", **bias}
+    try:
+        y, lse = graph.sdpa(q=q, k=k, v=v, generate_stats=True, **options)
+    except TypeError:  # frontends before 1.13
+        y, lse = graph.sdpa(q=q, k=k, v=v, is_inference=False, **options)
+    return [q, k, v, *bias.values(), _made(y, dims["y"], h.dtype), _made(lse, dims["lse"], "f32")]
+
+
+def _backward(graph: Any, h: Heads) -> list[Any]:
+    dims = _dims(h)
+    q, k, v, y, dy = (_tensor(graph, n, dims[n[-1]], h.dtype) for n in ("q", "k", "v", "y", "dy"))
+    lse = _tensor(graph, "lse", dims["lse"], "f32")
+    bias = _bias(graph, h)
+    options = {"attn_scale": h.scale, "use_causal_mask": h.causal, "use_deterministic_algorithm": True, **bias}
+    made = graph.sdpa_backward(q=q, k=k, v=v, o=y, dO=dy, stats=lse, name="attention", **options)
+    return [
+        q,
+        k,
+        v,
+        *bias.values(),
+        y,
+        dy,
+        lse,
+        *(_made(t, dims[n], h.dtype) for t, n in zip(made, "qkv", strict=True)),
+    ]
+
+
+class Attention:
+    """TiledAttention and TiledAttentionGrad where cuDNN has a plan."""
+
+    def knows(self, op: Operator) -> bool:
+        """Whether it is one of the two."""
+        return op.op.name in (_FORWARD, _GRADIENT)
+
+    def _plan(self, op: Operator) -> Any:
+        """The plan, or None."""
+        h, gradient = heads_of(op), op.op.name == _GRADIENT
+        if h is None or (gradient and any(v is None for v in (*op.inputs[4:7], *op.outputs[:3]))):
+            return None
+        if any(v is not None for v in op.outputs[3:]):  # the bias's gradient
+            return None
+        found = plan(h, cudnn.current_device(), gradient=gradient)
+        return None if isinstance(found, str) else found
+
+    def accepts(self, op: Operator) -> bool:
+        """What cuDNN has a plan for, of operands that begin at multiples of 16 bytes as values do."""
+        return self._plan(op) is not None
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """The plan's workspace, and the log-sum-exp where nobody wants it: other plans have other bits."""
+        q: Any = op.inputs[0]
+        lse = () if op.op.name == _GRADIENT or _wants_lse(op.outputs) else (TensorType("f32", q.shape[:-1]),)
+        return (TensorType("u8", (self._plan(op).workspace,)), *lse)
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """The plan."""
+        found = self._plan(op)
+        if op.op.name == _GRADIENT:
+            y, lse, dy = ins[4:7]
+            wanted = (*ins[:4], y, dy, lse, *outs[:3])
+        else:
+            wanted = (*ins[:4], outs[0], outs[1] if _wants_lse(outs) else scratch[1])
+        addresses = tuple(b.address for b in wanted if b is not None)
+        return [Library(f"cudnn {op.op.name}", functools.partial(found.run, addresses, scratch[0].address), (found,))]
+
+
+def _wants_lse(outs: Sequence[Any]) -> bool:
+    return len(outs) > 1 and outs[1] is not None

@@ -1,0 +1,214 @@
+"""Attention by cuDNN: what it is asked for, by a stand-in that computes on the host; and cuDNN itself, planning it."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import cudnn_nowhere
+import numpy as np
+import pytest
+from guard_pages import array_at
+
+from recompute.language.ir import Operator, Value
+from recompute.language.types import TensorType
+from recompute.ops.attention.tiled import TiledAttention
+from recompute.ops.attention.tiled_grad import TiledAttentionGrad
+from recompute.runtime.cuda.device.kernel import Buffer, Library
+from recompute.runtime.cuda.kernels import cudnn_attention
+from recompute.runtime.cuda.providers.cudnn import Cudnn
+
+CASES = {
+    "heads": ({"scale": 0.3}, (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 16)),
+    "causal": ({"scale": 0.5, "last": 0}, (2, 3, 6, 8), (2, 3, 6, 8), (2, 3, 6, 8)),
+    "shared keys": ({"last": 0}, (2, 2, 3, 5, 8), (2, 2, 1, 5, 8), (2, 2, 1, 5, 8)),
+    "one head of keys": ({"scale": 0.3}, (2, 4, 5, 8), (2, 1, 5, 8), (2, 1, 5, 8)),
+    "one matrix for all": ({"scale": 0.3}, (2, 4, 5, 8), (1, 1, 5, 8), (1, 1, 5, 8)),
+    "mask": ({"scale": 0.3}, (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (2, 1, 1, 7)),
+    "bias of heads": ({"scale": 0.3, "last": 0}, (2, 4, 5, 8), (2, 1, 5, 8), (2, 1, 5, 8), (4, 5, 5)),
+    "no batch": ({"scale": 0.3}, (4, 5, 8), (4, 5, 8), (4, 5, 8)),
+}
+
+
+class Tensor:
+    """A tensor of a graph; it knows its address when the graph runs."""
+
+    def __init__(self, dim: Any = None, stride: Any = None, dtype: str = "", name: str = "") -> None:
+        self.dim, self.stride, self.dtype = dim, stride, dtype
+        self.aligned = {"f32": 4, "f16": 2 if name == "bias" else 16}
+
+    def get_uid(self) -> int:
+        return id(self)
+
+    def set_output(self, yes: bool) -> Tensor:
+        return self
+
+    def set_dim(self, dim: list[int]) -> Tensor:
+        self.dim = dim
+        return self
+
+    def set_stride(self, stride: list[int]) -> Tensor:
+        self.stride = stride
+        return self
+
+    def set_data_type(self, dtype: str) -> None:
+        self.dtype = dtype
+
+    def set_alignment(self, to: int) -> None:
+        assert to == self.aligned.get(self.dtype, 16)
+
+
+class Graph:
+    """A graph of one attention, in float64."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+
+    def tensor(self, name: str, dim: list[int], stride: list[int], data_type: str) -> Tensor:
+        assert stride == [math.prod(dim[i + 1 :]) for i in range(4)], "rows follow each other"
+        return Tensor(dim, stride, data_type, name)
+
+    def sdpa(self, *, generate_stats: bool, name: str, **given: Any) -> tuple[Tensor, Tensor]:
+        assert generate_stats
+        self.given, self.made = given, (Tensor(), Tensor())
+        return self.made
+
+    def sdpa_backward(self, *, use_deterministic_algorithm: bool, name: str, **given: Any) -> list[Tensor]:
+        assert use_deterministic_algorithm
+        self.given, self.made = given, [Tensor(), Tensor(), Tensor()]
+        return self.made
+
+    def run(self, addresses: dict[int, int]) -> None:
+        def at(t: Tensor) -> np.ndarray:
+            return array_at(addresses[id(t)], TensorType(t.dtype, tuple(t.dim)))
+
+        g = self.given
+        q, k, v = (np.asarray(at(g[n]), np.float64) for n in "qkv")
+        share = q.shape[1] // k.shape[1]
+        k, v = np.repeat(k, share, 1), np.repeat(v, share, 1)
+        scores = g["attn_scale"] * q @ np.swapaxes(k, -1, -2)
+        if "bias" in g:
+            scores = scores + at(g["bias"])
+        if g["use_causal_mask"]:
+            scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        lse = np.log(np.exp(scores).sum(-1, keepdims=True))
+        p = np.exp(scores - lse)
+        if "dO" not in g:
+            at(self.made[0])[...], at(self.made[1])[...] = p @ v, lse
+            return
+        np.testing.assert_allclose(at(g["stats"]), lse, atol=1e-3)
+        dy, y = (np.asarray(at(g[n]), np.float64) for n in ("dO", "o"))
+        ds = p * (dy @ np.swapaxes(v, -1, -2) - (dy * y).sum(-1, keepdims=True)) * g["attn_scale"]
+        dk, dv = np.swapaxes(ds, -1, -2) @ q, np.swapaxes(p, -1, -2) @ dy
+        at(self.made[0])[...] = ds @ k
+        for t, d in zip(self.made[1:], (dk, dv), strict=True):
+            b, h, s, e = d.shape
+            at(t)[...] = d.reshape(b, h // share, share, s, e).sum(2)
+
+
+@pytest.fixture
+def provider(monkeypatch: Any) -> Any:
+    from recompute.runtime.cuda.device import cudnn
+
+    def planned(graph: Graph, tensors: list[Tensor], device: int, unwanted: Any, room: int) -> Any:
+        class Plan:
+            workspace = 64
+
+            def run(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
+                graph.run(dict(zip(map(id, tensors), addresses, strict=True)))
+
+        return Plan()
+
+    for name, stand_in in (("begun", lambda *_: Graph()), ("planned", planned), ("kind", str),
+                           ("current_device", lambda: 0)):  # fmt: skip
+        monkeypatch.setattr(cudnn, name, stand_in)
+    cudnn_attention.plan.cache_clear()
+    yield Cudnn()
+    cudnn_attention.plan.cache_clear()
+
+
+def applied(op: Any, arrays: list[np.ndarray | None], want: int) -> Operator:
+    ins = tuple(None if a is None else Value(f"x{i}", TensorType.of(a)) for i, a in enumerate(arrays))
+    outs = op.infer(*(None if v is None else v.type for v in ins))
+    return Operator(op, ins, tuple(Value(f"y{i}", t) for i, t in enumerate(outs[:want])))
+
+
+def both(provider: Any, op: Any, arrays: list[np.ndarray | None], want: int) -> tuple[list, list]:
+    """Results of the provider, and of the operator's own numerics in float32."""
+    bound = applied(op, arrays, want)
+    assert provider.accepts(bound)
+    held = [None if a is None else np.ascontiguousarray(a) for a in arrays]
+    outs, scratch = ([np.zeros(t.shape, t.numpy) for t in types]
+                     for types in ([v.type for v in bound.outputs if v], provider.scratch(bound)))  # fmt: skip
+    buffers = [[None if a is None else Buffer(a.ctypes.data, TensorType.of(a)) for a in part]
+               for part in (held, outs, scratch)]  # fmt: skip
+    (call,) = provider.bind(bound, *buffers)
+    assert isinstance(call, Library)
+    call.run(0)
+    wide = [None if a is None else a.astype(np.float32) for a in arrays]
+    exact = applied(op, wide, want)
+    expected = [np.zeros(v.shape, v.type.numpy) for v in exact.outputs if v]
+    op.compute(np, wide, expected, [np.zeros(t.shape, t.numpy) for t in exact.workspace()])
+    return outs, expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(name: str, provider: Any) -> None:
+    options, *shapes = CASES[name]
+    draw = np.random.default_rng(1)
+    given: list[Any] = [draw.normal(size=s).astype(np.float16) for s in shapes]
+    op = TiledAttention(**options)
+    found, expected = both(provider, op, given, 2)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)
+    alone, _ = both(provider, op, given, 1)
+    assert np.array_equal(alone[0], found[0])
+    y, lse = found
+    dy = draw.normal(size=y.shape).astype(np.float16)
+    given = [*given, None][:4]
+    for a, b in zip(*both(provider, TiledAttentionGrad(**op.options()), [*given, y, lse, dy], 3), strict=True):
+        np.testing.assert_allclose(a, b, rtol=5e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "last", "dtype"),
+    [({"cap": 2.0}, 8, "f2"), ({"first": -1}, 8, "f2"), ({"last": 1}, 8, "f2"), ({}, 12, "f2"), ({}, 8, "f4"),
+     ({"ratio": 0.5}, 8, "f2")],
+)  # fmt: skip
+def test_what_is_left_to_others(options: dict, last: int, dtype: str, provider: Any) -> None:
+    arrays: list[Any] = [np.ones((2, 3, last), dtype) for _ in range(3)]
+    if "ratio" in options:
+        arrays += [None, np.array(1)]
+    assert not provider.accepts(applied(TiledAttention(**options), arrays, 2))
+    bias = np.ones((3, 3), "f2")
+    assert not provider.accepts(applied(TiledAttention(), [*[np.ones((2, 3, 8), "f2")] * 3, bias], 2))  # no four axes
+    x, lse = np.ones((2, 2, 3, 8), "f2"), np.ones((2, 2, 3), "f4")
+    assert provider.accepts(applied(TiledAttentionGrad(), [x, x, x, bias, x, lse, x], 3))
+    assert not provider.accepts(applied(TiledAttentionGrad(), [x, x, x, bias, x, lse, x], 4))  # the bias's gradient
+
+
+REAL = """
+import cudnn_nowhere
+cudnn_nowhere.install()
+from recompute.runtime.cuda.kernels.cudnn_attention import Heads, plan
+alike = (8, 12, 12, 1024, 1024, 64, 64, True, .125, "bf16")
+shared = (2, 8, 2, 100, 130, 128, 128, False, .1, "f16", (2, 1, 1, 130), "f16")
+for h in (Heads(*alike), Heads(*shared)):
+    for gradient in (False, True):
+        found = plan(h, 0, gradient=gradient)
+        assert not isinstance(found, str), found
+        print(found.workspace)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(cudnn_nowhere.missing()), reason=cudnn_nowhere.missing() or "cuDNN is there")
+def test_cudnn_itself_plans_it() -> None:
+    """In a process of its own, for an H100 that is not there."""
+    path = [sys.path[0], cudnn_nowhere.__file__.rpartition("/")[0]]
+    code = f"import sys; sys.path[:0] = {path!r}\n{REAL}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [int(x) <= cudnn_attention.WORKSPACE for x in done.stdout.split()] == [True] * 4
