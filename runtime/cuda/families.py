@@ -1,7 +1,7 @@
 """Kernel families for CUDA devices, by operator, which the provider "cuda" runs.
 
 A family is a class in a module of `runtime/cuda/kernels`; see runtime/shared/families.py.  No kernel uses atomic
-additions.  What no family takes, `traced` does (the operator's own numerics, recorded), and what that cannot, the host.
+additions.  What no family takes runs as its expansion (expanded.py), and what has none on the host.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Dropout(Draw):
     def compute(self, xp, ins, outs, scratch):
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)
         mask = outs[1].reshape(-1) if len(outs) > 1 and outs[1] is not None else None
-        drop(xp, self.ratio, stream(xp, self.seed, ins[1], self.first), (x, y, mask), scratch)
+        drop(xp, self.ratio, stream(self.seed, ins[1], self.first), (x, y, mask), scratch)
 
     def inference(self, b, ins, running):
         x = ins[0]
@@ -187,7 +187,7 @@ class Fresh(Draw, abstract=True):
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Tile by tile: draw, transform in float32, cast."""
         out = outs[0].reshape(-1)
-        fill = stream(xp, self.seed, ins[-1], self.per_element * self.first)
+        fill = stream(self.seed, ins[-1], self.per_element * self.first)
         for start in range(0, out.size, TILE):
             stop = min(start + TILE, out.size)
             u = scratch[0][: self.per_element * (stop - start)]
@@ -310,7 +310,7 @@ class Bernoulli(Draw):
 
     def compute(self, xp, ins, outs, scratch):
         p, out = ins[0].reshape(-1), outs[0].reshape(-1)
-        fill = stream(xp, self.seed, ins[1], self.first)
+        fill = stream(self.seed, ins[1], self.first)
         for start in range(0, p.size, TILE):
             stop = min(start + TILE, p.size)
             u, less = (s[: stop - start] for s in scratch)

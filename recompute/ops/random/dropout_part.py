@@ -47,7 +47,7 @@ class DropoutPart(Draw):
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)
         mask = outs[1].reshape(-1) if len(outs) > 1 and outs[1] is not None else None
         for begin in range(0, x.size, self.run):
-            fill = stream(xp, self.seed, ins[1], self.first + begin // self.run * self.skip)
+            fill = stream(self.seed, ins[1], self.first + begin // self.run * self.skip)
             run = slice(begin, begin + self.run)
             drop(xp, self.ratio, fill, (x[run], y[run], None if mask is None else mask[run]), scratch)
 

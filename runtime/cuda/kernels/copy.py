@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....language.types import need, present
+from ....ops.communication.shard import Shard
 from ....ops.indexing.scatter import strides
 from ....ops.shape.pad import inner
 from ...shared.boxes import boxes, grid
 from ..code.strided import WORDS, Axis, Rows, copy, copy_rows, fill_with, gather_to
-from ..device.kernel import Buffer, Call
+from ..device.kernel import Buffer, Call, Fill
 from ..families import Buffers, Family, family
 
 if TYPE_CHECKING:
@@ -60,6 +61,21 @@ class Boxes(Family):
         x, y = present(ins[0], outs[0])
         (_, _, (sizes, in_x, _, start, _)) = next(iter(boxes(op)))
         return gather_to(y, x, [Axis("copied", n, s) for n, s in zip(sizes, in_x, strict=True)], start)
+
+
+@family("Border", "Detach", "Gate", "Shard")
+class Copies(Family):
+    """All elements, or a rank's part of them with zeros behind."""
+
+    def accepts(self, op: Operator) -> bool:
+        return movable(op)
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        x, y = present(ins[0], outs[0])
+        start = min(op.op.rank * y.size, x.size) if isinstance(op.op, Shard) else 0
+        count = min(y.size, x.size - start)
+        zeros = [] if count == y.size else [Fill(y.reshape(-1).at(count, [y.size - count]))]
+        return [*copy(y.reshape(-1).at(0, [count]), x.reshape(-1).at(start, [count])), *zeros]
 
 
 @family("SliceGrad", "Pad")
