@@ -22,15 +22,27 @@ from .code.strided import copy
 from .device.kernel import Buffer, Call
 from .families import FAMILIES, Buffers, Family
 
+#: runs of a vector of constants, at most
+_BENDS = 64
+
 
 class _Builder(Builder):
-    """Constants are filled in."""
+    """Constants are filled in; vectors of whole numbers are made of runs with equal steps."""
 
     def constant(self, value: object, like: Any) -> Value:
-        array = np.asarray(value)
-        if array.size != 1:
+        array, dtype = np.asarray(value), like if isinstance(like, str) else like.dtype
+        if array.size == 1:
+            return self.fill(array.item(), TensorType(dtype, array.shape))
+        bends = np.flatnonzero(np.diff(array, 2)) + 2 if array.ndim == 1 and array.dtype.kind == "i" else None
+        if bends is None or len(bends) > _BENDS:
             raise TypeRuleError("an array of constants has no kernel")
-        return self.fill(array.item(), TensorType(like if isinstance(like, str) else like.dtype, array.shape))
+        runs = []
+        for run in np.split(array, bends):
+            step = self.fill(int(run[1] - run[0]) if len(run) > 1 else 0, TensorType(dtype, (len(run),)))
+            runs.append(
+                self.Add(self.CumSum(step, axis=0, exclusive=1), self.fill(int(run[0]), TensorType(dtype, (1,))))
+            )
+        return self.Concat(*runs, axis=0) if len(runs) > 1 else runs[0]
 
 
 def _hardmax(b: Any, op: Any, x: Value) -> Any:
