@@ -150,8 +150,7 @@ def sampling(name: str, dtype: str, mode: str, padding: str, align: int, order: 
 class Samplings(Family):
     """One launch."""
 
-    def accepts(self, op: Operator) -> bool:
-        return all(v.dtype in FLOATS for v in op.reads())
+    takes = FLOATS
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         rule: Any = op.op

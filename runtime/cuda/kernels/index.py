@@ -20,8 +20,7 @@ from ..code.parts import WIDE, division, divisor
 from ..code.sorting import sort, sort_scratch, sums, sums_scratch
 from ..code.strided import THREADS, WORDS, copy, word_bytes
 from ..device.kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Fill, Kernel
-from ..families import Buffers, Family, family
-from .copy import movable
+from ..families import Buffers, Family, Moving, family
 
 if TYPE_CHECKING:
     from ....language.ir import Operator, Value
@@ -163,13 +162,13 @@ def gathering(x: Buffer, indices: Buffer, y: Buffer, form: tuple[int, int, int])
 
 
 @family("Gather", "GatherND", "GatherElements")
-class Gathers(Family):
+class Gathers(Moving):
     """(x, indices) → rows, or elements."""
 
     def accepts(self, op: Operator) -> bool:
         """All element types; numbers of rows and indices have 30 bits."""
         form = self._form(op)
-        return movable(op) and max(form[1], form[3]) < _MOST
+        return super().accepts(op) and max(form[1], form[3]) < _MOST
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Row numbers, where indices are no such."""
@@ -379,14 +378,14 @@ class RowsOfRanks(Family):
 
 
 @family("ScatterND", "ScatterElements")
-class Scatters(Family):
+class Scatters(Moving):
     """(x, indices, updates) → x with rows or elements replaced, or reduced."""
 
     def accepts(self, op: Operator) -> bool:
         """All element types, those with arithmetic for reductions; numbers of rows and indices have 30 bits."""
         rule = op.of(Scatter)
         form = self._form(op)
-        if max(form[1], form[3]) >= _MOST or not movable(op):
+        if max(form[1], form[3]) >= _MOST or not super().accepts(op):
             return False
         return rule.reduction == "none" or _type(op.outputs[0]).dtype in {*C_TYPES} - {"bool"}
 

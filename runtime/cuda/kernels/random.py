@@ -109,9 +109,6 @@ def _seed(op: Operator) -> int:
 class Draws(Family):
     """(x, step) → y, mask?; (step) → y; (p, step) → y."""
 
-    def accepts(self, op: Operator) -> bool:
-        return all(v.dtype in C_TYPES for v in (*op.reads(), *op.writes()))
-
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
         rule: Any = op.op

@@ -103,9 +103,6 @@ def top(dtype: str, *, largest: bool) -> Kernel:
 class Tops(Family):
     """One launch, a thread for each element."""
 
-    def accepts(self, op: Operator) -> bool:
-        return all(v.dtype in C_TYPES for v in op.reads())
-
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         rule: Any = op.op
         (x,) = present(ins[0])

@@ -71,8 +71,7 @@ def spans(size: int) -> int:
 class GlobalNorm(Family):
     """A launch for each input, and one that adds up."""
 
-    def accepts(self, op: Operator) -> bool:
-        return all(v.dtype in FLOATS for v in (*op.reads(), *op.writes()))
+    takes = FLOATS
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         return (TensorType("f64", (sum(spans(v.type.size) for v in op.reads()),)),)
@@ -95,8 +94,7 @@ class GlobalNorm(Family):
 class SquaresOfParts(Family):
     """For each part a launch for each input, and one that adds up."""
 
-    def accepts(self, op: Operator) -> bool:
-        return all(v.dtype in FLOATS for v in op.reads())
+    takes = FLOATS
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         parts = op.of(SquareSums).parts
@@ -148,8 +146,7 @@ def inverse() -> Kernel:
 class InverseIfFinite(Family):
     """A launch for each gradient, and one that decides."""
 
-    def accepts(self, op: Operator) -> bool:
-        return all(v.dtype in FLOATS for v in op.reads())
+    takes = FLOATS
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         return (TensorType("i32", (sum(spans(v.type.size) for v in (*op.reads(),)[1:]),)),)
