@@ -5,21 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..linear.half_products import halves_in_float32
-from .shared import (
-    Recurrent,
-    RecurrentGrad,
-    active_rows,
-    clear,
-    column_sums,
-    cut,
-    filled,
-    gradient_samples,
-    logistic,
-    recurrent_samples,
-    store,
-    times_slope,
-    times_tanh_slope,
-)
+from .parts import clear, column_sums, cut, filled, logistic, store, times_slope, times_tanh_slope
+from .shared import Recurrent, RecurrentGrad, active_rows, gradient_samples, recurrent_samples
 
 
 @halves_in_float32

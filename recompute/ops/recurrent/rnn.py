@@ -5,20 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..linear.half_products import halves_in_float32
-from .shared import (
-    DIRECTIONS,
-    Recurrent,
-    RecurrentGrad,
-    active_rows,
-    clear,
-    filled,
-    gradient_samples,
-    logistic,
-    recurrent_samples,
-    store,
-    times_slope,
-    times_tanh_slope,
-)
+from .parts import clear, filled, logistic, store, times_slope, times_tanh_slope
+from .shared import DIRECTIONS, Recurrent, RecurrentGrad, active_rows, gradient_samples, recurrent_samples
 
 ACTIVATIONS = ("Tanh", "Relu", "Sigmoid")
 

@@ -19,7 +19,7 @@ from ...language.factors import SUM, Factor, Where, factor
 from ...language.op import Case, Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
 from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values, need, present
 from ..shape.reshape import reshape
-from .parts import cut, filled, joint, row
+from .parts import clear, column_sums, cut, filled, joint, row
 from .unrolled import unrolled
 
 DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
@@ -28,47 +28,6 @@ DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 def options(op: Op) -> dict[str, Any]:
     """All attributes by name."""
     return {f.name: getattr(op, f.name) for f in dataclasses.fields(op)}
-
-
-def logistic(xp: NumPy, x: Array) -> None:
-    """x = 1 / (1 + exp(-x)), in place."""
-    xp.negative(x, out=x)
-    xp.exp(x, out=x)
-    xp.add(x, x.dtype.type(1), out=x)
-    xp.divide(x.dtype.type(1), x, out=x)
-
-
-def times_slope(xp: NumPy, dy: Array, y: Array, room: Array) -> None:
-    """dy *= y · (1 - y), the logistic function's derivative from its result."""
-    xp.multiply(dy, y, out=dy)
-    xp.subtract(y.dtype.type(1), y, out=room)
-    xp.multiply(dy, room, out=dy)
-
-
-def times_tanh_slope(xp: NumPy, dy: Array, y: Array, room: Array) -> None:
-    """dy *= 1 - y², the hyperbolic tangent's derivative from its result."""
-    xp.multiply(y, y, out=room)
-    xp.subtract(y.dtype.type(1), room, out=room)
-    xp.multiply(dy, room, out=dy)
-
-
-def column_sums(xp: NumPy, x: Array, out: Array) -> None:
-    """out = Σ over the rows of x."""
-    xp.sum(x, axis=0, out=out)
-
-
-def store(xp: NumPy, target: Array, new: Array, active: Array | None) -> None:
-    """target = new, in the rows that are `active` (None: all)."""
-    if active is None:
-        target[...] = new
-    else:
-        xp.copyto(target, new, where=active[:, None])
-
-
-def clear(xp: NumPy, target: Array, active: Array | None) -> None:
-    """Zeros in the rows that are not `active` (None: all are), whatever was there."""
-    if active is not None:
-        xp.copyto(target, target.dtype.type(0), where=~active[:, None])
 
 
 def batch_factor(ins: Types, more: Sequence[Where], outs: Sequence[Where | str]) -> Factor:
