@@ -52,9 +52,9 @@ def scaled(builder: IRBuilder, x: Word, whole: Word) -> Word:
     return x
 
 
-# x = fraction(x) · 2^exponent(x) for positive normal float32 x, √½ ≤ fraction < √2
 @instructions(_same)
 def fraction(builder: IRBuilder, x: Word) -> Word:
+    """x / 2^exponent(x) of a positive normal float32, from √½ to √2."""
     from llvmlite import ir
 
     i32 = ir.IntType(32)
@@ -64,6 +64,7 @@ def fraction(builder: IRBuilder, x: Word) -> Word:
 
 @instructions(_same)
 def exponent(builder: IRBuilder, x: Word) -> Word:
+    """The whole power of two of a positive normal float32, as `fraction` leaves it."""
     from llvmlite import ir
 
     i32 = ir.IntType(32)
