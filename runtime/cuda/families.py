@@ -32,6 +32,7 @@ class Family(families.Family["Buffer | None", Buffer, Call]):
     takes: ClassVar[Container[str]] = C_TYPES
 
     def accepts(self, op: Operator) -> bool:
+        """Whether there is a kernel for this operator and these types; depends on those only."""
         return all(v.dtype in self.takes for v in (*op.reads(), *op.writes()))
 
 
