@@ -13,7 +13,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..errors import UsageError, expect, nearest
-from ..language.ir import Block
 from ..language.types import TensorType
 from ..ops.communication.base import Communication, Traffic, doublings
 from ..ops.communication.collectives import AllToAll, Rooted
@@ -181,18 +180,6 @@ def _seconds(text: str, value: str) -> float:
     if match is None or not 0 <= amount < math.inf:
         raise UsageError(f"link '{text}': latency must be a time, such as 5us, not '{value}'")
     return amount / _PER_SECOND[match[2]]
-
-
-def traffic_of(block: Block) -> dict[str, Traffic]:
-    """What a rank sends along each axis in one step: bytes, and messages that follow one another."""
-    found: dict[str, Traffic] = {}
-    for o in block.operators:
-        if not isinstance(o.op, Communication):
-            continue
-        one = o.op.traffic(next((v.type for v in o.reads()), None), next(o.writes()).type)
-        so_far = found.get(o.op.axis, Traffic(0, 0))
-        found[o.op.axis] = Traffic(so_far.bytes + one.bytes, so_far.steps + one.steps)
-    return found
 
 
 def as_network(network: Network | str) -> Network:

@@ -176,7 +176,15 @@ UFUNCS: dict[str, Callable[..., Expr]] = {
 FLOAT_UFUNCS: dict[str, Callable[..., Expr]] = {
     "exp": exp, "log": log, "sqrt": sqrt, "tanh": tanh, "sin": sin, "cos": cos, "reciprocal": reciprocal,
     "floor": floor, "ceil": ceil, "rint": rint, "expm1": expm1, "log1p": log1p,
+    "tan": function("tan"), "arcsin": function("asin"), "arccos": function("acos"), "arctan": function("atan"),
+    "sinh": function("sinh"), "cosh": function("cosh"), "arcsinh": function("asinh"),
+    "arccosh": function("acosh"), "arctanh": function("atanh"),
 }  # fmt: skip
+#: functions that loops for the processor leave to NumPy: only those for a device have them
+DEVICE_ONLY = frozenset((
+    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "fmod", "copysign",
+    "quotient", "shl", "shr",
+))  # fmt: skip
 
 
 def nodes(roots: Sequence[Expr], arguments: Callable[[Expr], Sequence[Expr]] = attrgetter("args")) -> Iterator[Expr]:
@@ -212,7 +220,10 @@ _NUMPY: dict[str, Callable[..., Array]] = {
     "log": np.log, "log1p": np.log1p, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "pow": np.power,
     "floor": np.floor, "ceil": np.ceil, "rint": np.rint, "trunc": np.trunc, "where": np.where,
     "lt": np.less, "le": np.less_equal, "eq": np.equal, "and": np.bitwise_and, "or": np.bitwise_or,
-    "xor": np.bitwise_xor, "not": np.invert,
+    "xor": np.bitwise_xor, "not": np.invert, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
+    "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+    "fmod": np.fmod, "copysign": np.copysign, "shl": np.left_shift, "shr": np.right_shift,
+    "quotient": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)),
     "erf": lambda x: np.array([math.erf(v) for v in np.ravel(x)], x.dtype).reshape(np.shape(x)),
 }  # fmt: skip
 

@@ -128,7 +128,7 @@ class Op(Exact):
         raise NotImplementedError(f"{self.name} has no type rule")
 
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        """Writes every output completely, with `xp`: NumPy or CuPy.
+        """Writes every output completely, with `xp`, which is NumPy.
 
         `outs[i]` is None if output i is absent, `ins[i]` if input i is.
         """

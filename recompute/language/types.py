@@ -11,14 +11,14 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import ml_dtypes
 import numpy as np
 
-#: an array of NumPy, or one with the same methods: CuPy's, and those that runtime/cuda/traced hands to numerics
+#: an array of NumPy
 Array: TypeAlias = np.ndarray
 #: those of an operator's inputs or outputs, or its scratch
 Operands: TypeAlias = Sequence[Array]
 
 
 class NumPy(Protocol):
-    """NumPy, or a module with the same functions: CuPy, and what runtime/cuda/traced hands to numerics."""
+    """NumPy, as numerics are given it."""
 
     def __getattr__(self, name: str, /) -> Any:
         """A function, or an element type."""

@@ -129,7 +129,7 @@ class Elementwise(Op, abstract=True):
 
 
 class Ufunc(Elementwise, abstract=True):
-    """Element-wise operator whose numerics are one NumPy ufunc (named `ufunc`, the same in CuPy)."""
+    """Element-wise operator whose numerics are one NumPy ufunc (named `ufunc`)."""
 
     ufunc: ClassVar[str]
 

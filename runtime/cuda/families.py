@@ -1,15 +1,20 @@
 """Kernel families for CUDA devices, by operator, which the provider "cuda" runs.
 
 A family is a class in a module of `runtime/cuda/kernels`; see runtime/shared/families.py.  No kernel uses atomic
-additions.  What no family takes, `traced` does (the operator's own numerics, recorded), and what that cannot, the host.
+additions.  What no family takes runs as its expansion (expanded.py), and what has none on the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from ..shared import families
-from .device.kernel import Buffer, Call
+from .code.strided import WORDS
+from .device.kernel import C_TYPES, Buffer, Call
+
+if TYPE_CHECKING:
+    from ...language.ir import Operator
 
 #: operands as `bind` is given them: None where an optional one is absent, with None behind the last one
 Buffers = Sequence["Buffer | None"]
@@ -19,4 +24,20 @@ family = FAMILIES.add
 
 
 class Family(families.Family["Buffer | None", Buffer, Call]):
-    """Kernels of some operators that are alike; operands are buffers on the device."""
+    """Kernels of some operators that are alike; operands are buffers on the device.
+
+    `takes`: element types of operands, where that is all that it asks.
+    """
+
+    takes: ClassVar[Container[str]] = C_TYPES
+
+    def accepts(self, op: Operator) -> bool:
+        """Whether there is a kernel for this operator and these types; depends on those only."""
+        return all(v.dtype in self.takes for v in (*op.reads(), *op.writes()))
+
+
+class Moving(Family):
+    """Of elements of every type whose size is a word's."""
+
+    def accepts(self, op: Operator) -> bool:
+        return all(v.type.numpy.itemsize in WORDS for v in (*op.reads(), *op.writes()))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute.communication.links import Link, traffic_of
+from recompute.communication.links import Link
 from recompute.communication.lockstep import LockStep
 from recompute.communication.mesh import Mesh
 from recompute.language.builder import Builder
@@ -27,6 +27,18 @@ ONE = """program p {{
   %y: f64[4,3] = Add(%a, %t)
   output %y
 }}"""
+
+
+def traffic_of(block: rc.Block) -> dict[str, Traffic]:
+    """What a rank sends along each axis in one step: bytes, and messages that follow one another."""
+    found: dict[str, Traffic] = {}
+    for o in block.operators:
+        if not isinstance(o.op, Communication):
+            continue
+        one = o.op.traffic(next((v.type for v in o.reads()), None), next(o.writes()).type)
+        so_far = found.get(o.op.axis, Traffic(0, 0))
+        found[o.op.axis] = Traffic(so_far.bytes + one.bytes, so_far.steps + one.steps)
+    return found
 
 
 def op(name: str, ranks: int = 4, **more: Any) -> Communication:

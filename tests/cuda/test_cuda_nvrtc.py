@@ -30,7 +30,6 @@ from recompute.runtime import CUDAPlace
 from recompute.runtime.cuda.code.attention import Tiles, kernel
 from recompute.runtime.cuda.device import nvrtc
 from recompute.runtime.cuda.device.kernel import STATUS, Kernel, Launch, prelude
-from recompute.runtime.cuda.traced.family import TRACED
 from recompute.support.files import cache_folder
 from recompute.testing import all_ops, cases
 
@@ -132,10 +131,9 @@ def taken(k: Kernel, target: str) -> bool:
 
 @functools.cache
 def of_samples() -> tuple[Launch, ...]:
-    """Those of every operator's samples, by whom the lowering chooses and by what is there for all."""
-
+    """Those of every operator's samples, by whom the lowering chooses."""
     ops = [cuda_cases.operator(c) for cls in all_ops() if cls.__name__ != "Free" for c in cases(cls)]
-    return (*cuda_cases.launches(ops), *cuda_cases.launches(ops, TRACED))
+    return tuple(cuda_cases.launches(ops))
 
 
 @pytest.mark.parametrize("target", TARGETS)

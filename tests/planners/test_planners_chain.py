@@ -11,14 +11,14 @@ import pytest
 from test_planners import NETWORKS, derived
 
 from recompute.passes.planners import RematerialisationProblem, plan, planner, sequence_of, simulate
-from recompute.passes.planners.core.chain import Action, Chain, chain_of, cut_at, cut_further, emit, plain_sweep
+from recompute.passes.planners.core.chain import Action, Chain, chain_of, cut_at, cut_further, emit
 from recompute.passes.planners.core.chain import merged as merged_chain
 from recompute.passes.planners.core.problem import Node, checked_sequence
 from recompute.passes.planners.core.simulate import pruned
 from recompute.passes.planners.core.synthetic import lstm, recurrent, residual_chain, unit_chain
 from recompute.passes.planners.published.chen import even_bounds, greedy_cuts, recursive_forwards, recursive_schedule
 from recompute.passes.planners.published.gruslys import most_that_fits
-from recompute.passes.planners.published.gruslys_tables import binomial_steps, step_schedule, step_tables
+from recompute.passes.planners.published.gruslys_tables import step_schedule, step_tables
 from recompute.passes.planners.published.rotor_table import _Stages, rotor_schedule, rotor_table
 
 STRATEGIES = (
@@ -31,6 +31,24 @@ STRATEGIES = (
     "rotor",
 )
 problem_of = functools.cache(lambda network: derived(network).problem)
+
+
+def binomial_steps(length: int, slots: int) -> int:
+    """C(length, slots) of the hidden policy in closed form: revolve (Griewank and Walther 2000, Algorithm 799).
+
+    With r the least number for which binomial(slots + r, slots) ≥ length, each step is run r + 1 times but for
+    binomial(slots + r, r - 1) of them.
+    """
+    r = 0
+    while comb(slots + r, slots) < length:
+        r += 1
+    return (r + 1) * length - (comb(slots + r, r - 1) if r else 0)
+
+
+def plain_sweep(chain: Chain) -> list[Action]:
+    """The schedule of the plain step."""
+    n = len(chain)
+    return [("forward", k, True) for k in range(n)] + [("backward", k, True) for k in range(n - 1, -1, -1)]
 
 
 def share(problem: RematerialisationProblem, strategy: str, part: float, **options: int) -> tuple[float, float, bool]:

@@ -106,12 +106,6 @@ def emit(chain: Chain, schedule: Iterable[Action]) -> list[int]:
     return pruned(chain.problem, sequence)
 
 
-def plain_sweep(chain: Chain) -> list[Action]:
-    """The schedule of the plain step."""
-    n = len(chain)
-    return [("forward", k, True) for k in range(n)] + [("backward", k, True) for k in range(n - 1, -1, -1)]
-
-
 def _spans(problem: RematerialisationProblem) -> dict[int, tuple[int, int]]:
     """For each value that may be rebuilt: places, in the forward pass, of its writer and of its last reader.
 

@@ -15,7 +15,6 @@ for y = 1 that state is the one that the part starts from.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,15 +100,3 @@ def step_schedule(tables: StepTables, length: int, slots: int) -> list[Action]:
                 found += [("forward", k, k == last) for k in range(start, last + 1)]
                 found.append(("backward", last, True))
     return found
-
-
-def binomial_steps(length: int, slots: int) -> int:
-    """C(length, slots) of the hidden policy in closed form: revolve (Griewank and Walther 2000, Algorithm 799).
-
-    With r the least number for which binomial(slots + r, slots) ≥ length, each step is run r + 1 times but for
-    binomial(slots + r, r - 1) of them.
-    """
-    r = 0
-    while comb(slots + r, slots) < length:
-        r += 1
-    return (r + 1) * length - (comb(slots + r, r - 1) if r else 0)

@@ -33,7 +33,7 @@ def blocks(count: int) -> int:
 
 def choose(xp: NumPy, seed: int, step: Array, keys: Array, copy: Array, chosen: Array) -> None:
     """Fills `chosen` with the numbers of those that are taken of `keys.size`, ascending; `keys`, `copy`: float32."""
-    stream(xp, seed, step)(keys)
+    stream(seed, step)(keys)
     copy[...] = keys
     copy.partition(chosen.size - 1)
     last = copy[chosen.size - 1]
@@ -58,7 +58,7 @@ def bits_of(u: Array) -> Array:
 
 def signs(xp: NumPy, seed: int, step: Array, before: int, out: Array) -> None:
     """Fills `out` with the signs whose numbers follow the blocks of `before` numbers."""
-    fill = stream(xp, seed, step, 8 * blocks(before))
+    fill = stream(seed, step, 8 * blocks(before))
     u = np.empty(16, np.float32)
     for start in range(0, out.size, 16 * BITS):
         fill(u)
@@ -74,7 +74,7 @@ def tile(xp: NumPy, kind: str, seed: int, step: Array, first: tuple[int, int], r
     width = COLUMNS[kind]
     for column in range(0, out.shape[1], width):
         panel = (first[1] + column) // width
-        stream(xp, seed, step, 8 * (panel * rows + first[0]))(u)
+        stream(seed, step, 8 * (panel * rows + first[0]))(u)
         there = min(width, out.shape[1] - column)
         make = _normals if kind == "gaussian" else _signs
         for row in range(0, len(out), _SMALL // 8):

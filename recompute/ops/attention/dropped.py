@@ -10,7 +10,6 @@ import numpy as np
 
 from ...language.contexts import OperatorBuilder
 from ...language.types import Array, NumPy, Operands
-from ..random.philox import numbers_of_blocks
 
 
 class Dropped:
@@ -23,14 +22,11 @@ class Dropped:
     def __init__(
         self, xp: NumPy, ratio: float, seed: int, step: Any, rows: Sequence[int], at: Sequence[int], keys: int
     ) -> None:
-        self.xp, self.ratio, self.seed, self.step = xp, ratio, seed, step
+        self.xp, self.ratio = xp, ratio
         self.rows, self.at, self.keys = tuple(rows), tuple(at), keys
-        self.numpy = xp.__name__ == "numpy"
-        if self.numpy:
-            key = np.array([seed, int(step) & 0xFFFF_FFFF_FFFF_FFFF], np.uint64)
-            self._bits = np.random.Philox(key=key)
-            self._generator = np.random.Generator(self._bits)
-            self._block = 0  # the next one that the generator will draw
+        self._bits = np.random.Philox(key=np.array([seed, int(step) & 0xFFFF_FFFF_FFFF_FFFF], np.uint64))
+        self._generator = np.random.Generator(self._bits)
+        self._block = 0  # the next one that the generator will draw
 
     def number(self, index: Sequence[int], row: int) -> int:
         """The number of the first weight of a query."""
@@ -44,8 +40,6 @@ class Dropped:
         height, width = rows.stop - rows.start, columns.stop - columns.start
         first = self.number(index, rows.start) + columns.start
         ratio = np.float32(self.ratio)
-        if not self.numpy:
-            return self._tile(first, height, width) >= ratio
         found = room[1][: height * width].reshape(height, width)
         if width == self.keys:  # one run of the stream
             np.greater_equal(self._run(first, height * width, room[0]), ratio, out=found.reshape(-1))
@@ -67,17 +61,6 @@ class Dropped:
         self._generator.random(dtype=np.float32, out=u)
         self._block = block + -(-len(u) // 8)
         return u[skipped:]
-
-    def _tile(self, first: int, height: int, width: int) -> Any:
-        """The numbers of a tile by array operations."""
-        xp, eight = self.xp, np.uint64(8)
-        starts = xp.arange(height, dtype=np.uint64) * np.uint64(self.keys) + np.uint64(first)
-        count = (width + 14) // 8
-        blocks = (starts // eight)[:, None] + xp.arange(count, dtype=np.uint64)
-        drawn = numbers_of_blocks(xp, self.seed, self.step, blocks.reshape(-1))
-        lines = xp.arange(height, dtype=np.uint64) * np.uint64(count * 8) + starts % eight
-        at = (lines[:, None] + xp.arange(width, dtype=np.uint64)).astype(np.int64)
-        return drawn[at]
 
 
 def dropped(

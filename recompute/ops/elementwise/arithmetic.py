@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...language.element import cast, power
+from ...language.element import cast, function, power
 from ...language.op import Case, Op
 from ...language.samples import Draw
 from ...language.types import TensorType, present
@@ -83,8 +83,7 @@ class Div(Elementwise, onnx=True):
             xp.divide(*ins, out=outs[0])
 
     def element(self, x, y):
-        """Of floats: integers divide by zero."""
-        return x / y if x.type.is_float else None
+        return x / y if x.type.is_float else function("quotient")(x, y)
 
     def gradient(self, b, ins, outs, grads):
         """dy / b and -dy · y / b: the second from the output."""

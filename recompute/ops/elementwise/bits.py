@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...language.element import constant, function, where
 from ...language.samples import Case, Draw
-from ...language.types import TensorType
+from ...language.types import DTYPES, TensorType
 from ..common import Ufunc, arity, define
 
 
@@ -44,6 +45,13 @@ class BitShift(Bits, onnx=True):
 
     def compute(self, xp, ins, outs, scratch):
         (xp.left_shift if self.direction == "LEFT" else xp.right_shift)(*ins, out=outs[0])
+
+    def element(self, x, by):
+        """0 where all bits go; to the right the sign's bit stays."""
+        bits, left = 8 * DTYPES[x.dtype].itemsize, self.direction == "LEFT"
+        fits = (by < bits) & (by >= 0)
+        shifted = function("shl" if left else "shr")(x, where(fits, by, 0))
+        return where(fits, shifted, where(x < 0, -1, constant(0, x.dtype)) if not left and x.dtype[0] == "i" else 0)
 
     @classmethod
     def samples(cls, draw):

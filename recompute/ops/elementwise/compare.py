@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...language.contexts import OperatorBuilder
+from ...language.element import equal
 from ...language.samples import Case, Draw
 from ...language.types import TensorType, Value, Values
 from ..common import Elementwise, Ufunc, arity, define
@@ -82,8 +84,8 @@ class Test(Elementwise, abstract=True):
 class IsNaN(Test, onnx=True):
     """Whether x is no number."""
 
-    def compute(self, xp, ins, outs, scratch):
-        xp.isnan(ins[0], out=outs[0])
+    def element(self, x):
+        return ~equal(x, x)
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,13 @@ class IsInf(Test, onnx=True):
             xp.equal(ins[0], value, out=outs[0])
         else:
             outs[0].fill(False)
+
+    def element(self, x):
+        if self.detect_negative and self.detect_positive:
+            return equal(abs(x), math.inf)
+        if self.detect_positive or self.detect_negative:
+            return equal(x, math.inf if self.detect_positive else -math.inf)
+        return x < -math.inf
 
     @classmethod
     def samples(cls, draw):

@@ -153,6 +153,18 @@ class Mod(Elementwise, onnx=True):
     def compute(self, xp, ins, outs, scratch):
         (xp.fmod if self.fmod else xp.remainder)(*ins, out=outs[0])
 
+    def element(self, x, y):
+        """fmod, moved to the divisor's side; of integers 0 where the divisor is 0."""
+        rest = element.function("fmod")(x, y)
+        if self.fmod:
+            return rest
+        other = ~element.equal(rest, 0) & ((rest < 0) ^ (y < 0))
+        moved = element.where(other, rest + y, rest)
+        if not x.type.is_float:
+            return moved
+        signed = element.function("copysign")(element.constant(0, x.dtype), y)
+        return element.where(element.equal(y, 0), rest, element.where(element.equal(rest, 0), signed, moved))
+
     def gradient(self, b, ins, outs, grads):
         """dy, and -dy times the whole quotient."""
         x, y = ins

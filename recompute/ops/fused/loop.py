@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...language.element import Expr, argument, nodes, substitute
+from ...language.element import DEVICE_ONLY, Expr, argument, nodes, substitute
 from ...language.formulas import formula
 from ...language.op import Cost, Op
 from ...language.text import parse_applied, show_applied
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 #: elements from which on an operator is worth a loop on the processor; smaller ones are left to their own numerics
 SMALLEST = 1 << 14
-#: functions that NumPy has in vector code, and loops for the processor have not
-_LEFT = ("sin", "cos")
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def loops(op: Operator, *, device: bool = False) -> bool:
 
 
 def _device_only(roots: Sequence[Expr]) -> bool:
-    return any(x.fn in _LEFT for x in nodes(roots))
+    return any(x.fn in DEVICE_ONLY for x in nodes(roots))
 
 
 def _dtypes(types: Types) -> tuple[str | None, ...]:

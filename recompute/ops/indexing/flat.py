@@ -9,8 +9,8 @@ _WIDE_ROW = 96
 
 
 def check_bounds(xp: NumPy, indices: Array, size: int, what: str) -> None:
-    """IndexError where an index is outside [-size, size).  A device is not asked: the host would wait."""
-    if xp.__name__ != "numpy" or not indices.size:
+    """IndexError where an index is outside [-size, size)."""
+    if not indices.size:
         return
     low, high = int(indices.min()), int(indices.max())
     if low < -size or high >= size:
@@ -37,11 +37,8 @@ def add_rows(xp: NumPy, target: Array, rows: Array, values: Array, ufunc: str = 
     """
     if not values.size:
         return
-    if hasattr(xp, "add_rows"):  # array code that does it at once
-        xp.add_rows(target, rows, values, ufunc)
-        return
     function = getattr(xp, ufunc)
-    if target.shape[0] * target.shape[2] >= _WIDE_ROW and xp.__name__ == "numpy":
+    if target.shape[0] * target.shape[2] >= _WIDE_ROW:
         for j, row in enumerate(rows.tolist()):
             part = target[:, row]
             function(part, values[:, j], out=part)

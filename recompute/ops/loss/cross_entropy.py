@@ -118,7 +118,7 @@ class LabelLoss(Op, abstract=True):
             if skip is not None:
                 xp.equal(here, self.ignore_index, out=skip)
                 xp.copyto(here, 0, where=skip)
-            if xp.__name__ == "numpy" and count and not 0 <= (low := int(here.min())) <= int(here.max()) < classes:
+            if count and not 0 <= (low := int(here.min())) <= int(here.max()) < classes:
                 wrong = low if low < 0 else int(here.max())
                 raise ValueError(f"label {wrong} is outside the {classes} classes (and is not ignore_index)")
             if self.weighs(weights):
@@ -239,10 +239,8 @@ def take_labels(xp: NumPy, flat: Array, at: Array, out: Array) -> None:
     """flat[at] into `out`; positions are known to be valid, and NumPy copies without a buffer only if told so."""
     if flat.dtype != out.dtype:
         out[...] = flat[at]
-    elif xp.__name__ == "numpy":
-        flat.take(at, out=out, mode="clip")
     else:
-        xp.take(flat, at, out=out)
+        flat.take(at, out=out, mode="clip")
 
 
 def loss_from_onnx(cls: Any, node: ImportedNode, want: int) -> Any:

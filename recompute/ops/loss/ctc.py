@@ -104,8 +104,7 @@ class Alignment(Op, abstract=True):
         xp.equal(np.arange(s + 1), xp.sum(r.there, axis=1, keepdims=True), out=r.last)
         r.end.fill(NEVER)
         xp.copyto(r.end.reshape(n, s + 1, 2), 0, where=r.last.reshape(n, s + 1, 1))
-        if xp.__name__ == "numpy":
-            self._check(r.places[:, 1::2][r.there], c, lengths, steps)
+        self._check(r.places[:, 1::2][r.there], c, lengths, steps)
         if s > 1:
             others = r.there[:, 1:]
             xp.not_equal(r.places[:, 3::2], r.places[:, 1:-2:2], out=others)
@@ -152,7 +151,7 @@ class Alignment(Op, abstract=True):
 
     def emission(self, xp: NumPy, x: Array, t: int, r: _Rooms) -> None:
         """The log-probabilities of the states' classes at a step, into `most`."""
-        xp.take(x[t].reshape(-1), r.places, out=r.most, **({"mode": "clip"} if xp.__name__ == "numpy" else {}))
+        xp.take(x[t].reshape(-1), r.places, out=r.most, mode="clip")
         xp.maximum(r.most, NEVER, out=r.most)
 
     def joined(self, xp: NumPy, stay: Array, step: Array, jump: Array, r: _Rooms) -> None:
@@ -302,7 +301,7 @@ class CTCLossGrad(Alignment):
         flat = out.reshape(len(out), -1)
         for s in range(1, kept.shape[2], 2):
             at = places[:, s]
-            xp.take(flat, at, axis=1, out=column, **({"mode": "clip"} if xp.__name__ == "numpy" else {}))
+            xp.take(flat, at, axis=1, out=column, mode="clip")
             xp.add(column, kept[:, :, s], out=column)
             flat[:, at] = column
 

@@ -87,7 +87,7 @@ class Tiles:
             xp.equal(self.labels, self.op.ignore_index, out=self.ignored)
             xp.copyto(self.labels, 0, where=self.ignored)
             xp.copyto(self.weights, 0, where=self.ignored)
-        if xp.__name__ == "numpy" and labels.size:
+        if labels.size:
             low, high = int(self.labels.min()), int(self.labels.max())
             if low < 0 or high >= words:
                 wrong = low if low < 0 else high

@@ -87,6 +87,28 @@ def drop(xp: NumPy, ratio: float, fill: Any, arrays: tuple[Array, Array, Array |
         xp.multiply(y[part], keep, out=y[part])
 
 
+def export_drop(
+    g: FunctionWriter, op: Any, ins: Sequence[str], outs: Sequence[str], run: int, places: Sequence[int]
+) -> bool:
+    """Dropout with the cipher in integers, the same bits as here: runs of so many numbers from these places on."""
+    x, step = ins
+    t = g.type(x)
+    if not t.size:
+        g.node("Identity", [x], outs[:1])
+        keep = g.call("Cast", x, to=_BOOL)
+    else:
+        runs = [export_numbers(g, op.seed, step, run, first) for first in places]
+        numbers = runs[0] if len(runs) == 1 else g.call("Concat", *runs, axis=0)
+        threshold = math.ceil(float(np.float32(op.ratio)) * 2**24)
+        flat = g.call("GreaterOrEqual", numbers, g.array(np.array(threshold, np.int64)))
+        keep = g.call("Reshape", flat, g.ints(t.shape))
+        scaled = g.call("Mul", x, g.scalar(1 / (1 - op.ratio), x))
+        g.node("Mul", [scaled, g.call("Cast", keep, to=dtype_to_onnx(t.dtype))], outs[:1])
+    if len(outs) > 1 and outs[1]:
+        g.node("Identity", [keep], outs[1:2])
+    return True
+
+
 @dataclass(frozen=True)
 class Dropout(Draw):
     """(x, step) → x / (1 - ratio) where kept, else 0; and the mask of what is kept (optional).
@@ -115,7 +137,7 @@ class Dropout(Draw):
     def compute(self, xp, ins, outs, scratch):
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)
         mask = outs[1].reshape(-1) if len(outs) > 1 and outs[1] is not None else None
-        drop(xp, self.ratio, stream(xp, self.seed, ins[1], self.first), (x, y, mask), scratch)
+        drop(xp, self.ratio, stream(self.seed, ins[1], self.first), (x, y, mask), scratch)
 
     def inference(self, b, ins, running):
         x = ins[0]
@@ -126,23 +148,7 @@ class Dropout(Draw):
         return [b.Dropout(grads[0], ins[1], ratio=self.ratio, seed=self.seed, first=self.first), None]
 
     def export(self, g, ins, outs):
-        """The cipher in integers: the same bits as here."""
-        x, step = ins
-        count = g.type(x).size
-        dtype = dtype_to_onnx(g.type(x).dtype)
-        if not count:
-            g.node("Identity", [x], outs[:1])
-            keep = g.call("Cast", x, to=_BOOL)
-        else:
-            threshold = math.ceil(float(np.float32(self.ratio)) * 2**24)
-            numbers = export_numbers(g, self.seed, step, count, self.first)
-            flat = g.call("GreaterOrEqual", numbers, g.array(np.array(threshold, np.int64)))
-            keep = g.call("Reshape", flat, g.ints(g.type(x).shape))
-            scaled = g.call("Mul", x, g.scalar(1 / (1 - self.ratio), x))
-            g.node("Mul", [scaled, g.call("Cast", keep, to=dtype)], outs[:1])
-        if len(outs) > 1 and outs[1]:
-            g.node("Identity", [keep], outs[1:2])
-        return True
+        return export_drop(g, self, ins, outs, g.type(ins[0]).size, (self.first,))
 
     @classmethod
     def from_onnx(cls, node):
@@ -187,7 +193,7 @@ class Fresh(Draw, abstract=True):
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Tile by tile: draw, transform in float32, cast."""
         out = outs[0].reshape(-1)
-        fill = stream(xp, self.seed, ins[-1], self.per_element * self.first)
+        fill = stream(self.seed, ins[-1], self.per_element * self.first)
         for start in range(0, out.size, TILE):
             stop = min(start + TILE, out.size)
             u = scratch[0][: self.per_element * (stop - start)]
@@ -310,7 +316,7 @@ class Bernoulli(Draw):
 
     def compute(self, xp, ins, outs, scratch):
         p, out = ins[0].reshape(-1), outs[0].reshape(-1)
-        fill = stream(xp, self.seed, ins[1], self.first)
+        fill = stream(self.seed, ins[1], self.first)
         for start in range(0, p.size, TILE):
             stop = min(start + TILE, p.size)
             u, less = (s[: stop - start] for s in scratch)

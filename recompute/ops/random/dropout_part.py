@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...language.factors import Place, aligned, needed_whole
-from ...language.types import dtype_to_onnx
-from .draws import Draw, Dropout, drop
-from .philox import export_numbers, stream
-
-_BOOL = dtype_to_onnx("bool")
+from .draws import Draw, Dropout, drop, export_drop
+from .philox import stream
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class DropoutPart(Draw):
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)
         mask = outs[1].reshape(-1) if len(outs) > 1 and outs[1] is not None else None
         for begin in range(0, x.size, self.run):
-            fill = stream(xp, self.seed, ins[1], self.first + begin // self.run * self.skip)
+            fill = stream(self.seed, ins[1], self.first + begin // self.run * self.skip)
             run = slice(begin, begin + self.run)
             drop(xp, self.ratio, fill, (x[run], y[run], None if mask is None else mask[run]), scratch)
 
@@ -72,24 +69,9 @@ class DropoutPart(Draw):
         return Dropout.inference(self, b, ins, running)  # type: ignore[arg-type]
 
     def export(self, g, ins, outs):
-        """The numbers of all runs one after the other, then as Dropout."""
-        x, step = ins
-        t = g.type(x)
-        if not t.size:
-            g.node("Identity", [x], outs[:1])
-            keep = g.call("Cast", x, to=_BOOL)
-        else:
-            places = [self.first + k * self.skip for k in range(t.size // self.run)]
-            runs = [export_numbers(g, self.seed, step, self.run, first) for first in places]
-            numbers = runs[0] if len(runs) == 1 else g.call("Concat", *runs, axis=0)
-            threshold = math.ceil(float(np.float32(self.ratio)) * 2**24)
-            flat = g.call("GreaterOrEqual", numbers, g.array(np.array(threshold, np.int64)))
-            keep = g.call("Reshape", flat, g.ints(t.shape))
-            scaled = g.call("Mul", x, g.scalar(1 / (1 - self.ratio), x))
-            g.node("Mul", [scaled, g.call("Cast", keep, to=dtype_to_onnx(t.dtype))], outs[:1])
-        if len(outs) > 1 and outs[1]:
-            g.node("Identity", [keep], outs[1:2])
-        return True
+        """The numbers of all runs one after the other."""
+        places = [self.first + k * self.skip for k in range(g.type(ins[0]).size // self.run)]
+        return export_drop(g, self, ins, outs, self.run, places)
 
     @classmethod
     def samples(cls, draw):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...language.contexts import FunctionWriter
-from ...language.types import Array, NumPy
+from ...language.types import Array
 
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _BUMPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
@@ -26,54 +26,15 @@ _WORD = 0xFFFFFFFFFFFFFFFF
 _DRAWN = 512
 
 
-def stream(xp: NumPy, seed: int, step: Array, first: int = 0) -> Callable[[Any], None]:
+def stream(seed: int, step: Array, first: int = 0) -> Callable[[Any], None]:
     """A function that fills float32 vectors with the next numbers of the stream (seed, step), from number `first` on.
 
     All but the last of these vectors must have a length that 8 divides.
     """
-    if xp.__name__ == "numpy":
-        key = np.array([seed, int(step) & _WORD], np.uint64)  # a negative step by its bits, as kernels read it
-        generator = np.random.Generator(np.random.Philox(key=key, counter=first // 8))
-        generator.random(first % 8, dtype=np.float32)
-        return lambda out: generator.random(dtype=np.float32, out=out)
-    position = first
-
-    def fill(out: Array) -> None:
-        nonlocal position
-        begin = position % 8
-        out[...] = uniform(xp, seed, step, position // 8, begin + out.size)[begin:]
-        position += out.size
-
-    return fill
-
-
-def uniform(xp: NumPy, seed: int, step: Array, block: int, count: int) -> Array:
-    """`count` numbers of the stream from number 8 · `block` on, by array operations: for devices, and as a check."""
-    blocks = -(-count // 8)
-    return numbers_of_blocks(xp, seed, step, xp.arange(block, block + blocks, dtype=np.uint64))[:count]
-
-
-def numbers_of_blocks(xp: NumPy, seed: int, step: Array, blocks: Array) -> Array:
-    """The eight numbers of each of these blocks (a vector of uint64), block after block, by array operations."""
-    words = words_of_blocks(xp, seed, step, blocks)
-    halves = xp.stack([words & np.uint64(_LOW), words >> np.uint64(32)], axis=2).reshape(-1)
-    return (halves >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
-
-
-def words_of_blocks(xp: NumPy, seed: int, step: Array, blocks: Array) -> Array:
-    """The four words of each of these blocks (a vector of uint64), a row for each, by array operations."""
-    key0 = np.uint64(seed)
-    key1 = xp.asarray(step).astype(np.uint64)
-    c0 = blocks + np.uint64(1)
-    c1, c2, c3 = (xp.zeros(len(blocks), np.uint64) for _ in range(3))
-    with np.errstate(over="ignore"):
-        for i in range(_ROUNDS):
-            high0, low0 = _wide_product(c0, _MULTIPLIERS[0])
-            high1, low1 = _wide_product(c2, _MULTIPLIERS[1])
-            k0 = key0 + np.uint64(_BUMPS[0] * i & (1 << 64) - 1)
-            k1 = key1 + np.uint64(_BUMPS[1] * i & (1 << 64) - 1)
-            c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-    return xp.stack([c0, c1, c2, c3], axis=1)
+    key = np.array([seed, int(step) & _WORD], np.uint64)  # a negative step by its bits, as kernels read it
+    generator = np.random.Generator(np.random.Philox(key=key, counter=first // 8))
+    generator.random(first % 8, dtype=np.float32)
+    return lambda out: generator.random(dtype=np.float32, out=out)
 
 
 def byte_stream(seed: int, step: Array, first: int) -> Callable[[Any], None]:
@@ -98,16 +59,6 @@ def words_from(seed: int, step: Array, first: int, count: int) -> Array:
     key = np.array([seed, int(step) & _WORD], np.uint64)
     generator = np.random.Philox(key=key, counter=first // 4)
     return generator.random_raw(first % 4 + count)[first % 4 :]
-
-
-def _wide_product(a: Array, b: int) -> tuple[Array, Array]:
-    """The upper and lower 64 bits of a · b."""
-    half, low = np.uint64(32), np.uint64(_LOW)
-    b0, b1 = np.uint64(b & _LOW), np.uint64(b >> 32)
-    a0, a1 = a & low, a >> half
-    middle = a1 * b0 + (a0 * b0 >> half)
-    other = a0 * b1 + (middle & low)
-    return a1 * b1 + (middle >> half) + (other >> half), a * np.uint64(b)
 
 
 def export_numbers(g: FunctionWriter, seed: int, step: str, count: int, start: int = 0) -> str:

@@ -5,20 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..linear.half_products import halves_in_float32
-from .shared import (
-    Recurrent,
-    RecurrentGrad,
-    clear,
-    column_sums,
-    cut,
-    filled,
-    gradient_samples,
-    logistic,
-    recurrent_samples,
-    store,
-    times_slope,
-    times_tanh_slope,
-)
+from .parts import clear, column_sums, cut, filled, logistic, store, times_slope, times_tanh_slope
+from .shared import Recurrent, RecurrentGrad, active_rows, gradient_samples, recurrent_samples
 
 
 @halves_in_float32
@@ -61,8 +49,7 @@ class GRU(Recurrent):
         steps, batch, _ = x.shape
         n = self.hidden_size
         shapes = [(steps, batch, 3 * n), (batch, 3 * n), (batch, n), (batch, n), (3 * n,)]
-        active = x.with_shape((batch if lengths is not None else 0,)).with_dtype("bool")
-        return (*map(x.with_shape, shapes), active)
+        return (*map(x.with_shape, shapes), active_rows(x, lengths))
 
     def compute(self, xp, ins, outs, scratch):
         """One direction after the other; biases of both products together, where they may be."""
@@ -155,47 +142,30 @@ class GRUGrad(RecurrentGrad):
     of = GRU
 
     def scratch(self, ins, outs):
-        """What all have, then five states and which rows are active."""
-        x = ins[0]
-        batch = x.shape[1]
-        active = x.with_shape((batch if ins[4] is not None else 0,)).with_dtype("bool")
-        shapes = [*self.rooms(ins, outs, self.forward().width), *[(batch, self.hidden_size)] * 5]
-        shapes[1] = (x.shape[0], batch, self.hidden_size)  # the steps read the states before them too
-        return (*map(x.with_shape, shapes), active)
+        """The steps read the states before them too."""
+        found = self.rooms(ins, outs, self.forward().width, 5)
+        found[1] = ins[0].with_shape((*ins[0].shape[:2], self.hidden_size))
+        return found
 
-    def compute(self, xp, ins, outs, scratch):
-        """Each direction: the steps from the last to the first, then matrix products over all of them."""
-        given, made, _ = self.parts(ins)
-        x, w, _, _, lengths, h0 = given
-        outs, n = filled(outs, 5), self.hidden_size
-        dg, previous, second, *_, active = scratch
-        for d in range(w.shape[0]):
-            self.fill_previous(xp, previous, made[0], d, h0, lengths, active)
-            self._run(xp, d, ins, outs, scratch)
-            flat, before = dg.reshape(-1, dg.shape[2]), previous.reshape(-1, n)
-            self.input_gradients(xp, d, flat[:, : 3 * n], x, w, outs, second)
-            if outs[2] is not None:
-                xp.matmul(flat[:, : 2 * n].T, before, out=outs[2][d, : 2 * n])
-                if not self.linear_before_reset:
-                    xp.multiply(previous, made[1][d, :, :, n : 2 * n], out=previous)
-                xp.matmul(flat[:, -n:].T, before, out=outs[2][d, 2 * n :])
-            db = outs[3]
-            if db is not None:
-                db[d, 3 * n :] = db[d, : 3 * n]
-                if self.linear_before_reset:
-                    column_sums(xp, flat[:, 3 * n :], db[d, 5 * n :])
+    def bias_gradient(self, xp, dg, db, width):
+        super().bias_gradient(xp, dg, db, width)
+        if self.linear_before_reset:
+            column_sums(xp, dg[:, width:], db[5 * self.hidden_size :])
 
-    def _run(self, xp, d, ins, outs, scratch):
-        """The gates' gradients of all steps of one direction, and that of the initial state."""
-        (_, _, r, _, lengths, _), (_, kept), (dy, dh_last) = self.parts(ins)
+    def state_gradients(self, xp, d, dg, given, made, dr, scratch):
+        previous, n = scratch[1], self.hidden_size
+        before = previous.reshape(-1, n)
+        xp.matmul(dg[:, : 2 * n].T, before, out=dr[: 2 * n])
+        if not self.linear_before_reset:
+            xp.multiply(previous, made[1][d, :, :, n : 2 * n], out=previous)
+        xp.matmul(dg[:, -n:].T, before, out=dr[2 * n :])
+
+    def run_back(self, xp, d, ins, outs, scratch):
+        (_, _, r, _, lengths, h0), (y, kept), (dy, dh_last) = self.parts(ins)
         dg, previous, _, dh, a, e, u, v, active = scratch
+        self.fill_previous(xp, previous, y, d, h0, lengths, active)
         dh[...] = 0 if dh_last is None else dh_last[d]
-        for t in reversed(self.forward().order(d, kept.shape[1])):
-            rows = None if lengths is None else xp.greater(lengths, t, out=active)
-            if dy is not None:
-                a[...] = dy[t, d]
-                clear(xp, a, rows)
-                xp.add(dh, a, out=dh)
+        for t, rows in self.steps_back(xp, self.forward().order(d, kept.shape[1]), d, lengths, dy, (dh, a, active)):
             self._step(xp, dg[t], kept[d, t], previous[t], r[d], (dh, a, e, u, v))
             clear(xp, dg[t], rows)
             store(xp, dh, a, rows)

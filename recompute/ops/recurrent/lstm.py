@@ -5,19 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..linear.half_products import halves_in_float32
-from .shared import (
-    Recurrent,
-    RecurrentGrad,
-    clear,
-    cut,
-    filled,
-    gradient_samples,
-    logistic,
-    recurrent_samples,
-    store,
-    times_slope,
-    times_tanh_slope,
-)
+from .parts import clear, cut, filled, logistic, store, times_slope, times_tanh_slope
+from .shared import Recurrent, RecurrentGrad, active_rows, gradient_samples, recurrent_samples
 
 
 @halves_in_float32
@@ -54,8 +43,7 @@ class LSTM(Recurrent):
         h = self.hidden_size
         gates = (steps, batch, 4 * h) if filled(outs, 5)[3] is None else (0,)
         shapes = [gates, (batch, 4 * h), (batch, h), (batch, h), (batch, h), (4 * h,)]
-        active = x.with_shape((batch if lengths is not None else 0,)).with_dtype("bool")
-        return (*map(x.with_shape, shapes), active)
+        return (*map(x.with_shape, shapes), active_rows(x, lengths))
 
     def compute(self, xp, ins, outs, scratch):
         x, w, _, bias, *_ = given = filled(ins, 8)
@@ -148,31 +136,10 @@ class LSTMGrad(RecurrentGrad):
     of = LSTM
 
     def scratch(self, ins, outs):
-        """What all have, then four states, a row, and which rows are active."""
-        x, h = ins[0], self.hidden_size
-        batch = x.shape[1]
-        active = x.with_shape((batch if ins[4] is not None else 0,)).with_dtype("bool")
-        shapes = [*self.rooms(ins, outs, 4 * h), *[(batch, h)] * 4, (h,)]
-        return (*map(x.with_shape, shapes), active)
+        *found, active = self.rooms(ins, outs, 4 * self.hidden_size, 4)
+        return [*found, ins[0].with_shape((self.hidden_size,)), active]
 
-    def compute(self, xp, ins, outs, scratch):
-        """Each direction: the steps from the last to the first, then matrix products over all of them."""
-        given, made, _ = self.parts(ins)
-        x, w, _, _, lengths, h0, _, _ = given
-        outs = filled(outs, 7)
-        dg, previous, second, *_, active = scratch
-        for d in range(w.shape[0]):
-            self._run(xp, d, ins, outs, scratch)
-            flat = dg.reshape(-1, dg.shape[2])
-            self.input_gradients(xp, d, flat, x, w, outs, second)
-            if outs[2] is not None:
-                self.fill_previous(xp, previous, made[0], d, h0, lengths, active)
-                xp.matmul(flat.T, previous.reshape(-1, self.hidden_size), out=outs[2][d])
-            if outs[3] is not None:
-                outs[3][d, w.shape[1] :] = outs[3][d, : w.shape[1]]
-
-    def _run(self, xp, d, ins, outs, scratch):
-        """The gates' gradients of all steps of one direction, and those of the initial states and peepholes."""
+    def run_back(self, xp, d, ins, outs, scratch):
         (_, _, r, _, lengths, _, c0, p), (_, gates, cells), (dy, dh_last, dc_last) = self.parts(ins)
         dg, _, _, dh, dc, a, e, row, active = scratch
         dh0, dc0, dp = outs[4:7]
@@ -181,16 +148,8 @@ class LSTMGrad(RecurrentGrad):
         if dp is not None:
             dp[d] = 0
         order = self.forward().order(d, gates.shape[1])
-        for k in range(len(order) - 1, -1, -1):
-            t = order[k]
-            before = cells[d, order[k - 1]] if k else (None if c0 is None else c0[d])
-            rows = None
-            if lengths is not None:
-                rows = xp.greater(lengths, t, out=active)
-            if dy is not None:
-                a[...] = dy[t, d]
-                clear(xp, a, rows)
-                xp.add(dh, a, out=dh)
+        earlier = [*(cells[d, t] for t in reversed(order[:-1])), None if c0 is None else c0[d]]
+        for before, (t, rows) in zip(earlier, self.steps_back(xp, order, d, lengths, dy, (dh, a, active)), strict=True):
             self._step(xp, dg[t], gates[d, t], (before, cells[d, t]), None if p is None else p[d], (dh, dc, a, e))
             clear(xp, dg[t], rows)
             if dp is not None:

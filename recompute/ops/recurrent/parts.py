@@ -1,4 +1,4 @@
-"""Parts of weights and of sequences, which the fused and the unrolled recurrent operators both work with."""
+"""Parts of weights, sequences and steps, which the recurrent operators work with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...language.contexts import OperatorBuilder
-from ...language.types import Value
+from ...language.types import Array, NumPy, Value
 
 
 def filled(items: Sequence[Any], count: int) -> list[Any]:
@@ -28,3 +28,44 @@ def cut(b: OperatorBuilder, v: Value, start: int, stop: int, axis: int) -> Value
 def joint(b: OperatorBuilder, parts: Sequence[Value]) -> Value:
     """Parts under each other."""
     return parts[0] if len(parts) == 1 else b.Concat(*parts, axis=0)
+
+
+def logistic(xp: NumPy, x: Array) -> None:
+    """x = 1 / (1 + exp(-x)), in place."""
+    xp.negative(x, out=x)
+    xp.exp(x, out=x)
+    xp.add(x, x.dtype.type(1), out=x)
+    xp.divide(x.dtype.type(1), x, out=x)
+
+
+def times_slope(xp: NumPy, dy: Array, y: Array, room: Array) -> None:
+    """dy *= y · (1 - y), the logistic function's derivative from its result."""
+    xp.multiply(dy, y, out=dy)
+    xp.subtract(y.dtype.type(1), y, out=room)
+    xp.multiply(dy, room, out=dy)
+
+
+def times_tanh_slope(xp: NumPy, dy: Array, y: Array, room: Array) -> None:
+    """dy *= 1 - y², the hyperbolic tangent's derivative from its result."""
+    xp.multiply(y, y, out=room)
+    xp.subtract(y.dtype.type(1), room, out=room)
+    xp.multiply(dy, room, out=dy)
+
+
+def column_sums(xp: NumPy, x: Array, out: Array) -> None:
+    """out = Σ over the rows of x."""
+    xp.sum(x, axis=0, out=out)
+
+
+def store(xp: NumPy, target: Array, new: Array, active: Array | None) -> None:
+    """target = new, in the rows that are `active` (None: all)."""
+    if active is None:
+        target[...] = new
+    else:
+        xp.copyto(target, new, where=active[:, None])
+
+
+def clear(xp: NumPy, target: Array, active: Array | None) -> None:
+    """Zeros in the rows that are not `active` (None: all are), whatever was there."""
+    if active is not None:
+        xp.copyto(target, target.dtype.type(0), where=~active[:, None])

@@ -5,19 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..linear.half_products import halves_in_float32
-from .shared import (
-    DIRECTIONS,
-    Recurrent,
-    RecurrentGrad,
-    clear,
-    filled,
-    gradient_samples,
-    logistic,
-    recurrent_samples,
-    store,
-    times_slope,
-    times_tanh_slope,
-)
+from .parts import clear, filled, logistic, store, times_slope, times_tanh_slope
+from .shared import DIRECTIONS, Recurrent, RecurrentGrad, active_rows, gradient_samples, recurrent_samples
 
 ACTIVATIONS = ("Tanh", "Relu", "Sigmoid")
 
@@ -57,8 +46,8 @@ class RNN(Recurrent):
         x, lengths = ins[0], filled(ins, 6)[4]
         steps, batch, _ = x.shape
         n = self.hidden_size
-        active = x.with_shape((batch if lengths is not None else 0,)).with_dtype("bool")
-        return (*map(x.with_shape, [(steps, batch, n), (batch, n), (batch, n), (n,)]), active)
+        shapes = [(steps, batch, n), (batch, n), (batch, n), (n,)]
+        return (*map(x.with_shape, shapes), active_rows(x, lengths))
 
     def compute(self, xp, ins, outs, scratch):
         x, w, r, bias, lengths, h0 = filled(ins, 6)
@@ -112,40 +101,13 @@ class RNNGrad(RecurrentGrad):
     of = RNN
 
     def scratch(self, ins, outs):
-        """What all have, then two states and which rows are active."""
-        x = ins[0]
-        batch = x.shape[1]
-        active = x.with_shape((batch if ins[4] is not None else 0,)).with_dtype("bool")
-        shapes = [*self.rooms(ins, outs, self.hidden_size), *[(batch, self.hidden_size)] * 2]
-        return (*map(x.with_shape, shapes), active)
+        return self.rooms(ins, outs, self.hidden_size, 2)
 
-    def compute(self, xp, ins, outs, scratch):
-        """Each direction: the steps from the last to the first, then matrix products over all of them."""
-        given, made, _ = self.parts(ins)
-        x, w, _, _, lengths, h0 = given
-        outs = filled(outs, 5)
-        dg, previous, second, *_, active = scratch
-        for d in range(w.shape[0]):
-            self._run(xp, d, ins, outs, scratch)
-            flat = dg.reshape(-1, self.hidden_size)
-            self.input_gradients(xp, d, flat, x, w, outs, second)
-            if outs[2] is not None:
-                self.fill_previous(xp, previous, made[0], d, h0, lengths, active)
-                xp.matmul(flat.T, previous.reshape(-1, self.hidden_size), out=outs[2][d])
-            if outs[3] is not None:
-                outs[3][d, self.hidden_size :] = outs[3][d, : self.hidden_size]
-
-    def _run(self, xp, d, ins, outs, scratch):
-        """The gradients before the activation of all steps of one direction, and that of the initial state."""
+    def run_back(self, xp, d, ins, outs, scratch):
         (_, _, r, _, lengths, _), (y,), (dy, dh_last) = self.parts(ins)
         dg, _, _, dh, a, active = scratch
         dh[...] = 0 if dh_last is None else dh_last[d]
-        for t in reversed(self.forward().order(d, y.shape[0])):
-            rows = None if lengths is None else xp.greater(lengths, t, out=active)
-            if dy is not None:
-                a[...] = dy[t, d]
-                clear(xp, a, rows)
-                xp.add(dh, a, out=dh)
+        for t, rows in self.steps_back(xp, self.forward().order(d, y.shape[0]), d, lengths, dy, (dh, a, active)):
             dg[t] = dh
             if self.activation == "Tanh":
                 times_tanh_slope(xp, dg[t], y[t, d], a)

@@ -19,7 +19,7 @@ from ...language.factors import SUM, Factor, Where, factor
 from ...language.op import Case, Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
 from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values, need, present
 from ..shape.reshape import reshape
-from .parts import cut, filled, joint, row
+from .parts import clear, column_sums, cut, filled, joint, row
 from .unrolled import unrolled
 
 DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
@@ -28,47 +28,6 @@ DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 def options(op: Op) -> dict[str, Any]:
     """All attributes by name."""
     return {f.name: getattr(op, f.name) for f in dataclasses.fields(op)}
-
-
-def logistic(xp: NumPy, x: Array) -> None:
-    """x = 1 / (1 + exp(-x)), in place."""
-    xp.negative(x, out=x)
-    xp.exp(x, out=x)
-    xp.add(x, x.dtype.type(1), out=x)
-    xp.divide(x.dtype.type(1), x, out=x)
-
-
-def times_slope(xp: NumPy, dy: Array, y: Array, room: Array) -> None:
-    """dy *= y · (1 - y), the logistic function's derivative from its result."""
-    xp.multiply(dy, y, out=dy)
-    xp.subtract(y.dtype.type(1), y, out=room)
-    xp.multiply(dy, room, out=dy)
-
-
-def times_tanh_slope(xp: NumPy, dy: Array, y: Array, room: Array) -> None:
-    """dy *= 1 - y², the hyperbolic tangent's derivative from its result."""
-    xp.multiply(y, y, out=room)
-    xp.subtract(y.dtype.type(1), room, out=room)
-    xp.multiply(dy, room, out=dy)
-
-
-def column_sums(xp: NumPy, x: Array, out: Array) -> None:
-    """out = Σ over the rows of x."""
-    xp.sum(x, axis=0, out=out)
-
-
-def store(xp: NumPy, target: Array, new: Array, active: Array | None) -> None:
-    """target = new, in the rows that are `active` (None: all)."""
-    if active is None:
-        target[...] = new
-    else:
-        xp.copyto(target, new, where=active[:, None])
-
-
-def clear(xp: NumPy, target: Array, active: Array | None) -> None:
-    """Zeros in the rows that are not `active` (None: all are), whatever was there."""
-    if active is not None:
-        xp.copyto(target, target.dtype.type(0), where=~active[:, None])
 
 
 def batch_factor(ins: Types, more: Sequence[Where], outs: Sequence[Where | str]) -> Factor:
@@ -330,19 +289,62 @@ class RecurrentGrad(Op, abstract=True):
                 found[i] = b.fill(0.0, v)
         return (*found[:4], *found[5:])
 
-    def rooms(self, ins: Sequence[Any], outs: Types, width: int) -> list[tuple[int, ...]]:
-        """Shapes of the temporaries that all have: gates' gradients, states before each step, x's second part.
-
-        `width`: columns of the gates' gradients.
-        """
-        steps, batch, features = ins[0].shape
+    def rooms(self, ins: Sequence[Any], outs: Types, width: int, states: int) -> list[TensorType]:
+        """The temporaries that all have: gates' gradients, of `width` columns, the states before each step, x's second
+        part, as many `states`; the rows that are active come last."""
+        x, (steps, batch, features) = ins[0], ins[0].shape
         dx, _, dr = filled(outs, 3)[:3]
         both = self.forward().directions == 2
-        return [
+        shapes = [
             (steps, batch, width),
             (steps, batch, self.hidden_size) if dr is not None else (0,),
             (steps, batch, features) if dx is not None and both else (0,),
+            *[(batch, self.hidden_size)] * states,
         ]
+        return [*map(x.with_shape, shapes), active_rows(x, ins[4])]
+
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+        """Each direction: the steps from the last to the first, then matrix products over all of them."""
+        given, made, _ = self.parts(ins)
+        x, w = given[:2]
+        outs = filled(outs, 7)
+        for d in range(w.shape[0]):
+            self.run_back(xp, d, ins, outs, scratch)
+            flat = scratch[0].reshape(-1, scratch[0].shape[2])
+            self.input_gradients(xp, d, flat[:, : w.shape[1]], x, w, outs, scratch[2])
+            if outs[2] is not None:
+                self.state_gradients(xp, d, flat, given, made, outs[2][d], scratch)
+            if outs[3] is not None:
+                self.bias_gradient(xp, flat, outs[3][d], w.shape[1])
+
+    def bias_gradient(self, xp: NumPy, dg: Array, db: Array, width: int) -> None:
+        """That of the second product's bias, where the first one's is in db's first `width` elements."""
+        db[width:] = db[:width]
+
+    def run_back(self, xp: NumPy, d: int, ins: Operands, outs: Operands, scratch: Operands) -> None:
+        """The gates' gradients of all steps of direction `d`, into scratch[0], and those of the initial states."""
+        raise NotImplementedError
+
+    def steps_back(
+        self, xp: NumPy, order: Sequence[int], d: int, lengths: Array | None, dy: Array | None, scratch: Operands
+    ) -> Iterator[tuple[int, Array | None]]:
+        """Steps from the last to the first, and their active rows, when dy has been added to the state's gradient:
+        `scratch` has that and room for one."""
+        dh, room, active = scratch
+        for t in reversed(order):
+            rows = None if lengths is None else xp.greater(lengths, t, out=active)
+            if dy is not None:
+                room[...] = dy[t, d]
+                clear(xp, room, rows)
+                xp.add(dh, room, out=dh)
+            yield t, rows
+
+    def state_gradients(
+        self, xp: NumPy, d: int, dg: Array, given: Sequence[Any], made: Sequence[Any], dr: Array, scratch: Operands
+    ) -> None:
+        """dr from the gates' gradients dg [T·N, gates·H] of direction `d`."""
+        self.fill_previous(xp, scratch[1], made[0], d, given[5], given[4], scratch[-1])
+        xp.matmul(dg.T, scratch[1].reshape(-1, self.hidden_size), out=dr)
 
     def fill_previous(
         self, xp: NumPy, room: Array, y: Array, d: int, h0: Array | None, lengths: Array | None, active: Array
@@ -372,6 +374,11 @@ class RecurrentGrad(Op, abstract=True):
             xp.matmul(dg.T, x.reshape(-1, x.shape[2]), out=dw[d])
         if db is not None:
             column_sums(xp, dg, db[d, : w.shape[1]])
+
+
+def active_rows(x: TensorType, lengths: Any) -> TensorType:
+    """Room for which rows of a batch a step is for, where there are lengths."""
+    return TensorType("bool", (x.shape[1] if lengths is not None else 0,))
 
 
 def sample_inputs(draw: Draw, op: Recurrent, optional: Sequence[int], dtype: str = "f64") -> list[np.ndarray | None]:

@@ -109,19 +109,19 @@ class ShareTies(Op):
         x, y, dy = ins
         mask, share = scratch
         xp.equal(x, y, out=mask)
-        xp.sum(mask, axis=_repeated(x, y), dtype=share.dtype, keepdims=True, out=share)
+        xp.sum(mask, axis=repeated(x, y), dtype=share.dtype, keepdims=True, out=share)
         xp.divide(dy, share, out=share)
         outs[0].fill(0)
         xp.copyto(outs[0], share, where=mask, casting="unsafe")
 
     def expand(self, b, x, y, dy):
         mask = b.Equal(x, y)
-        count = b.ReduceSum(b.Cast(mask, to=x.dtype), axes=_repeated(x, y))
+        count = b.ReduceSum(b.Cast(mask, to=x.dtype), axes=repeated(x, y))
         return (b.Where(mask, b.Div(dy, count), b.constant(0, dy)),)
 
     def gradient(self, b, ins, outs, grads):
         x, y, _ = ins
-        mask, axes = b.Equal(x, y), _repeated(x, y)
+        mask, axes = b.Equal(x, y), repeated(x, y)
         total = b.ReduceSum(b.Where(mask, grads[0], b.constant(0, x)), axes=axes)
         return [None, None, b.Div(total, b.ReduceSum(b.Cast(mask, to=x.dtype), axes=axes))]
 
@@ -135,7 +135,8 @@ class ShareTies(Op):
         yield draw.case(cls(), x.astype("f2"), x.max(axis=0, keepdims=True).astype("f2"), draw("f16[1,5]"))
 
 
-def _repeated(x: Any, y: Any) -> tuple[int, ...]:
+def repeated(x: Any, y: Any) -> tuple[int, ...]:
+    """The axes of x along which y, of as many dimensions, is repeated."""
     return tuple(i for i, (n, d) in enumerate(zip(x.shape, y.shape, strict=True)) if d == 1 and n != 1)
 
 
@@ -171,7 +172,7 @@ class ReduceProdGrad(Op):
     def scratch(self, ins, outs):
         """x with the reduced axes last, and products from either end."""
         x = ins[0]
-        n = math.prod(x.shape[i] for i in _repeated(x, ins[1]))
+        n = math.prod(x.shape[i] for i in repeated(x, ins[1]))
         rows = TensorType(wide(x.dtype), (x.size // max(n, 1), n))
         return (rows, rows, rows)
 
@@ -181,7 +182,7 @@ class ReduceProdGrad(Op):
         if not x.size:
             return
         rows, before, after = scratch
-        axes = _repeated(x, dy)
+        axes = repeated(x, dy)
         order = [i for i in range(x.ndim) if i not in axes] + list(axes)
         moved = x.transpose(order)
         rows.reshape(moved.shape)[...] = moved
@@ -195,7 +196,7 @@ class ReduceProdGrad(Op):
 
     def expand(self, b, x, dy):
         """x repeated with ones on the diagonal; takes n times x's size."""
-        axes = _repeated(x, dy)
+        axes = repeated(x, dy)
         order = [i for i in range(x.ndim) if i not in axes] + list(axes)
         n = math.prod(x.shape[i] for i in axes)
         rows = reshape(b, _transpose(b, x, order), (x.size // max(n, 1), 1, n))

@@ -80,24 +80,15 @@ class HybridGroup:
         return self.size if self.sharded else 1
 
     def get_model_parallel_rank(self) -> int:
-        """0."""
+        """0: the pipeline has one stage, and no tensor is divided."""
         return 0
 
     def get_model_parallel_world_size(self) -> int:
         """1."""
         return 1
 
-    def get_stage_id(self) -> int:
-        """0: the pipeline has one stage."""
-        return 0
-
-    def get_pipe_parallel_world_size(self) -> int:
-        """1."""
-        return 1
-
-    def get_sep_parallel_world_size(self) -> int:
-        """1."""
-        return 1
+    get_stage_id = get_model_parallel_rank
+    get_pipe_parallel_world_size = get_sep_parallel_world_size = get_model_parallel_world_size
 
 
 def get_hybrid_communicate_group() -> HybridGroup:

@@ -8,86 +8,68 @@ rounded as written (`fma` is one rounding), so that an element's value does not 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..device.jit import Intrinsic, inline
+from ..device.jit import inline, instructions
 
 if TYPE_CHECKING:
-    from ..device.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
+    from ..device.llvm import IRBuilder, Word
 
 
-def _fma(typing: TypingContext, a: Kind, b: Kind, c: Kind) -> Generated:
-    return a(a, a, a), lambda context, builder, signature, args: builder.fma(*args)
+def _same(types: Any, first: Any, *others: Any) -> Any:
+    """The first argument's type."""
+    return first
 
 
-#: fma(a, b, c): a · b + c, rounded once
-fma: Any = Intrinsic(_fma)
+@instructions(_same)
+def fma(builder: IRBuilder, a: Word, b: Word, c: Word) -> Word:
+    """a · b + c, rounded once."""
+    return builder.fma(a, b, c)
 
 
-def _larger(typing: TypingContext, a: Kind, b: Kind) -> Generated:
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
-        from llvmlite import ir
+@instructions(_same)
+def larger(builder: IRBuilder, a: Word, b: Word) -> Word:
+    """NaN where one of them is."""
+    from llvmlite import ir
 
-        kind = args[0].type
-        function = builder.module.declare_intrinsic("llvm.maximum", [kind], ir.FunctionType(kind, [kind, kind]))
-        return builder.call(function, args, fastmath=("nsz", "reassoc"))
-
-    return a(a, a), generate
+    function = builder.module.declare_intrinsic("llvm.maximum", [a.type], ir.FunctionType(a.type, [a.type, a.type]))
+    return builder.call(function, (a, b), fastmath=("nsz", "reassoc"))
 
 
-#: larger(a, b): NaN where one of them is
-larger: Any = Intrinsic(_larger)
+@instructions(_same)
+def scaled(builder: IRBuilder, x: Word, whole: Word) -> Word:
+    """x · 2ⁿ for the float32 `whole` = n + 1.5 · 2²³."""
+    from llvmlite import ir
+
+    i32 = ir.IntType(32)
+    n = builder.sub(builder.bitcast(whole, i32), i32(0x4B400000))
+    first = builder.ashr(n, i32(1))
+    for part in (first, builder.sub(n, first)):  # in two steps: each power of two is a normal number
+        bits = builder.shl(builder.add(part, i32(127)), i32(23))
+        x = builder.fmul(x, builder.bitcast(bits, x.type))
+    return x
 
 
-def _scaled(typing: TypingContext, x: Kind, whole: Kind) -> Generated:
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
-        from llvmlite import ir
+@instructions(_same)
+def fraction(builder: IRBuilder, x: Word) -> Word:
+    """x / 2^exponent(x) of a positive normal float32, from √½ to √2."""
+    from llvmlite import ir
 
-        i32 = ir.IntType(32)
-        n = builder.sub(builder.bitcast(args[1], i32), i32(0x4B400000))
-        first = builder.ashr(n, i32(1))
-        found = args[0]
-        for part in (first, builder.sub(n, first)):  # in two steps: each power of two is a normal number
-            bits = builder.shl(builder.add(part, i32(127)), i32(23))
-            found = builder.fmul(found, builder.bitcast(bits, found.type))
-        return found
-
-    return x(x, x), generate
+    i32 = ir.IntType(32)
+    moved = builder.sub(builder.bitcast(x, i32), i32(0x3F3504F3))
+    return builder.bitcast(builder.add(builder.and_(moved, i32(0x007FFFFF)), i32(0x3F3504F3)), x.type)
 
 
-#: scaled(x, whole): x · 2ⁿ for the float32 `whole` = n + 1.5 · 2²³
-scaled: Any = Intrinsic(_scaled)
+@instructions(_same)
+def exponent(builder: IRBuilder, x: Word) -> Word:
+    """The whole power of two of a positive normal float32, as `fraction` leaves it."""
+    from llvmlite import ir
 
+    i32 = ir.IntType(32)
+    return builder.sitofp(builder.ashr(builder.sub(builder.bitcast(x, i32), i32(0x3F3504F3)), i32(23)), x.type)
 
-def _fraction(typing: TypingContext, x: Kind) -> Generated:
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
-        from llvmlite import ir
-
-        i32 = ir.IntType(32)
-        moved = builder.sub(builder.bitcast(args[0], i32), i32(0x3F3504F3))
-        bits = builder.add(builder.and_(moved, i32(0x007FFFFF)), i32(0x3F3504F3))
-        return builder.bitcast(bits, args[0].type)
-
-    return x(x), generate
-
-
-def _exponent(typing: TypingContext, x: Kind) -> Generated:
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
-        from llvmlite import ir
-
-        i32 = ir.IntType(32)
-        moved = builder.sub(builder.bitcast(args[0], i32), i32(0x3F3504F3))
-        return builder.sitofp(builder.ashr(moved, i32(23)), args[0].type)
-
-    return x(x), generate
-
-
-#: x = fraction(x) · 2^exponent(x) for positive normal float32 x, √½ ≤ fraction < √2
-fraction: Any = Intrinsic(_fraction)
-exponent: Any = Intrinsic(_exponent)
 
 _F = np.float32
 _LOG2E, _LN2_HIGH, _LN2_LOW = _F(1.44269504088896341), _F(0.693359375), _F(-2.12194440054690583e-4)

@@ -22,6 +22,7 @@ import dis
 import functools
 import hashlib
 import importlib.util
+import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -80,15 +81,18 @@ class Inline:
 
 
 class Intrinsic:
-    """Instructions that kernels use: `make(typing, *types)` is what numba's `intrinsic` takes."""
+    """Instructions that kernels use: `make(typing, *types)` is what numba's `intrinsic` takes.
 
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self.make = make
+    `named`: the functions of which it is made, if it is made of others.
+    """
+
+    def __init__(self, make: Callable[..., Any], *named: Callable[..., Any]) -> None:
+        self.make, self.named = make, named or (make,)
 
     @property
     def fingerprint(self) -> str:
         """Names its code."""
-        return _fingerprint(self.make)
+        return " ".join(map(_fingerprint, self.named))
 
     @functools.cached_property
     def compiled(self) -> Any:
@@ -97,6 +101,28 @@ class Intrinsic:
         from numba.extending import intrinsic
 
         return intrinsic(self.make)
+
+
+def instructions(result: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Makes a function of (builder, *words) that writes LLVM code an intrinsic.
+
+    `result`: the type of what it returns, by numba's types and those of the arguments.
+    """
+
+    def mark(function: Callable[..., Any]) -> Any:
+        def make(typing: Any, *given: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, words: Any) -> Any:
+                made = function(builder, *words)
+                return context.get_dummy_value() if made is None else made
+
+            from numba import types
+
+            return result(types, *given)(*given), generate
+
+        make.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # numba reads the arguments' names
+        return Intrinsic(make, function, result)
+
+    return mark
 
 
 def inline(

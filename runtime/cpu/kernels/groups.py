@@ -6,64 +6,46 @@ integers in the floats' order, and what is packed is moved within words of 16 or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ....language.types import Operands
 from ....ops.approximation.groups import BLOCK, LEAST, POINT, CompressGroups, DecompressGroups
-from ..device.jit import Intrinsic, inline, kernel
+from ..device.jit import inline, instructions, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
 from .random import signed, words
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
-    from ..device.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
+    from ..device.llvm import IRBuilder, Word
 
 #: elements that are in the buffer at a time
 _ROOM = 1024
 
 
-def _room(typing: TypingContext) -> Generated:
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
-        from llvmlite import ir
-        from numba.core import cgutils
+@instructions(lambda types: types.voidptr)
+def room(builder: IRBuilder) -> Word:
+    """The buffer."""
+    from llvmlite import ir
+    from numba.core import cgutils
 
-        found = cgutils.alloca_once(builder, ir.IntType(8), size=2 * _ROOM)
-        found.align = 64
-        return found
-
-    from numba import types
-
-    return types.voidptr(), generate
+    found = cgutils.alloca_once(builder, ir.IntType(8), size=2 * _ROOM)
+    found.align = 64
+    return found
 
 
-def _put(typing: TypingContext, p: Kind, i: Kind, x: Kind) -> Generated:
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
-        at = builder.gep(builder.bitcast(args[0], args[2].type.as_pointer()), [args[1]])
-        builder.store(args[2], at)
-        return context.get_dummy_value()
-
-    from numba import types
-
-    return types.none(p, i, x), generate
+@instructions(lambda types, *given: types.none)
+def put(builder: IRBuilder, p: Word, i: Word, x: Word) -> None:
+    """Writes x as element i of x's type."""
+    builder.store(x, builder.gep(builder.bitcast(p, x.type.as_pointer()), [i]))
 
 
-#: room(): the buffer; put(p, i, x): writes x as its element i of x's type
-room: Any = Intrinsic(_room)
-put: Any = Intrinsic(_put)
-
-
-def _get(typing: TypingContext, p: Kind, i: Kind) -> Generated:
-    from numba import types
-
-    return types.uint8(p, i), lambda context, builder, signature, args: builder.load(builder.gep(args[0], [args[1]]))
-
-
-#: get(p, i): byte i
-get: Any = Intrinsic(_get)
+@instructions(lambda types, *given: types.uint8)
+def get(builder: IRBuilder, p: Word, i: Word) -> Word:
+    """Byte i."""
+    return builder.load(builder.gep(p, [i]))
 
 
 def _flipped(builder: IRBuilder, bits: Word) -> Word:
@@ -73,109 +55,72 @@ def _flipped(builder: IRBuilder, bits: Word) -> Word:
     return builder.xor(bits, builder.and_(sign, bits.type((1 << width - 1) - 1)))
 
 
-def _key(typing: TypingContext, x: Kind) -> Generated:
-    from numba import types
+@instructions(lambda types, x: types.int32 if x == types.float32 else types.int64)
+def key(builder: IRBuilder, x: Word) -> Word:
+    """An integer in the floats' order."""
+    from llvmlite import ir
 
-    result = types.int32 if x == types.float32 else types.int64
-
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
-        return _flipped(builder, builder.bitcast(args[0], context.get_value_type(result)))
-
-    return result(x), generate
+    return _flipped(builder, builder.bitcast(x, ir.IntType(32 if x.type == ir.FloatType() else 64)))
 
 
-def _number(typing: TypingContext, key: Kind) -> Generated:
-    from numba import types
+@instructions(lambda types, key: types.float32 if key == types.int32 else types.float64)
+def number(builder: IRBuilder, key: Word) -> Word:
+    """The float of a key."""
+    from llvmlite import ir
 
-    result = types.float32 if key == types.int32 else types.float64
-
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
-        return builder.bitcast(_flipped(builder, args[0]), context.get_value_type(result))
-
-    return result(key), generate
+    return builder.bitcast(_flipped(builder, key), ir.FloatType() if key.type.width == 32 else ir.DoubleType())
 
 
-#: key(x): an integer in the floats' order; number(key): the float
-key: Any = Intrinsic(_key)
-number: Any = Intrinsic(_number)
+@instructions(lambda types, *given: types.none)
+def encode(builder: IRBuilder, p: Word, i: Word, x: Word, low: Word, factor: Word, most: Word) -> None:
+    """Random byte i becomes the code of x."""
+    from llvmlite import ir
 
-
-def _encode(typing: TypingContext, p: Kind, i: Kind, x: Kind, low: Kind, factor: Kind, most: Kind) -> Generated:
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
-        from llvmlite import ir
-
-        noise, i, x, low, factor, most = args
-        i8, i32 = ir.IntType(8), ir.IntType(32)
-        moved = builder.fmul(builder.fsub(x, low), factor)
-        moved = builder.select(builder.fcmp_ordered("<", moved, most), moved, most)
-        rint = builder.module.declare_intrinsic("llvm.rint", [x.type], ir.FunctionType(x.type, [x.type]))
-        whole = builder.fptosi(builder.call(rint, [moved]), i32)
-        upper, lower = (builder.gep(noise, [at]) for at in (i, builder.add(i, i.type(_ROOM))))
-        bits = [builder.zext(builder.load(at), i32) for at in (upper, lower)]
-        total = builder.add(whole, builder.or_(builder.shl(bits[0], i32(8)), bits[1]))
-        builder.store(builder.trunc(builder.lshr(total, i32(POINT)), i8), upper)
-        return context.get_dummy_value()
-
-    from numba import types
-
-    return types.none(p, i, x, low, factor, most), generate
-
-
-#: encode(p, i, x, low, factor, most): random byte i becomes the code of x
-encode: Any = Intrinsic(_encode)
+    i8, i32 = ir.IntType(8), ir.IntType(32)
+    moved = builder.fmul(builder.fsub(x, low), factor)
+    moved = builder.select(builder.fcmp_ordered("<", moved, most), moved, most)
+    rint = builder.module.declare_intrinsic("llvm.rint", [x.type], ir.FunctionType(x.type, [x.type]))
+    whole = builder.fptosi(builder.call(rint, [moved]), i32)
+    upper, lower = (builder.gep(p, [at]) for at in (i, builder.add(i, i.type(_ROOM))))
+    bits = [builder.zext(builder.load(at), i32) for at in (upper, lower)]
+    total = builder.add(whole, builder.or_(builder.shl(bits[0], i32(8)), bits[1]))
+    builder.store(builder.trunc(builder.lshr(total, i32(POINT)), i8), upper)
 
 
 def _packing(bits: int) -> Any:
     """packed(p, k): byte k of the packed codes of the buffer."""
-    per = 8 // bits
 
-    def make(typing: TypingContext, p: Kind, k: Kind) -> Generated:
-        from numba import types
+    @instructions(lambda types, *given: types.uint8)
+    def packed(builder: IRBuilder, p: Word, k: Word) -> Word:
+        from llvmlite import ir
 
-        def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
-            from llvmlite import ir
+        word = ir.IntType(64 // bits)
+        x = found = builder.load(builder.gep(builder.bitcast(p, word.as_pointer()), [k]))
+        for i in range(1, 8 // bits):
+            found = builder.or_(found, builder.lshr(x, word((8 - bits) * i)))
+        return builder.trunc(found, ir.IntType(8))
 
-            word = ir.IntType(8 * per)
-            x = builder.load(builder.gep(builder.bitcast(args[0], word.as_pointer()), [args[1]]))
-            found = x
-            for i in range(1, per):
-                found = builder.or_(found, builder.lshr(x, word((8 - bits) * i)))
-            return builder.trunc(found, ir.IntType(8))
-
-        return types.uint8(p, k), generate
-
-    return make
+    return packed
 
 
 def _unpacking(bits: int) -> Any:
     """unpacked(p, k, byte): the codes of byte k into the buffer."""
-    per = 8 // bits
 
-    def make(typing: TypingContext, p: Kind, k: Kind, byte: Kind) -> Generated:
-        from numba import types
+    @instructions(lambda types, *given: types.none)
+    def unpacked(builder: IRBuilder, p: Word, k: Word, byte: Word) -> None:
+        from llvmlite import ir
 
-        def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
-            from llvmlite import ir
+        word = ir.IntType(64 // bits)
+        x = found = builder.zext(byte, word)
+        for i in range(1, 8 // bits):
+            found = builder.or_(found, builder.shl(x, word((8 - bits) * i)))
+        mask = word(sum(((1 << bits) - 1) << 8 * i for i in range(8 // bits)))
+        builder.store(builder.and_(found, mask), builder.gep(builder.bitcast(p, word.as_pointer()), [k]))
 
-            word = ir.IntType(8 * per)
-            x = builder.zext(args[2], word)
-            found = x
-            for i in range(1, per):
-                found = builder.or_(found, builder.shl(x, word((8 - bits) * i)))
-            mask = word(sum(((1 << bits) - 1) << 8 * i for i in range(per)))
-            at = builder.gep(builder.bitcast(args[0], word.as_pointer()), [args[1]])
-            builder.store(builder.and_(found, mask), at)
-            return context.get_dummy_value()
-
-        return types.none(p, k, byte), generate
-
-    return make
+    return unpacked
 
 
-packed4: Any = Intrinsic(_packing(4))
-packed2: Any = Intrinsic(_packing(2))
-unpacked4: Any = Intrinsic(_unpacking(4))
-unpacked2: Any = Intrinsic(_unpacking(2))
+packed4, packed2, unpacked4, unpacked2 = _packing(4), _packing(2), _unpacking(4), _unpacking(2)
 
 
 @inline

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from ....language.types import Operands
 from ....ops.random.draws import Dropout
-from ..device.jit import Intrinsic, inline, kernel
+from ..device.jit import inline, instructions, kernel
 from ..device.native import Call
 from ..families import ENOUGH, Family, family, floats
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
-    from ..device.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
+    from ..device.llvm import IRBuilder, Word
 
 
-def _upper(typing: TypingContext, a: Kind, b: Kind) -> Generated:
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Word]) -> Word:
-        from llvmlite import ir
+@instructions(lambda types, a, b: a)
+def upper(builder: IRBuilder, a: Word, b: Word) -> Word:
+    """The upper 64 bits of the product of two unsigned words."""
+    from llvmlite import ir
 
-        wide = ir.IntType(128)
-        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
-        return builder.trunc(builder.lshr(product, wide(64)), args[0].type)
+    wide = ir.IntType(128)
+    return builder.trunc(builder.lshr(builder.mul(builder.zext(a, wide), builder.zext(b, wide)), wide(64)), a.type)
 
-    return a(a, a), generate
-
-
-#: upper(a, b): the upper 64 bits of the product of two unsigned words
-upper: Any = Intrinsic(_upper)
 
 _U = np.uint64
 _M0, _M1 = _U(0xD2E7470EE14C6C93), _U(0xCA5A826395121157)

@@ -7,28 +7,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....language.types import need, present
+from ....ops.communication.shard import Shard
 from ....ops.indexing.scatter import strides
 from ....ops.shape.pad import inner
 from ...shared.boxes import boxes, grid
-from ..code.strided import WORDS, Axis, Rows, copy, copy_rows, fill_with, gather_to
-from ..device.kernel import Buffer, Call
-from ..families import Buffers, Family, family
+from ..code.strided import Axis, Rows, copy, copy_rows, fill_with, gather_to
+from ..device.kernel import Buffer, Call, Fill
+from ..families import Buffers, Moving, family
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
 
 
-def movable(op: Operator) -> bool:
-    """Whether the elements have a word's size."""
-    return all(v.type.numpy.itemsize in WORDS for v in (*op.reads(), *op.writes()))
-
-
 @family("Concat", "Split")
-class Rejoining(Family):
+class Rejoining(Moving):
     """All parts at once: blocks of rows."""
-
-    def accepts(self, op: Operator) -> bool:
-        return movable(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch for many parts; a copy for a single whole one."""
@@ -50,11 +43,8 @@ class Rejoining(Family):
 
 
 @family("Slice", "Expand", "Tile", "Identity", "Reshape")
-class Boxes(Family):
+class Boxes(Moving):
     """Outputs that are a box of the input, with strides of any sign, or 0."""
-
-    def accepts(self, op: Operator) -> bool:
-        return movable(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         x, y = present(ins[0], outs[0])
@@ -62,12 +52,21 @@ class Boxes(Family):
         return gather_to(y, x, [Axis("copied", n, s) for n, s in zip(sizes, in_x, strict=True)], start)
 
 
-@family("SliceGrad", "Pad")
-class Among(Family):
-    """Inputs among fills, or among their own elements repeated."""
+@family("Border", "Detach", "Gate", "Shard")
+class Copies(Moving):
+    """All elements, or a rank's part of them with zeros behind."""
 
-    def accepts(self, op: Operator) -> bool:
-        return movable(op)
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        x, y = present(ins[0], outs[0])
+        start = min(op.op.rank * y.size, x.size) if isinstance(op.op, Shard) else 0
+        count = min(y.size, x.size - start)
+        zeros = [] if count == y.size else [Fill(y.reshape(-1).at(count, [y.size - count]))]
+        return [*copy(y.reshape(-1).at(0, [count]), x.reshape(-1).at(start, [count])), *zeros]
+
+
+@family("SliceGrad", "Pad")
+class Among(Moving):
+    """Inputs among fills, or among their own elements repeated."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
@@ -102,11 +101,8 @@ class Among(Family):
 
 
 @family("Fill")
-class Filling(Family):
+class Filling(Moving):
     """One value everywhere."""
-
-    def accepts(self, op: Operator) -> bool:
-        return movable(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         y = need(outs[0])

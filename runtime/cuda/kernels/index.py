@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....language.types import TensorType, present
+from ....ops.communication.base import doublings
+from ....ops.communication.row_sums import RowSums
 from ....ops.indexing.scatter import Scatter, strides
 from ...shared.trouble import INDEX_OUTSIDE
 from ..code.parts import WIDE, division, divisor
 from ..code.sorting import sort, sort_scratch, sums, sums_scratch
 from ..code.strided import THREADS, WORDS, copy, word_bytes
 from ..device.kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Fill, Kernel
-from ..families import Buffers, Family, family
-from .copy import movable
+from ..families import Buffers, Family, Moving, family
 
 if TYPE_CHECKING:
     from ....language.ir import Operator, Value
@@ -161,13 +162,13 @@ def gathering(x: Buffer, indices: Buffer, y: Buffer, form: tuple[int, int, int])
 
 
 @family("Gather", "GatherND", "GatherElements")
-class Gathers(Family):
+class Gathers(Moving):
     """(x, indices) → rows, or elements."""
 
     def accepts(self, op: Operator) -> bool:
         """All element types; numbers of rows and indices have 30 bits."""
         form = self._form(op)
-        return movable(op) and max(form[1], form[3]) < _MOST
+        return super().accepts(op) and max(form[1], form[3]) < _MOST
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Row numbers, where indices are no such."""
@@ -253,34 +254,138 @@ _TOGETHER = {"add": "a + b", "mul": "a * b", "max": "larger(a, b)", "min": "smal
 
 @functools.cache
 def reduced(dtype: str, how: str) -> Kernel:
-    """Each element of y with the updates of its row, in their order: by the thread of the first of them."""
+    """Each element of y [outer, size, inner] with the updates [outer, count, inner] of its row, in the order of their
+    numbers: by the thread of the first of them."""
     c, a = C_TYPES[dtype], COMPUTE[dtype]
     body = f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (long long)count * inner) return;
-    long long at = i / inner;
-    const long long c = i - at * inner;
+    if (i >= (long long)count * columns) return;
+    long long at = i / columns;
+    const long long o = (i - at * columns) / inner, c = i - at * columns - o * inner;
     const int key = keys[at];
     if (key < 0 || (at && keys[at - 1] == key)) return;
-    {a} a = widen(y[key * inner + c]);
+    {c}& to = y[(o * size + key) * inner + c];
+    {a} a = widen(to);
     for (; at < count && keys[at] == key; at++) {{
-        const {a} b = widen(updates[order[at] * inner + c]);
+        const {a} b = widen(updates[(o * count + order[at]) * inner + c]);
         a = {_TOGETHER[how]};
     }}
-    y[key * inner + c] = narrow<{c}>(a);
+    to = narrow<{c}>(a);
 """
-    parameters = f"const int* keys, const int* order, const {c}* updates, {c}* y, int count, long long inner"
+    parameters = (
+        f"const int* keys, const int* order, const {c}* updates, {c}* y, int count, long long columns, "
+        "long long inner, long long size"
+    )
     return Kernel(f"rows_{how}_{dtype}", parameters, body)
 
 
+def reduce_rows(
+    how: str, updates: Buffer, y: Buffer, form: tuple[int, int, int, int], scratch: Sequence[Buffer]
+) -> list[Call]:
+    """Calls that add (or so) updates to rows of y, whose numbers scratch[0] has; `form` as of `form_of`."""
+    outer, size, inner, count = form
+    calls, keys, order = sort(scratch, size)
+    k = reduced(y.dtype, how)
+    return [*calls, k(count * outer * inner, keys, order, updates, y, count, outer * inner, inner, size)]
+
+
+@family("AddRows")
+class AddsRows(Family):
+    """(x, indices, dy) → x with rows added."""
+
+    def accepts(self, op: Operator) -> bool:
+        form = self._form(op)
+        return max(form[1], form[3]) < _MOST
+
+    def _form(self, op: Operator) -> tuple[int, int, int, int]:
+        return form_of(op, _type(op.inputs[1]), _type(op.inputs[0]).shape)
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        return sort_scratch(self._form(op)[3])
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """A copy; numbers, sorted; sums."""
+        x, indices, dy, y = present(*ins[:3], outs[0])
+        if not dy.size or not y.size:
+            return copy(y, x)
+        numbers = numbered(op, indices, scratch[0], y.shape)
+        return [*copy(y, x), *numbers, *reduce_rows("add", dy, y, self._form(op), scratch)]
+
+
+@functools.cache
+def part_numbers(index: str) -> Kernel:
+    """The rows of a part of a table that indices name; what lies elsewhere is of no row."""
+    body = f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    const long long row = ((long long)indices[i] % size + size) % size - first;
+    rows[i] = row >= 0 && row < here ? (int)row : {_NOWHERE};
+"""
+    parameters = (
+        f"const {C_TYPES[index]}* indices, int* rows, long long count, long long size, long long first, long long here"
+    )
+    return Kernel(f"part_numbers_{index}", parameters, body)
+
+
+@functools.cache
+def added(dtype: str) -> Kernel:
+    """y += x."""
+    c = C_TYPES[dtype]
+    body = """    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] += x[i];
+"""
+    return Kernel(f"added_{dtype}", f"{c}* y, const {c}* x, long long n", body)
+
+
+@family("RowSums")
+class RowsOfRanks(Family):
+    """(indices, dy) → a part of the sum of all ranks' gradients of a table: rank by rank, in the tree of `TreeSum`."""
+
+    def accepts(self, op: Operator) -> bool:
+        return max(op.of(RowSums).rows, _type(op.inputs[0]).size) < _MOST
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """What sorting takes, and a sum for each level of the tree."""
+        rule, n = op.of(RowSums), _type(op.inputs[0]).size // op.of(RowSums).parts
+        levels = TensorType(_type(op.outputs[0]).dtype, (doublings(rule.parts) + 1, rule.rows * rule.inner))
+        return (*sort_scratch(n), levels)
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        rule, (indices, dy, y) = op.of(RowSums), present(ins[0], ins[1], outs[0])
+        *spare, levels = scratch
+        n, each = indices.size // rule.parts, levels.shape[1]
+        calls: list[Call] = []
+
+        def add_up(low: int, high: int, level: int) -> None:
+            """The sum of parts `low` to `high`, in that level's."""
+            sums = levels.at(level * each, [each])
+            if high - low > 1:
+                middle = low + (1 << doublings(high - low) - 1)
+                add_up(low, middle, level)
+                add_up(middle, high, level + 1)
+                calls.append(added(y.dtype)(each, sums, levels.at((level + 1) * each, [each]), each))
+                return
+            calls.append(Fill(sums))
+            if n and rule.rows:
+                mine = indices.reshape(-1).at(low * n, [n])
+                where = (n, rule.shape[0], rule.first, rule.rows)
+                calls.append(part_numbers(indices.dtype)(n, mine, spare[0], *where))
+                part = dy.reshape(-1).at(low * n * rule.inner, [n * rule.inner])
+                calls.extend(reduce_rows("add", part, sums, (1, rule.rows, rule.inner, n), spare))
+
+        if y.size:
+            add_up(0, rule.parts, 0)
+            calls += copy(y, levels.at(rule.start - rule.first * rule.inner, [y.size]))
+        return calls
+
+
 @family("ScatterND", "ScatterElements")
-class Scatters(Family):
+class Scatters(Moving):
     """(x, indices, updates) → x with rows or elements replaced, or reduced."""
 
     def accepts(self, op: Operator) -> bool:
         """All element types, those with arithmetic for reductions; numbers of rows and indices have 30 bits."""
         rule = op.of(Scatter)
         form = self._form(op)
-        if max(form[1], form[3]) >= _MOST or not movable(op):
+        if max(form[1], form[3]) >= _MOST or not super().accepts(op):
             return False
         return rule.reduction == "none" or _type(op.outputs[0]).dtype in {*C_TYPES} - {"bool"}
 
@@ -300,12 +405,11 @@ class Scatters(Family):
         copied = copy(y, x)
         if not updates.size or not y.size:
             return copied
-        how, (_, size, inner, count) = op.op.reduction, self._form(op)  # type: ignore[attr-defined]
+        how, form = op.op.reduction, self._form(op)  # type: ignore[attr-defined]
         calls = numbered(op, indices, scratch[0], y.shape)
         if how != "none":
-            more, keys, order = sort(scratch, size)
-            last = reduced(y.dtype, how)(count * inner, keys, order, updates, y, count, inner)
-            return [*copied, *calls, *more, last]
+            return [*copied, *calls, *reduce_rows(how, updates, y, form, scratch)]
+        _, _, inner, count = form
         nbytes = word_bytes(x.address, y.address, updates.address, inner * y.type.numpy.itemsize)
         n, inner = y.nbytes // nbytes, inner * y.type.numpy.itemsize // nbytes
         k = put(nbytes, wide=n >= WIDE)

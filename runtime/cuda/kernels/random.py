@@ -1,4 +1,7 @@
-"""Random operators: the Philox stream of ops/random, bit-identical; a thread computes one block of eight numbers."""
+"""Random operators: the Philox stream of ops/random, bit-identical; a thread computes one block of eight numbers.
+
+Elements are drawn in runs: the first of run r is number `from` + r · `skip` of the stream.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,18 @@ from ..families import Buffers, Family, family
 if TYPE_CHECKING:
     from ....language.ir import Operator
 
-_HEAD = """    const long long block = (long long)blockIdx.x * blockDim.x + threadIdx.x, first = block * 8;
-    if (first >= {numbers}) return;
+#: then: {each} numbers make an element; number i of the block is of element `e` if it is of one
+_HEAD = """    const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x, r = thread / blocks;
+    const long long begin = from + r * skip, block = begin / 8 + thread % blocks;
+    if (r * run >= n) return;
     unsigned u[8];
     philox(block, seed, *step, u);
+    for (int i = 0; i < 8; i += {each}) {{
+        const long long at = (block * 8 - begin + i) / {each}, e = r * run + at;
+        if (block * 8 + i < begin || at >= run) continue;
 """
 _STEP = "const unsigned long long* step, unsigned long long seed"
+_RUNS = "long long from, long long run, long long skip, long long blocks, long long n"
 _UNIFORM = "(float)u[i] * 5.9604644775390625e-8f"
 
 
@@ -30,13 +39,12 @@ def dropout(dtype: str, mask: bool) -> Kernel:
     """y = x · scale where the number is at least the threshold, else 0 · x."""
     c, a = C_TYPES[dtype], COMPUTE[dtype]
     body = (
-        _HEAD.format(numbers="n")
-        + f"""    for (int i = 0; i < 8 && first + i < n; i++) {{
-        const bool keep = u[i] >= threshold;
-        const {c} scaled = narrow<{c}>(widen(x[first + i]) * ({a})scale);
-        y[first + i] = narrow<{c}>(widen(scaled) * ({a})keep);{
+        _HEAD.format(each=1)
+        + f"""        const bool keep = u[i] >= threshold;
+        const {c} scaled = narrow<{c}>(widen(x[e]) * ({a})scale);
+        y[e] = narrow<{c}>(widen(scaled) * ({a})keep);{
             '''
-        mask[first + i] = keep;'''
+        mask[e] = keep;'''
             if mask
             else ""
         }
@@ -44,7 +52,7 @@ def dropout(dtype: str, mask: bool) -> Kernel:
 """
     )
     outputs = f"{c}* y{', bool* mask' if mask else ''}"
-    parameters = f"const {c}* x, {_STEP}, {outputs}, unsigned threshold, double scale, long long n"
+    parameters = f"const {c}* x, {_STEP}, {outputs}, unsigned threshold, double scale, {_RUNS}"
     return Kernel(f"dropout_{dtype}", parameters, body, PHILOX)
 
 
@@ -53,14 +61,13 @@ def uniform(dtype: str) -> Kernel:
     """low + span · u, in float32."""
     c = C_TYPES[dtype]
     body = (
-        _HEAD.format(numbers="n")
-        + f"""    for (int i = 0; i < 8 && first + i < n; i++) {{
-        const float scaled = {_UNIFORM} * span;
-        y[first + i] = narrow<{c}>(scaled + low);
+        _HEAD.format(each=1)
+        + f"""        const float scaled = {_UNIFORM} * span;
+        y[e] = narrow<{c}>(scaled + low);
     }}
 """
     )
-    return Kernel(f"uniform_{dtype}", f"{_STEP}, {c}* y, float span, float low, long long n", body, PHILOX)
+    return Kernel(f"uniform_{dtype}", f"{_STEP}, {c}* y, float span, float low, {_RUNS}", body, PHILOX)
 
 
 @functools.cache
@@ -68,16 +75,16 @@ def normal(dtype: str) -> Kernel:
     """mean + scale · √(-2 ln(1 - u)) · cos(2π v), in float32; four elements of a block's eight numbers."""
     c = C_TYPES[dtype]
     body = (
-        _HEAD.format(numbers="2 * n")
-        + f"""    for (int k = 0; k < 4 && 4 * block + k < n; k++) {{
-        const float a = (float)u[2 * k] * 5.9604644775390625e-8f, b = (float)u[2 * k + 1] * 5.9604644775390625e-8f;
+        _HEAD.format(each=2)
+        + f"""        const float a = {_UNIFORM}, b = (float)u[i + 1] * 5.9604644775390625e-8f;
         const float z = sqrtf(logf(1 - a) * -2) * cosf(b * turn);
         const float scaled = z * scale;
-        y[4 * block + k] = narrow<{c}>(scaled + mean);
+        y[e] = narrow<{c}>(scaled + mean);
     }}
 """
     )
-    return Kernel(f"normal_{dtype}", f"{_STEP}, {c}* y, float turn, float scale, float mean, long long n", body, PHILOX)
+    parameters = f"{_STEP}, {c}* y, float turn, float scale, float mean, {_RUNS}"
+    return Kernel(f"normal_{dtype}", parameters, body, PHILOX)
 
 
 @functools.cache
@@ -85,12 +92,12 @@ def bernoulli(p: str, dtype: str) -> Kernel:
     """Whether u < p."""
     c, a = C_TYPES[dtype], COMPUTE[p]
     body = (
-        _HEAD.format(numbers="n")
-        + f"""    for (int i = 0; i < 8 && first + i < n; i++)
-        y[first + i] = narrow<{c}>((float)(({a}){_UNIFORM} < widen(p[first + i])));
+        _HEAD.format(each=1)
+        + f"""        y[e] = narrow<{c}>((float)(({a}){_UNIFORM} < widen(p[e])));
+    }}
 """
     )
-    return Kernel(f"bernoulli_{p}_{dtype}", f"const {C_TYPES[p]}* p, {_STEP}, {c}* y, long long n", body, PHILOX)
+    return Kernel(f"bernoulli_{p}_{dtype}", f"const {C_TYPES[p]}* p, {_STEP}, {c}* y, {_RUNS}", body, PHILOX)
 
 
 def _seed(op: Operator) -> int:
@@ -98,14 +105,9 @@ def _seed(op: Operator) -> int:
     return int(np.array(rule.seed, np.uint64))
 
 
-@family("Dropout", "RandomUniform", "RandomNormal", "Bernoulli")
+@family("Dropout", "DropoutPart", "RandomUniform", "RandomNormal", "Bernoulli")
 class Draws(Family):
     """(x, step) → y, mask?; (step) → y; (p, step) → y."""
-
-    def accepts(self, op: Operator) -> bool:
-        """Types that are computed with; a slice draws by array operations."""
-        rule: Any = op.op
-        return rule.first == 0 and all(v.dtype in C_TYPES for v in (*op.reads(), *op.writes()))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
@@ -114,16 +116,18 @@ class Draws(Family):
         assert y is not None and ins[0] is not None
         if not y.size:
             return []
-        work, seed = -(-y.size // 8), _seed(op)
-        if op.op.name == "Dropout":
+        seed, each = _seed(op), 2 if rule.name == "RandomNormal" else 1
+        run, skip, begin = getattr(rule, "run", y.size), getattr(rule, "skip", 0), each * rule.first
+        blocks = -(-each * run // 8) + bool(begin % 8 or skip % 8)
+        work, runs = y.size // run * blocks, (begin, run, skip, blocks, y.size)
+        if rule.name.startswith("Dropout"):
             threshold = math.ceil(float(np.float32(rule.ratio)) * 2**24)
             scale = float(y.type.numpy.type(1 / (1 - rule.ratio)))
             mask = [outs[1]] if outs[1] is not None else []
             k = dropout(y.dtype, bool(mask))
-            return [k(work, ins[0], ins[1], seed, y, *mask, threshold, scale, y.size)]
+            return [k(work, ins[0], ins[1], seed, y, *mask, threshold, scale, *runs)]
         if op.op.name == "Bernoulli":
-            return [bernoulli(ins[0].dtype, y.dtype)(work, ins[0], ins[1], seed, y, y.size)]
+            return [bernoulli(ins[0].dtype, y.dtype)(work, ins[0], ins[1], seed, y, *runs)]
         if op.op.name == "RandomUniform":
-            return [uniform(y.dtype)(work, ins[0], seed, y, rule.high - rule.low, rule.low, y.size)]
-        work = -(-y.size // 4)
-        return [normal(y.dtype)(work, ins[0], seed, y, 2 * math.pi, rule.scale, rule.mean, y.size)]
+            return [uniform(y.dtype)(work, ins[0], seed, y, rule.high - rule.low, rule.low, *runs)]
+        return [normal(y.dtype)(work, ins[0], seed, y, 2 * math.pi, rule.scale, rule.mean, *runs)]

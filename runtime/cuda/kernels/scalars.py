@@ -35,9 +35,6 @@ def kernel(op: Op, ins: tuple[str | None, ...], outs: tuple[str, ...]) -> Kernel
 class Checked(Family):
     """One launch of one thread, which reports a number that is not finite: 0 for NaN, else its sign."""
 
-    def accepts(self, op: Operator) -> bool:
-        return all(v.dtype in C_TYPES for v in op.reads())
-
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         x, y = ins[0], outs[0]
         assert x is not None and y is not None

@@ -18,8 +18,7 @@ from ..code.parts import WIDE, division, divisor
 from ..code.pooling import Form, columns_of, image_of
 from ..code.strided import THREADS, WORDS, copy, word
 from ..device.kernel import C_TYPES, REPORT, STATUS, Buffer, Call, Kernel
-from ..families import Buffers, Family, family
-from .copy import movable
+from ..families import Buffers, Family, Moving, family
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -66,21 +65,13 @@ def bits(y: Buffer, value: float) -> int:
     return word(np.array(value).astype(y.type.numpy).tobytes(), y.type.numpy.itemsize)
 
 
-class Selection(Family):
-    """Of all element types."""
-
-    def accepts(self, op: Operator) -> bool:
-        """Whether the elements have a word's size."""
-        return movable(op)
-
-
 _MATRIX = """const Index row = over(e, d0), j = e - row * (Index)d0.by, i = row - over(row, d1) * (Index)d1.by;
         const long long right = (long long)j - (long long)i;
         """
 
 
 @family("Trilu")
-class Triangle(Selection):
+class Triangle(Moving):
     """x, or zero."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
@@ -93,7 +84,7 @@ class Triangle(Selection):
 
 
 @family("Eye")
-class Diagonal(Selection):
+class Diagonal(Moving):
     """Ones on a diagonal."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
@@ -104,11 +95,11 @@ class Diagonal(Selection):
 
 
 @family("OneHot")
-class OneHot(Selection):
+class OneHot(Moving):
     """`on` at the indices."""
 
     def accepts(self, op: Operator) -> bool:
-        return movable(op) and all(v.dtype in C_TYPES for v in op.reads())
+        return super().accepts(op) and all(v.dtype in C_TYPES for v in op.reads())
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
@@ -125,7 +116,7 @@ class OneHot(Selection):
 
 
 @family("ReverseSequence")
-class Turned(Selection):
+class Turned(Moving):
     """The first elements of each row the other way round; a row whose length is none stays, and is reported."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:

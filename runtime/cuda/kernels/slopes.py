@@ -60,9 +60,6 @@ def scaled(dtype: str, table: tuple[str, ...], bits: int) -> Kernel:
 class Slopes(Family):
     """(x) → codes; (dy, codes) → dx."""
 
-    def accepts(self, op: Operator) -> bool:
-        return all(v.dtype in C_TYPES for v in op.reads())
-
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
         rule: Any = op.op

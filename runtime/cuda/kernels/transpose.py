@@ -13,8 +13,7 @@ from ...shared.boxes import merged
 from ..code.parts import WIDE, division, divisor
 from ..code.strided import THREADS, WORDS, Axis, gather_to
 from ..device.kernel import Buffer, Call, Kernel
-from ..families import Buffers, Family, family
-from .copy import movable
+from ..families import Buffers, Moving, family
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -95,11 +94,8 @@ def transposing(x: Buffer, y: Buffer, perm: Sequence[int]) -> list[Call]:
 
 
 @family("Transpose")
-class Transposition(Family):
+class Transposition(Moving):
     """Of all element types."""
-
-    def accepts(self, op: Operator) -> bool:
-        return movable(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         x, y = present(ins[0], outs[0])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ....language.types import FLOATS, TensorType, need
 from ....ops.optimizer.base import work_dtype
-from ....ops.optimizer.norm_updates import LambUpdate, LarsUpdate
+from ....ops.optimizer.norm_updates import LambUpdate, LarsUpdate, SquareSums
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
 
@@ -52,13 +52,14 @@ def squares(dtype: str) -> Kernel:
 
 
 @functools.cache
-def root(out: str) -> Kernel:
-    """√Σ parts."""
+def total(out: str, function: str = "") -> Kernel:
+    """Σ parts, or a function of it."""
     body = f"""    const double a = sum_of(parts, count);
     if (threadIdx.x == 0)
-        *out = narrow<{C_TYPES[out]}>(sqrt(a));
+        *out = narrow<{C_TYPES[out]}>({function}(a));
 """
-    return Kernel(f"root_{out}", f"const double* parts, {C_TYPES[out]}* out, long long count", body, _SUM_PARTS, 512)
+    parameters = f"const double* parts, {C_TYPES[out]}* out, long long count"
+    return Kernel(f"total_{function}_{out}", parameters, body, _SUM_PARTS, 512)
 
 
 def spans(size: int) -> int:
@@ -70,8 +71,7 @@ def spans(size: int) -> int:
 class GlobalNorm(Family):
     """A launch for each input, and one that adds up."""
 
-    def accepts(self, op: Operator) -> bool:
-        return all(v.dtype in FLOATS for v in (*op.reads(), *op.writes()))
+    takes = FLOATS
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         return (TensorType("f64", (sum(spans(v.type.size) for v in op.reads()),)),)
@@ -87,7 +87,32 @@ class GlobalNorm(Family):
                 count = spans(x.size)
                 calls.append(squares(x.dtype).blocks(count, args=(x, None, parts.at(done, (count,)), x.size)))
                 done += count
-        return [*calls, root(out.dtype).blocks(1, args=(parts, out, done))]
+        return [*calls, total(out.dtype, "sqrt").blocks(1, args=(parts, out, done))]
+
+
+@family("SquareSums")
+class SquaresOfParts(Family):
+    """For each part a launch for each input, and one that adds up."""
+
+    takes = FLOATS
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        parts = op.of(SquareSums).parts
+        return (TensorType("f64", (sum(spans(-(-v.type.size // parts)) for v in op.reads()),)),)
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        out, calls = need(outs[0]), list[Call]()
+        for i in range(out.size):
+            done = 0
+            for x in (x.reshape(-1) for x in ins if x is not None):
+                each = -(-x.size // out.size)
+                size = min(each, x.size - min(i * each, x.size))
+                if size:
+                    sums = scratch[0].at(done, (spans(size),))
+                    calls.append(squares(x.dtype).blocks(sums.size, args=(x.at(i * each, [size]), None, sums, size)))
+                    done += sums.size
+            calls.append(total("f64").blocks(1, args=(scratch[0], out.at(i, [1]), done)))
+        return calls
 
 
 @functools.cache
@@ -121,8 +146,7 @@ def inverse() -> Kernel:
 class InverseIfFinite(Family):
     """A launch for each gradient, and one that decides."""
 
-    def accepts(self, op: Operator) -> bool:
-        return all(v.dtype in FLOATS for v in op.reads())
+    takes = FLOATS
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         return (TensorType("i32", (sum(spans(v.type.size) for v in (*op.reads(),)[1:]),)),)

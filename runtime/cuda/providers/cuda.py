@@ -1,4 +1,4 @@
-"""The provider "cuda": kernel families, and traced numerics for operators without one (see ../families.py)."""
+"""The provider "cuda": kernel families (see ../families.py), and expansions of operators without one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ from typing import TYPE_CHECKING
 
 from ....language.kernels import register
 from ...shared.families import FamilyProvider
-from ..families import FAMILIES, Family
-from ..traced.family import TRACED
+from ..expanded import family_of
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
-
-
-def family_of(op: Operator) -> Family | None:
-    """The family that runs an operator; None where there is none."""
-    return FAMILIES.find(op) or (TRACED if TRACED.accepts(op) else None)
+    from ..families import Family
 
 
 class Cuda(FamilyProvider):
@@ -24,7 +19,6 @@ class Cuda(FamilyProvider):
     name = "cuda"
 
     def find(self, op: Operator) -> Family | None:
-        """The family of the operator, or `TRACED`."""
         return family_of(op)
 
 

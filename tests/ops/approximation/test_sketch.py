@@ -162,10 +162,10 @@ def test_fast_transforms_are_the_transforms(kind: str, batch: int) -> None:
     """S from the definition: signs, zeros, the basis, the coefficients that the stream chooses."""
     size, rows, step = max(4, 1 << (batch - 1).bit_length()), (batch + 1) // 2, np.array(2)
     keys = np.empty(size, np.float32)
-    stream(np, 6, step)(keys)
+    stream(6, step)(keys)
     chosen = np.sort(np.argsort(keys, kind="stable")[:rows])
     more = np.empty(8, np.float32)
-    stream(np, 6, step, -(-size // 8) * 8)(more)
+    stream(6, step, -(-size // 8) * 8)(more)
     signs = 2 * bits_of(more).reshape(-1)[:batch] - 1
     want = np.sqrt(size / rows) * basis(kind, size)[chosen][:, :batch] * signs
     np.testing.assert_allclose(matrix(Sketch(rows, kind, seed=6), batch, 2).T, want, rtol=0, atol=1e-14)
@@ -174,7 +174,7 @@ def test_fast_transforms_are_the_transforms(kind: str, batch: int) -> None:
 def test_rows_are_the_least_numbers_in_ascending_order() -> None:
     x = np.arange(5000.0).reshape(2500, 2).astype(np.float32)
     keys = np.empty(2500, np.float32)
-    stream(np, 8, np.array(1))(keys)
+    stream(8, np.array(1))(keys)
     chosen = np.sort(np.argsort(keys, kind="stable")[:700])
     y = applied(Sketch(700, "rows", seed=8), x, 1)
     assert y.tobytes() == (x[chosen] * np.float32(np.sqrt(2500 / 700))).tobytes()

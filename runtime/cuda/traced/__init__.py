@@ -1,1 +1,0 @@
-"""Traced operators: NumPy numerics of operators without a kernel, recorded as launches."""
