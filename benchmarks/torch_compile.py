@@ -1,6 +1,7 @@
 """Plans inside of torch.compile beside PyTorch's own memory budget, on a CPU.
 
     python benchmarks/torch_compile.py [--only gpt2,bert] [--budgets 1,.7] [--shares 1,.5,.1] [--skip-run]
+    [--skip-compare] [--inner inductor]
 
 First table: the peak that is said and the one that PyTorch's profiler measures, with operators one after the other
 (`inner="aot_eager"`), for shares of the plain step, and whether the gradients have the bits of the first row's.  Second
@@ -22,6 +23,7 @@ from recompute.passes.planners.core.simulate import simulate
 from recompute.passes.planners.methods.auto import quick_frontier_of
 from recompute.torch.plan.backend import eager
 from recompute.torch.plan.explain import Keeping
+from recompute.torch.plan.inductor import FusedPartitioner, inductor
 from recompute.torch.plan.judge import of_pytorch
 from recompute.torch.plan.partition import budget_of, planned_within
 
@@ -33,21 +35,25 @@ def main() -> None:
     parser.add_argument("--budgets", default="1,.7")
     parser.add_argument("--shares", default="1,.5,.1")
     parser.add_argument("--skip-run", action="store_true")
+    parser.add_argument("--skip-compare", action="store_true")
+    parser.add_argument("--inner", default="aot_eager", choices=["aot_eager", "inductor"])
     options = parser.parse_args()
     for name in options.only.split(","):
         if not options.skip_run:
-            said_and_measured(name, [float(b) for b in options.budgets.split(",")])
-        beside_pytorch(name, [float(s) for s in options.shares.split(",")])
+            said_and_measured(name, [float(b) for b in options.budgets.split(",")], options.inner)
+        if not options.skip_compare:
+            beside_pytorch(name, [float(s) for s in options.shares.split(",")])
 
 
-def said_and_measured(name: str, budgets: list[float]) -> None:
+def said_and_measured(name: str, budgets: list[float], inner: str = "aot_eager") -> None:
     """One row a budget."""
+    kind, compiler = (FusedPartitioner, inductor) if inner == "inductor" else (Keeping, eager)
     module, inputs = build(name)
     first = None
     for budget in budgets:
         torch._dynamo.reset()
-        partition = Keeping(budget_of(budget))
-        call = torch.compile(module, backend=lambda m, i, p=partition: eager(m, i, p))
+        partition = kind(budget_of(budget))
+        call = torch.compile(module, backend=lambda m, i, p=partition: compiler(m, i, p))
 
         def step(call=call):
             module.zero_grad()
