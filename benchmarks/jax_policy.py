@@ -2,7 +2,8 @@
 
 A transformer of 12 layers with dropout, unrolled and by `jax.lax.scan`, and a small residual CNN.  Peaks are XLA's
 (arguments, outputs and temporaries of the compiled gradient), FLOPs XLA's (which counts the body of a scan once);
-seconds are processor seconds of one step, the least of three.  `--layers 32 --plan-only` times planning alone.
+"model ms" are seconds by the rates of an H200, of the gradient's jaxpr; s/step are processor seconds of one step, the
+least of three that alternate with the others. `--layers 32 --plan-only` times planning alone.
 
     python benchmarks/jax_policy.py > benchmarks/results/jax_policy.txt
 """
@@ -15,11 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from recompute.devices import device
+from recompute.errors import BudgetError
 from recompute.jax import Plans
+from recompute.jax.costs import seconds
 
-OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+DEFAULT = ({},)
+SCHEDULERS = ({"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}, {})
+BARRIERS = tuple({"xla_disable_hlo_passes": "cse_barrier_expander", **s} for s in SCHEDULERS)
 SHARES = ("85%", "65%", "50%")
-WIDTH, HEADS, BATCH, LENGTH, WORDS = 256, 4, 8, 128, 512
+WIDTH, HEADS, BATCH, LENGTH, WORDS = 128, 4, 4, 128, 512
 
 
 def norm(x, scale):
@@ -98,7 +104,7 @@ def cnn(layer, p, images, labels):
     return -jnp.take_along_axis(jax.nn.log_softmax(x.mean((1, 2)) @ p["last"]), labels[:, None], 1).mean()
 
 
-def images(blocks=8, channels=32):
+def images(blocks=8, channels=16):
     """Parameters, images and labels."""
     g = np.random.default_rng(0)
     new = lambda *shape: jnp.asarray(g.standard_normal(shape, dtype=np.float32) * 0.05)  # noqa: E731
@@ -107,17 +113,21 @@ def images(blocks=8, channels=32):
     return p, new(32, 32, 32, 3), jnp.asarray(g.integers(0, 10, 32))
 
 
-def measured(f, args):
-    """Peak in MB, GFLOP, processor seconds of a step, and loss and gradients."""
-    compiled = jax.jit(jax.value_and_grad(f)).lower(*args).compile(compiler_options=OPTIONS)
-    m = compiled.memory_analysis()
-    peak = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
-    taken = []
-    for _ in range(3):
-        start = time.process_time()
-        result = jax.block_until_ready(compiled(*args))
-        taken.append(time.process_time() - start)
-    return peak / 1e6, compiled.cost_analysis()["flops"] / 1e9, min(taken), result
+def bytes_of(made):
+    """Peak of a compiled step: arguments, outputs and temporaries, less what is aliased."""
+    m = made.memory_analysis()
+    return m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
+
+
+def compiled(f, args, options):
+    """The compiled gradient, its peak in bytes, GFLOP by XLA, and milliseconds by the cost model of an H200.
+
+    Of several options those that give the lowest peak.
+    """
+    lowered = jax.jit(jax.value_and_grad(f)).lower(*args)
+    made = min((lowered.compile(compiler_options=o) for o in options), key=bytes_of)
+    modelled = sum(seconds(e, device("h200")) for e in jax.make_jaxpr(jax.value_and_grad(f))(*args).eqns)
+    return made, bytes_of(made), made.cost_analysis()["flops"] / 1e9, 1e3 * modelled
 
 
 def difference(a, b):
@@ -125,41 +135,59 @@ def difference(a, b):
     return max(float(abs(x - y).max() / abs(x).max()) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
 
 
-def rows(title, network, part, args):
-    """One network: the plain function, the usual policies, then ours at three budgets."""
+def by_hand(network, part):
+    """What users write: name → function and compiler options, of which the best count: those that our plans try."""
     plain = functools.partial(network, part)
     policies = jax.checkpoint_policies
-    peers = {
-        "plain": plain,
-        "jax.checkpoint of all": jax.checkpoint(plain),
-        "dots_saveable of all": jax.checkpoint(plain, policy=policies.dots_saveable),
-        "per layer": functools.partial(network, jax.checkpoint(part)),
-        "per layer, prevent_cse=False": functools.partial(network, jax.checkpoint(part, prevent_cse=False)),
-        "per layer, dots_saveable": functools.partial(network, jax.checkpoint(part, policy=policies.dots_saveable)),
+    saved = {
+        "": None,
+        ", dots": policies.dots_saveable,
+        ", dots without batch": policies.dots_with_no_batch_dims_saveable,
+        ", everything": policies.everything_saveable,
     }
-    print(f"\n{title}\n{'':34}{'peak MB':>9}{'GFLOP':>9}{'s/step':>8}{'gradient off by':>17}")
-    wanted = None
-    for name, f in peers.items():
-        peak, flops, taken, (_, gradients) = measured(f, args)
-        wanted = gradients if wanted is None else wanted
-        print(f"{name:34}{peak:9.1f}{flops:9.1f}{taken:8.2f}{difference(wanted, gradients):17.1e}", flush=True)
+    options = SCHEDULERS if network is scanned else BARRIERS
+    layers = {n: functools.partial(network, jax.checkpoint(part, policy=p)) for n, p in saved.items()}
+    found = {"plain": (plain, SCHEDULERS), "all dots": (jax.checkpoint(plain, policy=policies.dots_saveable), options)}
+    found |= {f"per layer{n}": (f, options) for n, f in layers.items()}
+    return found | {"per layer, XLA's default options": (layers[""], DEFAULT)}
+
+
+def ours(plain, args):
+    """Our plans within three budgets and at the least peak: name → function and compiler options."""
     start = time.process_time()
     plans = Plans(plain, args)
     planned = time.process_time() - start
+    found = {}
     for share in (*SHARES, "least"):
-        plan = plans.result(len(plans.candidates), 0) if share == "least" else plans.within(share)
-        peak, flops, taken, (_, gradients) = measured(plan.apply(plain), args)
-        assert share == "least" or (round(peak * 1e6) == plan.peak and plan.peak <= plan.budget)
-        name = "ours, saving least" if share == "least" else f"ours, {share} = {plan.budget / 1e6:.1f} MB"
-        off = difference(wanted, gradients)
-        print(
-            f"{name:34}{peak:9.1f}{flops:9.1f}{taken:8.2f}{off:17.1e}  time {plan.overhead:+.1%} by cost model",
-            flush=True,
-        )
-    print(
-        f"planned in {planned:.1f} processor seconds; "
-        f"{len(plans.trials)} of {len(plans.candidates)} candidates compiled"
-    )
+        try:
+            budget = share if share != "least" else min(t.peak for t in plans.trials.values())
+            plan = plans.within(budget)
+            found[f"ours, {share} = {plan.budget / 1e6:.1f} MB"] = plan.apply(plain), (plan.compiler_options,)
+            assert plan.peak <= plan.budget
+        except BudgetError as error:
+            print(f"{share}: {error}")
+    count = len(plans.candidates) + len(plans.usual)
+    print(f"planned in {planned:.1f} processor seconds; {len(plans.trials)} of {count + 1} candidates compiled")
+    return found
+
+
+def rows(title, network, part, args):
+    """One network: the plain function, the usual policies, then ours."""
+    print(f"\n{title}")
+    steps = by_hand(network, part)
+    steps |= ours(steps["plain"][0], args)
+    made = {n: compiled(f, args, options) for n, (f, options) in steps.items()}
+    taken = {n: [] for n in made}
+    results = {}
+    for _ in range(3):
+        for n, (step, *_rest) in made.items():
+            start = time.process_time()
+            results[n] = jax.block_until_ready(step(*args))[1]
+            taken[n].append(time.process_time() - start)
+    print(f"{'':34}{'peak MB':>9}{'GFLOP':>8}{'model ms':>10}{'s/step':>8}{'gradient off by':>17}")
+    for n, (_, peak, flops, modelled) in made.items():
+        off = difference(results["plain"], results[n])
+        print(f"{n:34}{peak / 1e6:9.1f}{flops:8.1f}{modelled:10.3f}{min(taken[n]):8.2f}{off:17.1e}", flush=True)
 
 
 def main():
@@ -169,7 +197,8 @@ def main():
     parser.add_argument("--plan-only", action="store_true")
     parser.add_argument("--only", choices=["unrolled", "scan", "cnn"])
     options = parser.parse_args()
-    print(f"jax {jax.__version__}, {jax.default_backend()}; {options.layers} layers, float32, batch {BATCH} x {LENGTH}")
+    sizes = f"batch {BATCH} x {LENGTH}, width {WIDTH}"
+    print(f"jax {jax.__version__}, {jax.default_backend()}; {options.layers} layers, float32, {sizes}")
     if options.plan_only:
         args = transformer(options.layers, stacked=False)
         start = time.process_time()

@@ -130,3 +130,19 @@ def layers_of_27(count: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     config = t.LlamaConfig(**sizes, num_hidden_layers=count, max_position_embeddings=512, use_cache=False)
     ids = torch.randint(0, 1000, (1, 512))
     return Loss(t.LlamaForCausalLM(config).train()), (ids, ids.clone())
+
+
+def llama_8b(batch: int = 1, length: int = 2048) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """LLaMA 3 8B in bfloat16: its sizes."""
+    import transformers as t
+
+    sizes = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192}
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        network = t.LlamaForCausalLM(t.LlamaConfig(**sizes, **heads, rope_theta=5e5, use_cache=False))
+    finally:
+        torch.set_default_dtype(before)
+    ids = torch.randint(0, 128256, (batch, length))
+    return Loss(network.train()), (ids, ids)

@@ -61,6 +61,8 @@ _LAZY = {
     "from_torch": "torch.from_torch",
     "write_back": "torch.write_back",
     "check_import": "torch.check_import",
+    "Proof": "proof.prove",
+    "prove": "proof.prove",
     "ModelWarning": "errors",
     "export_step": "exporter.step",
     "export_trained": "exporter.trained",

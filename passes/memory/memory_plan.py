@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...boundary import as_block
 from ...errors import UsageError, expect
 from ...language.ir import Block, Free, Value
-from ...language.verify_addresses import ALIGNMENT, aligned
+from ...language.verify_addresses import aligned
 from ..base import Pass
 from .packing import Lifetime, height, pack
 from .storage import Storage, sharings, storages
@@ -42,8 +42,8 @@ class MemoryPlan(Pass):
     """Give every value of a block with frees an address.
 
     Views share their input's storage, results may be written over inputs that nothing reads later, and the inputs of a
-    contiguous Concat may be written directly into its output if that makes the arena smaller.  `exact`: seconds for
-    which the exact packer (extra `plan`) may improve on the heuristics.
+    contiguous Concat may be written directly into its output if that makes the arena smaller.  `exact`: seconds of
+    effort with which the exact packer may improve on the heuristics.
     """
 
     needs = ("frees",)
@@ -81,7 +81,7 @@ class MemoryPlan(Pass):
             return pack(lifetimes)
         from .packing_exact import pack_exact
 
-        return pack_exact(lifetimes, align=ALIGNMENT, seconds=self.exact)[0]
+        return pack_exact(lifetimes, seconds=self.exact)[0]
 
 
 def as_lifetime(s: Storage) -> Lifetime:

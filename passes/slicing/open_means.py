@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Value
-from ...ops.loss.cross_entropy import LabelLoss
+from ...ops.loss.cross_entropy import LabelLoss, divisor
 from ...ops.loss.linear_cross_entropy import LinearLoss
 from ..base import Pass
 
@@ -61,7 +61,7 @@ def _opened(b: Builder, o: Operator, counts: dict[object, Value]) -> Sequence[Op
         count = counts[what] = _count(b, op.ignore_index, labels, weights, like)
     total = dataclasses.replace(op, reduction="sum")  # type: ignore[arg-type]
     if dloss is not None:
-        inputs = tuple(b.Div(v, count) if v is dloss else v for v in o.inputs)
+        inputs = tuple(b.Div(v, divisor(b, count)) if v is dloss else v for v in o.inputs)
         return [*b.operators, dataclasses.replace(o, op=total, inputs=inputs)]
     before = list(b.operators)
     b.operators.clear()
@@ -75,7 +75,8 @@ def _opened(b: Builder, o: Operator, counts: dict[object, Value]) -> Sequence[Op
         v = outputs[i]
         assert v is not None
         outputs[i] = Value(b.names.take(f"{v.name}.sum"), v.type)
-        names[b.Div(outputs[i], count if v.dtype == count.dtype else b.Cast(count, to=v.dtype)).name] = v.name
+        by = count if i == 0 else divisor(b, count)
+        names[b.Div(outputs[i], by if v.dtype == by.dtype else b.Cast(by, to=v.dtype)).name] = v.name
     return [*before, dataclasses.replace(o, op=total, outputs=tuple(outputs)), *(x.renamed(names) for x in b.operators)]
 
 

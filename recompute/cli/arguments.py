@@ -64,6 +64,12 @@ def parser() -> Parser:
         action="store_true",
         help="compare the forward pass with ONNX Runtime, and recomputed steps with plain ones",
     )
+    run.add_argument(
+        "--prove",
+        action="store_true",
+        help="prove that the step that will run computes what the plain one does: the same expressions of inputs, "
+        "weights and state, whatever was recomputed, sliced, fused and moved",
+    )
     noise = p.add_mutually_exclusive_group()
     noise.add_argument("-v", "--verbose", action="store_true", help="print more details, and tracebacks of errors")
     noise.add_argument("-q", "--quiet", action="store_true", help="print errors only, and the last loss of --run")

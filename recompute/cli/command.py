@@ -108,6 +108,7 @@ class Report(ModelReport):
     output: str | None = None
     trained: str | None = None
     pictures: list[str] = field(default_factory=list)
+    proof: dict[str, Any] | None = None
     planned: dict[str, Any] | None = None
     compare: list[dict[str, Any]] | None = None
     pareto: dict[str, Any] | None = None
@@ -189,6 +190,9 @@ class _Job(ModelJob):
             plain, step = self.both(program, loss, names)
         cli_ranks.estimate(self, program, loss, plain, step)
         self.print_results(plain, step)
+        if step.proof is not None:
+            self.report.proof = asdict(step.proof)
+            self.say(str(step.proof))
         if self.args.check or self.args.run is not None:
             cli_memory.before_running(self, step)
         if self.args.check:
@@ -230,6 +234,7 @@ class _Job(ModelJob):
         with progress(self.args) as update:
             options["progress"] = lambda p: update(str(p))
             optimizer = sharing(self.args, self.optimizer(), program)
+            options.setdefault("prove", self.args.prove)
             return compile_step(program, loss, optimizer, target=target_of(self.args), **options)
 
     # -- what comes out -------------------------------------------------------------------------------------------
@@ -245,7 +250,7 @@ class _Job(ModelJob):
             self.report.plain = asdict(plain.figures)
             return plain, step
         with dumping(None):
-            plain = self.compile(program, loss)
+            plain = self.compile(program, loss, prove=False)
         self.report.plain = asdict(plain.figures)
         if names is not None:
             return plain, self.between(program, loss, names)

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import UsageError
 
 #: what runs or writes a step
-_DOINGS = ("run", "check", "output", "dump_ir")
+_DOINGS = ("run", "check", "prove", "output", "dump_ir")
 #: what is asked of one rank's step alone
 _OF_ONE_RANK = (
     "run", "check", "output", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy", "effort",

@@ -29,6 +29,8 @@ from ..planning.figures import PlanFigures
 from ..planning.request import Request, request
 from ..planning.saved import SavedPlan, saved_plan
 from ..planning.step import fitting_of, lower, plan_step, target_of
+from ..proof.prove import Proof
+from ..proof.prove import prove as prove_blocks
 from ..training.pipeline import pipeline
 from ..training.protocol import AnyOptimizer, Described, RecomputeWarning, spec_of
 from ..training.scaling import LossScaling
@@ -64,7 +66,8 @@ class StepFigures:
 class CompiledStep:
     """A training step ready to run: its program with planned memory, its plan, and its figures.
 
-    `cost`: the cost model of its estimated times.  `planned`: the figures of a planner's plan.
+    `cost`: the cost model of its estimated times.  `planned`: the figures of a planner's plan.  `proof`: what `prove`
+    has shown, where that was asked for.
     """
 
     program: Program
@@ -73,6 +76,7 @@ class CompiledStep:
     cost: CostModel = field(default_factory=this_cpu)
     planned: PlanFigures | None = None
     saved: SavedPlan | None = None
+    proof: Proof | None = None
 
 
 def compile_step(
@@ -99,12 +103,14 @@ def compile_step(
     in slices; docs/transformers.md), `approximations`, `effort`, `seconds`, `progress` (see
     `RecomputeOptimizer.set_budget`).  `target`: place, kernel providers, cost model and precision (`rc.Target`; None:
     this CPU); its fields can also be given directly.  `dump`: a folder for the program's text after each pass.
-    `plain`: the compiled step without recomputation, if it exists already, to save planning time.
-    UsageError for unknown options.
+    `plain`: the compiled step without recomputation, if it exists already, to save planning time.  `prove=True`: proves
+    that what will run computes what the step does before recomputation, slices and lowering (`rc.prove`).
+    UsageError for unknown options, VerifyError where a proof fails.
     """
     loss, fetch = as_loss(as_program(program), loss).name, as_texts(fetch, "fetch", program)
     checkpoints = None if checkpoints is None else as_texts(checkpoints, "checkpoints", program)
     target = target_from(target, options)
+    prove = options.pop("prove", False)
     wanted, offload = _request_from(budget, recompute, options)
     expect("plain", plain, (CompiledStep, type(None)), "a compiled step")
     spec, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
@@ -112,17 +118,34 @@ def compile_step(
     with without_gc(), dumping(dump) if dump is not None else contextlib.nullcontext():
         step, saved = _made(program, loss, spec, fetch, target), None
         if wanted is not None:
-            made = step.block
-            with dumping(None):  # the plans that are tried
-                fitted = plan_step(step, wanted, target, plain=None if plain is None else plain.program.compiled)
-            if is_dumping():
-                run_passes(made, step_passes(target, fitted.plan, scheduled=fitted.scheduled))
-            step.planned = dataclasses.replace(step.planned, kept=tuple(n for n in step.planned.kept if n in program))
-            saved = saved_plan(fitted, step.planned, program.block.name, batch_of(program))
+            saved = _planned(step, program, wanted, target, plain)
         else:
             lower(step, target)
         found, cost = figures(step.block, target.cost, step.logical), target.cost or this_cpu()
-        return CompiledStep(step, step.plan, found, cost, step.planned, saved)
+        proof = _proof(program, loss, spec, fetch, target, step) if prove else None
+        return CompiledStep(step, step.plan, found, cost, step.planned, saved, proof)
+
+
+def _planned(
+    step: Program, program: Program, wanted: Request, target: Target, plain: CompiledStep | None
+) -> SavedPlan | None:
+    """Compiles a step of a program by the plan that is asked for, which it returns."""
+    made = step.block
+    with dumping(None):  # the plans that are tried
+        fitted = plan_step(step, wanted, target, plain=None if plain is None else plain.program.compiled)
+    if is_dumping():
+        run_passes(made, step_passes(target, fitted.plan, scheduled=fitted.scheduled))
+    step.planned = dataclasses.replace(step.planned, kept=tuple(n for n in step.planned.kept if n in program))
+    return saved_plan(fitted, step.planned, program.block.name, batch_of(program))
+
+
+def _proof(program: Program, loss: str, spec: Spec, fetch: Sequence[str], target: Target, step: Program) -> Proof:
+    """That a compiled step computes what its spec without a plan does.  What is approximated is not proved."""
+    plain = spec.with_(checkpoints=(), planning=Request(), offload=False, slices=(), allowed=())
+    with dumping(None):
+        before = _made(program, loss, plain, fetch, target).block
+    approximated = any(o.op.approximates for o in step.block.operators)
+    return prove_blocks(before, step.block, partly=approximated)
 
 
 def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) -> tuple[Request | None, bool]:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from .. import ops  # noqa: F401  registers all
-from ..errors import ModelError, ModelWarning, RecomputeError, UsageError
+from ..errors import ModelError, ModelWarning, RecomputeError, UsageError, expect
 from ..language.ir import Block, Value
 from ..language.op import IMPORTERS, REGISTRY
 from ..language.program import Again, Program
@@ -105,7 +105,7 @@ def load(
     options that do not fit.
     """
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
-    limits, budget, source, _held = _read(model, further)
+    limits, budget, source, _held = _read(model, further, input_shapes)
     run, trace = functools.partial(_results, limits, values), functools.partial(_traced, limits, values)
     source = rebatched(source, None if input_shapes else batch, dims, values, run, trace)
     current, pairs = without_past(prepare(source, budget), input_shapes, dims), quantized_pairs(quantization)
@@ -157,7 +157,8 @@ def _results(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModelWarning)
         program = load(model, mode="eval", input_shapes={n: a.shape for n, a in feed.items()}, **further)
-    return dict(zip((v.name for v in program.outputs), program.evaluate(feed), strict=True))
+    names = [v.name for v in program.outputs]
+    return dict(zip(names, program.evaluate(feed, names), strict=True))
 
 
 def _traced(
@@ -178,8 +179,9 @@ def _traced(
     return importer
 
 
-def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto, list[Contents]]:
+def _read(model: Any, further: Further, shapes: Any) -> tuple[Limits, Budget, onnx.ModelProto, list[Contents]]:
     """The limits, the budget of the load, and the model, repaired as asked, with the arrays that it refers to."""
+    expect("input_shapes", shapes, (Mapping, type(None)), "a mapping of input names to shapes")
     tie, untie = further.pop("tie", None), further.pop("untie", None)
     limits = cast("Limits", further)
     budget = budget_of(limits)

@@ -12,10 +12,8 @@ from jax.ad_checkpoint import checkpoint_name
 from ..errors import UsageError
 from .costs import VIEWS, nbytes
 from .flat import Flat, Step, evaluate, flatten, outputs_of
-from .problem import value_name
+from .problem import CROSSING, value_name
 
-#: bytes of values that may cross from one run of steps to the next though no plan saves them
-_CROSSING = 4096
 #: steps of a run, at least
 _SHORTEST = 16
 
@@ -125,7 +123,7 @@ def _borders(flat: Flat, names: frozenset[str]) -> set[int]:
     saved: set[int] = set(held)
     start, crossing, ends, found = 0, 0, [0] * (len(flat.steps) + 1), set()
     for i, step in enumerate(flat.steps):
-        if i - start >= _SHORTEST and crossing <= _CROSSING:
+        if i - start >= _SHORTEST and crossing <= CROSSING:
             found.add(i)
             start = i
         for k, v in enumerate(step.writes):

@@ -54,7 +54,7 @@ def _jaxprs(params: dict[str, Any]) -> Iterator[Jaxpr]:
     for p in params.values():
         for x in p if isinstance(p, tuple) else (p,):
             if isinstance(x, (Jaxpr, ClosedJaxpr)):
-                yield getattr(x, "jaxpr", x)
+                yield x.jaxpr if isinstance(x, ClosedJaxpr) else x
 
 
 def seconds(equation: Any, device: Device) -> float:

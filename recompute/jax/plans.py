@@ -6,7 +6,7 @@ counts.  The body of a scan saves the same names in each iteration, `length` tim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..devices import Device
@@ -15,7 +15,7 @@ from ..passes.planners.core.schedules import keep_schedule, read_as_kept
 from ..passes.planners.core.simulate import Outcome, pruned, simulate
 from ..passes.planners.methods.auto import frontier_of
 from .flat import Flat, Step
-from .problem import Derived, Scan, derive, differentiable, traced
+from .problem import Derived, Scan, derive, differentiable, narrow, traced, value_name
 
 #: plans of a scan's body, at most
 _BODIES = 24
@@ -41,18 +41,50 @@ class Candidate:
         return None if self.scans else lower_bound(self.derived.problem, self.peak)
 
 
-def candidates(flat: Flat, wanted: Sequence[int], device: Device, most: int) -> list[Candidate]:
-    """Plans in order: each has a lower peak and a higher cost than the one before; `most` at most."""
+def candidates(flat: Flat, wanted: Sequence[int], device: Device, most: int) -> tuple[list[Candidate], list[Candidate]]:
+    """Plans, each with a lower peak and a higher cost than the one before, `most` at most; and the usual policies.
+
+    The latter are what users write by hand (`_usual`), from the cheapest to the dearest; none in functions with scans,
+    whose bodies have them among their options.
+    """
     cotangents = [i for i, v in enumerate(flat.outputs) if isinstance(v, int) and differentiable(flat.avals[v])]
     joint = traced(flat, wanted, cotangents)
     found: list[Candidate] = []
+    usual: list[Candidate] = []
     for scans in _bodies(flat, device):
         derived = derive(joint, len(flat.outputs), len(cotangents), device, scans)
         inside = frozenset().union(*(s.kept for s in scans.values()))
-        for values, outcome in {_judged(derived, kept) for kept in set(_sets(derived))}:
-            names = inside.union(derived.names[v] for v in values)
-            found.append(Candidate(names, outcome.peak, outcome.cost, derived, scans))
-    return _spread(_best(found), most)
+        by_hand = () if scans else _usual(flat, derived)
+        for into, sets in ((found, _sets(derived)), (usual, by_hand)):
+            for values, outcome in {_judged(derived, kept) for kept in set(sets)}:
+                names = inside.union(derived.names[v] for v in values)
+                into.append(Candidate(names, outcome.peak, outcome.cost, derived, scans))
+    return _spread(_best(found), most), sorted(usual, key=lambda c: (c.cost, c.peak, sorted(c.names)))
+
+
+def _usual(flat: Flat, derived: Derived) -> Iterator[frozenset[int]]:
+    """What is saved by hand: results of products (those without batch dimensions, or all), values between layers, both.
+
+    Convolutions count as products.  A layer ends where one value crosses, and has one such end or two.
+    """
+    values = {n: v for v, n in derived.names.items()}
+
+    def of(names: Iterable[str]) -> frozenset[int]:
+        return frozenset(values[n] for n in names if n in values)
+
+    products = [s for s in flat.steps if s.primitive in ("dot_general", "conv_general_dilated")]
+    without = [s for s in products if not any(_batch(s))]
+    ends = narrow(flat)
+    for saved in ((), without, products):
+        inside = of(value_name(s.name, 0) for s in saved)
+        yield from (inside | of(ends[::every]) for every in (1, 2))
+        if saved:
+            yield inside
+
+
+def _batch(product: Step) -> tuple[int, ...]:
+    """Batch dimensions of a `dot_general`; none for a convolution."""
+    return product.equation.params["dimension_numbers"][1][0] if product.primitive == "dot_general" else ()
 
 
 def _sets(derived: Derived) -> Iterator[frozenset[int]]:
@@ -93,7 +125,9 @@ def _options(step: Step, device: Device) -> list[Scan]:
     problem = derived.problem
     forward = sum(n.cost for n in problem.nodes if not n.backward)
     found: list[Scan] = []
-    for values, outcome in {_judged(derived, kept) for kept in {*_sets(derived), *_one_by_one(derived)}}:
+    for values, outcome in {
+        _judged(derived, kept) for kept in {*_sets(derived), *_one_by_one(derived), *_usual(body, derived)}
+    }:
         saved = sum(problem.sizes[v] for v in values)
         names = frozenset(derived.names[v] for v in values)
         found.append(Scan(names, saved, outcome.cost - forward, outcome.peak - problem.fixed - saved))

@@ -23,11 +23,41 @@ from .flat import Flat, Step, evaluate, flatten, outputs_of
 
 #: what the names of values begin with
 PREFIX = "recompute:"
+#: bytes of values that may cross from one run of steps to the next though no plan saves them
+CROSSING = 4096
 
 
 def value_name(step: str, k: int) -> str:
     """The name of result number k of a step (given by its name)."""
     return f"{PREFIX}{step}" + (f".{k}" if k else "")
+
+
+def narrow(flat: Flat, shortest: int = 16) -> list[str]:
+    """Names of the values that cross alone from one step to the next, in order, `shortest` steps or more apart.
+
+    Arguments and values of a few bytes (random keys) do not count, and views count as what they are made of.
+    """
+    origin: dict[int, int | None] = dict.fromkeys((*flat.inputs, *flat.constants))
+    last: dict[int, int] = {}
+    names: dict[int, str] = {}
+    for i, step in enumerate(flat.steps):
+        roots = [origin[v] for v in step.reads if isinstance(v, int)]
+        last.update((r, i) for r in roots if r is not None)
+        view = step.primitive in VIEWS and len(roots) == 1
+        for k, v in enumerate(step.writes):
+            origin[v] = roots[0] if view else v if nbytes(flat.avals[v]) > CROSSING else None
+            names[v] = value_name(step.name, k)
+    last.update((r, len(flat.steps)) for v in flat.outputs if isinstance(v, int) and (r := origin[v]) is not None)
+    found: list[str] = []
+    crossing: set[int] = set()
+    before = 0
+    for i, step in enumerate(flat.steps):
+        crossing |= {v for v in step.writes if origin[v] == v and last.get(v, i) > i}
+        crossing -= {v for v in crossing if last[v] <= i}
+        if len(crossing) == 1 and i - before >= shortest:
+            found.append(names[next(iter(crossing))])
+            before = i
+    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)
@@ -56,6 +86,11 @@ def differentiable(aval: Any) -> bool:
     return hasattr(aval, "dtype") and jax.dtypes.issubdtype(aval.dtype, np.inexact)
 
 
+def _savable(x: Any) -> bool:
+    """JAX rounds saved values with `reduce_precision`, which takes no complex ones (jax 0.10.2)."""
+    return not jax.dtypes.issubdtype(x.dtype, np.complexfloating)
+
+
 def traced(flat: Flat, wanted: Sequence[int], cotangents: Sequence[int]) -> Flat:
     """The function and its vector-Jacobian product, as one list of steps.
 
@@ -64,7 +99,7 @@ def traced(flat: Flat, wanted: Sequence[int], cotangents: Sequence[int]) -> Flat
     """
 
     def named(step: Step, made: Sequence[Any]) -> list[Any]:
-        return [checkpoint_name(x, value_name(step.name, k)) for k, x in enumerate(made)]
+        return [checkpoint_name(x, value_name(step.name, k)) if _savable(x) else x for k, x in enumerate(made)]
 
     def checkpointed(step: Step, once: Any) -> Any:
         return jax.checkpoint(once, prevent_cse=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,19 +19,26 @@ from .flat import Flat
 from .plans import candidates
 from .problem import differentiable
 
-#: XLA's scheduler for CPUs that orders by parallelism holds everything at once, as if nothing were recomputed
-_CPU_OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+#: XLA's schedulers for CPUs, the one that heeds memory and its default: either may give the lower peak
+_CPU_SCHEDULERS: tuple[dict[str, Any], ...] = ({"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}, {})
+#: XLA for CPUs removes the barriers of `jax.checkpoint` before it merges equal operations, and then merges what is
+#: recomputed with the first computation (seen for all convolutions): with this option the barriers stay
+_CPU_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A compiled plan: `peak`, XLA's bytes of arguments, outputs and temporaries, less what aliases; XLA's `flops`."""
+    """A compiled plan: `peak`, XLA's bytes of arguments, outputs and temporaries, less what aliases; XLA's `flops`.
+
+    `options`: the compiler options that gave it.
+    """
 
     peak: int
     arguments: int
     outputs: int
     temporaries: int
     flops: float
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,6 @@ class Policy:
     plain: Trial
     overhead: float
     bound: float | None
-    compiler_options: Mapping[str, Any]
     tried: int
     device: Device
     flat: Flat
@@ -64,6 +71,11 @@ class Policy:
     def plain_peak(self) -> int:
         """The same without recomputation."""
         return self.plain.peak
+
+    @property
+    def compiler_options(self) -> Mapping[str, Any]:
+        """Options of XLA that the step was compiled with."""
+        return self.trial.options
 
     @property
     def policy(self) -> Callable[..., bool]:
@@ -117,10 +129,11 @@ class Plans:
     `jax.ShapeDtypeStruct`s.  `argnums`: the arguments whose gradients are asked for.  `cost`: the device whose rates
     weigh recomputation against memory (`recompute.cost.device`).  `lower`: from a function like `f` to the lowered
     program whose peak counts, e.g. `lambda g: jax.jit(step(g), donate_argnums=0).lower(...)`; by default that of
-    `jax.value_and_grad`.  `compiler_options`: for XLA; by default, on CPUs, the scheduler that heeds memory.
+    `jax.value_and_grad`.  `compiler_options`: for XLA; by default, on CPUs, barriers that stay where recomputation
+    needs them, and of both schedulers the one that gives the lower peak (two compilations for each plan tried).
     """
 
-    #: candidates among which the budget is looked for: four or five are compiled
+    #: candidates among which the budget is looked for: four or five are compiled, and usual policies that are cheaper
     RUNGS = 16
 
     def __init__(
@@ -144,13 +157,11 @@ class Plans:
         wanted = [k for k, i in enumerate(places) if i in self.argnums and differentiable(self.flat.avals[k])]
         if not wanted:
             raise UsageError(f"nothing to differentiate: arguments {self.argnums} have no floating-point array")
-        if compiler_options is None:
-            compiler_options = _CPU_OPTIONS if jax.default_backend() == "cpu" else {}
-        self.compiler_options = dict(compiler_options)
+        self._given = compiler_options
         self._lower = lower or self._gradient
         self.device = device(cost)
-        self.candidates = candidates(self.flat, wanted, self.device, self.RUNGS - 1)
-        self.trials: dict[int, Trial] = {}  # 0: without recomputation; then the candidates
+        self.candidates, self.usual = candidates(self.flat, wanted, self.device, self.RUNGS - 1)
+        self.trials: dict[int, Trial] = {}  # 0: without recomputation; then the candidates, then the usual policies
 
     def _check(self, has_aux: bool, lower: object) -> None:
         """A default step needs a scalar loss."""
@@ -166,7 +177,8 @@ class Plans:
         """The cheapest plan found within the budget.  BudgetError where none of those compiled fits.
 
         A smaller budget never gives a higher peak.  Candidates are searched by halves, always the same ones first; one
-        with a lower peak than a cheaper one that fits counts as having that peak.
+        with a lower peak than a cheaper one that fits counts as having that peak.  Then the usual policies that are
+        cheaper than the one found are compiled, the cheapest first, until one fits.
         """
         wanted = as_budget(budget)
         if wanted.of_process is not None:
@@ -185,25 +197,36 @@ class Plans:
                 high = middle - 1
                 if trial.peak >= floor:
                     best, floor = middle, trial.peak
+        dearest = math.inf if best < 0 else 0.0 if best == 0 else self.candidates[best - 1].cost
+        for k, c in enumerate(self.usual, len(self.candidates) + 1):
+            if c.cost < dearest and self.trial(k).peak <= limit:
+                best = k
+                break
         if best < 0:
             raise self._refusal(wanted.text, limit)
         return self.result(best, limit)
 
     def trial(self, rung: int) -> Trial:
-        """What XLA says of a compiled candidate (0: without recomputation), once for each."""
+        """What XLA says of a compiled candidate (0: without recomputation), once for each.
+
+        With those options that give the lowest peak, whatever the budget: a smaller one never gives a higher peak.
+        """
         if rung not in self.trials:
-            f = self.result(rung, 0, judged=False).apply(self.f)
-            compiled = self._lower(f).compile(compiler_options=self.compiler_options)
-            m = compiled.memory_analysis()
-            figures = compiled.cost_analysis() or {}
-            arguments, outputs, temporaries = m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes
-            peak = arguments + outputs + temporaries - m.alias_size_in_bytes
-            self.trials[rung] = Trial(peak, arguments, outputs, temporaries, figures.get("flops", 0.0))
+            lowered = self._lower(self.result(rung, 0, judged=False).apply(self.f))
+            found = (_compiled(lowered, options) for options in self._options(rung))
+            self.trials[rung] = min(found, key=lambda t: t.peak)
         return self.trials[rung]
 
+    def _options(self, rung: int) -> list[dict[str, Any]]:
+        """Compiler options to try for a candidate: those given, or on CPUs both schedulers."""
+        if self._given is not None or jax.default_backend() != "cpu":
+            return [dict(self._given or {})]
+        barriers = _CPU_BARRIERS if rung and not any(s.body for s in self.flat.steps) else {}
+        return [{**barriers, **scheduler} for scheduler in _CPU_SCHEDULERS]
+
     def result(self, rung: int, limit: int, *, judged: bool = True) -> Policy:
-        """A candidate as a policy."""
-        c = self.candidates[max(0, rung - 1)]
+        """A candidate as a policy (0: nothing is recomputed)."""
+        c = [*self.candidates, *self.usual][max(0, rung - 1)]
         plain_cost = c.derived.problem.cost
         bound = c.bound if judged and rung else None
         return Policy(
@@ -213,7 +236,6 @@ class Plans:
             plain=self.trials.get(0, _NONE),
             overhead=c.cost / self.candidates[0].derived.problem.cost - 1 if rung else 0.0,
             bound=None if bound is None else bound / plain_cost - 1,
-            compiler_options=self.compiler_options,
             tried=len(self.trials),
             device=self.device,
             flat=self.flat,
@@ -233,7 +255,16 @@ class Plans:
         )
 
 
-_NONE = Trial(0, 0, 0, 0, 0.0)
+_NONE = Trial(0, 0, 0, 0, 0.0, {})
+
+
+def _compiled(lowered: Any, options: dict[str, Any]) -> Trial:
+    compiled = lowered.compile(compiler_options=options)
+    m = compiled.memory_analysis()
+    flops = (compiled.cost_analysis() or {}).get("flops", 0.0)
+    arguments, outputs, temporaries = m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes
+    peak = arguments + outputs + temporaries - m.alias_size_in_bytes
+    return Trial(peak, arguments, outputs, temporaries, flops, options)
 
 
 def _as_args(args: Any) -> tuple[Any, ...]:

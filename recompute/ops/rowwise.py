@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from ..language.element import Expr, nodes
 from ..language.op import Op, OperatorBuilder
-from ..language.rows import LENGTH, REDUCTIONS, RowFormula, formula_over_rows
-from ..language.types import DTYPES, NumPy, Operands, TensorType, Types, Value, need
+from ..language.rows import LENGTH, REDUCTIONS, RowFormula, formula_over_rows, unrounded
+from ..language.types import DTYPES, Array, NumPy, Operands, TensorType, Types, Value, dtype_name, need
 from .array_steps import FUNCTIONS
 from .tiles import TILE
 
@@ -21,12 +20,62 @@ from .tiles import TILE
 Kind = tuple[str, frozenset[int]]
 
 
-class Rowwise(Op, abstract=True):
-    """An operator on floats whose `expand` is its formula over rows (see language/rows.py).
+class OverRows(Op, abstract=True):
+    """An operator on floats whose numerics follow from its formula over rows (see language/rows.py), `expand`.
 
-    The numerics walk over tiles of the outermost dimension, in temporaries that are declared; halves are computed in
-    float32 and rounded once.  An output without elements in its rows is 0.
+    They walk over tiles of the outermost dimension, in temporaries that are declared; halves are computed in float32
+    and rounded once, sums over rows too.  Outputs of a first input without elements are 0.
     """
+
+    def row_formula(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
+        """`expand`."""
+        return self.expand(b, *inputs)
+
+    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
+        """The temporaries of one tile, and sums over rows that are rounded in the end."""
+        steps = _steps_of(self, tuple(ins), tuple(outs))
+        if steps is None:
+            return ()
+        tiles = tuple(TensorType(dtype, _shape(steps.found, dims, steps.tile)) for dtype, dims in steps.temporaries)
+        sums = [(need(steps.found.outputs[i]).dtype, steps.results[i]) for i in steps.added(self, outs)]
+        return (*tiles, *(TensorType(dtype, need(shape)) for dtype, shape in sums))
+
+    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+        """The formula, tile by tile: all outputs of a tile are there before one is written."""
+        kinds = tuple(None if a is None else (a.shape, a.dtype) for a in (*ins, *outs))
+        steps, added = _of_arrays(self, kinds, len(ins))
+        if steps is None:
+            for out in outs:
+                if out is not None:
+                    out[...] = 0
+            return
+        found, tile, whole = steps.found, steps.tile, steps.tile >= steps.found.sizes[0]
+        given = [None if a is None else a.reshape(shape) for a, shape in zip(ins, steps.operands, strict=True)]
+        results = [None if a is None else a.reshape(shape) for a, shape in zip(outs, steps.results, strict=True)]
+        sums = dict(zip(added, scratch[len(scratch) - len(added) :], strict=True))
+        for start in range(0, found.sizes[0], tile):
+            part = slice(start, start + tile)
+            rows = min(tile, found.sizes[0] - start)
+            buffers = list(scratch) if rows == tile else [b[:rows] if b.shape[0] > 1 else b for b in scratch]
+            here: Any = None if steps.output is None else _part(results[0], part)
+            if steps.output is not None:
+                buffers.insert(steps.output, here)
+            values = steps.run(xp, given if whole else [_part(a, part) for a in given], buffers)
+            # what may be in an input's place comes last: another output may be that input
+            for i in sorted(range(len(results)), key=lambda i: i == self.inplace_output):
+                out, x = results[i], found.outputs[i]
+                if out is None or x is None or (i == 0 and here is not None):
+                    continue
+                if i in found.columns and 0 in x.value:
+                    _add(xp, sums.get(i, out), values[id(x)], first=not start)
+                    if rows + start == found.sizes[0] and i in sums:
+                        out[...] = sums[i]
+                elif rows + start == found.sizes[0] or 0 in need(found.results[i]):
+                    _part(out, part)[...] = values[id(x)]
+
+
+class Rowwise(OverRows, abstract=True):
+    """One whose inputs and output have one type."""
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """Floats of one type with an axis at least, and an output of that type."""
@@ -35,69 +84,43 @@ class Rowwise(Op, abstract=True):
             raise self.fail("takes floats of one type and shape, with an axis at least", *inputs)
         return (x,)
 
-    def row_formula(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
-        """`expand`."""
-        return self.expand(b, *inputs)
 
-    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
-        """The temporaries of one tile."""
-        found = _formula(self, tuple(ins), tuple(outs))
-        if found is None:
-            return ()
-        kinds = _steps(found, self.inplace).temporaries
-        return tuple(TensorType(dtype, _shape(found, dims, _tile(found))) for dtype, dims in kinds)
-
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        """The formula, tile by tile: all outputs of a tile are there before one is written."""
-        types = [tuple(None if a is None else TensorType.of(a) for a in arrays) for arrays in (ins, outs)]
-        found = _formula(self, *types)
-        if found is None or found.columns:
-            if any(a is not None and a.size and b.size for a in ins for b in outs if b is not None):
-                raise self.fail("has no formula over rows for these operands", *types[0])
-            for out in outs:
-                if out is not None:
-                    out[...] = 0
-            return
-        steps, tile = _steps(found, self.inplace), _tile(found)
-        given = [_view(a, found, d) for a, d in zip(ins, found.operands, strict=True)]
-        results = [_view(a, found, d) for a, d in zip(outs, found.results, strict=True)]
-        for start in range(0, found.sizes[0], tile):
-            part = slice(start, start + tile)
-            rows = min(tile, found.sizes[0] - start)
-            buffers = [b[:rows] if b.shape[0] > 1 else b for b in scratch]
-            here: Any = None if steps.output is None else _part(results[0], part)
-            if steps.output is not None:
-                buffers.insert(steps.output, here)
-            values = steps.run(xp, [_part(a, part) for a in given], buffers, found)
-            last = start + tile >= found.sizes[0]
-            # what may be in an input's place comes last: another output may be that input
-            for i in sorted(range(len(results)), key=lambda i: i == self.inplace_output):
-                out, x = results[i], found.outputs[i]
-                if out is None or x is None or (i == 0 and here is not None):
-                    continue
-                if last or 0 in need(found.results[i]):
-                    _part(out, part)[...] = values[id(x)]
+def _add(xp: NumPy, total: Array, value: Array, *, first: bool) -> None:
+    if first:
+        total[...] = value
+    else:
+        xp.add(total, value, out=total)
 
 
-def _formula(op: Op, ins: Types, outs: Types) -> RowFormula | None:
+@functools.lru_cache(maxsize=1 << 12)
+def _of_arrays(op: Op, kinds: tuple[Any, ...], count: int) -> tuple[_Steps | None, list[int]]:
+    """The steps for arrays of these shapes and NumPy's types, of which `count` are inputs, and what is added up beside
+    its output; None where the first input has no elements."""
+    types = tuple(None if k is None else TensorType(dtype_name(k[1]), k[0]) for k in kinds)
+    ins, outs = types[:count], types[count:]
+    steps = _steps_of(op, ins, outs)
+    if steps is None and need(ins[0]).size and any(t is not None and t.size for t in outs):
+        raise op.fail("has no formula over rows for these operands", *ins)
+    return steps, steps.added(op, outs) if steps else []
+
+
+def _steps_of(op: Op, ins: Types, outs: Types) -> _Steps | None:
     found = formula_over_rows(op, ins, outs)
-    return None if found is None else _prepared(found)
+    return None if found is None else _steps(_prepared(found), op.inplace, op.inplace_output)
 
 
-def _tile(found: RowFormula) -> int:
-    """Elements of the outermost dimension that are computed at a time."""
-    if 0 in found.row:
+def _tile(found: RowFormula, inplace: tuple[int, ...], output: int) -> int:
+    """Elements of the outermost dimension that are computed at a time: all, where an output in an input's place would
+    be written in another order than that is read."""
+    inputs = [found.operands[i] for i in inplace if i < len(found.operands)]
+    if 0 in found.row or any(d not in (None, found.results[output]) for d in inputs):
         return found.sizes[0]
-    return max(1, min(found.sizes[0], TILE // int(np.prod(found.sizes[1:], dtype=np.int64))))
+    return max(1, min(found.sizes[0], TILE // math.prod(found.sizes[1:])))
 
 
 def _shape(found: RowFormula, dims: Sequence[int] | frozenset[int], tile: int) -> tuple[int, ...]:
     sizes = (tile, *found.sizes[1:])
     return tuple(n if d in dims else 1 for d, n in enumerate(sizes))
-
-
-def _view(a: Any, found: RowFormula, dims: Sequence[int] | None) -> Any:
-    return None if a is None or dims is None else a.reshape(_shape(found, dims, found.sizes[0]))
 
 
 def _part(a: Any, part: slice) -> Any:
@@ -109,54 +132,92 @@ class _Steps:
     """Nodes in order, each with the number of its buffer (None: none is needed); `output`: the buffer that is the first
     output itself."""
 
+    found: RowFormula
     order: tuple[tuple[Expr, int | None], ...]
     buffers: tuple[Kind, ...]
     output: int | None
+    numbers: dict[int, Any]
+    tile: int
 
     @property
     def temporaries(self) -> list[Kind]:
         """The buffers but for the output."""
         return [kind for i, kind in enumerate(self.buffers) if i != self.output]
 
-    def run(self, xp: NumPy, inputs: Sequence[Any], buffers: Sequence[Any], found: RowFormula) -> dict[int, Any]:
+    @functools.cached_property
+    def operands(self) -> list[tuple[int, ...] | None]:
+        """The shapes in which inputs are read."""
+        return [None if d is None else _shape(self.found, d, self.found.sizes[0]) for d in self.found.operands]
+
+    @functools.cached_property
+    def results(self) -> list[tuple[int, ...] | None]:
+        """The shapes in which outputs are written."""
+        return [None if d is None else _shape(self.found, d, self.found.sizes[0]) for d in self.found.results]
+
+    def added(self, op: Op, outs: Types) -> list[int]:
+        """Outputs that are summed over tiles beside them: in another type, or where an input may be in their place."""
+        columns = self.found.columns if self.tile < self.found.sizes[0] else ()
+        sums = {i: need(self.found.outputs[i]) for i in columns}
+        beside = op.inplace_output if op.inplace else None
+        return [i for i, x in sums.items() if 0 in x.value and (i == beside or x.dtype != need(outs[i]).dtype)]
+
+    @functools.cached_property
+    def program(self) -> list[tuple[int, str, tuple[int, ...], int, Any]]:
+        """(node, function, arguments, buffer, axes) of what is computed; nodes by id."""
+        return [
+            (id(x), FUNCTIONS.get(x.fn, x.fn), tuple(id(a) for a in x.args), number, _axes(x))
+            for x, number in self.order
+            if number is not None
+        ]
+
+    def run(self, xp: NumPy, inputs: Sequence[Any], buffers: Sequence[Any]) -> dict[int, Any]:
         """The values of all nodes that are roots or still needed, by id."""
-        axes = tuple(sorted(found.row))
-        values: dict[int, Any] = {}
+        values = dict(self.numbers)
         for x, number in self.order:
-            if number is None:
-                values[id(x)] = inputs[x.value] if x.fn == "input" else _number(x, found)
-                continue
-            out, args = buffers[number], [values[id(a)] for a in x.args]
-            if x.fn == "sum":
-                xp.sum(args[0], axis=axes, dtype=out.dtype, keepdims=True, out=out)
-            elif x.fn == "largest":
-                xp.max(args[0], axis=axes, keepdims=True, out=out)
-            elif x.fn == "where":
+            if number is None and x.fn == "input":
+                values[id(x)] = inputs[x.value]
+        for node, function, arguments, number, axes in self.program:
+            out, args = buffers[number], [values[a] for a in arguments]
+            if axes is not None:
+                reduce = xp.add.reduce if function == "sum" else xp.maximum.reduce
+                reduce(args[0], axis=axes, dtype=out.dtype, keepdims=True, out=out)
+            elif function == "where":
                 xp.copyto(out, args[2])
                 xp.copyto(out, args[1], where=args[0])
-            elif x.fn == "cast":
+            elif function == "cast":
                 xp.copyto(out, args[0], casting="unsafe")
             else:
-                getattr(xp, FUNCTIONS[x.fn])(*args, out=out)
-            values[id(x)] = out
+                getattr(xp, function)(*args, out=out)
+            values[node] = out
         return values
 
 
-def _number(x: Expr, found: RowFormula) -> Any:
-    if x.fn == LENGTH:
-        return DTYPES[x.dtype].type(np.prod([found.sizes[d] for d in found.row], dtype=np.float64))
-    return DTYPES[x.dtype].type(x.value)
+def _axes(x: Expr) -> tuple[int, ...] | None:
+    return tuple(sorted(x.value)) if x.fn in REDUCTIONS else None
+
+
+def _numbers(order: Sequence[Expr], found: RowFormula) -> dict[int, Any]:
+    """Constants and lengths, by id."""
+    lengths = {id(x): math.prod(found.sizes[d] for d in x.value) for x in order if x.fn == LENGTH}
+    return {id(x): DTYPES[x.dtype].type(lengths.get(id(x), x.value)) for x in order if x.fn in (LENGTH, "constant")}
+
+
+def _mean_or_sum(x: Expr) -> bool:
+    return x.fn == "sum" or (x.fn == "div" and x.args[0].fn == "sum" and x.args[1].fn == LENGTH)
 
 
 def _rounded_sums(roots: Sequence[Expr]) -> list[Expr]:
-    """The expressions with a sum that is only rounded in the type to which it is."""
+    """The expressions with a sum, or a mean, that is only rounded in the type to which it is."""
     order = list(nodes(roots))
     readers = Counter(id(a) for x in order for a in x.args)
     done: dict[int, Expr] = {}
     for x in order:
         args = tuple(done[id(a)] for a in x.args)
-        if x.fn == "cast" and args[0].fn == "sum" and readers[id(x.args[0])] == 1 and x.dtype in ("f32", "f64"):
-            done[id(x)] = Expr("sum", args[0].args, x.dtype, args[0].value)
+        if x.fn == "cast" and readers[id(x.args[0])] == 1 and x.dtype in ("f32", "f64") and _mean_or_sum(args[0]):
+            total, *length = args if args[0].fn == "sum" else args[0].args
+            done[id(x)] = Expr("sum", total.args, x.dtype, total.value)
+            if length:
+                done[id(x)] = done[id(x)] / Expr(LENGTH, (), x.dtype, length[0].value)
         else:
             done[id(x)] = Expr(x.fn, args, x.dtype, x.value)
     return [done[id(r)] for r in roots]
@@ -166,11 +227,12 @@ def _rounded_sums(roots: Sequence[Expr]) -> list[Expr]:
 def _prepared(found: RowFormula) -> RowFormula:
     """The formula that the numerics run."""
     made = iter(_rounded_sums([x for x in found.outputs if x is not None]))
-    return replace(found, outputs=tuple(None if x is None else next(made) for x in found.outputs))
+    outputs = [None if x is None else next(made) for x in found.outputs]
+    return replace(found, outputs=tuple(unrounded(need(x)) if i in found.columns else x for i, x in enumerate(outputs)))
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _steps(found: RowFormula, inplace: tuple[int, ...]) -> _Steps:
+def _steps(found: RowFormula, inplace: tuple[int, ...], inplace_output: int) -> _Steps:
     """Buffers by liveness; one is written over where its value ends, but by what reads twice."""
     roots = [x for x in found.outputs if x is not None]
     order = list(nodes(roots))
@@ -184,7 +246,7 @@ def _steps(found: RowFormula, inplace: tuple[int, ...]) -> _Steps:
         own = frozenset(found.operands[x.value] or ()) if x.fn == "input" else frozenset()
         dims[id(x)] = frozenset().union(own, *(dims[id(a)] for a in x.args))
         if x.fn in REDUCTIONS:
-            dims[id(x)] -= found.row
+            dims[id(x)] -= x.value
         if x.fn in ("input", "constant", LENGTH):
             continue
         ending = list(dict.fromkeys(place[id(a)] for a in x.args if id(a) in place and last[id(a)] == i))
@@ -204,5 +266,8 @@ def _steps(found: RowFormula, inplace: tuple[int, ...]) -> _Steps:
     whole = (roots[0].dtype, frozenset(found.results[0] or ()))
     mine = place.get(id(roots[0]))
     good = mine is not None and found.outputs[0] is not None and buffers[mine] == whole and begun[mine] >= read
-    good = good and (0 in whole[1] or _tile(found) == found.sizes[0])
-    return _Steps(tuple((x, place.get(id(x))) for x in order), tuple(buffers), mine if good else None)
+    tile = _tile(found, inplace, inplace_output)
+    good = good and (0 in whole[1] or tile == found.sizes[0])
+    output = mine if good else None
+    placed = tuple((x, place.get(id(x))) for x in order)
+    return _Steps(found, placed, tuple(buffers), output, _numbers(order, found), tile)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..budgets import Budget, as_budget
-from ..errors import UsageError
+from ..errors import UsageError, expect
 from ..passes import RecomputePlan
 from ..passes.approximation.base import Approximation, parse_permissions
 from ..passes.planners import planner
@@ -98,6 +98,7 @@ def request(
 
     `budget`: see `as_budget`; `plan`: a plan, or the path of a saved one; `others`: further fields of `Request`.
     """
+    expect("strategy_options", options, (Mapping, type(None)), "a mapping of the strategy's options")
     permitted = parse_permissions(approximations) if approximations else ()
     found = Request(
         None if budget is None else as_budget(budget),

@@ -15,8 +15,9 @@ from ..cost import priced, step_seconds
 from ..errors import UsageError, expect
 from ..language.ir import Block
 from ..language.program import Compiled, Program
+from ..language.types import Array
 from ..passes import RecomputePlan, Target
-from ..passes.memory import packing
+from ..passes.memory import packing, packing_exact
 from ..passes.planners import planner
 from ..passes.planners.core.watch import Progress, Watch, watching
 from ..passes.planners.fit.plan import fit_within
@@ -51,8 +52,15 @@ def _compiled_first_fit(order: Sequence[packing.Lifetime], known: Sequence[int])
     return placed(order, known)
 
 
+def _compiled_search(*arrays: Array) -> packing_exact.Search | None:
+    from ..runtime.cpu.packing_search import compiled
+
+    return compiled(*arrays)
+
+
 flat.compile_with(_compiled_moves)
 packing.compile_with(_compiled_repair, _compiled_first_fit)
+packing_exact.compile_with(_compiled_search)
 
 
 def target_of(target: Target | None) -> Target:

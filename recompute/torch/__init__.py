@@ -1,13 +1,13 @@
 """PyTorch: modules as programs, compared and written back; and plans inside of torch.compile.
 
-`Solver`, `explain` and the backend `recompute` of `torch.compile` need PyTorch; importing this package does not.
+`Solver`, `explain`, `policy` and the backend `recompute` of `torch.compile` need PyTorch; importing this does not.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Solver", "explain"]
+__all__ = ["Solver", "explain", "policy"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +19,10 @@ def __getattr__(name: str) -> Any:
         from .plan.explain import explain
 
         return explain
+    if name == "policy":
+        from .plan.policy import policy
+
+        return policy
     raise AttributeError(f"module 'recompute.torch' has no attribute '{name}'")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..boundary import as_texts
 from ..communication.mesh import Mesh, as_mesh
-from ..errors import UsageError
+from ..errors import UsageError, expect
 from .parallel_options import PIPELINE, Parallel
 from .protocol import AnyOptimizer
 from .recompute_optimizer import RecomputeOptimizer
@@ -68,7 +68,7 @@ class DataParallel(RecomputeOptimizer):
         super().__init__(optimizer)
         if self.spec.parallel is not None:
             raise UsageError("the optimizer is data parallel already")
-        mesh = as_mesh(mesh)
+        mesh, chunks = as_mesh(mesh), expect("chunks", chunks, int, "a number of stages a rank")
         self._changes["parallel"] = Parallel(
             mesh, rank, zero, micro_batches, batch, reduce, add=add, together=sync_batch_norm, sequence=sequence,
             schedule=schedule, chunks=chunks, cuts=None if cuts is None else tuple(as_texts(cuts, "cuts")),

@@ -7,18 +7,16 @@ Planners get them by `flat.compile_with` from above, as passes know no runtime.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import types
 from collections.abc import Callable
 from typing import Any
 
 from ...passes.planners.methods import layout, moves, twister
 from ...passes.planners.methods.flat import Arrays, Run
 from ...passes.planners.methods.layout import ENTER, HIGH, LIFT, MOST
+from . import searches
 from .device import jit, native
 
-_SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 #: problems of fewer nodes are searched by Python for less time than numba takes to compile
 _WORTH_COMPILING = 128
 #: slots in a block
@@ -40,15 +38,7 @@ _KINDS = (("int64", 1), ("float64", 1), ("int64", 2), ("int64", 1))
 
 def _bound(arrays: Arrays) -> Run:
     """The moves on these arrays."""
-    call = _kernel().call(*arrays, work=0)
-    words = call.words(arrays[0])
-    function = _SIGNATURE(call.address)
-
-    def run(begin: int, stop: int) -> None:
-        assert call.operands  # the arrays are there as long as this function is
-        function(words.ctypes.data, begin, stop)
-
-    return run
+    return searches.bound(_kernel(), *arrays)
 
 
 def _lift(alive: Any, begin: int, stop: int, size: int) -> None:
@@ -107,7 +97,5 @@ _ON_BLOCKS = (_lift, _entered, _set_most, _highest, _settle)
 def _kernel() -> jit.Kernel:
     """`moves.moves`, with all functions that it calls marked for numba."""
     names: dict[str, Any] = {**vars(layout), **vars(twister), **vars(moves), "_BLOCK": _BLOCK}
-    functions = {n: f.__code__ for n, f in names.items() if isinstance(f, types.FunctionType)}
-    functions |= {f.__name__[1:]: f.__code__ for f in _ON_BLOCKS} | {"_look_again": _look_again.__code__}
-    names |= {n: jit.inline(types.FunctionType(code, names, n)) for n, code in functions.items()}
-    return jit.kernel(names["moves"].function)
+    instead = {f.__name__[1:]: f.__code__ for f in _ON_BLOCKS} | {"_look_again": _look_again.__code__}
+    return searches.kernel("moves", names, instead)

@@ -64,6 +64,22 @@ def test_nearest(rule: str) -> None:
         run(Resize(shape=(2, 3, 7, 10), **fields), numbers("u8", 2, 3, 4, 5).astype(np.dtype(kind)), units=0)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_crops(mode: str) -> None:
+    """Parts inside of the input and beyond both ends; forwards, a part that is turned round."""
+    fields = {"mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize"}
+    for shapes in ("up", "down", "to one"):
+        small, large = SHAPES[shapes]
+        for roi in ((0, 0, 0.2, 0.1, 1, 1, 0.7, 0.6), (0, 0, -0.3, 0.4, 1, 1, 1.4, 1e9)):
+            both({**fields, "roi": roi}, small, large)
+            run(Resize(shape=large, extrapolation_value=2.5, roi=roi, **fields), floats("f16", *small), units=64)
+        turned = Resize(shape=large, extrapolation_value=3.0, roi=(0, 0, 0.9, 0, 1, 1, 0.1, 1.2), **fields)
+        run(turned, floats("f32", *small), units=64)
+    if mode == "nearest":
+        op = Resize(shape=(1, 2, 5, 7), extrapolation_value=7.0, roi=(0, 0, -0.5, 0, 1, 1, 1, 1.5), **fields)
+        run(op, numbers("i64", 1, 2, 4, 5), units=0)
+
+
 def test_one_launch_an_axis() -> None:
     found = run(Resize(shape=(1, 1, 8, 6), mode="linear"), floats("f16", 1, 1, 4, 3), units=64)
     assert launched(found) == ["resize_linear_f16_f32", "resize_linear_f32_f16"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,10 +98,10 @@ def drawn() -> tuple[nn.Module, tuple]:
     return Drawn(), (torch.randn(256, 64),)
 
 
-def compiled(module: nn.Module, budget: Any) -> tuple[Callable, Partitioner]:
+def compiled(module: nn.Module, budget: Any, dynamic: bool | None = None) -> tuple[Callable, Partitioner]:
     torch._dynamo.reset()
     partition = Partitioner(budget_of(budget))
-    return torch.compile(module, backend=lambda m, i: eager(m, i, partition)), partition
+    return torch.compile(module, backend=lambda m, i: eager(m, i, partition), dynamic=dynamic), partition
 
 
 def stepped(call: Callable, module: nn.Module, inputs: tuple) -> Any:
@@ -191,11 +192,23 @@ def test_the_backend_by_its_name() -> None:
         torch.compile(broken, backend="recompute", options={"budget": 1.0})(torch.randn(9, requires_grad=True))
 
 
-def test_symbolic_sizes_are_refused() -> None:
+def test_symbolic_sizes_are_planned_at_the_first_ones() -> None:
+    """One cut for all sizes, with eager PyTorch's bits; the peak is that of the planned ones, larger ones are told."""
     module, inputs = text()
-    torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"UsageError.*symbolic"):
-        torch.compile(module, backend="recompute", options={"budget": "70%"}, dynamic=True)(*inputs)
+    call, partition = compiled(module, "95%", dynamic=True)
+    for rows in (4, 3, 7):
+        given = tuple(i.repeat(2, 1)[:rows] for i in inputs)
+        stepped(module, module, given)
+        eager_state = state(module)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", ModelWarning)
+            stepped(call, module, given)
+        assert any("larger than" in str(w.message) for w in told) == (rows > 4)
+        assert all(torch.equal(a, b) for a, b in zip(eager_state, state(module), strict=True)), rows
+        module.zero_grad()
+        (said,) = partition.figures
+        measured = held_bytes(module, given) + peak_bytes(lambda given=given: stepped(call, module, given))
+        assert said.joint.symbolic and (measured == said.peak if rows == 4 else (measured > said.peak) == (rows > 4))
 
 
 def test_explain_says_what_is_kept_and_what_pytorch_takes() -> None:

@@ -25,7 +25,7 @@ LAYERS = [
     {"boundary", "devices"},
     {"ops"},
     {"communication"},
-    {"data"},
+    {"data", "proof"},
     {"passes"},
     {"runtime", "importer", "models"},
     {"cost"},

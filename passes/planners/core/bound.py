@@ -210,8 +210,8 @@ def extra_cost(cut: Cut, budget: int) -> float:
 
 
 def least_budget(problem: RematerialisationProblem) -> int:
-    """Bytes without which no schedule exists: what some node touches, and at turning points what nobody can rebuild."""
-    least = 0
+    """Bytes without which no schedule exists: outputs, what a node touches, what nobody rebuilds at turning points."""
+    least = sum(problem.sizes[v] for v in set(problem.outputs) - set(problem.shared))
     for node in problem.nodes:
         saved = max((problem.sizes[v] for v in node.overwrites), default=0)
         outs = sum(problem.sizes[v] for v in node.writes if v not in problem.shared)

@@ -20,6 +20,7 @@ rows 50 %; a fourth product takes 33 %.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -203,8 +204,13 @@ class LinearCrossEntropy(LinearLoss):
             if self.reduction == "mean":
                 loss = b.Div(loss, count_of(b, counted, labels, loss))
         found = (loss, b.Reshape(lse, shape=labels.shape))
-        one = b.fill(1.0, loss)
-        return (*found, *expanded_gradients(self, b, (x, w, bias, labels), (t, lse, chosen, counted), one))
+        ins, made, one = (x, w, bias, labels), (t, lse, chosen, counted), b.fill(1.0, loss)
+        if self.reduction != "mean":
+            return (*found, *expanded_gradients(self, b, ins, made, one))
+        sums = expanded_gradients(dataclasses.replace(self, reduction="sum"), b, ins, made, one)
+        count = count_of(b, counted, labels, loss)
+        by = count if counted is None else divisor(b, count)
+        return (*found, *(b.Div(g, as_type(b, by, g.dtype)) for g in sums))
 
     def cost(self, ins, outs):
         """One product, or three with gradients, and about ten operations for each logit."""

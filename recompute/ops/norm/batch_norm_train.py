@@ -140,9 +140,9 @@ def _scaled(
     b: OperatorBuilder, x: Value, centred: Value, var: Value, scale: Value, bias: Value, epsilon: float
 ) -> Value:
     """The same as operators, in x's type; `var` broadcasts against x."""
-    deviation = b.Sqrt(b.Add(var, b.constant(epsilon, var)))
-    scaled = b.Mul(b.Div(centred, deviation), per_channel(b, as_type_of(b, scale, centred), x))
-    return as_type_of(b, b.Add(scaled, per_channel(b, as_type_of(b, bias, centred), x)), x)
+    scale, bias = (per_channel(b, as_type_of(b, v, centred), x) for v in (scale, bias))
+    factor = b.BatchNormFactor(scale, var, epsilon=epsilon)
+    return as_type_of(b, b.Add(b.Mul(centred, factor), bias), x)
 
 
 @channels_last(inputs=(0,), outputs=())
@@ -376,18 +376,15 @@ class BatchNormGrad(ChannelNorm):
         return Cost(cost.flops, cost.bytes + 2 * ins[0].nbytes)
 
     def expand(self, b, x, scale, mean, var, dy):
-        axes = channel_axes(x.ndim)
+        axes, shape = channel_axes(x.ndim), (x.shape[1],)
         work, given = (as_type_of(b, v, scale) if wide(x.type) != x.type else v for v in (x, dy))
-        count = b.constant(float(max(x.type.size // max(x.shape[1], 1), 1)), work)
-        deviation = b.Sqrt(b.Add(as_type_of(b, var, work), b.constant(self.epsilon, work)))
-        inverse = per_channel(b, b.Div(b.constant(1.0, work), deviation), x)
-        normal = b.Mul(b.Sub(work, per_channel(b, as_type_of(b, mean, work), x)), inverse)
-        dbias = b.ReduceSum(given, axes=axes)
-        dscale = b.ReduceSum(b.Mul(given, normal), axes=axes)
-        inner = b.Sub(b.Sub(given, b.Div(dbias, count)), b.Mul(normal, b.Div(dscale, count)))
-        dx = b.Mul(b.Mul(per_channel(b, as_type_of(b, scale, work), x), inverse), inner)
-        shape = (x.shape[1],)
-        return (as_type_of(b, dx, x), *(as_type_of(b, b.Reshape(v, shape=shape), scale) for v in (dscale, dbias)))
+        scale_, mean_, var_ = (per_channel(b, as_type_of(b, v, work), x) for v in (scale, mean, var))
+        total = b.ReduceSum(given, axes=axes)
+        against = b.ReduceSum(b.CentredProduct(work, mean_, given), axes=axes)
+        dscale = b.BatchNormFactor(against, var_, epsilon=self.epsilon)
+        count = max(x.type.size // max(x.shape[1], 1), 1)
+        dx = b.BatchNormSlope(work, mean_, scale_, var_, total, against, given, count=count, epsilon=self.epsilon)
+        return (as_type_of(b, dx, x), *(as_type_of(b, b.Reshape(v, shape=shape), scale) for v in (dscale, total)))
 
     @classmethod
     def samples(cls, draw):

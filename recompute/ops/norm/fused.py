@@ -10,11 +10,11 @@ from typing import ClassVar
 import numpy as np
 
 from ...language.factors import SUM, factor
-from ...language.op import Cost, ImportedNode, Op, OperatorBuilder
+from ...language.op import Cost, ImportedNode, OperatorBuilder
 from ...language.types import TensorType, Types, Value, Values
 from ..common import normal_axis
+from ..rowwise import OverRows
 from ..shape.reshape import reshape
-from . import numerics as kernels
 from .axes import by_group, rows
 from .numerics import View, wide
 from .row_parts import last_steps
@@ -25,10 +25,11 @@ def as_type(b: OperatorBuilder, v: Value, dtype: str) -> Value:
     return v if v.dtype == dtype else b.Cast(v, to=dtype)
 
 
-class Normalization(Op, abstract=True):
+class Normalization(OverRows, abstract=True):
     """(x, scale, bias) → y, optional mean (where `centred`), optional 1 / √(var + epsilon).
 
-    Statistics are in at least float32.  Subclasses say how x is seen as [a, g, s, p] (see norm_kernels).
+    Statistics are in at least float32.  Subclasses say how x is seen as [a, g, s, p]: normalised over (s, p) for each
+    (a, g), scaled by a vector over (g, s).
     """
 
     autocast = "follow"
@@ -60,18 +61,12 @@ class Normalization(Op, abstract=True):
         statistic = self.statistics(x)
         return (x, statistic, statistic) if self.centred else (x, statistic)
 
-    def scratch(self, ins, outs):
-        """Statistics; for halves a block in float32."""
-        return kernels.forward_scratch(ins[0], self.view(ins[0]))
-
     def compute(self, xp, ins, outs, scratch):
-        x, scale = ins[:2]
-        bias = ins[2] if len(ins) > 2 else None
-        view = self.view(TensorType.of(x))
-        found = kernels.forward(xp, view, x, scale, bias, outs[0], self.epsilon, scratch, centre=self.centred)
-        for out, statistic in zip(outs[1:], found if self.centred else found[1:], strict=False):
-            if out is not None:
-                out.reshape(statistic.shape)[...] = statistic
+        """The formula; the variance of nothing is 0."""
+        super().compute(xp, ins, outs, scratch)
+        inverse = (*outs[2 if self.centred else 1 :], None)[0]
+        if not ins[0].size and inverse is not None:
+            inverse.fill(1 / math.sqrt(self.epsilon) if self.epsilon else math.inf)
 
     def cost(self, ins: Types, outs: Types) -> Cost:
         assert ins[0] is not None
@@ -96,9 +91,6 @@ class Normalization(Op, abstract=True):
         y = reshape(b, as_type(b, y, x.dtype), x.shape)
         found = [reshape(b, s, statistic.shape) for s in (mean, inverse) if s is not None]
         return (y, *found)
-
-    def row_formula(self, b, *inputs):
-        return self.expand(b, *inputs)
 
     def _vector(self, b: OperatorBuilder, v: Value, view: View, dtype: str) -> Value:
         return as_type(b, reshape(b, v, (1, view[1], view[2], 1)), dtype)
@@ -148,7 +140,7 @@ class Normalization(Op, abstract=True):
 
 
 @dataclass(frozen=True)
-class NormGrad(Op):
+class NormGrad(OverRows):
     """(x, scale, mean, 1/deviation, dy) → (dx, dscale, dbias) of a normalisation over the last two axes of `view`.
 
     `view`: x as [a, g, s, p]; scale has g · s elements.  mean is absent where x is not centred (RMS).
@@ -182,15 +174,6 @@ class NormGrad(Op):
     def sliced(self, factor, start, size, outs):
         return dataclasses.replace(self, view=(self.view[0] * size // factor.size, *self.view[1:]))
 
-    def scratch(self, ins, outs):
-        return kernels.grad_scratch(ins[0], self.view)
-
-    def compute(self, xp, ins, outs, scratch):
-        x, scale, mean, inverse, dy = ins
-        found = kernels.grad(xp, self.view, x, scale, mean, inverse, dy, outs[0], scratch)
-        for out, total in zip(outs[1:], found, strict=True):
-            out.reshape(total.shape)[...] = total
-
     def cost(self, ins, outs):
         return Cost(14 * ins[0].size, super().cost(ins, outs).bytes)
 
@@ -210,9 +193,6 @@ class NormGrad(Op):
             inner = b.Sub(inner, b.ReduceMean(scaled, axes=(2, 3)))
         dx = reshape(b, as_type(b, b.Mul(inner, inv), x.dtype), x.shape)
         return (dx, *(reshape(b, as_type(b, v, scale.dtype), scale.shape) for v in (dscale, dbias)))
-
-    def row_formula(self, b, *inputs):
-        return self.expand(b, *inputs)
 
     @classmethod
     def samples(cls, draw):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -58,4 +59,35 @@ def eager(module: GraphModule, inputs: list[Any], partition: Partitioner) -> Cal
 
     compiled = aot_autograd(fw_compiler=boxed_nop, partition_fn=partition, keep_inference_input_mutations=True)
     with only(partition):
-        return compiled(module, inputs)
+        call = compiled(module, inputs)
+    return _within_planned(call, inputs) if any(f.joint.symbolic for f in partition.figures) else call
+
+
+def _within_planned(call: Callable, inputs: list[Any]) -> Callable:
+    """The same call; of inputs that are larger than those whose sizes were planned, a ModelWarning says so once."""
+    planned = [_size(i) for i in inputs]
+    warned = False
+
+    @functools.wraps(call)
+    def checked(*given: Any) -> Any:
+        nonlocal warned
+        if not warned and any(_size(g) > size for g, size in zip(given, planned, strict=False)):
+            warned = True
+            text = (
+                "torch.compile: an input is larger than the one whose sizes were planned: the peak that was said does "
+                "not hold for it. Call with the largest sizes first, or with dynamic=False, which plans for each"
+            )
+            warnings.warn(text, ModelWarning, stacklevel=2)
+        return call(*given)
+
+    return checked
+
+
+def _size(value: Any) -> int:
+    """Elements of a tensor, those of the example for symbolic sizes; 0 of all else."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return 0
+    count: Any = value.numel()
+    return int(count if isinstance(count, int) else count.node.hint)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 #: element types of PyTorch that have a rate of their own
-_DTYPES = {"torch.float16": "f16", "torch.bfloat16": "bf16", "torch.float64": "f64"}
+DTYPES = {"torch.float16": "f16", "torch.bfloat16": "bf16", "torch.float64": "f64"}
 
 
 def machine_of(cost: str | Device | None, on: str) -> Device:
@@ -37,7 +37,7 @@ def seconds(node: Node, machine: Device) -> float:
     moved = sum(_bytes(t, node) for t in (*tensors, *results))
     kind = next((str(t.dtype) for t in (*tensors, *results) if t.dtype.is_floating_point), "")
     flops = _flops(node, *trees.tree_map(_example, (node.args, node.kwargs)))
-    return machine.roofline(flops, moved, _DTYPES.get(kind, "f32")) + machine.launch
+    return machine.roofline(flops, moved, DTYPES.get(kind, "f32")) + machine.launch
 
 
 def _flops(node: Node, args: Any, kwargs: Any) -> float:

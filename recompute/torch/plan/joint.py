@@ -251,11 +251,9 @@ def _place(joint: Joint, owner: dict[Node, Operation]) -> None:
         written = sum(joint.sizes[v] for v in o.writes)
         smaller = bool(o.reads) and 2 * written <= max(joint.sizes[v] for v in o.reads)
         o.forward = o.node not in late and (any(m in needed for m in o.members) or (smaller and not o.why))
-    for o in reversed(joint.operations):  # what such a mask needs
-        if o.forward:
-            for n in _ancestors([o.node]):
-                if n in owner:
-                    owner[n].forward = True
+    for n in _ancestors([o.node for o in joint.operations if o.forward]):  # what such a mask needs
+        if n in owner:
+            owner[n].forward = True
     first = [o for o in joint.operations if o.forward]
     joint.operations = first + _as_late_as_possible([o for o in joint.operations if not o.forward], late)
 

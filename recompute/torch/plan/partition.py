@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...budgets import Budget, as_budget
 from ...devices import Device
-from ...errors import BudgetError, UsageError
+from ...errors import BudgetError
 from ...passes.planners import plan
 from ...passes.planners.core.bound import least_budget
 from ...passes.planners.core.problem import RematerialisationProblem
@@ -97,10 +97,6 @@ class Partitioner:
 
     def planned(self, joint: Joint) -> Figures:
         """The plan of a joint graph whose operators run one after the other."""
-        if joint.symbolic:
-            raise UsageError(
-                "torch.compile: sizes are symbolic, and a peak holds for fixed ones: torch.compile(..., dynamic=False)"
-            )
         plain = self.within(joint, None)
         budget = self.budget.within(plain.peak, joint.held)
         return plain if plain.peak <= budget else self.within(joint, budget)

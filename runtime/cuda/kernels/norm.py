@@ -1,6 +1,6 @@
 """The gradient of layer, RMS, group and instance normalisation.
 
-A tensor is seen as [a, g, s, p], as in ops/norm_kernels.py.  The gradients of scale and bias are sums over `a` and p
+A tensor is seen as [a, g, s, p], as in ops/norm/fused.py.  The gradients of scale and bias are sums over `a` and p
 (channel_sums.py); dx comes from the formula over rows.
 """
 

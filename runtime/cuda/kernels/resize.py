@@ -6,6 +6,7 @@ else.  Gradients are gathered: coordinates grow with the position, so that those
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....language.types import TensorType, present
 from ....ops.vision.resize import Interpolation
-from ....ops.vision.resize_maps import TIE
+from ....ops.vision.resize_maps import TIE, Span
 from ..code.parts import WIDE, division, divisor
 from ..code.strided import copy
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Fill, Kernel
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 #: rows of a thread, which share its weights
 _ROWS = 4
-#: where a position lies in the input; s: the scale, K: the type of coordinates
+#: where a position lies in the input; s: the scale, from, to, last: of the part that is resized; K: coordinates' type
 _COORDINATES = {
     "half_pixel": "(x + K(0.5)) / s - K(0.5)",
     "pytorch_half_pixel": "out > 1 ? (x + K(0.5)) / s - K(0.5) : K(0)",
@@ -33,6 +34,8 @@ _COORDINATES = {
     "asymmetric": "x / s",
     "half_pixel_symmetric": "K(size / 2.0) * (1 - K(out) / (s * K(size))) + ((x + K(0.5)) / s - K(0.5))",
     "tf_half_pixel_for_nn": "(x + K(0.5)) / s",
+    "tf_crop_and_resize": "fmin(fmax(out > 1 ? from * last + x * ((to - from) * last / K(out - 1))"
+    " : K(0.5) * (from + to) * last, K(-1)), K(size))",
 }
 _NEAREST = {
     "round_prefer_floor": "ceilf(tied(at) - 0.5f)",
@@ -58,11 +61,14 @@ class Rule:
         """Coordinates, weights, and the first position whose lowest element is at least `v`."""
         kind, nearest = ("float", True) if self.mode == "nearest" else ("double", False)
         low = f"min(max((int){_NEAREST[self.nearest]}, 0), size - 1)" if nearest else "(int)floor(at)"
-        text = f"""
-typedef {kind} K;
-DEVICE K place(int position, int size, int out, double scale)
+        crop = self.coordinates == "tf_crop_and_resize"
+        named = ", from = (K)span.start, to = (K)span.end, last = K(size - 1)" if crop else ", s = (K)span.scale"
+        return f"""
+typedef {kind} Kind;
+struct Span {{ double scale, start, end; }};
+template <class K> DEVICE K place(int position, int size, int out, Span span)
 {{
-    const K x = (K)position, s = (K)scale;
+    const K x = (K)position{named};
     return {_COORDINATES[self.coordinates]};
 }}
 DEVICE float tied(float at)
@@ -70,27 +76,35 @@ DEVICE float tied(float at)
     const float tie = floorf(at) + 0.5f;
     return fabsf(at - tie) <= {TIE}f * fabsf(tie) ? tie : at;
 }}
-DEVICE int lowest(int position, int size, int out, double scale)
+DEVICE int lowest(int position, int size, int out, Span span)
 {{
-    const K at = place(position, size, out, scale);
+    const Kind at = place<Kind>(position, size, out, span);
     return {low};
 }}
-DEVICE int from_where(int v, int size, int out, double scale)
+DEVICE int from_where(int v, int size, int out, Span span)
 {{
     int first = 0, last = out;
     while (first < last) {{
         const int middle = (first + last) / 2;
-        if (lowest(middle, size, out, scale) >= v) last = middle;
+        if (lowest(middle, size, out, span) >= v) last = middle;
         else first = middle + 1;
     }}
     return first;
 }}
-"""
-        if nearest:
-            return text
+// whether tf_crop_and_resize has a position outside of the input
+DEVICE bool away(int position, int size, int out, Span span)
+{{
+    const double at = place<double>(position, size, out, span);
+    return {"at < 0 || at > size - 1" if crop else "false"};
+}}
+{"" if nearest else self.weight}"""
+
+    @property
+    def weight(self) -> str:
+        """The weight of one element."""
         weight = "d < 1 ? 1 - d : 0.0" if self.mode == "linear" else _CUBIC
         inside = "    if (low + t < 0 || low + t >= size) return 0;\n" if self.exclude else ""
-        return f"""{text}
+        return f"""
 // of the element t behind the lowest, r behind which the position is
 DEVICE double weight(int t, double r, int low, int size, double shrink, double a)
 {{
@@ -114,12 +128,12 @@ _ADD = """#pragma unroll
 
 def _forward(rule: Rule) -> str:
     if rule.mode == "nearest":
-        return """    const int from = lowest(p, size, out, scale);
+        return """    const int from = lowest(p, size, out, span);
     #pragma unroll
     for (int l = 0; l < ROWS; l++)
         if (l < here) y[at + l * step] = x[((top + l) * (long long)far + from) * inner.by + c];
 """
-    return f"""    const double z = place(p, size, out, scale), r = z - floor(z);
+    return f"""    const double z = place<double>(p, size, out, span), r = z - floor(z);
     const int low = (int)floor(z);
     {rule.total}
     A s[ROWS] = {{}};
@@ -133,18 +147,20 @@ def _forward(rule: Rule) -> str:
 
 def _backward(rule: Rule) -> str:
     if rule.mode == "nearest":
-        return f"""    const int first = from_where(p, size, out, scale), stop = from_where(p + 1, size, out, scale);
+        return f"""    const int first = from_where(p, size, out, span), stop = from_where(p + 1, size, out, span);
     A s[ROWS] = {{}};
     const A w = 1;
     for (int o = first; o < stop; o++) {{
+            if (away(o, size, out, span)) continue;
             {_ADD.format("o")}
     }}
 """
-    return f"""    const int first = p == 0 ? 0 : from_where(p - reach, size, out, scale);
-    const int stop = p == size - 1 ? out : from_where(p + reach, size, out, scale);
+    return f"""    const int first = p == 0 ? 0 : from_where(p - reach, size, out, span);
+    const int stop = p == size - 1 ? out : from_where(p + reach, size, out, span);
     A s[ROWS] = {{}};
     for (int o = first; o < stop; o++) {{
-            const double z = place(o, size, out, scale), r = z - floor(z);
+            if (away(o, size, out, span)) continue;
+            const double z = place<double>(o, size, out, span), r = z - floor(z);
             const int low = (int)floor(z);
             {rule.total}
             double mine = 0;
@@ -179,10 +195,21 @@ def along(rule: Rule, given: str, made: str, *, back: bool, wide: bool) -> Kerne
 """
     parameters = (
         f"const {C_TYPES[given]}* x, {C_TYPES[made]}* y, long long work, long long rows, Divisor inner, Divisor near, "
-        "int far, double scale, int reach, double shrink, double a"
+        "int far, Span span, int reach, double shrink, double a"
     )
     name = f"resize_{rule.mode}{'_back' if back else ''}_{given}_{made}{'_wide' if wide else ''}"
     return Kernel(name, parameters, body, division(wide=wide) + rule.before)
+
+
+@functools.cache
+def outside(rule: Rule, dtype: str) -> Kernel:
+    """The same value in all of y [rows, out, inner] that is outside of the input along one axis."""
+    c = C_TYPES[dtype]
+    body = f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < work && away((int)(i / inner % out), size, out, span)) y[i] = narrow<{c}>(({COMPUTE[dtype]})value);
+"""
+    parameters = f"{c}* y, long long work, long long inner, int out, int size, Span span, double value"
+    return Kernel(f"resize_outside_{dtype}", parameters, body, division(wide=False) + rule.before)
 
 
 @family("Resize", "ResizeGrad")
@@ -190,15 +217,17 @@ class Resizing(Family):
     """Axis by axis."""
 
     def accepts(self, op: Operator) -> bool:
-        """All modes of coordinates but tf_crop_and_resize; all types for `nearest`, else floats."""
+        """All types for `nearest`, else floats; gradients of parts that are not turned round."""
         rule = op.of(Interpolation)
         kinds = {v.dtype for v in (*op.reads(), *op.writes())}
         forward = rule.mode == "nearest" and rule.name == "Resize"
         there = kinds <= (set(C_TYPES) if forward else {"f16", "bf16", "f32", "f64"})
-        return there and rule.coordinate_transformation_mode in _COORDINATES and min(rule.scales, default=1) > 0
+        n = len(rule.roi) // 2
+        turned = rule.name == "ResizeGrad" and any(a > b for a, b in zip(rule.roi[:n], rule.roi[n:], strict=True))
+        return there and not turned and min(rule.scales, default=1) > 0
 
-    def _steps(self, op: Operator) -> Iterator[tuple[int, float, tuple[int, ...], tuple[int, ...]]]:
-        """(axis, scale, shape before, shape after), in order."""
+    def _steps(self, op: Operator) -> Iterator[tuple[int, Span, tuple[int, ...], tuple[int, ...]]]:
+        """(axis, what is done along it, shape before, shape after), in order."""
         rule = op.of(Interpolation)
         (x,), (y,) = ([v.shape for v in vs if v is not None] for vs in (op.inputs, op.outputs))
         back = rule.name == "ResizeGrad"
@@ -206,7 +235,7 @@ class Resizing(Family):
         now = tuple(x)
         for axis, span in reversed(maps) if back else maps:
             after = (*now[:axis], y[axis], *now[axis + 1 :])
-            yield axis, span[0], now, after
+            yield axis, span, now, after
             now = after
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
@@ -222,12 +251,20 @@ class Resizing(Family):
         if not steps or not x.size or not y.size:
             return copy(y, x) if x.size else [Fill(y)] if y.size else []
         stages = [x, *scratch, y]
-        return [self._along(op.op, *s, a, b) for s, a, b in zip(steps, stages, stages[1:], strict=False)]
+        calls = [self._along(op.op, *s, a, b) for s, a, b in zip(steps, stages, stages[1:], strict=False)]
+        if op.op.name == "Resize" and op.of(Interpolation).coordinate_transformation_mode == "tf_crop_and_resize":
+            calls += [self._outside(op.op, axis, span, x.shape, y) for axis, span, _, _ in steps]
+        return calls
+
+    def _outside(self, op: Any, axis: int, span: Span, shape: Sequence[int], y: Buffer) -> Call:
+        rule = Rule(op.mode, op.coordinate_transformation_mode, op.nearest_mode, exclude=False, scaled=False)
+        sizes = math.prod(y.shape[axis + 1 :]), y.shape[axis], shape[axis]
+        return outside(rule, y.dtype)(y.size, y, y.size, *sizes, (ctypes.c_double * 3)(*span), op.extrapolation_value)
 
     def _along(
-        self, op: Any, axis: int, scale: float, before: Sequence[int], after: Sequence[int], x: Buffer, y: Buffer
+        self, op: Any, axis: int, span: Span, before: Sequence[int], after: Sequence[int], x: Buffer, y: Buffer
     ) -> Call:
-        shrink = min(scale, 1.0) if op.antialias and op.mode != "nearest" else 1.0
+        shrink = min(span[0], 1.0) if op.antialias and op.mode != "nearest" else 1.0
         reach = math.ceil({"nearest": 0, "linear": 1, "cubic": 2}[op.mode] / shrink)
         rule = Rule(op.mode, op.coordinate_transformation_mode, op.nearest_mode, bool(op.exclude_outside), shrink < 1.0)
         rows, inner = math.prod(before[:axis]), math.prod(before[axis + 1 :])
@@ -235,4 +272,4 @@ class Resizing(Family):
         wide = max(work, 1) >= WIDE
         k = along(rule, x.dtype, y.dtype, back=op.name == "ResizeGrad", wide=wide)
         sizes = (divisor(inner, wide=wide), divisor(after[axis], wide=wide), before[axis])
-        return k(work, x, y, work, rows, *sizes, scale, reach, shrink, op.cubic_coeff_a)
+        return k(work, x, y, work, rows, *sizes, (ctypes.c_double * 3)(*span), reach, shrink, op.cubic_coeff_a)

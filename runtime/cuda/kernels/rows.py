@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ....language.rows import RowFormula, formula_over_rows
@@ -27,14 +28,16 @@ def _kernel(formula: RowFormula, ins: Kinds, outs: Kinds, *, warp: bool) -> Kern
 
 
 def _formula(op: Operator) -> RowFormula | None:
-    return formula_over_rows(op.op, *op.types)
+    """Where nothing is reduced (rows of one element), a row is the last dimension."""
+    found = formula_over_rows(op.op, *op.types)
+    return found if found is None or found.row else replace(found, row=frozenset({len(found.sizes) - 1}))
 
 
 def along_rows(op: Operator) -> bool:
     """Whether an operator has a formula whose rows are fewer than 2³¹ elements along neighbouring dimensions, and whose
     outputs have each element, or each row, once (but for sums over rows): threads may not write what others read."""
     found = _formula(op)
-    if found is None or not found.row:
+    if found is None:
         return False
     row, dims = sorted(found.row), tuple(range(len(found.sizes)))
     once = dims, tuple(d for d in dims if d not in found.row)

@@ -6,10 +6,9 @@ slices, transposes and broadcasting are NumPy's own.  Nothing has values: numeri
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,10 @@ from numpy.lib.stride_tricks import as_strided
 
 from ....language.types import DTYPES, TensorType, dtype_name
 from ..device.kernel import C_TYPES
-from .kernels import TABLE_BYTES
-from .steps import CannotRecord, Clear, Iota, Map, Move, Number, Step, Table, View
+from .steps import CannotRecord, Clear, Map, Move, Number, Step, View
 
-#: steps that a recording has at most, and bytes of its constant tables
-STEPS, TABLES = 2000, 128 * TABLE_BYTES
-#: elements from which on a constant array is looked at for a rule
-_REGULAR = 32
+#: steps that a recording has at most
+STEPS = 2000
 
 
 class Base:
@@ -57,8 +53,6 @@ class Recorder(ABC):
         self.steps: list[Step] = []
         self.temps: list[TensorType] = []
         self.free: dict[int, list[int]] = {}
-        self._tables: dict[tuple[str, tuple[int, ...], bytes], Traced] = {}
-        self._table_bytes = 0
 
     def add(self, step: Step) -> None:
         """The next step.  CannotRecord where there are too many."""
@@ -88,10 +82,6 @@ class Recorder(ABC):
     def function(self, function: Any, args: Sequence[Any], kw: dict[str, Any]) -> Any:
         """Another of NumPy's functions."""
 
-    @abstractmethod
-    def put(self, target: Traced, indices: Any, values: Any) -> None:
-        """target[indices[j]] = values[j], in the order of j."""
-
     # -- operands -------------------------------------------------------------------------------------------------
 
     def operand(self, x: Any, kind: str | None = None) -> View | Number:
@@ -108,36 +98,13 @@ class Recorder(ABC):
         if not a.size or (a == first).all() or (a.size == 1):
             kind = dtype_name(a.dtype)
             return Number(float(first) if kind in ("f16", "bf16") else np.asarray(first, a.dtype).item(), kind)
-        return self.constant(a).view_of()
+        raise CannotRecord("an array of constants")
 
-    def constant(self, a: np.ndarray) -> Traced:
-        """An array whose elements are known."""
-        key = dtype_name(a.dtype), a.shape, a.tobytes()
-        found = self._tables.get(key)
-        if found is None:
-            found = self._tables[key] = self.temp(a.shape, a.dtype)
-            rule = _rule(a)
-            if rule is None:
-                self._table_bytes += a.nbytes
-                if self._table_bytes > TABLES:
-                    raise CannotRecord(f"more than {TABLES} bytes of constants")
-                self.add(Table(found.view_of(), a.tobytes()))
-            else:
-                self.add(Iota(found.view_of(), *rule))
-        return found
-
-    def traced(self, x: Any, kind: Any = None) -> Traced:
-        """An array, whatever is given."""
-        if isinstance(x, Traced):
-            return x
-        a = np.asarray(x, kind)
-        return self.constant(a) if a.size > 1 else self.filled(a.shape, a.dtype, a.reshape(-1)[0] if a.size else 0)
-
-    def filled(self, shape: Sequence[int], dtype: Any, value: Any) -> Traced:
-        """A temporary with the same number everywhere."""
-        made = self.temp(shape, dtype)
-        made.fill(value)
-        return made
+    def traced(self, x: Any) -> Traced:
+        """An array that is one of these.  CannotRecord where it is NumPy's."""
+        if not isinstance(x, Traced):
+            raise CannotRecord("an array of constants")
+        return x
 
     # -- overlaps -------------------------------------------------------------------------------------------------
 
@@ -195,18 +162,6 @@ class Recorder(ABC):
 
 def _negative_zero(x: Any) -> bool:
     return isinstance(x, float) and math.copysign(1, x) < 0
-
-
-def _rule(a: np.ndarray) -> tuple[Any, Any, tuple[int, ...]] | None:
-    """start, by, steps: where a large array of integers is start + Σ index · step."""
-    if a.size < _REGULAR or a.dtype.kind not in "iu":
-        return None
-    start = int(a.flat[0])
-    steps = [int(np.take(a, 1, i).flat[0]) - start if d > 1 else 0 for i, d in enumerate(a.shape)]
-    found = np.full(a.shape, start, np.int64)
-    for i, (d, s) in enumerate(zip(a.shape, steps, strict=True)):
-        found += (np.arange(d) * s).reshape([-1 if j == i else 1 for j in range(a.ndim)])
-    return (start, 1, tuple(steps)) if (found == a).all() else None
 
 
 def _method(name: str) -> Any:
@@ -276,32 +231,14 @@ class Traced(NDArrayOperatorsMixin):
 
     def __getitem__(self, key: Any) -> Traced:
         keys = key if isinstance(key, tuple) else (key,)
-        fancy = [k for k in keys if isinstance(k, (Traced, np.ndarray, list, range))]
-        if fancy:
-            return self._gathered(keys)
+        if any(isinstance(k, (Traced, np.ndarray, list, range)) for k in keys):
+            raise CannotRecord("elements are chosen by arrays")
         if not any(k is Ellipsis for k in keys):
             keys = (*keys, Ellipsis)
         return self.same(self.layout[keys])
 
-    def _gathered(self, keys: tuple[Any, ...]) -> Traced:
-        if len(keys) != 1 or _kind(keys[0]) == "b":
-            raise CannotRecord("elements are chosen by arrays")
-        return np.take(self, keys[0], axis=0)
-
     def __setitem__(self, key: Any, value: Any) -> None:
-        keys = key if isinstance(key, tuple) else (key,)
-        if not any(isinstance(k, (Traced, np.ndarray, list, range)) for k in keys):
-            self.recorder.copy(self[key], value)
-        elif len(keys) == 1 and _kind(key) == "b" and np.ndim(value) == 0 and key.shape == self.shape:
-            self.recorder.copy(self, value, key)
-        elif sum(_static(k) for k in keys) == 1 and all(_static(k) or _basic(k) for k in keys) and np.ndim(value) == 0:
-            i = next(i for i, k in enumerate(keys) if _static(k))
-            for piece in _runs(keys[i]):
-                self[(*keys[:i], piece, *keys[i + 1 :])] = value
-        elif len(keys) == 1 and key.ndim == 1:
-            self.recorder.put(self, key, value)
-        else:
-            raise CannotRecord("elements are chosen by arrays")
+        self.recorder.copy(self[key], value)
 
     def reshape(self, *shape: Any, order: str = "C", copy: Any = None) -> Traced:
         """A view where there can be one, else a copy."""
@@ -319,25 +256,9 @@ class Traced(NDArrayOperatorsMixin):
         """The same bytes as another element type."""
         return self.same(self.layout.view(dtype))
 
-    def ravel(self, order: str = "C") -> Traced:
-        """One dimension."""
-        return self.reshape(-1, order=order)
-
-    def flatten(self) -> Traced:
-        """A copy of one dimension."""
-        return self.copy().reshape(-1)
-
     def transpose(self, *axes: Any) -> Traced:
         """A view."""
         return self.same(self.layout.transpose(*axes))
-
-    def swapaxes(self, a: int, b: int) -> Traced:
-        """A view."""
-        return self.same(self.layout.swapaxes(a, b))
-
-    def squeeze(self, axis: Any = None) -> Traced:
-        """A view."""
-        return self.same(self.layout.squeeze(axis))
 
     # -- copies ---------------------------------------------------------------------------------------------------
 
@@ -357,9 +278,8 @@ class Traced(NDArrayOperatorsMixin):
         """The same number everywhere."""
         self.recorder.copy(self, value if isinstance(value, Traced) else np.asarray(value, self.dtype)[()])
 
-    sum, prod, max, min = _method("sum"), _method("prod"), _method("max"), _method("min")
-    any, all, mean, clip = _method("any"), _method("all"), _method("mean"), _method("clip")
-    argmax, argmin, cumsum, take = _method("argmax"), _method("argmin"), _method("cumsum"), _method("take")
+    sum = _method("sum")
+    clip, argmax, cumsum, take = _method("clip"), _method("argmax"), _method("cumsum"), _method("take")
 
     # -- NumPy's protocols ----------------------------------------------------------------------------------------
 
@@ -368,28 +288,6 @@ class Traced(NDArrayOperatorsMixin):
 
     def __array_function__(self, function: Any, types: Any, args: Any, kw: Any) -> Any:
         return self.recorder.function(function, args, kw)
-
-
-def _static(key: Any) -> bool:
-    """Whether it is known which elements a part of a key chooses."""
-    return isinstance(key, (np.ndarray, list, range)) and _kind(key) in "iu" and np.ndim(key) == 1
-
-
-def _basic(key: Any) -> bool:
-    return key is None or key is Ellipsis or isinstance(key, (int, slice, np.integer))
-
-
-def _runs(places: Sequence[int]) -> Iterator[slice]:
-    """Slices of those that follow each other."""
-    at = [int(i) for i in places]
-    ends = [i for i in range(1, len(at)) if at[i] != at[i - 1] + 1 or not at[i]]
-    for first, last in itertools.pairwise([0, *ends, len(at)]):
-        if last > first:
-            yield slice(at[first], at[last - 1] + 1 or None)
-
-
-def _kind(key: Any) -> str:
-    return key.dtype.kind if isinstance(key, (Traced, np.ndarray)) else np.asarray(key).dtype.kind
 
 
 def _reshaped(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int], item: int) -> tuple[int, ...] | None:

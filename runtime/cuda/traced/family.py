@@ -52,6 +52,8 @@ def recording(op: Operator) -> Recording:
 
 def _record(op: Operator) -> Recording:
     types = op.types
+    if not any(t and t.size for t in types[1]):
+        return Recording()
     workspace = op.op.scratch(*types)
     count = range(len(op.op.updates[: len(op.outputs)]))
     beside = {("out", i): {("in", j) for j in op.op.overwrites(i)} for i in range(len(op.outputs)) if i not in count}

@@ -10,18 +10,14 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ....language.element import argument
-from ....language.types import DTYPES, FLOATS
-from ..code.expressions import code, literal
+from ....language.types import FLOATS
+from ..code.expressions import code
 from ..device.kernel import C_TYPES, COMPUTE, Kernel
 from .ufuncs import element
 
 #: dimensions that a walk has, after those that can be walked as one have been joined
 DIMENSIONS = 8
-#: bytes of a table that one launch writes
-TABLE_BYTES = 2048
 
 WALK = f"""\
 // Dimensions from the innermost on, and each operand's steps along them, in elements.
@@ -134,81 +130,41 @@ def iota(dtype: str) -> Kernel:
     return Kernel(f"step_iota_{dtype}", f"Walk<2> w, {C_TYPES[dtype]}* out, {wide} start, {wide} by", body, WALK)
 
 
-@functools.cache
-def table() -> Kernel:
-    """Bytes that come as an argument."""
-    body = """    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < size) out[i] = of.bytes[i];
-"""
-    before = f"struct Table {{ unsigned char bytes[{TABLE_BYTES}]; }};"
-    return Kernel("step_table", "Table of, unsigned char* out, int size", body, before)
-
-
 # -- reductions -------------------------------------------------------------------------------------------------------
 
-#: how two are put together
-_TOGETHER = {"sum": "a + b", "prod": "a * b", "max": "larger<A>(a, b)", "min": "smaller<A>(a, b)", "any": "a || b",
-             "all": "a && b"}  # fmt: skip
 
-
-def accumulator(fn: str, kind: str) -> str:
-    """The element type in which values are put together: floats are summed in float64, so that no order matters."""
-    if fn in ("any", "all"):
-        return "bool"
-    return "f64" if fn in ("sum", "prod") and kind in FLOATS else kind
-
-
-def _nothing(fn: str, dtype: str) -> str:
-    """What changes nothing."""
-    if fn in ("sum", "prod", "any", "all"):
-        return {"sum": "0", "prod": "1", "any": "false", "all": "true"}[fn]
-    if dtype in FLOATS:
-        return literal(float("-inf") if fn == "max" else float("inf"), dtype)
-    if dtype == "bool":
-        return "false" if fn == "max" else "true"
-    limits = np.iinfo(DTYPES[dtype])
-    return literal(int(limits.min if fn == "max" else limits.max), dtype)
+def accumulator(kind: str) -> str:
+    """The element type in which values are added: floats in float64, so that no order matters; integers wrap."""
+    return "f64" if kind in FLOATS else "u64"
 
 
 @functools.cache
-def reduction(fn: str, dtype: str, kind: str, out: str, *, warp: bool) -> Kernel:
-    """Each result by one thread, or by a warp.  `w`: results and their elements, `v`: one's elements, in `parts`."""
-    accumulated = accumulator(fn, kind)
-    a, lanes = COMPUTE[accumulated], 32 if warp else 1
-    x = "widen(x[at[1] + in[0]])"
-    value = f"{x} != 0" if a == "bool" else f"({a})({COMPUTE[kind]}){x}"
+def reduction(dtype: str, kind: str, out: str, *, warp: bool) -> Kernel:
+    """Each sum by one thread, or by a warp.  `w`: results and their elements, `v`: one's elements, in `parts`."""
+    a, lanes = COMPUTE[accumulator(kind)], 32 if warp else 1
     body = f"""    typedef {a} A;
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x, me = i / {lanes}, lane = i % {lanes};
     if (me >= w.size * parts) return;
     long long at[2], in[1], part = me % parts, length = (v.size + parts - 1) / parts;
     find(w, me / parts, at);
     long long stop = (part + 1) * length < v.size ? (part + 1) * length : v.size;
-    A a = {_nothing(fn, accumulated)};
+    A a = 0;
     for (long long j = part * length + lane; j < stop; j += {lanes}) {{
         find(v, j, in);
-        A b = {value};
-        a = {_TOGETHER[fn]};
+        a += (A)({COMPUTE[kind]})widen(x[at[1] + in[0]]);
     }}
+    {"a = warp_reduce(a, Plus());" if warp else ""}
+    {"if (lane) return;" if warp else ""}
+    out[at[0] * parts + part] = narrow<{C_TYPES[out]}>({"a" if kind in FLOATS else f"({COMPUTE[kind]})a"});
 """
-    before = WALK
-    if warp:
-        body += "    a = warp_reduce(a, Together());\n    if (lane) return;\n"
-        before += "// a shuffle gives an int for what is smaller\n"
-        before += (
-            "struct Together { template <class A, class B> __device__ __forceinline__ A operator()(A a, B b) const "
-        )
-        before += f"{{ return {_TOGETHER[fn]}; }} }};\n"
-    last = f"({COMPUTE[kind]})a" if kind not in FLOATS and a != "bool" else "a"
-    body += f"    out[at[0] * parts + part] = narrow<{C_TYPES[out]}>({last});\n"
-    return Kernel(f"step_{fn}_{dtype}_{kind}_{out}_{'warp' if warp else 'thread'}",
+    return Kernel(f"step_sum_{dtype}_{kind}_{out}_{'warp' if warp else 'thread'}",
                   f"Walk<2> w, Walk<1> v, {C_TYPES[out]}* out, const {C_TYPES[dtype]}* x, long long parts",
-                  body, before)  # fmt: skip
+                  body, WALK)  # fmt: skip
 
 
 @functools.cache
-def place_of(fn: str, dtype: str, out: str) -> Kernel:
-    """The first place of a row's largest or smallest element; NaN is both."""
-    less = "b > a" if fn == "argmax" else "b < a"
+def place_of(dtype: str, out: str) -> Kernel:
+    """The first place of a row's largest element; NaN is that."""
     body = (
         _THREAD.format(2)
         + f"""\
@@ -216,7 +172,7 @@ def place_of(fn: str, dtype: str, out: str) -> Kernel:
     long long best = 0;
     for (long long j = 1; j < n && a == a; j++) {{
         {COMPUTE[dtype]} b = widen(x[at[1] + j * step]);
-        if ({less} || b != b) {{
+        if (b > a || b != b) {{
             a = b;
             best = j;
         }}
@@ -224,7 +180,7 @@ def place_of(fn: str, dtype: str, out: str) -> Kernel:
     out[at[0]] = ({C_TYPES[out]})best;
 """
     )
-    return Kernel(f"step_{fn}_{dtype}_{out}",
+    return Kernel(f"step_argmax_{dtype}_{out}",
                   f"Walk<2> w, {C_TYPES[out]}* out, const {C_TYPES[dtype]}* x, long long n, long long step",
                   body, WALK)  # fmt: skip
 
@@ -291,11 +247,9 @@ def take(itemsize: int, index: str) -> Kernel:
 
 
 @functools.cache
-def put(fn: str, dtype: str, index: str) -> Kernel:
-    """Values put at places, one after another along `count`, each lane by one thread: the last one, or all together."""
+def put(dtype: str, index: str) -> Kernel:
+    """Values added at places, one after another along `count`, each lane by one thread."""
     t, a = C_TYPES[dtype], COMPUTE[dtype]
-    together = {"set": "b", "add": "a + b", "multiply": "a * b", "maximum": f"larger<{a}>(a, b)",
-                "minimum": f"smaller<{a}>(a, b)"}[fn]  # fmt: skip
     body = (
         _THREAD.format(2)
         + f"""\
@@ -305,46 +259,10 @@ def put(fn: str, dtype: str, index: str) -> Kernel:
         if (k < 0 || k >= n) continue;
         {t}& place = out[at[0] + k * step_out];
         {a} a = widen(place), b = widen(x[at[1] + j * step_x]);
-        place = narrow<{t}>(({a})({together}));
+        place = narrow<{t}>(({a})(a + b));
     }}
 """
     )
-    return Kernel(f"step_put_{fn}_{dtype}_{index}",
+    return Kernel(f"step_add_{dtype}_{index}",
                   f"Walk<2> w, {t}* out, const {t}* x, const {C_TYPES[index]}* index, long long count, long long n, "
                   "long long step_out, long long step_x, long long step_index", body, WALK)  # fmt: skip
-
-
-@functools.cache
-def product(dtype: str, out: str) -> Kernel:
-    """Sums of products over one dimension; floats are summed in float64."""
-    a = "double" if dtype in FLOATS else COMPUTE[out]
-    body = (
-        _THREAD.format(3)
-        + f"""\
-    {a} a = 0;
-    for (long long j = 0; j < n; j++)
-        a += ({a})widen(x[at[1] + j * step_x]) * ({a})widen(y[at[2] + j * step_y]);
-    out[at[0]] = narrow<{C_TYPES[out]}>(a);
-"""
-    )
-    return Kernel(f"step_product_{dtype}_{out}",
-                  f"Walk<3> w, {C_TYPES[out]}* out, const {C_TYPES[dtype]}* x, const {C_TYPES[dtype]}* y, "
-                  "long long n, long long step_x, long long step_y", body, WALK)  # fmt: skip
-
-
-@functools.cache
-def sparse(dtype: str) -> Kernel:
-    """Sums of a few elements with weights."""
-    t, a = C_TYPES[dtype], COMPUTE[dtype]
-    body = (
-        _THREAD.format(3)
-        + f"""\
-    {a} a = 0;
-    for (long long j = 0; j < terms; j++)
-        a += widen(weights[at[2] + j]) * widen(x[at[1] + index[at[2] + j] * step]);
-    out[at[0]] = narrow<{t}>(a);
-"""
-    )
-    return Kernel(f"step_sparse_{dtype}",
-                  f"Walk<3> w, {t}* out, const {t}* x, const {t}* weights, const int* index, long long terms, "
-                  "long long step", body, WALK)  # fmt: skip

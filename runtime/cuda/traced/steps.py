@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ....language.types import DTYPES, FLOATS, TensorType
-from ..device.kernel import Buffer, Call, Copy, Fill, Kernel, Product
+from ....language.types import DTYPES
+from ..device.kernel import Buffer, Call, Copy, Fill, Kernel
 from . import kernels
 
 #: reductions of at most that many elements are done by a thread; threads that there should be
@@ -166,29 +165,9 @@ class Iota(Step):
 
 
 @dataclass(frozen=True)
-class Table(Step):
-    """Bytes that are known when the operator is bound; they travel as arguments of kernels."""
-
-    out: View
-    contents: bytes
-
-    def calls(self, at: Places) -> list[Call]:
-        """A launch for each piece."""
-        found: list[Call] = []
-        whole = at(self.out)
-        for start in range(0, len(self.contents), kernels.TABLE_BYTES):
-            part = self.contents[start : start + kernels.TABLE_BYTES]
-            held = (ctypes.c_ubyte * kernels.TABLE_BYTES)(*part)
-            target = Buffer(whole.address + start, TensorType("u8", (len(part),)))
-            found.append(kernels.table()(len(part), held, target, len(part)))
-        return found
-
-
-@dataclass(frozen=True)
 class Reduction(Step):
-    """Over axes of x; `kind`: the element type that it is done in.  `partial`: room for parts (see `parts_of`)."""
+    """Sums over axes of x; `kind`: the element type that it is done in.  `partial`: room for parts (see `parts_of`)."""
 
-    fn: str
     kind: str
     out: View
     x: View
@@ -208,19 +187,19 @@ class Reduction(Step):
         steps, deep = ([self.x.strides[i] for i in part] for part in (kept, self.axes))
         v = _walk(inner, [deep])
         if self.partial is None:
-            return [self._launch(self.fn, self.x.dtype, self.out.dtype, self.out.size, 1, rowlike(self.x, self.axes),
+            return [self._launch(self.x.dtype, self.out.dtype, self.out.size, 1, rowlike(self.x, self.axes),
                                  _walk(shape, [self.out.strides, steps]), v, at(self.out), at(self.x))]  # fmt: skip
         parts, kind = self.partial.shape[1], self.partial.dtype
         flat = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        first = self._launch(self.fn, self.x.dtype, kind, self.out.size, parts, rowlike(self.x, self.axes),
+        first = self._launch(self.x.dtype, kind, self.out.size, parts, rowlike(self.x, self.axes),
                              _walk(shape, [flat, steps]), v, at(self.partial), at(self.x))  # fmt: skip
-        second = self._launch(self.fn, kind, self.out.dtype, self.out.size, 1, parts > _SHORT,
+        second = self._launch(kind, self.out.dtype, self.out.size, 1, parts > _SHORT,
                               _walk(shape, [self.out.strides, [parts * f for f in flat]]), _walk([parts], [[1]]),
                               at(self.out), at(self.partial))  # fmt: skip
         return [first, second]
 
-    def _launch(self, fn: str, dtype: str, out: str, size: int, parts: int, warp: bool, w: Any, v: Any, *b: Any) -> Any:
-        k = kernels.reduction(fn, dtype, self.kind if dtype == self.x.dtype else dtype, out, warp=warp)
+    def _launch(self, dtype: str, out: str, size: int, parts: int, warp: bool, w: Any, v: Any, *b: Any) -> Any:
+        k = kernels.reduction(dtype, self.kind if dtype == self.x.dtype else dtype, out, warp=warp)
         return k(size * parts * (32 if warp else 1), w, v, *b, parts)
 
 
@@ -249,9 +228,8 @@ def _rows(x: View, axis: int) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True)
 class PlaceOf(Step):
-    """argmax, argmin along an axis; `out` has not that axis."""
+    """argmax along an axis; `out` has not that axis."""
 
-    fn: str
     out: View
     x: View
     axis: int
@@ -259,7 +237,7 @@ class PlaceOf(Step):
     def calls(self, at: Places) -> list[Call]:
         shape, steps = _rows(self.x, self.axis)
         walk = _walk(shape, [self.out.strides, steps])
-        k = kernels.place_of(self.fn, self.x.dtype, self.out.dtype)
+        k = kernels.place_of(self.x.dtype, self.out.dtype)
         return _over(k, self.out, walk, at(self.out), at(self.x), self.x.shape[self.axis], self.x.strides[self.axis])
 
 
@@ -319,9 +297,8 @@ class Take(Step):
 
 @dataclass(frozen=True)
 class Put(Step):
-    """out[..., index[j], ...] = or += x[..., j, ...] along an axis of both, in the order of j."""
+    """out[..., index[j], ...] += x[..., j, ...] along an axis of both, in the order of j."""
 
-    fn: str
     out: View
     x: View
     index: View
@@ -333,84 +310,7 @@ class Put(Step):
     def calls(self, at: Places) -> list[Call]:
         shape, steps = _rows(self.x, self.axis)
         walk = _walk(shape, [_rows(self.out, self.axis)[1], steps])
-        k = kernels.put(self.fn, self.out.dtype, self.index.dtype)
+        k = kernels.put(self.out.dtype, self.index.dtype)
         last = self.x.shape[self.axis], self.out.shape[self.axis], self.out.strides[self.axis]
         args = (at(self.out), at(self.x), at(self.index), *last, self.x.strides[self.axis], self.index.strides[0])
         return [k(math.prod(shape), walk, *args)] if self.x.size and self.out.size else []
-
-
-@dataclass(frozen=True)
-class MatMul(Step):
-    """out [..., m, n] = x [..., m, k] · y [..., k, n]."""
-
-    out: View
-    x: View
-    y: View
-
-    def __post_init__(self) -> None:
-        check_walk(self.out.shape, [self.out.strides])
-
-    def calls(self, at: Places) -> list[Call]:
-        """A product of cuBLAS where the strides are such, else a thread for each result."""
-        if not self.out.size:
-            return []
-        (m, n), k = self.out.shape[-2:], self.x.shape[-1]
-        batch = self.out.shape[:-2]
-        x, y = (v.broadcast((*batch, *v.shape[-2:])) for v in (self.x, self.y))
-        found = self._product(at, m, n, k, x, y)
-        if found is not None:
-            return [found]
-        steps = [self.out.strides, (*x[:-1], 0), (*y[:-2], 0, y[-1])]
-        kernel = kernels.product(self.x.dtype, self.out.dtype)
-        walk = _walk(self.out.shape, steps)
-        return _over(kernel, self.out, walk, at(self.out), at(self.x), at(self.y), k, x[-1], y[-2])
-
-    def _product(self, at: Places, m: int, n: int, k: int, x: Sequence[int], y: Sequence[int]) -> Call | None:
-        c = self.out.strides
-        dims, steps = kernels.joined(self.out.shape[:-2], [x[:-2], y[:-2], c[:-2]])
-        a, b = _stored(x[-2:], m, k), _stored(y[-2:], k, n)
-        whole = _stored(c[-2:], m, n)
-        if not (self.out.dtype == self.x.dtype == self.y.dtype and self.out.dtype in FLOATS and k and len(dims) <= 1):
-            return None
-        if a is None or b is None or whole is None or whole[0]:
-            return None
-        strides = (steps[0][0], steps[1][0], steps[2][0]) if dims else (0, 0, 0)
-        if min(strides) < 0:
-            return None
-        return Product(at(self.x), at(self.y), at(self.out), m, n, k, a[1], b[1], whole[1], a[0], b[0],
-                       batch=dims[0] if dims else 1, strides=strides)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Sparse(Step):
-    """out = Σ weights[i, t] · x at index[i, t], along an axis."""
-
-    out: View
-    x: View
-    weights: View
-    index: View
-    axis: int
-
-    def __post_init__(self) -> None:
-        check_walk(self.out.shape, self._strides())
-
-    def _strides(self) -> list[list[int]]:
-        a, terms = self.axis, self.weights.shape[1]
-        x = [0 if i == a else s for i, s in enumerate(self.x.strides)]
-        return [list(self.out.strides), x, [terms * (i == a) for i in range(len(x))]]
-
-    def calls(self, at: Places) -> list[Call]:
-        k = kernels.sparse(self.out.dtype)
-        walk = _walk(self.out.shape, self._strides())
-        args = at(self.x), at(self.weights), at(self.index), self.weights.shape[1], self.x.strides[self.axis]
-        return _over(k, self.out, walk, at(self.out), *args)
-
-
-def _stored(strides: Sequence[int], rows: int, columns: int) -> tuple[bool, int] | None:
-    """Whether a matrix is stored transposed, and its rows' distance as stored; None: neither."""
-    down, along = (s if d > 1 else None for s, d in zip(strides, (rows, columns), strict=True))
-    if along in (None, 1) and (down is None or down >= columns):
-        return False, columns if down is None else down
-    if down in (None, 1) and (along is None or along >= rows):
-        return True, rows if along is None else along
-    return None

@@ -1,0 +1,1 @@
+"""Proofs that a compiled step computes what the step before its passes computes."""

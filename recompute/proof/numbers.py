@@ -1,0 +1,294 @@
+"""Numbers for values: equal numbers for what is the same expression of inputs, parameters and state.
+
+Value numbering (Cocke & Schwartz 1970) over a block: an operator on numbered inputs has the number of its expression.
+Before they are numbered, expressions take one form: fused operators become their expansions, moved elements become
+views (views.py), and element-wise operators, sums and products of matrices are written by indices, whose order does not
+depend on the layout in which values are kept (table.py).  What one kind of operator is, is a rule (rules.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import TypeRuleError
+from ..language.axes import piece, shared
+from ..language.builder import Builder
+from ..language.factors import SUM, Factor, Place
+from ..language.ir import Constant, Operator, Value
+from ..language.layouts import permuted, to_last
+from ..language.op import Op
+from ..language.types import TensorType, Types
+from .table import Partial, Table
+from .views import View, joined
+
+
+class Numbers(Table):
+    """The numbers of the values of blocks."""
+
+    def apply(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
+        """The results of an operator on numbered inputs; `outs`: the types of all its outputs."""
+        rule = next((RULES[c] for c in type(op).__mro__ if c in RULES), None)
+        if 0 not in (t.size for t in (*ins, *outs) if t is not None):
+            found = rule(self, op, inputs, ins, outs) if rule is not None else None
+            if found is not None:
+                return found
+            if (body := expansion(op, tuple(ins), tuple(t is not None for t in outs))) is not None:
+                return self.through(body, inputs)
+            if type(op).channels_last is not Op.channels_last:
+                return self.turned(op, inputs, ins, outs)
+        return self.opaque(op, inputs, ins, outs)
+
+    def opaque(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
+        """Expressions that are equal only if operator and inputs are; of slices: the slice of the whole one."""
+        given = [v for v in inputs if v is not None]
+        if any(math.prod(self.nodes[v.base].shape) != math.prod(n for n, s in v.digits if s) for v in given):
+            lifted = self.lifted(op, inputs, ins, outs)
+            if lifted is not None:
+                return lifted
+        key = tuple(None if v is None else v.bare() for v in inputs)
+        found: list[View | None] = []
+        for k, t in enumerate(outs):
+            name = f"{op.name}.{k}" if k else op.name
+            number = None if t is None else self.number((op, key, k), name, t.shape, given)
+            found.append(None if t is None or number is None else View.whole(number, t.shape))
+        return found
+
+    def lifted(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None] | None:
+        """The results for a slice of inputs as slices of the whole results, or their parts of a sum.
+
+        By the operator's own account of its axes (`Op.axis_factors`, language/axes.py), by which slices are made, too.
+        """
+        if op.random:
+            return None
+        for f in shared(op, ins, outs):
+            cut = [(k, p.axis) for k, p in enumerate(f.inputs) if isinstance(p, Place)]
+            found = self.slice_of(inputs, cut) if cut and not f.whole and not f.shares else None
+            results = found and self.part_of(op, f, found, ins, outs)
+            if results is not None:
+                return results
+        return self.single(op, inputs, ins, outs)
+
+    def single(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None] | None:
+        """The same for a slice of one element, of which factors of the operator itself say nothing."""
+        axes = [v.axes() if v is not None else None for v in inputs]
+        cut = [
+            (k, i) for k, own in enumerate(axes) for i, digits in enumerate(own or ()) if [n for n, _ in digits] == [1]
+        ]
+        found = self.slice_of(inputs, cut)
+        if found is None:
+            return None
+        types = _types(ins, found[3])
+        shape = getattr(op, "shape", ())
+        ones = [i for i, d in enumerate(shape) if d == 1]
+        others = [dataclasses.replace(op, shape=(*shape[:i], found[2], *shape[i + 1 :])) for i in ones]  # type: ignore[call-arg]
+        for other in (op, *others):
+            try:
+                wide = tuple(t and w for t, w in zip(outs, other.infer(*types), strict=False))
+            except TypeRuleError:
+                continue
+            for f in shared(other, types, wide):
+                places = [(k, p.axis) for k, p in enumerate(f.inputs) if isinstance(p, Place)]
+                if places == cut and f.size == found[2] and not f.whole and not f.shares:
+                    results = self.part_of(op, f, found, ins, outs)
+                    if results is not None:
+                        return results
+        return None
+
+    def part_of(
+        self, op: Op, f: Factor, found: tuple[int, int, int, list[View | None]], ins: Types, outs: Types
+    ) -> list[View | None] | None:
+        """The part of the whole operator's results that `op` gives; None where it is not that operator's slice."""
+        start, size, extent, whole = found
+        if any(p not in (None, SUM) and not isinstance(p, Place) for p in f.outputs):
+            return None
+        types = _types(ins, whole)
+        for other in _candidates(op, f, extent, outs):
+            made = self.of_whole(other, f, extent, types)
+            if made is None:
+                continue
+            part, _, made_ = piece(other, made[0], start, size, types, made[1])
+            if part != op or tuple(made_)[: len(outs)] != tuple(outs):
+                continue
+            results = self.apply(other, whole, types, made[1])
+            parts = [
+                v
+                if v is None
+                else v.sliced(p.axis, start, size)
+                if isinstance(p, Place)
+                else self.partial(Partial(v.bare(), ("factor", f.inputs), start, start + size, extent))
+                for v, p in zip(results, f.outputs, strict=False)
+            ]
+            if all(v is None or part is not None for v, part in zip(results, parts, strict=False)):
+                return parts
+        return None
+
+    def of_whole(self, op: Op, f: Factor, extent: int, ins: Types) -> tuple[Factor, Types] | None:
+        """The factor of `extent` values that is where `f` is, and the types of all outputs; None without one."""
+        try:
+            outs = tuple(t if p is not None else None for t, p in zip(op.infer(*ins), f.outputs, strict=False))
+        except TypeRuleError:
+            return None
+        for g in shared(op, ins, outs):
+            if (g.size, g.inputs, g.outputs, g.whole) == (extent, f.inputs, f.outputs, False):
+                return g, outs
+        return None
+
+    def slice_of(
+        self, inputs: Sequence[View | None], cut: Sequence[tuple[int, int]]
+    ) -> tuple[int, int, int, list[View | None]] | None:
+        """Start, size and extent of the slice that these (input, axis) are, and the whole inputs."""
+        whole = list(inputs)
+        spans: set[tuple[int, int, int]] = set()
+        for k, axis in cut:
+            v = inputs[k]
+            axes = v.axes() if v is not None else None
+            own = joined(axes[axis]) if axes is not None else ()
+            own = tuple(d for d in own if d[0] > 1) or own
+            if v is None or axes is None or len(own) != 1:
+                return None
+            size, stride = own[0]
+            found = self.span(v, [d for a in axes for d in a if d[1]], own[0]) if stride else (0, size)
+            if found is None:
+                return None
+            if stride:
+                spans.add((found[0], size, found[1]))
+        if len(spans) != 1:
+            return None
+        start, size, extent = spans.pop()
+        if size == extent or start + size > extent:
+            return None
+        for k, axis in cut:
+            v = whole[k]
+            axes = v.axes() if v is not None else None
+            assert v is not None and axes is not None
+            own = joined(axes[axis])
+            size, stride = next((d for d in own if d[0] > 1), own[0])
+            axes[axis] = [(extent, stride) if d == (size, stride) else d for d in own]
+            shape = (*v.shape[:axis], extent, *v.shape[axis + 1 :])
+            whole[k] = v.at([d for a in axes for d in a], shape, -start * stride)
+        return start, size, extent, whole
+
+    def turned(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
+        """An operator that has channels-last forms: of these, the one whose first input lies most densely."""
+        best: Any = (inputs, op, outs)
+        at, whole = 0, (False,) * len(outs)
+        form, rank = (list(inputs), op, list(outs)), max((t.ndim for t in (*ins, *outs) if t is not None), default=0)
+        for turns in range(1, rank - 1):
+            other = _turn(*form, rank)
+            if other is None:
+                break
+            form, whole = other[:3], other[3]
+            if _lie(form[0]) > _lie(best[0]):
+                best, at = form, turns
+        types = _types(ins, best[0])
+        found = self.opaque(best[1], best[0], types, best[2])
+        for _ in range((rank - 1 - at) % (rank - 1) if at else 0):
+            found = [(v.transposed(to_last(rank)) if w and v else v) for v, w in zip(found, whole, strict=True)]
+        return found
+
+    def through(self, body: Expansion, inputs: Sequence[View | None]) -> list[View | None]:
+        """The results of an expansion."""
+        env = {f"x{i}": v for i, v in enumerate(inputs) if v is not None}
+        for c in body.constants:
+            env[c.value.name] = self.constant(c)
+        for o in body.operators:
+            self.run(o, env)
+        return [None if v is None else env[v.name] for v in body.outputs]
+
+    def run(self, o: Operator, env: dict[str, View]) -> None:
+        """Numbers what an operator writes."""
+        ins, outs = o.types
+        found = self.apply(o.op, [None if v is None else env[v.name] for v in o.inputs], ins, outs)
+        for v, number in zip(o.outputs, found, strict=False):
+            if v is not None:
+                assert number is not None
+                env[v.name] = number
+
+
+def _types(types: Types, views: Sequence[View | None]) -> list[TensorType | None]:
+    """The types with the shapes of these values."""
+    return [None if t is None or v is None else t.with_shape(v.shape) for t, v in zip(types, views, strict=False)]
+
+
+def _candidates(op: Op, f: Factor, extent: int, outs: Types) -> Iterator[Op]:
+    """What the operator of the whole may be whose slice `op` is."""
+    yield op
+    shape, p, t = getattr(op, "shape", None), f.outputs[0], outs[0]
+    if shape is not None and t is not None and isinstance(p, Place) and len(shape) == t.ndim:
+        yield dataclasses.replace(op, shape=p.resized(t, extent).shape)  # type: ignore[call-arg]
+
+
+def _lie(inputs: Sequence[View | None]) -> tuple[int, ...]:
+    """The strides of the axes of the first input."""
+    axes = inputs[0].axes() if inputs and inputs[0] is not None else None
+    return tuple(a[0][1] if a else 0 for a in axes or ())
+
+
+def _turn(
+    inputs: list[View | None], op: Op, outs: list[TensorType | None], rank: int
+) -> tuple[list[View | None], Op, list[TensorType | None], tuple[bool, ...]] | None:
+    """The channels-last form of an operator, its inputs and the types of its outputs, and which of these are turned."""
+    ins = [None if v is None else Value("x", TensorType("f32", v.shape)) for v in inputs]
+    form = op.channels_last(ins, [None if t is None else Value("y", t) for t in outs], rank)
+    if form is None:
+        return None
+    given: list[View | None] = []
+    for v, r in zip(inputs, form.inputs, strict=False):
+        if v is not None and r and len(v.shape) != rank:
+            return None
+        moved = v.transposed(to_last(rank)) if v is not None and r else v
+        if v is not None and moved is None:
+            return None
+        given.append(moved)
+    types = [t and permuted(t, to_last(rank)) if w else t for t, w in zip(outs, form.outputs, strict=False)]
+    return given, form.op, types, tuple(form.outputs)
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The operators of a composition, over inputs x0, x1, ..."""
+
+    operators: tuple[Operator, ...]
+    constants: tuple[Constant, ...]
+    outputs: tuple[Value | None, ...]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def expansion(op: Op, ins: Types, present: tuple[bool, ...]) -> Expansion | None:
+    """The composition that an operator is on these types, for the outputs present; None for a primitive one."""
+    if type(op).expand is Op.expand:
+        return None
+    b = Builder()
+    inputs = [None if t is None else Value(b.names.take(f"x{i}"), t) for i, t in enumerate(ins)]
+    made = op.expand(b, *inputs)
+    if made is None:
+        return None
+    wanted = tuple(v if p else None for v, p in zip(made, present, strict=False))
+    needed = {v.name for v in wanted if v is not None}
+    operators: list[Operator] = []
+    for o in reversed(b.operators):
+        outs = tuple(v if v is not None and v.name in needed else None for v in o.outputs)
+        if any(v is not None for v in outs):
+            needed.update(v.name for v in o.reads())
+            operators.append(dataclasses.replace(o, outputs=outs))
+    return Expansion(tuple(operators[::-1]), tuple(b.constants), wanted)
+
+
+#: class of operators → what gives the numbers of their results; None: it does not apply
+Rule = Callable[[Numbers, Any, Sequence[View | None], Types, Types], "list[View | None] | None"]
+RULES: dict[type, Rule] = {}
+
+
+def rule(*classes: type) -> Callable[[Rule], Rule]:
+    """Registers a rule for classes of operators, and those derived from them."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(classes, function))
+        return function
+
+    return register

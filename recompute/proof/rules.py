@@ -1,0 +1,299 @@
+"""What changes form and not contents: one rule for each kind of operator, tested on the operators' samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..language.types import Types, need
+from ..ops.common import Elementwise, normal_axes, normal_axis
+from ..ops.communication.base import CommWait
+from ..ops.elementwise.arithmetic import Add, Mul
+from ..ops.indexing.gather import GatherGrad
+from ..ops.linear.products import Gemm, MatMul
+from ..ops.memory.offload import Copy
+from ..ops.random.draws import Dropout
+from ..ops.random.dropout_part import DropoutPart
+from ..ops.reduction.sums import Reduce
+from ..ops.shape.join import Concat, Split
+from ..ops.shape.reshape import Copied, Expand, Fill, Reshape, Transpose
+from ..ops.shape.slice import Slice
+from ..ops.vision.resize import Interpolation
+from .numbers import Numbers, expansion, rule
+from .table import Index
+from .views import Digit, View, aligned, joined, strides
+
+Given = Sequence[View | None]
+#: element-wise operators whose two operands may change places, to the bit
+COMMUTE = frozenset({"Add", "Mul", "Equal", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
+
+
+@rule(Copied, Copy, CommWait)
+def same(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """Copies, also to and from the host, and the end of a communication: their first input."""
+    return [v for v in given[:1] if v is not None]
+
+
+@rule(Reshape)
+def reshaped(n: Numbers, op: Reshape, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """The same elements."""
+    return [given[0].reshaped(op.shape)] if given[0] is not None else None
+
+
+@rule(Transpose)
+def transposed(n: Numbers, op: Transpose, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """The same elements in another order."""
+    found = given[0] and given[0].transposed(op.perm)
+    return [found] if found else None
+
+
+@rule(Expand)
+def repeated(n: Numbers, op: Expand, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """The same elements, some of them more than once."""
+    found = given[0] and given[0].expanded(op.shape)
+    return [found] if found else None
+
+
+@rule(Split)
+def parts(n: Numbers, op: Split, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """Parts of the elements."""
+    axis = normal_axis(op.axis, need(ins[0]).ndim, op)
+    starts = itertools.accumulate(op.sizes, initial=0)
+    found = [given[0] and given[0].sliced(axis, at, size) for at, size in zip(starts, op.sizes, strict=False)]
+    return [v for v in found if v is not None] if None not in found else None
+
+
+@rule(Slice)
+def sliced(n: Numbers, op: Slice, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """Part of the elements."""
+    found = given[0]
+    for axis, taken in enumerate(op.taken(need(ins[0]).shape)):
+        found = found and found.sliced(axis, taken.start, len(taken), taken.step)
+    return [found] if found else None
+
+
+@rule(Fill)
+def filled(n: Numbers, op: Fill, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """One constant."""
+    return [n.filled(need(outs[0]), op.value)]
+
+
+@rule(Dropout, DropoutPart)
+def dropped(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """A function of elements and of the numbers of a stream, of which each element has its own."""
+    x, step = given
+    if x is None or step is None:
+        return None
+    drawn = n.stream(op.seed, step)
+    t = need(ins[0])
+    runs = isinstance(op, DropoutPart) and [(t.size // op.run, op.skip), (op.run, 1)]
+    numbers = drawn.at(runs or zip(t.shape, strides(t.shape), strict=True), t.shape, op.first)
+    indices = aligned([x.digits, numbers.digits])
+    if indices is None:
+        return None
+    name = ("Dropout", op.ratio, t.dtype)
+    return _each(outs, lambda k: n.indexed((*name, k), [x, numbers], indices, shape=x.shape))
+
+
+@rule(Interpolation)
+def interpolated(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """Each axis by itself: in the order in which those of the input lie."""
+    x, t, y = given[0], need(ins[0]), need(outs[0])
+    axes = x.axes() if x is not None else None
+    if x is None or axes is None:
+        return None
+    order = sorted(range(t.ndim), key=lambda i: -axes[i][0][1] if axes[i] else 0)
+    last = [i + t.ndim for i in order]
+    changes = {"shape": [op.shape[i] for i in order]}
+    changes |= {"scales": [op.scales[i] for i in order]} if op.scales else {}
+    changes |= {"roi": [op.roi[i] for i in (*order, *last)]} if op.roi else {}
+    turned = dataclasses.replace(op, **{name: tuple(values) for name, values in changes.items()})
+    types = [t.with_shape([t.shape[i] for i in order])]
+    found = n.opaque(turned, [x.transposed(order)], types, [y.with_shape([y.shape[i] for i in order])])
+    return [found[0] and found[0].transposed([order.index(i) for i in range(t.ndim)])]
+
+
+@rule(GatherGrad)
+def scattered(n: Numbers, op: GatherGrad, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """As it is: its own account of the axes knows that parts of it add up, its expansion's does not."""
+    return n.opaque(op, given, ins, outs)
+
+
+@rule(Elementwise)
+def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """A function of elements at the same indices, in whatever order these are.
+
+    None for a composition, which is expanded.
+    """
+    if op.random or expansion(op, tuple(ins), tuple(t is not None for t in outs)) is not None:
+        return None
+    shape = next(t.shape for t in outs if t is not None)
+    present = [v for v in given if v is not None]
+    if op.name in COMMUTE:
+        present.sort(key=_order)
+    if op.name == "Add" and (joint := _added(n, *present)) is not None:
+        return [joint.reshaped(shape)]
+    views = [v.expanded(shape) for v in present]
+    indices = aligned([v.digits for v in views if v is not None]) if None not in views else None
+    if indices is None:
+        return None
+    kinds = tuple(None if t is None else t.dtype for t in ins)
+    name = (op.name, op, kinds)
+    return _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=shape))
+
+
+def _each(outs: Types, made: Callable[[int], View]) -> list[View | None]:
+    """A value for each output that is present."""
+    return [None if t is None else made(k) for k, t in enumerate(outs)]
+
+
+def _added(n: Numbers, a: View, b: View) -> View | None:
+    """The sum of partial sums of neighbouring slices."""
+    x, y = n.partials.get(a.base), n.partials.get(b.base)
+    if x is None or y is None or (a.offset, a.digits) != (b.offset, b.digits):
+        return None
+    if x.start > y.start:
+        x, y = y, x
+    if x.stop != y.start or (x.total, x.index, x.size) != (y.total, y.index, y.size):
+        return None
+    return n.partial(dataclasses.replace(x, stop=y.stop)).part(a)
+
+
+@rule(Reduce)
+def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """A symmetric function of the elements along some indices."""
+    x, t, y = given[0], need(ins[0]), need(outs[0])
+    axes = x.axes() if x is not None else None
+    if x is None or axes is None:
+        return None
+    gone = normal_axes(op.axes, t.ndim, op)
+    split: tuple[list[Index], list[Index]] = ([], [])
+    for i, own in enumerate(axes):
+        split[i in gone].extend((size, (stride,)) for size, stride in own)
+    if not split[1]:
+        split[1].append((1, (0,)))
+    return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape)]
+
+
+@rule(MatMul)
+def product(n: Numbers, op: MatMul, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """Sums of products along one index."""
+    found = _product(n, (given[0], given[1]), (op.transA, op.transB), need(outs[0]).dtype)
+    return None if found is None else [found.reshaped(need(outs[0]).shape)]
+
+
+def _product(n: Numbers, given: Any, swapped: tuple[int, int], dtype: str) -> View | None:
+    pair: list[list[list[Digit]]] = []
+    for k, (v, swap) in enumerate(zip(given, swapped, strict=True)):
+        axes = v.axes()
+        if axes is None:
+            return None
+        if len(axes) == 1:
+            axes = [[], axes[0]] if k == 0 else [axes[0], []]
+        elif swap:
+            axes[-2], axes[-1] = axes[-1], axes[-2]
+        pair.append(axes)
+    a, b = pair
+    depth = max(len(a), len(b)) - 2
+    kept: list[Index] = []
+    shape: list[int] = []
+    for i in range(-depth - 2, -2):
+        own = [x[i] if len(x) >= -i else [] for x in (a, b)]
+        size = max(_size(x) for x in own)
+        both = aligned([x if _size(x) == size else [*x, (size, 0)] for x in own])
+        if both is None:
+            return None
+        kept += both
+        shape.append(size)
+    kept += [(size, (stride, 0)) for size, stride in a[-2]]
+    kept += [(size, (0, stride)) for size, stride in b[-1]]
+    shape += [_size(a[-2]), _size(b[-1])]
+    summed = aligned([a[-1], b[-2]])
+    if summed is None:
+        return None
+    operands = list(given)
+    if sorted(operands, key=_order) != operands:
+        operands.reverse()
+        kept, summed = ([(size, at[::-1]) for size, at in some] for some in (kept, summed))
+    return n.indexed(("MatMul", dtype), operands, kept, summed or [(1, (0, 0))], shape=shape)
+
+
+def _order(v: View) -> Any:
+    return v.base, v.offset  # not the digits, which depend on the order of the indices
+
+
+def _size(digits: Sequence[Digit]) -> int:
+    size = 1
+    for d, _ in digits:
+        size *= d
+    return size
+
+
+@rule(Gemm)
+def gemm(n: Numbers, op: Gemm, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """A product, and a sum of it and C, each with its factor."""
+    t = need(outs[0])
+    y = _product(n, (given[0], given[1]), (op.transA, op.transB), t.dtype)
+    if y is None:
+        return None
+    add, mul = Add(), Mul()
+    if op.alpha != 1:
+        y = n.apply(mul, [y, n.filled(t, op.alpha)], (t, t), (t,))[0]
+    if len(given) > 2 and (c := given[2]) is not None:
+        if op.beta != 1:
+            c = n.apply(mul, [c, n.filled(need(ins[2]), op.beta)], (ins[2], ins[2]), (need(ins[2]),))[0]
+        y = n.apply(add, [y, c], (t, ins[2]), (t,))[0]
+    return [y]
+
+
+@rule(Concat)
+def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """Neighbouring parts of one value, which they are together; else parts whose other indices are in any order."""
+    t = need(outs[0])
+    axis = normal_axis(op.axis, t.ndim, op)
+    parts = [v for v in given if v is not None]
+    if (whole := _one_value(axis, parts)) is not None:
+        return [whole]
+    axes = [v.axes() for v in parts]
+    if None in axes:
+        return None
+    alike = len({v.shape[axis] for v in parts}) == 1
+    own = () if alike else tuple((v.shape[axis], joined(a[axis])) for v, a in zip(parts, axes, strict=True) if a)
+    rest: list[list[Index]] = []
+    for i in range(t.ndim):
+        found = [] if i == axis and not alike else aligned([a[i] for a in axes if a is not None])
+        if found is None:
+            return None
+        rest.append(found)
+    wide = n.widest(parts, [x for some in rest for x in some])
+    before = sum(len(some) for some in rest[:axis])
+    if len(wide.kept) != sum(map(len, rest)):
+        return None
+    count = len(parts) if alike else t.shape[axis]
+    base, places = n.expression(("Concat", count, own), wide.operands, wide.whole, first=count)
+    dense = _size([(d, 0) for (d, _), place in zip(wide.whole, places, strict=True) if place])
+    digits = [(d, place) for (d, _), place in zip(wide.kept, places, strict=True)]
+    digits.insert(before, (count, dense))
+    return [View(base, sum(start * places[i] for i, start, _ in wide.begun), joined(digits), t.shape)]
+
+
+def _one_value(axis: int, parts: Sequence[View]) -> View | None:
+    """The value of which all parts are neighbours along an axis."""
+    whole = parts[0]
+    for v in parts[1:]:
+        axes = whole.axes()
+        if v.base != whole.base or axes is None:
+            return None
+        size, own = whole.shape[axis], joined(axes[axis])
+        stride = own[0][1] if len(own) == 1 else v.offset - whole.offset if size == 1 else 0
+        if not stride or v.offset != whole.offset + size * stride:
+            return None
+        axes[axis] = [(size + v.shape[axis], stride)]
+        shape = (*whole.shape[:axis], size + v.shape[axis], *whole.shape[axis + 1 :])
+        found = whole.at([x for a in axes for x in a], shape)
+        if found.sliced(axis, size, v.shape[axis]) != v:
+            return None
+        whole = found
+    return whole

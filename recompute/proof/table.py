@@ -1,0 +1,255 @@
+"""The table of expressions, and how those by indices are written: the same for whatever layout, and for parts of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..language.exact import exact
+from ..language.ir import Constant, Value
+from ..language.types import TensorType
+from .views import Digit, View, joined, strides
+
+#: more numbers than any step draws from one stream
+STREAM = 1 << 62
+#: an index of an expression: its size, and its stride in each operand
+Index = tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A numbered expression, for messages: what it is called, and the values that it reads."""
+
+    name: str
+    operands: tuple[View, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What slice [start, stop) of an index of `size` contributes to the sum `total`."""
+
+    total: View
+    index: Any
+    start: int
+    stop: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Wide:
+    """The whole expression of which another is a part: its operands and indices, beside the part's.
+
+    `begun`, `ended`: of kept and summed indices that differ, which it is, where the part begins, and its whole size.
+    """
+
+    operands: list[View]
+    kept: list[Index]
+    summed: list[Index]
+    whole: list[Index]
+    totals: list[Index]
+    begun: list[tuple[int, int, int]]
+    ended: list[tuple[int, int, int]]
+    #: whether operands begin or end at different places of an index
+    unlike: bool
+
+
+class Table:
+    """Expressions by number, which all blocks that are compared share."""
+
+    def __init__(self) -> None:
+        self.table: dict[Any, int] = {}
+        self.nodes: list[Node] = []
+        self.partials: dict[int, Partial] = {}
+
+    def number(self, key: Any, name: str, shape: Sequence[int], operands: Sequence[View] = ()) -> int:
+        """The number of an expression, whose elements lie densely in `shape`."""
+        found = self.table.get(key)
+        if found is None:
+            found = self.table[key] = len(self.nodes)
+            self.nodes.append(Node(name, tuple(operands), tuple(shape)))
+        return found
+
+    def partial(self, part: Partial) -> View:
+        """The number of a partial sum; the sum's where it is all of it."""
+        if part.start == 0 and part.stop == part.size:
+            return part.total
+        shape = part.total.shape
+        base = self.number(("partial", part), "partial sum", shape, [part.total])
+        self.partials[base] = part
+        return View.whole(base, shape)
+
+    def span(self, v: View, digits: Sequence[Digit], digit: Digit) -> tuple[int, int] | None:
+        """Where a digit begins in a dimension of the base, and how many values it could have up to the next digit.
+
+        `digits`: all of the view.  None where they are not evenly apart.
+        """
+        size, stride = digit
+        shape = self.nodes[v.base].shape
+        above = [s for n, s in digits if s >= size * stride and s > stride]
+        end = 0
+        for d, low in zip(reversed(shape), reversed(strides(shape)), strict=True):
+            high = d * low
+            if not end and d > 1 and (low < size * stride <= high if size > 1 else low <= stride < high):
+                end = high
+            elif end and not any(low <= s < high for s in above):
+                end = high  # of this dimension the view has no digit: what it takes is one element
+            elif end:
+                break
+        end = min([end, *(s for s in above if s < end)])
+        return (v.offset // stride % (end // stride), end // stride) if end and end % stride == 0 else None
+
+    def cuts(self, v: View, indices: Sequence[Index], k: int) -> list[Index]:
+        """Indices, split where operand `k`, this view, crosses a dimension of its base."""
+        shape = self.nodes[v.base].shape
+        borders = strides(shape)
+        found: list[Index] = []
+        for size, at in indices:
+            inner: list[Index] = []
+            for border in reversed(borders):
+                low = at[k]
+                if low and low < border < size * low and border % low == 0 and size % (border // low) == 0:
+                    n = border // low
+                    inner.append((n, at))
+                    size, at = size // n, tuple(s * n for s in at)
+            found += [(size, at), *inner[::-1]]
+        return found
+
+    def declared(self, kind: str, v: Value) -> View:
+        """An input, or the contents of a persistent value before the step."""
+        return View.whole(self.number((kind, v.name, v.type), v.name, v.shape), v.shape)
+
+    def constant(self, c: Constant) -> View:
+        """Its elements; one number for all if they are equal."""
+        if c.data and all(exact(x) == exact(c.data[0]) for x in c.data):
+            return self.filled(c.value.type, c.data[0])
+        key = ("constant", c.value.type, exact(c.data))
+        return View.whole(self.number(key, c.value.name, c.value.shape), c.value.shape)
+
+    def filled(self, t: TensorType, value: Any) -> View:
+        """A value all of whose elements are `value`."""
+        x = t.numpy.type(value)
+        base = self.number(("constant", t.dtype, x.tobytes()), str(x), ())
+        return View.whole(base, ()).at([(t.size, 0)], t.shape) if t.size != 1 else View(base, 0, (), t.shape)
+
+    def stream(self, seed: int, step: View) -> View:
+        """The random numbers of a seed and a step, one after the other."""
+        return View(self.number(("stream", seed, step.bare()), "random numbers", (STREAM,), [step]), 0, (), ())
+
+    def expression(
+        self,
+        name: Any,
+        operands: Sequence[View],
+        kept: Sequence[Index],
+        summed: Sequence[Index] = (),
+        *,
+        first: int = 1,
+    ) -> tuple[int, list[int]]:
+        """An expression by indices: for each value of `kept`, a function of the operands' elements there.
+
+        Of those at all values of `summed`, where there are any, a symmetric function, such as a sum.  Gives its number,
+        the same in whatever order the indices are given, and the stride of each of `kept` in it.  `first`: values of
+        an index of its own, outside of these.
+        """
+        inner = [i for i, (size, at) in enumerate(kept) if size > 1 and any(at)]
+        order = sorted(inner, key=lambda i: tuple(-s for s in kept[i][1]))
+        shape = [kept[i][0] for i in order]
+        place = dict(zip(order, strides(shape), strict=True))
+        key = (
+            name,
+            tuple((v.base, v.offset) for v in operands),
+            merged([kept[i] for i in order]),
+            merged(sorted(summed, key=lambda x: tuple(-s for s in x[1]))),
+        )
+        shape = shape if first == 1 else [first, *shape]
+        return self.number(key, str(name[0]), shape, operands), [place.get(i, 0) for i in range(len(kept))]
+
+    def indexed(
+        self, name: Any, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index] = (), shape: Any = ()
+    ) -> View:
+        """The value of such an expression, with the indices in the order given.
+
+        Of parts of its operands that begin and end at the same values of an index: the part of the whole expression.
+        """
+        wide = self.widest(operands, kept, summed)
+        base, places = self.expression(name, wide.operands, wide.whole, wide.totals)
+        offset = sum(start * places[i] for i, start, _ in wide.begun)
+        digits = joined((n, s) for (n, _), s in zip(wide.kept, places, strict=True))
+        found = View(base, offset, digits, tuple(shape))
+        for i, start, size in wide.ended:
+            found = self.partial(Partial(found.bare(), wide.totals[i], start, start + wide.summed[i][0], size))
+        return found
+
+    def widest(self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index] = ()) -> Wide:
+        """The whole expression of which one by indices is a part.
+
+        A slice of one element may be seen as one of the next larger index or of the next smaller: both are tried.
+        """
+        found = self.wider(operands, kept, summed)
+        if found.unlike:
+            next_ = self.wider(operands, *_without_ones(kept, summed))
+            found = found if next_.unlike else next_
+        return found
+
+    def wider(self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index]) -> Wide:
+        """The same with the indices as they are."""
+        operands, kept, summed = list(operands), list(kept), list(summed)
+        cut = [
+            k
+            for k, v in enumerate(operands)
+            if math.prod(self.nodes[v.base].shape) != math.prod(n for n, at in (*kept, *summed) if at[k])
+        ]
+        for k in cut:
+            kept, summed = self.cuts(operands[k], kept, k), self.cuts(operands[k], summed, k)
+        digits = [[(n, at[k]) for n, at in (*kept, *summed) if at[k]] for k in range(len(operands))] if cut else []
+        spans = [[self.spans(operands, digits, x) if cut else set() for x in some] for some in (kept, summed)]
+        begun, ended = (
+            [(i, *one) for i, some in enumerate(every) if len(some) == 1 for one in some if one[1] != among[i][0]]
+            for every, among in zip(spans, (kept, summed), strict=True)
+        )
+        unlike = any(len(some) > 1 for every in spans for some in every)
+        whole, totals = list(kept), list(summed)
+        for some, all_ in ((begun, whole), (ended, totals)):
+            for i, start, size in some:
+                at = all_[i][1]
+                all_[i] = (size, at)
+                operands = [
+                    View(v.base, v.offset - start * s, v.digits, v.shape) for v, s in zip(operands, at, strict=True)
+                ]
+        return Wide(operands, kept, summed, whole, totals, begun, ended, unlike)
+
+    def spans(self, operands: Sequence[View], digits: Sequence[Sequence[Digit]], index: Index) -> set[tuple[int, int]]:
+        """Where an index begins in the dimensions that it is part of, and their sizes, for operands that have it."""
+        size, at = index
+        found = {
+            self.span(v, own, (size, s)) or (-1, 0)
+            for v, own, s in zip(operands, digits, at, strict=True)
+            if s and self.nodes[v.base].shape != (STREAM,)
+        }
+        return {(-1, 0), (0, 0)} if any(not 0 <= start <= whole - size for start, whole in found) else found
+
+
+def _without_ones(kept: Sequence[Index], summed: Sequence[Index]) -> tuple[list[Index], list[Index]]:
+    """Indices of which those of one element are left out in operands in which they are next to another."""
+    every = [*kept, *summed]
+
+    def one(size: int, at: tuple[int, ...]) -> Index:
+        near = (any(n > 1 and n * other[k] == s for n, other in every) for k, s in enumerate(at))
+        return size, tuple(0 if size == 1 and beside else s for s, beside in zip(at, near, strict=True))
+
+    return [one(*x) for x in kept], [one(*x) for x in summed]
+
+
+def merged(indices: Sequence[Index]) -> tuple[Index, ...]:
+    """Indices, neighbours joined that lie one after the other in all operands."""
+    found: list[Index] = []
+    for size, at in indices:
+        if size == 1:
+            continue
+        if found and all(a == size * b for a, b in zip(found[-1][1], at, strict=True)):
+            found[-1] = (found[-1][0] * size, at)
+        else:
+            found.append((size, at))
+    return tuple(found)

@@ -1,0 +1,173 @@
+"""Where the elements of a value are in another: what reshapes, transposes, slices and broadcasts come to.
+
+A `View` says it by sizes and strides, as NumPy does, in a form that is the same for all ways to write it: dimensions of
+one element are left out, and neighbours that lie one after the other are joined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+#: a dimension: its size, and how many elements of the base lie between two of its neighbours (0: the same one)
+Digit = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A value of `shape` whose elements, in row-major order, are those of value `base` at `offset` and so on."""
+
+    base: int
+    offset: int
+    digits: tuple[Digit, ...]
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def whole(base: int, shape: Sequence[int]) -> View:
+        """All elements of a value, in order."""
+        digits = joined((n, s) for n, s in zip(shape, strides(shape), strict=True) if n != 1)
+        return View(base, 0, digits, tuple(shape))
+
+    def bare(self) -> View:
+        """The same without what says of which dimension an element is the only one taken: equal for equal values."""
+        if all(n > 1 for n, _ in self.digits):
+            return self
+        return View(self.base, self.offset, joined(d for d in self.digits if d[0] > 1), self.shape)
+
+    def at(self, digits: Iterable[Digit], shape: Sequence[int], offset: int = 0) -> View:
+        """Other elements of the same base."""
+        return View(self.base, self.offset + offset, joined(digits), tuple(shape))
+
+    def reshaped(self, shape: Sequence[int]) -> View:
+        """The same elements under another shape."""
+        return View(self.base, self.offset, self.digits, tuple(shape))
+
+    def part(self, inner: View) -> View | None:
+        """What `inner` takes of these elements, if they lay densely; None where they are not evenly apart."""
+        sizes = [n for n, _ in self.digits]
+        own = list(zip(sizes, strides(sizes), (s for _, s in self.digits), strict=True))
+        offset, found = 0, []
+        for n, dense, s in own:
+            offset += inner.offset // dense % n * s
+        for size, stride in inner.digits:
+            low: list[Digit] = []
+            while size > 1:
+                fits = [(n, d, s) for n, d, s in own if stride and d <= stride < d * n and stride % d == 0]
+                if stride and not fits:
+                    return None
+                taken = min(size, fits[0][0] * fits[0][1] // stride) if stride else size
+                if size % taken:
+                    return None
+                low.append((taken, fits[0][2] * (stride // fits[0][1]) if stride else 0))
+                size, stride = size // taken, stride * taken
+            found += low[::-1]
+        return self.at(found, inner.shape, offset)
+
+    def axes(self) -> list[list[Digit]] | None:
+        """The digits of each axis; None where one spans two axes and cannot be split."""
+        rest, found = list(self.digits), []
+        for at in range(len(self.shape) - 1, -1, -1):
+            need, own = self.shape[at], []
+            while need > 1:
+                size, stride = rest.pop()
+                if size == 1:
+                    own.append((size, stride))
+                    continue
+                if need % size == 0:
+                    own.append((size, stride))
+                    need //= size
+                elif size % need == 0:
+                    own.append((need, stride))
+                    rest.append((size // need, stride * need))
+                    need = 1
+                else:
+                    return None
+            left = next((k for k in range(at) if self.shape[at - 1 - k] != 1), at)  # axes of size 1 before this one
+            ones = next((k for k, (n, _) in enumerate(reversed(rest)) if n != 1), len(rest))
+            for _ in range(ones - left):  # each of them has one slice of one element; of several axes, the first
+                own.append(rest.pop())
+            found.append(own[::-1])
+        return found[::-1]
+
+    def transposed(self, perm: Sequence[int]) -> View | None:
+        """Axes in another order; None where the elements are not evenly apart."""
+        axes = self.axes()
+        return None if axes is None else self.at([x for p in perm for x in axes[p]], [self.shape[p] for p in perm])
+
+    def sliced(self, axis: int, start: int, size: int, step: int = 1) -> View | None:
+        """`size` elements of an axis from `start` on, `step` apart; None where they are not evenly apart."""
+        axes = self.axes()
+        if axes is None:
+            return None
+        shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
+        if start == 0 and step == 1 and size == self.shape[axis]:
+            return self
+        (outer, stride), *own = joined(axes[axis]) or ((1, 0),)
+        inner = math.prod(n for n, _ in own)
+        if start % inner or size % inner or (inner > 1 and step != 1) or outer * inner != self.shape[axis]:
+            return None
+        axes[axis] = [(size // inner, stride * step), *own]
+        return self.at([x for a in axes for x in a], shape, start // inner * stride)
+
+    def expanded(self, shape: Sequence[int]) -> View | None:
+        """Broadcast to a shape."""
+        axes = self.axes()
+        if axes is None:
+            return None
+        lead = len(shape) - len(self.shape)
+        found: list[Digit] = []
+        for i, d in enumerate(shape):
+            own = axes[i - lead] if i >= lead else []
+            found += own if i >= lead and self.shape[i - lead] == d else [*own, (d, 0)]
+        return self.at(found, shape)
+
+
+def strides(shape: Sequence[int]) -> list[int]:
+    """Those of a dense, row-major value."""
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:
+    """Digits, neighbours that lie one after the other joined.
+
+    One of size 1 stays if it has a stride: it is a slice of one element.
+    """
+    found: list[Digit] = []
+    for size, stride in digits:
+        if size == 1 and not stride:
+            continue
+        if found and 1 not in (size, found[-1][0]) and found[-1][1] == size * stride:
+            found[-1] = (found[-1][0] * size, stride)
+        else:
+            found.append((size, stride))
+    return tuple(found)
+
+
+def aligned(views: Sequence[Sequence[Digit]]) -> list[tuple[int, tuple[int, ...]]] | None:
+    """Digits of views of one size, refined to common sizes: (size, the stride in each); None if there are none."""
+    rest = [list(v) for v in views]
+    found: list[tuple[int, tuple[int, ...]]] = []
+    ones: list[list[int]] = [[] for _ in views]
+    places: list[int] = []
+    while any(rest):
+        for r, own in zip(rest, ones, strict=True):
+            while r and r[-1][0] == 1:  # slices of one element go together in whatever place they are
+                own.append(r.pop()[1])
+                if len(own) > len(places):
+                    places.append(len(found))
+        if not any(rest):
+            break
+        if not all(rest):
+            return None
+        size = math.gcd(*(r[-1][0] for r in rest))
+        if size == 1:
+            return None
+        found.append((size, tuple(r[-1][1] for r in rest)))
+        for r in rest:
+            last, stride = r.pop()
+            if last > size:
+                r.append((last // size, stride * size))
+    for i in reversed(range(len(places))):
+        found.insert(places[i], (1, tuple(own[i] if i < len(own) else 0 for own in ones)))
+    return found[::-1]

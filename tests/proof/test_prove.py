@@ -1,0 +1,250 @@
+"""Proofs: equal numbers are equal values, whole steps are proved, and steps that were changed are not."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recompute as rc
+from recompute.language.builder import Builder
+from recompute.language.ir import Block, Constant, Operator, Value
+from recompute.language.types import TensorType
+from recompute.passes.slicing.slicing import Slice
+from recompute.proof.numbers import Numbers
+from recompute.proof.prove import prove
+
+
+def values_of(
+    operators: list[Operator], feeds: dict[str, np.ndarray], constants: list[Constant]
+) -> dict[str, np.ndarray]:
+    """The value of everything that operators write, by their own numerics."""
+    found = {**feeds, **{c.value.name: c.numpy() for c in constants}}
+    for o in operators:
+        outs = [None if v is None else np.zeros(v.shape, v.type.numpy) for v in o.outputs]
+        scratch = [np.zeros(t.shape, t.numpy) for t in o.workspace()]
+        o.op.compute(np, [None if v is None else found[v.name] for v in o.inputs], outs, scratch)
+        found.update((v.name, a) for v, a in zip(o.outputs, outs, strict=True) if v is not None)
+    return found
+
+
+def grow(b: Builder, values: list[Value], rng: random.Random) -> None:
+    """One random operator on values, or a few that come to the same."""
+    x = rng.choice(values)
+    axis = rng.randrange(max(x.ndim, 1))
+    kind = rng.randrange(9)
+    if kind == 0 and x.ndim:
+        perm = list(range(x.ndim))
+        rng.shuffle(perm)
+        values.append(b.Transpose(x, perm=tuple(perm)))
+    elif kind == 1:
+        values.append(b.Reshape(x, shape=rng.choice([(x.type.size,), (*x.shape, 1), (1, *x.shape), x.shape[::-1]])))
+    elif kind == 2 and x.ndim and x.shape[axis] > 1:
+        start = rng.randrange(x.shape[axis])
+        values.append(b.Slice(x, starts=(start,), ends=(x.shape[axis] + rng.randrange(2),), axes=(axis,)))
+    elif kind == 3 and x.ndim and x.shape[axis] % 2 == 0:
+        parts = b.Split(x, sizes=(x.shape[axis] // 2,) * 2, axis=axis)
+        values += [*parts, b.Concat(*parts, axis=axis), b.Concat(*parts[::-1], axis=axis)]
+    elif kind == 4:
+        values.append(rng.choice([b.Relu, b.Neg, b.Exp])(b.Mul(x, b.constant(0.1, x))))
+    elif kind == 5:
+        others = [y for y in values if y.shape == x.shape or not y.ndim]
+        y = rng.choice(others) if others else x
+        values.append(rng.choice([b.Add, b.Mul, b.Sub])(x, y))
+    elif kind == 6 and x.ndim:
+        values.append(rng.choice([b.ReduceSum, b.ReduceMax, b.ReduceMean])(x, axes=(axis,), keepdims=rng.randrange(2)))
+    elif kind == 7 and x.ndim == 2:
+        others = [y for y in values if y.ndim == 2 and y.shape[0] == x.shape[1]]
+        if others:
+            y = rng.choice(others)
+            flat = b.Transpose(b.MatMul(y, x, transA=1, transB=1), perm=(1, 0))
+            values += [b.MatMul(x, y), flat]
+    elif kind == 8 and x.ndim and x.shape[axis] % 2 == 0:  # an operator on slices, and the whole
+        half = x.shape[axis] // 2
+        parts = [b.Slice(x, starts=(at,), ends=(at + half,), axes=(axis,)) for at in (0, half)]
+        sums = [b.ReduceSum(p, axes=(axis,)) for p in parts]
+        values += [b.Concat(*(b.Tanh(p) for p in parts), axis=axis), b.Tanh(x), b.Add(*sums)]
+        values.append(b.ReduceSum(x, axes=(axis,)))
+
+
+def check_numbers(seed: int, operators: int) -> int:
+    """How many of a random program's values have the number of another; these must have the same elements."""
+    rng = random.Random(seed)
+    b = Builder()
+    inputs = [
+        Value(b.names.take(n), TensorType("f64", s)) for n, s in zip("xyz", ((4, 6), (6, 4), (2, 3, 4)), strict=True)
+    ]
+    values = list(inputs)
+    for _ in range(operators):
+        grow(b, values, rng)
+        values = [v for v in values if 0 < v.type.size <= 512 and v.ndim <= 5]
+    draw = np.random.default_rng(seed)
+    arrays = values_of(b.operators, {v.name: draw.normal(size=v.shape) for v in inputs}, b.constants)
+    numbers = Numbers()
+    env = {v.name: numbers.declared("input", v) for v in inputs}
+    env |= {c.value.name: numbers.constant(c) for c in b.constants}
+    for o in b.operators:
+        numbers.run(o, env)
+    alike = defaultdict(list)
+    for name, view in env.items():
+        alike[view.bare()].append(name)
+    for names in alike.values():
+        for other in names[1:]:
+            np.testing.assert_allclose(arrays[other], arrays[names[0]], rtol=1e-9, atol=1e-9)
+    return sum(len(names) - 1 for names in alike.values())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equal_numbers_are_equal_values(seed: int) -> None:
+    assert check_numbers(seed, 40) > 5
+
+
+@pytest.mark.slow
+def test_many_random_programs() -> None:
+    assert sum(check_numbers(seed, 80) for seed in range(100, 400)) > 5000
+
+
+def step(name: str, batch: int = 4, wrap: Any = lambda optimizer: optimizer, *, optimizer: Any = rc.Adam) -> rc.Program:
+    """A training step of a network of the zoo."""
+    program = rc.load(rc.models.build(name), batch=batch)
+    outputs = program.block.outputs
+    loss = program["loss"] if "loss" in outputs else rc.losses.cross_entropy(program[outputs[0]])
+    wrap(optimizer()).minimize(loss)
+    return program
+
+
+def test_a_step_is_proved_with_checkpoints_slices_and_lowering() -> None:
+    plain = step("lenet")
+    kept = step("lenet", wrap=lambda o: rc.RecomputeOptimizer(o).set_checkpoints(["pool1", "fc1"]))
+    assert any(o.role.value == "recompute" for o in kept.block.operators)
+    for block in (
+        kept.block,
+        rc.Executor().planned(kept),
+        *(Slice((f"all:0:{n}",)).run(plain.block) for n in (2, 3, 4)),
+    ):
+        proof = prove(plain, block)
+        assert not proof.unproved and len(proof.proved) >= 33
+    sliced = Slice(("conv1..pool1:0:2",)).run(plain.block)
+    assert "33 of 33" in str(prove(plain, dataclasses.replace(sliced, outputs=("loss",))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2-tiny", "bert-mini", "resnet18", "unet", "vit-tiny", "moe-tiny", "llama-tiny",
+                                  "fcos-tiny", "mobilenet_v2", "lstm", "pspnet", "densenet121"])  # fmt: skip
+def test_the_zoo_as_it_runs_is_proved(name: str) -> None:
+    program = step(name)
+    prove(program, rc.Executor().planned(program))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [("unet", "50%"), ("bert-mini", "80%"), ("mobilenet_v2", "60% of activations")],
+)
+def test_plans_for_budgets_are_proved(name: str, budget: str) -> None:
+    program = rc.load(rc.models.build(name), batch=8)
+    loss = rc.losses.cross_entropy(program[program.block.outputs[0]])
+    compiled = rc.compile_step(program, loss, rc.SGD(), budget=budget, prove=True)
+    assert compiled.proof is not None and not compiled.proof.unproved
+
+
+def mutated(block: Block, rng: random.Random) -> Block | None:
+    """The block with one operator changed; None where the change drawn does not apply."""
+    operators = list(block.operators)
+    at = rng.randrange(len(operators))
+    o = operators[at]
+    kind = rng.randrange(5)
+    if kind == 0 and len(o.inputs) > 1:
+        i, j = rng.sample(range(len(o.inputs)), 2)
+        inputs = list(o.inputs)
+        inputs[i], inputs[j] = inputs[j], inputs[i]
+        operators[at] = dataclasses.replace(o, inputs=tuple(inputs))
+    elif kind == 1 and dataclasses.fields(o.op):
+        field = rng.choice(dataclasses.fields(o.op)).name
+        old = getattr(o.op, field)
+        if not isinstance(old, (int, float)):
+            return None
+        operators[at] = dataclasses.replace(o, op=dataclasses.replace(o.op, **{field: old + rng.choice([1, -1, 2])}))
+    elif kind == 2 and o.inputs:
+        i = rng.randrange(len(o.inputs))
+        before = [*block.declared(), *(v for p in operators[:at] for v in p.writes())]
+        others = [v for v in before if o.inputs[i] is not None and v.type == o.inputs[i].type]
+        if not others:
+            return None
+        inputs = [rng.choice(others) if k == i else v for k, v in enumerate(o.inputs)]
+        operators[at] = dataclasses.replace(o, inputs=tuple(inputs))
+    elif kind == 3 and o.op.updates:
+        del operators[at]
+    elif kind == 4 and o.op.updates:
+        operators.insert(rng.randrange(len(operators)), operators.pop(at))
+    return block.with_operators(operators)
+
+
+def results(program: rc.Program, block: Block, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """All that persists after a step of another block, and the loss."""
+    own = rc.Program(block, {name: np.array(a) for name, a in program.data.items()})
+    loss = rc.Executor().run(own, feed, ["loss"])
+    return [*loss, *(np.array(own.data[name]) for name in sorted(own.data))]
+
+
+def check_mutations(count: int, seed: int, block: Block, program: rc.Program) -> tuple[int, int]:
+    """Changes of a block: how many were tried, and refused.  Those that are proved must give the same bits."""
+    rng, draw = random.Random(seed), np.random.default_rng(seed)
+    for name in program.data:  # no gradient, moment or bias is 0, which would hide a change
+        a = np.array(program.data[name])
+        if a.dtype.kind == "f" and a.size > 1:
+            program.data[name] = a + np.abs(draw.normal(size=a.shape).astype(a.dtype)) / 100
+    feed = {
+        v.name: draw.integers(0, 2, v.shape).astype(v.type.numpy) if v.dtype[0] == "i" else draw.normal(size=v.shape)
+        .astype(v.type.numpy) for v in block.inputs
+    }  # fmt: skip
+    wanted, tried, refused = results(program, block, feed), 0, 0
+    while tried < count:
+        other = mutated(block, rng)
+        if other is None or other.operators == block.operators:
+            continue
+        try:
+            rc.verify(other)
+        except rc.VerifyError:
+            continue
+        tried += 1
+        if prove(block, other, partly=True).unproved:
+            refused += 1
+            continue
+        for a, b in zip(wanted, results(program, other, feed), strict=True):
+            np.testing.assert_array_equal(a, b)
+    return tried, refused
+
+
+def test_changed_steps_are_refused() -> None:
+    program = step("mlp")
+    tried, refused = check_mutations(10, 1, program.block, program)
+    assert refused > tried / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "lenet", "gpt2-tiny"])
+def test_many_changed_steps_are_refused(name: str) -> None:
+    program = step(name)
+    for block in (program.block, Slice(("all:0:2",)).run(program.block)):
+        tried, refused = check_mutations(40, 2, block, program)
+        assert refused > tried * 0.7
+
+
+def test_an_error_names_the_expressions() -> None:
+    program = step("lenet")
+    at, o = next((i, o) for i, o in enumerate(program.block.operators) if o.op.name == "Relu")
+    wrong = Operator(rc.language.op.op_class("Tanh")(), o.inputs, o.outputs, o.role)
+    operators = [*program.block.operators[:at], wrong, *program.block.operators[at + 1 :]]
+    with pytest.raises(rc.VerifyError, match=r"not proved that '.*' is what .* computes: it computes Tanh\("):
+        rc.prove(program, program.block.with_operators(operators))
+
+
+def test_a_name_that_neither_has_is_not_proved() -> None:
+    program = step("mlp")
+    with pytest.raises(rc.VerifyError, match=r"'nowhere' .* one of the two lacks it"):
+        rc.prove(program, program, values=["nowhere"])
