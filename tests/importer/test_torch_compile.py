@@ -33,18 +33,24 @@ class Layer(nn.Module):
         super().__init__()
         self.norm, self.mix = nn.LayerNorm(width), nn.Linear(width, 3 * width)
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropped = 0.3
 
     def forward(self, x: Any) -> Any:
         b, t, d = x.shape
         q, k, v = self.mix(self.norm(x)).view(b, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4).unbind(0)
-        x = x + F.dropout(F.scaled_dot_product_attention(q, k, v, is_causal=True), 0.3).transpose(1, 2).reshape(b, t, d)
-        return x + F.dropout(self.narrow(F.gelu(self.wide(self.norm(x)))), 0.3)
+        mixed = F.dropout(F.scaled_dot_product_attention(q, k, v, is_causal=True), self.dropped)
+        x = x + mixed.transpose(1, 2).reshape(b, t, d)
+        return x + F.dropout(self.narrow(F.gelu(self.wide(self.norm(x)))), self.dropped)
 
 
 class Text(nn.Module):
     def __init__(self, layers: int = 2) -> None:
         super().__init__()
         self.table, self.layers = nn.Embedding(100, 64), nn.ModuleList(Layer(64) for _ in range(layers))
+
+    def dropout(self, share: float) -> None:
+        for layer in self.layers:
+            layer.dropped = share
 
     def forward(self, ids: Any, labels: Any) -> Any:
         x = self.table(ids)
@@ -138,11 +144,16 @@ def test_said_peak_is_measured_and_bits_are_those_of_the_plain_step(network: Cal
     assert peaks[1] <= share * peaks[0]
 
 
-def test_inductors_kernels_keep_the_said_peak_and_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said by Inductor's own buffers: an upper bound within 3 %; gradients are those of its plain step."""
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_inductors_kernels_keep_the_said_peak_and_the_gradients(
+    monkeypatch: pytest.MonkeyPatch, dropout: float
+) -> None:
+    """The peak said is measured, within 3 %; gradients have the bits of its plain step, without dropout eager's."""
     monkeypatch.setenv("TORCHINDUCTOR_DEBUG_COMPILE", "1")  # g++ -O0: the same buffers, compiled sooner
     module, inputs = text()
-    gradients, peaks = [], []
+    module.dropout(dropout)
+    stepped(module, module, inputs)
+    of_eager, gradients, peaks = state(module), [], []
     for budget in (1.0, 0.8):
         torch._dynamo.reset()
         partition = FusedPartitioner(budget_of(budget))
@@ -154,9 +165,20 @@ def test_inductors_kernels_keep_the_said_peak_and_the_gradients(monkeypatch: pyt
         (said,) = partition.figures
         assert 0.97 * said.peak <= measured <= said.peak <= said.budget
         peaks.append(measured)
-    assert peaks[1] <= 0.82 * peaks[0]
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * float(a.abs().max()))
+    assert peaks[1] <= 0.8 * peaks[0]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    flat = [torch.cat([g.flatten() for g in of]).double() for of in (of_eager, gradients[1])]
+    assert dropout or float((flat[1] - flat[0]).norm()) <= 1e-6 * float(flat[0].norm())
+
+
+def test_inductor_refuses_what_it_cannot_keep() -> None:
+    """A budget that no kernels were found for, and symbolic sizes, are errors."""
+    module, inputs = text()
+    for options, dynamic, word in (({"budget": "30%"}, False, "BudgetError"), ({"budget": 0.9}, True, "fixed sizes")):
+        torch._dynamo.reset()
+        call = torch.compile(module, backend="recompute", options={**options, "inner": "inductor"}, dynamic=dynamic)
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=word):
+            call(*inputs)
 
 
 def test_a_budget_that_is_too_small_says_the_least() -> None:

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import BudgetError, UsageError
-from .joint import Joint, read_joint
+from .joint import Joint, is_mutable, read_joint, storages
 from .partition import Figures, Partitioner
 from .rewrite import cut
+from .scratch import Call, scratch
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
 
 #: kernels further apart than this many operators are not fused
 NEAR = 16
@@ -39,23 +40,25 @@ class Order:
 
     `peaks`: bytes of each graph that was scheduled, of its buffers and of what its inputs are (without parameters,
     buffers and inputs of the step), temporaries of operators of PyTorch's libraries included.  `stop`: at figures.
-    `limit`: BudgetError for a graph with more.
+    `most`: bytes that were said of the forward and of the backward graph; BudgetError for a graph with more.
     """
 
     peaks: list[int] = field(default_factory=list)
     stop: bool = False
-    limit: int | None = None
+    most: tuple[int, int] | None = None
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """Nodes of the scheduler in another order, with the same dependencies."""
+        from torch._inductor.virtualized import V
+
         nodes = _late(nodes)
         self.peaks.append(_peak(nodes))
         if self.stop:
             raise _Stop
-        if self.limit is not None and self.peaks[-1] > self.limit:
+        if self.most is not None and self.peaks[-1] > (most := self.most[V.graph.is_backward]):
             raise BudgetError(
                 f"torch.compile: Inductor's kernels need {self.peaks[-1]:,} bytes beside parameters and inputs, and "
-                f"{self.limit:,} were planned. Use inner='aot_eager'"
+                f"{most:,} were planned. Use inner='aot_eager'"
             )
         return nodes
 
@@ -95,14 +98,35 @@ def _peak(nodes: list[Any]) -> int:
     _, saved = memory.prepare_planning_info(nodes, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs)
     lifetimes, *_ = memory.compute_memory_timeline(nodes, saved, outputs)
     change = [0] * (len(nodes) + 1)
+    first = {o: min(b.start_step for b in of) for o, of in _parts(lifetimes).items()}
     for b in lifetimes:
-        if b.start_step == b.end_step and _is_inside(b.buffer.get_name(), nodes[b.end_step]):
+        name, start, end = b.buffer.get_name(), b.start_step, b.end_step
+        if _owner(b.buffer) or (start == end and _is_inside(name, nodes[end])):
             continue
-        change[b.start_step] += b.size_alloc
-        if b.end_step >= 0:
-            change[b.end_step + 1] -= b.size_free
+        if name in first:  # the code of Inductor keeps names of its parts to its end
+            start, end = min(start, first[name]), len(nodes) - 1 if end >= 0 else end
+        change[start] += b.size_alloc
+        if end >= 0:
+            change[end + 1] -= b.size_free
     live = itertools.accumulate(change)
     return max((bytes_ + _beside(n) for bytes_, n in zip(live, nodes, strict=False)), default=0)
+
+
+def _parts(lifetimes: list[Any]) -> dict[str, list[Any]]:
+    """Lifetimes of buffers that lie within a larger one (what is joined is written into the result), by its name."""
+    found: dict[str, list[Any]] = {}
+    for b in lifetimes:
+        if owner := _owner(b.buffer):
+            found.setdefault(owner, []).append(b)
+    return found
+
+
+def _owner(buffer: Any) -> str:
+    """The name of the buffer that another one lies in; "" of one by itself."""
+    from torch._inductor.ir import NonOwningLayout
+
+    layout = getattr(getattr(buffer, "node", None), "layout", None)
+    return str(layout.view.get_name()) if isinstance(layout, NonOwningLayout) else ""
 
 
 def _is_inside(name: str, node: Any) -> bool:
@@ -116,17 +140,45 @@ def _is_inside(name: str, node: Any) -> bool:
 
 
 def _beside(node: Any) -> int:
-    """Bytes that an operator of a library takes while it runs; 0 of a kernel of Inductor's."""
-    import torch
-
-    from .scratch import Call, scratch
-
+    """Bytes that an operator of a library takes while it runs, beside its results that are read; 0 of other kernels."""
     most = 0
     for part in node.get_nodes():
-        origin = part.node.get_origin_node() if part.is_extern() and part.node is not None else None
-        if origin is not None and isinstance(origin.target, torch._ops.OpOverload):
-            most = max(most, *scratch([Call.of(origin)], measure=False))
+        origin = _origin(part.node) if part.is_extern() else None
+        if origin is not None and not is_mutable(origin):
+            written = sum(s.nbytes() for s in dict(storages(origin)).values())
+            (temporaries,) = scratch([Call.of(origin)], measure=part.node.get_device().type == "cpu")
+            counted = sum(b.mpi_buffer.size_alloc for b in part.get_outputs())
+            most = max(most, temporaries + max(0, written - counted))
     return most
+
+
+def _origin(kernel: Any) -> Node | None:
+    """The node of the graph that a call of a library's operator stands for."""
+    import torch
+
+    found = kernel.get_origin_node()
+    if found is None and (called := getattr(kernel, "op_overload", None)) is not None:
+        found = next((n for n in kernel.get_origins() if n.target is called), None)
+    return found if found is not None and isinstance(found.target, torch._ops.OpOverload) else None
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A plan whose figures are those of Inductor's kernels.
+
+    `kernels`: bytes of the forward and of the backward graph, beside parameters and inputs; `operators`: the peak in
+    bytes of the same plan with operators one after the other.
+    """
+
+    figures: Figures
+    parts: tuple[GraphModule, GraphModule]
+    kernels: tuple[int, int]
+    operators: int
+
+    @property
+    def peak(self) -> int:
+        """Bytes of parameters, inputs and all that the kernels have alive at once."""
+        return self.figures.peak
 
 
 @dataclass
@@ -143,48 +195,46 @@ class FusedPartitioner(Partitioner):
         joint = read_joint(module, num_fwd_outputs)
         if joint.symbolic:
             raise UsageError("torch.compile: inner='inductor' needs fixed sizes: torch.compile(..., dynamic=False)")
-        found, parts = self.fitting(joint)
-        self.figures.append(found)
-        self.order.limit = found.peak - joint.held
-        return parts
+        found = self.fitting(joint)
+        self.figures.append(found.figures)
+        self.order.most = found.kernels
+        return found.parts
 
-    def fitting(self, joint: Joint) -> tuple[Figures, tuple[GraphModule, GraphModule]]:
+    def fitting(self, joint: Joint) -> Fused:
         """The plan of least time whose kernels, as Inductor has scheduled them, stay within the budget."""
-        plain, parts, most = self._tried(joint, None)
-        limit = self.budget.within(most, joint.held)
-        wanted, lowest = limit + plain.peak - most, most
-        best: tuple[Figures, tuple[GraphModule, GraphModule]] | None = None
-        if most <= limit:
-            return plain, parts
-        within = plain.peak
-        for _ in range(TRIES):
+        plain = self._tried(joint, None)
+        limit = self.budget.within(plain.peak, joint.held)
+        wanted, within = limit + plain.operators - plain.peak, plain.operators
+        tried = [plain]
+        for _ in range(TRIES if plain.peak > limit else 0):
             try:
-                found, parts, peak = self._tried(joint, wanted)
+                found = self._tried(joint, wanted)
             except BudgetError:  # too little for operators that are not fused
                 wanted = (wanted + within) // 2
                 continue
-            within, lowest = wanted, min(lowest, peak)
-            found = replace(found, budget=limit, plain=replace(plain.outcome, cost=found.plain.cost))
-            if peak <= limit and (best is None or found.overhead < best[0].overhead):
-                best = found, parts
-            if CLOSE * limit <= peak <= limit:
+            tried.append(found)
+            if CLOSE * limit <= found.peak <= limit:
                 break
-            wanted += round((limit if peak > limit else (1 + CLOSE) / 2 * limit) - peak)
-        if best is None:
+            within = min(wanted, found.operators)
+            wanted = within + round((limit if found.peak > limit else (1 + CLOSE) / 2 * limit) - found.peak)
+        fitting = [f for f in tried if f.peak <= limit]
+        if not fitting:
             raise BudgetError(
                 f"torch.compile: no plan was found whose kernels of Inductor stay within {limit:,} bytes: the lowest "
-                f"needs {lowest:,}. Give a larger budget, or inner='aot_eager'"
+                f"needs {min(f.peak for f in tried):,}. Give a larger budget, or inner='aot_eager'"
             )
-        return best
+        best = min(fitting, key=lambda f: f.figures.overhead)
+        of_kernels = replace(plain.figures.plain, peak=plain.peak)
+        return replace(best, figures=replace(best.figures, budget=limit, plain=of_kernels, bound=None))
 
-    def _tried(self, joint: Joint, budget: int | None) -> tuple[Figures, tuple[GraphModule, GraphModule], int]:
-        """A plan by operators, both graphs, and the peak of both graphs' kernels."""
+    def _tried(self, joint: Joint, budget: int | None) -> Fused:
+        """A plan by operators, whose peak is then that of both graphs' kernels."""
         found = self.within(joint, budget)
         parts = cut(joint, found.order)
         beside = {v for n in joint.ends[0] if n is not None for v in joint.values(n) if v >= 0} | set(joint.tangents)
-        backward = scheduled(parts[1], True) + sum(joint.sizes[v] for v in beside)
-        peak = joint.held + max(scheduled(parts[0], False), backward)
-        return replace(found, outcome=replace(found.outcome, peak=peak)), parts, peak
+        kernels = scheduled(parts[0], False), scheduled(parts[1], True)
+        peak = joint.held + max(kernels[0], kernels[1] + sum(joint.sizes[v] for v in beside))
+        return Fused(replace(found, outcome=replace(found.outcome, peak=peak)), parts, kernels, found.peak)
 
 
 def scheduled(graph: GraphModule, backward: bool) -> int:
@@ -244,6 +294,7 @@ def inductor(module: GraphModule, inputs: list[Any], partition: FusedPartitioner
         "custom_partitioner_fn": Cut(),
         "_post_fusion_custom_pass": partition.order,
         "reorder_for_peak_memory": False,
+        "allow_buffer_reuse": False,
         "fx_graph_cache": False,
     }
     with _near():
