@@ -40,9 +40,7 @@ def main() -> None:
     parser.add_argument("--ladder", action="store_true", help="100, 95, ... 5 %% as far as plans are found")
     parser.add_argument("--shares", default="1,.5,.1")
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument(
-        "--times", type=int, default=0, help="steps of each that are timed, instead of tables"
-    )
+    parser.add_argument("--times", type=int, default=0, help="steps of each that are timed, instead of tables")
     parser.add_argument("--skip-run", action="store_true")
     parser.add_argument("--skip-compare", action="store_true")
     parser.add_argument("--inner", default="aot_eager", choices=["aot_eager", "inductor"])
