@@ -148,7 +148,7 @@ def test_said_peak_is_measured_and_bits_are_those_of_the_plain_step(network: Cal
 def test_inductors_kernels_keep_the_said_peak_and_the_gradients(
     monkeypatch: pytest.MonkeyPatch, dropout: float
 ) -> None:
-    """The peak said is measured, within 3 %; gradients have the bits of its plain step, without dropout eager's."""
+    """The peak said is measured, within 3 %; gradients have the bits of its plain step; eager's, to float32."""
     monkeypatch.setenv("TORCHINDUCTOR_DEBUG_COMPILE", "1")  # g++ -O0: the same buffers, compiled sooner
     module, inputs = text()
     module.dropout(dropout)
@@ -168,7 +168,7 @@ def test_inductors_kernels_keep_the_said_peak_and_the_gradients(
     assert peaks[1] <= 0.8 * peaks[0]
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
     flat = [torch.cat([g.flatten() for g in of]).double() for of in (of_eager, gradients[1])]
-    assert dropout or float((flat[1] - flat[0]).norm()) <= 1e-6 * float(flat[0].norm())
+    assert dropout or float((flat[1] - flat[0]).norm()) <= 1e-5 * float(flat[0].norm())
 
 
 def test_inductor_refuses_what_it_cannot_keep() -> None:

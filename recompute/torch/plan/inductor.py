@@ -255,8 +255,12 @@ def scheduled(graph: GraphModule, backward: bool) -> int:
 
 @contextlib.contextmanager
 def _near() -> Iterator[None]:
-    """Within it, Inductor fuses no kernels that are far apart in the plan's order."""
+    """Within it, Inductor fuses no kernels that are far apart in the plan's order, and calls each by itself.
+
+    Its C++ calls neighbours together, when all that they write is allocated and before any of what they read is freed.
+    """
     from torch._inductor.choices import InductorChoices
+    from torch._inductor.codegen.cpp import CppScheduling
     from torch._inductor.virtualized import V
 
     class Near(InductorChoices):
@@ -268,8 +272,13 @@ def _near() -> Iterator[None]:
             apart = max(node1.min_order, node2.min_order) - min(node1.max_order, node2.max_order)
             return apart <= NEAR and InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score)
 
-    with V.set_choices_handler(Near()):
-        yield
+    arguments = CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM
+    CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM = 0
+    try:
+        with V.set_choices_handler(Near()):
+            yield
+    finally:
+        CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM = arguments
 
 
 def inductor(module: GraphModule, inputs: list[Any], partition: FusedPartitioner) -> Callable:
