@@ -98,6 +98,7 @@ def _peak(nodes: list[Any]) -> int:
     _, saved = memory.prepare_planning_info(nodes, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs)
     lifetimes, *_ = memory.compute_memory_timeline(nodes, saved, outputs)
     change = [0] * (len(nodes) + 1)
+    together = _together(nodes)
     first = {o: min(b.start_step for b in of) for o, of in _parts(lifetimes).items()}
     for b in lifetimes:
         name, start, end = b.buffer.get_name(), b.start_step, b.end_step
@@ -105,11 +106,24 @@ def _peak(nodes: list[Any]) -> int:
             continue
         if name in first:  # the code of Inductor keeps names of its parts to its end
             start, end = min(start, first[name]), len(nodes) - 1 if end >= 0 else end
-        change[start] += b.size_alloc
+        change[together[start][0]] += b.size_alloc
         if end >= 0:
-            change[end + 1] -= b.size_free
+            change[together[end][1] + 1] -= b.size_free
     live = itertools.accumulate(change)
     return max((bytes_ + _beside(n) for bytes_, n in zip(live, nodes, strict=False)), default=0)
+
+
+def _together(nodes: list[Any]) -> list[tuple[int, int]]:
+    """The first and the last node that each one runs with: Inductor's C++ calls neighbours at once.
+
+    Before the call all that they write is allocated; what they read is freed after it.
+    """
+    apart = [n.is_extern() or n.is_template() or n.get_device() is None or n.get_device().type != "cpu" for n in nodes]
+    runs: list[tuple[int, int]] = []
+    for alone, run in itertools.groupby(range(len(nodes)), key=apart.__getitem__):
+        steps = list(run)
+        runs += [(i, i) for i in steps] if alone else [(steps[0], steps[-1])] * len(steps)
+    return runs
 
 
 def _parts(lifetimes: list[Any]) -> dict[str, list[Any]]:
@@ -255,12 +269,8 @@ def scheduled(graph: GraphModule, backward: bool) -> int:
 
 @contextlib.contextmanager
 def _near() -> Iterator[None]:
-    """Within it, Inductor fuses no kernels that are far apart in the plan's order, and calls each by itself.
-
-    Its C++ calls neighbours together, when all that they write is allocated and before any of what they read is freed.
-    """
+    """Within it, Inductor fuses no kernels that are far apart in the plan's order."""
     from torch._inductor.choices import InductorChoices
-    from torch._inductor.codegen.cpp import CppScheduling
     from torch._inductor.virtualized import V
 
     class Near(InductorChoices):
@@ -272,13 +282,8 @@ def _near() -> Iterator[None]:
             apart = max(node1.min_order, node2.min_order) - min(node1.max_order, node2.max_order)
             return apart <= NEAR and InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score)
 
-    arguments = CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM
-    CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM = 0
-    try:
-        with V.set_choices_handler(Near()):
-            yield
-    finally:
-        CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM = arguments
+    with V.set_choices_handler(Near()):
+        yield
 
 
 def inductor(module: GraphModule, inputs: list[Any], partition: FusedPartitioner) -> Callable:
