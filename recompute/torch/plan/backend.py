@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelWarning, UsageError, nearest
+from .inductor import FusedPartitioner, inductor
 from .partition import Partitioner, budget_of, only
 
 if TYPE_CHECKING:
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
 #: plans by options: a graph of a known structure, of other sizes, takes the plan of the first
 _PLANS: dict[str, dict[str, list[list[int]]]] = {}
 _OPTIONS = ("budget", "inner", "cost", "effort")
+_INNER = ("aot_eager", "inductor")
 
 
 def recompute(module: GraphModule, inputs: list[Any], *, options: dict[str, Any] | None = None, **_: Any) -> Callable:
     """Compiles a graph of TorchDynamo: `torch.compile(model, backend="recompute", options={"budget": "60%"})`.
 
-    `options`: `budget` (bytes, or a share of the step without recomputation), `inner` (`aot_eager`),
+    `options`: `budget` (bytes, or a share of the step without recomputation), `inner` (`aot_eager` or `inductor`),
     `cost` (a device that prices operators, as `h200`), `effort` (of planning, 1 by default).  UsageError for others.
     """
     given = dict(options or {})
@@ -32,13 +34,8 @@ def recompute(module: GraphModule, inputs: list[Any], *, options: dict[str, Any]
     if "budget" not in given:
         raise UsageError("backend 'recompute' needs a budget: options={'budget': '60%'} or {'budget': '8GiB'}")
     inner = given.get("inner", "aot_eager")
-    if inner == "inductor":
-        raise UsageError(
-            "backend 'recompute': inner='inductor' is refused: Inductor moves recomputed operators to "
-            "places of its own, so that the plan's peak does not hold (docs/torch_compile.md). Use inner='aot_eager'"
-        )
-    if inner != "aot_eager":
-        raise UsageError(f"backend 'recompute': inner must be 'aot_eager', not {inner!r}")
+    if inner not in _INNER:
+        raise UsageError(f"backend 'recompute': inner must be {' or '.join(map(repr, _INNER))}, not {inner!r}")
     reason: Any = getattr(module, "compile_subgraph_reason", None)
     if getattr(reason, "graph_break", False):
         warnings.warn(
@@ -49,8 +46,10 @@ def recompute(module: GraphModule, inputs: list[Any], *, options: dict[str, Any]
         )
     budget = budget_of(given["budget"])
     plans = _PLANS.setdefault(f"{budget} {given}", {})
-    partition = Partitioner(budget, given.get("cost"), given.get("effort", 1.0), plans=plans)
-    return eager(module, inputs, partition)
+    asked = budget, given.get("cost"), given.get("effort", 1.0)
+    if inner == "inductor":
+        return inductor(module, inputs, FusedPartitioner(*asked, plans=plans))
+    return eager(module, inputs, Partitioner(*asked, plans=plans))
 
 
 def eager(module: GraphModule, inputs: list[Any], partition: Partitioner) -> Callable:
