@@ -12,8 +12,8 @@ from ..devices import Device
 
 #: operations that only change what an array is called: XLA shares the buffer
 VIEWS = ("reshape", "squeeze", "expand_dims", "stop_gradient", "name", "copy", "optimization_barrier", "pvary")
-#: operations that XLA computes inside whatever reads them
-FUSED = ("broadcast_in_dim", "iota")
+#: operations that XLA computes inside whatever reads them; JAX puts a `reduce_precision` on each value that is saved
+FUSED = ("broadcast_in_dim", "iota", "reduce_precision")
 #: operations that read and write memory of their own; XLA joins all others with what they read and what reads them
 _MOVING = ("dot_general", "conv", "gather", "scatter", "dynamic", "sort", "top_k", "transpose", "concatenate", "pad",
            "reduce", "arg", "cum", "custom", "pallas", "ffi", "fft", "select_and", "random_bits", "cholesky",

@@ -77,5 +77,7 @@ def _figures(plan: Any, left: int) -> str:
         lines.append(f"{plan.overhead:+.1%} time by the rates of {plan.device.name}{bound}")
     else:
         lines.append("nothing is recomputed: the function fits as it is")
+    for name, (count, saved) in plan.given_names.items():
+        lines.append(f"your name {name!r}: " + (f"{saved} of {count} values kept" if count else "only arguments"))
     lines.append(f"{plan.tried} plans compiled")
     return "\n".join(lines)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import jax
+from jax.api_util import debug_info
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 #: calls that are inlined; those with shardings, layouts or options of their own stay one step
@@ -147,8 +149,15 @@ def _run(step: Step, args: Sequence[Any]) -> Sequence[Any]:
     names = list(dict.fromkeys(v for v, is_one in zip(equation.invars, literal, strict=True) if not is_one))
     given = {v: a for v, a in zip(equation.invars, args, strict=True) if not isinstance(v, Literal)}
     # a literal of an inlined call may stand where the equation reads a variable: `args` has its value
-    alone = Jaxpr((), names, equation.outvars, [equation], equation.effects)
+    alone = Jaxpr((), names, equation.outvars, [equation], equation.effects, _labels(len(names), len(equation.outvars)))
     return jax.core.eval_jaxpr(alone, (), *(given[v] for v in names))
+
+
+@cache
+def _labels(reads: int, writes: int) -> Any:
+    """Names for the arguments and results of one equation, which JAX asks for."""
+    paths = tuple(f"result[{k}]" for k in range(writes))
+    return debug_info("recompute", lambda *args: args, (0,) * reads, {}, result_paths_thunk=lambda: paths)
 
 
 def _scanned(step: Step, args: Sequence[Any], hook: Hook, wrap: Wrap) -> Sequence[Any]:

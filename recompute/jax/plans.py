@@ -15,7 +15,7 @@ from ..passes.planners.core.schedules import keep_schedule, read_as_kept
 from ..passes.planners.core.simulate import Outcome, pruned, simulate
 from ..passes.planners.methods.auto import frontier_of
 from .flat import Flat, Step
-from .problem import Derived, Scan, derive, differentiable, narrow, traced, value_name
+from .problem import Derived, Scan, derive, differentiable, given_names, narrow, traced, value_name
 
 #: plans of a scan's body, at most
 _BODIES = 24
@@ -65,7 +65,8 @@ def candidates(flat: Flat, wanted: Sequence[int], device: Device, most: int) -> 
 def _usual(flat: Flat, derived: Derived) -> Iterator[frozenset[int]]:
     """What is saved by hand: results of products (those without batch dimensions, or all), values between layers, both.
 
-    Convolutions count as products.  A layer ends where one value crosses, and has one such end or two.
+    Convolutions count as products.  A layer ends where one value crosses, and has one such end or two.  What the
+    caller has named is tried as well: all of it, and each name alone.
     """
     values = {n: v for v, n in derived.names.items()}
 
@@ -80,6 +81,8 @@ def _usual(flat: Flat, derived: Derived) -> Iterator[frozenset[int]]:
         yield from (inside | of(ends[::every]) for every in (1, 2))
         if saved:
             yield inside
+    given = given_names(flat)
+    yield from (of(names) for names in ([n for every in given.values() for n in every], *given.values()) if names)
 
 
 def _batch(product: Step) -> tuple[int, ...]:

@@ -60,6 +60,28 @@ def narrow(flat: Flat, shortest: int = 16) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def given_names(flat: Flat) -> dict[str, list[str]]:
+    """What the caller named (`checkpoint_name`), in bodies of scans too: the caller's name → our names, views resolved.
+
+    Arguments have no name of ours: they are there in any case.
+    """
+    maker = {v: (step, k) for step in flat.steps for k, v in enumerate(step.writes)}
+    found: dict[str, list[str]] = {}
+    for step in flat.steps:
+        if step.body:
+            for name, ours in given_names(step.body).items():
+                found.setdefault(name, []).extend(ours)
+        if step.primitive != "name":
+            continue
+        ours = found.setdefault(step.equation.params["name"], [])
+        source = maker.get(step.reads[0])
+        while source is not None and source[0].primitive in VIEWS:
+            source = maker.get(source[0].reads[0])
+        if source is not None:
+            ours.append(value_name(source[0].name, source[1]))
+    return found
+
+
 @dataclass(frozen=True)
 class Scan:
     """A plan for the body of a scan: `kept` names, their bytes in one iteration, what one iteration takes.

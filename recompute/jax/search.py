@@ -17,13 +17,15 @@ from .applying import applied, trace
 from .explain import table
 from .flat import Flat
 from .plans import candidates
-from .problem import differentiable
+from .problem import differentiable, given_names
 
 #: XLA's schedulers for CPUs, the one that heeds memory and its default: either may give the lower peak
 _CPU_SCHEDULERS: tuple[dict[str, Any], ...] = ({"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}, {})
 #: XLA for CPUs removes the barriers of `jax.checkpoint` before it merges equal operations, and then merges what is
 #: recomputed with the first computation (seen for all convolutions): with this option the barriers stay
 _CPU_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+#: for trials, compiled for their bytes alone: these are known before machine code is made, and half the time is saved
+_CPU_QUICK = {"xla_backend_optimization_level": 0}
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,14 @@ class Policy:
     def compiler_options(self) -> Mapping[str, Any]:
         """Options of XLA that the step was compiled with."""
         return self.trial.options
+
+    @property
+    def given_names(self) -> dict[str, tuple[int, int]]:
+        """The caller's own names (`checkpoint_name`): of how many values each, and how many of them are saved."""
+        saved = set(self.names)
+        whole = not self.recomputes
+        given = given_names(self.flat)
+        return {n: (len(ours), sum(whole or o in saved for o in ours)) for n, ours in given.items()}
 
     @property
     def policy(self) -> Callable[..., bool]:
@@ -259,7 +269,8 @@ _NONE = Trial(0, 0, 0, 0, 0.0, {})
 
 
 def _compiled(lowered: Any, options: dict[str, Any]) -> Trial:
-    compiled = lowered.compile(compiler_options=options)
+    quick = _CPU_QUICK if jax.default_backend() == "cpu" else {}
+    compiled = lowered.compile(compiler_options={**options, **quick})
     m = compiled.memory_analysis()
     flops = (compiled.cost_analysis() or {}).get("flops", 0.0)
     arguments, outputs, temporaries = m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes

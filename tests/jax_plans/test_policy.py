@@ -7,11 +7,12 @@ jax = pytest.importorskip("jax", reason="needs JAX (extra 'jax')")
 pytest.importorskip("ortools", reason="needs OR-Tools (extra 'plan')")
 
 import jax.numpy as jnp  # noqa: E402
+from jax.ad_checkpoint import checkpoint_name  # noqa: E402
 
 import recompute.jax as rj  # noqa: E402
 from recompute.errors import BudgetError, UsageError  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error::DeprecationWarning:recompute")]
 LAYERS, WIDTH = 4, 64
 
 
@@ -149,6 +150,25 @@ def test_second_derivatives_and_vmap(plans):
 def test_explain_tells_what_is_kept(plans):
     text = plans.within(plans.trial(len(plans.candidates)).peak).explain()
     assert "dot_general" in text and "plans compiled" in text and "test_policy.py" in text
+
+
+def test_names_of_the_caller_are_candidates_and_reported():
+    def named(p, x):
+        x = checkpoint_name(x, "argument")
+        for w in p:
+            h = checkpoint_name(jnp.tanh(x @ w).reshape(-1, WIDTH), "hidden")
+            x = checkpoint_name(x + jax.nn.gelu(h), "layer")
+        return (x * x).mean()
+
+    plans = rj.Plans(named, arguments()[:2])
+    first = len(plans.candidates) + 1
+    found = [plans.result(k, 0) for k in range(first, first + len(plans.usual))]
+    saved = {(p.given_names["hidden"], p.given_names["layer"]): p for p in found if len(p.names) <= 2 * LAYERS}
+    assert {((4, 4), (4, 0)), ((4, 0), (4, 4)), ((4, 4), (4, 4))} <= set(saved)
+    assert saved[(4, 4), (4, 0)].given_names["argument"] == (0, 0)
+    assert len(saved[(4, 4), (4, 0)].names) == 4
+    text = plans.result(1, 0).explain()
+    assert "your name 'hidden': " in text and "of 4 values kept" in text and "'argument': only arguments" in text
 
 
 def convolved(p, x):

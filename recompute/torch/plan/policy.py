@@ -105,7 +105,10 @@ def policy(
     BudgetError where nothing fits; UsageError for blocks that cannot run twice, by name.
     """
     import torch
+    from torch.utils.checkpoint import SelectiveCheckpointContext
 
+    if not hasattr(SelectiveCheckpointContext(is_recompute=False), "op_output"):
+        raise UsageError(f"policy: PyTorch {torch.__version__} does not show results to policies: 2.12 or later does")
     if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
         raise UsageError(
             "policy: called within torch.autocast, whose casts stay: put autocast into the module's forward"

@@ -62,7 +62,7 @@ def contexts(region: Region, warned: set[str]) -> tuple[Any, Any]:
 
     A ModelWarning says once (by `warned`) that operators or sizes are others than those that were planned.
     """
-    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+    from torch.utils.checkpoint import CheckpointPolicy
 
     at = -1
 
@@ -85,7 +85,42 @@ def contexts(region: Region, warned: set[str]) -> tuple[Any, Any]:
             warn("sizes", f"{op} has {size:,} bytes, not {region.operators[at].bytes:,} as planned")
         return CheckpointPolicy.MUST_SAVE
 
-    return create_selective_checkpoint_contexts(choose)
+    return asked_once(choose)
+
+
+class _Again:
+    """The context of a run again, which starts from the first operator each time that it is entered."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.at = inner, 0
+
+    def __enter__(self) -> Any:
+        self.at = 0
+        return self.inner.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        return self.inner.__exit__(*error)
+
+
+def asked_once(choose: Callable[..., Any]) -> tuple[Any, Any]:
+    """PyTorch's contexts for a policy that answers in the first run only.
+
+    Until 2.12 PyTorch asks again when operators run again: then it gets the answers of the first run, in their order.
+    """
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    answers: list[Any] = []
+
+    def answer(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        if not ctx.is_recompute:
+            answers.append(choose(ctx, op, *args, **kwargs))
+            return answers[-1]
+        again.at += 1
+        return answers[again.at - 1] if again.at <= len(answers) else CheckpointPolicy.PREFER_RECOMPUTE
+
+    first, second = create_selective_checkpoint_contexts(answer)
+    again = _Again(second)
+    return first, again
 
 
 def wrap(module: Module, name: str, context_fn: Callable) -> None:
@@ -274,13 +309,13 @@ class Search:
         return [block.register_forward_pre_hook(begin), block.register_forward_hook(end)]
 
     def _recording(self, name: str) -> tuple[Any, Any]:
-        from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+        from torch.utils.checkpoint import CheckpointPolicy
 
         def record(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
             self._record(self.blocks[name], Call(op, args, kwargs, ctx.op_output))
             return CheckpointPolicy.PREFER_RECOMPUTE
 
-        return self._watching(name, create_selective_checkpoint_contexts(record))
+        return self._watching(name, asked_once(record))
 
     def _watching(self, name: str, pair: tuple[Any, Any]) -> tuple[Any, Any]:
         """The same contexts; the second one begins a phase, and counts operators that run again."""
