@@ -10,9 +10,12 @@ import cuda_cases
 import numpy as np
 import pytest
 
+from recompute.language.kernels import provider
 from recompute.language.op import op_class
 from recompute.language.types import TensorType
 from recompute.ops.rowwise import Rowwise
+from recompute.runtime.cuda.device.emulator import EmulatedDevice
+from recompute.runtime.cuda.device.kernel import Buffer
 from recompute.runtime.cuda.kernels.rows import along_rows
 from recompute.testing import Case, Draw
 
@@ -24,7 +27,7 @@ def norms(draw: Draw) -> Any:
         return op_class(name)(**attributes)
 
     for t in ("f32", "f16"):
-        for rows, n in ((37, 300), (3, 2500)):
+        for rows, n in ((37, 300), (3, 2500), (5, 768), (9, 128)):
             x, w = draw(f"{t}[{rows},{n}]"), draw(f"f32[{n}]")
             yield Case(op("LayerNormalization"), (x, w, draw(f"f32[{n}]")))
             yield Case(op("RMSNormalization"), (x, w))
@@ -134,3 +137,41 @@ def test_a_label_outside_of_the_classes_is_reported() -> None:
     feed = {"x": np.zeros(program["x"].shape, np.float32), "label": np.array([0, 99])}
     with pytest.raises(rc.errors.JobError, match="label"):
         rc.Executor(EmulatedCUDAPlace()).run(program, feed, [loss])
+
+
+@pytest.mark.parametrize(
+    "name", ["LayerNormalization", "NormGrad", "ChannelsLastBatchNormTrain", "ChannelsLastBatchNormGrad"]
+)
+def test_parts_of_values_give_the_same_bits(name: str) -> None:
+    """Operands that begin between the multiples of 16 bytes are read one by one, and added up in the same order."""
+    draw, options = Draw(name), {"view": (40, 1, 768, 1)} if name == "NormGrad" else {}
+    x, v = [draw("f16[40,768]") for _ in range(2)], [draw("f32[768]", 0.5, 2) for _ in range(3)]
+    rows = [draw("f32[40,1]", 0.5, 2) for _ in range(2)]
+    inputs = {
+        "LayerNormalization": (x[0], *v[:2]),
+        "NormGrad": (x[0], v[0], *rows, x[1]),
+        "ChannelsLastBatchNormTrain": (x[0], *v[:2]),
+        "ChannelsLastBatchNormGrad": (x[0], *v, x[1]),
+    }[name]
+    op = cuda_cases.operator(Case(op_class(name)(**options), inputs))
+    by, device = provider(cuda_cases.kernels_of(op)), EmulatedDevice()
+    found = []
+    for offset in (0, 4):
+        held = []
+
+        def placed(t: TensorType, offset: int = offset, held: list[Any] = held) -> Buffer:
+            at, memory = device.allocate(t.nbytes + 64)
+            held.append(memory)
+            return Buffer(at + offset, t)
+
+        parts = [
+            [placed(t) for t in ts]
+            for ts in ([v.type for v in op.reads()], [v.type for v in op.writes()], by.scratch(op))
+        ]
+        for b, a in zip(parts[0], inputs, strict=True):
+            device.upload(b, a)
+        for call in by.bind(op, *parts):
+            device.prepare(call)()
+        found.append([device.download(b) for b in parts[1]])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)

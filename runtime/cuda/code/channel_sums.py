@@ -47,11 +47,13 @@ class Channels:
         """Whether its kernels run: fewer than 2³² elements a channel, a grid's rows for the channels."""
         return self.count < 1 << 32 and (-(-self.c // 32) if self.last else self.c) <= 65535
 
-    def pack(self, dtype: str, *buffers: Buffer) -> int:
-        """Channels that a thread takes together: 16 bytes of them where channels are last and all begin there, or 1."""
+    def pack(self, dtype: str) -> int:
+        """Channels that a thread takes together: 16 bytes of them where channels are last and as many, or 1.
+
+        Not by what begins where: the order of sums follows from the shape.
+        """
         most = 16 // TensorType(dtype, ()).nbytes
-        even = self.last and self.c % most == 0 and all(b.address % 16 == 0 for b in buffers)
-        return most if even else 1
+        return most if self.last and self.c % most == 0 else 1
 
     def lanes(self, pack: int) -> int:
         """Threads of a block beside each other, each for `pack` channels; a power of two, 32 at most."""
@@ -67,7 +69,7 @@ class _Loops:
     """Loops of a thread over a chunk: of one channel, or with channels last of `pack` channels, `lanes` beside it.
 
     In their bodies `s` and `q` are a channel's sums, `c` the channel, `i` the element's number in it, and NAME_ the
-    element of each of the arrays `names` of `dtype`.
+    element of each of the arrays `names` of `dtype`.  `aligned`: the arrays begin at multiples of 16 bytes.
     """
 
     dtype: str
@@ -75,6 +77,14 @@ class _Loops:
     names: tuple[str, ...]
     pack: int = 1
     lanes: int = 32
+    aligned: bool = True
+
+    @classmethod
+    def over(cls, form: Channels, names: tuple[str, ...], *arrays: Buffer) -> _Loops:
+        """Those of a form over these arrays."""
+        pack, dtype = form.pack(arrays[0].dtype), arrays[0].dtype
+        aligned = pack == 1 or all(b.address % 16 == 0 for b in arrays)
+        return cls(dtype, form.last, names, pack, form.lanes(pack), aligned)
 
     @property
     def rows(self) -> int:
@@ -84,7 +94,8 @@ class _Loops:
     @property
     def name(self) -> str:
         """What kernels with these loops have behind their names."""
-        return f"{'_last' if self.last else ''}{f'_{self.pack}x{self.lanes}' if self.pack > 1 else ''}"
+        packed = f"_{self.pack}x{self.lanes}{'' if self.aligned else '_odd'}" if self.pack > 1 else ""
+        return f"{'_last' if self.last else ''}{packed}"
 
     def head(self) -> str:
         """The chunk and the sums."""
@@ -100,7 +111,7 @@ class _Loops:
     A sums[{self.pack}] = {{}}, others[{self.pack}] = {{}};
 """
 
-    def over(self, body: str) -> str:
+    def loop(self, body: str) -> str:
         """A loop over the chunk."""
         kind = C_TYPES[self.dtype]
         if not self.last:
@@ -113,7 +124,9 @@ class _Loops:
     }}
 """
         packed = f"Pack<{kind}, {self.pack}>"
-        loads = " ".join(f"const {packed} {n}_all = *(const {packed}*)({n} + at);" for n in self.names)
+        one_by_one = "for (int j = 0; j < {p}; j++) {n}_all.of[j] = {n}[at + j];"
+        how = "{n}_all = *(const {t}*)({n} + at);" if self.aligned else one_by_one
+        loads = " ".join(f"{packed} {n}_all; " + how.format(n=n, t=packed, p=self.pack) for n in self.names)
         each = " ".join(f"const {kind} {n}_ = {n}_all.of[j];" for n in self.names)
         return f"""    if (first < channels)
         for (unsigned i = begin + threadIdx.y; i < end; i += {self.rows}) {{
@@ -173,8 +186,8 @@ _SHAPE = "int channels, unsigned positions, unsigned count"
 @functools.cache
 def _moments(loops: _Loops) -> Kernel:
     """Mean, and sum of squares around it, of each chunk (Chan, Golub & LeVeque 1983)."""
-    body = loops.head() + loops.over("s += widen(x_);") + loops.folded("s") + loops.divided()
-    body += loops.over("const A d = widen(x_) - s; q = fma_of(d, d, q);") + loops.folded("q") + loops.stored()
+    body = loops.head() + loops.loop("s += widen(x_);") + loops.folded("s") + loops.divided()
+    body += loops.loop("const A d = widen(x_) - s; q = fma_of(d, d, q);") + loops.folded("q") + loops.stored()
     parameters = f"const {C_TYPES[loops.dtype]}* x, {COMPUTE[loops.dtype]}* partial, {_SHAPE}"
     return Kernel(f"chunk_moments_{loops.dtype}{loops.name}", parameters, body)
 
@@ -187,7 +200,7 @@ def _products(loops: _Loops, mean: str, *, grouped: bool, scaled: bool) -> Kerne
     x = "widen(x_)" + (" - (A)widen(mean[m])" if mean else "")
     factor = " * widen(inverse[m])" if scaled else ""
     body += f" const A g = widen(dy_); s += g; q = fma_of(g, ({x}){factor}, q);"
-    text = loops.head() + loops.over(body) + loops.folded("s") + loops.folded("q") + loops.stored()
+    text = loops.head() + loops.loop(body) + loops.folded("s") + loops.folded("q") + loops.stored()
     c, a = C_TYPES[loops.dtype], COMPUTE[loops.dtype]
     name = f"chunk_products_{loops.dtype}_{mean}{loops.name}{'_grouped' * grouped}{'_scaled' * scaled}"
     parameters = f"const {c}* x, const {c}* dy, const {C_TYPES[mean or 'f32']}* mean, const {a}* inverse, {a}* partial"
@@ -214,8 +227,7 @@ def products(
 
     `groups`: mean and inverse are [images, groups] with so many channels a group, else [channels].
     """  # fmt: skip
-    pack = form.pack(x.dtype, x, dy)
-    loops = _Loops(x.dtype, form.last, ("x", "dy"), pack, form.lanes(pack))
+    loops = _Loops.over(form, ("x", "dy"), x, dy)
     k = _products(loops, "" if mean is None else mean.dtype, grouped=groups is not None, scaled=inverse is not None)
     return _over_chunks(k, loops, form, (x, dy, mean, inverse, partial), groups or (1, 1))
 
@@ -285,7 +297,6 @@ def moments_of(
     kinds = tuple(next(b.dtype for b in p if b is not None) for p in pairs)
     k = whole_moments(x.dtype, kinds)
     tail = (*outs, form.c, form.chunks, form.chunk, form.count)
-    pack = form.pack(x.dtype, x)
-    loops = _Loops(x.dtype, form.last, ("x",), pack, form.lanes(pack))
+    loops = _Loops.over(form, ("x",), x)
     first = [_over_chunks(_moments(loops), loops, form, (x, partial), ())] if form.chunks else []
     return [*first, k.blocks(form.c, args=(partial, mean, var, *tail), block=(128,))]

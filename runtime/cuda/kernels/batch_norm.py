@@ -34,9 +34,9 @@ def form_of(op: Operator) -> Channels:
 
 def _form(form: Channels, x: Buffer, arrays: Sequence[Buffer], vectors: Sequence[Buffer]) -> Any:
     """The form of a kernel over elements, how many threads it needs, and the end of its arguments."""
-    pack = form.pack(x.dtype, *arrays)
-    if any(b.address % (pack * b.type.numpy.itemsize) for b in vectors):
-        pack = 1
+    pack = form.pack(x.dtype)
+    if any(b.address % (pack * b.type.numpy.itemsize) for b in (*arrays, *vectors)):
+        pack = 1  # no sums: the same bits
     return (form.last, pack), x.size // pack, (x.size, form.c, max(form.p, 1))
 
 

@@ -23,8 +23,15 @@ Kinds = tuple["str | None", ...]
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _kernel(formula: RowFormula, ins: Kinds, outs: Kinds, *, warp: bool) -> Kernel:
-    return Rows(formula, ins, outs, warp).kernel()
+def _kernel(formula: RowFormula, ins: Kinds, outs: Kinds, pack: int, *, warp: bool, aligned: bool) -> Kernel:
+    return Rows(formula, ins, outs, warp, pack, aligned).kernel()
+
+
+def _pack(n: int, given: Sequence[Buffer]) -> int:
+    """Elements that a thread takes together: 16 bytes of the smallest type, where the row has as many for every thread
+    of a warp.  By the shape alone, which the order of sums follows from."""
+    most = 16 // min((b.type.numpy.itemsize for b in given), default=16)
+    return next((p for p in (8, 4, 2) if p <= most and n % p == 0 and n >= 32 * p), 1)
 
 
 def _formula(op: Operator) -> RowFormula | None:
@@ -52,8 +59,10 @@ def launch(op: Operator, ins: Buffers, outs: Buffers) -> Call:
     n = math.prod(found.sizes[d] for d in found.row)
     rows, warp = math.prod(found.sizes) // n, by_warp(n)
     kinds = [tuple(None if b is None else b.dtype for b in given) for given in (ins[: len(op.inputs)], outs)]
-    k = _kernel(found, *kinds, warp=warp)
     there = [b for b in (*ins[: len(op.inputs)], *outs) if b is not None]
+    pack = _pack(n, there)
+    aligned = all(b.address % (pack * b.type.numpy.itemsize) == 0 for b in there)
+    k = _kernel(found, *kinds, pack, warp=warp, aligned=aligned)
     return over_rows(k, rows, (*there, rows, n, *found.sizes[1:]), warp=warp)
 
 

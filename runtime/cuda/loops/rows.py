@@ -40,13 +40,17 @@ def in_place_types(roots: Sequence[Expr], *, double: bool) -> list[Expr]:
 class Rows:
     """A kernel of a formula: `ins` and `outs` are the types of the operands, None where one is absent.
 
-    Parameters: inputs, outputs, rows, elements of a row, then the sizes of all dimensions but the first.
+    Parameters: inputs, outputs, rows, elements of a row, then the sizes of all dimensions but the first.  A thread has
+    `pack` elements of the row that lie together, and then others; `aligned`: operands begin where so many of theirs may
+    be read at once.
     """
 
     formula: RowFormula
     ins: tuple[str | None, ...]
     outs: tuple[str | None, ...]
     warp: bool
+    pack: int = 1
+    aligned: bool = True
 
     @functools.cached_property
     def outputs(self) -> dict[int, Expr]:
@@ -154,9 +158,43 @@ class Rows:
         """Statements that read what these expressions need of element j."""
         wanted = {x.value for x in nodes(roots, lambda x: () if id(x) in known else x.args) if x.fn == "input"}
         return [
-            f"const {COMPUTE[t]} i{i} = widen(x{i}[{self.element(f'b{i}', self.formula.operands[i] or ())}]);"
+            f"const {COMPUTE[t]} i{i} = widen({f'p{i}.of[u]' if self.together(i) else f'x{i}[{self.at(i)}]'});"
             for i, t in self.read
             if i in wanted and self.inside(i)
+        ]
+
+    def at(self, i: int) -> str:
+        """Where input i has element j of the row."""
+        return self.element(f"b{i}", self.formula.operands[i] or ())
+
+    def together(self, i: int) -> bool:
+        """Whether input i's elements of a row follow each other, and are read by packs."""
+        return self.pack > 1 and self.at(i) == f"b{i} + j"
+
+    def loop(
+        self, roots: Sequence[Expr], known: dict[int, str], body: Sequence[str], outs: Sequence[int] = ()
+    ) -> list[str]:
+        """A walk over the row's elements with what the expressions read of them; `outs`: outputs that are written."""
+        if self.pack == 1:
+            return ["for (int j = first; j < n; j += by) {", *(f"    {s}" for s in body), "}"]
+        p, before, after = self.pack, [], []
+        wanted = {x.value for x in nodes(roots, lambda x: () if id(x) in known else x.args) if x.fn == "input"}
+        for i, t in self.read:
+            if i in wanted and self.inside(i) and self.together(i):
+                before.append(f"Pack<{C_TYPES[t]}, {p}> p{i};")
+                one_by_one = f"for (int u = 0; u < {p}; u++) p{i}.of[u] = x{i}[b{i} + j0 + u];"
+                packed = f"p{i} = *(const Pack<{C_TYPES[t]}, {p}>*)(x{i} + b{i} + j0);"
+                before.append(packed if self.aligned else one_by_one)
+        for i in outs:
+            t = C_TYPES[str(self.outs[i])]
+            before.append(f"Pack<{t}, {p}> q{i};")
+            one_by_one = f"for (int u = 0; u < {p}; u++) y{i}[o{i} + j0 + u] = q{i}.of[u];"
+            after.append(f"*(Pack<{t}, {p}>*)(y{i} + o{i} + j0) = q{i};" if self.aligned else one_by_one)
+        inner = [f"for (int u = 0; u < {p}; u++) {{", "    const int j = j0 + u;", *(f"    {s}" for s in body), "}"]
+        return [
+            f"for (int j0 = first * {p}; j0 < n; j0 += by * {p}) {{",
+            *(f"    {s}" for s in (*before, *inner, *after)),
+            "}",
         ]
 
     def reduced(self, now: Sequence[Expr], inputs: list[str], known: dict[int, str], prefix: str) -> list[str]:
@@ -175,8 +213,7 @@ class Rows:
                 parts.append(f"{total} = fma_of({given[0]}, {given[1]}, {total});")
             else:
                 parts.append(f"{total} += {given[0]};" if x.fn == "sum" else f"{total} = larger({total}, {given[0]});")
-        inner = [*self.elements(flat, known), *statements, *parts]
-        lines += ["for (int j = first; j < n; j += by) {", *(f"    {s}" for s in inner), "}"]
+        lines += self.loop(flat, known, [*self.elements(flat, known), *statements, *parts])
         for k, x in enumerate(now):
             known[id(x)] = f"{prefix}{k}"
             value = f"{kind(self.warp)}_reduce({prefix}{k}p, {_JOIN[x.fn]}())"
@@ -197,9 +234,12 @@ class Rows:
         if full:
             roots = [stored(x) for x in full.values()]
             statements, names = code(roots, inputs, "v", known)
-            inner = [*self.elements(roots, known), *statements]
+            inner, packed = [*self.elements(roots, known), *statements], []
             for (i, x), name in zip(full.items(), names, strict=True):
                 at = self.element(f"o{i}", self.formula.results[i] or ())
-                inner.append(f"y{i}[{at}] = narrow<{C_TYPES[x.dtype]}>({name});")
-            lines += ["for (int j = first; j < n; j += by) {", *(f"    {s}" for s in inner), "}"]
+                if self.pack > 1 and at == f"o{i} + j":
+                    packed.append(i)
+                target = f"q{i}.of[u]" if i in packed else f"y{i}[{at}]"
+                inner.append(f"{target} = narrow<{C_TYPES[x.dtype]}>({name});")
+            lines += self.loop(roots, known, inner, packed)
         return lines
