@@ -32,6 +32,8 @@ class Concat(Move, onnx=True):
 
     def infer(self, *inputs):
         """The dimensions along `axis` added; the others are equal."""
+        if not inputs:
+            raise self.fail("it joins one input or more")
         first = inputs[0]
         axis = normal_axis(self.axis, first.ndim, self)
         rest = [(t.dtype, t.shape[:axis], t.shape[axis + 1 :]) for t in inputs]
