@@ -112,7 +112,7 @@ def backward_passes(
     stored: list[Pass] = [StoreParameters()] if spec.precision == PURE else []
     found: list[Pass] = [*find_passes(program, kept, attention=attention), *stored, KeepForward(loss)]
     if _fuses_head(spec, program) and (not low or target.on_device):  # a CPU has no products of halves for it
-        found.append(FindHead(loss, program.fetched))
+        found.append(FindHead(loss, (*program.fetched, *_named(program, spec.full))))
     if low:
         found.append(Precision(spec.precision or "", spec.full, losses))
     scale = state_names(program)[0] if spec.scaling is not None else ""
@@ -123,6 +123,12 @@ def backward_passes(
     if merge is not None and merge.multiple != 1:
         after.append(ScaleGradients(merge.multiple))
     return with_inserted([*before, *found, *after], _insertions(spec))
+
+
+def _named(program: Program, patterns: Sequence[str]) -> list[str]:
+    """The values whose names fit the patterns."""
+    names = [v.name for o in program.block.operators for v in o.writes()]
+    return [n for p in patterns for n in fnmatch.filter(names, p)]
 
 
 def _fuses_head(spec: Spec, program: Program) -> bool:

@@ -224,3 +224,43 @@ def test_in_a_low_precision(precision: str) -> None:
         assert all(o.inputs[0] is not None and o.inputs[0].dtype == precision.replace("fp", "f") for o in heads)
         results.append(train(program, given))
     np.testing.assert_allclose(results[1], results[0], rtol=2e-2)
+
+
+HALVES = """program p {
+  param %x: f32[512,16]
+  param %w: f32[1024,16]
+  input %y: i64[512]
+  %r: f32[512,1024] = Gemm(%x, %w) {transB=1}
+  loss %loss: f32[] = SoftmaxCrossEntropyLoss(%r, %y) {reduction="mean"}
+  output %loss
+}"""
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_halves_on_a_device(precision: str) -> None:
+    """A large head is one operator there, with a product of halves and a loss in float32; not where its logits are to
+    stay in float32, and not on a CPU."""
+
+    def step(place: Any, **options: Any) -> Program:
+        data = {n: RNG.normal(size=s).astype("f") for n, s in (("x", (512, 16)), ("w", (1024, 16)))}
+        program = Program(verify(parse(HALVES)), data)
+        optimizer = rc.MixedPrecision(rc.SGD(0.1), precision, **options)
+        return compile_step(program, "loss", optimizer, place=place).program
+
+    device = rc.EmulatedCUDAPlace()
+    made = step(device)
+    (head,) = [o for o in made.block.operators if o.op.name == "LinearCrossEntropy"]
+    assert {v.dtype for v in head.reads()} == {{"bf16": "bf16", "fp16": "f16"}[precision], "i64"}
+    assert head.outputs[0] is not None and head.outputs[0].dtype == "f32"
+    names = [o.op.name for o in step(device, full=["r"]).block.operators]
+    assert "LinearCrossEntropy" not in names and "Gemm" in names
+    assert "LinearCrossEntropy" not in [o.op.name for o in step(None).block.operators]
+    weights = {n: np.array(a) for n, a in made.data.items()}
+    labels = RNG.integers(0, 1024, 512)
+    (loss,) = rc.Executor(device).run(made, {"y": labels}, ["loss"])
+    logits = weights["x"] @ weights["w"].T
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    np.testing.assert_allclose(loss, -np.log(p[np.arange(512), labels]).mean(), rtol=1e-2)
+    dw = (p - np.eye(1024, dtype="f")[labels]).T @ weights["x"] / 512
+    np.testing.assert_allclose(made.data["w"], weights["w"] - 0.1 * dw, atol=2e-4)
