@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import TypeRuleError
 from .builder import Builder
 from .factors import SUM, Factor, Place
-from .ir import Block, Operator, Value
+from .ir import Block, Operator, Value, leading_to
 from .op import Op
 from .types import TensorType
 
@@ -191,14 +191,8 @@ class _Body:
         if made is None:
             return None
         wanted = tuple(v if t is not None else None for v, t in zip(made, outs, strict=False))
-        needed = {v.name for v in wanted if v is not None}
-        kept: list[Operator] = []
-        for o in reversed(b.operators):
-            if any(v.name in needed for v in o.writes()):
-                needed.update(v.name for v in o.reads())
-                kept.append(o)
         constants = {c.value.name: (c.value.type, c.data) for c in b.constants}
-        return _Body(op, ins, outs, tuple(kept[::-1]), constants, wanted)
+        return _Body(op, ins, outs, tuple(leading_to(b.operators, wanted)), constants, wanted)
 
     def factor(self, i: int, axis: int) -> Factor | None:
         """The factor that is `axis` of input `i`; None where the composition cannot be sliced along it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -115,6 +115,16 @@ class Operator:
         if all(map(operator.is_, inputs, self.inputs)) and all(map(operator.is_, outputs, self.outputs)):
             return self
         return Operator(self.op, inputs, outputs, self.role, self.scratch, self.kernel)
+
+
+def leading_to(operators: Sequence[Operator], wanted: Iterable[Value | None]) -> list[Operator]:
+    """The operators that compute the wanted values, in their order; None stands for a value that is not there."""
+    needed, kept = {v.name for v in wanted if v is not None}, []
+    for o in reversed(operators):
+        if any(v.name in needed for v in o.writes()):
+            needed.update(v.name for v in o.reads())
+            kept.append(o)
+    return kept[::-1]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ..errors import TypeRuleError
 from ..language.axes import piece, shared
 from ..language.builder import Builder
 from ..language.factors import SUM, Factor, Place
-from ..language.ir import Constant, Operator, Value
+from ..language.ir import Constant, Operator, Value, leading_to
 from ..language.layouts import permuted, to_last
 from ..language.op import Op
 from ..language.types import TensorType, Types
@@ -269,14 +269,13 @@ def expansion(op: Op, ins: Types, present: tuple[bool, ...]) -> Expansion | None
     if made is None:
         return None
     wanted = tuple(v if p else None for v, p in zip(made, present, strict=False))
-    needed = {v.name for v in wanted if v is not None}
-    operators: list[Operator] = []
-    for o in reversed(b.operators):
-        outs = tuple(v if v is not None and v.name in needed else None for v in o.outputs)
-        if any(v is not None for v in outs):
-            needed.update(v.name for v in o.reads())
-            operators.append(dataclasses.replace(o, outputs=outs))
-    return Expansion(tuple(operators[::-1]), tuple(b.constants), wanted)
+    kept = leading_to(b.operators, wanted)
+    read = {v.name for v in wanted if v is not None}.union(v.name for o in kept for v in o.reads())
+    operators = (
+        dataclasses.replace(o, outputs=tuple(v if v is not None and v.name in read else None for v in o.outputs))
+        for o in kept
+    )
+    return Expansion(tuple(operators), tuple(b.constants), wanted)
 
 
 #: class of operators → what gives the numbers of their results; None: it does not apply

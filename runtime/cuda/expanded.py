@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import TypeRuleError
 from ...language.builder import Builder
-from ...language.ir import Operator, Value
+from ...language.ir import Operator, Value, leading_to
 from ...language.op import Op
 from ...language.types import TensorType, Types
 from ...ops.common import normal_axis
@@ -129,12 +129,7 @@ def _operators(op: Op, ins: Types, outs: Types) -> tuple[list[Operator], list[Va
         return None
     values = (made,) if isinstance(made, Value) else made
     wanted = [v if t is not None else None for v, t in zip(values, outs, strict=False)]
-    needed, kept = {v.name for v in wanted if v is not None}, []
-    for o in reversed(b.operators):
-        if any(v.name in needed for v in o.writes()):
-            needed.update(v.name for v in o.reads())
-            kept.append(o)
-    return kept[::-1], wanted
+    return leading_to(b.operators, wanted), wanted
 
 
 @functools.lru_cache(maxsize=1 << 12)

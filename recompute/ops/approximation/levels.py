@@ -20,7 +20,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ...language.builder import Builder, Names
-from ...language.ir import Operator, Value
+from ...language.ir import Operator, Value, leading_to
 from ...language.op import Op
 from ...language.types import DTYPES, Array, TensorType, Types
 from ..tiles import wide
@@ -76,12 +76,9 @@ def gradient_template(op: Op, types: Types) -> Template | None:
     dx = op.gradient(b, ins, [y], [dy])[0]
     if dx is None or dx.type != y.type:
         return None
-    kept, wanted = [], {dx.name}
-    for o in reversed(b.operators):
-        if any(v.name in wanted for v in o.writes()):
-            kept.append(o)
-            wanted.update(v.name for v in o.reads())
-    return Template(tuple(reversed(kept)), tuple(c for c in b.constants if c.value.name in wanted), dx)
+    kept = leading_to(b.operators, [dx])
+    read = {dx.name, *(v.name for o in kept for v in o.reads())}
+    return Template(tuple(kept), tuple(c for c in b.constants if c.value.name in read), dx)
 
 
 def _apply(op: Op, ins: Sequence[Any]) -> Array:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from ...language.builder import Builder
 from ...language.contexts import OperatorBuilder
+from ...language.ir import leading_to
 from ...language.types import TensorType
 from ..shape.reshape import reshape
 from .parts import cut, filled, joint, row
@@ -82,8 +83,7 @@ def unrolled(op: Stepping, b: Builder, inputs: Sequence[Any], base: str, want: i
     for i in range(want):
         parts = [run[i] for run in runs]
         results.append(parts[0] if len(parts) == 1 else b.Concat(*parts, axis=1 if i == 0 else 0))
-    kept = _read(b.operators[start:], {v.name for v in results})
-    b.operators[start:] = [o.renamed(names) for o in kept]
+    b.operators[start:] = [o.renamed(names) for o in leading_to(b.operators[start:], results)]
     return [v.renamed(names.get(v.name, v.name)) for v in results]
 
 
@@ -121,13 +121,3 @@ def _direction(
         return [b.Fill(dtype=x.dtype, shape=(0, 1, batch, n)), *(reshape(b, s, (1, batch, n)) for s in state)]
     y = b.Reshape(joint(b, [found[t] for t in range(steps)]), shape=(steps, 1, batch, n))
     return [y, *(b.Reshape(s, shape=(1, batch, n)) for s in state)]
-
-
-def _read(operators: Sequence[Any], wanted: set[str]) -> list[Any]:
-    """The operators that lead to what is wanted."""
-    kept = []
-    for o in reversed(operators):
-        if any(v.name in wanted for v in o.writes()):
-            wanted.update(v.name for v in o.reads())
-            kept.append(o)
-    return kept[::-1]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...language.factors import aligned
-from ...language.ir import Block, Operator, Value
+from ...language.ir import Block, leading_to
 from ...language.op import Imported, ImportedNode, Op, imports
 from ...language.text import parse, show
 
@@ -115,7 +114,8 @@ def custom_gradient(node: ImportedNode) -> Imported:
     for o in b.operators:
         if any(v.name in own for v in o.reads()):
             own.update(v.name for v in o.writes())
-    body = _needed([o for o in b.operators if any(v.name in own for v in o.writes())], grads)
+    made = [o for o in b.operators if any(v.name in own for v in o.writes()) and not isinstance(o.op, Cotangent)]
+    body = leading_to(made, grads)
     b.operators = [o for o in b.operators if not any(v.name in own for v in o.writes())]
     written = {v.name for o in body for v in o.writes()} | {v.name for v in flowing}
     constants = [c for c in b.constants if any(v.name == c.value.name for o in body for v in o.reads())]
@@ -133,15 +133,3 @@ def custom_gradient(node: ImportedNode) -> Imported:
     text = show(block)
     op = CustomGradient(count, tuple(places[t.name] for t in targets), text)
     return node.emit(op, *values, *further, want=count)
-
-
-def _needed(operators: Sequence[Operator], grads: Sequence[Value]) -> list[Operator]:
-    """Those that compute the gradients, without the placeholders themselves."""
-    wanted = {g.name for g in grads}
-    kept = []
-    for o in reversed(operators):
-        if isinstance(o.op, Cotangent) or not any(v.name in wanted for v in o.writes()):
-            continue
-        kept.append(o)
-        wanted.update(v.name for v in o.reads())
-    return kept[::-1]
