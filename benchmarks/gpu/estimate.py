@@ -28,21 +28,16 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent / "stages")]
 import common  # noqa: E402, F401  the folders of the checkout
-from gpu_ours import compiled  # noqa: E402
-from gpu_rows import STAGED, wanted  # noqa: E402
-
-import recompute as rc  # noqa: E402
-from recompute.runtime.cuda.device import device as devices  # noqa: E402
-from recompute.runtime.cuda.device import nvrtc  # noqa: E402
-from recompute.runtime.cuda.device.kernel import Buffer, Copy, Fill, Kernel, Launch, Library, Product  # noqa: E402
-
-DEVICE, TARGET = ("NVIDIA H100 80GB HBM3", 85_520_809_984), "sm_90"
-devices.described = lambda number: DEVICE
-
 import cuda_cases  # noqa: E402
 import cudnn_nowhere  # noqa: E402
+from gpu_ours import compiled  # noqa: E402
+from gpu_rows import STAGED, wanted  # noqa: E402
+from prepare import TARGET  # noqa: E402  whose device is described from here on
 
+import recompute as rc  # noqa: E402
 from recompute.cost import total_cost  # noqa: E402
+from recompute.runtime.cuda.device import nvrtc  # noqa: E402
+from recompute.runtime.cuda.device.kernel import Buffer, Copy, Fill, Kernel, Launch, Library, Product  # noqa: E402
 from recompute.runtime.cuda.session import CudaSession  # noqa: E402
 
 

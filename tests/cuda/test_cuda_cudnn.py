@@ -7,6 +7,7 @@ import sys
 import types
 from typing import Any
 
+import cudnn_nowhere
 import numpy as np
 import pytest
 from convolution_cases import CASES, KINDS, applied, case, in_form, reference
@@ -20,25 +21,8 @@ from recompute.runtime.cuda.providers import cudnn
 pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="no C++ compiler")
 
 
-class Tensor:
-    """A tensor of a graph."""
-
-    def __init__(self, dim: Any = None, stride: Any = None) -> None:
-        self.dim, self.stride = dim, stride
-
-    def get_uid(self) -> int:
-        return id(self)
-
-    def set_output(self, yes: bool) -> Tensor:
-        return self
-
-    def set_dim(self, dim: list[int]) -> Tensor:
-        self.dim = dim
-        return self
-
-    def set_stride(self, stride: list[int]) -> Tensor:
-        self.stride = stride
-        return self
+class Tensor(cudnn_nowhere.Tensor):
+    """A tensor of a graph, of float32."""
 
     def set_data_type(self, kind: Any) -> None:
         assert kind == "FLOAT"

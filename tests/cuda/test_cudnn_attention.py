@@ -32,26 +32,12 @@ CASES = {
 }
 
 
-class Tensor:
+class Tensor(cudnn_nowhere.Tensor):
     """A tensor of a graph; it knows its address when the graph runs."""
 
     def __init__(self, dim: Any = None, stride: Any = None, dtype: str = "", name: str = "") -> None:
-        self.dim, self.stride, self.dtype = dim, stride, dtype
-        self.aligned = {"f32": 4, "f16": 2 if name == "bias" else 16}
-
-    def get_uid(self) -> int:
-        return id(self)
-
-    def set_output(self, yes: bool) -> Tensor:
-        return self
-
-    def set_dim(self, dim: list[int]) -> Tensor:
-        self.dim = dim
-        return self
-
-    def set_stride(self, stride: list[int]) -> Tensor:
-        self.stride = stride
-        return self
+        super().__init__(dim, stride)
+        self.dtype, self.aligned = dtype, {"f32": 4, "f16": 2 if name == "bias" else 16}
 
     def set_data_type(self, dtype: str) -> None:
         self.dtype = dtype

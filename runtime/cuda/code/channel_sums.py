@@ -82,7 +82,8 @@ class _Loops:
     @classmethod
     def over(cls, form: Channels, names: tuple[str, ...], *arrays: Buffer) -> _Loops:
         """Those of a form over these arrays."""
-        pack, dtype = form.pack(arrays[0].dtype), arrays[0].dtype
+        dtype = arrays[0].dtype
+        pack = form.pack(dtype)
         aligned = pack == 1 or all(b.address % 16 == 0 for b in arrays)
         return cls(dtype, form.last, names, pack, form.lanes(pack), aligned)
 
@@ -226,7 +227,7 @@ def products(
     """Σ dy and Σ dy · (x - mean) [· inverse] of each chunk to `partial`.
 
     `groups`: mean and inverse are [images, groups] with so many channels a group, else [channels].
-    """  # fmt: skip
+    """
     loops = _Loops.over(form, ("x", "dy"), x, dy)
     k = _products(loops, "" if mean is None else mean.dtype, grouped=groups is not None, scaled=inverse is not None)
     return _over_chunks(k, loops, form, (x, dy, mean, inverse, partial), groups or (1, 1))

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ....errors import JobError
+from ....language.text import show_operator
 from ....language.types import TensorType
 from ..device import cudnn
 from ..device.kernel import Buffer, Call, Library
@@ -183,13 +185,19 @@ class Attention:
         return (TensorType("u8", (self._plan(op).workspace,)), *lse)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """The plan."""
+        """The plan.  JobError for an operand that begins between the multiples of 16 bytes."""
         found = self._plan(op)
         if op.op.name == _GRADIENT:
             y, lse, dy = ins[4:7]
             wanted = (*ins[:4], y, dy, lse, *outs[:3])
         else:
             wanted = (*ins[:4], outs[0], outs[1] if _wants_lse(outs) else scratch[1])
+        bias = ins[3] if len(ins) > 3 else None
+        if any(b.address % 16 for b in wanted if b is not None and b is not bias and b.dtype != "f32"):
+            raise JobError(
+                "cuDNN's attention needs operands at multiples of 16 bytes: exclude cuDNN (--providers) for\n"
+                f"    {show_operator(op)}"
+            )
         addresses = tuple(b.address for b in wanted if b is not None)
         return [Library(f"cudnn {op.op.name}", functools.partial(found.run, addresses, scratch[0].address), (found,))]
 

@@ -27,10 +27,13 @@ def _kernel(formula: RowFormula, ins: Kinds, outs: Kinds, pack: int, *, warp: bo
     return Rows(formula, ins, outs, warp, pack, aligned).kernel()
 
 
-def _pack(n: int, given: Sequence[Buffer]) -> int:
-    """Elements that a thread takes together: 16 bytes of the smallest type, where the row has as many for every thread
-    of a warp.  By the shape alone, which the order of sums follows from."""
-    most = 16 // min((b.type.numpy.itemsize for b in given), default=16)
+def _pack(n: int, op: Operator) -> int:
+    """Elements that a thread takes together: 16 bytes of the smallest input, where the row has as many for every thread
+    of a warp.
+
+    The order of sums follows from it, which may not depend on addresses, or on which outputs are wanted.
+    """
+    most = 16 // min((v.type.numpy.itemsize for v in op.reads()), default=16)
     return next((p for p in (8, 4, 2) if p <= most and n % p == 0 and n >= 32 * p), 1)
 
 
@@ -60,7 +63,7 @@ def launch(op: Operator, ins: Buffers, outs: Buffers) -> Call:
     rows, warp = math.prod(found.sizes) // n, by_warp(n)
     kinds = [tuple(None if b is None else b.dtype for b in given) for given in (ins[: len(op.inputs)], outs)]
     there = [b for b in (*ins[: len(op.inputs)], *outs) if b is not None]
-    pack = _pack(n, there)
+    pack = _pack(n, op)
     aligned = all(b.address % (pack * b.type.numpy.itemsize) == 0 for b in there)
     k = _kernel(found, *kinds, pack, warp=warp, aligned=aligned)
     return over_rows(k, rows, (*there, rows, n, *found.sizes[1:]), warp=warp)
