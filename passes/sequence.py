@@ -33,6 +33,7 @@ from .lowering.channels_last import ChannelsLast
 from .lowering.choose_kernels import ChooseKernels
 from .lowering.fold_transposes import FoldTransposes
 from .lowering.fusion import Fusion
+from .lowering.heads_last import HeadsLast
 from .lowering.layouts import turned, turned_operator
 from .lowering.scatter_gradients import ScatterGradients
 from .memory.liveness import Liveness
@@ -116,7 +117,7 @@ def lowering_passes(target: Target) -> list[Pass]:
     if not names:
         return with_inserted(_communication(), target.insertions)
     fusion: list[Pass] = [OpenNorms(), Fusion(device=target.on_device)] if {"loops", "cuda"} & set(names) else []
-    gradients = [FoldTransposes(), ScatterGradients(names)]
+    gradients = [FoldTransposes(), HeadsLast(names), ScatterGradients(names)]
     found = [*_communication(), *gradients, ChannelsLast(names), *fusion, ChooseKernels(names)]
     return with_inserted(found, target.insertions)
 

@@ -184,8 +184,8 @@ def step_seconds(session: Any, code: dict[str, Kernels]) -> tuple[dict[str, floa
     count = 0
     for step in session.steps:
         cost = total_cost([step.op])
-        products = any(isinstance(c, Product) for c in step.calls)  # they do the multiplications
-        own = 0 if products else cost.flops / (sum(isinstance(c, Launch) for c in step.calls) or 1)
+        multiplied = sum(2 * c.m * c.n * c.k * c.batch for c in step.calls if isinstance(c, Product))
+        own = max(cost.flops - multiplied, 0) / (sum(isinstance(c, Launch) for c in step.calls) or 1)
         kinds = {v.dtype for v in (*step.op.reads(), *step.op.writes())}
         kind = "half" if kinds & {"f16", "bf16"} else "tf32" if "tf32" in step.op.kernel else "f32"
         rate = dict(RATES.products)[kind]

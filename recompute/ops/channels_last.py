@@ -34,28 +34,46 @@ def turn(b: OperatorBuilder, v: Value, perm: Sequence[int]) -> Value:
     return b.Transpose(v, perm=tuple(perm)) if moves(v.shape, perm) else reshape(b, v, shape)
 
 
-class ChannelsLast(Op, abstract=True):
-    """The operator `plain_class` with its inputs `activations` and its outputs `results` channels-last."""
+class Laid(Op, abstract=True):
+    """The operator `plain_class` with its inputs `activations` and its outputs `results` in another order of axes.
+
+    `activations` and `results` are fields of some classes: their operators differ in what is turned.
+    """
 
     plain_class: ClassVar[type[Op]]
-    activations: ClassVar[tuple[int, ...]]
-    results: ClassVar[tuple[int, ...]]
+    activations: Any
+    results: Any
+
+    @staticmethod
+    def laid(ndim: int) -> tuple[int, ...]:
+        """The permutation of the plain operator's axes that gives this one's."""
+        raise NotImplementedError
+
+    @staticmethod
+    def unlaid(ndim: int) -> tuple[int, ...]:
+        """The inverse of `laid`."""
+        raise NotImplementedError
 
     @property
     def plain(self) -> Op:
         """The operator in ONNX's layout."""
         return _plain(self)
 
+    def form_of(self, plain: Op) -> Laid:
+        """This form of another operator of the plain class."""
+        own = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
+        return dataclasses.replace(self, **own)
+
     def plain_types(self, types: Types, which: Sequence[int]) -> tuple[TensorType | None, ...]:
-        """Types in ONNX's layout, None where absent; `which` are channels-last."""
-        return tuple(permuted(t, to_first(t.ndim)) if i in which and t else t for i, t in enumerate(types))
+        """Types in ONNX's layout, None where absent; `which` are turned."""
+        return tuple(permuted(t, self.unlaid(t.ndim)) if i in which and t else t for i, t in enumerate(types))
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         try:
             found = self.plain.infer(*self.plain_types(inputs, self.activations))
         except TypeRuleError as e:
-            raise self.fail(f"with channels first it is {e}", *inputs) from None
-        return tuple(permuted(t, to_last(t.ndim)) if i in self.results else t for i, t in enumerate(found))
+            raise self.fail(f"in its usual layout it is {e}", *inputs) from None
+        return tuple(permuted(t, self.laid(t.ndim)) if i in self.results else t for i, t in enumerate(found))
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """The plain operator's, turned; None where those follow from its expansion, as its own do."""
@@ -66,20 +84,25 @@ class ChannelsLast(Op, abstract=True):
 
         def turned(types: Types, which: Sequence[int]) -> Callable[[int, int], int]:
             ranks = {i: t.ndim for i, t in enumerate(types) if t is not None and i in which}
-            return lambda i, axis: to_last(ranks[i]).index(axis) if i in ranks else axis
+            return lambda i, axis: self.laid(ranks[i]).index(axis) if i in ranks else axis
 
         return renumbered(found, turned(ins, self.activations), turned(outs, self.results))
 
     def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Op:
         """The form of the plain operator of a slice."""
-        found = channels_last_form(self.plain.sliced(factor, start, size, self.plain_types(outs, self.results)))
-        assert found is not None
-        return found
+        made = self.plain_types(outs, self.results)
+        ranks = {i: t.ndim for i, t in enumerate(made) if t is not None and i in self.results}
+
+        def plain_axis(i: int, axis: int) -> int:
+            return self.unlaid(ranks[i]).index(axis) if i in ranks else axis
+
+        (plain,) = renumbered((factor,), lambda i, axis: axis, plain_axis)
+        return self.form_of(self.plain.sliced(plain, start, size, made))
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """Turned copies, then what the plain operator needs."""
         given, made = self.plain_types(ins, self.activations), self.plain_types(outs, self.results)
-        turned = [t for ts, w in ((given, self.activations), (made, self.results)) for t in _turned(ts, w)]
+        turned = [t for ts, w in ((given, self.activations), (made, self.results)) for t in self._turned(ts, w)]
         return (*turned, *self.plain.scratch(given, made))
 
     def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
@@ -88,16 +111,50 @@ class ChannelsLast(Op, abstract=True):
         for arrays, which in ((given, self.activations), (made, self.results)):
             for i in which:
                 if i < len(arrays) and (a := arrays[i]) is not None:
-                    perm = to_first(a.ndim)
+                    perm = self.unlaid(a.ndim)
                     shape = tuple(a.shape[p] for p in perm)
                     arrays[i] = spare.pop(0) if moves(a.shape, perm) else a.reshape(shape)
         for i in self.activations:
-            if given[i] is not None and moves(ins[i].shape, to_first(ins[i].ndim)):
-                given[i][...] = ins[i].transpose(to_first(ins[i].ndim))
+            if given[i] is not None and moves(ins[i].shape, self.unlaid(ins[i].ndim)):
+                given[i][...] = ins[i].transpose(self.unlaid(ins[i].ndim))
         self.plain.compute(xp, given, made, spare)
         for i in self.results:
-            if i < len(outs) and outs[i] is not None and moves(outs[i].shape, to_first(outs[i].ndim)):
-                outs[i][...] = made[i].transpose(to_last(outs[i].ndim))
+            if i < len(outs) and outs[i] is not None and moves(outs[i].shape, self.unlaid(outs[i].ndim)):
+                outs[i][...] = made[i].transpose(self.laid(outs[i].ndim))
+
+    def checks(self, ins: Types, outs: Types) -> tuple:
+        return self.plain.checks(self.plain_types(ins, self.activations), self.plain_types(outs, self.results))
+
+    def cost(self, ins: Types, outs: Types) -> Cost:
+        """The plain operator's: a kernel does not copy."""
+        return self.plain.cost(self.plain_types(ins, self.activations), self.plain_types(outs, self.results))
+
+    def expand(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
+        given = [turn(b, v, self.unlaid(v.ndim)) if v and i in self.activations else v for i, v in enumerate(inputs)]
+        count = len(self.plain.infer(*(None if v is None else v.type for v in given)))
+        made = b.emit(self.plain, *given, want=count)
+        made = (made,) if count == 1 else made
+        return tuple(turn(b, v, self.laid(v.ndim)) if i in self.results else v for i, v in enumerate(made))
+
+    def _turned(self, types: Types, which: Sequence[int]) -> list[TensorType]:
+        """Those of `which` that need a copy, in ONNX's layout."""
+        present = [types[i] for i in which if i < len(types)]
+        return [t for t in present if t is not None and moves(t.shape, self.laid(t.ndim))]
+
+    @classmethod
+    def laid_sample(cls, case: Case, form: Laid) -> Case:
+        """A sample of the plain operator for this form; it appears behind autodiff: no gradient is checked."""
+        inputs = tuple(
+            a.transpose(cls.laid(a.ndim)).copy() if i in form.activations and a is not None else a
+            for i, a in enumerate(case.inputs)
+        )
+        return dataclasses.replace(case, op=form, inputs=inputs, gradient=False)
+
+
+class ChannelsLast(Laid, abstract=True):
+    """The operator `plain_class` with its inputs `activations` and its outputs `results` channels-last."""
+
+    laid, unlaid = staticmethod(to_last), staticmethod(to_first)
 
     def element(self, *inputs: Expr | None) -> Formula:
         """The plain operator's where its vectors broadcast along the last axis."""
@@ -109,42 +166,18 @@ class ChannelsLast(Op, abstract=True):
         form = None if found is None else channels_last_form(found[0])
         return None if found is None or form is None else (form, found[1])
 
-    def checks(self, ins: Types, outs: Types) -> tuple:
-        return self.plain.checks(self.plain_types(ins, self.activations), self.plain_types(outs, self.results))
-
-    def cost(self, ins: Types, outs: Types) -> Cost:
-        """The plain operator's: a kernel does not copy."""
-        return self.plain.cost(self.plain_types(ins, self.activations), self.plain_types(outs, self.results))
-
-    def expand(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
-        given = [turn(b, v, to_first(v.ndim)) if v and i in self.activations else v for i, v in enumerate(inputs)]
-        count = len(self.plain.infer(*(None if v is None else v.type for v in given)))
-        made = b.emit(self.plain, *given, want=count)
-        made = (made,) if count == 1 else made
-        return tuple(turn(b, v, to_last(v.ndim)) if i in self.results else v for i, v in enumerate(made))
-
     @classmethod
     def samples(cls, draw: Draw) -> Iterator[Case]:
-        """The plain operator's with turned inputs; it appears behind autodiff, so that no gradient is checked."""
+        """The plain operator's with turned inputs."""
         for case in cls.plain_class.samples(draw):
-            inputs = tuple(
-                a.transpose(to_last(a.ndim)).copy() if i in cls.activations and a is not None else a
-                for i, a in enumerate(case.inputs)
-            )
             form = channels_last_form(case.op)
             assert form is not None
-            yield dataclasses.replace(case, op=form, inputs=inputs, gradient=False)
-
-
-def _turned(types: Types, which: Sequence[int]) -> list[TensorType]:
-    """Those of `which` that need a copy, in ONNX's layout."""
-    present = [types[i] for i in which if i < len(types)]
-    return [t for t in present if t is not None and moves(t.shape, to_last(t.ndim))]
+            yield cls.laid_sample(case, form)
 
 
 @functools.lru_cache(maxsize=4096)
-def _plain(op: ChannelsLast) -> Op:
-    return op.plain_class(**{f.name: getattr(op, f.name) for f in dataclasses.fields(op)})
+def _plain(op: Laid) -> Op:
+    return op.plain_class(**{f.name: getattr(op, f.name) for f in dataclasses.fields(op.plain_class)})
 
 
 #: operator class → its channels-last form

@@ -12,6 +12,7 @@ from kernel_cases import applied
 from test_cpu_rows import native_results, numpy_results
 
 import recompute as rc
+from recompute.ops.attention.heads_last import MATRICES, heads_last_form
 from recompute.ops.attention.tiled import TiledAttention
 from recompute.ops.attention.tiled_grad import TiledAttentionGrad
 from recompute.runtime.cpu.attention.items import Items
@@ -112,6 +113,22 @@ def test_the_gradient(name: str) -> None:
     op, full = TiledAttentionGrad(**options), gradient_inputs(options, given)
     for want in (3, 4) if len(given) > 3 else (3,):
         close(native_results(op, full, want), numpy_results(op, doubled(full), want))
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if len(CASES[n][1][0]) > 2])
+def test_heads_beside_each_other_give_the_same_bits(name: str) -> None:
+    options, given = arrays(name)
+    full = gradient_inputs(options, given)
+    ops = (TiledAttention(**options), with_step(options, given), 2), (TiledAttentionGrad(**options), full, 3)
+    for op, inputs, want in ops:
+        ins, outs = MATRICES[type(op)]
+        for some in (ins, outs), (ins[:2], outs[:1]), (ins[2:], outs[1:]):
+            form = heads_last_form(op, *some)
+            turned = [np.ascontiguousarray(a.swapaxes(-3, -2)) if i in some[0] else a for i, a in enumerate(inputs)]
+            for i, (a, b) in enumerate(
+                zip(native_results(form, turned, want), native_results(op, inputs, want), strict=True)
+            ):
+                assert np.array_equal(a.swapaxes(-3, -2) if i in some[1] else a, b, equal_nan=True)
 
 
 def test_without_the_log_sum_exp() -> None:
@@ -304,8 +321,9 @@ def test_a_step_runs_on_it_in_the_planned_memory(heads: int, inputs: str, option
         feed = {v.name: g.standard_normal(v.shape).astype(np.float32) for v in program.block.inputs}
         losses.append([float(executor.run(program, feed, [loss.name])[0]) for _ in range(3)])
         session = executor.session(program, [loss.name])
-        kernels = {op.op.name: op.kernel for op in session.block.operators if op.op.name.startswith("Tiled")}
-        assert kernels == dict.fromkeys(("TiledAttention", "TiledAttentionGrad"), "" if providers == [] else "numba")
+        kernels = {op.op.name: op.kernel for op in session.block.operators if "TiledAttention" in op.op.name}
+        first, kernel = ("", "") if providers == [] else ("HeadsLast", "numba")
+        assert kernels == {f"{first}TiledAttention": kernel, f"{first}TiledAttentionGrad": kernel}
         assert session.measured_peak_bytes == session.report.peak
     np.testing.assert_allclose(*losses, rtol=1e-5)
     assert losses[0][2] < losses[0][0]

@@ -14,6 +14,7 @@ import pytest
 import recompute as rc
 from recompute.language.kernels import provider
 from recompute.language.types import TensorType
+from recompute.ops.attention.heads_last import MATRICES, heads_last_form
 from recompute.ops.attention.tiled import TiledAttention
 from recompute.ops.attention.tiled_grad import TiledAttentionGrad
 from recompute.runtime.cuda.code.attention import SHARED, Tiles, chunk, kernel
@@ -113,6 +114,18 @@ def test_gradient(name: str) -> None:
     cuda_cases.check(GRADIENTS[name], [made])
 
 
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.inputs[0].ndim > 2])
+def test_heads_beside_each_other_give_the_same_bits(name: str) -> None:
+    for case in (CASES[name], GRADIENTS[name]):
+        ins, outs = MATRICES[type(case.op)]
+        for some in (ins, outs), (ins[:2], outs[:1]), (ins[2:], outs[1:]):
+            turned = [np.ascontiguousarray(a.swapaxes(-3, -2)) if i in some[0] else a
+                      for i, a in enumerate(case.inputs)]  # fmt: skip
+            form = dataclasses.replace(case, op=heads_last_form(case.op, *some), inputs=tuple(turned))
+            for i, (a, b) in enumerate(zip(bind(form).run(0xFF), bind(case).run(0xFF), strict=True)):
+                assert np.array_equal(a.swapaxes(-3, -2) if i in some[1] else a, b, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", TF32)
 def test_tf32(name: str) -> None:
     """Eleven bits of every factor; more than that would be float32's own."""
@@ -170,7 +183,7 @@ def test_a_step_by_these_kernels(precision: str, mode: str, cuda: Any) -> None:
         session = executor.session(made.program, ["loss"])
         assert session.measured_peak_bytes == made.figures.peak_bytes
         if place is not None:
-            used = {o.kernel for o in made.program.block.operators if o.op.name.startswith("TiledAttention")}
+            used = {o.kernel for o in made.program.block.operators if "TiledAttention" in o.op.name}
             assert used == {"cuda_tf32" if precision == "tf32" else "cuda"}
     np.testing.assert_allclose(found[1], found[0], rtol={"fp32": 1e-5, "tf32": 1e-3}.get(precision, 2e-2))
     assert [x.tobytes() for x in found[1]] == [x.tobytes() for x in found[2]]

@@ -16,6 +16,7 @@ from recompute.ops.recurrent.lstm import LSTM
 from recompute.ops.recurrent.rnn import RNN
 from recompute.ops.recurrent.shared import GRADIENTS, filled, options
 from recompute.runtime.cuda.device.kernel import Product
+from recompute.runtime.cuda.kernels import recurrent
 from recompute.runtime.cuda.providers import cuda_tf32 as rounded
 from recompute.testing import Case, Draw, case_block
 
@@ -110,6 +111,26 @@ def test_types_and_sizes(make: Any) -> None:
         arrays[2] *= 0.2
         check(op, arrays, dtype)
         check(*gradient(op, arrays, (0, 1)), dtype)
+
+
+@pytest.mark.parametrize("make", [LSTM, lambda n, d: GRU(n, d, 1), RNN])
+def test_small_products_are_part_of_the_steps(make: Any) -> None:
+    """A launch a step; products are for all steps, and for the state before the first.  Other sizes have others."""
+    op = make(36, "bidirectional")
+    arrays = [a if a is None else a.astype(np.float32) for a in inputs(op, {3, 5, 6}, 4, 35)]
+    check(op, arrays, "f32")
+    check(*gradient(op, arrays, (0, 1)), "f32")
+
+    def products(op: Any, arrays: list[Any]) -> list[Product]:
+        case = Case(op, tuple(arrays))
+        applied = operator(case)
+        calls = Bound(case, applied, provider(applied.kernel), DEVICE[0]).calls
+        return [c for c in calls if isinstance(c, Product)]
+
+    assert len(products(op, arrays)) == 2
+    arrays[4] = np.array([4, 1, *[3] * 33], np.int32)
+    assert len(products(op, arrays)) == 2 * (1 + 4)
+    assert not recurrent._fused(make(1024, "forward"), TensorType("f32", (2, 256, 3)), lengths=False)
 
 
 def test_many_rows_are_added_in_parts() -> None:

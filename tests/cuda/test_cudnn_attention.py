@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from guard_pages import array_at
 
+from recompute.errors import JobError
 from recompute.language.ir import Operator, Value
 from recompute.language.types import TensorType
+from recompute.ops.attention.heads_last import MATRICES, heads_last_form
 from recompute.ops.attention.tiled import TiledAttention
 from recompute.ops.attention.tiled_grad import TiledAttentionGrad
 from recompute.runtime.cuda.device.kernel import Buffer, Library
@@ -53,7 +55,8 @@ class Graph:
         self.given: dict[str, Any] = {}
 
     def tensor(self, name: str, dim: list[int], stride: list[int], data_type: str) -> Tensor:
-        assert stride == [math.prod(dim[i + 1 :]) for i in range(4)], "rows follow each other"
+        plain = [math.prod(dim[i + 1 :]) for i in range(4)]
+        assert stride in (plain, [plain[0], dim[3], dim[1] * dim[3], 1]), "rows follow each other, or heads lie beside"
         return Tensor(dim, stride, data_type, name)
 
     def sdpa(self, *, generate_stats: bool, name: str, **given: Any) -> tuple[Tensor, Tensor]:
@@ -68,7 +71,8 @@ class Graph:
 
     def run(self, addresses: dict[int, int]) -> None:
         def at(t: Tensor) -> np.ndarray:
-            return array_at(addresses[id(t)], TensorType(t.dtype, tuple(t.dim)))
+            flat = array_at(addresses[id(t)], TensorType(t.dtype, (math.prod(t.dim),)))
+            return np.lib.stride_tricks.as_strided(flat, t.dim, [n * flat.itemsize for n in t.stride])
 
         g = self.given
         q, k, v = (np.asarray(at(g[n]), np.float64) for n in "qkv")
@@ -158,6 +162,38 @@ def test_values_and_gradients(name: str, provider: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=5e-3, atol=2e-2)
 
 
+@pytest.mark.parametrize("name", ["heads", "causal", "mask", "one head of keys"])
+def test_heads_beside_each_other(name: str, provider: Any) -> None:
+    options, *shapes = CASES[name]
+    draw = np.random.default_rng(2)
+    given: list[Any] = [*(draw.normal(size=s).astype(np.float16) for s in shapes), None][:4]
+    op = TiledAttention(**options)
+    y, lse = both(provider, op, given, 2)[0]
+    backward = TiledAttentionGrad(**op.options())
+    dy = draw.normal(size=y.shape).astype(np.float16)
+    for rule, inputs, want in ((op, given, 2), (backward, [*given, y, lse, dy], 3)):
+        ins, outs = MATRICES[type(rule)]
+        plain = both(provider, rule, inputs, want)[0]
+        for some in (ins, outs), (ins[:2], outs[:1]), (ins[2:], outs[1:]):
+            turned = [a.swapaxes(1, 2) if i in some[0] else a for i, a in enumerate(inputs)]
+            found = both(provider, heads_last_form(rule, *some), turned, want)[0]
+            for i, (a, b) in enumerate(zip(found, plain, strict=True)):
+                assert np.array_equal(a.swapaxes(1, 2) if i in some[1] else a, b)
+
+
+def test_an_operand_that_begins_between_16_bytes_is_refused(provider: Any) -> None:
+    x = np.ones((2, 3, 4, 8), "f2")
+    op = applied(TiledAttention(), [x] * 3, 2)
+    room = np.zeros(1 << 12, "u1")
+    at = room.ctypes.data + -room.ctypes.data % 16
+    aligned, between = (Buffer(at + n, TensorType.of(x)) for n in (0, 2))
+    lse = Buffer(at, TensorType("f32", (2, 3, 4)))
+    scratch = [Buffer(at, t) for t in provider.scratch(op)]
+    assert provider.bind(op, [aligned] * 3, [aligned, lse], scratch)
+    with pytest.raises(JobError, match=r"multiples of 16 bytes(.|\n)*TiledAttention"):
+        provider.bind(op, [aligned, between, aligned], [aligned, lse], scratch)
+
+
 @pytest.mark.parametrize(
     ("options", "last", "dtype"),
     [({"cap": 2.0}, 8, "f2"), ({"first": -1}, 8, "f2"), ({"last": 1}, 8, "f2"), ({}, 12, "f2"), ({}, 8, "f4"),
@@ -180,8 +216,9 @@ import cudnn_nowhere
 cudnn_nowhere.install()
 from recompute.runtime.cuda.kernels.cudnn_attention import Heads, plan
 alike = (8, 12, 12, 1024, 1024, 64, 64, True, .125, "bf16")
+last = (*alike, (), "", ("q", "k", "v", "y", "dy", "dq", "dk", "dv"))
 shared = (2, 8, 2, 100, 130, 128, 128, False, .1, "f16", (2, 1, 1, 130), "f16")
-for h in (Heads(*alike), Heads(*shared)):
+for h in (Heads(*alike), Heads(*last), Heads(*shared)):
     for gradient in (False, True):
         found = plan(h, 0, gradient=gradient)
         assert not isinstance(found, str), found
@@ -197,4 +234,4 @@ def test_cudnn_itself_plans_it() -> None:
     code = f"import sys; sys.path[:0] = {path!r}\n{REAL}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert [int(x) <= cudnn_attention.WORKSPACE for x in done.stdout.split()] == [True] * 4
+    assert [int(x) <= cudnn_attention.WORKSPACE for x in done.stdout.split()] == [True] * 6

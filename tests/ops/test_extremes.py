@@ -39,7 +39,9 @@ KERNELS_DIFFER = {
     **dict.fromkeys(("Resize", "ResizeGrad"), "weights of 0 are left out"),
     **dict.fromkeys(("LinearCrossEntropyGrad", "NormGrad"), "factors of which some are infinite in another order"),
     **dict.fromkeys(("CTCLoss", "CTCLossGrad"), "1e30 is no logarithm of a probability, and -1e30 is impossible"),
-    "Sketch": "each takes sums of its own", "TiledAttentionGrad": "tiles that are hidden are left out",
+    "Sketch": "each takes sums of its own",
+    **dict.fromkeys(("TiledAttentionGrad", "HeadsLastTiledAttention", "HeadsLastTiledAttentionGrad"),
+                    "what is hidden or dropped is left out, or is 0, which times an infinite number is none"),
 }  # fmt: skip
 
 

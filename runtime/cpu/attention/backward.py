@@ -14,7 +14,7 @@ from ..code.packing import lanes_below
 from ..code.tiles import load_lanes, machine, store_lanes
 from . import dropping, scores
 from .code import KEYS, Code, lanes, product, whole
-from .forward import HEAD, PANEL, pack, run_panel
+from .forward import COLUMNS, HEAD, PANEL, pack, run_panel, start
 from .scores import Form, real, word
 
 #: arguments behind those of `scores.WORDS`
@@ -68,9 +68,10 @@ def _item(f: Code, form: Form, item: str, own: str) -> None:
     number, begin, end, low, high, fresh, first = (f.word(at, i) for i in range(ITEM))
     head = f.at(heads, f.mul(number, HEAD), "i64")
     with f.when(f.let(f"icmp ne i64 {fresh}, 0")):
-        for name, column, size in (("dk", 1, form.size), ("dv", 2, form.values)):
-            to = f.at(_word(f, name), f.add(f.word(head, column), f.mul(low, size)))
-            f.zero(to, f.mul(f.sub(high, low), size, 4))
+        for name, size in (("dk", form.size), ("dv", form.values)):
+            apart = form.apart(name)
+            to = f.at(_word(f, name), f.add(f.word(head, COLUMNS.index(name)), f.mul(low, apart)))
+            _clear(f, to, f.sub(high, low), size, apart)
     more = f.let(f"icmp eq i64 {first}, 0")
     with f.loop(begin, end) as panel:
         at = f.at(panels, f.mul(panel, PANEL), "i64")
@@ -78,17 +79,26 @@ def _item(f: Code, form: Form, item: str, own: str) -> None:
         run_panel(f, form, at, ("ptr", head), *given)
 
 
+def _clear(f: Code, to: str, rows: str, size: int, apart: int) -> None:
+    """Zeros in rows."""
+    if size == apart:
+        f.zero(to, f.mul(rows, size, 4))
+        return
+    with f.loop(0, rows) as r:
+        f.zero(f.at(to, f.mul(r, apart)), size * 4)
+
+
 def _by_keys(form: Form) -> list[Code]:
     """Products with a row for each key: dV += P dY, dK += dS Q."""
-    d, e = form.size, form.values
-    return [*product("add_dv", e, (lanes(), 1, e, e)), *product("add_dk", d, (lanes(), 1, d, d))]
+    values = product("add_dv", form.values, (lanes(), 1, form.apart("dy"), form.apart("dv")))
+    return [*values, *product("add_dk", form.size, (lanes(), 1, form.apart("q"), form.apart("dk")))]
 
 
 def _by_queries(form: Form, vectors: int) -> list[Code]:
     """Products with a lane for each query: dPᵀ = V dYᵀ, dQᵀ += Kᵀ dSᵀ."""
     columns = vectors * machine().width
-    first = product(f"dweights_{vectors}", columns, (form.values, 1, lanes(), lanes()))
-    return [*first, *product(f"add_dq_{vectors}", columns, (1, form.size, lanes(), lanes()))]
+    first = product(f"dweights_{vectors}", columns, (form.apart("v"), 1, lanes(), lanes()))
+    return [*first, *product(f"add_dq_{vectors}", columns, (1, form.apart("k"), lanes(), lanes()))]
 
 
 def _weights(form: Form, vectors: int, biased: bool) -> Code:
@@ -130,15 +140,15 @@ class _Panel:
         self.form, self.vectors, self.biased = form, vectors, biased
         arguments = "ptr %args, ptr %head, i64 %row, i64 %there, i64 %from, i64 %to, i1 %more, ptr %room"
         f = self.f = Code(f"panel_{vectors}", arguments)
-        d, e = form.size, form.values
-        q, k, v, bias, y, lse, dbias = (f.word("%head", i) for i in range(7))
-        at_query, at_result = f.add(q, f.mul("%row", d)), f.add(y, f.mul("%row", e))
-        self.q, self.dq = f.at(word(f, "q"), at_query), f.at(_word(f, "dq"), at_query)
-        self.y, self.dy = f.at(_word(f, "y"), at_result), f.at(_word(f, "dy"), at_result)
-        self.k, self.dk = f.at(word(f, "k"), k), f.at(_word(f, "dk"), k)
-        self.v, self.dv = f.at(word(f, "v"), v), f.at(_word(f, "dv"), v)
-        self.bias, self.dbias = f.at(word(f, "bias"), bias), f.at(_word(f, "dbias"), dbias)
-        self.lse = f.at(_word(f, "lse"), f.add(lse, "%row"))
+        bias = start(f, "bias")
+        self.q, self.dq, self.y, self.dy = (
+            f.at(_word(f, n), f.add(start(f, n), f.mul("%row", form.apart(n)))) for n in ("q", "dq", "y", "dy")
+        )
+        self.k, self.dk, self.v, self.dv, self.dbias = (
+            f.at(_word(f, n), start(f, n)) for n in ("k", "dk", "v", "dv", "dbias")
+        )
+        self.bias = f.at(word(f, "bias"), bias)
+        self.lse = f.at(_word(f, "lse"), f.add(start(f, "lse"), "%row"))
         self.scale = f.let(f"fptrunc double {_word(f, 'plain')} to float")
         places, at = [], "%room"
         for rows in _rows(form):
@@ -153,14 +163,14 @@ class _Panel:
         some = f.let(f"icmp slt i64 {low}, {high}")
         untouched = f.let(f"or i1 {some}, %more")
         with f.unless(untouched):
-            f.zero(self.dq, f.mul("%there", 4 * d))
+            _clear(f, self.dq, "%there", d, self.form.apart("dq"))
         with f.when(some):
-            pack(f, self.q, d, d, self.packed_q, real(f, "scale"))
-            pack(f, self.dy, e, e, self.packed_dy, f.f32(1) if self.biased else f.splat(self.scale))
+            pack(f, self.q, self.form.apart("q"), d, self.packed_q, real(f, "scale"))
+            pack(f, self.dy, self.form.apart("dy"), e, self.packed_dy, f.f32(1) if self.biased else f.splat(self.scale))
             self.sums()
             with f.loop(low, high, KEYS) as key:
                 self.tile(key, f.smaller(f.sub(high, key), KEYS), f.let(f"icmp sgt i64 {key}, {low}"))
-            f.turn_out(self.turned_dq, self.dq, d, "%there", d, lambda first, column, x: x, "%more")
+            f.turn_out(self.turned_dq, self.dq, self.form.apart("dq"), "%there", d, lambda first, column, x: x, "%more")
         return f
 
     def sums(self) -> None:
@@ -173,7 +183,7 @@ class _Panel:
             f.store(f.select(nothing, "float", f.f32(0), scaled), f.at(self.state, i))
             f.store(f.f32(0), f.at(self.state, lanes() + i))
         with f.loop(0, "%there") as r:
-            rows = [f.at(x, f.mul(r, e)) for x in (self.y, self.dy)]
+            rows = [f.at(x, f.mul(r, self.form.apart(n))) for x, n in ((self.y, "y"), (self.dy, "dy"))]
             total = f.variable(v, "zeroinitializer")
             with f.loop(0, e, w) as column:
                 some = lanes_below(f, f.sub(e, column))
@@ -188,8 +198,10 @@ class _Panel:
         """`n` keys from `key` on; `more`: dq has been begun."""
         f, d, e, v = self.f, self.form.size, self.form.values, self.vectors
         count, there = ("i64", n), ("i64", "%there")
-        keys, dkeys = (("ptr", f.at(x, f.mul(key, d))) for x in (self.k, self.dk))
-        values, dvalues = (("ptr", f.at(x, f.mul(key, e))) for x in (self.v, self.dv))
+        keys, dkeys, values, dvalues = (
+            ("ptr", f.at(x, f.mul(key, self.form.apart(n))))
+            for x, n in ((self.k, "k"), (self.dk, "dk"), (self.v, "v"), (self.dv, "dv"))
+        )
         s, ds = ("ptr", self.s), ("ptr", self.ds)
         place = (("i64", "%row"), there, ("i64", key), count)
         args, slopes, bits = ("ptr", "%args"), ("ptr", self.slopes), ("ptr", self.bits)

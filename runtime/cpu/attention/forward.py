@@ -14,9 +14,10 @@ from .scores import Form, real, word
 
 #: arguments behind those of `scores.WORDS`
 WORDS = (*scores.WORDS, "y", "lse", "heads", "panels", "count", "items", "pieces", "room")
-#: columns of two tables: heads (offsets of q, k, v, bias, y, lse, dbias; number of the first query among those of all
-#: weights), panels (first query, queries, variant)
-HEAD, PANEL = 8, 3
+#: columns of two tables: heads (offsets of these; `number` of the first query among those of all weights), and panels
+#: (first query, queries, variant)
+COLUMNS = ("q", "k", "v", "bias", "y", "lse", "dbias", "number", "dy", "dq", "dk", "dv")
+HEAD, PANEL = len(COLUMNS), 3
 
 
 def room(form: Form) -> int:
@@ -56,6 +57,11 @@ def run_panel(f: Code, form: Form, at: str, head: tuple[str, str], *given: tuple
             f.run(f"panel_{v}", ("ptr", "%args"), head, ("i64", row), ("i64", there), *given)
 
 
+def start(f: Code, name: str) -> str:
+    """Where one of `COLUMNS` begins, of the head whose row of the table is %head."""
+    return f.word("%head", COLUMNS.index(name))
+
+
 def pack(f: Code, source: str, apart: int, size: int, target: str, factor: str) -> None:
     """Rows of queries as lanes, times a factor."""
 
@@ -68,19 +74,20 @@ def pack(f: Code, source: str, apart: int, size: int, target: str, factor: str) 
 def _weigh(form: Form, vectors: int) -> list[Code]:
     """Values times weights: Oᵀ += Vᵀ Pᵀ."""
     columns = vectors * machine().width
-    return product(f"weigh_{vectors}", columns, (1, form.values, lanes(), lanes()))
+    return product(f"weigh_{vectors}", columns, (1, form.apart("v"), lanes(), lanes()))
 
 
 def _panel(form: Form, vectors: int) -> Code:
     """The function `panel_N` (args, head, first query, queries, workspace)."""
     f = Code(f"panel_{vectors}", "ptr %args, ptr %head, i64 %row, i64 %there, ptr %room")
     d, e, w = form.size, form.values, machine().width
-    q, k, v, bias, y, lse = (f.word("%head", i) for i in range(6))
+    q, k, v, bias, y, lse = (start(f, n) for n in ("q", "k", "v", "bias", "y", "lse"))
     packed, result = "%room", f.at("%room", whole(d) * lanes())
     tile = f.at(result, whole(e) * lanes())
     state = f.at(tile, KEYS * lanes())
     bits = f.at(state, 3 * lanes())
-    pack(f, f.at(word(f, "q"), f.add(q, f.mul("%row", d))), d, d, packed, real(f, "scale"))
+    apart = form.apart("q")
+    pack(f, f.at(word(f, "q"), f.add(q, f.mul("%row", apart))), apart, d, packed, real(f, "scale"))
     for i in range(vectors):
         f.store(f.f32(-math.inf), f.at(state, i * w))
         f.store(f.f32(0), f.at(state, lanes() + i * w))
@@ -94,14 +101,14 @@ def _panel(form: Form, vectors: int) -> Code:
         count = ("i64", n)
         more = f.let(f"icmp sgt i64 {key}, {low}")
         place = (("i64", "%row"), ("i64", "%there"), ("i64", key), count)
-        here = ("ptr", f.at(keys, f.mul(key, d)))
+        here = ("ptr", f.at(keys, f.mul(key, form.apart("k"))))
         f.run(f"scores_{vectors}", ("ptr", "%args"), s, ("ptr", packed), here, ("ptr", biases), *place)
         if form.drops:
             dropping.call(f, vectors, bits, "%head", key, n)
         f.run(f"online_{vectors}", s, count, ("ptr", state), ("ptr", bits))
         with f.when(more):
             _rescale(f, result, state, e, vectors)
-        here = ("ptr", f.at(values, f.mul(key, e)))
+        here = ("ptr", f.at(values, f.mul(key, form.apart("v"))))
         f.run(f"weigh_{vectors}", ("ptr", result), here, s, ("i64", e), count, ("i1", more))
     _finish(f, form, vectors, (result, state, y, lse))
     return f
@@ -178,5 +185,6 @@ def _finish(f: Code, form: Form, vectors: int, given: tuple[str, str, str, str])
     def over(first: str, column: str, x: str) -> str:
         return f.op("fmul", "float", x, f.load(f.at(factors, first)))
 
-    target = f.at(_word(f, "y"), f.add(y, f.mul("%row", form.values)))
-    f.turn_out(result, target, form.values, "%there", form.values, over)
+    apart = form.apart("y")
+    target = f.at(_word(f, "y"), f.add(y, f.mul("%row", apart)))
+    f.turn_out(result, target, apart, "%there", form.values, over)

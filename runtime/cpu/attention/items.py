@@ -18,10 +18,14 @@ BLOCK, SMALL = 512, 128
 ENOUGH = 8
 
 
-def offsets(shape: Sequence[int], lead: Sequence[int], size: int) -> np.ndarray:
-    """Element offset of the matrix of `size` elements that each head reads; leading axes are the heads' or 1."""
+def offsets(shape: Sequence[int], lead: Sequence[int], size: int, rows: int = 1, beside: int = 1) -> np.ndarray:
+    """Element offset of the matrix [rows, size] that each head reads; leading axes are the heads' or 1.
+
+    `beside`: as many matrices lie beside each other, row by row.
+    """
     own = (1,) * (len(lead) - len(shape)) + tuple(shape)
-    at = np.arange(math.prod(own), dtype=np.int64).reshape(own) * size
+    at = np.arange(math.prod(own), dtype=np.int64).reshape(own)
+    at = (at // beside * rows * beside + at % beside) * size
     return np.broadcast_to(at, lead).reshape(-1)
 
 

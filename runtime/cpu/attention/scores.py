@@ -28,7 +28,8 @@ class Form:
 
     `size`, `values`: elements of a query and of a value; `bias`: "", or which index it varies with: "queries", "keys"
     (or none), "both"; `window`: whether a query sees some keys only; `vectors`: of the panels; `cap`: whether there is
-    a soft cap; `drops`: whether there is dropout on the weights.
+    a soft cap; `drops`: whether there is dropout on the weights; `beside`: operands of which as many matrices lie
+    beside each other, row by row (the others' follow each other).
     """
 
     size: int
@@ -38,6 +39,11 @@ class Form:
     vectors: tuple[int, ...]
     cap: bool = False
     drops: bool = False
+    beside: tuple[tuple[str, int], ...] = ()
+
+    def apart(self, name: str) -> int:
+        """Elements from one row of an operand to the next."""
+        return dict(self.beside).get(name, 1) * (self.size if name[-1] in "qk" else self.values)
 
     @property
     def base(self) -> float:
@@ -80,7 +86,7 @@ def scores(form: Form, vectors: int, *, slopes: bool = False) -> list[Code]:
     `slopes`: one more argument, a tile for the derivative of the soft cap."""
     name = f"scores_{vectors}"
     columns = vectors * machine().width
-    parts = product(f"{name}_product", columns, (form.size, 1, lanes(), lanes()))
+    parts = product(f"{name}_product", columns, (form.apart("k"), 1, lanes(), lanes()))
     arguments = "ptr %args, ptr %s, ptr %q, ptr %k, ptr %bias, i64 %row, i64 %there, i64 %from, i64 %n"
     f = Code(name, arguments + (", ptr %slope" if slopes else ""))
     given = (("ptr", "%s"), ("ptr", "%k"), ("ptr", "%q"), ("i64", "%n"), ("i64", form.size), ("i1", "false"))

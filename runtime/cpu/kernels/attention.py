@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.types import Operands, TensorType, need
+from ....ops.attention.heads_last import plain_operator
 from ....ops.attention.shared import Tiled
 from ....ops.attention.tiled_grad import TiledAttentionGrad
 from ..attention import backward, forward
 from ..attention.code import vectors
+from ..attention.forward import COLUMNS
 from ..attention.items import Items, offsets
 from ..attention.scores import Form
 from ..code.tiles import machine
@@ -70,6 +72,7 @@ class Attention(Family):
 
     def accepts(self, op: Operator) -> bool:
         """float32, and enough to do."""
+        op, _ = plain_operator(op)
         rule = op.of(Tiled)
         step = op.inputs[-1] if rule.ratio else None
         values = [v for v in (*op.reads(), *op.writes()) if v is not step]
@@ -83,6 +86,7 @@ class Attention(Family):
 
     def form(self, op: Operator) -> Form:
         """What the code depends on."""
+        op, beside = plain_operator(op)
         rule = op.of(Tiled)
         q, k, v, bias = (None if x is None else x.type for x in (*op.inputs, None)[:4])
         assert q is not None and k is not None and v is not None
@@ -91,12 +95,13 @@ class Attention(Family):
         if bias is not None:
             rows, columns = (1, 1, *bias.shape)[-2:]
             kind = "keys" if rows == 1 else "queries" if columns == 1 else "both"
-        return Form(q.shape[-1], v.shape[-1], kind, window, variants(q.shape[-2]), rule.cap > 0, rule.ratio > 0)
+        sizes = (q.shape[-1], v.shape[-1], kind, window, variants(q.shape[-2]))
+        return Form(*sizes, rule.cap > 0, rule.ratio > 0, tuple(beside.items()))
 
     def words(self, op: Operator, ins: Operands) -> list[Any]:
         """The arguments of `scores.WORDS`."""
+        form, (op, _) = self.form(op), plain_operator(op)
         rule = op.of(Tiled)
-        form = self.form(op)
         q, k, v, bias = ins[:4]
         row = column = 0
         if bias is not None:
@@ -105,15 +110,28 @@ class Attention(Family):
         first = -_FAR if rule.first is None else rule.first
         last = _FAR if rule.last is None else rule.last
         scale, cap = rule.scale / (rule.cap or form.unit), rule.cap / form.unit
-        found = [q, k, v, 0 if bias is None else bias, row, column, scale, first, last, k.shape[-2], cap]
+        found = [
+            q,
+            k,
+            v,
+            0 if bias is None else bias,
+            row,
+            column,
+            scale,
+            first,
+            last,
+            need(op.inputs[1]).shape[-2],
+            cap,
+        ]
         if not rule.ratio:
             return [*found, 0, 0, 0, 1.0]
         step = ins[len(op.inputs) - 1].reshape(1)
         return [*found, signed(rule.seed), step, _threshold(rule.ratio) << 8, 1 / (1 - rule.ratio)]
 
     def heads(self, op: Operator) -> np.ndarray:
-        """[heads, 8]: element offsets of each head's q, k, v, bias, y, log-sum-exp and gradient of the bias; the number
-        of its first query among those of all weights."""
+        """[heads, columns]: element offsets of each head's operands; the number of its first query among those of all
+        weights (`forward.COLUMNS`)."""
+        op, beside = plain_operator(op)
         q, k, v, bias = (None if x is None else x.type.shape for x in (*op.inputs, None)[:4])
         assert q is not None and k is not None and v is not None
         lead, (t, d), (s, e) = q[:-2], q[-2:], v[-2:]
@@ -121,8 +139,11 @@ class Attention(Family):
         if bias is not None:
             full = (1,) * (2 - len(bias)) + bias
             biases = offsets(full[:-2], lead, full[-2] * full[-1])
-        columns = [offsets(q[:-2], lead, t * d), offsets(k[:-2], lead, s * d), offsets(v[:-2], lead, s * e), biases]
-        return np.stack([*columns, offsets(lead, lead, t * e), offsets(lead, lead, t), biases, self.numbers(op)], 1)
+        found = {"bias": biases, "dbias": biases, "lse": offsets(lead, lead, t), "number": self.numbers(op)}
+        sizes = {"q": (lead, t, d), "k": (k[:-2], s, d), "v": (v[:-2], s, e), "y": (lead, t, e)}
+        for name, (own, rows, n) in {**sizes, **{f"d{name}": x for name, x in sizes.items()}}.items():
+            found[name] = offsets(own, lead, n, rows, beside.get(name, 1))
+        return np.stack([found[name] for name in COLUMNS], 1)
 
     def numbers(self, op: Operator) -> np.ndarray:
         """[heads]: the number of each head's first query among those of all weights, of which these may be a part."""
@@ -137,7 +158,7 @@ class Attention(Family):
         return (found * whole[-1] + start[-1]).reshape(-1)
 
 
-@family("TiledAttention")
+@family("TiledAttention", "HeadsLastTiledAttention")
 class Forward(Attention):
     """(q, k, v, bias?) → y, log-sum-exp?"""
 
@@ -145,7 +166,7 @@ class Forward(Attention):
         return (TensorType("f32", (native.threads(), forward.room(self.form(op)))),)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        table, parts = self.heads(op), panels(ins[0].shape[-2])
+        table, parts = self.heads(op), panels(need(plain_operator(op)[0].inputs[0]).shape[-2])
         items = len(table) * len(parts)
         pieces = min(native.threads(), items)
         words = [*self.words(op, ins), outs[0], 0 if outs[1] is None else outs[1]]
@@ -163,7 +184,7 @@ def add_up(parts, total, begin, end):
         total[j] = x
 
 
-@family("TiledAttentionGrad")
+@family("TiledAttentionGrad", "HeadsLastTiledAttentionGrad")
 class Gradient(Attention):
     """(q, k, v, bias?, y, log-sum-exp, dy) → dq, dk, dv, dbias?"""
 
@@ -175,12 +196,13 @@ class Gradient(Attention):
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call for each wave; before them what clears the bias's gradient, behind them what adds its parts up."""
-        rule = op.of(TiledAttentionGrad)
+        plain, _ = plain_operator(op)
+        rule = plain.of(TiledAttentionGrad)
         bias, parts, items = self.wanted(op), self.parts(op), self.items(op)
-        heads, table = self.heads(op), panels(ins[0].shape[-2])
+        heads, table = self.heads(op), panels(need(plain.inputs[0]).shape[-2])
         target = scratch[1] if parts else outs[3]
         if bias is not None and parts:
-            heads[:, 6] += items.part(parts) * math.prod(bias)
+            heads[:, COLUMNS.index("dbias")] += items.part(parts) * math.prod(bias)
         words = [*self.words(op, ins), *ins[4:7], *outs[:3], 0 if bias is None else target, rule.scale, heads, table]
         code = native.compile_ir(backward.kernel(self.form(op), bias is not None))
         calls = [] if bias is None else [filling(target, 0)]
@@ -198,6 +220,7 @@ class Gradient(Attention):
 
     def items(self, op: Operator) -> Items:
         """The work."""
+        op, _ = plain_operator(op)
         rule = op.of(TiledAttentionGrad)
         q, k = (x.shape for x in op.inputs[:2] if x is not None)
         return Items(q[:-2], k[:-2], self.wanted(op), q[-2], k[-2], rule.columns)

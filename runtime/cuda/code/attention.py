@@ -12,7 +12,7 @@ import functools
 from dataclasses import dataclass
 
 from ..device.kernel import C_TYPES, Kernel
-from .attention_text import COMMON, DELTA, KERNELS
+from .attention_text import COMMON, DELTA, HEADS, KERNELS
 from .philox import PHILOX
 from .warp_products import WAYS, warp_products
 
@@ -22,6 +22,10 @@ ROWS, THREADS, AXES = 64, 128, 6
 SHARED = 48 << 10
 
 
+#: operands of which the matrices may lie beside each other, of both passes
+MATRICES = ("q", "k", "v", "y", "dy", "dq", "dk", "dv")
+
+
 class Axes(ctypes.Structure):
     """A number's digits, the last of them fastest, and what each digit counts."""
 
@@ -29,12 +33,17 @@ class Axes(ctypes.Structure):
 
 
 class Problem(ctypes.Structure):
-    """Sizes, window, and where matrices are; `keys`, `biases`: of a matrix of queries; `own`, `sharing`: matrices of
-    queries of one of keys, or of one of biases.  Dropout: the number of a matrix's first weight is `start` and what
-    `numbers` counts; weights whose number's bits are below `threshold` are 0, the others times `kept`."""
+    """Sizes, window, and where matrices are.
+
+    `q` to `dv`: how many of an operand's matrices lie beside each other; `keys`, `biases`: of a matrix of queries;
+    `own`, `sharing`: matrices of queries of one of keys, or of one of biases.  Dropout: the number of a matrix's first
+    weight is `start` and what `numbers` counts; weights whose number's bits are below `threshold` are 0, the others
+    times `kept`.
+    """
 
     _fields_ = (
         *((n, ctypes.c_int) for n in ("t", "s", "d", "e", "first", "last")),
+        *((n, ctypes.c_int) for n in MATRICES),
         *((n, ctypes.c_longlong) for n in ("bias_row", "bias_column")),
         *((n, ctypes.c_double) for n in ("scale", "cap", "kept")),
         *((n, ctypes.c_ulonglong) for n in ("seed", "start")),
@@ -95,7 +104,7 @@ def kernel(name: str, tiles: Tiles) -> Kernel:
     parameters, body = KERNELS[name]
     numbers = ", ".join(f"{n} = {x}" for n, x in tiles.numbers.items())
     before = f"{warp_products(tiles.way)}typedef {C_TYPES[tiles.bias] if tiles.bias else 'S'} B;\n"
-    before += f"enum {{ {numbers}, ROUNDED = {int(tiles.way == 'tf32')} }};{PHILOX}{COMMON}"
+    before += f"enum {{ {numbers}, ROUNDED = {int(tiles.way == 'tf32')} }};{PHILOX}{HEADS}{COMMON}"
     words = (tiles.way, str(tiles.chunks), str(tiles.pack), tiles.bias, "cap" * tiles.caps, "drop" * tiles.drops)
     title = "_".join(["attention", name, *(w for w in words if w)])
     return Kernel(title, f"{parameters}, Problem p", body, before, threads=THREADS)
@@ -103,7 +112,8 @@ def kernel(name: str, tiles: Tiles) -> Kernel:
 
 @functools.cache
 def delta(dtype: str) -> Kernel:
-    """The sum of y · dy over each row of n elements, a warp a row."""
+    """The sum of y · dy over each row of n elements, of matrices of t rows, a warp a row."""
     way = WAYS[dtype]
-    before = f"typedef {way.stored} S;\ntypedef {way.added} A;\n"
-    return Kernel(f"attention_delta_{dtype}", "const S* y, const S* dy, A* delta, long long rows, int n", DELTA, before)
+    before = f"typedef {way.stored} S;\ntypedef {way.added} A;\n{HEADS}"
+    parameters = "const S* y, const S* dy, A* delta, long long rows, int t, int n, int of_y, int of_dy"
+    return Kernel(f"attention_delta_{dtype}", parameters, DELTA, before)

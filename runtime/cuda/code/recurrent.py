@@ -1,13 +1,18 @@
-"""Element-wise code of a step of a recurrent operator, between its products, and of its gradient.
+"""Code of a step of a recurrent operator and of its gradient: what is done with each element, and small products.
 
 A thread has one of the `size` = rows · n elements of a state.  Addresses may be null: no bias, lengths, state, ...
 Rows whose sequence has ended before step t are not `active`: they keep their state, and no gradient flows into their
 gates.
+
+A step's product is a launch before this one, or part of it (`fused`): a block then has a square of SIDE rows and SIDE
+units, each of its warps a part of the terms, of which a thread adds up 2 rows by 4 units, for all gates; at the end a
+thread adds up the warps' sums of one element.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from ..device.kernel import C_TYPES, COMPUTE, Kernel
 
@@ -17,6 +22,76 @@ _HEAD = """    typedef @T T;
     if (i >= size) return;
     const long long row = i / n;
     const int j = (int)(i - row * n);
+    const bool active = !lengths || lengths[row] > t;
+"""
+#: rows, and units, of a block of a step with its product
+SIDE = 16
+#: `acc`: the products of a thread's element, by gate.  GATES results a unit; weights [gates, n, terms] (KEPT: forward)
+#: or [terms, n]; PACK terms or units are read at a time, which does not change the order of sums; rows and units behind
+#: the last are read as the last
+_PRODUCT = """
+template <int GATES, bool KEPT, int PACK, class T, class A>
+DEVICE void multiply(A* acc, const T* x, int apart, int terms, const T* w, int n, int rows)
+{
+    __shared__ A sums[8][GATES][16][17];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int first = (lane >> 2) * 2, left_unit = (lane & 3) * 4;
+    const int row = blockIdx.y * 16 + first, unit = blockIdx.x * 16 + left_unit;
+    A sum[GATES][2][4];
+#pragma unroll
+    for (int g = 0; g < GATES; g++)
+        for (int i = 0; i < 8; i++) sum[g][i / 4][i % 4] = 0;
+    const int share = (terms + 31) / 32 * 4, end = min(terms, (warp + 1) * share);
+    const T* own[2] = {x + (long long)min(row, rows - 1) * apart, x + (long long)min(row + 1, rows - 1) * apart};
+#pragma unroll 2
+    for (int k = warp * share; k < end; k += PACK) {
+        Pack<T, PACK> left[2] = {*(const Pack<T, PACK>*)(own[0] + k), *(const Pack<T, PACK>*)(own[1] + k)};
+        if (KEPT) {
+#pragma unroll
+            for (int g = 0; g < GATES; g++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const T* line = w + ((long long)g * n + min(unit + j, n - 1)) * terms;
+                    const auto right = *(const Pack<T, PACK>*)(line + k);
+#pragma unroll
+                    for (int p = 0; p < PACK; p++)
+                        for (int i = 0; i < 2; i++)
+                            sum[g][i][j] = fma_of((A)widen(left[i].of[p]), (A)widen(right.of[p]), sum[g][i][j]);
+                }
+        } else {
+#pragma unroll
+            for (int p = 0; p < PACK; p++) {
+                const T* line = w + (long long)(k + p) * n;
+#pragma unroll
+                for (int j = 0; j < 4; j += PACK) {
+                    const auto right = *(const Pack<T, PACK>*)(line + min(unit + j, n - PACK));
+#pragma unroll
+                    for (int o = 0; o < PACK; o++)
+                        for (int i = 0; i < 2; i++)
+                            sum[0][i][j + o] = fma_of((A)widen(left[i].of[p]), (A)widen(right.of[o]), sum[0][i][j + o]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int g = 0; g < GATES; g++)
+        for (int i = 0; i < 8; i++) sums[warp][g][first + i / 4][left_unit + i % 4] = sum[g][i / 4][i % 4];
+    __syncthreads();
+#pragma unroll
+    for (int g = 0; g < GATES; g++) {
+        acc[g] = sums[0][g][threadIdx.x / 16][threadIdx.x % 16];
+        for (int v = 1; v < 8; v++) acc[g] += sums[v][g][threadIdx.x / 16][threadIdx.x % 16];
+    }
+}
+"""
+_FUSED_HEAD = """    typedef @T T;
+    typedef @A A;
+    A acc[@GATES] = {};
+    if (@X) multiply<@GATES, @KEPT, @PACK>(acc, @X, @APART, @TERMS, weights, n, (int)(size / n));
+    const long long row = (long long)blockIdx.y * 16 + threadIdx.x / 16;
+    const int j = blockIdx.x * 16 + threadIdx.x % 16;
+    if (row * n >= size || j >= n) return;
+    const long long i = row * n + j;
     const bool active = !lengths || lengths[row] > t;
 """
 _SIGMOID = "template <class A> DEVICE A logistic(A x) { return 1 / (1 + exp_of(-x)); }"
@@ -29,7 +104,7 @@ _LSTM = """    T* g = gates + row * 4 * n + j;
     const A c = cell ? (A)widen(cell[i]) : 0;
     A v[4];
     for (int k = 0; k < 4; k++)
-        v[k] = widen(g[k * n]) + (bias ? (A)widen(bias[k * n + j]) + (A)widen(bias[(4 + k) * n + j]) : 0);
+        v[k] = widen(g[k * n]) @ADD[k] + (bias ? (A)widen(bias[k * n + j]) + (A)widen(bias[(4 + k) * n + j]) : 0);
     if (peepholes) {
         v[0] += c * widen(peepholes[j]);
         v[2] += c * widen(peepholes[2 * n + j]);
@@ -43,19 +118,19 @@ _LSTM = """    T* g = gates + row * 4 * n + j;
     new_cell[i] = narrow<T>(active ? made : c);
     const A next = v[1] * tanh_of(made);
 """
-_RNN = """    const A v = widen(gates[i]) + (bias ? (A)widen(bias[j]) + (A)widen(bias[n + j]) : 0);
+_RNN = """    const A v = widen(gates[i]) @ADD[0] + (bias ? (A)widen(bias[j]) + (A)widen(bias[n + j]) : 0);
     const A next = @F;
 """
 #: update, reset, new; `linear`: the reset gate's factor is the product h rᵀ + b, else it has been applied before
 _GRU = """    T* g = gates + row * 3 * n + j;
-    const T* q = product + row * 3 * n + j;
-    A v[3];
-    for (int k = 0; k < 3; k++) v[k] = widen(g[k * n]) + (bias ? (A)widen(bias[k * n + j]) : 0);
-    const A z = linear ? logistic(v[0] + (before ? (A)widen(q[0]) : 0) + (bias ? (A)widen(bias[3 * n + j]) : 0))
-                       : (A)widen(g[0]);
-    const A r = linear ? logistic(v[1] + (before ? (A)widen(q[n]) : 0) + (bias ? (A)widen(bias[4 * n + j]) : 0))
-                       : (A)widen(g[n]);
-    const A inner = (before ? (A)widen(q[2 * n]) : 0) + (bias ? (A)widen(bias[5 * n + j]) : 0);
+    A v[3], q[3];
+    for (int k = 0; k < 3; k++) {
+        v[k] = widen(g[k * n]) + (bias ? (A)widen(bias[k * n + j]) : 0);
+        q[k] = @Q;
+    }
+    const A z = linear ? logistic(v[0] + q[0] + (bias ? (A)widen(bias[3 * n + j]) : 0)) : (A)widen(g[0]);
+    const A r = linear ? logistic(v[1] + q[1] + (bias ? (A)widen(bias[4 * n + j]) : 0)) : (A)widen(g[n]);
+    const A inner = q[2] + (bias ? (A)widen(bias[5 * n + j]) : 0);
     const A made = tanh_of(v[2] + (linear ? r * inner : inner));
     if (kept) {
         T* k = kept + row * (linear ? 4 : 3) * n + j;
@@ -79,7 +154,10 @@ _GRU_OPEN = """    T* g = gates + row * 3 * n + j;
 
 # -- back: dh (and dc) are gradients of the state behind the step, and become what flows past its products ------------
 
-_BACK = "    const A e = dh[i] + (dy && active ? (A)widen(dy[i]) : 0);\n"
+_BACK = """    const A down = dh[i] @ADD[0];
+    @KEEP
+    const A e = down + (dy && active ? (A)widen(dy[i]) : 0);
+"""
 _LSTM_BACK = """    T* g = dg + row * 4 * n + j;
     const T* a = gates + row * 4 * n + j;
     if (!active) {
@@ -145,6 +223,8 @@ _TEXTS = {
     "gru_back_new": ("const T* kept, const T* before, const T* dy, A* dh, T* dg", _BACK + _GRU_BACK_NEW),
     "gru_back_reset": ("const T* kept, const T* before, const A* v, A* dh, T* dg", _GRU_BACK_RESET),
 }  # fmt: skip
+#: results of a unit's products, forward
+GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 #: the simple network's activations, and their slopes from their results
 _ACTIVATIONS = {
     "Tanh": ("tanh_of(v)", "1 - v * v"), "Relu": ("larger(v, (A)0)", "v > 0 ? 1 : 0"),
@@ -155,12 +235,43 @@ _ACTIVATIONS = {
 @functools.cache
 def step(name: str, dtype: str, lengths: str, activation: str = "") -> Kernel:
     """One of the texts: its own parameters, then (lengths, t, n, size); `lengths`: their element type."""
+    fill = {"@ADD[k]": "", "@ADD[0]": "", "@KEEP": "", "@Q": "before ? (A)widen(product[row * 3 * n + j + k * n]) : 0"}
+    return _kernel(name, name, dtype, lengths, activation, (_HEAD, "", "", fill))
+
+
+@functools.cache
+def fused_step(name: str, dtype: str, lengths: str, activation: str, pack: int) -> Kernel:
+    """A step with its product: own parameters, (weights), backward (next, apart, terms), then as `step`'s.
+
+    Forward: the product of the state before and weights [gates · n, n].  Backward: that of the gates' gradients of the
+    step after, `terms` columns of rows that are `apart` elements apart, and weights [terms, n].  `pack`: 4, or 1 where
+    the sizes are no multiples of 4 or operands begin between multiples of 4 elements.
+    """
+    forward = not name.endswith("_back")
+    fill = {"@ADD[k]": "+ acc[k]", "@ADD[0]": "+ acc[0]", "@KEEP": "if (!active) dh[i] = down;", "@Q": "acc[k]"}
+    fill |= (
+        {"@X": "before", "@APART": "n", "@TERMS": "n"}
+        if forward
+        else {"@X": "next", "@APART": "apart", "@TERMS": "terms"}
+    )
+    fill |= {"@GATES": str(GATES[name] if forward else 1), "@KEPT": str(forward).lower(), "@PACK": str(pack)}
+    more = "const T* weights, " if forward else "const T* weights, const T* next, int apart, int terms, "
+    return _kernel(name, f"{name}_step{pack}", dtype, lengths, activation, (_FUSED_HEAD, _PRODUCT, more, fill))
+
+
+def _kernel(
+    name: str, title: str, dtype: str, lengths: str, activation: str, made: tuple[str, str, str, Any]
+) -> Kernel:
+    head, before, more, fill = made
     own, body = _TEXTS[name]
-    text = (_HEAD + body).replace("@T", C_TYPES[dtype]).replace("@A", COMPUTE[dtype])
-    text = text.replace("@F", _ACTIVATIONS[activation][0]).replace("@SLOPE", _ACTIVATIONS[activation][1])
-    own = own.replace("T*", f"{C_TYPES[dtype]}*").replace("A*", f"{COMPUTE[dtype]}*")
-    parameters = f"{own}, const {C_TYPES[lengths]}* lengths, int t, int n, long long size"
-    return Kernel(f"{name}{activation.lower()}_{dtype}", parameters, text, _SIGMOID)
+    text, parameters = head + body, f"{own}, {more}"
+    fill = {**fill, "@T": C_TYPES[dtype], "@A": COMPUTE[dtype]}
+    fill |= {"@F": _ACTIVATIONS[activation][0], "@SLOPE": _ACTIVATIONS[activation][1]}
+    for mark in sorted(fill, key=len, reverse=True):
+        text = text.replace(mark, fill[mark])
+    parameters = parameters.replace("T*", f"{C_TYPES[dtype]}*").replace("A*", f"{COMPUTE[dtype]}*")
+    parameters += f"const {C_TYPES[lengths]}* lengths, int t, int n, long long size"
+    return Kernel(f"{title}{activation.lower()}_{dtype}", parameters, text, before + _SIGMOID)
 
 
 @functools.cache

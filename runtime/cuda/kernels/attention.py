@@ -6,6 +6,7 @@ heads that share them, and the bias's, where it is wanted, by what one of its nu
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.types import TensorType
+from ....ops.attention.heads_last import plain_operator
+from ....ops.attention.shared import Tiled
 from ....ops.tiles import wide
-from ..code.attention import AXES, ROWS, Axes, Problem, Tiles, chunk, delta, kernel
-from ..device.kernel import Buffer, Call, Kernel
+from ..code.attention import AXES, MATRICES, ROWS, Axes, Problem, Tiles, chunk, delta, kernel
+from ..device.kernel import Buffer, Call
 from ..families import Buffers, Family, family
 
 if TYPE_CHECKING:
@@ -57,15 +60,27 @@ def _steps(sizes: Sequence[int], unit: int = 1) -> list[int]:
 
 
 class _Bound:
-    """An operator's buffers, and what its launches have in common."""
+    """An operator's buffers, of the plain operator's shapes, and what its launches have in common.
 
-    def __init__(self, op: Any, way: str, q: Buffer, k: Buffer, v: Buffer, bias: Buffer | None, step: Any) -> None:
-        self.op, self.way, self.q, self.k, self.v, self.bias, self.step = op, way, q, k, v, bias, step
+    `heads`: how many matrices lie beside each other, by the operand's name.
+    """
+
+    def __init__(self, op: Operator, way: str, ins: Buffers, outs: Buffers) -> None:
+        plain, beside = plain_operator(op)
+        self.op, self.way, self.heads = plain.of(Tiled), way, dict.fromkeys(MATRICES, 1) | beside
+        self.ins, self.outs = (
+            [x if x is None or v is None else x.at(0, v.shape) for x, v in itertools.zip_longest(given, own)]
+            for given, own in ((ins, plain.inputs), (outs, plain.outputs))
+        )
+        q, k, v, self.bias = self.ins[:4]
+        assert q is not None and k is not None and v is not None
+        self.q, self.k, self.v, self.step = q, k, v, self.ins[len(op.inputs) - 1] if self.op.ratio else None
         self.lead = _lead(q.type, len(q.shape))
         self.t, self.s, self.d, self.e = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
         self.matrices = math.prod(self.lead)
-        low = -self.t if op.first is None else max(op.first, -self.t)
-        high = self.s if op.last is None else min(op.last, self.s)
+        first, last = self.op.first, self.op.last
+        low = -self.t if first is None else max(first, -self.t)
+        high = self.s if last is None else min(last, self.s)
         self.window = (min(low, self.s), max(high, -self.t))
 
     def problem(self, of: Buffer | None = None) -> Problem:
@@ -84,7 +99,7 @@ class _Bound:
         sizes = (self.t, self.s, self.d, self.e, *self.window)
         start, threshold, numbers = self._dropout()
         options = (self.op.scale, self.op.cap, 1 / (1 - self.op.ratio), self.op.seed, start, threshold)
-        return Problem(*sizes, row, column, *options, keys, biases, *parts, numbers)
+        return Problem(*sizes, *self.heads.values(), row, column, *options, keys, biases, *parts, numbers)
 
     def _dropout(self) -> tuple[int, int, Axes]:
         """The number of the first weight, the least bits that are kept, and what a matrix's number counts."""
@@ -112,6 +127,7 @@ class _Bound:
 
 def _accepts(op: Operator, way: str) -> bool:
     """Floats of one type but for the bias, none of them empty, and no more than the kernels know."""
+    op, _ = plain_operator(op)
     q, k, v, bias = (None if x is None else x.type for x in (*op.inputs, None)[:4])
     assert q is not None and k is not None and v is not None
     if q.dtype != ("f32" if way == "tf32" else q.dtype) or q.dtype not in _FLOATS or not _known(op.op):
@@ -134,7 +150,7 @@ def _way(op: Operator, *, tf32: bool) -> str:
     return "tf32" if tf32 and dtype == "f32" else dtype
 
 
-@family("TiledAttention")
+@family("TiledAttention", "HeadsLastTiledAttention")
 class Attention(Family):
     """(q, k, v, bias?, step?) → y, lse.  `tf32`: float32 factors may be rounded to TF32."""
 
@@ -145,16 +161,13 @@ class Attention(Family):
         return _accepts(op, _way(op, tf32=self.tf32))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        q, k, v, bias, step = ins[:5]
-        y, lse = outs[:2]
-        assert q is not None and k is not None and v is not None and y is not None
-        b = _Bound(op.op, _way(op, tf32=self.tf32), q, k, v, bias, step)
-        most = _REGISTERS // 2 if q.dtype == "f64" else _REGISTERS
-        tiles = b.tiles(b.e, most, (q, k, v))
-        return [b.over_strips("forward", tiles, b.matrices * -(-b.t // ROWS), y, lse, b.problem())]
+        b = _Bound(op, _way(op, tf32=self.tf32), ins, outs)
+        most = _REGISTERS // 2 if b.q.dtype == "f64" else _REGISTERS
+        tiles = b.tiles(b.e, most, (b.q, b.k, b.v))
+        return [b.over_strips("forward", tiles, b.matrices * -(-b.t // ROWS), *b.outs[:2], b.problem())]
 
 
-@family("TiledAttentionGrad")
+@family("TiledAttentionGrad", "HeadsLastTiledAttentionGrad")
 class AttentionGradient(Family):
     """(q, k, v, bias?, y, lse, dy, step?) → dq, dk, dv, dbias?."""
 
@@ -168,16 +181,18 @@ class AttentionGradient(Family):
         return _accepts(op, way) and lse is not None and lse.dtype == wide(op.inputs[0].dtype)  # type: ignore[union-attr]
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        q: Any = op.inputs[0]
+        q: Any = plain_operator(op)[0].inputs[0]
         return (TensorType(wide(q.dtype), q.shape[:-1]),)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Three launches, and one for the bias."""
-        q, k, v, bias, y, lse, dy, step = ins[:8]
-        dq, dk, dv, dbias = outs[:4]
+        b = _Bound(op, _way(op, tf32=self.tf32), ins, outs)
+        q, k, v, bias, y, lse, dy = b.ins[:7]
+        dq, dk, dv, dbias = (*b.outs, None)[:4]
         assert q is not None and k is not None and v is not None and y is not None and dy is not None
-        b = _Bound(op.op, _way(op, tf32=self.tf32), q, k, v, bias, step)
-        calls: list[Call] = [_deltas(delta(q.dtype), y, dy, scratch[0])]
+        heads = (b.t, b.e, b.heads["y"], b.heads["dy"])
+        deltas = delta(q.dtype).blocks(-(-scratch[0].size // 8), args=(y, dy, scratch[0], scratch[0].size, *heads))
+        calls: list[Call] = [deltas]
         down, most = (lse, scratch[0], dy), _REGISTERS // 2 if q.dtype == "f64" else _REGISTERS
         used = (q, k, v, dy)
         by_query, by_key = b.tiles(b.d, most, used), b.tiles(max(b.d, b.e), most // 2, used)
@@ -188,10 +203,6 @@ class AttentionGradient(Family):
         if bias is not None and dbias is not None:
             calls.append(_of_bias(b, b.tiles(1, 64, used)[0], down, bias, dbias))
         return calls
-
-
-def _deltas(k: Kernel, y: Buffer, dy: Buffer, out: Buffer) -> Call:
-    return k.blocks(-(-out.size // 8), args=(y, dy, out, out.size, y.shape[-1]))
 
 
 def _of_bias(b: _Bound, tiles: Tiles, down: Sequence[Buffer | None], bias: Buffer, dbias: Buffer) -> Call:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ....errors import JobError
 from ....language.text import show_operator
 from ....language.types import TensorType
+from ....ops.attention.heads_last import plain_operator
 from ..device import cudnn
 from ..device.kernel import Buffer, Call, Library
 from ..families import Buffers
@@ -29,12 +30,18 @@ if TYPE_CHECKING:
 WORKSPACE = 512 << 20
 #: attributes that count here; the others must be as in attention without them (numbers of dropout, where there is none)
 _KNOWN = ("scale", "first", "last", "seed", "rows", "at")
-_FORWARD, _GRADIENT = "TiledAttention", "TiledAttentionGrad"
+_FORWARD, _GRADIENT = (
+    ("TiledAttention", "HeadsLastTiledAttention"),
+    ("TiledAttentionGrad", "HeadsLastTiledAttentionGrad"),
+)
 
 
 @dataclass(frozen=True)
 class Heads:
-    """What is asked: `heads` of queries for each of `shared` heads of keys and values, `t` queries, `s` keys."""
+    """What is asked: `heads` of queries for each of `shared` heads of keys and values, `t` queries, `s` keys.
+
+    `last`: the tensors that are [batch, queries or keys, heads, size].
+    """
 
     batch: int
     heads: int
@@ -48,13 +55,15 @@ class Heads:
     dtype: str
     bias: tuple[int, ...] = ()
     of_bias: str = ""
+    last: tuple[str, ...] = ()
 
 
 def heads_of(op: Operator) -> Heads | None:
     """The operator in cuDNN's words; None where it does something else."""
+    op, beside = plain_operator(op)
+    rule: Any = op.op
     q, k, v, bias = (None if x is None else x.type for x in (*op.inputs, None)[:4])
     assert q is not None and k is not None and v is not None
-    rule: Any = op.op
     others = {n: x for n, x in rule.attributes().items() if n not in _KNOWN}
     if any(others.values()) or q.dtype not in ("f16", "bf16") or rule.first is not None:
         return None
@@ -66,14 +75,16 @@ def heads_of(op: Operator) -> Heads | None:
         return None
     batch = lead[0] if same and len(lead) > 1 else 1
     sizes = math.prod(lead) // batch, math.prod(shared) // batch
-    added: tuple[Any, ...] = ()
+    added: tuple[tuple[int, ...], str] = ((), "")
     if bias is not None:
         shape = (1,) * (len(q.shape) - len(bias.shape)) + bias.shape
         if len(shape) != 4 or batch != lead[0] or shape[3] != k.shape[-2] or bias.dtype not in cudnn.FLOATS:
             return None
         added = (shape, bias.dtype)
     words = (q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
-    return Heads(batch, *sizes, *words, rule.last == 0, rule.scale, q.dtype, *added)
+    if beside and (len(lead) != 2 or batch != lead[0]):
+        return None
+    return Heads(batch, *sizes, *words, rule.last == 0, rule.scale, q.dtype, *added, tuple(beside))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -91,8 +102,47 @@ def plan(h: Heads, device: int, *, gradient: bool) -> Any:
         return f"{type(e).__name__}: {e}"
 
 
-def _tensor(graph: Any, name: str, dim: Sequence[int], dtype: str) -> Any:
-    return _aligned(graph.tensor(name=name, dim=list(dim), stride=_strides(dim), data_type=cudnn.kind(dtype)), dtype)
+def _strides(dim: Sequence[int], *, last: bool = False) -> list[int]:
+    """Of a tensor in the order of its axes; `last`: of one whose second and third axes are swapped in memory."""
+    found = [math.prod(dim[i + 1 :]) for i in range(len(dim))]
+    return [found[0], dim[3], dim[1] * dim[3], 1] if last else found
+
+
+class _Tensors:
+    """A graph's tensors."""
+
+    def __init__(self, graph: Any, h: Heads) -> None:
+        self.graph, self.h = graph, h
+        of_q, of_k = (h.batch, h.heads, h.t), (h.batch, h.shared, h.s)
+        self.sizes = {"q": (*of_q, h.d), "k": (*of_k, h.d), "v": (*of_k, h.e), "y": (*of_q, h.e), "lse": (*of_q, 1)}
+        self.sizes |= {f"d{n}": self.sizes[n] for n in "qkvy"}
+
+    def _layout(self, name: str) -> tuple[list[int], list[int], str]:
+        dim = self.sizes[name]
+        dtype = "f32" if name == "lse" else self.h.dtype
+        return list(dim), _strides(dim, last=name in self.h.last), dtype
+
+    def given(self, name: str) -> Any:
+        """One that the graph reads."""
+        dim, stride, dtype = self._layout(name)
+        return _aligned(self.graph.tensor(name=name, dim=dim, stride=stride, data_type=cudnn.kind(dtype)), dtype)
+
+    def made(self, name: str, tensor: Any) -> Any:
+        """A result with its layout."""
+        dim, stride, dtype = self._layout(name)
+        tensor.set_output(True).set_dim(dim).set_stride(stride)
+        tensor.set_data_type(cudnn.kind(dtype))
+        return _aligned(tensor, dtype)
+
+    def bias(self) -> dict[str, Any]:
+        """The bias as an option; a part of one may begin at any element."""
+        h = self.h
+        if not h.bias:
+            return {}
+        kind = cudnn.kind(h.of_bias)
+        made = self.graph.tensor(name="bias", dim=list(h.bias), stride=_strides(h.bias), data_type=kind)
+        made.set_alignment(4 if h.of_bias == "f32" else 2)
+        return {"bias": made}
 
 
 def _aligned(tensor: Any, dtype: str) -> Any:
@@ -101,72 +151,38 @@ def _aligned(tensor: Any, dtype: str) -> Any:
     return tensor
 
 
-def _bias(graph: Any, h: Heads) -> dict[str, Any]:
-    """The bias as an option; a part of one may begin at any element."""
-    if not h.bias:
-        return {}
-    made = graph.tensor(name="bias", dim=list(h.bias), stride=_strides(h.bias), data_type=cudnn.kind(h.of_bias))
-    made.set_alignment(4 if h.of_bias == "f32" else 2)
-    return {"bias": made}
-
-
-def _strides(dim: Sequence[int]) -> list[int]:
-    return [math.prod(dim[i + 1 :]) for i in range(len(dim))]
-
-
-def _made(tensor: Any, dim: Sequence[int], dtype: str) -> Any:
-    """A result with its layout."""
-    tensor.set_output(True).set_dim(list(dim)).set_stride(_strides(dim))
-    tensor.set_data_type(cudnn.kind(dtype))
-    return _aligned(tensor, dtype)
-
-
-def _dims(h: Heads) -> dict[str, tuple[int, ...]]:
-    of_q, of_k = (h.batch, h.heads, h.t), (h.batch, h.shared, h.s)
-    return {"q": (*of_q, h.d), "k": (*of_k, h.d), "v": (*of_k, h.e), "y": (*of_q, h.e), "lse": (*of_q, 1)}
-
-
 def _forward(graph: Any, h: Heads) -> list[Any]:
-    dims = _dims(h)
-    q, k, v = (_tensor(graph, n, dims[n], h.dtype) for n in "qkv")
-    bias = _bias(graph, h)
+    tensors = _Tensors(graph, h)
+    q, k, v = map(tensors.given, "qkv")
+    bias = tensors.bias()
     options = {"attn_scale": h.scale, "use_causal_mask": h.causal, "name": "attention", **bias}
     try:
         y, lse = graph.sdpa(q=q, k=k, v=v, generate_stats=True, **options)
     except TypeError:  # frontends before 1.13
         y, lse = graph.sdpa(q=q, k=k, v=v, is_inference=False, **options)
-    return [q, k, v, *bias.values(), _made(y, dims["y"], h.dtype), _made(lse, dims["lse"], "f32")]
+    return [q, k, v, *bias.values(), tensors.made("y", y), tensors.made("lse", lse)]
 
 
 def _backward(graph: Any, h: Heads) -> list[Any]:
-    dims = _dims(h)
-    q, k, v, y, dy = (_tensor(graph, n, dims[n[-1]], h.dtype) for n in ("q", "k", "v", "y", "dy"))
-    lse = _tensor(graph, "lse", dims["lse"], "f32")
-    bias = _bias(graph, h)
+    tensors = _Tensors(graph, h)
+    q, k, v, y, dy, lse = map(tensors.given, ("q", "k", "v", "y", "dy", "lse"))
+    bias = tensors.bias()
     options = {"attn_scale": h.scale, "use_causal_mask": h.causal, "use_deterministic_algorithm": True, **bias}
     made = graph.sdpa_backward(q=q, k=k, v=v, o=y, dO=dy, stats=lse, name="attention", **options)
-    return [
-        q,
-        k,
-        v,
-        *bias.values(),
-        y,
-        dy,
-        lse,
-        *(_made(t, dims[n], h.dtype) for t, n in zip(made, "qkv", strict=True)),
-    ]
+    results = [tensors.made(n, t) for n, t in zip(("dq", "dk", "dv"), made, strict=True)]
+    return [q, k, v, *bias.values(), y, dy, lse, *results]
 
 
 class Attention:
-    """TiledAttention and TiledAttentionGrad where cuDNN has a plan."""
+    """TiledAttention, TiledAttentionGrad and their forms with heads last, where cuDNN has a plan."""
 
     def knows(self, op: Operator) -> bool:
-        """Whether it is one of the two."""
-        return op.op.name in (_FORWARD, _GRADIENT)
+        """Whether it is one of them."""
+        return op.op.name in (*_FORWARD, *_GRADIENT)
 
     def _plan(self, op: Operator) -> Any:
         """The plan, or None."""
-        h, gradient = heads_of(op), op.op.name == _GRADIENT
+        h, gradient = heads_of(op), op.op.name in _GRADIENT
         if h is None or (gradient and any(v is None for v in (*op.inputs[4:7], *op.outputs[:3]))):
             return None
         if any(v is not None for v in op.outputs[3:]):  # the bias's gradient
@@ -181,13 +197,15 @@ class Attention:
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """The plan's workspace, and the log-sum-exp where nobody wants it: other plans have other bits."""
         q: Any = op.inputs[0]
-        lse = () if op.op.name == _GRADIENT or _wants_lse(op.outputs) else (TensorType("f32", q.shape[:-1]),)
+        lse = (
+            () if op.op.name in _GRADIENT or _wants_lse(op.outputs) else (TensorType("f32", (q.size // q.shape[-1],)),)
+        )
         return (TensorType("u8", (self._plan(op).workspace,)), *lse)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """The plan.  JobError for an operand that begins between the multiples of 16 bytes."""
         found = self._plan(op)
-        if op.op.name == _GRADIENT:
+        if op.op.name in _GRADIENT:
             y, lse, dy = ins[4:7]
             wanted = (*ins[:4], y, dy, lse, *outs[:3])
         else:

@@ -1,8 +1,8 @@
 """LSTM, GRU and the simple recurrent network, and their gradients.
 
-All steps' inputs are one product; each step is one more (two in GRU's older form) and a kernel over its elements.  Back
-the same way; the gradients of weights are products over all steps.  The gradients of states are kept in float32 at
-least.
+All steps' inputs are one product; each step is one more (two in GRU's older form) and a kernel over its elements, or
+one kernel for both where the product is so small that launches take most of the time.  Back the same way; the gradients
+of weights are products over all steps.  The gradients of states are kept in float32 at least.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ....language.ir import Operator
 
 FLOATS = ("f32", "f64", "f16", "bf16")
+#: multiplications and additions of a step's product, up to which it is part of the step's kernel: about what a device
+#: multiplies while it begins two kernels
+_SMALL = 1 << 27
 Rooms = dict[str, TensorType]
 
 
@@ -35,6 +38,13 @@ def product(
 
 def _rest(x: Buffer, element: int) -> Buffer:
     return x.at(element, (x.size - element,))
+
+
+def _fused(forward: Recurrent, x: TensorType, *, lengths: bool) -> bool:
+    """Whether products are parts of the steps' kernels: a step reads states that another block may not write yet."""
+    older = forward.name == "GRU" and not getattr(forward, "linear_before_reset", 0)
+    n = forward.hidden_size
+    return x.dtype != "f64" and not older and not lengths and 2 * x.shape[1] * forward.gates * n * n <= _SMALL
 
 
 class _Base(Family):
@@ -72,11 +82,12 @@ class Forward(_Base):
             found["gates"] = x.with_shape((steps, batch, op.op.gates * n))
         if name == "LSTM" and outs[4] is None:
             found["cell"] = x.with_shape((batch, n))
-        if name == "GRU":
+        lengths = len(op.inputs) > 4 and op.inputs[4] is not None
+        if name == "GRU" and not _fused(op.op, x, lengths=lengths):
             found["product"] = x.with_shape((batch, 3 * n))
             if not getattr(op.op, "linear_before_reset", 0):
                 found["room"] = x.with_shape((batch, n))
-        if len(op.inputs) > 4 and op.inputs[4] is not None:
+        if lengths:
             found["h"] = x.with_shape((batch, n))
         return found
 
@@ -94,6 +105,7 @@ class _Direction:
         given = filled(ins, 8)[:8]
         x = need(given[0])
         self.x, self.lengths = x, given[4]
+        self.counts = "i32" if self.lengths is None else self.lengths.dtype
         self.steps, self.batch, self.features = x.shape
         self.n = op.hidden_size
         self.width = op.gates * self.n
@@ -102,6 +114,7 @@ class _Direction:
         self.kept = [self.part(v) for v in outs[op.onnx_outputs : op.onnx_outputs + 2]]
         self.gates = self.kept[0] if op.name == "LSTM" and self.kept[0] is not None else rooms["gates"]
         self.size = self.batch * self.n
+        self.fused = _fused(op, x.type, lengths=self.lengths is not None)
 
     def part(self, v: Buffer | None) -> Any:
         """This direction's."""
@@ -121,14 +134,20 @@ class _Direction:
 
     def run(self, name: str, *args: Any, t: int, activation: str = "") -> Call:
         """A kernel over the state's elements."""
-        lengths = "i32" if self.lengths is None else self.lengths.dtype
-        kernel: Kernel = text.step(name, self.x.dtype, lengths, activation)
+        kernel: Kernel = text.step(name, self.x.dtype, self.counts, activation)
         return kernel(self.size, *args, self.lengths, t, self.n, self.size)
+
+    def run_fused(self, name: str, args: Sequence[Any], product: tuple[Any, ...], t: int, activation: str = "") -> Call:
+        """A kernel over the state's elements with their product: weights, and backward (next, apart, terms)."""
+        addresses = [b.address for b in (*args, *product) if isinstance(b, Buffer)]
+        even = self.n % 4 == 0 and all(a % (4 * self.x.type.numpy.itemsize) == 0 for a in addresses)
+        kernel = text.fused_step(name, self.x.dtype, self.counts, activation, 4 if even else 1)
+        grid = (-(-self.n // text.SIDE), -(-self.batch // text.SIDE))
+        return kernel.blocks(*grid, args=(*args, *product, self.lengths, t, self.n, self.size))
 
     def calls(self) -> list[Call]:
         """The inputs' part of all gates, then the steps."""
-        rows = self.steps * self.batch
-        f, width = self.features, self.width
+        rows, f, width = self.steps * self.batch, self.features, self.width
         calls: list[Call] = [product(self.x, self.w, self.gates, (rows, width, f), (f, f, width), tb=True)]
         before, cell, h = self.h0, self.c0, self.rooms.get("h")
         for t in self.op.order(self.d, self.steps):
@@ -140,27 +159,32 @@ class _Direction:
                 calls.append(Copy(target, source))
         return calls
 
-    def _add(self, gates: Buffer, before: Buffer | None) -> list[Call]:
-        """gates += h rᵀ."""
-        n, width = self.n, self.width
-        leads = (n, n, width)
-        return (
-            [] if before is None else [product(before, self.r, gates, (self.batch, width, n), leads, tb=True, add=True)]
-        )
+    def _met_state(self, name: str, args: Sequence[Any], before: Any, t: int, activation: str = "") -> list[Call]:
+        """A step's kernel, with or after gates += h rᵀ."""
+        if self.fused:
+            return [self.run_fused(name, args, (self.r,), t, activation)]
+        n, width, found = self.n, self.width, self.run(name, *args, t=t, activation=activation)
+        if before is None:
+            return [found]
+        return [product(before, self.r, args[0], (self.batch, width, n), (n, n, width), tb=True, add=True), found]
 
     def _lstm(self, t: int, before: Any, cell: Any) -> tuple[list[Call], Any]:
         gates, new = self.step(self.gates, t), self.rooms.get("cell")
         new = self.step(self.kept[1], t) if new is None else new
-        more = self.run("lstm", gates, self.bias, self.p, cell, new, before, self.state(t), self.rooms.get("h"), t=t)
-        return [*self._add(gates, before), more], new
+        args = (gates, self.bias, self.p, cell, new, before, self.state(t), self.rooms.get("h"))
+        return self._met_state("lstm", args, before, t), new
 
     def _rnn(self, t: int, before: Any, cell: Any) -> tuple[list[Call], Any]:
         gates, f = self.step(self.gates, t), self.op.activation  # type: ignore[attr-defined]
-        more = self.run("rnn", gates, self.bias, before, self.state(t), self.rooms.get("h"), t=t, activation=f)
-        return [*self._add(gates, before), more], None
+        args = (gates, self.bias, before, self.state(t), self.rooms.get("h"))
+        return self._met_state("rnn", args, before, t, f), None
 
     def _gru(self, t: int, before: Any, cell: Any) -> tuple[list[Call], Any]:
-        gates, q, n = self.step(self.gates, t), self.rooms["product"], self.n
+        gates, n, kept, h = self.step(self.gates, t), self.n, self.step(self.kept[0], t), self.rooms.get("h")
+        if self.fused:
+            args = (gates, None, self.bias, kept, before, self.state(t), h, 1)
+            return [self.run_fused("gru", args, (self.r,), t)], None
+        q = self.rooms["product"]
         linear = int(bool(self.op.linear_before_reset))  # type: ignore[attr-defined]
         first = 3 * n if linear else 2 * n
         calls: list[Call] = []
@@ -172,8 +196,6 @@ class _Direction:
             if before is not None:
                 new, r = _rest(q, 2 * n), _rest(self.r, 2 * n * n)
                 calls.append(product(room, r, new, (self.batch, n, n), (n, n, 3 * n), tb=True))
-        kept = self.step(self.kept[0], t)
-        h = self.rooms.get("h")
         calls.append(self.run("gru", gates, q, self.bias, kept, before, self.state(t), h, linear, t=t))
         return calls, None
 
@@ -241,6 +263,7 @@ class _Back(_Direction):
         self.dw, self.dr, self.db, self.dh0, self.dc0, self.dp = map(self.part, outs[1:7])
         self.dg, self.dh, self.dc = rooms["dg"], rooms["dh"], rooms.get("dc")
         self.columns = _width(forward)
+        self.fused = _fused(forward, self.x.type, lengths=False)
         self.masked = _masked(forward, ins) and forward.backwards(d)
 
     def calls(self) -> list[Call]:
@@ -251,9 +274,14 @@ class _Back(_Direction):
         if self.masked:
             calls.append(self._shift())
         order = self.op.order(self.d, self.steps)
+        after = None
         for k in range(self.steps - 1, -1, -1):
-            calls += getattr(self, f"_{self.op.name.lower()}_back")(order[k], order[k - 1] if k else None)
+            step = getattr(self, f"_{self.op.name.lower()}_back")
+            calls += step(order[k], order[k - 1] if k else None, after)
+            after = order[k]
         if self.dh0 is not None:
+            if self.fused:
+                calls.append(self._through(*self._meeting(after), self.dh))
             calls += self._copy(self.dh, self.dh0)
         if self.dc0 is not None:
             calls += self._copy(self.dc, self.dc0)
@@ -266,10 +294,8 @@ class _Back(_Direction):
 
     def _shift(self, factor: Buffer | None = None) -> Call:
         """The states before all steps, times one of the kept gates."""
-        lengths = "i32" if self.lengths is None else self.lengths.dtype
-        kernel, room = text.shifting(self.x.dtype, lengths), self.rooms["previous"]
-        width, apart = self.columns, self.op.directions * self.size
-        back = int(self.op.backwards(self.d))
+        kernel, room = text.shifting(self.x.dtype, self.counts), self.rooms["previous"]
+        width, apart, back = self.columns, self.op.directions * self.size, int(self.op.backwards(self.d))
         y = self.y.at(self.d * self.size, (self.y.size - self.d * self.size,))  # type: ignore[union-attr]
         return kernel(
             room.size, y, self.h0, factor, room, self.lengths, back, self.steps, self.n, width, self.size, apart
@@ -288,24 +314,34 @@ class _Back(_Direction):
         """c (+)= dg · r for k of the gates' columns."""
         return product(dg, r, c, (self.batch, self.n, k), (self.columns, self.n, self.n), add=add)
 
-    def _lstm_back(self, t: int, previous: int | None) -> list[Call]:
+    def _stepped(self, name: str, args: Sequence[Any], t: int, after: int | None, activation: str = "") -> list[Call]:
+        """A step's kernel with the product of the step after, or its kernel and its product."""
+        if not self.fused:
+            return [self.run(name, *args, t=t, activation=activation), self._through(*self._meeting(t), self.dh)]
+        following, r, count = self._meeting(after)
+        return [self.run_fused(name, args, (r, following, self.columns, count), t, activation)]
+
+    def _meeting(self, t: int | None) -> tuple[Any, Any, int]:
+        """The gates' gradients of a step that the state has met, r, and how many columns they are."""
+        first = self.n if self.op.name == "GRU" else 0
+        return None if t is None else _rest(self.step(self.dg, t), first), self.r, self.columns - first
+
+    def _lstm_back(self, t: int, previous: int | None, after: int | None) -> list[Call]:
         gates, cells = self.kept[:2]
         before = self.c0 if previous is None else self.step(cells, previous)
         dg, cell = self.step(self.dg, t), self.step(cells, t)
         args = (self.step(gates, t), self.p, before, cell, self._dy(t), self.dh, self.dc, dg)
-        return [self.run("lstm_back", *args, t=t), self._through(dg, self.r, 4 * self.n, self.dh)]
+        return self._stepped("lstm_back", args, t, after)
 
-    def _rnn_back(self, t: int, previous: int | None) -> list[Call]:
+    def _rnn_back(self, t: int, previous: int | None, after: int | None) -> list[Call]:
         dg, f = self.step(self.dg, t), self.op.activation  # type: ignore[attr-defined]
-        first = self.run("rnn_back", self.state(t), self._dy(t), self.dh, dg, t=t, activation=f)
-        return [first, self._through(dg, self.r, self.n, self.dh)]
+        return self._stepped("rnn_back", (self.state(t), self._dy(t), self.dh, dg), t, after, f)
 
-    def _gru_back(self, t: int, previous: int | None) -> list[Call]:
+    def _gru_back(self, t: int, previous: int | None, after: int | None) -> list[Call]:
         n, dg, kept = self.n, self.step(self.dg, t), self.step(self.kept[0], t)
         before, v = self._before(t, previous), self.rooms.get("v")
         if v is None:
-            first = self.run("gru_back", kept, before, self._dy(t), self.dh, dg, t=t)
-            return [first, self._through(_rest(dg, n), self.r, 3 * n, self.dh)]
+            return self._stepped("gru_back", (kept, before, self._dy(t), self.dh, dg), t, after)
         return [
             self.run("gru_back_new", kept, before, self._dy(t), self.dh, dg, t=t),
             self._through(dg, _rest(self.r, 2 * n * n), n, v, add=False),
@@ -369,8 +405,7 @@ class _Back(_Direction):
 
     def _sums(self, x: Buffer, rows: int, columns: int, place: int, factor: Buffer | None = None) -> Call:
         """Parts of sums over rows, from part number `place` on."""
-        sums = self.rooms["sums"]
-        parts = _parts(rows)
+        sums, parts = self.rooms["sums"], _parts(rows)
         kernel = text.column_sums(x.dtype, sums.dtype)
         args = (x, factor, _rest(sums, place * columns), rows, self.columns, columns)
         return kernel.blocks(-(-columns // 32), parts, args=args)
@@ -405,8 +440,7 @@ class _Back(_Direction):
                 calls.append(self._sums(_rest(self.dg, rest + k * n), rows - self.batch, n, 0, seen))
                 parts = _parts(rows - self.batch)
             if not own and self.c0 is not None:
-                x, columns = _rest(self.dg, edge + k * n), -(-n // 32)
-                sums = self.rooms["sums"]
+                x, columns, sums = _rest(self.dg, edge + k * n), -(-n // 32), self.rooms["sums"]
                 args = (x, self.c0, _rest(sums, parts * n), self.batch, self.columns, n)
                 calls.append(text.column_sums(x.dtype, sums.dtype).blocks(columns, 1, args=args))
                 parts += 1

@@ -32,8 +32,8 @@ _RECURRENT: dict[str, Family] = {
     **dict.fromkeys(("LSTMGrad", "GRUGrad", "RNNGrad"), Backward()),
 }
 _WHOLE: dict[str, Family] = {
-    "TiledAttention": Attention(tf32=True),
-    "TiledAttentionGrad": AttentionGradient(tf32=True),
+    **dict.fromkeys(("TiledAttention", "HeadsLastTiledAttention"), Attention(tf32=True)),
+    **dict.fromkeys(("TiledAttentionGrad", "HeadsLastTiledAttentionGrad"), AttentionGradient(tf32=True)),
     "LinearCrossEntropy": HeadLoss(),
     "LinearCrossEntropyGrad": HeadGradient(),
 }
