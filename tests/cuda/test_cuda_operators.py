@@ -12,6 +12,8 @@ from test_extremes import KERNELS_DIFFER, extreme, same
 
 from recompute.ops.loss.scale import InverseIfFinite
 from recompute.ops.optimizer.norm_updates import GlobalNorm
+from recompute.ops.random.draws import Dropout
+from recompute.ops.random.dropout_part import DropoutPart
 from recompute.ops.reduction.running import LinearScan
 from recompute.ops.vision.resize import Resize, ResizeGrad
 from recompute.runtime.cuda.expanded import Expanded, family_of
@@ -94,10 +96,13 @@ def larger() -> list[Case]:
         draw.case(InverseIfFinite(), np.array(8, "f4"), draw("f32[300,70]"), draw("f16[9000]")),
         draw.case(LinearScan(axis=1), draw("f32[3,50,41]"), draw("f32[3,50,41]")),
         draw.case(LinearScan(axis=0, reverse=1), draw("f16[60,7]"), draw("f16[60,7]")),
+        draw.case(Dropout(ratio=0.3, seed=7), draw("f16[40,64]"), np.array(3), want=2),
+        draw.case(Dropout(ratio=0.3, seed=7), draw("f32[40,64]"), np.array(3), want=1),
+        draw.case(DropoutPart(ratio=0.4, seed=7, first=64, run=24, skip=96), draw("bf16[6,24]"), np.array(3), want=2),
     ]
 
 
-@pytest.mark.parametrize("i", range(9))
+@pytest.mark.parametrize("i", range(12))
 def test_larger(i: int) -> None:
     case = larger()[i]
     runs = cuda_cases.bound(case, device())

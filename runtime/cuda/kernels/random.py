@@ -35,25 +35,34 @@ _UNIFORM = "(float)u[i] * 5.9604644775390625e-8f"
 
 
 @functools.cache
-def dropout(dtype: str, mask: bool) -> Kernel:
-    """y = x · scale where the number is at least the threshold, else 0 · x."""
+def dropout(dtype: str, mask: bool, packed: bool) -> Kernel:
+    """y = x · scale where the number is at least the threshold, else 0 · x.
+
+    `packed`: a block of eight numbers is of eight elements that are read at once.
+    """
     c, a = C_TYPES[dtype], COMPUTE[dtype]
-    body = (
-        _HEAD.format(each=1)
-        + f"""        const bool keep = u[i] >= threshold;
-        const {c} scaled = narrow<{c}>(widen(x[e]) * ({a})scale);
-        y[e] = narrow<{c}>(widen(scaled) * ({a})keep);{
-            '''
-        mask[e] = keep;'''
-            if mask
-            else ""
-        }
-    }}
+    place, loop, source, target, kept = "", _HEAD.format(each=1), "x[e]", "y[e]", "mask[e]"
+    if packed:
+        loop = (
+            _HEAD.format(each=1).partition("    for")[0]
+            + f"""    const long long e = r * run + block * 8 - begin;
+    Pack<{c}, 8> v = *(const Pack<{c}, 8>*)(x + e);
+    Pack<bool, 8> kept;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {{
 """
-    )
+        )
+        source, target, kept = "v.of[i]", "v.of[i]", "kept.of[i]"
+        place = f"    *(Pack<{c}, 8>*)(y + e) = v;\n" + "    *(Pack<bool, 8>*)(mask + e) = kept;\n" * mask
+    body = f"""{loop}        const bool keep = u[i] >= threshold;
+        const {c} scaled = narrow<{c}>(widen({source}) * ({a})scale);
+        {target} = narrow<{c}>(widen(scaled) * ({a})keep);
+{f"        {kept} = keep;" * mask}
+    }}
+{place}"""
     outputs = f"{c}* y{', bool* mask' if mask else ''}"
     parameters = f"const {c}* x, {_STEP}, {outputs}, unsigned threshold, double scale, {_RUNS}"
-    return Kernel(f"dropout_{dtype}", parameters, body, PHILOX)
+    return Kernel(f"dropout_{dtype}{'_packed' * packed}", parameters, body, PHILOX)
 
 
 @functools.cache
@@ -124,7 +133,9 @@ class Draws(Family):
             threshold = math.ceil(float(np.float32(rule.ratio)) * 2**24)
             scale = float(y.type.numpy.type(1 / (1 - rule.ratio)))
             mask = [outs[1]] if outs[1] is not None else []
-            k = dropout(y.dtype, bool(mask))
+            even = not any(n % 8 for n in (begin, skip, run))
+            packed = even and not any(b.address % (8 * b.type.numpy.itemsize) for b in (ins[0], y, *mask))
+            k = dropout(y.dtype, bool(mask), packed)
             return [k(work, ins[0], ins[1], seed, y, *mask, threshold, scale, *runs)]
         if op.op.name == "Bernoulli":
             return [bernoulli(ins[0].dtype, y.dtype)(work, ins[0], ins[1], seed, y, *runs)]
