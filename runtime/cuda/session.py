@@ -1,10 +1,12 @@
 """The CUDA session: a planned block with its arena on a device, and the step as CUDA graphs.
 
-The first run launches everything one by one; the second one captures the launches, and from then on they are replayed:
-as one graph, or as two where an operator may refuse what it was fed, which the host asks before the first update.
-Whatever changes from step to step (learning rate, step counter, random keys, loss scale) lies in the device's memory.
-Operators that run on the host cut the step into several graphs; `on_host` names them.  A part that a copy to host
-memory crosses is launched one by one every time.
+The first run launches everything one by one; the second one captures the launches, and from then on they are replayed
+as one graph.  Kernels report what they cannot compute, and kernels of updates do nothing then: parameters and state
+stay as they were, until the host asks and clears the reports.  Where updates are no kernels of ours, or ranks
+communicate, a step that may refuse what it was fed is two graphs, between which the host asks.  Whatever changes from
+step to step (learning rate, step counter, random keys, loss scale) lies in the device's memory.  Operators that run on
+the host cut the step into several graphs; `on_host` names them.  A part that a copy to host memory crosses is launched
+one by one every time.
 """
 
 from __future__ import annotations
@@ -94,11 +96,17 @@ class CudaSession:
         self._place(device)
         wanted = [(at, op) for at, op in enumerate(block.operators) if self._runs(op)]
         calls = postponed(((op, self._calls(at, op)) for at, op in wanted), self._used)
-        device.compile((c.kernel for _, cs in calls for c in cs if isinstance(c, Launch)), progress)
+        #: whether updates ask the reports themselves
+        self.guarded = not self._far and _guardable(calls)
         calls = self._reporting(calls)
+        if self.guarded:
+            calls = [(op, tuple(c.guarded(self._status) for c in cs) if op.op.updates else cs) for op, cs in calls]
+        device.compile((c.kernel for _, cs in calls for c in cs if isinstance(c, Launch)), progress)
         self.steps = [Step(op, cs, tuple(map(self._prepared, cs))) for op, cs in calls]
         #: what the host waits for before state changes, since it may fail; the rest
-        self._parts = _parts(self.steps)
+        self._parts = ([], self.steps) if self.guarded else _parts(self.steps)
+        #: whether nobody has asked for the newest run's reports
+        self._unasked = False
         self._segments: list[list[Callable[[], None]]] | None = None
         self._ran = False
         self.lock = threading.Lock()
@@ -157,6 +165,7 @@ class CudaSession:
         """The host looks at a persistent value, and may write it: its array is brought up to date."""
         if name in self.hosts and name not in self._claimed:
             if name in self._newer:
+                self._ask()
                 self.hosts[name][...] = self.device.download(self.arrays[name])
             self._claimed.add(name)
 
@@ -225,8 +234,8 @@ class CudaSession:
     def fetch(self, name: str) -> np.ndarray:
         """A copy of a value after a run.  JobError where a kernel met what cannot be computed."""
         found = self.device.download(self.arrays[name])
-        self.updating = bool(self._parts[1])
-        self._check()
+        self.updating = bool(self._parts[1]) and not self.guarded
+        self._ask()
         self.updating = False
         return found
 
@@ -249,6 +258,12 @@ class CudaSession:
         if self._reporters:
             self.device.upload(self._status, np.zeros(self._status.shape, np.int64))
 
+    def _ask(self) -> None:
+        """`_check`, once a run."""
+        unasked, self._unasked = self._unasked, False
+        if unasked:
+            self._check()
+
     def _check(self) -> None:
         """JobError with the first operator that has reported what it cannot compute, since the last one."""
         if not self._reporters:
@@ -266,8 +281,8 @@ class CudaSession:
     def run(self) -> None:
         """Executes the instructions once; from the second time on by replaying graphs, where the device has them.
 
-        Before the first update the host asks the device whether anything went wrong, where something can: what fails
-        there leaves parameters and state as they were (`updating`).
+        What goes wrong before the first update leaves parameters and state as they were (`updating`).  The host is told
+        by this run, or by what it asks for next: a value, an array of the program, another run.
         """
         self.updating = False
         with self._together():
@@ -278,6 +293,7 @@ class CudaSession:
         return self.links.step(self.block) if self.links is not None and self._far else contextlib.nullcontext()
 
     def _run(self) -> None:
+        self._ask()
         self._give()
         with _current(self.device):
             if self.device.graphs and self._ran and self._segments is None:
@@ -294,7 +310,7 @@ class CudaSession:
                         run()
                     self._newer = set(self.hosts)
                     self.updating = False
-        self._ran = True
+        self._ran = self._unasked = True
 
     def _give(self) -> None:
         """What the host may have written goes to the device; everything if another session ran in the meantime."""
@@ -352,6 +368,14 @@ def _parts(steps: list[Step]) -> tuple[list[Step], list[Step]]:
     first = next((i for i, s in enumerate(steps) if s.op.op.updates), len(steps))
     whole = any(s.op.op.copies for s in steps) or not any(s.op.checks() for s in steps[:first])
     return ([], steps) if whole and first < len(steps) else (steps[:first], steps[first:])
+
+
+def _guardable(calls: Sequence[tuple[Operator, Sequence[Call]]]) -> bool:
+    """Whether all updates are launches of kernels, which may ask first, and follow all that reports."""
+    updates = [i for i, (op, cs) in enumerate(calls) if op.op.updates and cs]
+    reports = [i for i, (_, cs) in enumerate(calls) if any(isinstance(c, Launch) and c.reports for c in cs)]
+    whole = all(isinstance(c, Launch) for i in updates for c in calls[i][1])
+    return whole and -1 < max(reports, default=-1) < min(updates, default=len(calls))
 
 
 def _kept(block: Block) -> list[Value]:

@@ -14,6 +14,7 @@ from zoo_cases import network
 
 import recompute as rc
 from recompute.compiling.compiler import CompiledStep, compile_step
+from recompute.errors import JobError
 from recompute.language.types import TensorType
 from recompute.runtime import EmulatedCUDAPlace
 from recompute.runtime.cuda.device.emulator import compiler
@@ -174,3 +175,33 @@ def test_graphs_take_whole_copies_only() -> None:
     begun, awaited = (Step(None, (c,), ()) for c in (Transfer(there, here), Await(there)))  # type: ignore[arg-type]
     assert _joined([]) and _joined([begun, awaited])
     assert not _joined([begun]) and not _joined([awaited]) and not _joined([awaited, begun])
+
+
+def test_a_refused_label_leaves_everything_as_it_was(cuda: Any) -> None:
+    """In one graph: updates ask what was reported; the error comes with what is asked for next."""
+    program, loss, feed = network("mlp")
+    made = rc.compile_step(program, loss, rc.Adam(0.1), place=cuda)
+    trained, executor = made.program.clone(), rc.Executor(cuda)
+    session = executor.session(trained, [loss])
+    assert session.guarded and session._parts[0] == []
+    executor.run(trained, feed, [loss])
+    before = {n: trained.data[n].copy() for n in trained.data}
+    labels = next(n for n, a in feed.items() if a.dtype.kind == "i")
+    wrong = {**feed, labels: np.full_like(feed[labels], 99)}
+    for _ in range(3):
+        with pytest.raises(JobError, match="99"):
+            executor.run(trained, wrong, [loss])
+    assert all(np.array_equal(trained.data[n], a) for n, a in before.items())
+    for name, a in wrong.items():
+        session.feed(name, a)
+    session.run()
+    with pytest.raises(JobError, match="99"):
+        trained.data["fc1.weight"] if "fc1.weight" in trained.data else next(iter(trained.data.values()))
+    for name, a in wrong.items():
+        session.feed(name, a)
+    session.run()
+    with pytest.raises(JobError, match="99"):
+        session.run()
+    assert all(np.array_equal(trained.data[n], a) for n, a in before.items())
+    executor.run(trained, feed, [loss])
+    assert not all(np.array_equal(trained.data[n], a) for n, a in before.items())

@@ -90,6 +90,15 @@ class Kernel:
         """Whether its threads wait for each other."""
         return any(w in self.text for w in ("__sync", "__shfl", "warp_", "block_"))
 
+    @functools.cached_property
+    def guarded(self) -> Kernel:
+        """The kernel that does nothing once one of `statuses` reports, which stand before its parameters."""
+        body = f"""    for (int k = 0; k < statuses; k++)
+        if (reported[k * {trouble.WORDS}]) return;
+{self.body}"""
+        parameters = f"const long long* reported, int statuses, {self.parameters}"
+        return dataclasses.replace(self, name=f"{self.name}_guarded", parameters=parameters, body=body)
+
     def __call__(self, work: int, *args: Any, block: int = 0) -> Launch:
         """A launch of at least `work` threads in blocks of `block` (default: `threads`) along x."""
         block = block or self.threads
@@ -165,6 +174,10 @@ class Launch:
     def reports(self) -> bool:
         """Whether it writes a status."""
         return any(a is STATUS for a in self.args)
+
+    def guarded(self, statuses: Buffer) -> Launch:
+        """The launch that does nothing once one of these statuses, [count, trouble.WORDS], reports."""
+        return dataclasses.replace(self, kernel=self.kernel.guarded, args=(statuses, statuses.shape[0], *self.args))
 
     def reporting(self, status: Buffer) -> Launch:
         """The launch with this in the place of STATUS."""
