@@ -100,7 +100,7 @@ class CudaSession:
         self.guarded = not self._far and _guardable(calls)
         calls = self._reporting(calls)
         if self.guarded:
-            calls = [(op, tuple(c.guarded(self._status) for c in cs) if op.op.updates else cs) for op, cs in calls]
+            calls = [(op, self._asking(cs) if op.op.updates else cs) for op, cs in calls]
         device.compile((c.kernel for _, cs in calls for c in cs if isinstance(c, Launch)), progress)
         self.steps = [Step(op, cs, tuple(map(self._prepared, cs))) for op, cs in calls]
         #: what the host waits for before state changes, since it may fail; the rest
@@ -257,6 +257,10 @@ class CudaSession:
     def _clear(self) -> None:
         if self._reporters:
             self.device.upload(self._status, np.zeros(self._status.shape, np.int64))
+
+    def _asking(self, calls: Sequence[Call]) -> tuple[Call, ...]:
+        """Launches that do nothing once something is reported."""
+        return tuple(c.guarded(self._status) if isinstance(c, Launch) else c for c in calls)
 
     def _ask(self) -> None:
         """`_check`, once a run."""
