@@ -10,18 +10,21 @@ import bisect
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from ...errors import UsageError
 
 #: how many allocations the quadratic heuristics are tried for
-_QUADRATIC = 30_000
+_QUADRATIC = 70_000
 #: bytes of all allocations, at the most: addresses and their sums are words with a sign
 MOST = (1 << 62) - 1
-#: how often a plan is repaired at the most, and for how many allocations altogether (that bounds the time)
-_REPAIRS, _REPAIR_WORK = 32, 12_000
+#: up to so many allocations single ones are moved in the order, so often at the most, and for so many allocations
+#: altogether (that bounds the time)
+_REPAIRED, _REPAIRS, _REPAIR_WORK = 800, 32, 12_000
+#: of more allocations all those above the bound are moved together: for so many altogether and twice at least, in so
+#: many of the best orders
+_RAISE_WORK, _RAISED = 40_000, 3
 #: up to so many allocations are searched, that often, where the heuristics are further off the bound than this
 _FEW, _TRIES, _FAR = 96, 10_000, 1.005
 #: of up to so many allocations those that are alive at the same time as another one are remembered
@@ -29,19 +32,14 @@ _FEW_PAIRS = 1000
 #: allocations are small that take less than this part of the bound
 _SMALL = 512
 #: from so many allocations on first fit is worth compiling
-_MANY = 2000
-_compiler: Callable[[Sequence[Lifetime]], Repairing | None] | None = None
+_MANY = 256
 _placer: Callable[[Sequence[Lifetime], Sequence[int]], list[int] | None] | None = None
 
 
-def compile_with(
-    found: Callable[[Sequence[Lifetime]], Repairing | None] | None,
-    placed: Callable[[Sequence[Lifetime], Sequence[int]], list[int] | None] | None = None,
-) -> None:
-    """Says what gives a compiled `Repair` of first fit in an order, and addresses by compiled first fit; they give None
-    where Python does it.  None: nothing does."""
-    global _compiler, _placer
-    _compiler, _placer = found, placed
+def compile_with(placed: Callable[[Sequence[Lifetime], Sequence[int]], list[int] | None] | None) -> None:
+    """Says what gives addresses by compiled first fit, or None where Python does it.  None: nothing does."""
+    global _placer
+    _placer = placed
 
 
 @dataclass(frozen=True)
@@ -84,18 +82,44 @@ def pack(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
     lowest = height(lifetimes, best)
     if len(lifetimes) > _QUADRATIC:
         return best
-    for order in _orders(lifetimes):
+    found: list[tuple[int, int, list[Lifetime], dict[str, int]]] = []
+    for number, order in enumerate(_orders(lifetimes)):
         if lowest <= bound * 1.001:
             break
-        plan = _repaired(order, bound)
-        top = height(lifetimes, plan)
-        if top < lowest:
-            best, lowest = plan, top
+        plan = _repaired(order, bound) if len(order) <= _REPAIRED else first_fit(order)
+        found.append((height(lifetimes, plan), number, order, plan))
+        best, lowest = _lower(lifetimes, best, plan)
+    for _, _, order, plan in sorted(found, key=lambda x: x[:2])[:_RAISED]:
+        if lowest > bound * 1.001 and len(order) > _REPAIRED:
+            best, lowest = _lower(lifetimes, best, _raised(order, plan, bound))
     if lowest > bound * 1.001:
         plan = _large_first(lifetimes, bound)
         best = min(best, plan, key=lambda p: height(lifetimes, p))
     if height(lifetimes, best) > bound * _FAR and len(lifetimes) <= _FEW:
         best = min(best, _searched(lifetimes, bound), key=lambda p: height(lifetimes, p))
+    return best
+
+
+def _lower(lifetimes: Sequence[Lifetime], a: dict[str, int], b: dict[str, int]) -> tuple[dict[str, int], int]:
+    """The lower one of two plans, the first of equal ones, and its height."""
+    tops = height(lifetimes, a), height(lifetimes, b)
+    return (b, tops[1]) if tops[1] < tops[0] else (a, tops[0])
+
+
+def _raised(order: Sequence[Lifetime], plan: dict[str, int], bound: int) -> dict[str, int]:
+    """The lowest of first fit's plans in orders in which what ended above the bound comes earlier each time, the
+    further the higher it was ("squeaky wheels": Joslin & Clements 1999, JAIR 10)."""
+    places = {x.name: float(i) for i, x in enumerate(order)}
+    best, top = plan, height(order, plan)
+    for _ in range(max(_RAISE_WORK // len(order), 2)):
+        if top <= bound * 1.001:
+            break
+        for x in order:
+            over = plan[x.name] + x.size - bound
+            if over > 0:
+                places[x.name] -= len(order) * (1 + 10 * over / bound) / 20
+        plan = first_fit(sorted(order, key=lambda x: places[x.name]))
+        best, top = _lower(order, best, plan)
     return best
 
 
@@ -187,44 +211,22 @@ def _breadth(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
 
 
 def _repaired(order: list[Lifetime], bound: int) -> dict[str, int]:
-    """First fit in the given order; for small programs, improved by local search.
+    """First fit in the given order, improved by local search.
 
     A step moves one of the allocations that ended up on top to an earlier place in the order and is kept unless the
     arena grows.  The places are drawn from a generator with a fixed seed: the same program gets the same plan.
     """
-    tries = min(_REPAIRS, _REPAIR_WORK // max(len(order), 1))
-    repair: Repairing | None = _compiler(order) if _compiler is not None and tries else None
-    if repair is None:
-        plan = first_fit(order)
-        if not tries or height(order, plan) <= bound * 1.001:
-            return plan
-        repair = Repair(order, [plan[x.name] for x in order])
-    g = np.random.default_rng(0)
-    for _ in range(tries):
+    plan = first_fit(order)
+    if height(order, plan) <= bound * 1.001:
+        return plan
+    repair, g = Repair(order, [plan[x.name] for x in order]), np.random.default_rng(0)
+    for _ in range(min(_REPAIRS, _REPAIR_WORK // len(order))):
         if repair.top <= bound * 1.001:
             break
         highest = repair.highest()
         i = highest[int(g.integers(len(highest)))]
         repair.move(i, int(g.integers(i)) if i else 0)
     return {x.name: at for x, at in zip(order, repair.at, strict=True)}
-
-
-class Repairing(Protocol):
-    """What a repair is, in Python or compiled: addresses by the given order, places by the present one."""
-
-    @property
-    def top(self) -> int:
-        """The size of the arena."""
-
-    @property
-    def at(self) -> list[int]:
-        """Addresses."""
-
-    def highest(self) -> list[int]:
-        """Places in the order of allocations that end at the top."""
-
-    def move(self, i: int, j: int) -> None:
-        """The allocation in place i of the order goes to place j, unless the arena grows."""
 
 
 class Repair:

@@ -40,12 +40,6 @@ def _compiled_moves(nodes: int) -> Callable[[flat.Arrays], flat.Run] | None:
     return compiled(nodes)
 
 
-def _compiled_repair(order: Sequence[packing.Lifetime]) -> packing.Repairing | None:
-    from ..runtime.cpu.packing_moves import compiled
-
-    return compiled(order)
-
-
 def _compiled_first_fit(order: Sequence[packing.Lifetime], known: Sequence[int]) -> list[int] | None:
     from ..runtime.cpu.packing_moves import placed
 
@@ -59,7 +53,7 @@ def _compiled_search(*arrays: Array) -> packing_exact.Search | None:
 
 
 flat.compile_with(_compiled_moves)
-packing.compile_with(_compiled_repair, _compiled_first_fit)
+packing.compile_with(_compiled_first_fit)
 packing_exact.compile_with(_compiled_search)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from recompute.passes.memory import packing
 from recompute.passes.memory.packing import Lifetime, best_fit_in_time, first_fit, height, lower_bound, pack
+from recompute.passes.memory.packing_exact import check_plan
 from recompute.runtime.cpu import packing_moves
 from recompute.runtime.cpu.device import jit
 
@@ -84,21 +83,13 @@ def test_compiled_first_fit_is_the_same(seed: int, monkeypatch: pytest.MonkeyPat
     assert packing_moves.placed([*first, *rest], known) == [fixed[x.name] for x in [*first, *rest]]
 
 
-def repair_in_python(order: list[Lifetime]) -> packing.Repair:
-    plan = first_fit(order)
-    return packing.Repair(order, [plan[x.name] for x in order])
-
-
-@pytest.mark.parametrize("repair_of", [repair_in_python, pytest.param(packing_moves.CompiledRepair, marks=needs_numba)])
 @pytest.mark.parametrize("seed", range(30))
-def test_moves_place_again_what_first_fit_would(
-    seed: int, repair_of: Callable[[list[Lifetime]], packing.Repairing]
-) -> None:
+def test_moves_place_again_what_first_fit_would(seed: int) -> None:
     """Whatever moves were made: the addresses are those of first fit in the order reached, which never grows."""
     g, items = np.random.default_rng(seed), lifetimes(seed, 30 + seed, sizes=4 + seed)
     order = [items[int(i)] for i in g.permutation(len(items))]
     plan = first_fit(order)
-    repair = repair_of(order)
+    repair = packing.Repair(order, [plan[x.name] for x in order])
     assert repair.at == [plan[x.name] for x in order]
     kept = 0
     for _ in range(60):
@@ -116,15 +107,18 @@ def test_moves_place_again_what_first_fit_would(
     assert kept > 5
 
 
-@needs_numba
 @pytest.mark.parametrize("seed", range(4))
-def test_compiled_repairs_give_the_same_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    items, found = lifetimes(seed, 200), []
-    for compiler in (None, packing_moves.CompiledRepair):
-        monkeypatch.setattr(packing, "_compiler", compiler)
-        found.append([packing._repaired(order, lower_bound(items)) for order in packing._orders(items)])
-    assert found[0] == found[1]
-    assert found[0] != [first_fit(order) for order in packing._orders(items)]
+def test_what_is_above_the_bound_comes_earlier(seed: int) -> None:
+    """Raising gives plans of first fit that never grow, and lower ones in most orders; without allocations nothing."""
+    items, lower = lifetimes(seed, 200), 0
+    bound = lower_bound(items)
+    for order in packing._orders(items):
+        plan = first_fit(order)
+        raised = packing._raised(order, plan, bound)
+        check_plan(items, raised)
+        assert height(items, raised) <= height(items, plan)
+        lower += height(items, raised) < height(items, plan)
+    assert lower > 1
     assert pack([]) == {}
 
 
@@ -266,13 +260,12 @@ def test_many_are_packed_by_best_fit_alone(monkeypatch: pytest.MonkeyPatch) -> N
     assert pack(items) == best_fit_in_time(items)
 
 
-def test_large_programs_are_not_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search takes time by the square of their size."""
-
-    def compiler(order: list[Lifetime]) -> None:
-        raise AssertionError(f"{len(order)} allocations")
-
-    monkeypatch.setattr(packing, "_compiler", compiler)
-    monkeypatch.setattr(packing, "_REPAIR_WORK", 19)
-    items = lifetimes(0, 20, 40)
-    assert packing._repaired(items, 0) == first_fit(items)
+def test_large_programs_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moves of single allocations take time by the square of their number."""
+    items = lifetimes(1, 200)
+    monkeypatch.setattr(packing, "_REPAIRED", 59)
+    monkeypatch.setattr(packing, "_FEW", 0)
+    monkeypatch.setattr(packing, "_repaired", None)
+    plan, before = pack(items), min(height(items, first_fit(order)) for order in packing._orders(items))
+    check_plan(items, plan)
+    assert height(items, plan) < before
