@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from guard_pages import array_at
 
+from recompute.errors import JobError
 from recompute.language.ir import Operator, Value
 from recompute.language.types import TensorType
 from recompute.ops.attention.tiled import TiledAttention
@@ -156,6 +157,22 @@ def test_values_and_gradients(name: str, provider: Any) -> None:
     given = [*given, None][:4]
     for a, b in zip(*both(provider, TiledAttentionGrad(**op.options()), [*given, y, lse, dy], 3), strict=True):
         np.testing.assert_allclose(a, b, rtol=5e-3, atol=2e-2)
+
+
+def test_operands_between_16_bytes(provider: Any) -> None:
+    """The operator that cannot run is named; a bias and the log-sum-exp may begin at any element of theirs."""
+    x, lse = TensorType("f16", (2, 2, 3, 8)), TensorType("f32", (2, 2, 3))
+    types = [x, x, x, TensorType("f16", (3, 3)), x, lse, x, x, x, x]
+    op = Operator(TiledAttentionGrad(), *(tuple(Value(f"v{i}", t) for i, t in part)
+                                          for part in (enumerate(types[:7]), enumerate(types[7:], 7))))  # fmt: skip
+    scratch = [Buffer(0, t) for t in provider.scratch(op)]
+    for i in range(len(types)):
+        buffers = [Buffer(4096 + (4 if i == j else 0), t) for j, t in enumerate(types)]
+        if i in (3, 5):
+            assert provider.bind(op, buffers[:7], buffers[7:], scratch)
+        else:
+            with pytest.raises(JobError, match=r"(?s)multiples of 16 bytes.*--providers.*TiledAttentionGrad"):
+                provider.bind(op, buffers[:7], buffers[7:], scratch)
 
 
 @pytest.mark.parametrize(
