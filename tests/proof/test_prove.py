@@ -108,6 +108,22 @@ def test_many_random_programs() -> None:
     assert sum(check_numbers(seed, 80) for seed in range(100, 400)) > 5000
 
 
+@pytest.mark.parametrize("name", ["ReduceSum", "ReduceMax", "ReduceMean", "ReduceProd", "ReduceL1", "ReduceL2",
+                                  "ReduceSumSquare", "ReduceLogSumExp"])  # fmt: skip
+def test_only_sums_are_the_sums_of_their_parts(name: str) -> None:
+    x = Value("x", TensorType("f64", (4, 6)))
+    b = Builder()
+    parts = [b.Slice(x, starts=(at,), ends=(at + 2,), axes=(0,)) for at in (0, 2)]
+    whole, *both = (getattr(b, name)(v, axes=(0,)) for v in (x, *parts))
+    added = b.Add(*both)
+    arrays = values_of(b.operators, {"x": np.random.default_rng(0).random(x.shape)}, b.constants)
+    numbers = Numbers()
+    env = {"x": numbers.declared("input", x)}
+    for o in b.operators:
+        numbers.run(o, env)
+    assert (env[added.name] == env[whole.name]) is np.allclose(arrays[added.name], arrays[whole.name])
+
+
 def step(name: str, batch: int = 4, wrap: Any = lambda optimizer: optimizer, *, optimizer: Any = rc.Adam) -> rc.Program:
     """A training step of a network of the zoo."""
     program = rc.load(rc.models.build(name), batch=batch)
