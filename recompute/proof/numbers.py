@@ -118,7 +118,7 @@ class Numbers(Table):
             parts = [
                 v
                 if v is None
-                else v.sliced(p.axis, start, size)
+                else _cut(v, p, start, size, extent)
                 if isinstance(p, Place)
                 else self.partial(Partial(v.bare(), ("factor", f.inputs), start, start + size, extent))
                 for v, p in zip(results, f.outputs, strict=False)
@@ -206,8 +206,15 @@ class Numbers(Table):
         found = self.apply(o.op, [None if v is None else env[v.name] for v in o.inputs], ins, outs)
         for v, number in zip(o.outputs, found, strict=False):
             if v is not None:
-                assert number is not None
+                assert number is not None and number.shape == v.shape
                 env[v.name] = number
+
+
+def _cut(v: View, p: Place, start: int, size: int, extent: int) -> View | None:
+    """The slice [start, start + size) of an index of `extent` values at a place; None where it is not evenly apart."""
+    before, after = v.shape[: p.axis], v.shape[p.axis + 1 :]
+    found = v.reshaped((*before, p.outer, extent, p.inner, *after)).sliced(p.axis + 1, start, size)
+    return found and found.reshaped((*before, p.extent(size), *after))
 
 
 def _types(types: Types, views: Sequence[View | None]) -> list[TensorType | None]:

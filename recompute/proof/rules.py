@@ -28,6 +28,8 @@ from .views import Digit, View, aligned, joined, strides
 Given = Sequence[View | None]
 #: element-wise operators whose two operands may change places, to the bit
 COMMUTE = frozenset({"Add", "Mul", "Equal", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
+#: reductions that are the sum of the same reduction of parts
+SUMS = frozenset({"ReduceSum", "ReduceSumSquare", "ReduceL1"})
 
 
 @rule(Copied, Copy, CommWait)
@@ -174,7 +176,7 @@ def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> li
         split[i in gone].extend((size, (stride,)) for size, stride in own)
     if not split[1]:
         split[1].append((1, (0,)))
-    return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape)]
+    return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape, adds=op.name in SUMS)]
 
 
 @rule(MatMul)

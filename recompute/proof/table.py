@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..language.exact import exact
@@ -54,6 +54,17 @@ class Wide:
     ended: list[tuple[int, int, int]]
     #: whether operands begin or end at different places of an index
     unlike: bool
+
+    def own_sums(self) -> Wide:
+        """The same, as wide along the kept indices alone."""
+        operands, totals = self.operands, list(self.totals)
+        for i, start, _ in self.ended:
+            at = totals[i][1]
+            totals[i] = self.summed[i]
+            operands = [
+                View(v.base, v.offset + start * s, v.digits, v.shape) for v, s in zip(operands, at, strict=True)
+            ]
+        return replace(self, operands=operands, totals=totals, ended=[])
 
 
 class Table:
@@ -167,13 +178,22 @@ class Table:
         return self.number(key, str(name[0]), shape, operands), [place.get(i, 0) for i in range(len(kept))]
 
     def indexed(
-        self, name: Any, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index] = (), shape: Any = ()
+        self,
+        name: Any,
+        operands: Sequence[View],
+        kept: Sequence[Index],
+        summed: Sequence[Index] = (),
+        shape: Any = (),
+        *,
+        adds: bool = True,
     ) -> View:
         """The value of such an expression, with the indices in the order given.
 
-        Of parts of its operands that begin and end at the same values of an index: the part of the whole expression.
+        Of parts of its operands that begin and end at the same values of an index: the part of the whole expression;
+        along what is summed only if it `adds`, as a sum does, which is that of its parts' and no mean or maximum is.
         """
         wide = self.widest(operands, kept, summed)
+        wide = wide if adds else wide.own_sums()
         base, places = self.expression(name, wide.operands, wide.whole, wide.totals)
         offset = sum(start * places[i] for i, start, _ in wide.begun)
         digits = joined((n, s) for (n, _), s in zip(wide.kept, places, strict=True))

@@ -65,7 +65,9 @@ class View:
         return self.at(found, inner.shape, offset)
 
     def axes(self) -> list[list[Digit]] | None:
-        """The digits of each axis; None where one spans two axes and cannot be split."""
+        """The digits of each axis; None where one spans two axes and cannot be split, or there are no elements."""
+        if 0 in self.shape:
+            return None
         rest, found = list(self.digits), []
         for at in range(len(self.shape) - 1, -1, -1):
             need, own = self.shape[at], []

@@ -12,6 +12,7 @@ from test_cuda_moves import device, launched, numbers, run
 from recompute import Executor, Program
 from recompute.errors import JobError
 from recompute.language.types import TensorType
+from recompute.ops.communication.row_sums import RowSums
 from recompute.ops.indexing.gather import Gather, GatherGrad
 from recompute.ops.indexing.scatter import (
     GatherElements,
@@ -149,3 +150,10 @@ def test_nothing_is_taken_for_an_index_out_of_range(index: int) -> None:
         assert given.download(given.status).tolist() == [INDEX_OUTSIDE, index, 6]
         given.upload(given.status, np.zeros(3, np.int64))
         np.testing.assert_array_equal(found, [x[0], np.zeros(4), x[2]])
+
+
+def test_a_part_of_256_rows() -> None:
+    """Its last row and what lies in another rank's part are apart where they are sorted, though their last eight bits
+    are alike."""
+    rows = np.tile([255, 511, 0, 255], 6)
+    run(RowSums((512, 2), 2, 0, 512), rows, floats("f32", 24, 2), units=8)

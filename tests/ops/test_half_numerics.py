@@ -13,6 +13,7 @@ from recompute.language.builder import Builder
 from recompute.language.ir import Block, Value
 from recompute.language.op import REGISTRY
 from recompute.language.types import DTYPES
+from recompute.ops.indexing.select import TopK
 from recompute.ops.shape.reshape import Cast
 from recompute.passes.gradient.autodiff import differentiate
 from recompute.testing import Case, case_block, cases, evaluate
@@ -116,3 +117,12 @@ def test_gradients_as_in_float32(name: str, kind: str) -> None:
         for n, y in wanted.items():
             assert found[n].dtype == feed[n].dtype
             check_close(found[n], y, 16 * _UNIT[kind], f"{case.op} by {n}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_order_with_nan(kind: str) -> None:
+    """NaN is the largest number among halves, too, which NumPy's own sort of bfloat16 does not know."""
+    x = np.array([1, np.nan, 3, np.inf, -np.inf, 0.5, np.nan, 2]).astype(DTYPES[kind])
+    for largest, order in ((1, [1, 6, 3, 2, 7, 0, 5, 4]), (0, [4, 5, 0, 7, 2, 3, 1, 6])):
+        values, indices = evaluate(*case_block(Case(TopK(8, 0, largest), (x,))))
+        assert indices.tolist() == order and values.tobytes() == x[order].tobytes()

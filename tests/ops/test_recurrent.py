@@ -11,7 +11,11 @@ from onnx import TensorProto, helper
 
 import recompute as rc
 from recompute.language.builder import Builder
-from recompute.testing import evaluate
+from recompute.ops.recurrent.gru import GRU
+from recompute.ops.recurrent.lstm import LSTM
+from recompute.ops.recurrent.rnn import RNN
+from recompute.ops.recurrent.shared import GRADIENTS, options
+from recompute.testing import Case, case_block, check_expansion, evaluate
 
 ort = pytest.importorskip("onnxruntime")
 
@@ -155,3 +159,28 @@ def test_no_recurrence_beyond_the_step_before() -> None:
     second = evaluate(block, {**feed, **data, "x": other}, ["y", "y_h"])
     for a, c in zip(first, second, strict=True):
         np.testing.assert_array_equal(a, c)
+
+
+def cases_of(sizes: tuple[int, int]) -> list[Case]:
+    """Every operator of so many steps and hidden elements, with all that it may have, and its gradient."""
+    draw, (steps, hidden), found = np.random.default_rng(0), sizes, []
+    for op in (LSTM(hidden, "bidirectional"), GRU(hidden, "reverse", 1), RNN(hidden, "reverse", "Sigmoid")):
+        d, g, batch = op.directions, op.gates * hidden, 6
+        shapes = [(steps, batch, 3), (d, g, 3), (d, g, hidden), (d, 2 * g), (batch,), *[(d, batch, hidden)] * 2]
+        arrays = [draw.uniform(-1, 1, s).astype("f4") for s in (*shapes, (d, 3 * hidden))][: op.arity]
+        arrays[4] = draw.integers(0, steps + 1, batch).astype(np.int32)
+        case = Case(op, tuple(arrays), gradient=False)
+        block, feed = case_block(case)
+        made = evaluate(block, feed, providers=())
+        grads = [draw.uniform(-1, 1, a.shape).astype("f4") for a in made[: op.onnx_outputs]]
+        kept = made[0], *made[op.onnx_outputs :]
+        gradient = GRADIENTS[op.name](**options(op))
+        found += [case, Case(gradient, (*arrays, *kept, *grads), gradient=False)]
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(0, 2), (3, 1)])
+def test_no_steps_and_one_element(sizes: tuple[int, int]) -> None:
+    """The numerics and the unrolled form, where gates are columns of one element, and where there is no step."""
+    for case in cases_of(sizes):
+        check_expansion(case, *case_block(case))

@@ -108,6 +108,38 @@ def test_many_random_programs() -> None:
     assert sum(check_numbers(seed, 80) for seed in range(100, 400)) > 5000
 
 
+@pytest.mark.parametrize("name", ["ReduceSum", "ReduceMax", "ReduceMean", "ReduceProd", "ReduceL1", "ReduceL2",
+                                  "ReduceSumSquare", "ReduceLogSumExp"])  # fmt: skip
+def test_only_sums_are_the_sums_of_their_parts(name: str) -> None:
+    x = Value("x", TensorType("f64", (4, 6)))
+    b = Builder()
+    parts = [b.Slice(x, starts=(at,), ends=(at + 2,), axes=(0,)) for at in (0, 2)]
+    whole, *both = (getattr(b, name)(v, axes=(0,)) for v in (x, *parts))
+    added = b.Add(*both)
+    arrays = values_of(b.operators, {"x": np.random.default_rng(0).random(x.shape)}, b.constants)
+    numbers = Numbers()
+    env = {"x": numbers.declared("input", x)}
+    for o in b.operators:
+        numbers.run(o, env)
+    assert (env[added.name] == env[whole.name]) is np.allclose(arrays[added.name], arrays[whole.name])
+
+
+def test_a_slice_that_lies_between_others() -> None:
+    """The gradient of a convolution in groups, of a slice of each group's channels: a slice of each group's result."""
+    b, w, dy, none = Builder(), *(Value(n, TensorType("f64", s)) for n, s in (
+        ("w", (4, 2, 2, 3)), ("dy", (2, 4, 2, 3)), ("none", (0, 4))))  # fmt: skip
+    whole, part = (b.ConvGradInput(v, dy, shape=(3, 3), pads=(0, 1, 0, 1), group=2)
+                   for v in (w, b.Slice(w, starts=(1,), ends=(2,), axes=(1,))))  # fmt: skip
+    taken = b.Slice(b.Reshape(whole, shape=(2, 2, 2, 3, 3)), starts=(1,), ends=(2,), axes=(2,))
+    same = b.Reshape(taken, shape=part.shape)
+    b.Gather(b.Slice(none, starts=(0,), ends=(2,), axes=(1,)), Value("at", TensorType("i64", (3,))), axis=1)
+    numbers = Numbers()
+    env = {v.name: numbers.declared("input", v) for v in (w, dy, none, Value("at", TensorType("i64", (3,))))}
+    for o in b.operators:
+        numbers.run(o, env)
+    assert env[part.name] == env[same.name]
+
+
 def step(name: str, batch: int = 4, wrap: Any = lambda optimizer: optimizer, *, optimizer: Any = rc.Adam) -> rc.Program:
     """A training step of a network of the zoo."""
     program = rc.load(rc.models.build(name), batch=batch)

@@ -13,6 +13,7 @@ from ...language.op import Cost, Imported, ImportedNode, imports
 from ...language.types import DTYPES, TensorType, dtype_from_onnx, dtype_name, dtype_to_onnx
 from ..common import normal_axis
 from ..shape.reshape import Move
+from ..tiles import wide
 from .flat import check_lengths
 from .scatter import element_positions
 
@@ -237,10 +238,11 @@ class TopK(Move):
         rows = max(1, _SORT_BYTES // (8 * n))
         for at in _blocks(x.shape[:-1], rows):
             part = x[at]
+            numbers = part.astype(DTYPES[wide(dtype_name(x.dtype))], copy=False)  # NumPy puts no NaN of bf16 last
             if self.largest:
-                order = n - 1 - xp.argsort(part[..., ::-1], axis=-1, kind="stable")[..., ::-1][..., : self.k]
+                order = n - 1 - xp.argsort(numbers[..., ::-1], axis=-1, kind="stable")[..., ::-1][..., : self.k]
             else:
-                order = xp.argsort(part, axis=-1, kind="stable")[..., : self.k]
+                order = xp.argsort(numbers, axis=-1, kind="stable")[..., : self.k]
             indices[at] = order
             values[at] = xp.take_along_axis(part, order, axis=-1)
 

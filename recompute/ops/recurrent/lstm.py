@@ -148,7 +148,7 @@ class LSTMGrad(RecurrentGrad):
         if dp is not None:
             dp[d] = 0
         order = self.forward().order(d, gates.shape[1])
-        earlier = [*(cells[d, t] for t in reversed(order[:-1])), None if c0 is None else c0[d]]
+        earlier = [*(cells[d, t] for t in reversed(order[:-1])), None if c0 is None else c0[d]][: len(order)]
         for before, (t, rows) in zip(earlier, self.steps_back(xp, order, d, lengths, dy, (dh, a, active)), strict=True):
             self._step(xp, dg[t], gates[d, t], (before, cells[d, t]), None if p is None else p[d], (dh, dc, a, e))
             clear(xp, dg[t], rows)

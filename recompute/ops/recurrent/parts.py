@@ -32,7 +32,7 @@ def joint(b: OperatorBuilder, parts: Sequence[Value]) -> Value:
 
 def logistic(xp: NumPy, x: Array) -> None:
     """x = 1 / (1 + exp(-x)), in place."""
-    xp.negative(x, out=x)
+    xp.multiply(x, x.dtype.type(-1), out=x)  # NumPy 2.4's `negative` takes columns 16 bytes apart for contiguous ones
     xp.exp(x, out=x)
     xp.add(x, x.dtype.type(1), out=x)
     xp.divide(x.dtype.type(1), x, out=x)

@@ -158,10 +158,12 @@ class Recurrent(Op, abstract=True):
             for place, value in zip(found, [y, *(new[1] if k is None else k for k in kept)], strict=True):
                 place[t] = value
             state = new
-        joined = [joint(b, [place[t] for t in range(steps)]) for place in found]
-        y = b.Reshape(joined[0], shape=(steps, 1, batch, self.hidden_size))
-        last = [b.Reshape(s, shape=(1, *s.shape)) for s in state]
-        return [y, *last, *(b.Reshape(k, shape=(1, steps, batch, k.shape[1])) for k in joined[1:])]
+        shapes = [(steps, 1, batch, self.hidden_size), *((1, *k[1:]) for k in self.kept(steps, batch))]
+        y, *kept = (
+            b.Reshape(joint(b, [place[t] for t in range(steps)]), shape=shape) if steps
+            else b.Fill(dtype=x.dtype, shape=shape) for place, shape in zip(found, shapes, strict=True)
+        )  # fmt: skip
+        return [y, *(b.Reshape(s, shape=(1, *s.shape)) for s in state), *kept]
 
     def step(
         self, b: OperatorBuilder, gx: Any, state: Any, r: Any, biases: Any, peepholes: Any
@@ -351,6 +353,8 @@ class RecurrentGrad(Op, abstract=True):
     ) -> None:
         """room[t] = the state before step t in direction `d`."""
         steps, back = room.shape[0], self.forward().backwards(d)
+        if not steps:
+            return
         first = steps - 1 if back else 0
         room[first] = 0 if h0 is None else h0[d]
         if back:

@@ -44,8 +44,8 @@ class Channels:
 
     @property
     def fits(self) -> bool:
-        """Whether its kernels run: fewer than 2³² elements a channel, a grid's rows for the channels."""
-        return self.count < 1 << 32 and (-(-self.c // 32) if self.last else self.c) <= 65535
+        """Whether its kernels run: chunks of a channel end below 2³², a grid's rows for the channels."""
+        return self.count <= (1 << 32) - _CHUNK and (-(-self.c // 32) if self.last else self.c) <= 65535
 
     def pack(self, dtype: str) -> int:
         """Channels that a thread takes together: 16 bytes of them where channels are last and as many, or 1.

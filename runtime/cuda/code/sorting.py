@@ -111,12 +111,13 @@ def sort_scratch(count: int) -> tuple[TensorType, ...]:
 def sort(scratch: Sequence[Buffer], size: int) -> tuple[list[Call], Buffer, Buffer]:
     """Calls that sort the keys in scratch[0], all below `size`; where sorted keys and their old numbers are then.
 
-    Negative keys belong to no row; one whose lower 24 bits are ones comes behind those that do.
+    Negative keys belong to no row; one whose lower 24 bits are ones comes behind those that do, as the digits of
+    `size` itself are sorted by: 255 and such a key differ only in the second of them.
     """
     keys, spare, numbers, others, counts = scratch
     tile, tiles = _tiles(keys.size)
     calls: list[Call] = []
-    for shift in range(0, max((size - 1).bit_length(), 1), 8):
+    for shift in range(0, max(size.bit_length(), 1), 8):
         calls.append(digit_counts().blocks(tiles, args=(keys, counts, keys.size, tile, shift)))
         given = (keys, counts) if not shift else (keys, numbers, counts)
         k = placed_by_digit(first=not shift)
