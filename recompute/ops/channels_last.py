@@ -18,7 +18,7 @@ from ..language.element import Expr, Formula
 from ..language.factors import Factor, renumbered
 from ..language.layouts import permuted, to_first, to_last
 from ..language.op import Case, Cost, Draw, Op, OperatorBuilder
-from ..language.types import NumPy, Operands, TensorType, Types, Value, Values
+from ..language.types import Operands, TensorType, Types, Value, Values
 from .shape.reshape import reshape
 
 
@@ -82,7 +82,7 @@ class ChannelsLast(Op, abstract=True):
         turned = [t for ts, w in ((given, self.activations), (made, self.results)) for t in _turned(ts, w)]
         return (*turned, *self.plain.scratch(given, made))
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         spare = list(scratch)
         given, made = list(ins), list(outs)
         for arrays, which in ((given, self.activations), (made, self.results)):
@@ -94,7 +94,7 @@ class ChannelsLast(Op, abstract=True):
         for i in self.activations:
             if given[i] is not None and moves(ins[i].shape, to_first(ins[i].ndim)):
                 given[i][...] = ins[i].transpose(to_first(ins[i].ndim))
-        self.plain.compute(xp, given, made, spare)
+        self.plain.compute(given, made, spare)
         for i in self.results:
             if i < len(outs) and outs[i] is not None and moves(outs[i].shape, to_first(outs[i].ndim)):
                 outs[i][...] = made[i].transpose(to_last(outs[i].ndim))
