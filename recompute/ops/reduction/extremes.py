@@ -13,6 +13,7 @@ from ...language.factors import MAX, MIN, PROD, factor
 from ...language.op import Case, Draw, Imported, ImportedNode, Op, OperatorBuilder
 from ...language.types import Array, Operands, TensorType, Types, Value, Values, present
 from ..common import normal_axes, normal_axis
+from ..rowwise import OverRows
 from ..shape.reshape import reshape
 from ..tiles import wide
 from .sums import Reduce
@@ -92,7 +93,7 @@ class ReduceMin(Extreme):
 
 
 @dataclass(frozen=True)
-class ShareTies(Op):
+class ShareTies(OverRows):
     """(x, y, dy) → dy / n where x = y, else 0; n counts them over the axes along which y is repeated."""
 
     def infer(self, x, y, dy):
@@ -100,19 +101,6 @@ class ShareTies(Op):
         if y != dy or not fits or x.dtype != y.dtype:
             raise self.fail("y and dy must be floats of x's shape, with ones where it was reduced", x, y, dy)
         return (x,)
-
-    def scratch(self, ins, outs):
-        return (ins[0].with_dtype("bool"), ins[1].with_dtype(wide(ins[1].dtype)))
-
-    def compute(self, ins, outs, scratch):
-        """0, then dy / n where the mask is."""
-        x, y, dy = ins
-        mask, share = scratch
-        np.equal(x, y, out=mask)
-        np.sum(mask, axis=repeated(x, y), dtype=share.dtype, keepdims=True, out=share)
-        np.divide(dy, share, out=share)
-        outs[0].fill(0)
-        np.copyto(outs[0], share, where=mask, casting="unsafe")
 
     def expand(self, b, x, y, dy):
         mask = b.Equal(x, y)

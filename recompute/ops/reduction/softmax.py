@@ -150,21 +150,16 @@ class Hardmax(AlongAxis, onnx=True):
     """1 at the first of the largest elements along the axis, else 0."""
 
     def scratch(self, ins, outs):
-        """Where it is, and the positions along the axis."""
-        outer, n, *inner = self.form(ins[0])
-        ones = (1,) * len(inner)
-        return TensorType("i64", (outer, *inner)), TensorType("i64", (1, n, *ones))
+        """Where it is."""
+        outer, _, *inner = self.form(ins[0])
+        return (TensorType("i64", (outer, *inner)),)
 
     def compute(self, ins, outs, scratch):
-        if not ins[0].size:
-            return
-        form = self.form(ins[0])
-        chosen, positions = scratch
-        np.argmax(ins[0].reshape(form), axis=1, out=chosen)
-        positions.fill(1)
-        np.cumsum(positions.reshape(-1), out=positions.reshape(-1))
-        np.subtract(positions, 1, out=positions)
-        np.equal(np.expand_dims(chosen, 1), positions, out=outs[0].reshape(form))
+        outs[0].fill(0)
+        if ins[0].size:
+            x, y = (a.reshape(self.form(a)) for a in (ins[0], outs[0]))
+            np.argmax(x, axis=1, out=scratch[0])
+            np.put_along_axis(y, np.expand_dims(scratch[0], 1), 1, axis=1)
 
     def gradient(self, b, ins, outs, grads):
         """None: it is constant between jumps."""
