@@ -332,10 +332,7 @@ class Net:
             self._nodes, name, self._inputs, self._outputs, self._initializers, doc_string=description
         )
         return helper.make_model(
-            graph,
-            opset_imports=[helper.make_opsetid("", OPSET)],
-            ir_version=IR_VERSION,
-            producer_name="onnx-recompute",
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="onnx-recompute"
         )
 
 

@@ -29,10 +29,7 @@ class Roberta(Bert):
 
     def inputs(self) -> tuple[InputSpec, ...]:
         shape = (BATCH, self.seq)
-        return (
-            integers("input_ids", shape, high=self.vocab),
-            integers("attention_mask", shape, low=1, high=2),
-        )
+        return (integers("input_ids", shape, high=self.vocab), integers("attention_mask", shape, low=1, high=2))
 
     def tables(self) -> dict[str, int]:
         """Rows of each table of embeddings: one token type."""

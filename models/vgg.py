@@ -17,11 +17,7 @@ def _variants(*, batch_norm: bool) -> list[Variant]:
     suffix, words = ("_bn", " with batch normalization") if batch_norm else ("", "")
     return [
         Variant(
-            f"vgg{depth}{suffix}",
-            f"VGG-{depth}{words} for images",
-            4,
-            32,
-            {"blocks": blocks, "batch_norm": batch_norm},
+            f"vgg{depth}{suffix}", f"VGG-{depth}{words} for images", 4, 32, {"blocks": blocks, "batch_norm": batch_norm}
         )
         for depth, blocks in _BLOCKS.items()
     ]

@@ -25,12 +25,7 @@ from .runtime.cpu.session import ALIGNMENT, Arena
 from .support.cache import is_own, make_private
 from .support.files import apart, cache_folder, machine, regular, replacing
 
-__all__ = [
-    "Profile",
-    "default_path",
-    "measured_seconds",
-    "signature",
-]
+__all__ = ["Profile", "default_path", "measured_seconds", "signature"]
 
 #: time limit and number limit of the timed runs of an operator
 _BUDGET, _MOST_RUNS = 0.1, 25
@@ -240,7 +235,7 @@ def measured_seconds(operator: Operator, limit: int) -> float:
 
     def run() -> float:
         start = time.perf_counter()
-        operator.op.compute(np, ins, outs, scratch)
+        operator.op.compute(ins, outs, scratch)
         return time.perf_counter() - start
 
     error: Exception | None = None

@@ -118,7 +118,7 @@ def check_writes_fully(case: Case) -> None:
         for i, j in enumerate(case.op.updates[:count]):
             outs[i] = ins[j]
         with np.errstate(all="ignore"):
-            case.op.compute(np, ins, outs, [_filled(t, filler) for t in scratch])
+            case.op.compute(ins, outs, [_filled(t, filler) for t in scratch])
         results.append(outs)
         changed = {case.op.updates[i] for i in range(min(count, len(case.op.updates)))}
         for i, (a, before) in enumerate(zip(ins, case.inputs, strict=True)):
@@ -146,7 +146,7 @@ def check_inplace(case: Case) -> None:
             if shared:
                 outs[at] = ins[k]
             with np.errstate(all="ignore"):
-                case.op.compute(np, ins, outs, [_filled(t, 0x55) for t in scratch])
+                case.op.compute(ins, outs, [_filled(t, 0x55) for t in scratch])
             results.append([a.tobytes() for a in outs if a is not None])
         assert results[0] == results[1], f"{case.op.name}: output {at} in place of input {k} differs"
 

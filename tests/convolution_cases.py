@@ -132,5 +132,5 @@ def reference(op: Any, arrays: list[np.ndarray]) -> np.ndarray:
     wide = [a.astype(np.float64) for a in arrays]
     bound = applied(op, *wide)
     out = np.empty(bound.outputs[0].shape)  # type: ignore[union-attr]
-    op.compute(np, wide, [out], [np.empty(t.shape, t.numpy) for t in bound.workspace()])
+    op.compute(wide, [out], [np.empty(t.shape, t.numpy) for t in bound.workspace()])
     return out

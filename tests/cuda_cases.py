@@ -181,7 +181,7 @@ def reference(case: Case) -> list[np.ndarray]:
     for i, j in enumerate(op.op.updates[: len(outs)]):
         outs[i] = ins[j]
     with np.errstate(all="ignore"):
-        op.op.compute(np, ins, outs, [np.zeros(t.shape, t.numpy) for t in op.workspace()])
+        op.op.compute(ins, outs, [np.zeros(t.shape, t.numpy) for t in op.workspace()])
     return [a for a in outs if a is not None]
 
 

@@ -38,7 +38,7 @@ def whole(parts: dict[str, np.ndarray], k: int, size: int = 32, bits: int | str 
     given = [*(a.reshape(n, -1) for a in parts.values()), None][:3]
     types = [None if a is None else rc.language.types.TensorType.of(a) for a in (*given, out)]
     room = [np.empty(t.shape, t.numpy) for t in op.scratch(types[:3], types[3:])]
-    op.compute(np, given, [out], room)
+    op.compute(given, [out], room)
     return out
 
 

@@ -175,7 +175,7 @@ def _run(op: Any, ins: list[Any], o: Operator, types: list[Any], wanted: Value) 
     ]
     room = [np.empty(t.shape, t.numpy) for t in op.scratch(in_types, types)]
     with np.errstate(all="ignore"):
-        op.compute(np, given, outs, room)
+        op.compute(given, outs, room)
     return next(a for a, v in zip(outs, o.outputs, strict=True) if v is not None and v.name == wanted.name)
 
 

@@ -144,9 +144,7 @@ _RULES = (
     # 1 where x = 0, else sin(ax) / (ax)
     Rule(
         op.Where(
-            op.Equal("x", 0.0),
-            1.0,
-            op.Div(op.Sin(any_of("x", op.Mul("x", number("a", bool))).named("ax")), "ax"),
+            op.Equal("x", 0.0), 1.0, op.Div(op.Sin(any_of("x", op.Mul("x", number("a", bool))).named("ax")), "ax")
         ),
         lambda m: m.b.Sinc(m.ax),
     ),

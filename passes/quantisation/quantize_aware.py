@@ -98,9 +98,7 @@ class _Rewrite:
             result += self.added.get(i, ())
             result.append(op.reading(self.reading[i]) if i in self.reading else op)
         return self.block.with_operators(
-            result,
-            buffers=(*self.block.buffers, *self.buffers),
-            constants=(*self.block.constants, *self.b.constants),
+            result, buffers=(*self.block.buffers, *self.buffers), constants=(*self.block.constants, *self.b.constants)
         )
 
     def weight(self, layer: Layer, known: dict[tuple[str, int], Value]) -> None:

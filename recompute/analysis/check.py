@@ -140,10 +140,7 @@ def forward_difference(job: Any, program: Program, feed: Any) -> dict[str, Any]:
     try:
         import onnxruntime as ort
     except ImportError:
-        return {
-            "against": "ONNX Runtime",
-            "said": "skipped, it is not installed (pip install 'onnx-recompute[cpu]')",
-        }
+        return {"against": "ONNX Runtime", "said": "skipped, it is not installed (pip install 'onnx-recompute[cpu]')"}
     from ..exporter.trained import export_trained
     from ..runtime import Executor
 

@@ -46,10 +46,7 @@ class Row:
 
 
 def compare(
-    fitting: Fitting,
-    budget: int,
-    checkpoints: CompiledStep | None = None,
-    progress: Progress = lambda text: None,
+    fitting: Fitting, budget: int, checkpoints: CompiledStep | None = None, progress: Progress = lambda text: None
 ) -> list[Row]:
     """A row for the plain step, for the user's `checkpoints`, and for every fast strategy, best first.
 

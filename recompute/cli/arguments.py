@@ -145,8 +145,7 @@ def add_model(what: argparse._ArgumentGroup) -> None:
     )
     what.add_argument("--seq", type=whole, metavar="N", help="short for --option seq=N")
     what.add_argument(
-        "--loss",
-        help="the loss on the model's output (cross_entropy, mse, ..., mse:OUTPUT), or the name of a scalar",
+        "--loss", help="the loss on the model's output (cross_entropy, mse, ..., mse:OUTPUT), or the name of a scalar"
     )
     what.add_argument("--optimizer", default="adam", help="sgd, momentum, adam, adamw, ... (default: adam)")
     what.add_argument("--lr", type=real, default=1e-3, help="learning rate (default: 0.001)")
@@ -230,9 +229,7 @@ def add_loading(what: argparse._ArgumentGroup) -> None:
         "--max-seconds", type=real, metavar="S", help="limit on the work of loading a file, in seconds (default: 6)"
     )
     what.add_argument(
-        "--max-bytes",
-        metavar="SIZE",
-        help="limit on one tensor of a file, and on all constants that loading computes",
+        "--max-bytes", metavar="SIZE", help="limit on one tensor of a file, and on all constants that loading computes"
     )
     what.add_argument(
         "--quantization", choices=("ste",), help="ste: gradients pass QuantizeLinear and then DequantizeLinear as if "

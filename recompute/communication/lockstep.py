@@ -104,7 +104,7 @@ class _Rank:
         scratch = [poisoned(t) for t in o.op.scratch([None if v is None else v.type for v in o.inputs], present)]
         try:
             with np.errstate(all="ignore"):
-                o.op.compute(np, ins, outs, scratch)
+                o.op.compute(ins, outs, scratch)
         except Exception as e:
             name = next((v.name for v in o.writes()), "")
             raise JobError(f"rank {self.number}: {o.op.name}, which makes '{name}' (operator {at}): {e}") from e

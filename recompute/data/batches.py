@@ -17,11 +17,7 @@ from ..language.program import Program
 from ..ops.loss.ctc import CTCLoss
 from .npz import array, check_size, header, opened
 
-__all__ = [
-    "check_npz",
-    "npz_batches",
-    "synthetic_batch",
-]
+__all__ = ["check_npz", "npz_batches", "synthetic_batch"]
 
 
 #: most names of arrays that an error lists

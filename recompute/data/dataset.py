@@ -14,16 +14,7 @@ from ..errors import ModelError, UsageError, expect, nearest
 from .arrays import Arrays, from_arrays, mapped_npy
 from .base import Dataset, Stream
 from .combining import select
-from .foreign import (
-    Batches,
-    HuggingFace,
-    Samples,
-    has_samples,
-    is_frame,
-    is_hugging_face,
-    is_loader,
-    is_stream,
-)
+from .foreign import Batches, HuggingFace, Samples, has_samples, is_frame, is_hugging_face, is_loader, is_stream
 from .images import ImageFolder, is_image_folder
 from .json_lines import from_jsonl
 from .npz import from_npz

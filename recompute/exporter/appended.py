@@ -9,7 +9,7 @@ from ..errors import ModelError
 from ..importer.convert import raised
 from ..importer.model import main_opset
 from ..language.builder import Names
-from ..language.ir import Block, Operator, Role
+from ..language.ir import Block, Role, leading_to
 from ..language.program import Program
 from ..passes.cleanup.for_test import ForTest
 from ..training.state import contents
@@ -26,7 +26,7 @@ def appended_block(program: Program) -> Block | None:
     block = unquantised(program.forward_block)
     there = program.imported.values()
     outputs = [
-        v.name
+        v
         for op in block.operators
         if op.role is Role.FORWARD
         for v in op.writes()
@@ -34,15 +34,9 @@ def appended_block(program: Program) -> Block | None:
     ]
     if not outputs:
         return None
-    found = ForTest(tuple(outputs)).run(block)
-    new: list[Operator] = []
-    needed = set(outputs)
-    for op in reversed(found.operators):
-        names = {v.name for v in op.writes()}
-        if not names.isdisjoint(needed) and names.isdisjoint(there):
-            new.append(op)
-            needed.update(v.name for v in op.reads())
-    return found.with_operators(new[::-1])
+    found = ForTest(tuple(v.name for v in outputs)).run(block)
+    new = [op for op in found.operators if all(v.name not in there for v in op.writes())]
+    return found.with_operators(leading_to(new, outputs))
 
 
 def with_appended(model: onnx.ModelProto, program: Program, new: Block) -> onnx.ModelProto:

@@ -180,9 +180,7 @@ class FunctionBuilder:
         self._depth += 1
         for o in body:
             self.apply(
-                o.op,
-                ["" if v is None else v.name for v in o.inputs],
-                ["" if v is None else v.name for v in o.outputs],
+                o.op, ["" if v is None else v.name for v in o.inputs], ["" if v is None else v.name for v in o.outputs]
             )
         self._depth -= 1
 

@@ -118,7 +118,7 @@ class _Graph:
         ins = [self.known(r) for r in op.reads()]
         out = np.empty(v.shape, v.type.numpy)
         temporary = op.op.scratch([r.type for r in op.reads()], [v.type])
-        op.op.compute(np, ins, [out], [np.empty(t.shape, t.numpy) for t in temporary])
+        op.op.compute(ins, [out], [np.empty(t.shape, t.numpy) for t in temporary])
         return out
 
     # -- activations ----------------------------------------------------------------------------------------------

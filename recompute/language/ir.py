@@ -136,7 +136,7 @@ class Free(Op):
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         return ()
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Does nothing: the memory plan reuses the bytes."""
 
 

@@ -8,6 +8,7 @@ imported from here as well.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from .element import Expr, Formula
     from .factors import Factor
     from .layouts import Turned
-    from .types import NumPy, Value
+    from .types import Value
 
 #: operator name → class; filled by `Op.__init_subclass__`
 REGISTRY: dict[str, type[Op]] = {}
@@ -97,6 +98,8 @@ class Op(Exact):
     def __init_subclass__(cls, abstract: bool = False, onnx: str | bool | None = None, **kw: object) -> None:
         """Registers the class; `onnx=True` says that ONNX has this operator under the same name."""
         super().__init_subclass__(**kw)
+        if "compute" in vars(cls) and "xp" in inspect.signature(cls.compute).parameters:
+            raise UsageError(f"{cls.__name__}.compute: 'xp' has gone: write compute(self, ins, outs, scratch)")
         cls.abstract = abstract
         if onnx is not None:
             cls.onnx_name = cls.__name__ if onnx is True else (onnx or None)
@@ -127,11 +130,8 @@ class Op(Exact):
         """Types of all outputs, optional ones included.  TypeRuleError for inputs that do not fit."""
         raise NotImplementedError(f"{self.name} has no type rule")
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        """Writes every output completely, with `xp`, which is NumPy.
-
-        `outs[i]` is None if output i is absent, `ins[i]` if input i is.
-        """
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
+        """Writes every output completely, with NumPy; None in `ins` and `outs` stands for an absent one."""
         raise NotImplementedError(f"{self.name} has no numerics")
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:

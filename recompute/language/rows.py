@@ -228,7 +228,6 @@ class _Rows:
         return _Symbol(constant(value, like if isinstance(like, str) else like.dtype), (), ())
 
     def fill(self, value: float, like: Any) -> _Symbol:
-        """The same."""
         return self.constant(value, like)
 
 

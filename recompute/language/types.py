@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -15,13 +15,6 @@ import numpy as np
 Array: TypeAlias = np.ndarray
 #: those of an operator's inputs or outputs, or its scratch
 Operands: TypeAlias = Sequence[Array]
-
-
-class NumPy(Protocol):
-    """NumPy, as numerics are given it."""
-
-    def __getattr__(self, name: str, /) -> Any:
-        """A function, or an element type."""
 
 
 #: short name (as in the text form) → NumPy dtype

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..language.element import Expr, nodes
 from ..language.formulas import element_of
 from ..language.op import Op
-from ..language.types import DTYPES, NumPy
+from ..language.types import DTYPES
 from .erf import ERF_FLOATS, ERF_MASKS, erf
 
 #: function of an expression → the one of NumPy that takes the arguments and `out=`
@@ -84,17 +86,17 @@ class ArraySteps:
             calls.append((s.function, arguments, position(s.to), where, spare))
         return calls, scalars
 
-    def run(self, xp: NumPy, inputs: Sequence[Any], out: Any, temporaries: Sequence[Any]) -> None:
+    def run(self, inputs: Sequence[Any], out: Any, temporaries: Sequence[Any]) -> None:
         """Computes `out`, which may be none of the inputs that a later step reads, from arrays that broadcast to it."""
         calls, scalars = self._calls
         arrays = [out, *temporaries, *inputs, *scalars]
         for function, arguments, to, where, spare in calls:
             if function == "copy":
-                xp.copyto(arrays[to], arrays[arguments[0]], where=True if where is None else arrays[where])
+                np.copyto(arrays[to], arrays[arguments[0]], where=True if where is None else arrays[where])
             elif function == "erf":
-                erf(xp, arrays[arguments[0]], arrays[to], *(arrays[i] for i in spare))
+                erf(arrays[arguments[0]], arrays[to], *(arrays[i] for i in spare))
             else:
-                getattr(xp, function)(*[arrays[i] for i in arguments], out=arrays[to])
+                getattr(np, function)(*[arrays[i] for i in arguments], out=arrays[to])
 
 
 @functools.lru_cache(maxsize=1 << 12)

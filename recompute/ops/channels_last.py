@@ -18,7 +18,7 @@ from ..language.element import Expr, Formula
 from ..language.factors import Factor, renumbered
 from ..language.layouts import permuted, to_first, to_last
 from ..language.op import Case, Cost, Draw, Op, OperatorBuilder
-from ..language.types import NumPy, Operands, TensorType, Types, Value, Values
+from ..language.types import Operands, TensorType, Types, Value, Values
 from .shape.reshape import reshape
 
 
@@ -105,7 +105,7 @@ class Laid(Op, abstract=True):
         turned = [t for ts, w in ((given, self.activations), (made, self.results)) for t in self._turned(ts, w)]
         return (*turned, *self.plain.scratch(given, made))
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         spare = list(scratch)
         given, made = list(ins), list(outs)
         for arrays, which in ((given, self.activations), (made, self.results)):
@@ -117,7 +117,7 @@ class Laid(Op, abstract=True):
         for i in self.activations:
             if given[i] is not None and moves(ins[i].shape, self.unlaid(ins[i].ndim)):
                 given[i][...] = ins[i].transpose(self.unlaid(ins[i].ndim))
-        self.plain.compute(xp, given, made, spare)
+        self.plain.compute(given, made, spare)
         for i in self.results:
             if i < len(outs) and outs[i] is not None and moves(outs[i].shape, self.unlaid(outs[i].ndim)):
                 outs[i][...] = made[i].transpose(self.laid(outs[i].ndim))

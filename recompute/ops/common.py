@@ -16,7 +16,7 @@ from ..language.factors import Factor, aligned
 from ..language.formulas import through_expansion
 from ..language.layouts import Turned
 from ..language.op import Cost, Op
-from ..language.types import NumPy, Operands, TensorType, Types, Values, dtype_name
+from ..language.types import Operands, TensorType, Types, Values, dtype_name
 from .array_steps import array_steps
 
 
@@ -109,10 +109,10 @@ class Elementwise(Op, abstract=True):
         assert outs[0] is not None
         return tuple(TensorType(dtype, outs[0].shape) for dtype in steps.temporaries)
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The formula of an element, step by step."""
         dtypes = tuple(None if a is None else dtype_name(a.dtype) for a in ins)
-        array_steps(self, dtypes, self.inplace).run(xp, ins, outs[0], scratch)
+        array_steps(self, dtypes, self.inplace).run(ins, outs[0], scratch)
 
     def cost(self, ins: Types, outs: Types) -> Cost:
         """`flops_per_element` for each element of the output."""
@@ -136,8 +136,8 @@ class Ufunc(Elementwise, abstract=True):
     #: a ufunc reads each element before it writes it
     inplace = (0, 1)
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
-        getattr(xp, self.ufunc)(*ins, out=outs[0])
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
+        getattr(np, self.ufunc)(*ins, out=outs[0])
 
     def element(self, *inputs: Expr | None) -> Formula:
         """The ufunc, where loops know it."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..language.types import Array, NumPy
+import numpy as np
+
+from ..language.types import Array
 
 # erf(x) = x·P(x²)/Q(x²).  Rational approximations fitted for this project by reweighted least squares in 50 digits:
 # float32 on |x| ≤ 4 (relative error 2.2e-9), float64 on |x| ≤ 1 (7e-19).
@@ -27,45 +29,45 @@ _TAIL_Q = (1.0, 2.5185827758697317693, 2.7909799663236809609, 1.7562575621787096
 ERF_FLOATS, ERF_MASKS = 3, 1
 
 
-def erf(xp: NumPy, x: Array, out: Array, a: Array, b: Array, c: Array, mask: Array) -> None:
+def erf(x: Array, out: Array, a: Array, b: Array, c: Array, mask: Array) -> None:
     """The error function of a float32 or float64 vector; x is not `out` but may be `c` for float32."""
     if x.dtype.itemsize == 4:
-        xp.minimum(x, 4.0, out=a)
-        xp.maximum(a, -4.0, out=a)
-        xp.multiply(a, a, out=b)
-        _polynomial(xp, b, _P32, out)
-        xp.multiply(out, a, out=out)
-        _polynomial(xp, b, _Q32, a)
-        xp.divide(out, a, out=out)
-        xp.minimum(out, 1.0, out=out)
-        xp.maximum(out, -1.0, out=out)
+        np.minimum(x, 4.0, out=a)
+        np.maximum(a, -4.0, out=a)
+        np.multiply(a, a, out=b)
+        _polynomial(b, _P32, out)
+        np.multiply(out, a, out=out)
+        _polynomial(b, _Q32, a)
+        np.divide(out, a, out=out)
+        np.minimum(out, 1.0, out=out)
+        np.maximum(out, -1.0, out=out)
         return
-    xp.multiply(x, x, out=a)
-    xp.greater(a, 1.0, out=mask)
-    xp.minimum(a, 1.0, out=b)
-    _polynomial(xp, b, _P64, out)
-    _polynomial(xp, b, _Q64, c)
-    xp.divide(out, c, out=out)
-    xp.multiply(out, x, out=out)
-    xp.absolute(x, out=a)
-    xp.minimum(a, 6.0, out=a)
-    xp.maximum(a, 1.0, out=a)
-    _polynomial(xp, a, _TAIL_P, b)
-    _polynomial(xp, a, _TAIL_Q, c)
-    xp.divide(b, c, out=b)
-    xp.multiply(a, a, out=a)
-    xp.negative(a, out=a)
-    xp.exp(a, out=a)
-    xp.multiply(b, a, out=b)
-    xp.subtract(1.0, b, out=b)
-    xp.copysign(b, x, out=b)
-    xp.copyto(out, b, where=mask)
+    np.multiply(x, x, out=a)
+    np.greater(a, 1.0, out=mask)
+    np.minimum(a, 1.0, out=b)
+    _polynomial(b, _P64, out)
+    _polynomial(b, _Q64, c)
+    np.divide(out, c, out=out)
+    np.multiply(out, x, out=out)
+    np.absolute(x, out=a)
+    np.minimum(a, 6.0, out=a)
+    np.maximum(a, 1.0, out=a)
+    _polynomial(a, _TAIL_P, b)
+    _polynomial(a, _TAIL_Q, c)
+    np.divide(b, c, out=b)
+    np.multiply(a, a, out=a)
+    np.negative(a, out=a)
+    np.exp(a, out=a)
+    np.multiply(b, a, out=b)
+    np.subtract(1.0, b, out=b)
+    np.copysign(b, x, out=b)
+    np.copyto(out, b, where=mask)
 
 
-def _polynomial(xp: NumPy, x: Array, coefficients: Sequence[float], out: Array) -> None:
+def _polynomial(x: Array, coefficients: Sequence[float], out: Array) -> None:
     """Horner's rule; the coefficients begin with the constant."""
-    xp.multiply(x, coefficients[-1], out=out)
+    np.multiply(x, coefficients[-1], out=out)
     for c in coefficients[-2:0:-1]:
-        xp.add(out, c, out=out)
-        xp.multiply(out, x, out=out)
-    xp.add(out, coefficients[0], out=out)
+        np.add(out, c, out=out)
+        np.multiply(out, x, out=out)
+    np.add(out, coefficients[0], out=out)

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ..language.element import Expr, nodes
 from ..language.op import Op, OperatorBuilder
 from ..language.rows import LENGTH, REDUCTIONS, RowFormula, formula_over_rows, unrounded
-from ..language.types import DTYPES, Array, NumPy, Operands, TensorType, Types, Value, dtype_name, need
+from ..language.types import DTYPES, Array, Operands, TensorType, Types, Value, dtype_name, need
 from .array_steps import FUNCTIONS
 from .tiles import TILE
 
@@ -40,7 +42,7 @@ class OverRows(Op, abstract=True):
         sums = [(need(steps.found.outputs[i]).dtype, steps.results[i]) for i in steps.added(self, outs)]
         return (*tiles, *(TensorType(dtype, need(shape)) for dtype, shape in sums))
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The formula, tile by tile: all outputs of a tile are there before one is written."""
         kinds = tuple(None if a is None else (a.shape, a.dtype) for a in (*ins, *outs))
         steps, added = _of_arrays(self, kinds, len(ins))
@@ -60,14 +62,14 @@ class OverRows(Op, abstract=True):
             here: Any = None if steps.output is None else _part(results[0], part)
             if steps.output is not None:
                 buffers.insert(steps.output, here)
-            values = steps.run(xp, given if whole else [_part(a, part) for a in given], buffers)
+            values = steps.run(given if whole else [_part(a, part) for a in given], buffers)
             # what may be in an input's place comes last: another output may be that input
             for i in sorted(range(len(results)), key=lambda i: i == self.inplace_output):
                 out, x = results[i], found.outputs[i]
                 if out is None or x is None or (i == 0 and here is not None):
                     continue
                 if i in found.columns and 0 in x.value:
-                    _add(xp, sums.get(i, out), values[id(x)], first=not start)
+                    _add(sums.get(i, out), values[id(x)], first=not start)
                     if rows + start == found.sizes[0] and i in sums:
                         out[...] = sums[i]
                 elif rows + start == found.sizes[0] or 0 in need(found.results[i]):
@@ -85,11 +87,11 @@ class Rowwise(OverRows, abstract=True):
         return (x,)
 
 
-def _add(xp: NumPy, total: Array, value: Array, *, first: bool) -> None:
+def _add(total: Array, value: Array, *, first: bool) -> None:
     if first:
         total[...] = value
     else:
-        xp.add(total, value, out=total)
+        np.add(total, value, out=total)
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -170,7 +172,7 @@ class _Steps:
             if number is not None
         ]
 
-    def run(self, xp: NumPy, inputs: Sequence[Any], buffers: Sequence[Any]) -> dict[int, Any]:
+    def run(self, inputs: Sequence[Any], buffers: Sequence[Any]) -> dict[int, Any]:
         """The values of all nodes that are roots or still needed, by id."""
         values = dict(self.numbers)
         for x, number in self.order:
@@ -179,15 +181,15 @@ class _Steps:
         for node, function, arguments, number, axes in self.program:
             out, args = buffers[number], [values[a] for a in arguments]
             if axes is not None:
-                reduce = xp.add.reduce if function == "sum" else xp.maximum.reduce
+                reduce = np.add.reduce if function == "sum" else np.maximum.reduce
                 reduce(args[0], axis=axes, dtype=out.dtype, keepdims=True, out=out)
             elif function == "where":
-                xp.copyto(out, args[2])
-                xp.copyto(out, args[1], where=args[0])
+                np.copyto(out, args[2])
+                np.copyto(out, args[1], where=args[0])
             elif function == "cast":
-                xp.copyto(out, args[0], casting="unsafe")
+                np.copyto(out, args[0], casting="unsafe")
             else:
-                getattr(xp, function)(*args, out=out)
+                getattr(np, function)(*args, out=out)
             values[node] = out
         return values
 

@@ -6,7 +6,9 @@ of one tile are declared as scratch.  float16 and bfloat16 are computed in float
 
 from __future__ import annotations
 
-from ..language.types import NumPy, Operands, TensorType, Types, dtype_name, need
+import numpy as np
+
+from ..language.types import Operands, TensorType, Types, dtype_name, need
 from .array_steps import ArraySteps, array_steps
 from .common import Elementwise, arity
 
@@ -49,21 +51,21 @@ class Tiled(Elementwise, abstract=True):
         floats, masks = (TensorType(wide(x.dtype), (rows, size)),), len(steps.temporaries) - work
         return (*floats, TensorType("bool", (masks, size))) if masks else floats
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The formula for each piece; of the half precisions through float32 copies of it."""
         steps, work = self._steps(dtype_name(outs[0].dtype), len(ins))
         flat = [a.reshape(-1) for a in ins]
         out = outs[0].reshape(-1)
         temps = [row for s in scratch for row in s]
         copied = scratch[0].dtype != outs[0].dtype
-        beside = not copied and any(xp.may_share_memory(out, a) for a in flat)
+        beside = not copied and any(np.may_share_memory(out, a) for a in flat)
         for start in range(0, out.size, TILE):
             stop = min(start + TILE, out.size)
             here = [t[: stop - start] for t in temps]
             pieces = [a[start:stop] for a in flat]
             if not copied:
                 spare = here.pop(work)
-                steps.run(xp, pieces, spare if beside else out[start:stop], here)
+                steps.run(pieces, spare if beside else out[start:stop], here)
                 if beside:
                     out[start:stop] = spare
                 continue
@@ -71,5 +73,5 @@ class Tiled(Elementwise, abstract=True):
             for target, source in zip(extra, pieces, strict=False):
                 target[...] = source
             here = here[:work] + here[work + len(extra) :]
-            steps.run(xp, extra[:-1], extra[-1], here)
+            steps.run(extra[:-1], extra[-1], here)
             out[start:stop] = extra[-1]

@@ -12,12 +12,7 @@ from ..errors import UsageError
 from ..language.builder import Builder
 from ..language.ir import Value
 
-__all__ = [
-    "ClipGradByGlobalNorm",
-    "ClipGradByNorm",
-    "ClipGradByValue",
-    "GradientClip",
-]
+__all__ = ["ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue", "GradientClip"]
 
 
 def _positive(what: str, value: Any) -> float:

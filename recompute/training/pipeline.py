@@ -64,12 +64,7 @@ class KeepForward(Pass):
 
 
 def pipeline(
-    spec: Spec,
-    program: Program,
-    loss: str,
-    *,
-    parameters: Sequence[str] = (),
-    no_grad: Sequence[str] = (),
+    spec: Spec, program: Program, loss: str, *, parameters: Sequence[str] = (), no_grad: Sequence[str] = ()
 ) -> list[Pass]:
     """The passes that make `program`, a forward pass, a training step, before a planner or the lowering has it.
 
@@ -91,12 +86,7 @@ def find_passes(program: Program, kept: Sequence[str], *, attention: bool = True
 
 
 def backward_passes(
-    spec: Spec,
-    program: Program,
-    loss: str,
-    *,
-    parameters: Sequence[str] = (),
-    no_grad: Sequence[str] = (),
+    spec: Spec, program: Program, loss: str, *, parameters: Sequence[str] = (), no_grad: Sequence[str] = ()
 ) -> list[Pass]:
     """The passes before the updates: gradients, and recomputation from checkpoints, among ranks and in slices."""
     target, low = spec.target or Target(), spec.precision not in (None, "fp32")

@@ -22,15 +22,7 @@ from ..support.tensor_file import reason, write_arrays
 from .origin import digest
 from .parts import Part, parts_of, stored, whole_types
 
-__all__ = [
-    "contents",
-    "load_state",
-    "metadata_of",
-    "save_state",
-    "set_state_dict",
-    "state_dict",
-    "unchanged",
-]
+__all__ = ["contents", "load_state", "metadata_of", "save_state", "set_state_dict", "state_dict", "unchanged"]
 
 #: most differences that an error lists
 _MOST = 20

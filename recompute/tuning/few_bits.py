@@ -88,7 +88,7 @@ def whole(model: Graph, w: FewBits) -> np.ndarray:
     rule, out = w.rule, np.empty(w.shape, np.float32 if parts[1].itemsize < 4 else parts[1].dtype)
     types = tuple(None if a is None else TensorType.of(a) for a in parts)
     room = [np.empty(t.shape, t.numpy) for t in rule.scratch(types, (TensorType.of(out),))]
-    rule.compute(np, parts, [out], room)
+    rule.compute(parts, [out], room)
     return out
 
 

@@ -70,7 +70,7 @@ class Step:
     def run(self) -> None:
         """The operator's own numerics.  JobError with the operator where they fail."""
         try:
-            self.op.op.compute(np, self.ins, self.outs, self.scratch)
+            self.op.op.compute(self.ins, self.outs, self.scratch)
         except NotFiniteError as e:
             raise NotFiniteError(f"{e}, in\n    {show_operator(self.op)}") from e
         except Exception as e:

@@ -263,8 +263,8 @@ def test_indices_are_within_bounds_and_spread(monkeypatch: pytest.MonkeyPatch) -
     seen: list[np.ndarray] = []
     compute = type(GATHER.op).compute
 
-    def watch(self: object, xp: object, ins: list, outs: list, scratch: list) -> None:
-        compute(self, xp, ins, outs, scratch)
+    def watch(self: object, ins: list, outs: list, scratch: list) -> None:
+        compute(self, ins, outs, scratch)
         seen.append(ins[1].copy())
 
     monkeypatch.setattr(type(GATHER.op), "compute", watch)

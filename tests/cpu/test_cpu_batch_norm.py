@@ -37,7 +37,7 @@ def exact(name: str, *arrays: np.ndarray, dtype: Any = np.float64) -> list[np.nd
     wide = [a.astype(dtype) for a in arrays]
     o = applied(op_class(name)(), *wide)
     outs = [np.empty(v.shape, dtype) for v in o.writes()]
-    o.op.compute(np, wide, outs, [np.empty(t.shape, t.numpy) for t in o.workspace()])
+    o.op.compute(wide, outs, [np.empty(t.shape, t.numpy) for t in o.workspace()])
     return outs
 
 

@@ -37,7 +37,7 @@ def check(op: Any, *arrays: np.ndarray, provider: Any = PROVIDER) -> None:
     wide = [a.astype(np.float64) for a in arrays]
     for values, out in ((wide, exact), ([abs(a) for a in wide], size)):
         scratch = [np.empty(t.shape) for t in bound.workspace()]
-        op.compute(np, values, [out], scratch)
+        op.compute(values, [out], scratch)
     k = arrays[0].shape[-1] if not op.transA or arrays[0].ndim == 1 else arrays[0].shape[-2]
     assert np.all(abs(found - exact) <= (k + 3) * np.finfo(found.dtype).eps * abs(size))
     assert np.array_equal(found, run(op, *arrays, provider=provider))

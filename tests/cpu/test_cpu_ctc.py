@@ -36,7 +36,7 @@ def by_numpy(op: Op, *inputs: np.ndarray | None) -> tuple[np.ndarray, int]:
     scratch = [np.empty(t.shape, t.numpy) for t in op_.workspace()]
     tracemalloc.start()
     with np.errstate(all="ignore"):
-        op.compute(np, list(inputs), outs, scratch)  # type: ignore[arg-type]
+        op.compute(list(inputs), outs, scratch)  # type: ignore[arg-type]
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return outs[0], most

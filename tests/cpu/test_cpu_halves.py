@@ -76,7 +76,7 @@ def in_float32(op: Operator, arrays: Any) -> list[np.ndarray]:
     outs = [None if v is None else np.full(v.shape, 7, v.type.numpy) for v in again.outputs]
     kept = [o for o, v in zip(outs, op.outputs, strict=True) if v is not None]
     with np.errstate(all="ignore"):
-        op.op.compute(np, wide, outs, [np.empty(t.shape, t.numpy) for t in again.workspace()])
+        op.op.compute(wide, outs, [np.empty(t.shape, t.numpy) for t in again.workspace()])
     return kept
 
 

@@ -38,7 +38,7 @@ def numpy_of(op: Op, *ins: np.ndarray) -> list[np.ndarray]:
     a = applied(op, *ins)
     outs = [np.full(v.shape, 7, v.type.numpy) for v in a.outputs if v is not None]
     with np.errstate(all="ignore"):
-        op.compute(np, list(ins), outs, [np.empty(t.shape, t.numpy) for t in a.workspace()])
+        op.compute(list(ins), outs, [np.empty(t.shape, t.numpy) for t in a.workspace()])
     return outs
 
 
@@ -74,7 +74,7 @@ def test_every_sample_agrees_with_its_numerics(monkeypatch: pytest.MonkeyPatch) 
                 outs[i] = ins[j]
             if numpy:
                 with np.errstate(all="ignore"):
-                    case.op.compute(np, ins, outs, [np.empty(t.shape, t.numpy) for t in op.workspace()])
+                    case.op.compute(ins, outs, [np.empty(t.shape, t.numpy) for t in op.workspace()])
             else:
                 run(op, ins, outs)
             results.append(outs)

@@ -28,7 +28,7 @@ def run(o: Operator, *arrays: np.ndarray, own: bool = False) -> list[np.ndarray]
     types = o.workspace() if own else PROVIDER.scratch(o)
     scratch = [np.full(t.shape, 77, t.numpy) for t in types]
     if own:
-        o.op.compute(np, list(arrays), outs, scratch)  # type: ignore[arg-type]
+        o.op.compute(list(arrays), outs, scratch)  # type: ignore[arg-type]
     else:
         native.Table(PROVIDER.bind(o, arrays, outs, scratch)).run()
     return [a for a in outs if a is not None]

@@ -58,7 +58,7 @@ def numpy_results(op: Op, inputs: Sequence[np.ndarray | None], want: int | None 
     outs = [filled(v.type) for v in applied_op.writes()]
     scratch = [filled(t) for t in applied_op.workspace()]
     with np.errstate(all="ignore"):
-        op.compute(np, list(inputs), outs, scratch)  # type: ignore[arg-type]
+        op.compute(list(inputs), outs, scratch)  # type: ignore[arg-type]
     return outs
 
 

@@ -178,7 +178,7 @@ def run(
     if rows:
         native.Table(rows.bind(there, ins, outs, scratch)).run()
     else:
-        op.compute(np, ins, outs, scratch)
+        op.compute(ins, outs, scratch)
     for i, (place, a) in enumerate(zip(ins, inputs, strict=True)):
         assert i == shared or place.tobytes() == a.tobytes(), f"input {i} is changed"
     return [a.copy() for a in outs]

@@ -68,7 +68,7 @@ def _numpy(op: Made, *inputs: np.ndarray, shared: bool = False) -> list[np.ndarr
     outs: list[Any] = [np.full(v.shape, np.nan, v.type.numpy) for v in there.writes()]
     if shared:
         outs[0] = ins[0]
-    op.compute(np, ins, outs, [np.full(t.shape, np.nan, t.numpy) for t in there.workspace()])
+    op.compute(ins, outs, [np.full(t.shape, np.nan, t.numpy) for t in there.workspace()])
     return outs
 
 

@@ -40,7 +40,7 @@ def backward(draw: Draw, case: Case, *, want: int | None = None) -> Case:
     given = [None if a is None else TensorType.of(a) for a in ins]
     y, lse = (np.empty(t.shape, t.numpy) for t in op.infer(*given))
     types = given, [TensorType.of(a) for a in (y, lse)]
-    op.compute(np, ins, [y, lse], [np.empty(t.shape, t.numpy) for t in op.scratch(*types)])
+    op.compute(ins, [y, lse], [np.empty(t.shape, t.numpy) for t in op.scratch(*types)])
     dtype = TensorType.of(ins[0]).dtype
     down, other = (draw(f"{dtype}[{','.join(map(str, y.shape))}]") for _ in range(2))
     if (

@@ -48,7 +48,7 @@ def both(op: Any, *inputs: np.ndarray, units: float, want: int | None = None) ->
 def window_numbers(op: MaxPool, x: np.ndarray) -> np.ndarray:
     types = op.infer(TensorType.of(x))
     outs = [np.empty(t.shape, t.numpy) for t in types]
-    op.compute(np, [x], outs, [np.empty(t.shape, t.numpy) for t in op.scratch((TensorType.of(x),), types)])
+    op.compute([x], outs, [np.empty(t.shape, t.numpy) for t in op.scratch((TensorType.of(x),), types)])
     return outs[2]
 
 

@@ -49,7 +49,7 @@ def _exact(op: Any, arrays: list[np.ndarray]) -> np.ndarray:
     ins = tuple(Value(f"i{i}", TensorType.of(a)) for i, a in enumerate(arrays))
     out = np.empty(op.infer(*(v.type for v in ins))[0].shape)
     room = Operator(op, ins, (Value("o", TensorType.of(out)),)).workspace()
-    op.compute(np, arrays, [out], [np.empty(t.shape, t.numpy) for t in room])
+    op.compute(arrays, [out], [np.empty(t.shape, t.numpy) for t in room])
     return out
 
 

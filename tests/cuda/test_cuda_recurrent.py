@@ -55,7 +55,7 @@ def computed(op: Any, arrays: list[Any], want: int | None = None) -> list[np.nda
     types = [None if a is None else TensorType.of(a) for a in arrays]
     outs = [np.zeros(t.shape, t.numpy) for t in op.infer(*types)[:want]]
     room = [np.zeros(t.shape, t.numpy) for t in op.scratch(types, [TensorType.of(o) for o in outs])]
-    op.compute(np, arrays, outs, room)
+    op.compute(arrays, outs, room)
     return outs
 
 

@@ -140,7 +140,7 @@ def both(provider: Any, op: Any, arrays: list[np.ndarray | None], want: int) -> 
     wide = [None if a is None else a.astype(np.float32) for a in arrays]
     exact = applied(op, wide, want)
     expected = [np.zeros(v.shape, v.type.numpy) for v in exact.outputs if v]
-    op.compute(np, wide, expected, [np.zeros(t.shape, t.numpy) for t in exact.workspace()])
+    op.compute(wide, expected, [np.zeros(t.shape, t.numpy) for t in exact.workspace()])
     return outs, expected
 
 

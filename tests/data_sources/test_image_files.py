@@ -64,7 +64,7 @@ def test_image_decoder_starts_no_program(started: Path) -> None:
         rc.load(h.make_model(graph, opset_imports=[h.make_opsetid("", 20)], ir_version=9))
     op = reference(h.make_node("ImageDecoder", ["x0"], ["y0"]), 20, ("u8[10,10,3]",))
     with pytest.raises(ModelError, match=why):
-        op.compute(np, [data], [np.empty((10, 10, 3), np.uint8)], [])
+        op.compute([data], [np.empty((10, 10, 3), np.uint8)], [])
     assert not started.exists()
 
 

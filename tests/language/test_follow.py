@@ -46,7 +46,7 @@ def run(op: Op, inputs: list[Any], outs: tuple[TensorType | None, ...]) -> list[
     for i, j in enumerate(op.updates[: len(made)]):
         inputs[j] = made[i] = inputs[j].copy()
     room = [np.zeros(t.shape, t.numpy) for t in op.scratch([_type(a) for a in inputs], list(outs))]
-    op.compute(np, inputs, made, room)
+    op.compute(inputs, made, room)
     return made
 
 

@@ -25,7 +25,7 @@ def own(op: Any, *inputs: np.ndarray) -> list[np.ndarray]:
     types = [TensorType.of(a) for a in inputs]
     made = op.infer(*types)
     outs = [np.empty(t.shape, t.numpy) for t in made]
-    op.compute(np, list(inputs), outs, [np.empty(t.shape, t.numpy) for t in op.scratch(types, made)])
+    op.compute(list(inputs), outs, [np.empty(t.shape, t.numpy) for t in op.scratch(types, made)])
     return outs
 
 

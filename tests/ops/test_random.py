@@ -256,7 +256,7 @@ def evaluate_own(block: rc.Block, feed: dict[str, np.ndarray]) -> np.ndarray:
     outs = [None if v is None else np.full(v.shape, 77, v.type.numpy) for v in op.outputs]
     ins = [feed[v.name] for v in op.reads()]
     scratch = [np.full(t.shape, 77, t.numpy) for t in op.workspace()]
-    op.op.compute(np, ins, outs, scratch)  # type: ignore[arg-type]
+    op.op.compute(ins, outs, scratch)  # type: ignore[arg-type]
     assert outs[0] is not None
     return outs[0]
 

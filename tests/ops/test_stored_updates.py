@@ -152,7 +152,7 @@ def test_a_part_of_a_parameter_has_the_words_of_the_whole() -> None:
         ins = (new, g[part], *given)
         types = [TensorType.of(x) for x in ins]
         room = [np.empty(t.shape, t.numpy) for t in op.scratch(types, op.infer(*types))]
-        op.compute(np, ins, (new,), room)
+        op.compute(ins, (new,), room)
         return new
 
     whole = run(SGDUpdate(stochastic=True, seed=9), slice(0, 1000))

@@ -123,7 +123,7 @@ def test_random_dropout_at_the_threshold(above: float) -> None:
     for own in (True, False):
         outs = [np.empty(4096, np.float32), np.empty(4096, np.bool_)]
         if own:
-            op.compute(np, list(inputs), outs, [np.empty(t.shape, t.numpy) for t in o.workspace()])
+            op.compute(list(inputs), outs, [np.empty(t.shape, t.numpy) for t in o.workspace()])
         else:
             native.Table(FAMILIES.table()["Dropout"].bind(o, (*inputs, None), outs, [])).run()
         found.append([a.tobytes() for a in outs])

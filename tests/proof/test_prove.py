@@ -27,7 +27,7 @@ def values_of(
     for o in operators:
         outs = [None if v is None else np.zeros(v.shape, v.type.numpy) for v in o.outputs]
         scratch = [np.zeros(t.shape, t.numpy) for t in o.workspace()]
-        o.op.compute(np, [None if v is None else found[v.name] for v in o.inputs], outs, scratch)
+        o.op.compute([None if v is None else found[v.name] for v in o.inputs], outs, scratch)
         found.update((v.name, a) for v, a in zip(o.outputs, outs, strict=True) if v is not None)
     return found
 

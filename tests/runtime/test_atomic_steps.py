@@ -232,7 +232,7 @@ def _compute(block: Block, inputs: tuple, at: int, extreme: float) -> None:
         outs = [ins[i] for i in op.op.updates[: len(outs)]]
     scratch = [np.zeros(t.shape, t.numpy) for t in op.workspace()]
     with np.errstate(all="ignore"):
-        op.op.compute(np, ins, outs, scratch)  # type: ignore[arg-type]
+        op.op.compute(ins, outs, scratch)  # type: ignore[arg-type]
 
 
 def test_two_threads_do_not_run_one_program(monkeypatch: pytest.MonkeyPatch) -> None:

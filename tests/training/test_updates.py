@@ -99,7 +99,7 @@ def run(op: Any, given: Arrays) -> Arrays:
     outs = [own[i] if i < len(own) else None for i in op.updates]
     scratch = [np.full(t.shape, np.nan, t.numpy) for t in op.scratch(types, [])]
     with np.errstate(all="ignore"):
-        op.compute(np, own, outs, scratch)
+        op.compute(own, outs, scratch)
     for i, (a, before) in enumerate(zip(own, given, strict=True)):
         assert i in op.updates or a is None or a.tobytes() == before.tobytes()
     return [a for a in outs if a is not None]
@@ -235,7 +235,7 @@ def test_an_array_that_is_not_contiguous_is_refused() -> None:
     given = inputs(0, "")
     given[0] = np.zeros((5, 3)).T
     with pytest.raises(ValueError, match="must be contiguous"):
-        make("SGDUpdate").compute(np, given, [given[0]], [np.empty(15)])
+        make("SGDUpdate").compute(given, [given[0]], [np.empty(15)])
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float32])
@@ -243,7 +243,7 @@ def test_the_step_counter(dtype: Any) -> None:
     op = make("Increment")
     for unscale, expected in ((None, 42), (0.0, 41), (-0.5, 42), (2.0, 42)):
         x = np.array(41, dtype)
-        op.compute(np, [x] if unscale is None else [x, np.array(unscale, np.float32)], [x], [])
+        op.compute([x] if unscale is None else [x, np.array(unscale, np.float32)], [x], [])
         assert x == expected and x.dtype == dtype
 
 

@@ -60,9 +60,7 @@ def _simulated(problem: RematerialisationProblem, sequence: Sequence[int]) -> Ou
     peak = max(live, default=0)
     costs = problem.remembered("costs", lambda: [n.cost for n in problem.nodes])
     return Outcome(
-        peak=peak + problem.fixed,
-        cost=sum(map(costs.__getitem__, sequence)),
-        at=live.index(peak) if live else -1,
+        peak=peak + problem.fixed, cost=sum(map(costs.__getitem__, sequence)), at=live.index(peak) if live else -1
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...language.contexts import FunctionWriter
-from ...language.types import Array, NumPy
+from ...language.types import Array
 from ..tiles import TILE
 
 
@@ -28,29 +28,29 @@ def regions(scratch: Array, count: int, bits: int) -> tuple[Array, Array, Array]
     return numbers.reshape(groups, 8), packed.reshape(groups, bits), temp
 
 
-def pack(xp: NumPy, numbers: Array, packed: Array, temp: Array) -> None:
+def pack(numbers: Array, packed: Array, temp: Array) -> None:
     """[groups, 8] numbers below 2^bits to [groups, bits] bytes."""
     bits = packed.shape[1]
     packed[...] = 0
     for i in range(8):
         byte, shift = divmod(i * bits, 8)
-        xp.left_shift(numbers[:, i], np.uint8(shift), out=temp)
-        xp.bitwise_or(packed[:, byte], temp, out=packed[:, byte])
+        np.left_shift(numbers[:, i], np.uint8(shift), out=temp)
+        np.bitwise_or(packed[:, byte], temp, out=packed[:, byte])
         if shift + bits > 8:
-            xp.right_shift(numbers[:, i], np.uint8(8 - shift), out=temp)
-            xp.bitwise_or(packed[:, byte + 1], temp, out=packed[:, byte + 1])
+            np.right_shift(numbers[:, i], np.uint8(8 - shift), out=temp)
+            np.bitwise_or(packed[:, byte + 1], temp, out=packed[:, byte + 1])
 
 
-def unpack(xp: NumPy, packed: Array, numbers: Array, temp: Array) -> None:
+def unpack(packed: Array, numbers: Array, temp: Array) -> None:
     """[groups, bits] bytes to [groups, 8] numbers."""
     bits = packed.shape[1]
     for i in range(8):
         byte, shift = divmod(i * bits, 8)
-        xp.right_shift(packed[:, byte], np.uint8(shift), out=numbers[:, i])
+        np.right_shift(packed[:, byte], np.uint8(shift), out=numbers[:, i])
         if shift + bits > 8:
-            xp.left_shift(packed[:, byte + 1], np.uint8(8 - shift), out=temp)
-            xp.bitwise_or(numbers[:, i], temp, out=numbers[:, i])
-    xp.bitwise_and(numbers, np.uint8(2**bits - 1), out=numbers)
+            np.left_shift(packed[:, byte + 1], np.uint8(8 - shift), out=temp)
+            np.bitwise_or(numbers[:, i], temp, out=numbers[:, i])
+    np.bitwise_and(numbers, np.uint8(2**bits - 1), out=numbers)
 
 
 def export_pack(g: FunctionWriter, numbers: str, count: int, bits: int) -> str:

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from ...language.types import Array, NumPy
+from ...language.types import Array
 from ..random.philox import stream
 
 #: columns of S that one block of eight numbers makes
@@ -31,7 +31,7 @@ def blocks(count: int) -> int:
     return -(-count // 8)
 
 
-def choose(xp: NumPy, seed: int, step: Array, keys: Array, copy: Array, chosen: Array) -> None:
+def choose(seed: int, step: Array, keys: Array, copy: Array, chosen: Array) -> None:
     """Fills `chosen` with the numbers of those that are taken of `keys.size`, ascending; `keys`, `copy`: float32."""
     stream(seed, step)(keys)
     copy[...] = keys
@@ -56,7 +56,7 @@ def bits_of(u: Array) -> Array:
     return whole[:, None] >> np.arange(BITS, dtype=np.int32) & 1
 
 
-def signs(xp: NumPy, seed: int, step: Array, before: int, out: Array) -> None:
+def signs(seed: int, step: Array, before: int, out: Array) -> None:
     """Fills `out` with the signs whose numbers follow the blocks of `before` numbers."""
     fill = stream(seed, step, 8 * blocks(before))
     u = np.empty(16, np.float32)
@@ -66,7 +66,7 @@ def signs(xp: NumPy, seed: int, step: Array, before: int, out: Array) -> None:
         part[...] = 2 * bits_of(u).reshape(-1)[: part.size] - 1
 
 
-def tile(xp: NumPy, kind: str, seed: int, step: Array, first: tuple[int, int], rows: int, u: Array, out: Array) -> None:
+def tile(kind: str, seed: int, step: Array, first: tuple[int, int], rows: int, u: Array, out: Array) -> None:
     """Fills `out` [rows of S, columns] from row and column `first` of `rows` rows, without the scale.
 
     Computed in out's type.  The column is the first one of a panel.  `u`: eight float32 numbers for each row of `out`.
@@ -79,15 +79,15 @@ def tile(xp: NumPy, kind: str, seed: int, step: Array, first: tuple[int, int], r
         make = _normals if kind == "gaussian" else _signs
         for row in range(0, len(out), _SMALL // 8):
             part = out[row : row + _SMALL // 8, column : column + there]
-            part[...] = make(xp, u[8 * row : 8 * (row + len(part))].astype(out.dtype))[:, :there]
+            part[...] = make(u[8 * row : 8 * (row + len(part))].astype(out.dtype))[:, :there]
 
 
-def _signs(xp: NumPy, u: Array) -> Array:
+def _signs(u: Array) -> Array:
     return 2 * bits_of(u).reshape(-1, COLUMNS["rademacher"]) - 1
 
 
-def _normals(xp: NumPy, u: Array) -> Array:
+def _normals(u: Array) -> Array:
     kind = u.dtype.type
-    radius = xp.sqrt(kind(-2) * xp.log(kind(1) - u[0::2]))
+    radius = np.sqrt(kind(-2) * np.log(kind(1) - u[0::2]))
     angle = u[1::2] * kind(2 * math.pi)
-    return np.stack([radius * xp.cos(angle), radius * xp.sin(angle)], axis=1).reshape(-1, COLUMNS["gaussian"])
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1, COLUMNS["gaussian"])

@@ -126,7 +126,7 @@ class CompressGroups(Draw, _Grouped):
         kind = wide(x.dtype)
         return TensorType(kind, (2, size)), TensorType("i32", (2, size)), TensorType("u8", (size,))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Tile by tile of whole groups; the last one is filled up with its last element."""
         x, codes, ranges = ins[0].reshape(-1), outs[0], outs[1]
         fill = byte_stream(self.seed, ins[1], self.first // BLOCK)
@@ -270,7 +270,7 @@ class DecompressGroups(_Grouped):
         size = -(-min(outs[0].size, LONGEST) // self.group) * self.group
         return TensorType("u8", (size,)), TensorType(wide(self.dtype), (size,))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         codes, ranges, out = ins[0], ins[1], outs[0].reshape(-1)
         tile = LONGEST // self.group * self.group
         for start in range(0, out.size, tile):

@@ -87,7 +87,7 @@ def _apply(op: Op, ins: Sequence[Any]) -> Array:
     outs = list(op.infer(*types)[:1])
     made = [np.empty(t.shape, t.numpy) for t in outs]
     with np.errstate(all="ignore"):
-        op.compute(np, ins, made, [np.empty(t.shape, t.numpy) for t in op.scratch(types, outs)])
+        op.compute(ins, made, [np.empty(t.shape, t.numpy) for t in op.scratch(types, outs)])
     return made[0]
 
 

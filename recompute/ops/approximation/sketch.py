@@ -14,7 +14,7 @@ import numpy as np
 
 from ...language.factors import Factor, factor
 from ...language.op import Cost, Op
-from ...language.types import Array, NumPy, Operands, TensorType, Types, need, present
+from ...language.types import Array, Operands, TensorType, Types, need, present
 from ..tiles import TILE, wide
 from . import transforms
 from .drawn import COLUMNS, choose, signs, tile
@@ -100,19 +100,19 @@ class Sketch(Op):
             real(2, self.rows, width),
         )
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """One of three: products with tiles of S, rows, a fast transform."""
         x, y = ins[0].reshape(-1, ins[0].shape[-1]) if ins[0].size else ins[0], outs[0]
         if not y.size:
             return
         if self.kind in COLUMNS:
-            self._products(xp, x, ins[1], y, scratch)
+            self._products(x, ins[1], y, scratch)
         elif self.kind == "rows":
-            self._taken(xp, x, ins[1], y, scratch)
+            self._taken(x, ins[1], y, scratch)
         else:
-            self._transformed(xp, x, ins[1], y, scratch)
+            self._transformed(x, ins[1], y, scratch)
 
-    def _products(self, xp: NumPy, x: Array, step: Array, y: Array, scratch: Operands) -> None:
+    def _products(self, x: Array, step: Array, y: Array, scratch: Operands) -> None:
         """Tile by tile of S, added up for some rows of y at a time."""
         u, drawn, copied, sums = scratch
         scale = 1 / math.sqrt(self.rows)
@@ -123,36 +123,36 @@ class Sketch(Op):
             for row in range(0, len(x), TILE_ROWS):
                 part = x[row : row + TILE_ROWS]
                 s = drawn[: len(part), : len(target)]
-                tile(xp, self.kind, self.seed, step, (row, column), len(x), u[: 8 * len(part)], s)
+                tile(self.kind, self.seed, step, (row, column), len(x), u[: 8 * len(part)], s)
                 if copied.size:
                     copied[: len(part)] = part
                     part = copied[: len(part)]
-                xp.matmul(s.T, part, out=term)
-                xp.add(total, term, out=total)
-            xp.multiply(total, scale, out=total)
+                np.matmul(s.T, part, out=term)
+                np.add(total, term, out=total)
+            np.multiply(total, scale, out=total)
             target[...] = total
 
-    def _taken(self, xp: NumPy, x: Array, step: Array, y: Array, scratch: Operands) -> None:
+    def _taken(self, x: Array, step: Array, y: Array, scratch: Operands) -> None:
         """Rows of x; the half precisions are scaled in float32."""
         keys, chosen, room = scratch
-        choose(xp, self.seed, step, keys[0], keys[1], chosen)
+        choose(self.seed, step, keys[0], keys[1], chosen)
         scale = math.sqrt(len(x) / self.rows)
-        xp.take(x, chosen, axis=0, out=y, mode="clip")
+        np.take(x, chosen, axis=0, out=y, mode="clip")
         if not room.size:
-            xp.multiply(y, scale, out=y)
+            np.multiply(y, scale, out=y)
             return
         for start in range(0, self.rows, len(room)):
             part = y[start : start + len(room)]
             copied = room[: len(part)]
             copied[...] = part
-            xp.multiply(copied, np.float32(scale), out=copied)
+            np.multiply(copied, np.float32(scale), out=copied)
             part[...] = copied
 
-    def _transformed(self, xp: NumPy, x: Array, step: Array, y: Array, scratch: Operands) -> None:
+    def _transformed(self, x: Array, step: Array, y: Array, scratch: Operands) -> None:
         keys, chosen, sign, table, places, factors, z, room, taken = scratch
         size = keys.shape[1]
-        choose(xp, self.seed, step, keys[0], keys[1], chosen)
-        signs(xp, self.seed, step, size, sign)
+        choose(self.seed, step, keys[0], keys[1], chosen)
+        signs(self.seed, step, size, sign)
         transforms.twiddles(table)
         transforms.combinations(self.kind, size, chosen, places, factors, math.sqrt(size / self.rows))
         for start in range(0, y.shape[1], z.shape[2]):
@@ -161,9 +161,9 @@ class Sketch(Op):
             here, spare, found = (
                 a.reshape(-1)[: a.size // z.shape[2] * width].reshape(*a.shape[:2], width) for a in (z, room, taken)
             )
-            transforms.load(xp, self.kind, x[:, start : start + width], sign, here)
-            transforms.transform(xp, here, table, spare)
-            transforms.combine(xp, here, places, factors, found, part)
+            transforms.load(self.kind, x[:, start : start + width], sign, here)
+            transforms.transform(here, table, spare)
+            transforms.combine(here, places, factors, found, part)
 
     def cost(self, ins: Types, outs: Types) -> Cost:
         """A product, a copy of the rows, or a transform."""

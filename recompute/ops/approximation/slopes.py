@@ -105,7 +105,7 @@ class SlopeCodes(_Slopes):
     def _copies(self, dtype: str) -> bool:
         return bool(self.even) or wide(dtype) != dtype
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Tile by tile: a comparison for each bound; the sums are packed."""
         x, out = ins[0].reshape(-1), outs[0]
         for start in range(0, x.size, TILE):
@@ -116,11 +116,11 @@ class SlopeCodes(_Slopes):
             if len(scratch) > 2:
                 copy = scratch[2][: stop - start]
                 copy[...] = piece
-                piece = xp.absolute(copy, out=copy) if self.even else copy
+                piece = np.absolute(copy, out=copy) if self.even else copy
             for bound in self.bounds:
-                xp.greater(piece, piece.dtype.type(bound), out=above)
-                xp.add(codes, above, out=codes)
-            pack(xp, numbers, packed, temp)
+                np.greater(piece, piece.dtype.type(bound), out=above)
+                np.add(codes, above, out=codes)
+            pack(numbers, packed, temp)
             first, last = start * self.bits // 8, packed_bytes(stop, self.bits)
             out[first:last] = packed.reshape(-1)[: last - first]
 
@@ -219,7 +219,7 @@ class SlopeGrad(_Slopes):
             TensorType(wide(dy.dtype), (rows, size)),
         )
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Tile by tile: unpack, choose the levels, multiply."""
         dy, out, source = ins[0].reshape(-1), outs[0].reshape(-1), ins[1]
         for start in range(0, dy.size, TILE):
@@ -228,18 +228,18 @@ class SlopeGrad(_Slopes):
             first, last = start * self.bits // 8, packed_bytes(stop, self.bits)
             packed.reshape(-1)[last - first :] = 0
             packed.reshape(-1)[: last - first] = source[first:last]
-            unpack(xp, packed, numbers, temp)
+            unpack(packed, numbers, temp)
             codes, here = numbers.reshape(-1)[: stop - start], scratch[1][: stop - start]
             level, *copy = (row[: stop - start] for row in scratch[2])
             level[...] = self.levels[-1]
             for code, value in enumerate(self.levels[:-1]):
-                xp.equal(codes, codes.dtype.type(code), out=here)
-                xp.copyto(level, level.dtype.type(value), where=here)
+                np.equal(codes, codes.dtype.type(code), out=here)
+                np.copyto(level, level.dtype.type(value), where=here)
             if not copy:
-                xp.multiply(dy[start:stop], level, out=out[start:stop])
+                np.multiply(dy[start:stop], level, out=out[start:stop])
                 continue
             copy[0][...] = dy[start:stop]
-            xp.multiply(copy[0], level, out=level)
+            np.multiply(copy[0], level, out=level)
             out[start:stop] = level
 
     def cost(self, ins, outs):

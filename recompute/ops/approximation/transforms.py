@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from ...language.types import Array, NumPy
+from ...language.types import Array
 
 #: columns that are transformed together
 WIDTH = 16
@@ -69,7 +69,7 @@ def combinations(kind: str, size: int, chosen: Array, places: Array, factors: Ar
         factors[2, here], factors[3, here] = (u * (1 + sin) + v * cos) / 2, (u * cos - v * (1 + sin)) / 2
 
 
-def load(xp: NumPy, kind: str, x: Array, signs: Array, z: Array) -> None:
+def load(kind: str, x: Array, signs: Array, z: Array) -> None:
     """Signed columns x [B, width] as z [2, M, width], in the order of the transform, zeros behind the last row."""
     half = z.shape[1]
     z[...] = 0
@@ -82,10 +82,10 @@ def load(xp: NumPy, kind: str, x: Array, signs: Array, z: Array) -> None:
         source = x[first::by]
         target = target[: min(len(source), half)]
         target[...] = source
-        xp.multiply(target, signs[first::by, None], out=target)
+        np.multiply(target, signs[first::by, None], out=target)
 
 
-def transform(xp: NumPy, z: Array, table: Array, room: Array) -> None:
+def transform(z: Array, table: Array, room: Array) -> None:
     """The complex transform of z [2, M, width] in place; `room`: [3, M/2, width]."""
     _, count, width = z.shape
     half = count // 2
@@ -93,27 +93,27 @@ def transform(xp: NumPy, z: Array, table: Array, room: Array) -> None:
         re, im = (part.reshape(-1, 2, half, width) for part in z)
         a, b, c = (r.reshape(-1, half, width) for r in room)
         cos, sin = (t[:: count // (2 * half), None] for t in table)
-        xp.subtract(re[:, 0], re[:, 1], out=a)
-        xp.subtract(im[:, 0], im[:, 1], out=b)
-        xp.add(re[:, 0], re[:, 1], out=re[:, 0])
-        xp.add(im[:, 0], im[:, 1], out=im[:, 0])
-        xp.multiply(a, cos, out=re[:, 1])
-        xp.multiply(b, sin, out=c)
-        xp.add(re[:, 1], c, out=re[:, 1])
-        xp.multiply(b, cos, out=im[:, 1])
-        xp.multiply(a, sin, out=c)
-        xp.subtract(im[:, 1], c, out=im[:, 1])
+        np.subtract(re[:, 0], re[:, 1], out=a)
+        np.subtract(im[:, 0], im[:, 1], out=b)
+        np.add(re[:, 0], re[:, 1], out=re[:, 0])
+        np.add(im[:, 0], im[:, 1], out=im[:, 0])
+        np.multiply(a, cos, out=re[:, 1])
+        np.multiply(b, sin, out=c)
+        np.add(re[:, 1], c, out=re[:, 1])
+        np.multiply(b, cos, out=im[:, 1])
+        np.multiply(a, sin, out=c)
+        np.subtract(im[:, 1], c, out=im[:, 1])
         half //= 2
 
 
-def combine(xp: NumPy, z: Array, places: Array, factors: Array, taken: Array, out: Array) -> None:
+def combine(z: Array, places: Array, factors: Array, taken: Array, out: Array) -> None:
     """The wanted coefficients [k, width] of transformed columns into `out`; `taken`: [2, k, width]."""
     term, total = taken
     parts = [(z[i % 2], places[i // 2], factors[i]) for i in range(4)]
     for i, (source, at, factor) in enumerate(parts):
         target = term if i else total
-        xp.take(source, at, axis=0, out=target, mode="clip")
-        xp.multiply(target, factor[:, None], out=target)
+        np.take(source, at, axis=0, out=target, mode="clip")
+        np.multiply(target, factor[:, None], out=target)
         if i:
-            xp.add(total, term, out=total)
+            np.add(total, term, out=total)
     out[...] = total

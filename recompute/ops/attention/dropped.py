@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...language.contexts import OperatorBuilder
-from ...language.types import Array, NumPy, Operands
+from ...language.types import Array, Operands
 
 
 class Dropped:
@@ -19,10 +19,8 @@ class Dropped:
     number of an element in the random stream is its number in the whole weights.
     """
 
-    def __init__(
-        self, xp: NumPy, ratio: float, seed: int, step: Any, rows: Sequence[int], at: Sequence[int], keys: int
-    ) -> None:
-        self.xp, self.ratio = xp, ratio
+    def __init__(self, ratio: float, seed: int, step: Any, rows: Sequence[int], at: Sequence[int], keys: int) -> None:
+        self.ratio = ratio
         self.rows, self.at, self.keys = tuple(rows), tuple(at), keys
         self._bits = np.random.Philox(key=np.array([seed, int(step) & 0xFFFF_FFFF_FFFF_FFFF], np.uint64))
         self._generator = np.random.Generator(self._bits)
@@ -50,8 +48,8 @@ class Dropped:
 
     def drop(self, w: Array, keep: Array) -> None:
         """Multiplies a tile of weights, in place, by 1 / (1 - ratio) where kept, and by 0 elsewhere."""
-        self.xp.multiply(w, 1 / (1 - self.ratio), out=w)
-        self.xp.multiply(w, keep, out=w)
+        np.multiply(w, 1 / (1 - self.ratio), out=w)
+        np.multiply(w, keep, out=w)
 
     def _run(self, first: int, count: int, room: Array) -> Array:
         """Numbers of the stream one after the other."""

@@ -7,9 +7,11 @@ import math
 from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
+import numpy as np
+
 from ...language.factors import SUM, Factor, Place, factor
 from ...language.op import Op, OperatorBuilder
-from ...language.types import Array, NumPy, TensorType, Types, Value
+from ...language.types import Array, TensorType, Types, Value
 from ..norm.fused import as_type
 from ..tiles import wide
 from .dropped import Dropped, check_part, dropped
@@ -115,21 +117,21 @@ class Tiled(Op, abstract=True):
         return (20 if self.cap else 0) + (15 if self.ratio else 0)
 
     def score(
-        self, xp: NumPy, s: Array, q: Array, k: Array, bias: Any, at: tuple[slice, slice], slope: Array | None = None
+        self, s: Array, q: Array, k: Array, bias: Any, at: tuple[slice, slice], slope: Array | None = None
     ) -> None:
         """A tile's scores into s; -inf for keys that a query may not see.  `slope`: gets the soft cap's derivative."""
         rows, columns = at
-        xp.matmul(q, k.T, out=s)
-        xp.multiply(s, self.scale, out=s)
+        np.matmul(q, k.T, out=s)
+        np.multiply(s, self.scale, out=s)
         if self.cap:
-            xp.multiply(s, 1 / self.cap, out=s)
-            xp.tanh(s, out=s)
+            np.multiply(s, 1 / self.cap, out=s)
+            np.tanh(s, out=s)
             if slope is not None:
-                xp.multiply(s, s, out=slope)
-                xp.subtract(1.0, slope, out=slope)
-            xp.multiply(s, self.cap, out=s)
+                np.multiply(s, s, out=slope)
+                np.subtract(1.0, slope, out=slope)
+            np.multiply(s, self.cap, out=s)
         if bias is not None:
-            xp.add(s, part_of(bias, rows, columns), out=s)
+            np.add(s, part_of(bias, rows, columns), out=s)
         height, width = s.shape
         offset = columns.start - rows.start  # key j, query i of the tile: key - query = j - i + offset
         if self.last is not None and width - 1 + offset > self.last:
@@ -146,12 +148,12 @@ class Tiled(Op, abstract=True):
         size = min(ROWS, queries) * min(COLUMNS, keys)
         return (TensorType("f32", (size + 8,)), TensorType("bool", (size,))) if self.ratio else ()
 
-    def dropped(self, xp: NumPy, q: Array, keys: int, step: Array | None) -> Dropped | None:
+    def dropped(self, q: Array, keys: int, step: Array | None) -> Dropped | None:
         """What leaves weights out; None without dropout."""
         if not self.ratio:
             return None
         own = tuple(q.shape[:-1])
-        return Dropped(xp, self.ratio, self.seed, step, self.rows or own, self.at or (0,) * len(own), keys)
+        return Dropped(self.ratio, self.seed, step, self.rows or own, self.at or (0,) * len(own), keys)
 
     def leave_out(self, b: OperatorBuilder, w: Value, step: Any) -> Value:
         """All weights after dropout."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...language.op import Cost
-from ...language.types import Array, NumPy, Operands, TensorType
+from ...language.types import Array, Operands, TensorType
 from ..norm.fused import as_type
 from ..tiles import wide
 from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at
@@ -56,15 +56,15 @@ class TiledAttention(Tiled):
             found.append(TensorType(kind, (width * max(q.shape[-1], v.shape[-1]),)))
         return (*found, *self.room(q.shape[-2], k.shape[-2]))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Row by row of tiles: the largest score so far, the sum of exponentials, and the weighted sum of values."""
         q, k, v = ins[:3]
         bias = full_bias(ins[3] if len(ins) > 3 else None, q.ndim)
         y, lse = outs[0], outs[1] if len(outs) > 1 else None
-        out = self.dropped(xp, q, k.shape[-2], ins[4] if len(ins) > 4 else None)
+        out = self.dropped(q, k.shape[-2], ins[4] if len(ins) > 4 else None)
         for index in np.ndindex(*q.shape[:-2]):
             part = None if bias is None else matrix_at(bias, index)
-            work = _Rows(self, xp, scratch, q[index], matrix_at(k, index), matrix_at(v, index), part, (out, index))
+            work = _Rows(self, scratch, q[index], matrix_at(k, index), matrix_at(v, index), part, (out, index))
             work.run(y[index], None if lse is None else lse[index])
 
     def gradient(self, b, ins, outs, grads):
@@ -131,7 +131,6 @@ class _Rows:
     def __init__(
         self,
         op: TiledAttention,
-        xp: NumPy,
         scratch: Operands,
         q: Array,
         k: Array,
@@ -139,7 +138,7 @@ class _Rows:
         bias: Array | None,
         dropped: tuple[Any, Any],
     ) -> None:
-        self.op, self.xp = op, xp
+        self.op = op
         self.scratch, self.room = (scratch[:-2], scratch[-2:]) if op.ratio else (scratch, scratch)
         self.q, self.k, self.v, self.bias = q, k, v, bias
         self.dropped, self.index = dropped
@@ -156,41 +155,41 @@ class _Rows:
 
     def one(self, rows: slice, tiles: Sequence[slice], y: Array, lse: Array | None) -> None:
         """One row of tiles."""
-        xp, height = self.xp, rows.stop - rows.start
+        height = rows.stop - rows.start
         total, product = (a[: height * y.shape[1]].reshape(height, y.shape[1]) for a in self.scratch[1])
         largest, new, shift, factor, count, part = (a[:height] for a in self.scratch[2])
         total[...], count[...], largest[...] = 0, 0, -math.inf
-        q = _widened(xp, self.q[rows], self.scratch, 3)
+        q = _widened(self.q[rows], self.scratch, 3)
         for columns in tiles:
             s = self.scratch[0][: height * (columns.stop - columns.start)].reshape(height, -1)
-            self.op.score(xp, s, q, _widened(xp, self.k[columns], self.scratch, 4), self.bias, (rows, columns))
-            xp.max(s, axis=1, out=new)
-            xp.maximum(new, largest, out=new)
+            self.op.score(s, q, _widened(self.k[columns], self.scratch, 4), self.bias, (rows, columns))
+            np.max(s, axis=1, out=new)
+            np.maximum(new, largest, out=new)
             shift[...] = new
             shift[new == -math.inf] = 0  # queries that have seen no key yet
-            xp.subtract(largest, shift, out=factor)
-            xp.exp(factor, out=factor)
-            xp.subtract(s, shift[:, None], out=s)
-            xp.exp(s, out=s)
-            xp.sum(s, axis=1, out=part)
-            xp.multiply(count, factor, out=count)
-            xp.add(count, part, out=count)
+            np.subtract(largest, shift, out=factor)
+            np.exp(factor, out=factor)
+            np.subtract(s, shift[:, None], out=s)
+            np.exp(s, out=s)
+            np.sum(s, axis=1, out=part)
+            np.multiply(count, factor, out=count)
+            np.add(count, part, out=count)
             if self.dropped is not None:
                 self.dropped.drop(s, self.dropped.keep(self.index, rows, columns, self.room))
-            xp.matmul(s, _widened(xp, self.v[columns], self.scratch, 4), out=product)
-            xp.multiply(total, factor[:, None], out=total)
-            xp.add(total, product, out=total)
+            np.matmul(s, _widened(self.v[columns], self.scratch, 4), out=product)
+            np.multiply(total, factor[:, None], out=total)
+            np.add(total, product, out=total)
             largest[...] = new
         if lse is not None:
             with np.errstate(divide="ignore"):
-                xp.log(count, out=lse)
-            xp.add(lse, largest, out=lse, where=count > 0)
+                np.log(count, out=lse)
+            np.add(lse, largest, out=lse, where=count > 0)
         count[count == 0] = 1
-        xp.divide(total, count[:, None], out=total)
+        np.divide(total, count[:, None], out=total)
         y[...] = total
 
 
-def _widened(xp: NumPy, x: Array, scratch: Operands, slot: int) -> Array:
+def _widened(x: Array, scratch: Operands, slot: int) -> Array:
     """x, in float32 where it is a half."""
     if slot >= len(scratch):
         return x

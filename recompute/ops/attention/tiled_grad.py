@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...language.op import Cost
-from ...language.types import Array, NumPy, Operands, TensorType
+from ...language.types import Array, Operands, TensorType, need
 from ..norm.fused import as_type
 from ..tiles import wide
 from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at, part_of
@@ -63,10 +63,10 @@ class TiledAttentionGrad(Tiled):
             found += [TensorType(kind, x.shape) for x in ins[:3]]
         return (*found, *self.room(q.shape[-2], k.shape[-2]))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """For each matrix of queries, all its tiles; gradients are added up in the order of the tiles."""
         q, k, v, bias, y, lse, dy = ins[:7]
-        out = self.dropped(xp, q, k.shape[-2], ins[7] if len(ins) > 7 else None)
+        out = self.dropped(q, k.shape[-2], ins[7] if len(ins) > 7 else None)
         scratch, room = (scratch[:-2], scratch[-2:]) if self.ratio else (scratch, scratch)
         dq, dk, dv = outs[:3]
         dbias = outs[3] if len(outs) > 3 else None
@@ -82,25 +82,18 @@ class TiledAttentionGrad(Tiled):
         bias, dbias = full_bias(bias, q.ndim), full_bias(dbias, q.ndim)
         for index in np.ndindex(*q.shape[:-2]):
             delta, product = scratch[2], scratch[3]
-            xp.multiply(dy[index], y[index], out=product)
-            xp.sum(product, axis=1, out=delta)
+            np.multiply(dy[index], y[index], out=product)
+            np.sum(product, axis=1, out=delta)
             parts = [None if x is None else matrix_at(x, index) for x in (q, k, v, bias, dy, *sums, dbias)]
             for rows, columns in self.tiles(q.shape[-2], k.shape[-2]):
                 drop = None if out is None else functools.partial(out.drop, keep=out.keep(index, rows, columns, room))
-                self._tile(xp, scratch, (rows, columns), parts, lse[index][rows], delta[rows], drop)
+                self._tile(scratch, (rows, columns), parts, lse[index][rows], delta[rows], drop)
         if sums[0] is not dq:
             for target, x in zip((dq, dk, dv), sums, strict=True):
                 target[...] = x
 
     def _tile(
-        self,
-        xp: NumPy,
-        scratch: Operands,
-        at: tuple[slice, slice],
-        parts: Sequence[Any],
-        lse: Array,
-        delta: Array,
-        drop: Any,
+        self, scratch: Operands, at: tuple[slice, slice], parts: Sequence[Any], lse: Array, delta: Array, drop: Any
     ) -> None:
         """Adds what one tile contributes; `drop` applies dropout to a tile."""
         q, k, v, bias, dy, dq, dk, dv, dbias = parts
@@ -108,14 +101,14 @@ class TiledAttentionGrad(Tiled):
         height, width = rows.stop - rows.start, columns.stop - columns.start
         w, ds, *more = (a[: height * width].reshape(height, width) for a in scratch[0])
         slope = more[0] if self.cap else None
-        self.score(xp, w, q[rows], k[columns], bias, at)
-        xp.subtract(w, lse[:, None], out=w, where=(lse > -math.inf)[:, None])
-        xp.exp(w, out=w)
+        self.score(w, q[rows], k[columns], bias, at)
+        np.subtract(w, lse[:, None], out=w, where=(lse > -math.inf)[:, None])
+        np.exp(w, out=w)
 
         def add(target: Array, a: Array, b: Array) -> None:
             product = scratch[1][: target.size].reshape(target.shape)
-            xp.matmul(a, b, out=product)
-            xp.add(target, product, out=target)
+            np.matmul(a, b, out=product)
+            np.add(target, product, out=target)
 
         kept = w
         if drop is not None:
@@ -123,19 +116,19 @@ class TiledAttentionGrad(Tiled):
             kept[...] = w
             drop(kept)
         add(dv[columns], kept.T, dy[rows])
-        xp.matmul(dy[rows], v[columns].T, out=ds)
+        np.matmul(dy[rows], v[columns].T, out=ds)
         if drop is not None:
             drop(ds)
-        xp.subtract(ds, delta[:, None], out=ds)
-        xp.multiply(ds, w, out=ds)
+        np.subtract(ds, delta[:, None], out=ds)
+        np.multiply(ds, w, out=ds)
         if dbias is not None:
             target = part_of(dbias, rows, columns)
             axes = tuple(i for i in (0, 1) if target.shape[i] == 1 and ds.shape[i] != 1)
             target += ds.sum(axis=axes, keepdims=True) if axes else ds
         if self.cap:
-            self.score(xp, w, q[rows], k[columns], None, at, slope)
-            xp.multiply(ds, slope, out=ds)
-        xp.multiply(ds, self.scale, out=ds)
+            self.score(w, q[rows], k[columns], None, at, slope)
+            np.multiply(ds, need(slope), out=ds)
+        np.multiply(ds, self.scale, out=ds)
         add(dq[rows], ds, k[columns])
         add(dk[columns], ds.T, q[rows])
 
@@ -182,7 +175,7 @@ class TiledAttentionGrad(Tiled):
             types = [None if a is None else TensorType.of(a) for a in ins]
             outs = [np.empty(t.shape, t.numpy) for t in op.infer(*types)]
             op.compute(
-                np, ins, outs, [np.empty(t.shape, t.numpy) for t in op.scratch(types, [TensorType.of(o) for o in outs])]
+                ins, outs, [np.empty(t.shape, t.numpy) for t in op.scratch(types, [TensorType.of(o) for o in outs])]
             )
             yield draw.case(
                 cls(**options), *ins[:4], *outs, draw(f"f64[{','.join(map(str, outs[0].shape))}]"), *step, want=want

@@ -37,7 +37,7 @@ from ...errors import UsageError
 from ...language.factors import Factor, in_step
 from ...language.ir import Operator
 from ...language.op import Cost, FunctionWriter, Op, OperatorBuilder
-from ...language.types import NumPy, Operands, TensorType, Types, Value
+from ...language.types import Operands, TensorType, Types, Value
 
 #: how sums may be added
 ORDERS = ("tree", "library")
@@ -95,7 +95,7 @@ class Communication(Op, abstract=True):
             raise self.fail(f"axis 0 cannot be divided among {self.ranks} ranks", x)
         return (x.shape[0] // self.ranks, *x.shape[1:])
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         if self.ranks != 1:
             raise UsageError(
                 f"{self.name} number {self.number} on channel '{self.queue}' needs {self.ranks} ranks, and one program "
@@ -143,7 +143,7 @@ class CommWait(Op):
     def infer(self, target, source=None):
         return (target,)
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The target's elements, if they do not lie there already."""
         if outs[0] is not ins[0]:
             outs[0][...] = ins[0]

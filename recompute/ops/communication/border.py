@@ -7,7 +7,7 @@ from typing import Any
 
 from ...language.factors import aligned
 from ...language.op import FunctionWriter, Op
-from ...language.types import NumPy, Operands
+from ...language.types import Operands
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Border(Op):
             raise self.fail("source and target are the numbers of two different stages", x)
         return (x,)
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         outs[0][...] = ins[0]
 
     def gradient(self, b, ins, outs, grads):

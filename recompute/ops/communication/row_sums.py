@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...language.op import Cost, Op
-from ...language.types import Array, NumPy, Operands, TensorType, Types, need, present
+from ...language.types import Array, Operands, TensorType, Types, need, present
 from ..indexing.flat import add_rows
 from ..indexing.gather import need_indices
 from .base import MAX_RANKS, doublings
@@ -72,13 +74,13 @@ class RowSums(Op):
         levels = doublings(self.parts) + 1
         return TensorType("i64", (x.size,)), TensorType(y.dtype, (levels, self.rows + 1, self.inner))
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Each part's rows, added up in the tree."""
         places, sums = scratch
         places[...] = ins[0].reshape(-1)
-        xp.mod(places, max(self.shape[0], 1), out=places)
-        xp.subtract(places, self.first, out=places)
-        places[...] = xp.where((places < 0) | (places >= self.rows), self.rows, places)
+        np.mod(places, max(self.shape[0], 1), out=places)
+        np.subtract(places, self.first, out=places)
+        places[...] = np.where((places < 0) | (places >= self.rows), self.rows, places)
         each = places.size // self.parts
         dy = ins[1].reshape((1, places.size, self.inner))
 
@@ -87,12 +89,12 @@ class RowSums(Op):
             if high - low == 1:
                 spare[0].fill(0)
                 mine = slice(low * each, high * each)
-                add_rows(xp, spare[:1], places[mine], dy[:, mine])
+                add_rows(spare[:1], places[mine], dy[:, mine])
                 return
             middle = low + (1 << doublings(high - low) - 1)
             add_up(low, middle, spare)
             add_up(middle, high, spare[1:])
-            xp.add(spare[0], spare[1], out=spare[0])
+            np.add(spare[0], spare[1], out=spare[0])
 
         add_up(0, self.parts, sums)
         begin = self.start - self.first * self.inner

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.op import Op, OperatorBuilder
-from ...language.types import NumPy, Operands, TensorType, Value
+from ...language.types import Operands, TensorType, Value
 
 
 def padded_size(size: int, parts: int) -> int:
@@ -42,7 +42,7 @@ class Shard(Op):
         each = whole.size // self.ranks
         return (b.Slice(whole, starts=(self.rank * each,), ends=((self.rank + 1) * each,), axes=(0,)),)
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         flat, out = ins[0].reshape(-1), outs[0]
         own = flat[self.rank * out.size : (self.rank + 1) * out.size]
         out[: own.size] = own

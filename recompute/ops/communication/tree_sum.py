@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...language.factors import Factor, Place, factor
 from ...language.op import Cost, Op
-from ...language.types import Array, NumPy, Operands, TensorType, Types, need
+from ...language.types import Array, Operands, TensorType, Types, need
 from ..tiles import TILE
 from .base import MAX_RANKS, doublings
 
@@ -41,14 +43,14 @@ class TreeSum(Op):
         levels = doublings(self.parts) - 1
         return (TensorType(y.dtype, (levels, min(y.size, TILE))),) if levels > 0 and y.size else ()
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Tile by tile, so that what waits stays in the cache."""
         y = outs[0].reshape(-1)
         x = ins[0].reshape((self.parts, y.size))
         for start in range(0, y.size, TILE):
             stop = min(start + TILE, y.size)
             spare = [row[: stop - start] for row in scratch[0]] if scratch else []
-            _add_up(xp, [x[i, start:stop] for i in range(self.parts)], y[start:stop], spare)
+            _add_up([x[i, start:stop] for i in range(self.parts)], y[start:stop], spare)
 
     def expand(self, b, x):
         """Slices, which are views, and additions."""
@@ -84,18 +86,18 @@ class TreeSum(Op):
         yield draw.case(cls(2), draw("f64[0,3]"))
 
 
-def _add_up(xp: NumPy, parts: Operands, out: Array, spare: Operands) -> None:
+def _add_up(parts: Operands, out: Array, spare: Operands) -> None:
     """The sum of vectors, into `out`: of the largest power of two that is below their number, and of the rest."""
     if len(parts) == 1:
         out[...] = parts[0]
         return
     half = 1 << doublings(len(parts)) - 1
     if half == 1:
-        xp.add(parts[0], parts[1], out=out)
+        np.add(parts[0], parts[1], out=out)
         return
-    _add_up(xp, parts[:half], out, spare)
+    _add_up(parts[:half], out, spare)
     rest = parts[half]
     if len(parts) > half + 1:
         rest = spare[0]
-        _add_up(xp, parts[half:], rest, spare[1:])
-    xp.add(out, rest, out=out)
+        _add_up(parts[half:], rest, spare[1:])
+    np.add(out, rest, out=out)

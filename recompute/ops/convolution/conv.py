@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ...language.op import Cost, Op, OperatorBuilder
-from ...language.types import Array, NumPy, Operands, TensorType, Types, Value
+from ...language.types import Array, Operands, TensorType, Types, Value
 from ..channels_last import channels_last
 from ..norm.numerics import wide
 from ..window import Window, full, output_size, window_attributes
@@ -90,7 +92,7 @@ class Convolution(Op, abstract=True):
         """The geometry from this operator's inputs and outputs."""
         raise NotImplementedError
 
-    def numerics(self, xp: NumPy, geo: Geometry, ins: Sequence[Any], out: Any, scratch: Sequence[Any]) -> None:
+    def numerics(self, geo: Geometry, ins: Sequence[Any], out: Any, scratch: Sequence[Any]) -> None:
         """In float32 or float64."""
         raise NotImplementedError
 
@@ -110,15 +112,15 @@ class Convolution(Op, abstract=True):
         buffers = [TensorType(dtype, (size,)) for size in self.buffers(few)]
         return (*given, part(outs[0], self.sums), *sums, *buffers)
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One block of columns and one BLAS product at a time."""
         geo = self.shapes(ins, outs)
         if outs[0].dtype.itemsize > 2:
-            self.numerics(xp, geo, ins, outs[0], scratch)
+            self.numerics(geo, ins, outs[0], scratch)
             return
-        self._halves(xp, geo, ins, outs[0], list(scratch))
+        self._halves(geo, ins, outs[0], list(scratch))
 
-    def _halves(self, xp: NumPy, geo: Geometry, ins: Operands, out: Array, scratch: list[Array]) -> None:
+    def _halves(self, geo: Geometry, ins: Operands, out: Array, scratch: list[Array]) -> None:
         """A few images at a time in float32."""
         given: list[Any] = [None if a is None else scratch.pop(0) for a in ins]
         made = scratch.pop(0)
@@ -132,11 +134,11 @@ class Convolution(Op, abstract=True):
         for n in range(0, geo.batch, few.batch):
             for i in self.by_image:
                 given[i][...] = ins[i][n : n + few.batch]
-            self.numerics(xp, few, given, made, scratch)
+            self.numerics(few, given, made, scratch)
             if sums is None:
                 out[n : n + few.batch] = made
             else:
-                xp.add(sums, made, out=sums)
+                np.add(sums, made, out=sums)
         if sums is not None:
             out[...] = sums
 
@@ -202,8 +204,8 @@ class Conv(Convolution, onnx=True):
     def buffers(self, geo):
         return kernels.forward_scratch(geo)
 
-    def numerics(self, xp, geo, ins, out, scratch):
-        kernels.forward(xp, geo, ins[0], ins[1], ins[2] if len(ins) > 2 else None, out, scratch)
+    def numerics(self, geo, ins, out, scratch):
+        kernels.forward(geo, ins[0], ins[1], ins[2] if len(ins) > 2 else None, out, scratch)
 
     def gradient(self, b, ins, outs, grads):
         """By the input: from the weight only; by the weight: from the input only.
@@ -280,9 +282,9 @@ class ConvGradInput(Convolution):
     def buffers(self, geo):
         return kernels.grad_input_scratch(geo)
 
-    def numerics(self, xp, geo, ins, out, scratch):
+    def numerics(self, geo, ins, out, scratch):
         """The kernel of the input's gradient."""
-        kernels.grad_input(xp, geo, ins[0], ins[1], out, scratch)
+        kernels.grad_input(geo, ins[0], ins[1], out, scratch)
 
     def gradient(self, b, ins, outs, grads):
         """Linear in both: a convolution by dy, a weight gradient by w."""
@@ -339,9 +341,9 @@ class ConvGradWeight(Convolution):
     def buffers(self, geo):
         return kernels.grad_weight_scratch(geo)
 
-    def numerics(self, xp, geo, ins, out, scratch):
+    def numerics(self, geo, ins, out, scratch):
         """The kernel of the weight's gradient."""
-        kernels.grad_weight(xp, geo, ins[0], ins[1], out, scratch)
+        kernels.grad_weight(geo, ins[0], ins[1], out, scratch)
 
     def gradient(self, b, ins, outs, grads):
         """Linear in both: with the incoming gradient as the weight."""

@@ -62,7 +62,7 @@ class Col2Im(Windows):
         x, taps = ins[0], self.window().taps
         return [factor(x.shape[0], [0], [0]), factor(outs[0].shape[1], [Place(1, inner=taps)], [1])]
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """One addition of views for each element of a window."""
         outs[0].fill(0)
         for source, target in self.parts(ins[0], outs[0], self.window()):
@@ -111,7 +111,7 @@ class Im2Col(Windows):
         x, taps = ins[0], self.window().taps
         return [factor(x.shape[0], [0], [0]), factor(x.shape[1], [1], [Place(1, inner=taps)])]
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """One copy of views for each element of a window."""
         outs[0].fill(0)
         for target, source in self.parts(outs[0], ins[0], self.window()):

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.types import Array, NumPy, Operands
+import numpy as np
+
+from ...language.types import Array, Operands
 from ..window import BLOCK, Tap, Window
 
 #: columns of a product below which BLAS is less than fast
@@ -157,10 +159,7 @@ def _clip(tap: Tap, stride: int, r0: int, r1: int) -> tuple[tuple[slice, ...], t
     if lo >= hi:
         return None
     at = tap.inp[0].start + (lo - rows.start) * stride
-    return (
-        (slice(lo - r0, hi - r0), *tap.out[1:]),
-        (slice(at, at + (hi - lo - 1) * stride + 1, stride), *tap.inp[1:]),
-    )
+    return ((slice(lo - r0, hi - r0), *tap.out[1:]), (slice(at, at + (hi - lo - 1) * stride + 1, stride), *tap.inp[1:]))
 
 
 # -- forward ------------------------------------------------------------------------------------------------------
@@ -177,24 +176,24 @@ def forward_scratch(geo: Geometry) -> list[int]:
     return [geo.group * geo.rows * n] + ([geo.group * geo.mg * n] if b.images > 1 else [])
 
 
-def forward(xp: NumPy, geo: Geometry, x: Array, w: Array, bias: Array | None, out: Array, scratch: Operands) -> None:
+def forward(geo: Geometry, x: Array, w: Array, bias: Array | None, out: Array, scratch: Operands) -> None:
     """out[n, m] = Σ over the group's channels c and taps k of w[m, c, k] · x[n, c, position + k], plus bias."""
     if out.size == 0:
         return
     n, g, p = geo.batch, geo.group, geo.window.positions
     if _direct(geo):
-        xp.matmul(w.reshape(g, geo.mg, geo.cg), x.reshape(n, g, geo.cg, p), out=out.reshape(n, g, geo.mg, p))
+        np.matmul(w.reshape(g, geo.mg, geo.cg), x.reshape(n, g, geo.cg, p), out=out.reshape(n, g, geo.mg, p))
     elif geo.cg == 1:
-        Depthwise(xp, geo, scratch[0]).forward(x, w, out)
+        Depthwise(geo, scratch[0]).forward(x, w, out)
     else:
-        _forward_columns(xp, geo, (x, w, bias), out, scratch)
+        _forward_columns(geo, (x, w, bias), out, scratch)
         return
     if bias is not None:
         flat = out.reshape(n, g * geo.mg, p)
-        xp.add(flat, bias[:, None], out=flat)
+        np.add(flat, bias[:, None], out=flat)
 
 
-def _forward_columns(xp: NumPy, geo: Geometry, ins: Sequence[Any], out: Array, scratch: Operands) -> None:
+def _forward_columns(geo: Geometry, ins: Sequence[Any], out: Array, scratch: Operands) -> None:
     (x, w, bias), g, m = ins, geo.group, geo.group * geo.mg
     flat = out.reshape(geo.batch, m, -1)
     w3 = w.reshape(g, geo.mg, geo.rows)
@@ -204,15 +203,15 @@ def _forward_columns(xp: NumPy, geo: Geometry, ins: Sequence[Any], out: Array, s
         cols = columns.gather(x, block)
         if n1 - n0 == 1:
             target = flat[n0].reshape(g, geo.mg, -1)[:, :, r0 * geo.rest : r1 * geo.rest]
-            xp.matmul(w3, cols, out=target)
+            np.matmul(w3, cols, out=target)
             if bias is not None:
-                xp.add(target, bias.reshape(g, -1, 1), out=target)
+                np.add(target, bias.reshape(g, -1, 1), out=target)
             continue
         result = scratch[1].reshape(-1)[: m * cols.shape[2]]
-        xp.matmul(w3, cols, out=result.reshape(g, geo.mg, -1))
+        np.matmul(w3, cols, out=result.reshape(g, geo.mg, -1))
         images = result.reshape(m, n1 - n0, -1).swapaxes(0, 1)
         if bias is not None:
-            xp.add(images, bias[:, None], out=flat[n0:n1])
+            np.add(images, bias[:, None], out=flat[n0:n1])
         else:
             flat[n0:n1] = images
 
@@ -237,22 +236,22 @@ def grad_input_scratch(geo: Geometry) -> list[int]:
     return [geo.group * geo.rows * n] + ([geo.group * geo.mg * n] if b.images > 1 else [])
 
 
-def grad_input(xp: NumPy, geo: Geometry, w: Array, dy: Array, dx: Array, scratch: Operands) -> None:
+def grad_input(geo: Geometry, w: Array, dy: Array, dx: Array, scratch: Operands) -> None:
     """dx[n, c, position + k] += w[m, c, k] · dy[n, m, position], over all m of the group, positions and taps."""
     n, g, p = geo.batch, geo.group, geo.window.positions
     if dx.size == 0:
         return
     if _direct(geo):
         transposed = w.reshape(g, geo.mg, geo.cg).swapaxes(1, 2)
-        xp.matmul(transposed, dy.reshape(n, g, geo.mg, p), out=dx.reshape(n, g, geo.cg, p))
+        np.matmul(transposed, dy.reshape(n, g, geo.mg, p), out=dx.reshape(n, g, geo.cg, p))
     elif geo.cg == 1:
-        Depthwise(xp, geo, scratch[0]).grad_input(w, dy, dx)
+        Depthwise(geo, scratch[0]).grad_input(w, dy, dx)
     elif _flips(geo):
         kernel = geo.window.kernel
         turned = scratch[0].reshape(g, geo.cg, geo.mg, *kernel)
         back: tuple = (Ellipsis, *(slice(None, None, -1) for _ in kernel))
         turned[...] = w.reshape(g, geo.mg, geo.cg, *kernel)[back].swapaxes(1, 2)
-        forward(xp, geo.flipped(), dy, turned, None, dx, scratch[1:])
+        forward(geo.flipped(), dy, turned, None, dx, scratch[1:])
     else:
         dx.fill(0)
         transposed = w.reshape(g, geo.mg, geo.rows).swapaxes(1, 2)
@@ -261,7 +260,7 @@ def grad_input(xp: NumPy, geo: Geometry, w: Array, dy: Array, dx: Array, scratch
             n0, n1, r0, r1 = block
             part = _maps(geo, dy, block, scratch)
             cols = columns.view(n1 - n0, r1 - r0)
-            xp.matmul(transposed, part, out=cols.reshape(g, geo.rows, -1))
+            np.matmul(transposed, part, out=cols.reshape(g, geo.rows, -1))
             columns.scatter(cols, dx, block)
 
 
@@ -299,12 +298,12 @@ def _partial_maps(geo: Geometry) -> int:
     return min(geo.mg, wanted)
 
 
-def grad_weight(xp: NumPy, geo: Geometry, x: Array, dy: Array, dw: Array, scratch: Operands) -> None:
+def grad_weight(geo: Geometry, x: Array, dy: Array, dw: Array, scratch: Operands) -> None:
     """dw[m, c, k] = Σ over images and positions of x[n, c, position + k] · dy[n, m, position]."""
     if dw.size == 0:
         return
     if geo.cg == 1:
-        Depthwise(xp, geo, scratch[0]).grad_weight(x, dy, dw)
+        Depthwise(geo, scratch[0]).grad_weight(x, dy, dw)
         return
     total = dw.reshape(geo.group, geo.mg, geo.rows)
     if dy.size == 0:
@@ -312,14 +311,14 @@ def grad_weight(xp: NumPy, geo: Geometry, x: Array, dy: Array, dw: Array, scratc
         return
     for i, (part, cols) in enumerate(_products(geo, x, dy, scratch)):
         if i == 0:
-            xp.matmul(part, cols.swapaxes(1, 2), out=total)
+            np.matmul(part, cols.swapaxes(1, 2), out=total)
             continue
         buffer = scratch[0] if _direct(geo) else scratch[2]
         for m in range(0, geo.mg, _partial_maps(geo)):
             target = total[:, m : m + _partial_maps(geo)]
             result = buffer.reshape(-1)[: target.size].reshape(target.shape)
-            xp.matmul(part[:, m : m + _partial_maps(geo)], cols.swapaxes(1, 2), out=result)
-            xp.add(target, result, out=target)
+            np.matmul(part[:, m : m + _partial_maps(geo)], cols.swapaxes(1, 2), out=result)
+            np.add(target, result, out=target)
 
 
 def _products(geo: Geometry, x: Array, dy: Array, scratch: Operands) -> Iterator[tuple[Any, Any]]:
@@ -348,7 +347,6 @@ def _depth_block(geo: Geometry) -> tuple[int, int, int]:
 class Depthwise:
     """One input channel a group: tap by tap over blocks of images and groups; products go through the buffer."""
 
-    xp: NumPy
     geo: Geometry
     buffer: Array
 
@@ -375,7 +373,7 @@ class Depthwise:
         """a · b in the start of the buffer."""
         shape = a.shape if a.size >= b.size else b.shape
         result = self.buffer.reshape(-1)[: math.prod(shape)].reshape(shape)
-        self.xp.multiply(a, b, out=result)
+        np.multiply(a, b, out=result)
         return result
 
     def forward(self, x: Array, w: Array, out: Array) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..channels_last import channels_last
 from ..window import compact, full, window_attributes
 from . import numerics as kernels
@@ -54,11 +56,11 @@ class ConvTranspose(Convolution, onnx=True):
     def buffers(self, geo):
         return kernels.grad_input_scratch(geo)
 
-    def numerics(self, xp, geo, ins, out, scratch):
+    def numerics(self, geo, ins, out, scratch):
         """The kernel of the input's gradient, then the bias."""
-        kernels.grad_input(xp, geo, ins[1], ins[0], out, scratch)
+        kernels.grad_input(geo, ins[1], ins[0], out, scratch)
         if len(ins) > 2 and ins[2] is not None:
-            xp.add(out, ins[2].reshape(-1, *(1 for _ in geo.window.out)), out=out)
+            np.add(out, ins[2].reshape(-1, *(1 for _ in geo.window.out)), out=out)
 
     def gradient(self, b, ins, outs, grads):
         """A convolution by the input, a weight gradient by the weight."""

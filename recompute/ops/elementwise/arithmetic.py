@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...language.element import cast, function, power
 from ...language.op import Case, Op
 from ...language.samples import Draw
@@ -71,16 +73,16 @@ class Div(Elementwise, onnx=True):
     linear = ((0,),)
     truths = False
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """True division for floats; exact truncation for integers."""
         if outs[0].dtype.kind in "iu":
             # floor division, corrected where the signs differ and there is a remainder
             a, b = ins
-            quotient = xp.floor_divide(a, b)
-            wrong = (xp.remainder(a, b) != 0) & ((a < 0) != (b < 0))
-            xp.add(quotient, wrong, out=outs[0], casting="unsafe")
+            quotient = np.floor_divide(a, b)
+            wrong = (np.remainder(a, b) != 0) & ((a < 0) != (b < 0))
+            np.add(quotient, wrong, out=outs[0], casting="unsafe")
         else:
-            xp.divide(*ins, out=outs[0])
+            np.divide(ins[0], ins[1], out=outs[0])
 
     def element(self, x, y):
         return x / y if x.type.is_float else function("quotient")(x, y)
@@ -155,9 +157,9 @@ class Pow(Elementwise, onnx=True):
         x, e = present(*inputs)
         return super().infer(x, e.with_dtype(x.dtype))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """One power call (products for the common squares and cubes come from `from_onnx`)."""
-        xp.power(*ins, out=outs[0], casting="unsafe")
+        np.power(ins[0], ins[1], out=outs[0], casting="unsafe")
 
     def element(self, x, e):
         """The power, in the base's type."""

@@ -25,7 +25,7 @@ class BitCast(Op):
     def axis_factors(self, ins, outs):
         return aligned(ins, outs)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         outs[0].reshape(-1).view(ins[0].dtype)[...] = ins[0].reshape(-1)
 
     def views(self, ins, outs):

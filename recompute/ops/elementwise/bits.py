@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...language.element import constant, function, where
 from ...language.samples import Case, Draw
 from ...language.types import DTYPES, TensorType
@@ -43,8 +45,8 @@ class BitShift(Bits, onnx=True):
 
     takes = 2
 
-    def compute(self, xp, ins, outs, scratch):
-        (xp.left_shift if self.direction == "LEFT" else xp.right_shift)(*ins, out=outs[0])
+    def compute(self, ins, outs, scratch):
+        (np.left_shift if self.direction == "LEFT" else np.right_shift)(ins[0], ins[1], out=outs[0])
 
     def element(self, x, by):
         """0 where all bits go; to the right the sign's bit stays."""

@@ -12,7 +12,7 @@ import numpy as np
 from ...language import element
 from ...language.factors import all_but
 from ...language.op import Case, Draw, Op, OperatorBuilder
-from ...language.types import Array, NumPy, Value, Values
+from ...language.types import Array, Value, Values
 from ..common import Elementwise, Ufunc, define, normal_axis
 from ..tiles import Tiled, wide
 
@@ -150,8 +150,8 @@ class Mod(Elementwise, onnx=True):
     flops_per_element = 8
     truths = False
 
-    def compute(self, xp, ins, outs, scratch):
-        (xp.fmod if self.fmod else xp.remainder)(*ins, out=outs[0])
+    def compute(self, ins, outs, scratch):
+        (np.fmod if self.fmod else np.remainder)(ins[0], ins[1], out=outs[0])
 
     def element(self, x, y):
         """fmod, moved to the divisor's side; of integers 0 where the divisor is 0."""
@@ -206,10 +206,10 @@ class Running(Op, abstract=True):
         """All; that along which it runs is needed whole."""
         return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
-    def turned(self, xp: NumPy, x: Array, total: Array, first: float) -> tuple[Array, Array]:
+    def turned(self, x: Array, total: Array, first: float) -> tuple[Array, Array]:
         """(elements, totals), the axis in front, in the order of the run; an exclusive run has begun with `first`."""
         axis = normal_axis(self.axis, x.ndim, self)
-        x, total = xp.moveaxis(x, axis, 0), xp.moveaxis(total, axis, 0)
+        x, total = np.moveaxis(x, axis, 0), np.moveaxis(total, axis, 0)
         if self.reverse:
             x, total = x[::-1], total[::-1]
         if self.exclusive:
@@ -233,10 +233,10 @@ class CumSum(Running):
         x = ins[0]
         return (x.with_dtype("f32"),) if wide(x.dtype) != x.dtype else ()
 
-    def compute(self, xp, ins, outs, scratch):
-        x, total = self.turned(xp, ins[0], (*scratch, outs[0])[0], 0)
+    def compute(self, ins, outs, scratch):
+        x, total = self.turned(ins[0], (*scratch, outs[0])[0], 0)
         if total.size:
-            xp.cumsum(x, axis=0, dtype=total.dtype, out=total)
+            np.cumsum(x, axis=0, dtype=total.dtype, out=total)
         if scratch:
             outs[0][...] = scratch[0]
 

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...language.element import DEVICE_ONLY, Expr, argument, nodes, substitute
 from ...language.formulas import formula
 from ...language.op import Cost, Op
 from ...language.text import parse_applied, show_applied
-from ...language.types import NumPy, TensorType, Types, need
+from ...language.types import TensorType, Types, need
 from ..common import normal_axes
 from ..reduction.sums import Reduce, ReduceMean, ReduceSum
 from ..shape.reshape import Expand
@@ -260,7 +262,7 @@ class Loop(Op):
                 result.append([made, *_within(m.op, lengths).scratch(given, [made])])
         return result
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Tile by tile, each member by its own numerics; outputs are written when a tile is done with its inputs."""
         types = [None if a is None else TensorType.of(a) for a in ins]
         shape = self.iteration(*types)
@@ -271,7 +273,7 @@ class Loop(Op):
                 total.fill(0)
         for tile in tiles(shape):
             given = [None if a is None else a[_cut(a.shape, tile)] for a in ins]
-            known = self._tile(xp, given, buffers, self._buffers(types, shape, tile))
+            known = self._tile(given, buffers, self._buffers(types, shape, tile))
             for m, out in zip(self.makers, outs, strict=True):
                 if not m.sums:
                     out[tile] = known[m.result]
@@ -279,11 +281,11 @@ class Loop(Op):
             if m.sums:
                 total = buffers[self.members.index(m)][0]
                 if isinstance(m.op, ReduceMean):
-                    xp.divide(total, math.prod(shape[:-1]), out=total)
+                    np.divide(total, math.prod(shape[:-1]), out=total)
                 out[...] = total.reshape(out.shape)
 
     def _tile(
-        self, xp: NumPy, ins: Sequence[Any], buffers: Sequence[Sequence[Any]], wanted: Sequence[Sequence[TensorType]]
+        self, ins: Sequence[Any], buffers: Sequence[Sequence[Any]], wanted: Sequence[Sequence[TensorType]]
     ) -> dict[int, Any]:
         """All members on one tile, in parts of the buffers of these types; position → array."""
         known: dict[int, Any] = dict(enumerate(ins))
@@ -292,11 +294,11 @@ class Loop(Op):
             if m.sums:
                 total, part = held
                 x: Any = given[0]
-                xp.sum(x, axis=tuple(range(x.ndim - 1)), dtype=part.dtype, out=part.reshape(-1))
-                xp.add(total, part, out=total)
+                np.sum(x, axis=tuple(range(x.ndim - 1)), dtype=part.dtype, out=part.reshape(-1))
+                np.add(total, part, out=total)
                 continue
             made, *temporaries = (a.reshape(-1)[: t.size].reshape(t.shape) for a, t in zip(held, types, strict=True))
-            _within(m.op, made.shape).compute(xp, given, [made], temporaries)
+            _within(m.op, made.shape).compute(given, [made], temporaries)
             known[m.result] = made
         return known
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...language.op import Op
 from .flat import add_rows, check_bounds
 from .gather import GatherGrad, as_i64, index_scratch, index_within
@@ -30,17 +32,17 @@ class AddRows(Op):
     def scratch(self, ins, outs):
         return index_scratch(ins[1])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """A copy, unless it is there, then one addition for each index.  IndexError where one is out of range."""
         x, indices, dy = ins
         axis, y = self.axis % x.ndim, outs[0]
         size, inner = x.shape[axis], math.prod(x.shape[axis + 1 :])
-        check_bounds(xp, indices, size, "AddRows")
-        rows = as_i64(xp, indices, scratch).reshape(-1)
+        check_bounds(indices, size, "AddRows")
+        rows = as_i64(indices, scratch).reshape(-1)
         if y is not x:
-            xp.copyto(y, x)
+            np.copyto(y, x)
         outer = math.prod(x.shape[:axis])
-        add_rows(xp, y.reshape(outer, size, inner), rows, dy.reshape(outer, rows.size, inner))
+        add_rows(y.reshape(outer, size, inner), rows, dy.reshape(outer, rows.size, inner))
 
     def checks(self, ins, outs):
         return ((1, index_within(ins[0].shape[self.axis])),)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from ...language.types import Array, NumPy
+import numpy as np
+
+from ...language.types import Array
 
 #: rows of at least this many elements are added one by one, narrower ones column by column
 _WIDE_ROW = 96
 
 
-def check_bounds(xp: NumPy, indices: Array, size: int, what: str) -> None:
+def check_bounds(indices: Array, size: int, what: str) -> None:
     """IndexError where an index is outside [-size, size)."""
     if not indices.size:
         return
@@ -24,20 +26,20 @@ def check_lengths(lengths: Array, size: int, what: str) -> None:
         raise IndexError(f"{what}: length {int(wrong[0])} is outside an axis of {size} rows")
 
 
-def take_rows(xp: NumPy, x: Array, rows: Array, out: Array, axis: int = 0) -> None:
+def take_rows(x: Array, rows: Array, out: Array, axis: int = 0) -> None:
     """out = x[rows] along `axis`; negative numbers count from the end.  The caller checks the bounds."""
     if rows.size and out.size:
-        xp.take(x, rows, axis=axis, out=out, mode="wrap")
+        np.take(x, rows, axis=axis, out=out, mode="wrap")
 
 
-def add_rows(xp: NumPy, target: Array, rows: Array, values: Array, ufunc: str = "add") -> None:
+def add_rows(target: Array, rows: Array, values: Array, ufunc: str = "add") -> None:
     """target[:, rows[j], :] += values[:, j, :], in the order of j: the same bits every time.
 
     target [outer, n, inner], rows i64 [k], values [outer, k, inner]; `ufunc` may replace the addition.
     """
     if not values.size:
         return
-    function = getattr(xp, ufunc)
+    function = getattr(np, ufunc)
     if target.shape[0] * target.shape[2] >= _WIDE_ROW:
         for j, row in enumerate(rows.tolist()):
             part = target[:, row]
@@ -52,12 +54,12 @@ def add_rows(xp: NumPy, target: Array, rows: Array, values: Array, ufunc: str = 
 REDUCTIONS = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
 
 
-def set_rows(xp: NumPy, target: Array, rows: Array, values: Array, how: str) -> None:
+def set_rows(target: Array, rows: Array, values: Array, how: str) -> None:
     """target[rows[j]] = values[j], or reduced with what is there by `how` (ONNX's names), in the order of j.
 
     target [n, inner], rows i64 [k], values [k, inner].
     """
     if how != "none":
-        add_rows(xp, target[None], rows, values[None], REDUCTIONS[how])
+        add_rows(target[None], rows, values[None], REDUCTIONS[how])
     elif values.size:
         target[rows] = values

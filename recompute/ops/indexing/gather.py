@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...language.op import Op
-from ...language.types import Array, NumPy, Operands, TensorType
+from ...language.types import Array, Operands, TensorType
 from ..common import normal_axis
 from ..shape.reshape import Move
 from .axes import backward, forward, gathered
@@ -33,9 +35,9 @@ def index_scratch(t: TensorType) -> tuple[TensorType, ...]:
     return () if t.dtype == "i64" else (t.with_dtype("i64"),)
 
 
-def as_i64(xp: NumPy, indices: Array, scratch: Operands) -> Array:
+def as_i64(indices: Array, scratch: Operands) -> Array:
     """The indices as i64: themselves, or a copy in the scratch declared by `index_scratch`."""
-    if indices.dtype == xp.int64:
+    if indices.dtype == np.int64:
         return indices
     scratch[0][...] = indices
     return scratch[0]
@@ -75,11 +77,11 @@ class Gather(Move, onnx=True):
     def scratch(self, ins, outs):
         return index_scratch(ins[1])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """One take.  IndexError where an index is out of range."""
         x, axis = ins[0], self.axis % ins[0].ndim
-        check_bounds(xp, ins[1], x.shape[axis], "Gather")
-        take_rows(xp, x, as_i64(xp, ins[1], scratch), outs[0], axis)
+        check_bounds(ins[1], x.shape[axis], "Gather")
+        take_rows(x, as_i64(ins[1], scratch), outs[0], axis)
 
     def checks(self, ins, outs):
         return ((1, index_within(ins[0].shape[self.axis])),)
@@ -126,17 +128,17 @@ class GatherGrad(Move):
         wide = (outs[0].with_dtype("f32"),) if outs[0].dtype in ("f16", "bf16") else ()
         return (*index_scratch(ins[0]), *wide)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         axis = self.axis % len(self.shape)
         inner = math.prod(self.shape[axis + 1 :])
         outer, size = math.prod(self.shape[:axis]), self.shape[axis]
-        check_bounds(xp, ins[0], size, "GatherGrad")
-        rows = as_i64(xp, ins[0], scratch).reshape(-1)
+        check_bounds(ins[0], size, "GatherGrad")
+        rows = as_i64(ins[0], scratch).reshape(-1)
         target = scratch[-1] if outs[0].dtype.itemsize == 2 else outs[0]
         target.fill(0)
-        add_rows(xp, target.reshape(outer, size, inner), rows, ins[1].reshape(outer, rows.size, inner))
+        add_rows(target.reshape(outer, size, inner), rows, ins[1].reshape(outer, rows.size, inner))
         if target is not outs[0]:
-            xp.copyto(outs[0], target, casting="unsafe")
+            np.copyto(outs[0], target, casting="unsafe")
 
     def checks(self, ins, outs):
         return ((0, index_within(self.shape[self.axis])),)

@@ -9,9 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...language.factors import factor, in_step
 from ...language.op import Op, OperatorBuilder
-from ...language.types import Array, NumPy, Operands, TensorType, Value
+from ...language.types import Array, Operands, TensorType, Value
 from ..common import normal_axis
 from ..shape.reshape import Move
 from .axes import backward, coordinates, elements, forward
@@ -24,22 +26,22 @@ def strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
-def element_positions(xp: NumPy, indices: Array, shape: Sequence[int], axis: int, out: Array, what: str) -> Array:
+def element_positions(indices: Array, shape: Sequence[int], axis: int, out: Array, what: str) -> Array:
     """Flat positions in a tensor of `shape` of what GatherElements takes, written to `out` (i64)."""
-    check_bounds(xp, indices, shape[axis], what)
+    check_bounds(indices, shape[axis], what)
     out[...] = indices
     if shape[axis]:
-        xp.remainder(out, shape[axis], out=out)
+        np.remainder(out, shape[axis], out=out)
     steps = strides(shape)
-    xp.multiply(out, steps[axis], out=out)
+    np.multiply(out, steps[axis], out=out)
     for i, n in enumerate(indices.shape):
         if i != axis:
-            place = xp.arange(n, dtype=xp.int64) * steps[i]
-            xp.add(out, place.reshape([n if j == i else 1 for j in range(out.ndim)]), out=out)
+            place = np.arange(n, dtype=np.int64) * steps[i]
+            np.add(out, place.reshape([n if j == i else 1 for j in range(out.ndim)]), out=out)
     return out.reshape(-1)
 
 
-def row_positions(xp: NumPy, indices: Array, shape: Sequence[int], batch: int, scratch: Operands, what: str) -> Array:
+def row_positions(indices: Array, shape: Sequence[int], batch: int, scratch: Operands, what: str) -> Array:
     """Flat numbers of the rows that GatherND takes from a tensor of `shape`.
 
     `scratch`: two i64 buffers of shape indices.shape[:-1]; the result is in the first.
@@ -49,15 +51,15 @@ def row_positions(xp: NumPy, indices: Array, shape: Sequence[int], batch: int, s
     out.fill(0)
     for i in range(depth):  # Horner's rule
         size = shape[batch + i]
-        check_bounds(xp, indices[..., i], size, what)
-        xp.multiply(out, size, out=out)
+        check_bounds(indices[..., i], size, what)
+        np.multiply(out, size, out=out)
         if size:
-            xp.remainder(indices[..., i], size, out=term)
-            xp.add(out, term, out=out)
+            np.remainder(indices[..., i], size, out=term)
+            np.add(out, term, out=out)
     steps = strides(shape[: batch + depth])
     for i in range(batch):
-        place = xp.arange(shape[i], dtype=xp.int64) * steps[i]
-        xp.add(out, place.reshape([-1 if j == i else 1 for j in range(out.ndim)]), out=out)
+        place = np.arange(shape[i], dtype=np.int64) * steps[i]
+        np.add(out, place.reshape([-1 if j == i else 1 for j in range(out.ndim)]), out=out)
     return out.reshape(-1)
 
 
@@ -95,10 +97,10 @@ class GatherElements(Move, onnx=True):
     def scratch(self, ins, outs):
         return (ins[1].with_dtype("i64"),)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x, axis = ins[0], self.axis % ins[0].ndim
-        at = element_positions(xp, ins[1], x.shape, axis, scratch[0], self.name)
-        take_rows(xp, x.reshape(-1), at, outs[0].reshape(-1))
+        at = element_positions(ins[1], x.shape, axis, scratch[0], self.name)
+        take_rows(x.reshape(-1), at, outs[0].reshape(-1))
 
     def checks(self, ins, outs):
         return ((1, index_within(ins[0].shape[self.axis])),)
@@ -137,11 +139,11 @@ class GatherElementsGrad(Move):
     def scratch(self, ins, outs):
         return (ins[0].with_dtype("i64"),)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         axis = self.axis % len(self.shape)
-        at = element_positions(xp, ins[0], self.shape, axis, scratch[0], self.name)
+        at = element_positions(ins[0], self.shape, axis, scratch[0], self.name)
         outs[0].fill(0)
-        add_rows(xp, outs[0].reshape(1, -1, 1), at, ins[1].reshape(1, -1, 1))
+        add_rows(outs[0].reshape(1, -1, 1), at, ins[1].reshape(1, -1, 1))
 
     def checks(self, ins, outs):
         return ((0, index_within(self.shape[self.axis])),)
@@ -190,12 +192,12 @@ class GatherND(Move, onnx=True):
     def scratch(self, ins, outs):
         return row_scratch(ins[1])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x, indices = ins
-        at = row_positions(xp, indices, x.shape, self.batch_dims, scratch, self.name)
+        at = row_positions(indices, x.shape, self.batch_dims, scratch, self.name)
         inner = math.prod(x.shape[self.batch_dims + indices.shape[-1] :])
         if outs[0].size:
-            take_rows(xp, x.reshape(-1, inner), at, outs[0].reshape(-1, inner))
+            take_rows(x.reshape(-1, inner), at, outs[0].reshape(-1, inner))
 
     def checks(self, ins, outs):
         return ((1, coordinates_within(ins[0].shape, ins[1], self.batch_dims)),)
@@ -234,13 +236,13 @@ class GatherNDGrad(Move):
     def scratch(self, ins, outs):
         return row_scratch(ins[0])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         indices, dy = ins
-        at = row_positions(xp, indices, self.shape, self.batch_dims, scratch, self.name)
+        at = row_positions(indices, self.shape, self.batch_dims, scratch, self.name)
         inner = math.prod(self.shape[self.batch_dims + indices.shape[-1] :])
         outs[0].fill(0)
         if dy.size:
-            add_rows(xp, outs[0].reshape(1, -1, inner), at, dy.reshape(1, -1, inner))
+            add_rows(outs[0].reshape(1, -1, inner), at, dy.reshape(1, -1, inner))
 
     def checks(self, ins, outs):
         return ((0, coordinates_within(self.shape, ins[0], self.batch_dims)),)
@@ -332,12 +334,12 @@ class ScatterElements(Scatter, onnx=True):
     def scratch(self, ins, outs):
         return (ins[1].with_dtype("i64"),)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """A copy, then the updates in their order."""
         x, indices, updates = ins
-        at = element_positions(xp, indices, x.shape, self.axis % x.ndim, scratch[0], self.name)
+        at = element_positions(indices, x.shape, self.axis % x.ndim, scratch[0], self.name)
         outs[0][...] = x
-        set_rows(xp, outs[0].reshape(-1, 1), at, updates.reshape(-1, 1), self.reduction)
+        set_rows(outs[0].reshape(-1, 1), at, updates.reshape(-1, 1), self.reduction)
 
     def checks(self, ins, outs):
         return ((1, index_within(ins[0].shape[self.axis])),)
@@ -380,14 +382,14 @@ class ScatterND(Scatter, onnx=True):
     def scratch(self, ins, outs):
         return row_scratch(ins[1])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """A copy, then the updates in their order."""
         x, indices, updates = ins
-        at = row_positions(xp, indices, x.shape, 0, scratch, self.name)
+        at = row_positions(indices, x.shape, 0, scratch, self.name)
         inner = math.prod(x.shape[indices.shape[-1] :])
         outs[0][...] = x
         if updates.size:
-            set_rows(xp, outs[0].reshape(-1, inner), at, updates.reshape(-1, inner), self.reduction)
+            set_rows(outs[0].reshape(-1, inner), at, updates.reshape(-1, inner), self.reduction)
 
     def checks(self, ins, outs):
         return ((1, coordinates_within(ins[0].shape, ins[1], 0)),)

@@ -42,7 +42,7 @@ class Trilu(Move):
         """The diagonal, counted from the slice."""
         return dataclasses.replace(self, k=self.k + _moved(factor, start, outs[0]))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """A copy, then the zeros row by row."""
         y = outs[0]
         y[...] = ins[0]
@@ -98,7 +98,7 @@ class Eye(Move):
         """The diagonal, counted from the slice."""
         return dataclasses.replace(self, shape=outs[0].shape, k=self.k + _moved(factor, start, outs[0]))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Zeros, and a strided fill of the flat buffer."""
         rows, columns = self.shape
         outs[0].fill(0)
@@ -158,21 +158,21 @@ class OneHot(Move):
         t = ins[0]
         return t.with_dtype("i64"), t.with_dtype("bool"), t.with_dtype(self.dtype)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """A fill, then one write for each index; one that is outside writes `off`."""
         at, inside, values = scratch
         y, axis = outs[0], self.axis % outs[0].ndim
         y.fill(y.dtype.type(self.off))
         if not y.size:
             return
-        xp.copyto(at, ins[0], casting="unsafe")
-        xp.less(at, 0, out=inside)
-        xp.add(at, self.depth, out=at, where=inside)
-        xp.less(at.view(xp.uint64), xp.uint64(self.depth), out=inside)  # negative numbers are huge there
+        np.copyto(at, ins[0], casting="unsafe")
+        np.less(at, 0, out=inside)
+        np.add(at, self.depth, out=at, where=inside)
+        np.less(at.view(np.uint64), np.uint64(self.depth), out=inside)  # negative numbers are huge there
         values.fill(y.dtype.type(self.off))
-        xp.copyto(values, y.dtype.type(self.on), where=inside)
-        xp.clip(at, 0, self.depth - 1, out=at)
-        element_positions(xp, xp.expand_dims(at, axis), y.shape, axis, xp.expand_dims(at, axis), self.name)
+        np.copyto(values, y.dtype.type(self.on), where=inside)
+        np.clip(at, 0, self.depth - 1, out=at)
+        element_positions(np.expand_dims(at, axis), y.shape, axis, np.expand_dims(at, axis), self.name)
         y.reshape(-1)[at.reshape(-1)] = values.reshape(-1)
 
     def gradient(self, b, ins, outs, grads):
@@ -228,10 +228,10 @@ class TopK(Move):
         axis = normal_axis(self.axis, ins[0].ndim, self)
         return in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """A stable sort of the positions, a few rows at a time."""
-        x = xp.moveaxis(ins[0], self.axis, -1)
-        values, indices = (xp.moveaxis(o, self.axis, -1) for o in outs)
+        x = np.moveaxis(ins[0], self.axis, -1)
+        values, indices = (np.moveaxis(o, self.axis, -1) for o in outs)
         if not values.size:
             return
         n = x.shape[-1]
@@ -240,11 +240,11 @@ class TopK(Move):
             part = x[at]
             numbers = part.astype(DTYPES[wide(dtype_name(x.dtype))], copy=False)  # NumPy puts no NaN of bf16 last
             if self.largest:
-                order = n - 1 - xp.argsort(numbers[..., ::-1], axis=-1, kind="stable")[..., ::-1][..., : self.k]
+                order = n - 1 - np.argsort(numbers[..., ::-1], axis=-1, kind="stable")[..., ::-1][..., : self.k]
             else:
-                order = xp.argsort(numbers, axis=-1, kind="stable")[..., : self.k]
+                order = np.argsort(numbers, axis=-1, kind="stable")[..., : self.k]
             indices[at] = order
-            values[at] = xp.take_along_axis(part, order, axis=-1)
+            values[at] = np.take_along_axis(part, order, axis=-1)
 
     def cost(self, ins, outs):
         n = ins[0].shape[self.axis]
@@ -310,8 +310,8 @@ class ReverseSequence(Move, onnx=True):
         batch = factor(ins[1].shape[0], [self.batch_axis, 0], [self.batch_axis])
         return [batch, *(factor(d, [a + 2], [a + 2]) for a, d in enumerate(ins[0].shape[2:]))]
 
-    def compute(self, xp, ins, outs, scratch):
-        x, y = (xp.swapaxes(a, 0, 1) if self.batch_axis == 1 else a for a in (ins[0], outs[0]))
+    def compute(self, ins, outs, scratch):
+        x, y = (np.swapaxes(a, 0, 1) if self.batch_axis == 1 else a for a in (ins[0], outs[0]))
         check_lengths(ins[1], x.shape[1], self.name)
         for i, length in enumerate(int(n) for n in ins[1]):
             y[i, :length] = x[i, :length][::-1]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...language.op import Op
-from ...language.types import Array, NumPy, Operands, TensorType, Types
+from ...language.types import Array, Operands, TensorType, Types
 from ..norm.numerics import wide
 
 C = TypeVar("C", bound=type[Op])
@@ -50,10 +50,10 @@ class HalfProduct:
         s, m, n = self.tile
         return tuple(TensorType("f32", (s * size,)) for size in (m * self.k, self.k * n, m * n))
 
-    def run(self, xp: NumPy, a: Array, b: Array, out: Array, scratch: Operands, finish: Finish | None = None) -> None:
+    def run(self, a: Array, b: Array, out: Array, scratch: Operands, finish: Finish | None = None) -> None:
         """out = a · b, each tile through `finish`."""
         batch = self.batch or (1,)
-        a, b = (xp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (a, b))
+        a, b = (np.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (a, b))
         out = out.reshape(*batch, self.m, self.n)
         s, m, n = self.tile
         for outer in itertools.product(*(range(d) for d in batch[:-1])):
@@ -63,7 +63,7 @@ class HalfProduct:
                     for rows in _slices(self.m, m):
                         left = _copied(scratch[0], a[outer][at, rows])
                         result = _part(scratch[2], (left.shape[0], left.shape[1], right.shape[2]))
-                        xp.matmul(left, right, out=result)
+                        np.matmul(left, right, out=result)
                         if finish is not None:
                             finish(result, rows, columns)
                         out[outer][at, rows, columns] = result
@@ -100,13 +100,13 @@ def halves_in_float32(cls: C) -> C:
         return (*copied, *scratch(self, given, made))
 
     @functools.wraps(compute)
-    def rounded(self: Any, xp: NumPy, ins: Operands, outs: Operands, temps: Operands) -> None:
+    def rounded(self: Any, ins: Operands, outs: Operands, temps: Operands) -> None:
         spare = list(temps)
         given, made = ([spare.pop(0) if _is_half(a) else a for a in arrays] for arrays in (ins, outs))
         for to, a in zip(given, ins, strict=True):
             if to is not a:
                 to[...] = a
-        compute(self, xp, tuple(given), tuple(made), tuple(spare))
+        compute(self, tuple(given), tuple(made), tuple(spare))
         for a, found in zip(outs, made, strict=True):
             if found is not a:
                 a[...] = found

@@ -32,7 +32,7 @@ class Inverse(Op):
         batch, n = x.size // max(x.shape[-1] ** 2, 1), x.shape[-1]
         return (x, x, x.with_shape((batch, n)), x.with_shape((n,)))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """One column after the other, in all matrices."""
         x = ins[0]
         n = x.shape[-1]
@@ -44,8 +44,8 @@ class Inverse(Op):
         y[...] = 0
         y[:, range(n), range(n)] = 1
         for k in range(n):
-            xp.abs(a[:, :, k], out=column)
-            for i, down in enumerate(xp.argmax(column[:, k:], axis=1).tolist()):
+            np.abs(a[:, :, k], out=column)
+            for i, down in enumerate(np.argmax(column[:, k:], axis=1).tolist()):
                 if down:
                     for m in (a[i], y[i]):
                         spare[...] = m[k]
@@ -53,12 +53,12 @@ class Inverse(Op):
                         m[k + down] = spare
             column[...] = a[:, k, k, None]
             for m in (a, y):
-                xp.divide(m[:, k], column, out=m[:, k])
+                np.divide(m[:, k], column, out=m[:, k])
             column[...] = a[:, :, k]
             column[:, k] = 0
             for m in (a, y):
-                xp.multiply(column[:, :, None], m[:, k, None], out=room)
-                xp.subtract(m, room, out=m)
+                np.multiply(column[:, :, None], m[:, k, None], out=room)
+                np.subtract(m, room, out=m)
 
     def gradient(self, b, ins, outs, grads):
         """-Yᵀ dY Yᵀ."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from ...language.factors import SUM, Place, factor
 from ...language.op import Cost, Op, OperatorBuilder
-from ...language.types import Array, NumPy, Operands, TensorType, Value
+from ...language.types import Array, Operands, TensorType, Value
 from ..shape.reshape import reshape
 from ..tiles import wide
 from .half_products import HalfProduct
@@ -108,13 +108,13 @@ class Packed(Op, abstract=True):
             if t is not None and (t.size != rows * width or (not rows and t.shape[-1] != width)):
                 raise self.fail(f"{what} must be {width} a row, {rows * width} in all", *given)
 
-    def unpack(self, xp: NumPy, codes: Array, out: Array, temporary: Array) -> None:
+    def unpack(self, codes: Array, out: Array, temporary: Array) -> None:
         """Codes of rows [rows, n] as numbers [rows, n · 8 / bits]; `temporary`: bytes like the codes."""
         per = 8 // self.bits
         kind, mask = np.uint8, np.uint8((1 << self.bits) - 1)
         for i, place in enumerate(self.places):
-            xp.right_shift(codes, kind(place), out=temporary)
-            xp.bitwise_and(temporary, mask, out=temporary)
+            np.right_shift(codes, kind(place), out=temporary)
+            np.bitwise_and(temporary, mask, out=temporary)
             if not self.table:
                 out[:, i::per] = temporary
                 continue
@@ -125,30 +125,27 @@ class Packed(Op, abstract=True):
     def scratch_of_part(self, kind: str, rows: int, columns: int) -> tuple[TensorType, ...]:
         """Bytes of a part of W, and zero points of its rows."""
         taken = (columns * self.bits // 8, self.zero_bytes)
-        return (
-            TensorType("u8", (rows * max(taken),)),
-            TensorType(kind, (rows * self.zero_bytes * 8 // self.bits,)),
-        )
+        return (TensorType("u8", (rows * max(taken),)), TensorType(kind, (rows * self.zero_bytes * 8 // self.bits,)))
 
-    def dequantise(self, xp: NumPy, ins: Any, rows: slice, columns: slice, out: Array, scratch: Operands) -> None:
+    def dequantise(self, ins: Any, rows: slice, columns: slice, out: Array, scratch: Operands) -> None:
         """Rows and columns of W, of (codes, scales, zero points) as matrices; columns of whole blocks, or of one."""
         codes, scales, zeros = ins[0][rows], ins[1][rows], None if ins[2] is None else ins[2][rows]
         count, width = out.shape
         per = 8 // self.bits
         part = codes[:, columns.start // per : columns.start // per + width // per]
-        self.unpack(xp, part, out, scratch[0][: part.size].reshape(part.shape))
+        self.unpack(part, out, scratch[0][: part.size].reshape(part.shape))
         first = columns.start // self.block_size
         blocks = slice(first, first + max(width // self.block_size, 1))
         split = out.reshape(count, blocks.stop - blocks.start, -1)
         if zeros is None and not self.table:
-            xp.subtract(split, out.dtype.type(1 << (self.bits - 1)), out=split)
+            np.subtract(split, out.dtype.type(1 << (self.bits - 1)), out=split)
         elif zeros is not None:
             if zeros.dtype == np.uint8:
                 whole = scratch[1][: count * zeros.shape[1] * per].reshape(count, -1)
-                self.unpack(xp, zeros, whole, scratch[0][: zeros.size].reshape(zeros.shape))
+                self.unpack(zeros, whole, scratch[0][: zeros.size].reshape(zeros.shape))
                 zeros = whole
-            xp.subtract(split, zeros[:, blocks, None], out=split)
-        xp.multiply(split, scales[:, blocks, None], out=split)
+            np.subtract(split, zeros[:, blocks, None], out=split)
+        np.multiply(split, scales[:, blocks, None], out=split)
 
 
 @dataclass(frozen=True)
@@ -179,7 +176,7 @@ class DequantizeNBits(Packed):
         kind = wide(outs[0].dtype)
         return (TensorType(kind, (high * columns,)), *self.scratch_of_part(kind, high, columns))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Some rows at a time."""
         rows, high, columns = self._rows(TensorType.of(outs[0]))
         given = [None if a is None else a.reshape(rows, a.shape[-1]) for a in (*ins, None)[:3]]
@@ -187,7 +184,7 @@ class DequantizeNBits(Packed):
         for start in range(0, rows, high):
             at = slice(start, min(start + high, rows))
             part = scratch[0][: (at.stop - start) * columns].reshape(-1, columns)
-            self.dequantise(xp, given, at, slice(0, columns), part, scratch[1:])
+            self.dequantise(given, at, slice(0, columns), part, scratch[1:])
             out[at] = part[:, : self.K]
 
     def gradient(self, b, ins, outs, grads):
@@ -321,21 +318,21 @@ class MatMulNBits(Packed):
         width = high if self.transB else min(across, self.K)
         return (*found, *HalfProduct.of((rows, self._terms), (self._terms, width)).scratch())
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """A product for each part of W."""
         x, out = ins[0].reshape(-1, self._terms), outs[0].reshape(-1, self.N if self.transB else self.K)
         given = self.matrices(ins)
         for rows, columns in self.parts():
             shape = rows.stop - rows.start, columns.stop - columns.start
             whole = scratch[0][: shape[0] * shape[1]].reshape(shape)
-            self.dequantise(xp, given, rows, columns, whole, scratch[1:3])
+            self.dequantise(given, rows, columns, whole, scratch[1:3])
             part = whole[:, : min(columns.stop, self.K) - columns.start]
             to = out[:, rows] if self.transB else out[:, columns.start : columns.start + part.shape[1]]
             w = part.T if self.transB else part
             if len(scratch) > 3 and len(x):
-                HalfProduct.of(x.shape, w.shape).run(xp, x, w, to, scratch[3:])
+                HalfProduct.of(x.shape, w.shape).run(x, w, to, scratch[3:])
             elif len(x):
-                xp.matmul(x, w, out=to)
+                np.matmul(x, w, out=to)
 
     def gradient(self, b, ins, outs, grads):
         """dx by the same matrix; codes, scales and zero points are constants."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...language.factors import SUM, aligned, factor
 from ...language.op import Cost, Op, OperatorBuilder
-from ...language.types import Array, NumPy, Operands, TensorType, Value
+from ...language.types import Array, Operands, TensorType, Value
 from .half_products import HalfProduct
 
 
@@ -65,7 +65,7 @@ class MatMul(Op):
             found.append(factor(y.shape[i], at, [i]))
         return found
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         a, b = ins
         if scratch:
             left, right = self._half(a.shape, b.shape)
@@ -73,9 +73,9 @@ class MatMul(Op):
         a = a.swapaxes(-1, -2) if self.transA and a.ndim > 1 else a
         b = b.swapaxes(-1, -2) if self.transB and b.ndim > 1 else b
         if scratch:
-            HalfProduct.of(a.shape, b.shape).run(xp, a, b, outs[0], scratch)
+            HalfProduct.of(a.shape, b.shape).run(a, b, outs[0], scratch)
         else:
-            xp.matmul(a, b, out=outs[0])
+            np.matmul(a, b, out=outs[0])
 
     def scratch(self, ins, outs):
         """For halves tiles in float32."""
@@ -130,10 +130,7 @@ class MatMul(Op):
         op = MatMul(self.transA if x.ndim > 1 else 0, self.transB if y.ndim > 1 else 0)
         full = op.infer(left.type, right.type)[0]
         dx, dw = op._matrix_gradient(b, left, right, b.Reshape(dy, shape=full.shape))
-        return [
-            b.Reshape(b.sum_to(dx, left.shape), shape=x.shape),
-            b.Reshape(b.sum_to(dw, right.shape), shape=y.shape),
-        ]
+        return [b.Reshape(b.sum_to(dx, left.shape), shape=x.shape), b.Reshape(b.sum_to(dw, right.shape), shape=y.shape)]
 
     def export(self, g, ins, outs):
         """Transpose, where a flag asks for it, and MatMul."""
@@ -202,57 +199,57 @@ class Gemm(Op, onnx=True):
         found = [factor(m, [row, None, of_c[0]], [0]), factor(n, [None, column, of_c[1]], [1])]
         return found if c is not None else [*found, factor(a.shape[left], [left, right], [SUM])]
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """BLAS, then bias and factors in place (beta ≠ 0, 1: C scaled in a small scratch)."""
         a, b = ins[:2]
         a, b = a.T if self.transA else a, b.T if self.transB else b
         if outs[0].dtype.itemsize == 2:
-            self._half(xp, a, b, ins[2] if len(ins) > 2 else None, outs[0], scratch)
+            self._half(a, b, ins[2] if len(ins) > 2 else None, outs[0], scratch)
             return
         if self._adds(TensorType.of(outs[0]), *map(TensorType.of, ins[2:3])):
             c, y, room = ins[2], outs[0], scratch[0]
             for i in range(0, len(y), len(room)):  # a few rows of the product at a time, added to those of C
                 rows = slice(i, min(i + len(room), len(y)))
                 product = room[: rows.stop - i]
-                xp.matmul(a[rows], b, out=product)
+                np.matmul(a[rows], b, out=product)
                 if self.alpha != 1.0:
-                    xp.multiply(product, product.dtype.type(self.alpha), out=product)
+                    np.multiply(product, product.dtype.type(self.alpha), out=product)
                 if self.beta == 1.0:
-                    xp.add(c[rows], product, out=y[rows])
+                    np.add(c[rows], product, out=y[rows])
                 else:
-                    xp.multiply(c[rows], y.dtype.type(self.beta), out=y[rows])
-                    xp.add(y[rows], product, out=y[rows])
+                    np.multiply(c[rows], y.dtype.type(self.beta), out=y[rows])
+                    np.add(y[rows], product, out=y[rows])
             return
-        xp.matmul(a, b, out=outs[0])
+        np.matmul(a, b, out=outs[0])
         if self.alpha != 1.0:
-            xp.multiply(outs[0], outs[0].dtype.type(self.alpha), out=outs[0])
+            np.multiply(outs[0], outs[0].dtype.type(self.alpha), out=outs[0])
         if len(ins) > 2 and ins[2] is not None and self.beta != 0.0:
             bias = ins[2]
             if self.beta != 1.0:
-                bias = xp.multiply(bias, bias.dtype.type(self.beta), out=scratch[0])
-            xp.add(outs[0], bias, out=outs[0])
+                bias = np.multiply(bias, bias.dtype.type(self.beta), out=scratch[0])
+            np.add(outs[0], bias, out=outs[0])
 
     def _adds(self, out: TensorType, c: TensorType | None = None) -> bool:
         """Whether C has the result's type, and may be the same memory."""
         return c == out and self.beta != 0.0
 
-    def _half(self, xp: NumPy, a: Array, b: Array, c: Array | None, out: Array, scratch: Operands) -> None:
+    def _half(self, a: Array, b: Array, c: Array | None, out: Array, scratch: Operands) -> None:
         """In float32, bias and factors too, rounded once."""
-        bias = None if c is None or self.beta == 0.0 else xp.broadcast_to(c, out.shape)
+        bias = None if c is None or self.beta == 0.0 else np.broadcast_to(c, out.shape)
 
         def finish(tile: Array, rows: slice, columns: slice) -> None:
             if self.alpha != 1.0:
-                xp.multiply(tile, np.float32(self.alpha), out=tile)
+                np.multiply(tile, np.float32(self.alpha), out=tile)
             if bias is None:
                 return
             part = bias[rows, columns]
             if self.beta != 1.0:
                 scaled = scratch[3][: part.size].reshape(part.shape)
                 scaled[...] = part
-                part = xp.multiply(scaled, np.float32(self.beta), out=scaled)
-            xp.add(tile, part, out=tile)
+                part = np.multiply(scaled, np.float32(self.beta), out=scaled)
+            np.add(tile, part, out=tile)
 
-        HalfProduct.of(a.shape, b.shape).run(xp, a, b, out, scratch, finish)
+        HalfProduct.of(a.shape, b.shape).run(a, b, out, scratch, finish)
 
     def scratch(self, ins, outs):
         """C scaled, where beta asks for it; for halves tiles in float32, that of C too."""

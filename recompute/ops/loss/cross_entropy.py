@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...language.factors import SUM, Factor, factor, needed_whole
 from ...language.op import Case, Draw, ImportedNode, Op, OperatorBuilder
-from ...language.types import Array, NumPy, Operands, TensorType, Value
+from ...language.types import Array, Operands, TensorType, Value, need
 from ..channels_last import channels_last
 from ..reduction.softmax import log_softmax
 from ..shape.reshape import reshape
@@ -99,14 +101,14 @@ class LabelLoss(Op, abstract=True):
         )
 
     def tiles(
-        self, xp: NumPy, scores: Array, labels: Array, weights: Array | None, temps: Operands
+        self, scores: Array, labels: Array, weights: Array | None, temps: Operands
     ) -> Iterator[tuple[slice, slice, Any, Any]]:
         """For a few samples at a time: which samples, which labels, the labels' positions in the tile's scores, and
         which are ignored (None: none).  Writes the labels' weights."""
         n, classes, inner, step = _form(scores)
         first, at, ignored, _, label_weights, class_weights = temps
         labels = labels.reshape(-1)
-        _first_classes(xp, first, at, classes, inner)
+        _first_classes(first, at, classes, inner)
         if weights is not None:
             class_weights[...] = weights
         for i in range(0, n, step):
@@ -116,30 +118,30 @@ class LabelLoss(Op, abstract=True):
             here, skip = at[:count], ignored[:count] if self.ignore_index is not None else None
             here[...] = labels[rows]
             if skip is not None:
-                xp.equal(here, self.ignore_index, out=skip)
-                xp.copyto(here, 0, where=skip)
+                np.equal(here, need(self.ignore_index), out=skip)
+                np.copyto(here, 0, where=skip)
             if count and not 0 <= (low := int(here.min())) <= int(here.max()) < classes:
                 wrong = low if low < 0 else int(here.max())
                 raise ValueError(f"label {wrong} is outside the {classes} classes (and is not ignore_index)")
             if self.weighs(weights):
                 if weights is not None:
-                    take_labels(xp, class_weights, here, label_weights[rows])
+                    take_labels(class_weights, here, label_weights[rows])
                 else:
                     label_weights[rows] = 1
                 if skip is not None:
-                    xp.copyto(label_weights[rows], 0, where=skip)
-            xp.multiply(here, inner, out=here)
-            xp.add(here, first[:count], out=here)
+                    np.copyto(label_weights[rows], 0, where=skip)
+            np.multiply(here, inner, out=here)
+            np.add(here, first[:count], out=here)
             yield samples, rows, here, skip
 
-    def reduce(self, xp: NumPy, losses: Array, label_weights: Array, out: Array) -> None:
+    def reduce(self, losses: Array, label_weights: Array, out: Array) -> None:
         """One number a label (weighted) to the result."""
         if self.reduction == "none":
             out.reshape(-1)[...] = losses
             return
-        total = xp.sum(losses)
+        total = np.sum(losses)
         if self.reduction == "mean":
-            total = total / (xp.sum(label_weights) if label_weights.size else losses.size)
+            total = total / (np.sum(label_weights) if label_weights.size else losses.size)
         out[...] = total
 
     # -- in simpler operators -------------------------------------------------------------------------------------
@@ -191,17 +193,17 @@ class LabelLoss(Op, abstract=True):
             dloss = b.Div(dloss, count if found is None else divisor(b, count))
         return dloss if found is None else counting(b, found, dloss)
 
-    def scales(self, xp: NumPy, dloss: Array, temps: Operands) -> None:
+    def scales(self, dloss: Array, temps: Operands) -> None:
         """The gradient of each row's plain loss, into the number of each label; 0 where it counts for nothing."""
         nothing, out, label_weights = temps[2:5]
         out[...] = dloss.reshape(-1) if self.reduction == "none" else dloss
         if self.reduction == "mean":
-            count = xp.sum(label_weights) if label_weights.size else out.size
-            xp.divide(out, count + (count == 0), out=out)  # where no label counts, all gradients are 0
+            count = np.sum(label_weights) if label_weights.size else out.size
+            np.divide(out, count + (count == 0), out=out)  # where no label counts, all gradients are 0
         if label_weights.size:
-            xp.multiply(out, label_weights, out=out)
-            xp.equal(label_weights, 0, out=nothing)
-            xp.copyto(out, 0, where=nothing)
+            np.multiply(out, label_weights, out=out)
+            np.equal(label_weights, 0, out=nothing)
+            np.copyto(out, 0, where=nothing)
 
 
 def divisor(b: OperatorBuilder, count: Any) -> Any:
@@ -222,20 +224,20 @@ def _form(scores: Any) -> tuple[int, int, int, int]:
     return n, classes, size, max(1, min(n, TILE // max(classes * size, 1)))
 
 
-def _first_classes(xp: NumPy, first: Array, temp: Array, classes: int, inner: int) -> None:
+def _first_classes(first: Array, temp: Array, classes: int, inner: int) -> None:
     """Positions of class 0 of each row r in a tile [rows, C, D]: (r // D) · C · D + r mod D."""
     temp.fill(1)
-    xp.cumsum(temp, out=first)
-    xp.subtract(first, 1, out=first)
+    np.cumsum(temp, out=first)
+    np.subtract(first, 1, out=first)
     if inner > 1:
-        xp.floor_divide(first, inner, out=temp)
-        xp.multiply(temp, inner * (classes - 1), out=temp)
-        xp.add(first, temp, out=first)
+        np.floor_divide(first, inner, out=temp)
+        np.multiply(temp, inner * (classes - 1), out=temp)
+        np.add(first, temp, out=first)
     else:
-        xp.multiply(first, classes, out=first)
+        np.multiply(first, classes, out=first)
 
 
-def take_labels(xp: NumPy, flat: Array, at: Array, out: Array) -> None:
+def take_labels(flat: Array, at: Array, out: Array) -> None:
     """flat[at] into `out`; positions are known to be valid, and NumPy copies without a buffer only if told so."""
     if flat.dtype != out.dtype:
         out[...] = flat[at]
@@ -295,7 +297,7 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
     def checks(self, ins, outs):
         return self.label_checks(1, ins[0].shape)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Log-probabilities into the second output, or tile by tile into scratch."""
         scores, labels, weights = (*ins, None)[:3]
         *temps, number, e, rows = scratch
@@ -303,22 +305,22 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         n, classes, inner, _ = _form(scores)
         x = scores.reshape(n, classes, inner)
         kept = outs[1].reshape(x.shape) if len(outs) > 1 and outs[1] is not None else None
-        for samples, part, at, ignored in self.tiles(xp, scores, labels, weights, temps):
+        for samples, part, at, ignored in self.tiles(scores, labels, weights, temps):
             k = samples.stop - samples.start
             if kept is not None and kept.dtype == rows.dtype:
                 direct, lp = True, kept[samples]
             else:
                 direct, lp = False, rows[:k]
-            log_softmax(xp, x[samples], lp, number[:k], e[:k])
+            log_softmax(x[samples], lp, number[:k], e[:k])
             if kept is not None and not direct:
                 kept[samples] = lp
-            take_labels(xp, lp.reshape(-1), at, losses[part])
-            xp.negative(losses[part], out=losses[part])
+            take_labels(lp.reshape(-1), at, losses[part])
+            np.negative(losses[part], out=losses[part])
             if ignored is not None:
-                xp.copyto(losses[part], 0, where=ignored)
+                np.copyto(losses[part], 0, where=ignored)
             if weights is not None:
-                xp.multiply(losses[part], label_weights[part], out=losses[part])
-        self.reduce(xp, losses, label_weights, outs[0])
+                np.multiply(losses[part], label_weights[part], out=losses[part])
+        self.reduce(losses, label_weights, outs[0])
 
     def expand(self, b, scores, labels, weights=None):
         log_prob = b.LogSoftmax(scores, axis=1)
@@ -376,21 +378,21 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
     def checks(self, ins, outs):
         return self.label_checks(1, ins[0].shape)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """exp(l) - 1 at the labels, exp(l) elsewhere, times each row's scale."""
         log_prob, labels, weights, dloss = ins
         numbers = scratch[3]
         n, classes, inner, _ = _form(log_prob)
         shape = (n, classes, inner)
         lp, out = log_prob.reshape(shape), outs[0].reshape(shape)
-        for samples, rows, at, _ in self.tiles(xp, log_prob, labels, weights, scratch):
+        for samples, rows, at, _ in self.tiles(log_prob, labels, weights, scratch):
             tile = out[samples]
-            take_labels(xp, lp[samples].reshape(-1), at, numbers[rows])
-            xp.exp(lp[samples], out=tile)
-            xp.expm1(numbers[rows], out=numbers[rows])
+            take_labels(lp[samples].reshape(-1), at, numbers[rows])
+            np.exp(lp[samples], out=tile)
+            np.expm1(numbers[rows], out=numbers[rows])
             tile.reshape(-1)[at] = numbers[rows]
-        self.scales(xp, dloss, scratch)
-        xp.multiply(out, numbers.reshape(n, 1, inner), out=out, casting="unsafe")
+        self.scales(dloss, scratch)
+        np.multiply(out, numbers.reshape(n, 1, inner), out=out, casting="unsafe")
 
     def expand(self, b, log_prob, labels, weights, dloss):
         """The formula with a mask of the labels."""

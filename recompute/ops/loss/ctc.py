@@ -18,7 +18,7 @@ import numpy as np
 
 from ...language.factors import factor
 from ...language.op import Cost, Op, OperatorBuilder
-from ...language.types import Array, NumPy, TensorType, Types, Value
+from ...language.types import Array, TensorType, Types, Value
 from ..shape.reshape import reshape
 
 #: the logarithm of what is impossible, and what a logarithm is below only if a path is impossible
@@ -91,25 +91,25 @@ class Alignment(Op, abstract=True):
             like((n, w + 2)), like((n, w)), like((n, w)), like((n, w + 1)), like((n, 1)), flag((n, 1)),
         )  # fmt: skip
 
-    def prepare(self, xp: NumPy, x: Array, labels: Array, lengths: Array | None, r: _Rooms) -> None:
+    def prepare(self, x: Array, labels: Array, lengths: Array | None, r: _Rooms) -> None:
         """Fills what depends on labels alone."""
         (steps, n, c), s = x.shape, labels.shape[1]
-        xp.equal(labels, self.ignore_index, out=r.there)
-        xp.cumsum(r.there, axis=1, out=r.counts)
+        np.equal(labels, self.ignore_index, out=r.there)
+        np.cumsum(r.there, axis=1, out=r.counts)
         r.skip.fill(NEVER)
         r.skip[:, 1] = 0
         r.places.fill(self.blank)
-        xp.equal(r.counts, 0, out=r.there)
-        xp.copyto(r.places[:, 1::2], labels, where=r.there)
-        xp.equal(np.arange(s + 1), xp.sum(r.there, axis=1, keepdims=True), out=r.last)
+        np.equal(r.counts, 0, out=r.there)
+        np.copyto(r.places[:, 1::2], labels, where=r.there)
+        np.equal(np.arange(s + 1), np.sum(r.there, axis=1, keepdims=True), out=r.last)
         r.end.fill(NEVER)
-        xp.copyto(r.end.reshape(n, s + 1, 2), 0, where=r.last.reshape(n, s + 1, 1))
+        np.copyto(r.end.reshape(n, s + 1, 2), 0, where=r.last.reshape(n, s + 1, 1))
         self._check(r.places[:, 1::2][r.there], c, lengths, steps)
         if s > 1:
             others = r.there[:, 1:]
-            xp.not_equal(r.places[:, 3::2], r.places[:, 1:-2:2], out=others)
-            xp.copyto(r.skip[:, 3::2], 0, where=others)
-        xp.add(r.places, np.arange(0, n * c, c).reshape(n, 1), out=r.places)
+            np.not_equal(r.places[:, 3::2], r.places[:, 1:-2:2], out=others)
+            np.copyto(r.skip[:, 3::2], 0, where=others)
+        np.add(r.places, np.arange(0, n * c, c).reshape(n, 1), out=r.places)
 
     def _check(self, labels: Array, classes: int, lengths: Array | None, steps: int) -> None:
         """ValueError for labels and lengths that cannot be."""
@@ -123,49 +123,49 @@ class Alignment(Op, abstract=True):
         if lengths is not None and not 0 <= (low := int(lengths.min())) <= int(lengths.max()) <= steps:
             raise ValueError(f"length {low if low < 0 else int(lengths.max())} is outside of the {steps} steps")
 
-    def forward(self, xp: NumPy, x: Array, lengths: Array | None, r: _Rooms, kept: Array | None = None) -> None:
+    def forward(self, x: Array, lengths: Array | None, r: _Rooms, kept: Array | None = None) -> None:
         """α of all steps, into `kept`; log p(label) of each sample into `number`."""
         r.states.fill(NEVER)
         r.states[:, 1] = 0  # before the first step
         jump = r.ahead[:, 1:]
         for t in range(x.shape[0]):
-            xp.add(r.states[:, :-2], r.skip, out=jump)
-            self.joined(xp, r.states[:, 2:], r.states[:, 1:-1], jump, r)
-            self.emission(xp, x, t, r)
-            xp.add(r.made, r.most, out=r.made)
+            np.add(r.states[:, :-2], r.skip, out=jump)
+            self.joined(r.states[:, 2:], r.states[:, 1:-1], jump, r)
+            self.emission(x, t, r)
+            np.add(r.made, r.most, out=r.made)
             if kept is not None:
                 kept[t] = r.made
             if lengths is None:
                 r.states[:, 2:], r.states[:, 1] = r.made, NEVER
             else:
-                xp.greater(lengths.reshape(-1, 1), t, out=r.flags)
-                xp.copyto(r.states[:, 2:], r.made, where=r.flags)
-                xp.copyto(r.states[:, 1:2], NEVER, where=r.flags)
-        xp.add(r.states[:, 1:], r.end, out=r.ahead)
-        xp.max(r.ahead, axis=1, keepdims=True, out=r.number)
-        xp.subtract(r.ahead, r.number, out=r.ahead)
-        xp.exp(r.ahead, out=r.ahead)
-        total = xp.sum(r.ahead, axis=1, keepdims=True)
-        xp.log(total, out=total)
-        xp.add(r.number, total, out=r.number)
+                np.greater(lengths.reshape(-1, 1), t, out=r.flags)
+                np.copyto(r.states[:, 2:], r.made, where=r.flags)
+                np.copyto(r.states[:, 1:2], NEVER, where=r.flags)
+        np.add(r.states[:, 1:], r.end, out=r.ahead)
+        np.max(r.ahead, axis=1, keepdims=True, out=r.number)
+        np.subtract(r.ahead, r.number, out=r.ahead)
+        np.exp(r.ahead, out=r.ahead)
+        total = np.sum(r.ahead, axis=1, keepdims=True)
+        np.log(total, out=total)
+        np.add(r.number, total, out=r.number)
 
-    def emission(self, xp: NumPy, x: Array, t: int, r: _Rooms) -> None:
+    def emission(self, x: Array, t: int, r: _Rooms) -> None:
         """The log-probabilities of the states' classes at a step, into `most`."""
-        xp.take(x[t].reshape(-1), r.places, out=r.most, mode="clip")
-        xp.maximum(r.most, NEVER, out=r.most)
+        np.take(x[t].reshape(-1), r.places, out=r.most, mode="clip")
+        np.maximum(r.most, NEVER, out=r.most)
 
-    def joined(self, xp: NumPy, stay: Array, step: Array, jump: Array, r: _Rooms) -> None:
+    def joined(self, stay: Array, step: Array, jump: Array, r: _Rooms) -> None:
         """log(eˢᵗᵃʸ + eˢᵗᵉᵖ + eʲᵘᵐᵖ) into `made`; `jump` and `most` are overwritten."""
-        xp.maximum(stay, step, out=r.most)
-        xp.maximum(r.most, jump, out=r.most)
-        xp.subtract(jump, r.most, out=jump)
-        xp.exp(jump, out=jump)
+        np.maximum(stay, step, out=r.most)
+        np.maximum(r.most, jump, out=r.most)
+        np.subtract(jump, r.most, out=jump)
+        np.exp(jump, out=jump)
         for other in (stay, step):
-            xp.subtract(other, r.most, out=r.made)
-            xp.exp(r.made, out=r.made)
-            xp.add(jump, r.made, out=jump)
-        xp.log(jump, out=jump)
-        xp.add(jump, r.most, out=r.made)
+            np.subtract(other, r.most, out=r.made)
+            np.exp(r.made, out=r.made)
+            np.add(jump, r.made, out=jump)
+        np.log(jump, out=jump)
+        np.add(jump, r.most, out=r.made)
 
     @classmethod
     def cases(cls, draw: Any) -> Iterator[tuple[Any, list[Any]]]:
@@ -203,15 +203,15 @@ class CTCLoss(Alignment):
     def scratch(self, ins, outs):
         return self.rooms(ins[0], ins[1])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Step by step; nothing of a step is kept."""
         x, labels, lengths = (*ins, None)[:3]
         r = _Rooms(*scratch)
-        self.prepare(xp, x, labels, lengths, r)
-        self.forward(xp, x, lengths, r)
-        xp.negative(r.number, out=outs[0].reshape(-1, 1))
-        xp.less(r.number, IMPOSSIBLE, out=r.flags)
-        xp.copyto(outs[0].reshape(-1, 1), 0 if self.zero_infinity else math.inf, where=r.flags)
+        self.prepare(x, labels, lengths, r)
+        self.forward(x, lengths, r)
+        np.negative(r.number, out=outs[0].reshape(-1, 1))
+        np.less(r.number, IMPOSSIBLE, out=r.flags)
+        np.copyto(outs[0].reshape(-1, 1), 0 if self.zero_infinity else math.inf, where=r.flags)
 
     def gradient(self, b, ins, outs, grads):
         """α is computed again: the gradient reads what the loss reads."""
@@ -252,25 +252,25 @@ class CTCLossGrad(Alignment):
         (t, n, _), w = x.shape, 2 * labels.shape[1] + 1
         return (*self.rooms(x, labels), x.with_shape((t, n, w)), x.with_shape((t, n)))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """α of all steps, then β from the last to the first, over which the probabilities of states are written."""
         x, labels, lengths, dloss = ins
         *rooms, kept, column = scratch
         r = _Rooms(*rooms)
-        self.prepare(xp, x, labels, lengths, r)
-        self.forward(xp, x, lengths, r, kept)
-        self._backward(xp, x, lengths, r, kept)
-        xp.less(r.number, IMPOSSIBLE, out=r.flags)
-        xp.negative(dloss.reshape(-1, 1), out=r.number)
-        xp.copyto(r.number, 0, where=r.flags)
+        self.prepare(x, labels, lengths, r)
+        self.forward(x, lengths, r, kept)
+        self._backward(x, lengths, r, kept)
+        np.less(r.number, IMPOSSIBLE, out=r.flags)
+        np.negative(dloss.reshape(-1, 1), out=r.number)
+        np.copyto(r.number, 0, where=r.flags)
         if lengths is not None:
             for t in range(x.shape[0]):
-                xp.less_equal(lengths.reshape(-1, 1), t, out=r.flags)
-                xp.copyto(kept[t], 0, where=r.flags)
-        xp.multiply(kept, r.number, out=kept)
-        self._classes(xp, r.places, kept, column, outs[0])
+                np.less_equal(lengths.reshape(-1, 1), t, out=r.flags)
+                np.copyto(kept[t], 0, where=r.flags)
+        np.multiply(kept, r.number, out=kept)
+        self._classes(r.places, kept, column, outs[0])
 
-    def _backward(self, xp: NumPy, x: Array, lengths: Array | None, r: _Rooms, kept: Array) -> None:
+    def _backward(self, x: Array, lengths: Array | None, r: _Rooms, kept: Array) -> None:
         """eᵅ⁺ᵝ / p into `kept`, at most 1."""
         w = r.skip.shape[1]
         beta, ahead = r.states[:, :w], r.ahead[:, 1:]
@@ -278,31 +278,31 @@ class CTCLossGrad(Alignment):
         beta[...] = r.end[:, 1:]
         for t in reversed(range(x.shape[0])):
             if t + 1 < x.shape[0]:
-                self.emission(xp, x, t + 1, r)
-                xp.add(beta, r.most, out=beta)  # the two numbers beside them stay impossible
+                self.emission(x, t + 1, r)
+                np.add(beta, r.most, out=beta)  # the two numbers beside them stay impossible
                 ahead.fill(NEVER)
-                xp.add(beta[:, 2:], r.skip[:, 2:], out=ahead[:, :-2])
-                self.joined(xp, beta, r.states[:, 1:-1], ahead, r)
+                np.add(beta[:, 2:], r.skip[:, 2:], out=ahead[:, :-2])
+                self.joined(beta, r.states[:, 1:-1], ahead, r)
                 beta[...] = r.made
                 if lengths is not None:
-                    xp.less_equal(lengths.reshape(-1, 1), t + 1, out=r.flags)
-                    xp.copyto(beta, r.end[:, 1:], where=r.flags)
-            xp.add(kept[t], beta, out=ahead)
-            xp.subtract(ahead, r.number, out=ahead)
-            xp.minimum(ahead, 0, out=ahead)
-            xp.exp(ahead, out=kept[t])
+                    np.less_equal(lengths.reshape(-1, 1), t + 1, out=r.flags)
+                    np.copyto(beta, r.end[:, 1:], where=r.flags)
+            np.add(kept[t], beta, out=ahead)
+            np.subtract(ahead, r.number, out=ahead)
+            np.minimum(ahead, 0, out=ahead)
+            np.exp(ahead, out=kept[t])
 
-    def _classes(self, xp: NumPy, places: Array, kept: Array, column: Array, out: Array) -> None:
+    def _classes(self, places: Array, kept: Array, column: Array, out: Array) -> None:
         """Sums of the states of each class; states are added in order."""
         out.fill(0)
         out[:, :, self.blank] = kept[:, :, 0]
         for s in range(2, kept.shape[2], 2):
-            xp.add(out[:, :, self.blank], kept[:, :, s], out=out[:, :, self.blank])
+            np.add(out[:, :, self.blank], kept[:, :, s], out=out[:, :, self.blank])
         flat = out.reshape(len(out), -1)
         for s in range(1, kept.shape[2], 2):
             at = places[:, s]
-            xp.take(flat, at, axis=1, out=column, mode="clip")
-            xp.add(column, kept[:, :, s], out=column)
+            np.take(flat, at, axis=1, out=column, mode="clip")
+            np.add(column, kept[:, :, s], out=column)
             flat[:, at] = column
 
     def expand(self, b, x, labels, lengths, dloss):

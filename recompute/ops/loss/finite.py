@@ -21,7 +21,7 @@ class CheckFinite(Op, onnx="Identity"):
             raise self.fail("it takes one floating-point number", x)
         return (x,)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         if not np.isfinite(ins[0]).all():
             raise NotFiniteError(f"the loss is {float(ins[0].reshape(()))}")
         outs[0][...] = ins[0]

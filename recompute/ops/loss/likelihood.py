@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...language.samples import Case
 from ...language.types import Array, TensorType
 from .cross_entropy import LabelLoss, SoftmaxCrossEntropyLoss, loss_from_onnx, loss_samples, take_labels
@@ -29,18 +31,18 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
     def checks(self, ins, outs):
         return self.label_checks(1, ins[0].shape)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         log_prob, labels, weights = (*ins, None)[:3]
         losses, label_weights = scratch[3], scratch[4]
         x = log_prob.reshape(log_prob.shape[0], -1)
-        for samples, rows, at, ignored in self.tiles(xp, log_prob, labels, weights, scratch):
-            take_labels(xp, x[samples].reshape(-1), at, losses[rows])
-            xp.negative(losses[rows], out=losses[rows])
+        for samples, rows, at, ignored in self.tiles(log_prob, labels, weights, scratch):
+            take_labels(x[samples].reshape(-1), at, losses[rows])
+            np.negative(losses[rows], out=losses[rows])
             if ignored is not None:
-                xp.copyto(losses[rows], 0, where=ignored)
+                np.copyto(losses[rows], 0, where=ignored)
             if weights is not None:
-                xp.multiply(losses[rows], label_weights[rows], out=losses[rows])
-        self.reduce(xp, losses, label_weights, outs[0])
+                np.multiply(losses[rows], label_weights[rows], out=losses[rows])
+        self.reduce(losses, label_weights, outs[0])
 
     def expand(self, b, log_prob, labels, weights=None):
         """The label's share by a mask."""
@@ -90,18 +92,18 @@ class NegativeLogLikelihoodGrad(LabelLoss):
     def checks(self, ins, outs):
         return self.label_checks(0, self.shape)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """0, then the labels' numbers; the walk over tiles is done twice where weights must be summed first."""
         labels, weights, dloss = ins
         numbers = scratch[3]
         out = outs[0].reshape(self.shape[0], -1)
         out.fill(0)
         if self.weighs(weights):
-            for _ in self.tiles(xp, outs[0], labels, weights, scratch):
+            for _ in self.tiles(outs[0], labels, weights, scratch):
                 pass
-        self.scales(xp, dloss, scratch)
-        xp.negative(numbers, out=numbers)
-        for samples, rows, at, _ in self.tiles(xp, outs[0], labels, weights, scratch):
+        self.scales(dloss, scratch)
+        np.negative(numbers, out=numbers)
+        for samples, rows, at, _ in self.tiles(outs[0], labels, weights, scratch):
             out[samples].reshape(-1)[at] = numbers[rows]
 
     def expand(self, b, labels, weights, dloss):

@@ -145,10 +145,10 @@ class LinearCrossEntropy(LinearLoss):
         sizes, made = self.sizes(ins, outs)
         return sizes.types(wide(ins[0].dtype), held=made, gradient=made)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Rows from top to bottom, words from left to right."""
         (sizes, made), (dx, dw, db) = self.sizes(ins, outs), (*outs[2:], None, None, None)[:3]
-        tiles = Tiles(self, xp, ins, sizes, scratch)
+        tiles = Tiles(self, ins, sizes, scratch)
         lse = None if len(outs) < 2 or outs[1] is None else outs[1].reshape(-1)
         outs_made = (None if dx is None else dx.reshape(tiles.x.shape), dw, db)
         sums = tiles.sums(outs_made) if made else outs_made

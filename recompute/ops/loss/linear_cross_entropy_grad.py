@@ -41,12 +41,12 @@ class LinearCrossEntropyGrad(LinearLoss):
         sizes = Sizes(ins[0], ins[1], ins[3], transposed=bool(self.transB), held=False)
         return sizes.types(wide(ins[0].dtype), held=False, gradient=True)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Words from left to right, rows from top to bottom."""
         x, w, bias, labels, lse, dloss = ins
         dx, dw, db = (*outs, None, None)[:3]
         sizes = Sizes(x, w, labels, transposed=bool(self.transB), held=False)
-        tiles = Tiles(self, xp, (x, w, bias, labels), sizes, scratch)
+        tiles = Tiles(self, (x, w, bias, labels), sizes, scratch)
         whole_dx = None if dx is None else dx.reshape(tiles.x.shape)
         tiles.share(dloss, slice(0, sizes.rows), tiles.losses)
         for words in slices(sizes.words, sizes.step):

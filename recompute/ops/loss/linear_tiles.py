@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...language.types import Array, NumPy, Operands, TensorType
+import numpy as np
+
+from ...language.types import Array, Operands, TensorType
 from .cross_entropy import take_labels
 
 #: rows and words of a tile: 4 MiB of float32, in products large enough for a BLAS
@@ -69,9 +71,9 @@ class Tiles:
     `op`: the operator, for its options.  Labels are checked, and ignored ones become 0, when it is made.
     """
 
-    def __init__(self, op: Any, xp: NumPy, operands: Operands, sizes: Sizes, scratch: Operands) -> None:
+    def __init__(self, op: Any, operands: Operands, sizes: Sizes, scratch: Operands) -> None:
         x, w, bias, labels = operands
-        self.op, self.xp, self.sizes, self.bias = op, xp, sizes, bias
+        self.op, self.sizes, self.bias = op, sizes, bias
         self.x = x.reshape(sizes.rows, sizes.width)
         self.w = w if op.transB else w.T  # [words, width]
         (self.weights, self.losses), self.labels, self.ignored = scratch[:3]
@@ -80,13 +82,13 @@ class Tiles:
 
     def _take(self, labels: Array) -> None:
         """Labels as i64, those that are ignored as 0, and 1 or 0 for each."""
-        xp, words = self.xp, self.sizes.words
+        words = self.sizes.words
         self.labels[...] = labels
         self.weights[...] = 1
         if self.op.ignore_index is not None:
-            xp.equal(self.labels, self.op.ignore_index, out=self.ignored)
-            xp.copyto(self.labels, 0, where=self.ignored)
-            xp.copyto(self.weights, 0, where=self.ignored)
+            np.equal(self.labels, self.op.ignore_index, out=self.ignored)
+            np.copyto(self.labels, 0, where=self.ignored)
+            np.copyto(self.weights, 0, where=self.ignored)
         if labels.size:
             low, high = int(self.labels.min()), int(self.labels.max())
             if low < 0 or high >= words:
@@ -113,32 +115,32 @@ class Tiles:
 
     def logits(self, block: Array, rows: slice, words: slice) -> None:
         """A tile's logits, scaled and capped."""
-        xp, op = self.xp, self.op
-        xp.matmul(self._widened(self.x[rows], 0), self._widened(self.w[words], 1).T, out=block)
+        op = self.op
+        np.matmul(self._widened(self.x[rows], 0), self._widened(self.w[words], 1).T, out=block)
         if self.bias is not None:
-            xp.add(block, self.bias[words], out=block)
+            np.add(block, self.bias[words], out=block)
         if op.cap:
-            xp.multiply(block, op.scale / op.cap, out=block)
-            xp.tanh(block, out=block)
-            xp.multiply(block, op.cap, out=block)
+            np.multiply(block, op.scale / op.cap, out=block)
+            np.tanh(block, out=block)
+            np.multiply(block, op.cap, out=block)
         elif op.scale != 1:
-            xp.multiply(block, op.scale, out=block)
+            np.multiply(block, op.scale, out=block)
 
     def chosen(self, rows: slice, words: slice) -> tuple[Array, Array]:
         """Where in a tile the labels are (any place for those outside), and which lie inside."""
-        xp, width = self.xp, words.stop - words.start
+        width = words.stop - words.start
         (at, first), (inside, below) = ([self.rows_of(a, rows) for a in pair] for pair in (self.places, self.inside))
         at[...] = 1
-        xp.cumsum(at, out=first)
-        xp.subtract(first, 1, out=first)
-        xp.multiply(first, width, out=first)
-        xp.subtract(self.labels[rows], words.start, out=at)
-        xp.greater_equal(at, 0, out=inside)
-        xp.less(at, width, out=below)
-        xp.logical_and(inside, below, out=inside)
-        xp.maximum(at, 0, out=at)
-        xp.minimum(at, width - 1, out=at)
-        xp.add(at, first, out=at)
+        np.cumsum(at, out=first)
+        np.subtract(first, 1, out=first)
+        np.multiply(first, width, out=first)
+        np.subtract(self.labels[rows], words.start, out=at)
+        np.greater_equal(at, 0, out=inside)
+        np.less(at, width, out=below)
+        np.logical_and(inside, below, out=inside)
+        np.maximum(at, 0, out=at)
+        np.minimum(at, width - 1, out=at)
+        np.add(at, first, out=at)
         return at, inside
 
     def begin(self, rows: slice) -> None:
@@ -148,104 +150,103 @@ class Tiles:
 
     def see(self, block: Array, rows: slice, words: slice) -> None:
         """Adds a slice of the vocabulary to what is known of its rows: the online log-sum-exp."""
-        xp, op = self.xp, self.op
+        op = self.op
         largest, count, label, total, new, number = (self.rows_of(a, rows) for a in self.stats)
         e = self.beside[: block.size].reshape(block.shape)
         at, inside = self.chosen(rows, words)
-        take_labels(xp, block.reshape(-1), at, number)
-        xp.copyto(label, number, where=inside)
+        take_labels(block.reshape(-1), at, number)
+        np.copyto(label, number, where=inside)
         if op.smoothing:
-            xp.sum(block, axis=1, out=number)
-            xp.add(total, number, out=total)
-        xp.max(block, axis=1, out=new)
-        xp.maximum(new, largest, out=new)
-        xp.subtract(largest, new, out=number)
-        xp.exp(number, out=number)
-        xp.multiply(count, number, out=count)
-        xp.subtract(block, new[:, None], out=e)
-        xp.exp(e, out=e)
-        xp.sum(e, axis=1, out=number)
-        xp.add(count, number, out=count)
+            np.sum(block, axis=1, out=number)
+            np.add(total, number, out=total)
+        np.max(block, axis=1, out=new)
+        np.maximum(new, largest, out=new)
+        np.subtract(largest, new, out=number)
+        np.exp(number, out=number)
+        np.multiply(count, number, out=count)
+        np.subtract(block, new[:, None], out=e)
+        np.exp(e, out=e)
+        np.sum(e, axis=1, out=number)
+        np.add(count, number, out=count)
         largest[...] = new
 
     def finish(self, rows: slice, lse: Array | None) -> Array:
         """The rows' losses; their log-sum-exps, into `lse` where it is given, are returned."""
-        xp, op = self.xp, self.op
+        op = self.op
         largest, count, label, total, new, number = (self.rows_of(a, rows) for a in self.stats)
         known = new if lse is None else lse[rows]
-        xp.log(count, out=known)
-        xp.add(known, largest, out=known)
+        np.log(count, out=known)
+        np.add(known, largest, out=known)
         losses = self.losses[rows]
-        xp.multiply(label, 1 - op.smoothing, out=number)
-        xp.subtract(known, number, out=losses)
+        np.multiply(label, 1 - op.smoothing, out=number)
+        np.subtract(known, number, out=losses)
         if op.smoothing:
-            xp.multiply(total, op.smoothing / self.sizes.words, out=number)
-            xp.subtract(losses, number, out=losses)
+            np.multiply(total, op.smoothing / self.sizes.words, out=number)
+            np.subtract(losses, number, out=losses)
         if op.z_loss:
-            xp.multiply(known, known, out=number)
-            xp.multiply(number, op.z_loss, out=number)
-            xp.add(losses, number, out=losses)
+            np.multiply(known, known, out=number)
+            np.multiply(number, op.z_loss, out=number)
+            np.add(losses, number, out=losses)
         if op.ignore_index is not None:
-            xp.copyto(losses, 0, where=self.ignored[rows])
+            np.copyto(losses, 0, where=self.ignored[rows])
         return known
 
     def share(self, dloss: Array | None, rows: slice, out: Array) -> None:
         """What these rows' losses count in the result, times the result's gradient (None: 1)."""
-        xp, op = self.xp, self.op
+        op = self.op
         out[...] = 1 if dloss is None else dloss.reshape(-1)[rows] if op.reduction == "none" else dloss
         if op.reduction == "mean":
-            count = xp.sum(self.weights)
-            xp.divide(out, count + (count == 0), out=out)  # where no label counts, all gradients are 0
-        xp.multiply(out, self.weights[rows], out=out)
+            count = np.sum(self.weights)
+            np.divide(out, count + (count == 0), out=out)  # where no label counts, all gradients are 0
+        np.multiply(out, self.weights[rows], out=out)
         if op.ignore_index is not None:
-            xp.copyto(out, 0, where=self.ignored[rows])
+            np.copyto(out, 0, where=self.ignored[rows])
 
     def reduce(self, out: Array) -> None:
         """The rows' losses to the result."""
         if self.op.reduction == "none":
             out.reshape(-1)[...] = self.losses
             return
-        total = self.xp.sum(self.losses)
-        out[...] = total / self.xp.sum(self.weights) if self.op.reduction == "mean" else total
+        total = np.sum(self.losses)
+        out[...] = total / np.sum(self.weights) if self.op.reduction == "mean" else total
 
     def differentiate(self, block: Array, rows: slice, words: slice, lse: Array, share: Array) -> None:
         """The gradient of a tile's logits in their place: share · (softmax · (1 + 2 z lse) - even - onehot)."""
-        xp, op = self.xp, self.op
+        op = self.op
         factor, number = (self.rows_of(a, rows) for a in self.stats[:2])
         slope = self.beside[: block.size].reshape(block.shape)
         if op.cap:
-            xp.divide(block, op.cap, out=slope)
-            xp.multiply(slope, slope, out=slope)
-            xp.subtract(1, slope, out=slope)
+            np.divide(block, op.cap, out=slope)
+            np.multiply(slope, slope, out=slope)
+            np.subtract(1, slope, out=slope)
         at, inside = self.chosen(rows, words)
-        xp.subtract(block, lse[:, None], out=block)
-        xp.exp(block, out=block)
+        np.subtract(block, lse[:, None], out=block)
+        np.exp(block, out=block)
         factor[...] = 1
         if op.z_loss:
-            xp.multiply(lse, 2 * op.z_loss, out=factor)
-            xp.add(factor, 1, out=factor)
-        xp.multiply(block, factor[:, None], out=block)
+            np.multiply(lse, 2 * op.z_loss, out=factor)
+            np.add(factor, 1, out=factor)
+        np.multiply(block, factor[:, None], out=block)
         if op.smoothing:
-            xp.subtract(block, op.smoothing / self.sizes.words, out=block)
+            np.subtract(block, op.smoothing / self.sizes.words, out=block)
         flat = block.reshape(-1)
-        take_labels(xp, flat, at, number)
-        xp.subtract(number, 1 - op.smoothing, out=number, where=inside)
+        take_labels(flat, at, number)
+        np.subtract(number, 1 - op.smoothing, out=number, where=inside)
         flat[at] = number
-        xp.multiply(block, share[:, None], out=block)
+        np.multiply(block, share[:, None], out=block)
         if op.cap:
-            xp.multiply(block, slope, out=block)
+            np.multiply(block, slope, out=block)
         if op.scale != 1:
-            xp.multiply(block, op.scale, out=block)
+            np.multiply(block, op.scale, out=block)
 
     def add(self, target: Array, a: Array, b: Array, *, first: bool) -> None:
         """target = a b, or target += a b unless it is the first."""
-        xp = self.xp
         if first:
-            xp.matmul(a, b, out=target)
+            np.matmul(a, b, out=target)
             return
         product = self.spare[: target.size].reshape(target.shape)
-        xp.matmul(a, b, out=product)
-        xp.add(target, product, out=target)
+        np.matmul(a, b, out=product)
+        np.add(target, product, out=target)
 
     def spread(self, block: Array, rows: slice, words: slice, sums: Sequence[Array | None]) -> None:
         """A tile's gradient of logits to those of all x, and of the slice's w and bias (None: not wanted)."""
@@ -258,9 +259,9 @@ class Tiles:
             self.add(dw, a, b, first=rows.start == 0)
         if dbias is not None:
             if rows.start == 0:
-                self.xp.sum(block, axis=0, out=dbias)
+                np.sum(block, axis=0, out=dbias)
             else:
-                self.xp.add(dbias, self.xp.sum(block, axis=0), out=dbias)
+                np.add(dbias, np.sum(block, axis=0), out=dbias)
 
     def sums(self, outs: Sequence[Array | None]) -> list[Array | None]:
         """Where gradients are added up: their own memory, or for halves float32."""

@@ -34,14 +34,14 @@ class InverseIfFinite(Op):
     def scratch(self, ins, outs):
         return (TensorType("bool", (min(max(g.size for g in ins[1:]), PART),)),)
 
-    def compute(self, xp, ins, outs, scratch):
-        good = xp.ones((), bool)
+    def compute(self, ins, outs, scratch):
+        good = np.ones((), bool)
         for g in ins[1:]:
             g = g.reshape(-1)
             for start in range(0, g.size, PART):
                 part = g[start : start + PART]
-                good = good & xp.all(xp.isfinite(part, out=scratch[0][: part.size]))
-        outs[0][...] = xp.where(good, 1 / ins[0], 0)
+                good = good & np.all(np.isfinite(part, out=scratch[0][: part.size]))
+        outs[0][...] = np.where(good, 1 / ins[0], 0)
 
     def cost(self, ins, outs):
         return Cost(sum(g.size for g in ins), super().cost(ins, outs).bytes)
@@ -91,13 +91,13 @@ class LossScaleUpdate(Op):
             raise self.fail("needs f32[], i64[], f32[]", scale, good, unscale)
         return scale, good
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         scale, good, unscale = ins
         skipped, count = unscale == 0, good + 1
         grown = count >= self.interval
-        after = xp.where(skipped, scale * np.float32(self.backoff), scale * xp.where(grown, np.float32(self.growth), 1))
-        outs[1][...] = xp.where(skipped | grown, 0, count)
-        outs[0][...] = xp.clip(after, _LEAST, _MOST)
+        after = np.where(skipped, scale * np.float32(self.backoff), scale * np.where(grown, np.float32(self.growth), 1))
+        outs[1][...] = np.where(skipped | grown, 0, count)
+        outs[0][...] = np.clip(after, _LEAST, _MOST)
 
     def expand(self, b, scale, good, unscale):
         skipped = b.Equal(unscale, b.constant(0.0, unscale))

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...language.op import Cost, FunctionWriter, Op
-from ...language.types import NumPy, Operands, Types
+from ...language.types import Operands, Types
 
 
 class Copy(Op, abstract=True):
@@ -42,7 +42,7 @@ class Copy(Op, abstract=True):
     copies = True
     moves_data = True
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         outs[0][...] = ins[0]
 
     def cost(self, ins: Types, outs: Types) -> Cost:

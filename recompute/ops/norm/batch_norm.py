@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...language.element import sqrt
 from ...language.factors import Factor, aligned, needed_whole
 from ...language.formulas import through_expansion
@@ -91,21 +93,21 @@ class BatchNormalization(ChannelNorm, onnx=True):
             found.append(wide(x).with_shape((block_channels(x.shape) * x.size // max(x.shape[1], 1),)))
         return tuple(found)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """One factor and one summand a channel, applied block by block."""
         x, y = planes(ins[0]), planes(outs[0])
         scale, bias, mean, var = ins[1:]
         factor, summand = scratch[0]
-        xp.add(var, self.epsilon, out=factor)
-        xp.sqrt(factor, out=factor)
-        xp.divide(scale, factor, out=factor)
-        xp.multiply(factor, mean, out=summand)
-        xp.subtract(bias, summand, out=summand)
+        np.add(var, self.epsilon, out=factor)
+        np.sqrt(factor, out=factor)
+        np.divide(scale, factor, out=factor)
+        np.multiply(factor, mean, out=summand)
+        np.subtract(bias, summand, out=summand)
         for c in channel_blocks(x):
             target = y[:, c]
             work = target if len(scratch) < 2 else scratch[1][: target.size].reshape(target.shape)
-            xp.multiply(x[:, c], factor[c, None], out=work)
-            xp.add(work, summand[c, None], out=target)
+            np.multiply(x[:, c], factor[c, None], out=work)
+            np.add(work, summand[c, None], out=target)
 
     def channel_element(self, x, scale, bias, mean, var):
         """As the numerics; None where the vectors have another type."""
@@ -198,14 +200,14 @@ class RunningUpdate(Op):
     def scratch(self, ins, outs):
         return (ins[1],)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         if self.momentum == 0:
             outs[0][...] = ins[1]
             return
         kind = outs[0].dtype.type
-        xp.multiply(ins[1], kind(1 - self.momentum), out=scratch[0])
-        xp.multiply(ins[0], kind(self.momentum), out=outs[0])
-        xp.add(outs[0], scratch[0], out=outs[0])
+        np.multiply(ins[1], kind(1 - self.momentum), out=scratch[0])
+        np.multiply(ins[0], kind(self.momentum), out=outs[0])
+        np.add(outs[0], scratch[0], out=outs[0])
 
     def gradient(self, b, ins, outs, grads):
         """None: statistics are not trained."""

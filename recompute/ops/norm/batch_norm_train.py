@@ -9,11 +9,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...errors import UsageError
 from ...language.element import sqrt
 from ...language.factors import OWN, SUM, own_batch
 from ...language.op import Cost, Op, OperatorBuilder
-from ...language.types import Array, NumPy, Value
+from ...language.types import Array, Value
 from ..channels_last import channels_last
 from .axes import by_channel, by_element
 from .batch_norm import ChannelNorm, as_type_of, block_channels, channel_axes, channel_blocks, per_channel, planes
@@ -48,7 +50,7 @@ class BatchNormTrain(ChannelNorm):
             found.append(wide(x).with_shape((c * x.size // max(x.shape[1], 1),)))
         return tuple(found)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Two passes for the statistics (mean, then squares of what is centred), one for scale and bias."""
         x, scale, bias = planes(ins[0]), ins[1], ins[2]
         y = planes(outs[0])
@@ -56,8 +58,8 @@ class BatchNormTrain(ChannelNorm):
             mean, var, factor = scratch[0][:, : c.stop - c.start]
             target = y[:, c]
             work = target if len(scratch) < 3 else scratch[2][: target.size].reshape(target.shape)
-            _moments(xp, x[:, c], work, scratch[1], mean, var)
-            _scale(xp, work, var, self.epsilon, scale[c], bias[c], factor, target)
+            _moments(x[:, c], work, scratch[1], mean, var)
+            _scale(work, var, self.epsilon, scale[c], bias[c], factor, target)
             for out, statistic in zip(outs[1:], (mean, var), strict=False):
                 if out is not None:
                     out[c] = statistic
@@ -118,22 +120,20 @@ class BatchNormTrain(ChannelNorm):
         yield draw.case(cls(), draw("f16[2,3,4]"), draw("f32[3]"), draw("f32[3]"))
 
 
-def _mean(xp: NumPy, x: Array, partial: Array, mean: Array, count: int) -> None:
+def _mean(x: Array, partial: Array, mean: Array, count: int) -> None:
     """Mean of each channel of [n, c, p]: pairwise sums of the planes, then over the images."""
-    xp.sum(x, axis=2, dtype=partial.dtype, out=partial)
-    xp.sum(partial, axis=0, out=mean)
-    xp.multiply(mean, mean.dtype.type(1.0 / count), out=mean)
+    np.sum(x, axis=2, dtype=partial.dtype, out=partial)
+    np.sum(partial, axis=0, out=mean)
+    np.multiply(mean, mean.dtype.type(1.0 / count), out=mean)
 
 
-def _scale(
-    xp: NumPy, centred: Array, var: Array, epsilon: float, scale: Array, bias: Array, factor: Array, out: Array
-) -> None:
+def _scale(centred: Array, var: Array, epsilon: float, scale: Array, bias: Array, factor: Array, out: Array) -> None:
     """out = centred · scale / √(var + epsilon) + bias; `centred` is overwritten, `factor` a vector to work in."""
-    xp.add(var, var.dtype.type(epsilon), out=factor)
-    xp.sqrt(factor, out=factor)
-    xp.divide(scale, factor, out=factor)
-    xp.multiply(centred, factor[:, None], out=centred)
-    xp.add(centred, bias[:, None], out=out)
+    np.add(var, var.dtype.type(epsilon), out=factor)
+    np.sqrt(factor, out=factor)
+    np.divide(scale, factor, out=factor)
+    np.multiply(centred, factor[:, None], out=centred)
+    np.add(centred, bias[:, None], out=out)
 
 
 def _scaled(
@@ -175,12 +175,12 @@ class BatchNormStatistics(Op):
         rows = [wide(x).with_shape((3, c)), wide(x).with_shape((x.shape[0], c))]
         return (*rows, wide(x).with_shape((c * x.size // max(x.shape[1], 1),)))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x = planes(ins[0])
         for c in channel_blocks(x):
             mean, var, _ = scratch[0][:, : c.stop - c.start]
             work = scratch[2][: x[:, c].size].reshape(x[:, c].shape)
-            _moments(xp, x[:, c], work, scratch[1], mean, var)
+            _moments(x[:, c], work, scratch[1], mean, var)
             outs[0][c], outs[1][c] = mean, var
 
     def inference(self, b, ins, running):
@@ -216,16 +216,16 @@ def running_statistics(op: Op, b: OperatorBuilder, running: Any, like: Any, x: A
     return mean, var
 
 
-def _moments(xp: NumPy, x: Array, work: Array, partials: Array, mean: Array, var: Array) -> None:
+def _moments(x: Array, work: Array, partials: Array, mean: Array, var: Array) -> None:
     """Mean and biased variance of each channel of [n, c, p]; what is centred stays in `work`."""
     n, width = x.shape[:2]
     partial = partials.reshape(-1)[: n * width].reshape(n, width)
     count = max(n * x.shape[2], 1)
-    _mean(xp, x, partial, mean, count)
-    xp.subtract(x, mean[:, None], out=work)
-    row_dots(xp, work, work, partial)
-    xp.sum(partial, axis=0, out=var)
-    xp.multiply(var, var.dtype.type(1.0 / count), out=var)
+    _mean(x, partial, mean, count)
+    np.subtract(x, mean[:, None], out=work)
+    row_dots(work, work, partial)
+    np.sum(partial, axis=0, out=var)
+    np.multiply(var, var.dtype.type(1.0 / count), out=var)
 
 
 @channels_last(inputs=(0,), outputs=(0,))
@@ -255,7 +255,7 @@ class BatchNormApply(ChannelNorm):
             found.append(wide(x).with_shape((c * x.size // max(x.shape[1], 1),)))
         return tuple(found)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x, y = planes(ins[0]), planes(outs[0])
         scale, bias = ins[1:3]
         for c in channel_blocks(x):
@@ -263,8 +263,8 @@ class BatchNormApply(ChannelNorm):
             mean[...], var[...] = ins[3][c], ins[4][c]
             target = y[:, c]
             work = target if len(scratch) < 2 else scratch[1][: target.size].reshape(target.shape)
-            xp.subtract(x[:, c], mean[:, None], out=work)
-            _scale(xp, work, var, self.epsilon, scale[c], bias[c], factor, target)
+            np.subtract(x[:, c], mean[:, None], out=work)
+            _scale(work, var, self.epsilon, scale[c], bias[c], factor, target)
 
     def channel_element(self, x, scale, bias, mean, var):
         """As the numerics; None where the vectors have another type."""
@@ -323,7 +323,7 @@ class BatchNormGrad(ChannelNorm):
             found += [block, block]
         return tuple(found)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Block by block: the two sums, then dx as a sum of dy, centred x and 1, each with a factor a channel."""
         x, dy, dx = planes(ins[0]), planes(ins[4]), planes(outs[0])
         scale, mean, var = ins[1:4]
@@ -335,40 +335,38 @@ class BatchNormGrad(ChannelNorm):
             if len(scratch) > 3:
                 given, work = (s[:size].reshape(shape) for s in scratch[3:])
                 given[...] = dy[:, c]
-            xp.subtract(x[:, c], mean[c, None], out=work)
+            np.subtract(x[:, c], mean[c, None], out=work)
             partial = scratch[2].reshape(-1)[: shape[0] * width].reshape(shape[:2])
-            self._sums(xp, given, work, partial, scratch[1][:, :width], (scale[c], var[c]))
+            self._sums(given, work, partial, scratch[1][:, :width], (scale[c], var[c]))
             inverse, factor, total, against = scratch[1][:, :width]
             for out, s in ((outs[1], against), (outs[2], total)):
                 out[c] = s
             count = float(max(shape[0] * shape[2], 1))
             # dx = factor · dy - centred · factor · inverse · against / n - factor · total / n
-            xp.multiply(against, inverse, out=against)
-            xp.multiply(against, factor, out=against)
-            xp.divide(against, -count, out=against)
-            xp.multiply(total, factor, out=total)
-            xp.divide(total, -count, out=total)
-            xp.multiply(work, against[:, None], out=work)
+            np.multiply(against, inverse, out=against)
+            np.multiply(against, factor, out=against)
+            np.divide(against, -count, out=against)
+            np.multiply(total, factor, out=total)
+            np.divide(total, -count, out=total)
+            np.multiply(work, against[:, None], out=work)
             product = scratch[0][:size].reshape(shape)
-            xp.multiply(given, factor[:, None], out=product)
-            xp.add(work, product, out=work)
-            xp.add(work, total[:, None], out=dx[:, c])
+            np.multiply(given, factor[:, None], out=product)
+            np.add(work, product, out=work)
+            np.add(work, total[:, None], out=dx[:, c])
 
-    def _sums(
-        self, xp: NumPy, dy: Array, centred: Array, partial: Array, vectors: Array, given: tuple[Array, Array]
-    ) -> None:
+    def _sums(self, dy: Array, centred: Array, partial: Array, vectors: Array, given: tuple[Array, Array]) -> None:
         """1 / √(var + epsilon), that times scale, Σ dy, Σ dy · x̂."""
         inverse, factor, total, against = vectors
         scale, var = given
-        xp.add(var, self.epsilon, out=inverse)
-        xp.sqrt(inverse, out=inverse)
-        xp.divide(1, inverse, out=inverse)
-        xp.multiply(scale, inverse, out=factor)
-        xp.sum(dy, axis=2, out=partial)
-        xp.sum(partial, axis=0, out=total)
-        row_dots(xp, dy, centred, partial)
-        xp.sum(partial, axis=0, out=against)
-        xp.multiply(against, inverse, out=against)
+        np.add(var, self.epsilon, out=inverse)
+        np.sqrt(inverse, out=inverse)
+        np.divide(1, inverse, out=inverse)
+        np.multiply(scale, inverse, out=factor)
+        np.sum(dy, axis=2, out=partial)
+        np.sum(partial, axis=0, out=total)
+        row_dots(dy, centred, partial)
+        np.sum(partial, axis=0, out=against)
+        np.multiply(against, inverse, out=against)
 
     def cost(self, ins, outs):
         """x and dy are read twice: for the sums, and with them."""

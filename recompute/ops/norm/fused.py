@@ -61,9 +61,9 @@ class Normalization(OverRows, abstract=True):
         statistic = self.statistics(x)
         return (x, statistic, statistic) if self.centred else (x, statistic)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """The formula; the variance of nothing is 0."""
-        super().compute(xp, ins, outs, scratch)
+        super().compute(ins, outs, scratch)
         inverse = (*outs[2 if self.centred else 1 :], None)[0]
         if not ins[0].size and inverse is not None:
             inverse.fill(1 / math.sqrt(self.epsilon) if self.epsilon else math.inf)

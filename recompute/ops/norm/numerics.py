@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ...language.types import Array, NumPy, TensorType
+import numpy as np
+
+from ...language.types import Array, TensorType
 
 View = tuple[int, int, int, int]
 
@@ -12,6 +14,6 @@ def wide(t: TensorType) -> TensorType:
     return t.with_dtype("f32") if t.dtype in ("f16", "bf16") else t
 
 
-def row_dots(xp: NumPy, a: Array, b: Array, out: Array) -> None:
+def row_dots(a: Array, b: Array, out: Array) -> None:
     """out = Σ a · b over the last axis, by BLAS."""
-    xp.matmul(a[..., None, :], b[..., None], out=out[..., None, None])
+    np.matmul(a[..., None, :], b[..., None], out=out[..., None, None])

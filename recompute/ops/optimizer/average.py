@@ -33,7 +33,7 @@ class AverageUpdate(Op):
     def scratch(self, ins, outs):
         return (TensorType(ins[0].dtype, (min(ins[0].size, PART),)),)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         kind = outs[0].dtype.type
         average, w, out = ins[0].reshape(-1), ins[1].reshape(-1), outs[0].reshape(-1)
         keep = ins[2].astype(kind)
@@ -42,9 +42,9 @@ class AverageUpdate(Op):
             here = slice(start, min(start + PART, w.size))
             part = scratch[0][: here.stop - start]
             part[...] = w[here]
-            xp.multiply(part, rest, out=part)
-            xp.multiply(average[here], keep, out=out[here])
-            xp.add(out[here], part, out=out[here])
+            np.multiply(part, rest, out=part)
+            np.multiply(average[here], keep, out=out[here])
+            np.add(out[here], part, out=out[here])
 
     def gradient(self, b, ins, outs, grads):
         """None: averages are not trained."""

@@ -25,7 +25,7 @@ import numpy as np
 from ...language.element import argument
 from ...language.formulas import Elements, through_expansion
 from ...language.op import Cost, Draw, OperatorBuilder
-from ...language.types import DTYPES, Array, NumPy, Operands, TensorType, Types, dtype_name, present
+from ...language.types import DTYPES, Array, Operands, TensorType, Types, dtype_name, present
 from ..array_steps import ArraySteps, updating_steps
 from .storage import Stored
 
@@ -113,7 +113,7 @@ class Update(Stored, abstract=True):
         return [i for i in self.updates[1:] if i < len(ins) and ins[i] is not None]
 
     def factors(self, m: Any, rate: Any, step: Any) -> tuple[Any, ...]:
-        """Scalars of one step in f64, through `m` (NumPy, CuPy, or `Formula`): learning rate first."""
+        """Scalars of one step in f64, through `m` (NumPy or `Formula`): learning rate first."""
         return (rate,)
 
     def formula(
@@ -122,7 +122,7 @@ class Update(Stored, abstract=True):
         """(new w, new state ...) with operators; None for state that is absent."""
         raise NotImplementedError
 
-    def parts(self, xp: NumPy, ins: Operands, scratch: Operands, *, write: bool = True) -> Iterator[tuple]:
+    def parts(self, ins: Operands, scratch: Operands, *, write: bool = True) -> Iterator[tuple]:
         """(w, g, state, t) in the working type, part by part; what is done to w is stored."""
         w, g = _flat(ins[0]), ins[1].reshape(-1)
         state = [_flat(ins[i]) if i < len(ins) and ins[i] is not None else None for i in self.updates[1:]]
@@ -145,10 +145,10 @@ class Update(Stored, abstract=True):
                 left[0][...] = gp
                 gp = left[0]
             if unscale is not None:
-                xp.multiply(gp, unscale.astype(gp.dtype), out=gp)
+                np.multiply(gp, unscale.astype(gp.dtype), out=gp)
             if self.coupled:
-                xp.multiply(wp, wp.dtype.type(self.coupled), out=tp)
-                xp.add(gp, tp, out=gp)
+                np.multiply(wp, wp.dtype.type(self.coupled), out=tp)
+                np.add(gp, tp, out=gp)
             if self.stores:
                 wide_states = self.load([ins[i] if i < len(ins) else None for i in self.updates[1:]], here, rooms)
                 yield wp, gp, wide_states, tp
@@ -161,24 +161,24 @@ class Update(Stored, abstract=True):
                 kept[...] = now
             yield wp, gp, states, tp
             for now, kept in was:
-                xp.copyto(now, kept, where=unscale == 0)
+                np.copyto(now, kept, where=unscale == 0)
             if not direct and write:
                 w[here] = wp
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         if self.stores and self.unscale(ins) == 0:
             return
-        factors = self.numbers(xp, ins)
-        for w, g, state, t in self.parts(xp, ins, scratch):
+        factors = self.numbers(ins)
+        for w, g, state, t in self.parts(ins, scratch):
             states = [s for s in state if s is not None]
             steps = _steps(self, tuple(s is not None for s in state), len(factors), dtype_name(w.dtype))
-            steps.run(xp, [w, *states, g, *factors], w, [*states, t])
+            steps.run([w, *states, g, *factors], w, [*states, t])
 
-    def numbers(self, xp: NumPy, ins: Operands) -> list[Any]:
+    def numbers(self, ins: Operands) -> list[Any]:
         """`factors` as scalars of the working type."""
         work = DTYPES[work_dtype(TensorType.of(ins[0]))]
         step = None if self.step_at is None else ins[self.step_at].astype(np.float64) + 1.0
-        found = self.factors(xp, ins[self.rate_at].astype(np.float64), step)
+        found = self.factors(np, ins[self.rate_at].astype(np.float64), step)
         return [f.astype(work) for f in found]
 
     def expand(self, b, *inputs):
@@ -287,12 +287,12 @@ def mixed(b: OperatorBuilder, old: Any, new: Any, keep: float) -> Any:
     return b.Add(scaled(b, old, keep), scaled(b, new, 1 - keep))
 
 
-def mix(xp: NumPy, old: Array, new: Array, keep: float, t: Array) -> None:
+def mix(old: Array, new: Array, keep: float, t: Array) -> None:
     """old ← keep·old + (1 - keep)·new; `new` may be `t`."""
     number = old.dtype.type
-    xp.multiply(old, number(keep), out=old)
-    xp.multiply(new, number(1 - keep), out=t)
-    xp.add(old, t, out=old)
+    np.multiply(old, number(keep), out=old)
+    np.multiply(new, number(1 - keep), out=t)
+    np.add(old, t, out=old)
 
 
 def update_samples(op: Update, draw: Draw, states: int, *extra: bool) -> Iterator[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...language.factors import aligned, needed_whole
 from ...language.op import Cost, Op, OperatorBuilder
-from ...language.types import Array, NumPy, TensorType, Value
+from ...language.types import Array, TensorType, Value
 from .base import PART, Update, mix, mixed, scaled, update_samples
 
 
@@ -19,10 +19,10 @@ class TrustUpdate(Update, abstract=True):
 
     each_alone = False
 
-    def norm(self, xp: NumPy, total: Any, x: Array, t: Array) -> Any:
+    def norm(self, total: Any, x: Array, t: Array) -> Any:
         """`total` + Σ x², in f64; x may be t."""
-        xp.multiply(x, x, out=t)
-        return total + xp.sum(t, dtype=np.float64)
+        np.multiply(x, x, out=t)
+        return total + np.sum(t, dtype=np.float64)
 
     def axis_factors(self, ins: Any, outs: Any) -> tuple:
         """All, needed whole: the norms of the parameter and of its step are taken."""
@@ -66,34 +66,32 @@ class LambUpdate(TrustUpdate):
         root = m.sqrt(1.0 - self.beta2**step)
         return rate, root / (1.0 - self.beta1**step), root * self.epsilon
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """First the moments and both norms, then the step with r worked out once more."""
         rest, scratch = scratch[0], scratch[1:]
-        rate, scale, epsilon = self.numbers(xp, ins)
-        ww = rr = xp.zeros((), np.float64)
-        for w, g, (m, v), t in self.parts(xp, ins, scratch, write=False):
-            mix(xp, m, g, self.beta1, t)
-            xp.multiply(g, g, out=t)
-            mix(xp, v, t, self.beta2, t)
-            ww = self.norm(xp, ww, w, t)
-            self._direction(xp, w, m, v, scale, epsilon, t, rest[: t.size])
-            rr = self.norm(xp, rr, t, t)
+        rate, scale, epsilon = self.numbers(ins)
+        ww = rr = np.zeros((), np.float64)
+        for w, g, (m, v), t in self.parts(ins, scratch, write=False):
+            mix(m, g, self.beta1, t)
+            np.multiply(g, g, out=t)
+            mix(v, t, self.beta2, t)
+            ww = self.norm(ww, w, t)
+            self._direction(w, m, v, scale, epsilon, t, rest[: t.size])
+            rr = self.norm(rr, t, t)
         ok = (ww > 0) & (rr > 0)
-        trust = xp.where(ok, xp.sqrt(ww / xp.where(ok, rr, 1.0)), 1.0).astype(scratch[0].dtype)
-        for w, _, (m, v), t in self.parts(xp, ins, scratch):
-            self._direction(xp, w, m, v, scale, epsilon, t, rest[: t.size])
-            xp.multiply(t, rate * trust, out=t)
-            xp.subtract(w, t, out=w)
+        trust = np.where(ok, np.sqrt(ww / np.where(ok, rr, 1.0)), 1.0).astype(scratch[0].dtype)
+        for w, _, (m, v), t in self.parts(ins, scratch):
+            self._direction(w, m, v, scale, epsilon, t, rest[: t.size])
+            np.multiply(t, rate * trust, out=t)
+            np.subtract(w, t, out=w)
 
-    def _direction(
-        self, xp: NumPy, w: Array, m: Array, v: Array, scale: Any, epsilon: Any, t: Array, rest: Array
-    ) -> None:
-        xp.sqrt(v, out=t)
-        xp.add(t, epsilon, out=t)
-        xp.divide(m, t, out=t)
-        xp.multiply(t, scale, out=t)
-        xp.multiply(w, w.dtype.type(self.weight_decay), out=rest)
-        xp.add(t, rest, out=t)
+    def _direction(self, w: Array, m: Array, v: Array, scale: Any, epsilon: Any, t: Array, rest: Array) -> None:
+        np.sqrt(v, out=t)
+        np.add(t, epsilon, out=t)
+        np.divide(m, t, out=t)
+        np.multiply(t, scale, out=t)
+        np.multiply(w, w.dtype.type(self.weight_decay), out=rest)
+        np.add(t, rest, out=t)
 
     def formula(self, b, w, g, state, factors):
         m, v = state
@@ -141,23 +139,23 @@ class LarsUpdate(TrustUpdate):
         """The norm wanted is that of the plain gradient."""
         return 0.0
 
-    def compute(self, xp, ins, outs, scratch):
-        ww = gg = xp.zeros((), np.float64)
-        for w, g, _, t in self.parts(xp, ins, scratch, write=False):
-            ww = self.norm(xp, ww, w, t)
-            gg = self.norm(xp, gg, g, t)
-        nw, ng = xp.sqrt(ww), xp.sqrt(gg)
+    def compute(self, ins, outs, scratch):
+        ww = gg = np.zeros((), np.float64)
+        for w, g, _, t in self.parts(ins, scratch, write=False):
+            ww = self.norm(ww, w, t)
+            gg = self.norm(gg, g, t)
+        nw, ng = np.sqrt(ww), np.sqrt(gg)
         ok = (nw > 0) & (ng > 0)
-        below = xp.where(ok, ng + self.weight_decay * nw + self.epsilon, 1.0)
-        trust = xp.where(ok, self.coefficient * nw / below, 1.0)
+        below = np.where(ok, ng + self.weight_decay * nw + self.epsilon, 1.0)
+        trust = np.where(ok, self.coefficient * nw / below, 1.0)
         local = (ins[self.rate_at].astype(np.float64) * trust).astype(scratch[0].dtype)
-        for w, g, (v,), t in self.parts(xp, ins, scratch):
-            xp.multiply(v, w.dtype.type(self.momentum), out=v)
-            xp.multiply(w, w.dtype.type(self.weight_decay), out=t)
-            xp.add(t, g, out=t)
-            xp.multiply(t, local, out=t)
-            xp.add(v, t, out=v)
-            xp.subtract(w, v, out=w)
+        for w, g, (v,), t in self.parts(ins, scratch):
+            np.multiply(v, w.dtype.type(self.momentum), out=v)
+            np.multiply(w, w.dtype.type(self.weight_decay), out=t)
+            np.add(t, g, out=t)
+            np.multiply(t, local, out=t)
+            np.add(v, t, out=v)
+            np.subtract(w, v, out=w)
 
     def values(self, b: OperatorBuilder, inputs: Sequence[Any], work: str) -> list[Any]:
         """The learning rate in f64: the trust ratio is worked out in it."""
@@ -186,14 +184,14 @@ class LarsUpdate(TrustUpdate):
         yield draw.case(cls(), draw("f16[5]"), draw("f16[5]"), draw("f32[5]"), lr)
 
 
-def _with_squares(xp: NumPy, total: Any, x: Array, tile: Array) -> Any:
+def _with_squares(total: Any, x: Array, tile: Array) -> Any:
     """`total` + Σ x², tile by tile in f64; x has one dimension."""
     for start in range(0, x.size, PART):
         here = x[start : start + PART]
         t = tile[: here.size]
         t[...] = here
-        xp.multiply(t, t, out=t)
-        total = total + xp.sum(t)
+        np.multiply(t, t, out=t)
+        total = total + np.sum(t)
     return total
 
 
@@ -209,11 +207,11 @@ class GlobalNorm(Op):
     def scratch(self, ins, outs):
         return (TensorType("f64", (min(max(t.size for t in ins), PART),)),)
 
-    def compute(self, xp, ins, outs, scratch):
-        total = xp.zeros((), np.float64)
+    def compute(self, ins, outs, scratch):
+        total = np.zeros((), np.float64)
         for x in ins:
-            total = _with_squares(xp, total, x.reshape(-1), scratch[0])
-        outs[0][...] = xp.sqrt(total)
+            total = _with_squares(total, x.reshape(-1), scratch[0])
+        outs[0][...] = np.sqrt(total)
 
     def expand(self, b, *inputs):
         """Sums of squares in f64, added in order."""
@@ -250,13 +248,13 @@ class SquareSums(Op):
     def scratch(self, ins, outs):
         return (TensorType("f64", (min(max(-(-t.size // self.parts) for t in ins), PART),)),)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Part by part, input by input, tile by tile."""
         for i in range(self.parts):
-            total = xp.zeros((), np.float64)
+            total = np.zeros((), np.float64)
             for x in ins:
                 each = -(-x.size // self.parts)
-                total = _with_squares(xp, total, x.reshape(-1)[i * each : (i + 1) * each], scratch[0])
+                total = _with_squares(total, x.reshape(-1)[i * each : (i + 1) * each], scratch[0])
             outs[0][i] = total
 
     def expand(self, b, *inputs):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...language.op import Imported, ImportedNode, OperatorBuilder, imports
-from ...language.types import DTYPES, Array, NumPy, TensorType, Value
+from ...language.types import DTYPES, Array, TensorType, Value
 from ..channels_last import channels_last
 from ..convolution.export import transposed
 from ..shape.reshape import reshape
@@ -38,16 +38,16 @@ class Averaging(Pooling, abstract=True):
             found.append([max(last - first, 1) for first, last in inside])
         return found
 
-    def divide(self, xp: NumPy, w: Window, a: Array, out: Array) -> None:
+    def divide(self, w: Window, a: Array, out: Array) -> None:
         """a / counts, position by position, into `out`."""
         counts = self.counts(w)
         if all(len(set(c)) <= 1 for c in counts):
             total = math.prod(c[0] for c in counts if c)
-            xp.divide(a, a.dtype.type(total), out=out)
+            np.divide(a, a.dtype.type(total), out=out)
             return
         for i, c in enumerate(counts):
             shape = tuple(-1 if j == i else 1 for j in range(len(counts)))
-            xp.divide(a if i == 0 else out, xp.asarray(c, dtype=a.dtype).reshape(shape), out=out)
+            np.divide(a if i == 0 else out, np.asarray(c, dtype=a.dtype).reshape(shape), out=out)
 
 
 #: windows that LpPool counts at import
@@ -82,7 +82,7 @@ class AveragePool(Averaging, onnx=True):
         w = self.window(ins[0].shape[2:], outs[0].shape[2:])
         return (TensorType("f32", (min(block_planes(w), math.prod(ins[0].shape[:2])) * w.positions,)),)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         w = self.window(ins[0].shape[2:], outs[0].shape[2:])
         x, y = ins[0].reshape(-1, *w.inp), outs[0].reshape(-1, *w.out)
         for block in planes(w, x.shape[0]):
@@ -90,8 +90,8 @@ class AveragePool(Averaging, onnx=True):
             total.fill(0)
             for tap in w.reach():
                 target = total[(slice(None), *tap.out)]
-                xp.add(target, x[block][(slice(None), *tap.inp)], out=target)
-            self.divide(xp, w, total, total)
+                np.add(target, x[block][(slice(None), *tap.inp)], out=target)
+            self.divide(w, total, total)
             if scratch:
                 y[block] = total
 
@@ -143,18 +143,18 @@ class AveragePoolGrad(Averaging):
         divided = TensorType(dtype, (count * w.positions,))
         return (divided,) if exact else (divided, TensorType(dtype, (count * math.prod(w.inp),)))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         w = self.window(outs[0].shape[2:], ins[0].shape[2:])
         dy, dx = ins[0].reshape(-1, *w.out), outs[0].reshape(-1, *w.inp)
         for block in planes(w, dy.shape[0]):
             divided = cut(scratch[0], dy[block].shape)
             divided[...] = dy[block]
-            self.divide(xp, w, divided, divided)
+            self.divide(w, divided, divided)
             total = cut(scratch[1], dx[block].shape) if len(scratch) > 1 else dx[block]
             total.fill(0)
             for tap in w.reach():
                 target = total[(slice(None), *tap.inp)]
-                xp.add(target, divided[(slice(None), *tap.out)], out=target)
+                np.add(target, divided[(slice(None), *tap.out)], out=target)
             if len(scratch) > 1:
                 dx[block] = total
 

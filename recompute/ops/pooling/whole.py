@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...language.factors import in_step, needed_whole
 from ...language.op import Op
 from ..channels_last import channels_last
@@ -33,11 +35,11 @@ class GlobalAveragePool(Op, onnx=True):
         """For halves the sums in float32."""
         return (wide(outs[0]),) if wide(outs[0]) != outs[0] else ()
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x = ins[0].reshape(*ins[0].shape[:2], math.prod(ins[0].shape[2:]))
         total = (scratch[0] if scratch else outs[0]).reshape(x.shape[:2])
-        xp.sum(x, axis=2, dtype=total.dtype, out=total)
-        xp.divide(total, total.dtype.type(x.shape[2]), out=total)
+        np.sum(x, axis=2, dtype=total.dtype, out=total)
+        np.divide(total, total.dtype.type(x.shape[2]), out=total)
         if scratch:
             outs[0][...] = scratch[0]
 
@@ -78,14 +80,14 @@ class GlobalMaxPool(Op, onnx=True):
         found = in_step(ins, outs, range(2))
         return found if outs[1] is None else needed_whole(found)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x = ins[0].reshape(ins[0].shape[0], ins[0].shape[1], -1)
-        xp.max(x, axis=2, out=outs[0].reshape(x.shape[:2]))
+        np.max(x, axis=2, out=outs[0].reshape(x.shape[:2]))
         if len(outs) > 1 and outs[1] is not None:
             index = outs[1].reshape(x.shape[:2])
-            xp.argmax(x, axis=2, out=index)
+            np.argmax(x, axis=2, out=index)
             for n in range(x.shape[0]):
-                index[n] += xp.arange(n * x.shape[1], (n + 1) * x.shape[1]) * x.shape[2]
+                index[n] += np.arange(n * x.shape[1], (n + 1) * x.shape[1]) * x.shape[2]
 
     def gradient(self, b, ins, outs, grads):
         """dy at the index."""
@@ -127,7 +129,7 @@ class GlobalMaxPoolGrad(Op):
         """Images and channels, needed whole: the indices count through all images."""
         return needed_whole(in_step(ins, outs, range(2)))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         outs[0].fill(0)
         outs[0].reshape(-1)[ins[0].reshape(-1)] = ins[1].reshape(-1)
 

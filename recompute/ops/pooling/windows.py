@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...language.factors import Factor, in_step, needed_whole
 from ...language.op import Cost, Draw, ImportedNode, Op
-from ...language.types import Array, NumPy, Operands, TensorType, Types
+from ...language.types import Array, Operands, TensorType, Types
 from ..channels_last import channels_last
 from ..window import BLOCK, Window, full, output_size, window_attributes
 from .export import export_max_gather, export_max_grad, export_max_window
@@ -135,47 +137,47 @@ class MaxPool(Pooling, onnx=True):
             found.append(TensorType(number, (size,)))  # numbers only needed for the indices
         return tuple(found)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """A maximum a tap; numbers grow with the taps, so their maximum is the number of the last improvement."""
         w = self.window(ins[0].shape[2:], outs[0].shape[2:])
         x, y = ins[0].reshape(-1, *w.inp), outs[0].reshape(-1, *w.out)
         indices, numbers = (*outs[1:], None, None)[:2]
         for block in planes(w, x.shape[0]):
             if not scratch:
-                self._block(xp, w, x[block], y[block], None, scratch)
+                self._block(w, x[block], y[block], None, scratch)
                 continue
             shape = y[block].shape
             mine = cut(scratch[2], shape) if numbers is None else numbers.reshape(y.shape)[block]
-            self._block(xp, w, x[block], y[block], mine, scratch)
+            self._block(w, x[block], y[block], mine, scratch)
             if indices is not None:
-                self._indices(xp, w, mine, indices.reshape(y.shape)[block], block.start)
+                self._indices(w, mine, indices.reshape(y.shape)[block], block.start)
 
-    def _block(self, xp: NumPy, w: Window, x: Array, y: Array, numbers: Array | None, scratch: Operands) -> None:
-        y.fill(-math.inf if x.dtype.kind not in "iu" else xp.iinfo(x.dtype).min)
+    def _block(self, w: Window, x: Array, y: Array, numbers: Array | None, scratch: Operands) -> None:
+        y.fill(-math.inf if x.dtype.kind not in "iu" else np.iinfo(x.dtype).min)
         if numbers is not None:
             numbers.fill(0)
         for tap in w.reach():
             source, target = x[(slice(None), *tap.inp)], y[(slice(None), *tap.out)]
             if numbers is not None and tap.number:
                 better, number = cut(scratch[0], target.shape), cut(scratch[1], target.shape)
-                xp.greater(source, target, out=better)
-                xp.multiply(better, number.dtype.type(tap.number), out=number)
+                np.greater(source, target, out=better)
+                np.multiply(better, number.dtype.type(tap.number), out=number)
                 mine = numbers[(slice(None), *tap.out)]
-                xp.maximum(mine, number, out=mine)
-            xp.maximum(target, source, out=target)
+                np.maximum(mine, number, out=mine)
+            np.maximum(target, source, out=target)
 
-    def _indices(self, xp: NumPy, w: Window, numbers: Array, out: Array, first: int) -> None:
+    def _indices(self, w: Window, numbers: Array, out: Array, first: int) -> None:
         """Flat indices: Σ over the axes of (position · stride + number along the axis · dilation - pad) · step."""
         out.fill(0)
         step, inner = 1, 1
         for a in reversed(range(len(w.out))):
             place = tuple(-1 if i == a else 1 for i in range(len(w.out)))
-            starts = xp.arange(w.out[a], dtype=out.dtype) * w.strides[a] - w.begin[a]
+            starts = np.arange(w.out[a], dtype=out.dtype) * w.strides[a] - w.begin[a]
             along = (numbers // inner) % w.kernel[a]
             out += (starts.reshape(place) + along.astype(out.dtype) * w.dilations[a]) * step
             inner *= w.kernel[a]
             step *= w.inp[a]
-        out += (xp.arange(first, first + out.shape[0]) * step).reshape(-1, *(1 for _ in w.out))
+        out += (np.arange(first, first + out.shape[0]) * step).reshape(-1, *(1 for _ in w.out))
 
     def gradient(self, b, ins, outs, grads):
         """From the window numbers only."""
@@ -255,9 +257,7 @@ class MaxPoolLinear(Pooling, abstract=True):
         """The windows of the pooling that made the numbers."""
         raise NotImplementedError
 
-    def route(
-        self, xp: NumPy, w: Window, number: Array, source: Array, target: Array, scratch: Operands, *, gather: bool
-    ) -> None:
+    def route(self, w: Window, number: Array, source: Array, target: Array, scratch: Operands, *, gather: bool) -> None:
         """Adds to `target`, tap by tap, the elements of `source` whose window number is the tap's.
 
         `gather`: from inputs to positions, else from positions to inputs.
@@ -271,13 +271,13 @@ class MaxPoolLinear(Pooling, abstract=True):
                 small, large = (slice(None), *tap.out), (slice(None), *tap.inp)
                 given, taken = source[block][large if gather else small], here[small if gather else large]
                 mask = cut(scratch[0], numbers.shape)
-                xp.equal(numbers, number.dtype.type(tap.number), out=mask)
+                np.equal(numbers, number.dtype.type(tap.number), out=mask)
                 if alone and not gather:  # windows do not overlap: nothing to add to
-                    xp.copyto(taken, given, where=mask)
+                    np.copyto(taken, given, where=mask)
                     continue
                 product = cut(scratch[1], numbers.shape)
                 product.fill(0)
-                xp.copyto(product, given, where=mask)
+                np.copyto(product, given, where=mask)
                 taken += product
 
 
@@ -303,11 +303,11 @@ class MaxPoolGrad(MaxPoolLinear):
     def windows(self, ins, outs):
         return self.window(outs[0].shape[2:], ins[0].shape[2:])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Each element of dy goes to its window's maximum."""
         w = self.windows(ins, outs)
         number, dy = (a.reshape(-1, *w.out) for a in ins)
-        self.route(xp, w, number, dy, outs[0].reshape(-1, *w.inp), scratch, gather=False)
+        self.route(w, number, dy, outs[0].reshape(-1, *w.inp), scratch, gather=False)
 
     def gradient(self, b, ins, outs, grads):
         """Linear in dy: the elements at the maxima."""
@@ -332,7 +332,7 @@ def _numbered(draw: Draw) -> Iterator[tuple[MaxPool, TensorType, TensorType, Any
         x = TensorType.parse(f"f64[{text}]")
         types = op.infer(x)
         outs = [np.empty(t.shape, t.numpy) for t in types]
-        op.compute(np, [draw(str(x))], outs, [np.empty(t.shape, t.numpy) for t in op.scratch((x,), types)])
+        op.compute([draw(str(x))], outs, [np.empty(t.shape, t.numpy) for t in op.scratch((x,), types)])
         yield op, x, types[0], outs[2]
 
 
@@ -355,10 +355,10 @@ class MaxPoolGather(MaxPoolLinear):
     def windows(self, ins, outs):
         return self.window(ins[1].shape[2:], outs[0].shape[2:])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         w = self.windows(ins, outs)
         number, x = ins[0].reshape(-1, *w.out), ins[1].reshape(-1, *w.inp)
-        self.route(xp, w, number, x, outs[0].reshape(-1, *w.out), scratch, gather=True)
+        self.route(w, number, x, outs[0].reshape(-1, *w.out), scratch, gather=True)
 
     def gradient(self, b, ins, outs, grads):
         """Linear in x: the gradient of MaxPool."""

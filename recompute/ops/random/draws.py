@@ -19,7 +19,6 @@ from ...language.op import Case, FunctionWriter, Imported, ImportedNode, Op, Ope
 from ...language.types import (
     DTYPES,
     Array,
-    NumPy,
     Operands,
     TensorType,
     Types,
@@ -70,7 +69,7 @@ class Draw(Op, abstract=True):
         return [None] * len(ins)
 
 
-def drop(xp: NumPy, ratio: float, fill: Any, arrays: tuple[Array, Array, Array | None], scratch: Operands) -> None:
+def drop(ratio: float, fill: Any, arrays: tuple[Array, Array, Array | None], scratch: Operands) -> None:
     """Dropout of a run of elements with the numbers that `fill` draws, tile by tile: draw, compare, scale.
 
     `arrays`: x, the result, and the mask (None: it is not wanted), in one dimension.
@@ -82,9 +81,9 @@ def drop(xp: NumPy, ratio: float, fill: Any, arrays: tuple[Array, Array, Array |
         u = scratch[0][: part.stop - start]
         keep = scratch[1][: len(u)] if mask is None else mask[part]
         fill(u)
-        xp.greater_equal(u, least, out=keep)
-        xp.multiply(x[part], scale, out=y[part])
-        xp.multiply(y[part], keep, out=y[part])
+        np.greater_equal(u, least, out=keep)
+        np.multiply(x[part], scale, out=y[part])
+        np.multiply(y[part], keep, out=y[part])
 
 
 def export_drop(
@@ -134,10 +133,10 @@ class Dropout(Draw):
         size = min(ins[0].size, TILE)
         return TensorType("f32", (size,)), TensorType("bool", (size,))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)
         mask = outs[1].reshape(-1) if len(outs) > 1 and outs[1] is not None else None
-        drop(xp, self.ratio, stream(self.seed, ins[1], self.first), (x, y, mask), scratch)
+        drop(self.ratio, stream(self.seed, ins[1], self.first), (x, y, mask), scratch)
 
     def inference(self, b, ins, running):
         x = ins[0]
@@ -190,7 +189,7 @@ class Fresh(Draw, abstract=True):
         size = min(math.prod(self.shape), TILE)
         return (TensorType("f32", (self.per_element * size,)), TensorType("f32", (size,)))
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Tile by tile: draw, transform in float32, cast."""
         out = outs[0].reshape(-1)
         fill = stream(self.seed, ins[-1], self.per_element * self.first)
@@ -198,9 +197,9 @@ class Fresh(Draw, abstract=True):
             stop = min(start + TILE, out.size)
             u = scratch[0][: self.per_element * (stop - start)]
             fill(u)
-            out[start:stop] = self.transform(xp, u, scratch[1][: stop - start])
+            out[start:stop] = self.transform(u, scratch[1][: stop - start])
 
-    def transform(self, xp: NumPy, u: Any, temp: Any) -> Any:
+    def transform(self, u: Any, temp: Any) -> Any:
         """Numbers in [0, 1) to elements, in u or temp."""
         raise NotImplementedError
 
@@ -250,9 +249,9 @@ class RandomUniform(Fresh):
     seed: int = 0
     first: int = 0
 
-    def transform(self, xp, u, temp):
-        xp.multiply(u, self.high - self.low, out=u)
-        return xp.add(u, self.low, out=u)
+    def transform(self, u, temp):
+        np.multiply(u, self.high - self.low, out=u)
+        return np.add(u, self.low, out=u)
 
     def export_transform(self, g, u):
         return g.call("Add", g.call("Mul", u, _scalar32(g, self.high - self.low)), _scalar32(g, self.low))
@@ -271,18 +270,18 @@ class RandomNormal(Fresh):
 
     per_element = 2
 
-    def transform(self, xp, u, temp):
+    def transform(self, u, temp):
         """Radius times cosine."""
         radius, angle = u[0::2], u[1::2]
-        xp.subtract(1, radius, out=temp)
-        xp.log(temp, out=temp)
-        xp.multiply(temp, -2, out=temp)
-        xp.sqrt(temp, out=temp)
-        xp.multiply(angle, 2 * math.pi, out=angle)
-        xp.cos(angle, out=angle)
-        xp.multiply(temp, angle, out=temp)
-        xp.multiply(temp, self.scale, out=temp)
-        return xp.add(temp, self.mean, out=temp)
+        np.subtract(1, radius, out=temp)
+        np.log(temp, out=temp)
+        np.multiply(temp, -2, out=temp)
+        np.sqrt(temp, out=temp)
+        np.multiply(angle, 2 * math.pi, out=angle)
+        np.cos(angle, out=angle)
+        np.multiply(temp, angle, out=temp)
+        np.multiply(temp, self.scale, out=temp)
+        return np.add(temp, self.mean, out=temp)
 
     def export_transform(self, g, u):
         """Radius times cosine."""
@@ -314,14 +313,14 @@ class Bernoulli(Draw):
         size = min(ins[0].size, TILE)
         return TensorType("f32", (size,)), TensorType("bool", (size,))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         p, out = ins[0].reshape(-1), outs[0].reshape(-1)
         fill = stream(self.seed, ins[1], self.first)
         for start in range(0, p.size, TILE):
             stop = min(start + TILE, p.size)
             u, less = (s[: stop - start] for s in scratch)
             fill(u)
-            xp.less(u, p[start:stop], out=less)
+            np.less(u, p[start:stop], out=less)
             out[start:stop] = less
 
     def export(self, g, ins, outs):

@@ -40,13 +40,13 @@ class DropoutPart(Draw):
         """A tile of numbers and of comparisons."""
         return Dropout.scratch(self, ins, outs)  # type: ignore[arg-type]
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)
         mask = outs[1].reshape(-1) if len(outs) > 1 and outs[1] is not None else None
         for begin in range(0, x.size, self.run):
             fill = stream(self.seed, ins[1], self.first + begin // self.run * self.skip)
             run = slice(begin, begin + self.run)
-            drop(xp, self.ratio, fill, (x[run], y[run], None if mask is None else mask[run]), scratch)
+            drop(self.ratio, fill, (x[run], y[run], None if mask is None else mask[run]), scratch)
 
     def axis_factors(self, ins, outs):
         """The outermost axis, if each of its slices has whole runs; the others are needed whole."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..linear.half_products import halves_in_float32
 from .parts import clear, column_sums, cut, filled, logistic, store, times_slope, times_tanh_slope
 from .shared import Recurrent, RecurrentGrad, active_rows, gradient_samples, recurrent_samples
@@ -51,7 +53,7 @@ class GRU(Recurrent):
         shapes = [(steps, batch, 3 * n), (batch, 3 * n), (batch, n), (batch, n), (3 * n,)]
         return (*map(x.with_shape, shapes), active_rows(x, lengths))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """One direction after the other; biases of both products together, where they may be."""
         x, w, _, bias, *_ = given = filled(ins, 6)
         n = self.hidden_size
@@ -61,11 +63,11 @@ class GRU(Recurrent):
                 total = scratch[4]
                 total[...] = bias[d, : 3 * n]
                 joined = 2 * n if self.linear_before_reset else 3 * n
-                xp.add(total[:joined], bias[d, 3 * n : 3 * n + joined], out=total[:joined])
-            self.project(xp, x, w[d], total, scratch[0])
-            self._run(xp, d, given, filled(outs, 3), scratch)
+                np.add(total[:joined], bias[d, 3 * n : 3 * n + joined], out=total[:joined])
+            self.project(x, w[d], total, scratch[0])
+            self._run(d, given, filled(outs, 3), scratch)
 
-    def _run(self, xp, d, given, outs, scratch):
+    def _run(self, d, given, outs, scratch):
         _, _, r, bias, lengths, h0 = given
         y, last, kept = outs
         pre, product, h, room, _, active = scratch
@@ -76,30 +78,30 @@ class GRU(Recurrent):
             z, reset, new = (gates[:, k * n : (k + 1) * n] for k in range(3))
             hidden = product[:, 2 * n :]
             if self.linear_before_reset:
-                xp.matmul(h, r[d].T, out=product)
+                np.matmul(h, r[d].T, out=product)
                 if bias is not None:
-                    xp.add(hidden, bias[d, 5 * n :], out=hidden)
+                    np.add(hidden, bias[d, 5 * n :], out=hidden)
             else:
-                xp.matmul(h, r[d, : 2 * n].T, out=product[:, : 2 * n])
-            xp.add(gates[:, : 2 * n], product[:, : 2 * n], out=gates[:, : 2 * n])
-            logistic(xp, gates[:, : 2 * n])
+                np.matmul(h, r[d, : 2 * n].T, out=product[:, : 2 * n])
+            np.add(gates[:, : 2 * n], product[:, : 2 * n], out=gates[:, : 2 * n])
+            logistic(gates[:, : 2 * n])
             if self.linear_before_reset:
-                xp.multiply(reset, hidden, out=room)
+                np.multiply(reset, hidden, out=room)
             else:
-                xp.multiply(reset, h, out=room)
-                xp.matmul(room, r[d, 2 * n :].T, out=hidden)
+                np.multiply(reset, h, out=room)
+                np.matmul(room, r[d, 2 * n :].T, out=hidden)
                 room[...] = hidden
-            xp.add(new, room, out=new)
-            xp.tanh(new, out=new)
+            np.add(new, room, out=new)
+            np.tanh(new, out=new)
             if kept is not None:
                 kept[d, t, :, : 3 * n] = gates
                 kept[d, t, :, 3 * n :] = hidden[:, : kept.shape[3] - 3 * n]
-            xp.subtract(h, new, out=room)
-            xp.multiply(room, z, out=room)
-            xp.add(room, new, out=y[t, d])
-            rows = None if lengths is None else xp.greater(lengths, t, out=active)
-            store(xp, h, y[t, d], rows)
-            clear(xp, y[t, d], rows)
+            np.subtract(h, new, out=room)
+            np.multiply(room, z, out=room)
+            np.add(room, new, out=y[t, d])
+            rows = None if lengths is None else np.greater(lengths, t, out=active)
+            store(h, y[t, d], rows)
+            clear(y[t, d], rows)
         if last is not None:
             last[d] = h
 
@@ -147,57 +149,57 @@ class GRUGrad(RecurrentGrad):
         found[1] = ins[0].with_shape((*ins[0].shape[:2], self.hidden_size))
         return found
 
-    def bias_gradient(self, xp, dg, db, width):
-        super().bias_gradient(xp, dg, db, width)
+    def bias_gradient(self, dg, db, width):
+        super().bias_gradient(dg, db, width)
         if self.linear_before_reset:
-            column_sums(xp, dg[:, width:], db[5 * self.hidden_size :])
+            column_sums(dg[:, width:], db[5 * self.hidden_size :])
 
-    def state_gradients(self, xp, d, dg, given, made, dr, scratch):
+    def state_gradients(self, d, dg, given, made, dr, scratch):
         previous, n = scratch[1], self.hidden_size
         before = previous.reshape(-1, n)
-        xp.matmul(dg[:, : 2 * n].T, before, out=dr[: 2 * n])
+        np.matmul(dg[:, : 2 * n].T, before, out=dr[: 2 * n])
         if not self.linear_before_reset:
-            xp.multiply(previous, made[1][d, :, :, n : 2 * n], out=previous)
-        xp.matmul(dg[:, -n:].T, before, out=dr[2 * n :])
+            np.multiply(previous, made[1][d, :, :, n : 2 * n], out=previous)
+        np.matmul(dg[:, -n:].T, before, out=dr[2 * n :])
 
-    def run_back(self, xp, d, ins, outs, scratch):
+    def run_back(self, d, ins, outs, scratch):
         (_, _, r, _, lengths, h0), (y, kept), (dy, dh_last) = self.parts(ins)
         dg, previous, _, dh, a, e, u, v, active = scratch
-        self.fill_previous(xp, previous, y, d, h0, lengths, active)
+        self.fill_previous(previous, y, d, h0, lengths, active)
         dh[...] = 0 if dh_last is None else dh_last[d]
-        for t, rows in self.steps_back(xp, self.forward().order(d, kept.shape[1]), d, lengths, dy, (dh, a, active)):
-            self._step(xp, dg[t], kept[d, t], previous[t], r[d], (dh, a, e, u, v))
-            clear(xp, dg[t], rows)
-            store(xp, dh, a, rows)
+        for t, rows in self.steps_back(self.forward().order(d, kept.shape[1]), d, lengths, dy, (dh, a, active)):
+            self._step(dg[t], kept[d, t], previous[t], r[d], (dh, a, e, u, v))
+            clear(dg[t], rows)
+            store(dh, a, rows)
         if outs[4] is not None:
             outs[4][d] = dh
 
-    def _step(self, xp, dg, kept, h, r, rooms):
+    def _step(self, dg, kept, h, r, rooms):
         """The gradients of one step's gates, and in the second room that of the state before it."""
         dh, a, e, u, v = rooms
         n = self.hidden_size
         z, reset, new = (kept[:, k * n : (k + 1) * n] for k in range(3))
         dz, dreset, dnew = (dg[:, k * n : (k + 1) * n] for k in range(3))
-        xp.subtract(h, new, out=dz)
-        xp.multiply(dz, dh, out=dz)
-        times_slope(xp, dz, z, e)
-        xp.multiply(dh, z, out=a)
-        xp.subtract(dh, a, out=dnew)
-        times_tanh_slope(xp, dnew, new, e)
+        np.subtract(h, new, out=dz)
+        np.multiply(dz, dh, out=dz)
+        times_slope(dz, z, e)
+        np.multiply(dh, z, out=a)
+        np.subtract(dh, a, out=dnew)
+        times_tanh_slope(dnew, new, e)
         if self.linear_before_reset:
-            xp.multiply(dnew, kept[:, 3 * n :], out=dreset)
+            np.multiply(dnew, kept[:, 3 * n :], out=dreset)
             inner = dg[:, 3 * n :]
-            xp.multiply(dnew, reset, out=inner)
-            times_slope(xp, dreset, reset, e)
-            xp.matmul(inner, r[2 * n :], out=u)
+            np.multiply(dnew, reset, out=inner)
+            times_slope(dreset, reset, e)
+            np.matmul(inner, r[2 * n :], out=u)
         else:
-            xp.matmul(dnew, r[2 * n :], out=v)
-            xp.multiply(v, h, out=dreset)
-            times_slope(xp, dreset, reset, e)
-            xp.multiply(v, reset, out=u)
-        xp.add(a, u, out=a)
-        xp.matmul(dg[:, : 2 * n], r[: 2 * n], out=u)
-        xp.add(a, u, out=a)
+            np.matmul(dnew, r[2 * n :], out=v)
+            np.multiply(v, h, out=dreset)
+            times_slope(dreset, reset, e)
+            np.multiply(v, reset, out=u)
+        np.add(a, u, out=a)
+        np.matmul(dg[:, : 2 * n], r[: 2 * n], out=u)
+        np.add(a, u, out=a)
 
     @classmethod
     def samples(cls, draw):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..linear.half_products import halves_in_float32
 from .parts import clear, cut, filled, logistic, store, times_slope, times_tanh_slope
 from .shared import Recurrent, RecurrentGrad, active_rows, gradient_samples, recurrent_samples
@@ -45,18 +47,18 @@ class LSTM(Recurrent):
         shapes = [gates, (batch, 4 * h), (batch, h), (batch, h), (batch, h), (4 * h,)]
         return (*map(x.with_shape, shapes), active_rows(x, lengths))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x, w, _, bias, *_ = given = filled(ins, 8)
         gates = filled(outs, 5)[3]
         for d in range(self.directions):
             pre = scratch[0] if gates is None else gates[d]
             total = None
             if bias is not None:
-                total = xp.add(bias[d, : w.shape[1]], bias[d, w.shape[1] :], out=scratch[5])
-            self.project(xp, x, w[d], total, pre)
-            self._run(xp, d, pre, given, filled(outs, 5), scratch)
+                total = np.add(bias[d, : w.shape[1]], bias[d, w.shape[1] :], out=scratch[5])
+            self.project(x, w[d], total, pre)
+            self._run(d, pre, given, filled(outs, 5), scratch)
 
-    def _run(self, xp, d, pre, given, outs, scratch):
+    def _run(self, d, pre, given, outs, scratch):
         """The steps of one direction on the gates' inputs `pre`."""
         _, _, r, _, lengths, h0, c0, p = given
         y, last_h, last_c, _, cells = outs
@@ -67,43 +69,43 @@ class LSTM(Recurrent):
         new = product[:, :n]  # the product is not needed when the new cell is made
         for t in self.order(d, pre.shape[0]):
             gates = pre[t]
-            xp.matmul(h, r[d].T, out=product)
-            xp.add(gates, product, out=gates)
+            np.matmul(h, r[d].T, out=product)
+            np.add(gates, product, out=gates)
             i, o, f, g = (gates[:, k * n : (k + 1) * n] for k in range(4))
-            self._open(xp, gates, c, None if p is None else p[d], room)
-            xp.tanh(g, out=g)
-            xp.multiply(i, g, out=room)
-            xp.multiply(f, c, out=new)
-            xp.add(new, room, out=new)
+            self._open(gates, c, None if p is None else p[d], room)
+            np.tanh(g, out=g)
+            np.multiply(i, g, out=room)
+            np.multiply(f, c, out=new)
+            np.add(new, room, out=new)
             if p is not None:
-                xp.multiply(new, p[d, n : 2 * n], out=room)
-                xp.add(o, room, out=o)
-                logistic(xp, o)
+                np.multiply(new, p[d, n : 2 * n], out=room)
+                np.add(o, room, out=o)
+                logistic(o)
             if lengths is not None:
-                xp.greater(lengths, t, out=active)
+                np.greater(lengths, t, out=active)
             rows = None if lengths is None else active
-            store(xp, c, new, rows)
-            xp.tanh(new, out=room)
-            xp.multiply(room, o, out=y[t, d])
-            store(xp, h, y[t, d], rows)
-            clear(xp, y[t, d], rows)
+            store(c, new, rows)
+            np.tanh(new, out=room)
+            np.multiply(room, o, out=y[t, d])
+            store(h, y[t, d], rows)
+            clear(y[t, d], rows)
             if cells is not None:
                 cells[d, t] = c
         for last, state in ((last_h, h), (last_c, c)):
             if last is not None:
                 last[d] = state
 
-    def _open(self, xp, gates, c, p, room):
+    def _open(self, gates, c, p, room):
         """The input and forget gates, and without peepholes (`p`) the output gate too."""
         n = self.hidden_size
         if p is None:
-            logistic(xp, gates[:, : 3 * n])
+            logistic(gates[:, : 3 * n])
             return
         for k, part in ((0, p[:n]), (2, p[2 * n :])):
             gate = gates[:, k * n : (k + 1) * n]
-            xp.multiply(c, part, out=room)
-            xp.add(gate, room, out=gate)
-            logistic(xp, gate)
+            np.multiply(c, part, out=room)
+            np.add(gate, room, out=gate)
+            logistic(gate)
 
     def step(self, b, gx, state, r, biases, peepholes):
         """The equations."""
@@ -139,7 +141,7 @@ class LSTMGrad(RecurrentGrad):
         *found, active = self.rooms(ins, outs, 4 * self.hidden_size, 4)
         return [*found, ins[0].with_shape((self.hidden_size,)), active]
 
-    def run_back(self, xp, d, ins, outs, scratch):
+    def run_back(self, d, ins, outs, scratch):
         (_, _, r, _, lengths, _, c0, p), (_, gates, cells), (dy, dh_last, dc_last) = self.parts(ins)
         dg, _, _, dh, dc, a, e, row, active = scratch
         dh0, dc0, dp = outs[4:7]
@@ -149,59 +151,59 @@ class LSTMGrad(RecurrentGrad):
             dp[d] = 0
         order = self.forward().order(d, gates.shape[1])
         earlier = [*(cells[d, t] for t in reversed(order[:-1])), None if c0 is None else c0[d]][: len(order)]
-        for before, (t, rows) in zip(earlier, self.steps_back(xp, order, d, lengths, dy, (dh, a, active)), strict=True):
-            self._step(xp, dg[t], gates[d, t], (before, cells[d, t]), None if p is None else p[d], (dh, dc, a, e))
-            clear(xp, dg[t], rows)
+        for before, (t, rows) in zip(earlier, self.steps_back(order, d, lengths, dy, (dh, a, active)), strict=True):
+            self._step(dg[t], gates[d, t], (before, cells[d, t]), None if p is None else p[d], (dh, dc, a, e))
+            clear(dg[t], rows)
             if dp is not None:
-                self._peepholes(xp, dp[d], dg[t], before, cells[d, t], a, row)
-            store(xp, dc, e, rows)
-            xp.matmul(dg[t], r[d], out=a)
-            store(xp, dh, a, rows)
+                self._peepholes(dp[d], dg[t], before, cells[d, t], a, row)
+            store(dc, e, rows)
+            np.matmul(dg[t], r[d], out=a)
+            store(dh, a, rows)
         for first, state in ((dh0, dh), (dc0, dc)):
             if first is not None:
                 first[d] = state
 
-    def _step(self, xp, dg, gates, cells, p, rooms):
+    def _step(self, dg, gates, cells, p, rooms):
         """The gradients of one step's gates, and in the last room that of the cell before it."""
         before, c = cells
         dh, dc, a, e = rooms
         n = self.hidden_size
         i, o, f, g = (gates[:, k * n : (k + 1) * n] for k in range(4))
         di, do, df, dgate = (dg[:, k * n : (k + 1) * n] for k in range(4))
-        xp.tanh(c, out=a)
-        xp.multiply(dh, a, out=do)
-        times_slope(xp, do, o, e)
-        xp.multiply(a, a, out=a)
-        xp.subtract(a.dtype.type(1), a, out=a)
-        xp.multiply(a, o, out=a)
-        xp.multiply(a, dh, out=a)
-        xp.add(a, dc, out=a)  # the cell's whole gradient
+        np.tanh(c, out=a)
+        np.multiply(dh, a, out=do)
+        times_slope(do, o, e)
+        np.multiply(a, a, out=a)
+        np.subtract(a.dtype.type(1), a, out=a)
+        np.multiply(a, o, out=a)
+        np.multiply(a, dh, out=a)
+        np.add(a, dc, out=a)  # the cell's whole gradient
         if p is not None:
-            xp.multiply(do, p[n : 2 * n], out=e)
-            xp.add(a, e, out=a)
-        xp.multiply(a, g, out=di)
-        times_slope(xp, di, i, e)
-        xp.multiply(a, i, out=dgate)
-        times_tanh_slope(xp, dgate, g, e)
+            np.multiply(do, p[n : 2 * n], out=e)
+            np.add(a, e, out=a)
+        np.multiply(a, g, out=di)
+        times_slope(di, i, e)
+        np.multiply(a, i, out=dgate)
+        times_tanh_slope(dgate, g, e)
         if before is None:
             df.fill(0)
         else:
-            xp.multiply(a, before, out=df)
-            times_slope(xp, df, f, e)
-        xp.multiply(a, f, out=e)
+            np.multiply(a, before, out=df)
+            times_slope(df, f, e)
+        np.multiply(a, f, out=e)
         if p is not None:
             for gate, part in ((di, p[:n]), (df, p[2 * n :])):
-                xp.multiply(gate, part, out=a)
-                xp.add(e, a, out=e)
+                np.multiply(gate, part, out=a)
+                np.add(e, a, out=e)
 
-    def _peepholes(self, xp, dp, dg, before, c, room, row):
+    def _peepholes(self, dp, dg, before, c, room, row):
         """Adds one step's part: gates' gradients times the cells that they saw."""
         n = self.hidden_size
         for k, cell in ((0, before), (1, c), (2, before)):
             if cell is not None:
-                xp.multiply(dg[:, k * n : (k + 1) * n], cell, out=room)
-                xp.sum(room, axis=0, out=row)
-                xp.add(dp[k * n : (k + 1) * n], row, out=dp[k * n : (k + 1) * n])
+                np.multiply(dg[:, k * n : (k + 1) * n], cell, out=room)
+                np.sum(room, axis=0, out=row)
+                np.add(dp[k * n : (k + 1) * n], row, out=dp[k * n : (k + 1) * n])
 
     @classmethod
     def samples(cls, draw):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ...language.contexts import OperatorBuilder
-from ...language.types import Array, NumPy, Value
+from ...language.types import Array, Value
 
 
 def filled(items: Sequence[Any], count: int) -> list[Any]:
@@ -30,42 +32,42 @@ def joint(b: OperatorBuilder, parts: Sequence[Value]) -> Value:
     return parts[0] if len(parts) == 1 else b.Concat(*parts, axis=0)
 
 
-def logistic(xp: NumPy, x: Array) -> None:
+def logistic(x: Array) -> None:
     """x = 1 / (1 + exp(-x)), in place."""
-    xp.multiply(x, x.dtype.type(-1), out=x)  # NumPy 2.4's `negative` takes columns 16 bytes apart for contiguous ones
-    xp.exp(x, out=x)
-    xp.add(x, x.dtype.type(1), out=x)
-    xp.divide(x.dtype.type(1), x, out=x)
+    np.multiply(x, x.dtype.type(-1), out=x)  # NumPy 2.4's `negative` takes columns 16 bytes apart for contiguous ones
+    np.exp(x, out=x)
+    np.add(x, x.dtype.type(1), out=x)
+    np.divide(x.dtype.type(1), x, out=x)
 
 
-def times_slope(xp: NumPy, dy: Array, y: Array, room: Array) -> None:
+def times_slope(dy: Array, y: Array, room: Array) -> None:
     """dy *= y · (1 - y), the logistic function's derivative from its result."""
-    xp.multiply(dy, y, out=dy)
-    xp.subtract(y.dtype.type(1), y, out=room)
-    xp.multiply(dy, room, out=dy)
+    np.multiply(dy, y, out=dy)
+    np.subtract(y.dtype.type(1), y, out=room)
+    np.multiply(dy, room, out=dy)
 
 
-def times_tanh_slope(xp: NumPy, dy: Array, y: Array, room: Array) -> None:
+def times_tanh_slope(dy: Array, y: Array, room: Array) -> None:
     """dy *= 1 - y², the hyperbolic tangent's derivative from its result."""
-    xp.multiply(y, y, out=room)
-    xp.subtract(y.dtype.type(1), room, out=room)
-    xp.multiply(dy, room, out=dy)
+    np.multiply(y, y, out=room)
+    np.subtract(y.dtype.type(1), room, out=room)
+    np.multiply(dy, room, out=dy)
 
 
-def column_sums(xp: NumPy, x: Array, out: Array) -> None:
+def column_sums(x: Array, out: Array) -> None:
     """out = Σ over the rows of x."""
-    xp.sum(x, axis=0, out=out)
+    np.sum(x, axis=0, out=out)
 
 
-def store(xp: NumPy, target: Array, new: Array, active: Array | None) -> None:
+def store(target: Array, new: Array, active: Array | None) -> None:
     """target = new, in the rows that are `active` (None: all)."""
     if active is None:
         target[...] = new
     else:
-        xp.copyto(target, new, where=active[:, None])
+        np.copyto(target, new, where=active[:, None])
 
 
-def clear(xp: NumPy, target: Array, active: Array | None) -> None:
+def clear(target: Array, active: Array | None) -> None:
     """Zeros in the rows that are not `active` (None: all are), whatever was there."""
     if active is not None:
-        xp.copyto(target, target.dtype.type(0), where=~active[:, None])
+        np.copyto(target, target.dtype.type(0), where=~active[:, None])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..linear.half_products import halves_in_float32
 from .parts import clear, filled, logistic, store, times_slope, times_tanh_slope
 from .shared import DIRECTIONS, Recurrent, RecurrentGrad, active_rows, gradient_samples, recurrent_samples
@@ -49,33 +51,33 @@ class RNN(Recurrent):
         shapes = [(steps, batch, n), (batch, n), (batch, n), (n,)]
         return (*map(x.with_shape, shapes), active_rows(x, lengths))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x, w, r, bias, lengths, h0 = filled(ins, 6)
         y, last = filled(outs, 2)
         pre, product, h, total, active = scratch
         for d in range(self.directions):
             if bias is not None:
-                xp.add(bias[d, : self.hidden_size], bias[d, self.hidden_size :], out=total)
-            self.project(xp, x, w[d], None if bias is None else total, pre)
+                np.add(bias[d, : self.hidden_size], bias[d, self.hidden_size :], out=total)
+            self.project(x, w[d], None if bias is None else total, pre)
             h[...] = 0 if h0 is None else h0[d]
             for t in self.order(d, pre.shape[0]):
-                xp.matmul(h, r[d].T, out=product)
-                xp.add(pre[t], product, out=product)
-                self._activate(xp, product)
-                rows = None if lengths is None else xp.greater(lengths, t, out=active)
-                store(xp, h, product, rows)
+                np.matmul(h, r[d].T, out=product)
+                np.add(pre[t], product, out=product)
+                self._activate(product)
+                rows = None if lengths is None else np.greater(lengths, t, out=active)
+                store(h, product, rows)
                 y[t, d] = product
-                clear(xp, y[t, d], rows)
+                clear(y[t, d], rows)
             if last is not None:
                 last[d] = h
 
-    def _activate(self, xp, x):
+    def _activate(self, x):
         if self.activation == "Tanh":
-            xp.tanh(x, out=x)
+            np.tanh(x, out=x)
         elif self.activation == "Relu":
-            xp.maximum(x, x.dtype.type(0), out=x)
+            np.maximum(x, x.dtype.type(0), out=x)
         else:
-            logistic(xp, x)
+            logistic(x)
 
     def step(self, b, gx, state, r, biases, peepholes):
         total = b.Add(gx, b.MatMul(state[0], r, transB=1))
@@ -103,22 +105,22 @@ class RNNGrad(RecurrentGrad):
     def scratch(self, ins, outs):
         return self.rooms(ins, outs, self.hidden_size, 2)
 
-    def run_back(self, xp, d, ins, outs, scratch):
+    def run_back(self, d, ins, outs, scratch):
         (_, _, r, _, lengths, _), (y,), (dy, dh_last) = self.parts(ins)
         dg, _, _, dh, a, active = scratch
         dh[...] = 0 if dh_last is None else dh_last[d]
-        for t, rows in self.steps_back(xp, self.forward().order(d, y.shape[0]), d, lengths, dy, (dh, a, active)):
+        for t, rows in self.steps_back(self.forward().order(d, y.shape[0]), d, lengths, dy, (dh, a, active)):
             dg[t] = dh
             if self.activation == "Tanh":
-                times_tanh_slope(xp, dg[t], y[t, d], a)
+                times_tanh_slope(dg[t], y[t, d], a)
             elif self.activation == "Relu":
-                xp.greater(y[t, d], y.dtype.type(0), out=a)
-                xp.multiply(dg[t], a, out=dg[t])
+                np.greater(y[t, d], y.dtype.type(0), out=a)
+                np.multiply(dg[t], a, out=dg[t])
             else:
-                times_slope(xp, dg[t], y[t, d], a)
-            clear(xp, dg[t], rows)
-            xp.matmul(dg[t], r[d], out=a)
-            store(xp, dh, a, rows)
+                times_slope(dg[t], y[t, d], a)
+            clear(dg[t], rows)
+            np.matmul(dg[t], r[d], out=a)
+            store(dh, a, rows)
         if outs[4] is not None:
             outs[4][d] = dh
 

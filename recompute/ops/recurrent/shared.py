@@ -17,7 +17,7 @@ import numpy as np
 
 from ...language.factors import SUM, Factor, Where, factor
 from ...language.op import Case, Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
-from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values, need, present
+from ...language.types import Array, Operands, TensorType, Types, Value, Values, need, present
 from ..shape.reshape import reshape
 from .parts import clear, column_sums, cut, filled, joint, row
 from .unrolled import unrolled
@@ -96,11 +96,11 @@ class Recurrent(Op, abstract=True):
         x, w, r = present(*ins[:3])
         return Cost(2 * x.shape[0] * x.shape[1] * (w.size + r.size), super().cost(ins, outs).bytes)
 
-    def project(self, xp: NumPy, x: Array, w: Array, bias: Array | None, out: Array) -> None:
+    def project(self, x: Array, w: Array, bias: Array | None, out: Array) -> None:
         """out [T, N, gates·H] = x wᵀ + bias, for one direction."""
-        xp.matmul(x.reshape(-1, x.shape[2]), w.T, out=out.reshape(-1, w.shape[0]))
+        np.matmul(x.reshape(-1, x.shape[2]), w.T, out=out.reshape(-1, w.shape[0]))
         if bias is not None:
-            xp.add(out, bias, out=out)
+            np.add(out, bias, out=out)
 
     def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """The fused gradient; what it does not serve, by the unrolled form."""
@@ -305,51 +305,51 @@ class RecurrentGrad(Op, abstract=True):
         ]
         return [*map(x.with_shape, shapes), active_rows(x, ins[4])]
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Each direction: the steps from the last to the first, then matrix products over all of them."""
         given, made, _ = self.parts(ins)
         x, w = given[:2]
         outs = filled(outs, 7)
         for d in range(w.shape[0]):
-            self.run_back(xp, d, ins, outs, scratch)
+            self.run_back(d, ins, outs, scratch)
             flat = scratch[0].reshape(-1, scratch[0].shape[2])
-            self.input_gradients(xp, d, flat[:, : w.shape[1]], x, w, outs, scratch[2])
+            self.input_gradients(d, flat[:, : w.shape[1]], x, w, outs, scratch[2])
             if outs[2] is not None:
-                self.state_gradients(xp, d, flat, given, made, outs[2][d], scratch)
+                self.state_gradients(d, flat, given, made, outs[2][d], scratch)
             if outs[3] is not None:
-                self.bias_gradient(xp, flat, outs[3][d], w.shape[1])
+                self.bias_gradient(flat, outs[3][d], w.shape[1])
 
-    def bias_gradient(self, xp: NumPy, dg: Array, db: Array, width: int) -> None:
+    def bias_gradient(self, dg: Array, db: Array, width: int) -> None:
         """That of the second product's bias, where the first one's is in db's first `width` elements."""
         db[width:] = db[:width]
 
-    def run_back(self, xp: NumPy, d: int, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def run_back(self, d: int, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """The gates' gradients of all steps of direction `d`, into scratch[0], and those of the initial states."""
         raise NotImplementedError
 
     def steps_back(
-        self, xp: NumPy, order: Sequence[int], d: int, lengths: Array | None, dy: Array | None, scratch: Operands
+        self, order: Sequence[int], d: int, lengths: Array | None, dy: Array | None, scratch: Operands
     ) -> Iterator[tuple[int, Array | None]]:
         """Steps from the last to the first, and their active rows, when dy has been added to the state's gradient:
         `scratch` has that and room for one."""
         dh, room, active = scratch
         for t in reversed(order):
-            rows = None if lengths is None else xp.greater(lengths, t, out=active)
+            rows = None if lengths is None else np.greater(lengths, t, out=active)
             if dy is not None:
                 room[...] = dy[t, d]
-                clear(xp, room, rows)
-                xp.add(dh, room, out=dh)
+                clear(room, rows)
+                np.add(dh, room, out=dh)
             yield t, rows
 
     def state_gradients(
-        self, xp: NumPy, d: int, dg: Array, given: Sequence[Any], made: Sequence[Any], dr: Array, scratch: Operands
+        self, d: int, dg: Array, given: Sequence[Any], made: Sequence[Any], dr: Array, scratch: Operands
     ) -> None:
         """dr from the gates' gradients dg [T·N, gates·H] of direction `d`."""
-        self.fill_previous(xp, scratch[1], made[0], d, given[5], given[4], scratch[-1])
-        xp.matmul(dg.T, scratch[1].reshape(-1, self.hidden_size), out=dr)
+        self.fill_previous(scratch[1], made[0], d, given[5], given[4], scratch[-1])
+        np.matmul(dg.T, scratch[1].reshape(-1, self.hidden_size), out=dr)
 
     def fill_previous(
-        self, xp: NumPy, room: Array, y: Array, d: int, h0: Array | None, lengths: Array | None, active: Array
+        self, room: Array, y: Array, d: int, h0: Array | None, lengths: Array | None, active: Array
     ) -> None:
         """room[t] = the state before step t in direction `d`."""
         steps, back = room.shape[0], self.forward().backwards(d)
@@ -363,21 +363,21 @@ class RecurrentGrad(Op, abstract=True):
             room[1:] = y[:-1, d]
         if back and lengths is not None and h0 is not None:
             for t in range(steps - 1):  # where step t is a sequence's last, the initial state comes before it
-                xp.less_equal(lengths, t + 1, out=active)
-                xp.copyto(room[t], h0[d], where=active[:, None])
+                np.less_equal(lengths, t + 1, out=active)
+                np.copyto(room[t], h0[d], where=active[:, None])
 
-    def input_gradients(self, xp: NumPy, d: int, dg: Array, x: Array, w: Array, outs: Operands, room: Array) -> None:
+    def input_gradients(self, d: int, dg: Array, x: Array, w: Array, outs: Operands, room: Array) -> None:
         """dx, dw and the input bias' gradient of direction `d` from the gates' gradients dg [T·N, gates·H]."""
         dx, dw, _, db = outs[:4]
         if dx is not None:
             target = dx if d == 0 else room
-            xp.matmul(dg, w[d], out=target.reshape(-1, x.shape[2]))
+            np.matmul(dg, w[d], out=target.reshape(-1, x.shape[2]))
             if d == 1:
-                xp.add(dx, room, out=dx)
+                np.add(dx, room, out=dx)
         if dw is not None:
-            xp.matmul(dg.T, x.reshape(-1, x.shape[2]), out=dw[d])
+            np.matmul(dg.T, x.reshape(-1, x.shape[2]), out=dw[d])
         if db is not None:
-            column_sums(xp, dg, db[d, : w.shape[1]])
+            column_sums(dg, db[d, : w.shape[1]])
 
 
 def active_rows(x: TensorType, lengths: Any) -> TensorType:
@@ -427,7 +427,7 @@ def gradient_samples(draw: Draw, ops: Sequence[Recurrent]) -> Iterator[Case]:
         types = [None if a is None else TensorType.of(a) for a in inputs]
         outs = [np.empty(t.shape, t.numpy) for t in op.infer(*types)]
         room = [np.empty(t.shape, t.numpy) for t in op.scratch(types, [TensorType.of(o) for o in outs])]
-        op.compute(np, inputs, outs, room)  # type: ignore[arg-type]
+        op.compute(inputs, outs, room)  # type: ignore[arg-type]
         grads: list[Array | None] = [draw(f"f64[{','.join(map(str, o.shape))}]") for o in outs[: op.onnx_outputs]]
         grad = GRADIENTS[op.name](**options(op))
         if i == 1:

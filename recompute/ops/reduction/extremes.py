@@ -11,8 +11,9 @@ import numpy as np
 
 from ...language.factors import MAX, MIN, PROD, factor
 from ...language.op import Case, Draw, Imported, ImportedNode, Op, OperatorBuilder
-from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values, present
+from ...language.types import Array, Operands, TensorType, Types, Value, Values, present
 from ..common import normal_axes, normal_axis
+from ..rowwise import OverRows
 from ..shape.reshape import reshape
 from ..tiles import wide
 from .sums import Reduce
@@ -40,14 +41,14 @@ class Extreme(Reduce, abstract=True):
         """None: choosing is exact in every type."""
         return ()
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One call; of no elements: the worst value of the type."""
         x = ins[0]
         if not x.size:
             outs[0].fill(_worst(x.dtype, self.ufunc))
             return
         axes = normal_axes(self.axes, x.ndim, self)
-        getattr(xp, self.ufunc)(x, axis=axes, keepdims=bool(self.keepdims), out=outs[0])
+        getattr(np, self.ufunc)(x, axis=axes, keepdims=bool(self.keepdims), out=outs[0])
 
     def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
         """dy to the element chosen, in equal parts where several tie (as PyTorch's amax)."""
@@ -92,7 +93,7 @@ class ReduceMin(Extreme):
 
 
 @dataclass(frozen=True)
-class ShareTies(Op):
+class ShareTies(OverRows):
     """(x, y, dy) → dy / n where x = y, else 0; n counts them over the axes along which y is repeated."""
 
     def infer(self, x, y, dy):
@@ -100,19 +101,6 @@ class ShareTies(Op):
         if y != dy or not fits or x.dtype != y.dtype:
             raise self.fail("y and dy must be floats of x's shape, with ones where it was reduced", x, y, dy)
         return (x,)
-
-    def scratch(self, ins, outs):
-        return (ins[0].with_dtype("bool"), ins[1].with_dtype(wide(ins[1].dtype)))
-
-    def compute(self, xp, ins, outs, scratch):
-        """0, then dy / n where the mask is."""
-        x, y, dy = ins
-        mask, share = scratch
-        xp.equal(x, y, out=mask)
-        xp.sum(mask, axis=repeated(x, y), dtype=share.dtype, keepdims=True, out=share)
-        xp.divide(dy, share, out=share)
-        outs[0].fill(0)
-        xp.copyto(outs[0], share, where=mask, casting="unsafe")
 
     def expand(self, b, x, y, dy):
         mask = b.Equal(x, y)
@@ -176,7 +164,7 @@ class ReduceProdGrad(Op):
         rows = TensorType(wide(x.dtype), (x.size // max(n, 1), n))
         return (rows, rows, rows)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """The product of all before times the product of all after."""
         x, dy = ins
         if not x.size:
@@ -188,11 +176,11 @@ class ReduceProdGrad(Op):
         rows.reshape(moved.shape)[...] = moved
         before[:, :1] = 1
         after[:, -1:] = 1
-        xp.cumprod(rows[:, :-1], axis=1, out=before[:, 1:])
-        xp.cumprod(rows[:, :0:-1], axis=1, out=after[:, -2::-1])
-        xp.multiply(before, after, out=rows)
+        np.cumprod(rows[:, :-1], axis=1, out=before[:, 1:])
+        np.cumprod(rows[:, :0:-1], axis=1, out=after[:, -2::-1])
+        np.multiply(before, after, out=rows)
         out = outs[0].transpose(order)
-        xp.multiply(rows.reshape(moved.shape), dy.transpose(order), out=out, casting="unsafe")
+        np.multiply(rows.reshape(moved.shape), dy.transpose(order), out=out, casting="unsafe")
 
     def expand(self, b, x, dy):
         """x repeated with ones on the diagonal; takes n times x's size."""
@@ -243,21 +231,21 @@ class ArgMax(Op, onnx=True):
         axis = normal_axis(self.axis, x.ndim, self)
         return [factor(d, [a], [a - (a > axis and not self.keepdims)]) for a, d in enumerate(x.shape) if a != axis]
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """One search, from the end for the last."""
         x = ins[0]
         axis = normal_axis(self.axis, x.ndim, self)
         out = outs[0].reshape(x.shape[:axis] + x.shape[axis + 1 :])
         if self.select_last_index:
-            x = xp.flip(x, axis)
-        self.search(xp)(x, axis=axis, out=out)
+            x = np.flip(x, axis)
+        self.search()(x, axis=axis, out=out)
         if self.select_last_index:
-            xp.subtract(x.shape[axis] - 1, out, out=out)
+            np.subtract(x.shape[axis] - 1, out, out=out)
 
     @staticmethod
-    def search(xp: NumPy) -> Any:
+    def search() -> Any:
         """The function that finds it."""
-        return xp.argmax
+        return np.argmax
 
     def gradient(self, b, ins, outs, grads):
         return [None]
@@ -275,5 +263,5 @@ class ArgMin(ArgMax, onnx=True):
     """Where the smallest element along `axis` is (i64)."""
 
     @staticmethod
-    def search(xp: NumPy) -> Any:
-        return xp.argmin
+    def search() -> Any:
+        return np.argmin

@@ -40,15 +40,15 @@ class LinearScan(Op):
         """All; that along which it runs is needed whole."""
         return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
-    def compute(self, xp, ins, outs, scratch):
-        a, d, s = (xp.moveaxis(v, self.axis, 0) for v in (*ins, outs[0]))
+    def compute(self, ins, outs, scratch):
+        a, d, s = (np.moveaxis(v, self.axis, 0) for v in (*ins, outs[0]))
         steps = range(len(s))[:: -1 if self.reverse else 1]
         before = None
         for k in steps:
             if before is None:
                 s[k] = d[k]
             else:
-                xp.multiply(a[k], s[before], out=s[k, ...])
+                np.multiply(a[k], s[before], out=s[k, ...])
                 s[k] += d[k]
             before = k
 
@@ -78,10 +78,10 @@ class CumProd(Running):
     ONNX CumProd-26.  The gradient is exact where elements are 0, too.
     """
 
-    def compute(self, xp, ins, outs, scratch):
-        x, y = self.turned(xp, ins[0], outs[0], 1)
+    def compute(self, ins, outs, scratch):
+        x, y = self.turned(ins[0], outs[0], 1)
         if y.size:
-            xp.cumprod(x, axis=0, dtype=y.dtype, out=y)
+            np.cumprod(x, axis=0, dtype=y.dtype, out=y)
 
     def gradient(self, b, ins, outs, grads):
         """The product before each element, times what follows: a linear recurrence from the other end."""
@@ -119,9 +119,9 @@ class Det(Op, onnx=True):
     def axis_factors(self, ins, outs):
         return in_step(ins, outs, range(ins[0].ndim - 2))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         for at in np.ndindex(*outs[0].shape):
-            outs[0][at] = xp.linalg.det(ins[0][at])
+            outs[0][at] = np.linalg.det(ins[0][at])
 
     def cost(self, ins, outs):
         return Cost(ins[0].size * ins[0].shape[-1], super().cost(ins, outs).bytes)
@@ -154,15 +154,15 @@ class Cofactors(Op):
     def axis_factors(self, ins, outs):
         return in_step(ins, outs, range(ins[0].ndim - 2))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """x = U S Vᵀ: det(U) det(V) U diag(∏_(j≠i) s_j) Vᵀ."""
         for at in np.ndindex(*ins[0].shape[:-2]):
-            if not xp.isfinite(ins[0][at]).all():  # svd would raise
-                outs[0][at] = xp.nan
+            if not np.isfinite(ins[0][at]).all():  # svd would raise
+                outs[0][at] = np.nan
                 continue
-            u, s, v = xp.linalg.svd(ins[0][at])
-            others = xp.stack([xp.prod(xp.delete(s, i)) for i in range(len(s))]) if len(s) else s
-            xp.matmul(u * (others * (xp.linalg.det(u) * xp.linalg.det(v))), v, out=outs[0][at])
+            u, s, v = np.linalg.svd(ins[0][at])
+            others = np.stack([np.prod(np.delete(s, i)) for i in range(len(s))]) if len(s) else s
+            np.matmul(u * (others * (np.linalg.det(u) * np.linalg.det(v))), v, out=outs[0][at])
 
     def cost(self, ins, outs):
         return Cost(20 * ins[0].size * ins[0].shape[-1], super().cost(ins, outs).bytes)

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ...language.factors import Factor, all_but
 from ...language.op import Case, Cost, Draw, Op
-from ...language.types import Array, NumPy, TensorType, Types, Value, need
+from ...language.types import Array, TensorType, Types, Value, need
 from ..common import normal_axis
 from ..rowwise import Rowwise
 
@@ -119,17 +121,17 @@ class LogSoftmax(AlongRows, onnx=True):
         return [b.LogSoftmaxGrad(outs[0], grads[0], axis=self.axis)]
 
 
-def log_softmax(xp: NumPy, x: Array, out: Array, number: Array, e: Array) -> None:
+def log_softmax(x: Array, out: Array, number: Array, e: Array) -> None:
     """Rows x ([rows, n, ...]) to their log-softmax along axis 1, in the type of `out`; `e` is as large as x."""
     if x.dtype != out.dtype:
         out[...] = x
         x = out
-    xp.max(x, axis=1, keepdims=True, out=number)
-    xp.subtract(x, number, out=out)
-    xp.exp(out, out=e)
-    xp.sum(e, axis=1, keepdims=True, out=number)
-    xp.log(number, out=number)
-    xp.subtract(out, number, out=out)
+    np.max(x, axis=1, keepdims=True, out=number)
+    np.subtract(x, number, out=out)
+    np.exp(out, out=e)
+    np.sum(e, axis=1, keepdims=True, out=number)
+    np.log(number, out=number)
+    np.subtract(out, number, out=out)
 
 
 @dataclass(frozen=True)
@@ -148,21 +150,16 @@ class Hardmax(AlongAxis, onnx=True):
     """1 at the first of the largest elements along the axis, else 0."""
 
     def scratch(self, ins, outs):
-        """Where it is, and the positions along the axis."""
-        outer, n, *inner = self.form(ins[0])
-        ones = (1,) * len(inner)
-        return TensorType("i64", (outer, *inner)), TensorType("i64", (1, n, *ones))
+        """Where it is."""
+        outer, _, *inner = self.form(ins[0])
+        return (TensorType("i64", (outer, *inner)),)
 
-    def compute(self, xp, ins, outs, scratch):
-        if not ins[0].size:
-            return
-        form = self.form(ins[0])
-        chosen, positions = scratch
-        xp.argmax(ins[0].reshape(form), axis=1, out=chosen)
-        positions.fill(1)
-        xp.cumsum(positions.reshape(-1), out=positions.reshape(-1))
-        xp.subtract(positions, 1, out=positions)
-        xp.equal(xp.expand_dims(chosen, 1), positions, out=outs[0].reshape(form))
+    def compute(self, ins, outs, scratch):
+        outs[0].fill(0)
+        if ins[0].size:
+            x, y = (a.reshape(self.form(a)) for a in (ins[0], outs[0]))
+            np.argmax(x, axis=1, out=scratch[0])
+            np.put_along_axis(y, np.expand_dims(scratch[0], 1), 1, axis=1)
 
     def gradient(self, b, ins, outs, grads):
         """None: it is constant between jumps."""

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ...language.factors import LOGSUMEXP, SUM, Factor, factor
 from ...language.layouts import Turned, turned_axes
 from ...language.op import Case, Cost, Draw, FunctionWriter, Imported, ImportedNode, Op, OperatorBuilder
-from ...language.types import Array, NumPy, Operands, TensorType, Types, Value, Values, need
+from ...language.types import Array, Operands, TensorType, Types, Value, Values, need
 from ..common import normal_axes
 from ..shape.reshape import reshape
 from ..tiles import wide
@@ -61,20 +63,20 @@ class Reduce(Op, abstract=True):
         prepared = (x.with_dtype(precise),) if self.prepare else ()
         return (*prepared, self.infer(x)[0].with_dtype(precise)) if precise != x.dtype else prepared
 
-    def compute(self, xp: NumPy, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         x, total = ins[0], (*scratch, outs[0])[1 if self.prepare else 0]
         if self.prepare:
             if x.dtype != scratch[0].dtype:
                 scratch[0][...] = x
                 x = scratch[0]
-            x = getattr(xp, self.prepare)(x, out=scratch[0])
+            x = getattr(np, self.prepare)(x, out=scratch[0])
         axes = normal_axes(self.axes, x.ndim, self)
-        getattr(xp, self.ufunc)(x, axis=axes, dtype=total.dtype, keepdims=bool(self.keepdims), out=total)
-        self.finish(xp, total, self.count(ins[0]))
+        getattr(np, self.ufunc)(x, axis=axes, dtype=total.dtype, keepdims=bool(self.keepdims), out=total)
+        self.finish(total, self.count(ins[0]))
         if total is not outs[0]:
             outs[0][...] = total
 
-    def finish(self, xp: NumPy, total: Array, count: int) -> None:
+    def finish(self, total: Array, count: int) -> None:
         """Changes the results in place."""
 
     def cost(self, ins: Types, outs: Types) -> Cost:
@@ -161,9 +163,9 @@ class ReduceMean(Reduce):
     divides = True
     partial = SUM
 
-    def finish(self, xp, total, count):
+    def finish(self, total, count):
         """Divides by the number of elements."""
-        xp.divide(total, count, out=total, casting="unsafe")
+        np.divide(total, count, out=total, casting="unsafe")
 
     def gradient(self, b, ins, outs, grads):
         """dy / n repeated; nothing is kept."""
@@ -208,8 +210,8 @@ class ReduceL2(Reduce):
 
     prepare = "square"
 
-    def finish(self, xp, total, count):
-        xp.sqrt(total, out=total, casting="unsafe")
+    def finish(self, total, count):
+        np.sqrt(total, out=total, casting="unsafe")
 
     def gradient(self, b, ins, outs, grads):
         """dy · x / y, and 0 where y = 0 (as PyTorch)."""
@@ -227,8 +229,8 @@ class ReduceL2(Reduce):
 class ReduceLogSum(Reduce):
     """Logarithm of the sum."""
 
-    def finish(self, xp, total, count):
-        xp.log(total, out=total, casting="unsafe")
+    def finish(self, total, count):
+        np.log(total, out=total, casting="unsafe")
 
     def gradient(self, b, ins, outs, grads):
         """dy / exp(y) repeated: from the output."""
@@ -253,7 +255,7 @@ class ReduceLogSumExp(Reduce):
         kept = self.infer(x)[0] if self.keepdims else type(self)(axes=self.axes).infer(x)[0]
         return (x, kept, kept.with_dtype("bool"), kept)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """An infinite m is not subtracted: ∞ - ∞ is no number."""
         x, (e, m, infinite, total) = ins[0], scratch
         axes = normal_axes(self.axes, x.ndim, self)
@@ -261,14 +263,14 @@ class ReduceLogSumExp(Reduce):
             outs[0].fill(-math.inf)
             return
         e[...] = x
-        xp.max(e, axis=axes, keepdims=True, out=m)
-        xp.isinf(m, out=infinite)
-        xp.copyto(m, 0, where=infinite)
-        xp.subtract(e, m, out=e)
-        xp.exp(e, out=e)
-        xp.sum(e, axis=axes, keepdims=True, out=total)
-        xp.log(total, out=total)
-        xp.add(total, m, out=total)
+        np.max(e, axis=axes, keepdims=True, out=m)
+        np.isinf(m, out=infinite)
+        np.copyto(m, 0, where=infinite)
+        np.subtract(e, m, out=e)
+        np.exp(e, out=e)
+        np.sum(e, axis=axes, keepdims=True, out=total)
+        np.log(total, out=total)
+        np.add(total, m, out=total)
         outs[0][...] = total.reshape(outs[0].shape)
 
     def gradient(self, b, ins, outs, grads):

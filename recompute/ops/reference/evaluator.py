@@ -38,7 +38,7 @@ class Reference(Op):
         node_of(self.node)
         return tuple(TensorType.parse(t) for t in self.types)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """One run of the evaluator; arrays of a device are copied to the host and back."""
         feed = {f"x{i}": a.get() if hasattr(a, "get") else a for i, a in enumerate(ins) if a is not None}
         if self.kind == "ImageDecoder":
@@ -51,7 +51,7 @@ class Reference(Op):
             result = np.asarray(result)
             if result.shape != out.shape or result.dtype != out.dtype:
                 raise ModelError(f"{self.kind}: output {i} is {result.dtype}{list(result.shape)}, not {self.types[i]}")
-            out[...] = xp.asarray(result)
+            out[...] = np.asarray(result)
 
     def gradient(self, b, ins, outs, grads):
         raise ModelError(f"{self.kind} has no gradient: stop it before with no_grad, or leave it out of the loss")

@@ -25,7 +25,7 @@ class Cotangent(Op):
     def axis_factors(self, ins, outs):
         return aligned(ins, outs)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         outs[0][...] = 0
 
     def expand(self, b, x):
@@ -55,7 +55,7 @@ class CustomGradient(Op):
         self.need(*inputs, count=max(len(inputs), self.count))
         return inputs[: self.count]
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         for x, y in zip(ins, outs, strict=False):
             y[...] = x
 

@@ -50,7 +50,7 @@ class Concat(Move, onnx=True):
             return found
         return (*found, factor(size, [axis] * len(ins), [Place(axis, outer=len(ins))]))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         axis, at = self.axis % outs[0].ndim, 0
         for x in ins:
             outs[0][along(axis, at, at + x.shape[axis])] = x
@@ -127,7 +127,7 @@ class Split(Move):
         made = next(t.shape[axis] for t in outs if t is not None)
         return dataclasses.replace(self, sizes=(made,) * len(self.sizes)) if inside else self
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         axis, at = self.axis % ins[0].ndim, 0
         for n, out in zip(self.sizes, outs, strict=False):
             if out is not None:
@@ -201,7 +201,7 @@ class Tile(Move):
         x = ins[0].shape
         return [factor(d, [a], [Place(a, outer=r)]) for a, (d, r) in enumerate(zip(x, self.repeats, strict=True)) if r]
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x = ins[0]
         outs[0].reshape(self._split(x.shape))[...] = x.reshape([n for d in x.shape for n in (1, d)])
 

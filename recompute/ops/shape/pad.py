@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...language.exact import exact
 from ...language.factors import in_step
 from ...language.layouts import Turned, turned_pads, turned_whole
@@ -71,7 +73,7 @@ class Pad(Move):
         rank = ins[0].ndim
         return in_step(ins, outs, [a for a in range(rank) if not self.pads[a] and not self.pads[rank + a]])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """One copy inside; then the borders, axis by axis, slice by slice."""
         x, y = ins[0], outs[0]
         there, here = inner(self.pads, x.shape)
@@ -165,7 +167,7 @@ class PadGrad(Move):
         """A copy of dy, in which the borders are folded inwards."""
         return (ins[0],)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """From the last axis to the first, each border slice is added to the one that it showed."""
         work, shape = scratch[0], outs[0].shape
         work[...] = ins[0]
@@ -176,7 +178,7 @@ class PadGrad(Move):
             for i, source in enumerate(sources(self.mode, shape[axis], before, self.pads[len(shape) + axis])):
                 if not before <= i < before + shape[axis]:
                     target = work[(*full, slice(before + source, before + source + 1), *rest)]
-                    xp.add(target, work[(*full, slice(i, i + 1), *rest)], out=target)
+                    np.add(target, work[(*full, slice(i, i + 1), *rest)], out=target)
         outs[0][...] = work[there]
 
     def gradient(self, b, ins, outs, grads):

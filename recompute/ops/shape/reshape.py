@@ -35,7 +35,7 @@ class Copied(Move, abstract=True):
     def axis_factors(self, ins, outs):
         return aligned(ins, outs)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         outs[0][...] = ins[0]
 
     def views(self, ins, outs):
@@ -85,17 +85,17 @@ class Cast(Elementwise):
     def out_dtype(self, dtype: str) -> str:
         return self.to
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """As ONNX: floats are truncated towards zero, anything but 0 is true."""
         x = ins[0]
         for room in scratch:
             if room.dtype != x.dtype:
-                xp.copyto(room, x, casting="unsafe")
+                np.copyto(room, x, casting="unsafe")
                 x = room
             if self.saturate and self.to in _LARGEST:
                 most = x.dtype.type(_LARGEST[self.to])
-                x = xp.minimum(xp.maximum(x, -most, out=room), most, out=room)
-        xp.copyto(outs[0], x, casting="unsafe")
+                x = np.minimum(np.maximum(x, -most, out=room), most, out=room)
+        np.copyto(outs[0], x, casting="unsafe")
 
     def element(self, x):
         return cast(x, self.to)
@@ -166,7 +166,7 @@ class Reshape(Move):
         """Those of which both shapes consist."""
         return [factor(n, [a], [y]) for n, a, y in digits(ins[0].shape, outs[0].shape)]
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         outs[0].reshape(-1)[...] = ins[0].reshape(-1)
 
     def views(self, ins, outs):
@@ -238,7 +238,7 @@ class Transpose(Move, onnx=True):
     def axis_factors(self, ins, outs):
         return [factor(ins[0].shape[a], [a], [i]) for i, a in enumerate(self.perm)]
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         outs[0][...] = ins[0].transpose(self.perm)
 
     def views(self, ins, outs):
@@ -284,7 +284,7 @@ class Expand(Move):
         """Every axis; x is read whole along those that are repeated."""
         return aligned(ins, outs)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         outs[0][...] = ins[0]
 
     def element(self, x):
@@ -338,7 +338,7 @@ class Fill(Move):
     def axis_factors(self, ins, outs):
         return aligned(ins, outs)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         outs[0].fill(DTYPES[self.dtype].type(self.value))
 
     def export(self, g, ins, outs):

@@ -66,7 +66,7 @@ class Slice(Sliced):
     def axis_factors(self, ins, outs):
         return in_step(ins, outs, self.untouched(ins[0].shape))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         outs[0][...] = ins[0][self.index(ins[0].shape)]
 
     def views(self, ins, outs):
@@ -141,7 +141,7 @@ class SliceGrad(Sliced):
     def axis_factors(self, ins, outs):
         return in_step(ins, outs, self.untouched(self.shape))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         outs[0].fill(0)
         outs[0][self.index(self.shape)] = ins[0]
 

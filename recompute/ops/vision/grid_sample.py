@@ -18,7 +18,7 @@ import numpy as np
 
 from ...language.factors import factor
 from ...language.op import Cost, Op
-from ...language.types import Array, NumPy, Operands, TensorType
+from ...language.types import Array, Operands, TensorType
 
 #: degree of the interpolation in the coordinate
 DEGREE = {"nearest": 0, "linear": 1, "cubic": 3}
@@ -100,7 +100,7 @@ class Sampling(Op, abstract=True):
             grid.with_shape((channels, p)),
         )
 
-    def prepare(self, xp: NumPy, grid: Array, size: tuple[int, ...], rooms: Operands) -> None:
+    def prepare(self, grid: Array, size: tuple[int, ...], rooms: Operands) -> None:
         """Fills indices and weights for one image's grid [..., rank]; a second set has one more derivative."""
         index, weights, rows, mask = rooms[:4]
         rank = len(size)
@@ -109,23 +109,23 @@ class Sampling(Op, abstract=True):
             flat = grid[..., rank - 1 - axis]
             p, slope, t = rows
             p.reshape(flat.shape)[...] = flat
-            self._coordinates(xp, rows, mask, size[axis])
+            self._coordinates(rows, mask, size[axis])
             if self.mode == "nearest":
-                xp.rint(p, out=p)
+                np.rint(p, out=p)
                 t.fill(0)
                 index[axis, 0] = p
             else:
-                xp.floor(p, out=t)
+                np.floor(p, out=t)
                 for j, (offset, _) in enumerate(taps(self.mode, 0)):
                     index[axis, j] = t
                     index[axis, j] += offset
-                xp.subtract(p, t, out=t)
+                np.subtract(p, t, out=t)
             for s in range(len(weights)):
-                self._weights(xp, weights[s, axis], order[axis] + s, t, slope, p)
+                self._weights(weights[s, axis], order[axis] + s, t, slope, p)
             for j in range(index.shape[1]):
-                self._inside(xp, index[axis, j], weights[:, axis, j], mask, size[axis])
+                self._inside(index[axis, j], weights[:, axis, j], mask, size[axis])
 
-    def _coordinates(self, xp: NumPy, rows: Array, mask: Array, n: int) -> None:
+    def _coordinates(self, rows: Array, mask: Array, n: int) -> None:
         """Grid coordinates in the first row become places in [0, n), as padding says; the second gets derivatives."""
         p, slope, room = rows
         low, high = (0.0, n - 1.0) if self.align_corners else (-0.5, n - 0.5)
@@ -135,20 +135,20 @@ class Sampling(Op, abstract=True):
         p += low
         slope.fill(scale)
         if self.padding_mode == "reflection" and self.mode != "cubic":
-            self._reflect(xp, rows, mask, low, high)
+            self._reflect(rows, mask, low, high)
         # what no integer can hold is outside, as in PyTorch
-        xp.absolute(p, out=room)
-        xp.less(room, 2.0**31, out=mask)
-        xp.logical_not(mask, out=mask)
-        xp.putmask(p, mask, -100.0)
+        np.absolute(p, out=room)
+        np.less(room, 2.0**31, out=mask)
+        np.logical_not(mask, out=mask)
+        np.putmask(p, mask, -100.0)
         if self.padding_mode != "zeros" and self.mode != "cubic":
-            for compare, limit in ((xp.less_equal, 0.0), (xp.greater_equal, n - 1.0)):
+            for compare, limit in ((np.less_equal, 0.0), (np.greater_equal, n - 1.0)):
                 compare(p, limit, out=mask)
-                xp.putmask(slope, mask, 0.0)
-            xp.clip(p, 0.0, n - 1.0, out=p)
+                np.putmask(slope, mask, 0.0)
+            np.clip(p, 0.0, n - 1.0, out=p)
 
     @staticmethod
-    def _reflect(xp: NumPy, rows: Array, mask: Array, low: float, high: float) -> None:
+    def _reflect(rows: Array, mask: Array, low: float, high: float) -> None:
         """Places mirrored at `low` and `high` until they are between them; each mirror turns the slope."""
         p, slope, room = rows
         span = high - low
@@ -157,16 +157,16 @@ class Sampling(Op, abstract=True):
             slope.fill(0)
             return
         p -= low
-        xp.less(p, 0, out=mask)
+        np.less(p, 0, out=mask)
         # factor 1 - 2·mask
         room[...] = mask
         room *= -2
         room += 1
         slope *= room
-        xp.absolute(p, out=p)
-        xp.floor_divide(p, span, out=room)
-        xp.remainder(p, span, out=p)
-        xp.remainder(room, 2, out=room)
+        np.absolute(p, out=p)
+        np.floor_divide(p, span, out=room)
+        np.remainder(p, span, out=p)
+        np.remainder(room, 2, out=room)
         # an odd number of mirrors: p ← span - p, slope ← -slope
         room *= -2
         room += 1
@@ -178,7 +178,7 @@ class Sampling(Op, abstract=True):
         p += low
 
     @staticmethod
-    def _weights(xp: NumPy, out: Array, order: int, t: Array, slope: Array, room: Array) -> None:
+    def _weights(out: Array, order: int, t: Array, slope: Array, room: Array) -> None:
         """Each tap's polynomial at t, times slope ^ order."""
         for tap, (_, coefficients) in zip(out, taps_of(out.shape[0], order), strict=True):
             tap.fill(coefficients[0])
@@ -188,29 +188,29 @@ class Sampling(Op, abstract=True):
             for _ in range(order):
                 tap *= slope
 
-    def _inside(self, xp: NumPy, index: Array, weights: Array, mask: Array, n: int) -> None:
+    def _inside(self, index: Array, weights: Array, mask: Array, n: int) -> None:
         """Indices outside [0, n) brought inside; their weights are 0 where padding is zeros."""
         if self.padding_mode == "zeros":
-            for compare, limit in ((xp.less, 0), (xp.greater_equal, n)):
+            for compare, limit in ((np.less, 0), (np.greater_equal, n)):
                 compare(index, limit, out=mask)
                 for w in weights:
-                    xp.putmask(w, mask, 0)
+                    np.putmask(w, mask, 0)
         elif self.padding_mode == "reflection" and self.mode == "cubic":
             if not self.align_corners:  # -1 → 0, -2 → 1, ..., period 2n
-                xp.remainder(index, 2 * n, out=index)
+                np.remainder(index, 2 * n, out=index)
                 index *= 2
                 index -= 2 * n - 1
-                xp.absolute(index, out=index)
-                xp.subtract(2 * n - 1, index, out=index)
+                np.absolute(index, out=index)
+                np.subtract(2 * n - 1, index, out=index)
                 index //= 2
             elif n > 1:  # -1 → 1, period 2(n - 1)
                 index -= n - 1
-                xp.remainder(index, 2 * (n - 1), out=index)
+                np.remainder(index, 2 * (n - 1), out=index)
                 index -= n - 1
-                xp.absolute(index, out=index)
-        xp.clip(index, 0, n - 1, out=index)
+                np.absolute(index, out=index)
+        np.clip(index, 0, n - 1, out=index)
 
-    def each(self, xp: NumPy, rooms: Operands, size: tuple[int, ...]) -> Any:
+    def each(self, rooms: Operands, size: tuple[int, ...]) -> Any:
         """Each combination of taps: its number along each axis, with the flat indices in rooms[4]."""
         index, flat = rooms[0], rooms[4]
         for pick in itertools.product(range(index.shape[1]), repeat=len(size)):
@@ -220,7 +220,7 @@ class Sampling(Op, abstract=True):
                 flat += index[axis, pick[axis]]
             yield pick
 
-    def product(self, xp: NumPy, rooms: Operands, pick: tuple[int, ...], more: int = -1) -> Array:
+    def product(self, rooms: Operands, pick: tuple[int, ...], more: int = -1) -> Array:
         """The weight of a combination, in rooms[2][0]; from the second set along axis `more`."""
         weights, room = rooms[1], rooms[2][0]
         room.fill(1)
@@ -269,19 +269,19 @@ class GridSample(Sampling):
     def scratch(self, ins, outs):
         return self.rooms(ins[1], ins[0].shape[1], 1)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Image by image, tap by tap: take, weigh, add."""
         x, grid = ins
         size, taken = x.shape[2:], scratch[5]
         for image, places, y in zip(x, grid, outs[0], strict=True):
-            self.prepare(xp, places, size, scratch)
+            self.prepare(places, size, scratch)
             y = y.reshape(taken.shape)
             y.fill(0)
             if not y.size:
                 continue
-            for pick in self.each(xp, scratch, size):
-                xp.take(image.reshape(image.shape[0], -1), scratch[4], axis=1, out=taken, mode="clip")
-                taken *= self.product(xp, scratch, pick)
+            for pick in self.each(scratch, size):
+                np.take(image.reshape(image.shape[0], -1), scratch[4], axis=1, out=taken, mode="clip")
+                taken *= self.product(scratch, pick)
                 y += taken
 
     def cost(self, ins, outs):

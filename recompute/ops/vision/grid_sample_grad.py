@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...language.factors import SUM, factor
 from ..indexing.flat import add_rows
 from .grid_sample import Sampling, sampling_cost, sampling_samples
@@ -34,7 +36,7 @@ class GridSampleGradInput(Sampling):
     def scratch(self, ins, outs):
         return self.rooms(ins[0], ins[1].shape[1], 1)
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Image by image, tap by tap: weigh, add where it was taken, in order."""
         grid, dy = ins
         part = scratch[5]
@@ -42,10 +44,10 @@ class GridSampleGradInput(Sampling):
         if not dy.size:
             return
         for places, up, x in zip(grid, dy, outs[0], strict=True):
-            self.prepare(xp, places, self.size, scratch)
-            for pick in self.each(xp, scratch, self.size):
-                xp.multiply(up.reshape(part.shape), self.product(xp, scratch, pick), out=part)
-                add_rows(xp, x.reshape(x.shape[0], -1, 1), scratch[4], part[..., None])
+            self.prepare(places, self.size, scratch)
+            for pick in self.each(scratch, self.size):
+                np.multiply(up.reshape(part.shape), self.product(scratch, pick), out=part)
+                add_rows(x.reshape(x.shape[0], -1, 1), scratch[4], part[..., None])
 
     def cost(self, ins, outs):
         return sampling_cost(self, ins[0], ins[1].shape[1], ins, outs)
@@ -90,7 +92,7 @@ class GridSampleGradGrid(Sampling):
         """Taps of one image, their slopes, a row for the sums over channels."""
         return (*self.rooms(ins[1], ins[0].shape[1], 2), ins[1].with_shape((math.prod(ins[1].shape[1:-1]),)))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         """Image by image, tap by tap: Σ_c x · dy once, then its part along each axis."""
         x, grid, dy = ins
         size, taken, sums = x.shape[2:], scratch[5], scratch[6]
@@ -99,14 +101,14 @@ class GridSampleGradGrid(Sampling):
             out.fill(0)
             if not taken.size:
                 continue
-            self.prepare(xp, places, size, scratch)
+            self.prepare(places, size, scratch)
             out = out.reshape(-1, rank)
-            for pick in self.each(xp, scratch, size):
-                xp.take(image.reshape(image.shape[0], -1), scratch[4], axis=1, out=taken, mode="clip")
+            for pick in self.each(scratch, size):
+                np.take(image.reshape(image.shape[0], -1), scratch[4], axis=1, out=taken, mode="clip")
                 taken *= up.reshape(taken.shape)
-                xp.sum(taken, axis=0, out=sums)
+                np.sum(taken, axis=0, out=sums)
                 for axis in range(rank):
-                    part = self.product(xp, scratch, pick, axis)
+                    part = self.product(scratch, pick, axis)
                     part *= sums
                     out[:, rank - 1 - axis] += part
 

@@ -13,7 +13,7 @@ import numpy as np
 from ...language.factors import Factor, in_step
 from ...language.layouts import Turned, turned_list, turned_pads, turned_whole
 from ...language.op import Cost, Imported, ImportedNode, Op, imports
-from ...language.types import Array, NumPy, Operands, TensorType, Types, Values, present
+from ...language.types import Array, Operands, TensorType, Types, Values, present
 from ..norm.numerics import wide
 from ..shape.reshape import reshape
 from .resize_maps import COORDINATES, NEAREST, Span, indices, matrix, outside
@@ -96,7 +96,7 @@ class Interpolation(Op, abstract=True):
             shapes = [steps[0][2], *shapes, steps[-1][3]]
         return tuple(work.with_shape(s) for s in shapes)
 
-    def run(self, xp: NumPy, x: Array, y: Array, scratch: Operands, steps: Any, *, back: bool) -> None:
+    def run(self, x: Array, y: Array, scratch: Operands, steps: Any, *, back: bool) -> None:
         """All axes, image by image where the first axis stays."""
         if not steps:
             y[...] = x
@@ -108,23 +108,23 @@ class Interpolation(Op, abstract=True):
                 scratch[0][...] = source
                 stages = [*scratch]
             for (axis, span, before, after), a, b in zip(steps, stages[:-1], stages[1:], strict=True):
-                self._along(xp, axis, span, a.reshape(before), b.reshape(after), back=back)
+                self._along(axis, span, a.reshape(before), b.reshape(after), back=back)
             if len(scratch) > len(steps):
                 target[...] = scratch[-1]
 
-    def _along(self, xp: NumPy, axis: int, span: Span, x: Array, y: Array, *, back: bool) -> None:
+    def _along(self, axis: int, span: Span, x: Array, y: Array, *, back: bool) -> None:
         size, out = (y.shape[axis], x.shape[axis]) if back else (x.shape[axis], y.shape[axis])
         if self.mode == "nearest" and not back:
-            where = xp.asarray(indices(self._key(), size, out, span))
-            xp.take(x, where, axis=axis, out=y, **({"mode": "clip"} if xp is np else {}))
+            where = np.asarray(indices(self._key(), size, out, span))
+            np.take(x, where, axis=axis, out=y, mode="clip")
             return
-        m = xp.asarray(matrix(self._key(), size, out, span, x.dtype.name))
+        m = np.asarray(matrix(self._key(), size, out, span, x.dtype.name))
         m = m.T if back else m
         lead, rest = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
         if rest == 1:
-            xp.matmul(x.reshape(lead, -1), m.T, out=y.reshape(lead, -1))
+            np.matmul(x.reshape(lead, -1), m.T, out=y.reshape(lead, -1))
         else:
-            xp.matmul(m, x.reshape(lead, -1, rest), out=y.reshape(lead, -1, rest))
+            np.matmul(m, x.reshape(lead, -1, rest), out=y.reshape(lead, -1, rest))
 
     def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         """Each axis by a product of its own: the order of its sums may depend on what stands beside it."""
@@ -158,12 +158,12 @@ class Resize(Interpolation):
         """What each axis leaves to the next, for one image."""
         return self.buffers(ins[0], self.steps(ins[0].shape, self.shape, back=False))
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x, y = ins[0], outs[0]
-        self.run(xp, x, y, scratch, self.steps(x.shape, self.shape, back=False), back=False)
+        self.run(x, y, scratch, self.steps(x.shape, self.shape, back=False), back=False)
         if self.coordinate_transformation_mode == "tf_crop_and_resize":
             for axis, span in self.maps(x.shape, self.shape):
-                away = xp.asarray(outside(self._key(), x.shape[axis], y.shape[axis], span))
+                away = np.asarray(outside(self._key(), x.shape[axis], y.shape[axis], span))
                 y[(slice(None),) * axis + (away,)] = self.extrapolation_value
 
     def cost(self, ins, outs):
@@ -257,8 +257,8 @@ class ResizeGrad(Interpolation):
         """What each axis leaves to the next, for one image."""
         return self.buffers(ins[0], self.steps(self.shape, ins[0].shape, back=True))
 
-    def compute(self, xp, ins, outs, scratch):
-        self.run(xp, ins[0], outs[0], scratch, self.steps(self.shape, ins[0].shape, back=True), back=True)
+    def compute(self, ins, outs, scratch):
+        self.run(ins[0], outs[0], scratch, self.steps(self.shape, ins[0].shape, back=True), back=True)
 
     def cost(self, ins, outs):
         width = {"nearest": 1, "linear": 2, "cubic": 4}[self.mode]

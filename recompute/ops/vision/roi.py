@@ -15,7 +15,7 @@ import numpy as np
 
 from ...language.factors import SUM, factor
 from ...language.op import Cost, Draw, Op
-from ...language.types import Array, NumPy, Operands, TensorType, Value
+from ...language.types import Array, Operands, TensorType, Value
 from ..indexing.flat import add_rows
 
 #: elements that are outside of every image
@@ -57,7 +57,7 @@ class Regions(Op, abstract=True):
         """(flat indices, weights) [rows, columns] of the elements that are compared, one of each bin at a time."""
         raise NotImplementedError
 
-    def winners(self, xp: NumPy, image: Array, roi: Array, rooms: Operands) -> tuple[Array, Array]:
+    def winners(self, image: Array, roi: Array, rooms: Operands) -> tuple[Array, Array]:
         """Flat indices and weights [C, rows, columns] of the largest products in each bin; weight 0: there is none."""
         index, weight, best, room, mask = rooms
         c, h, w = image.shape
@@ -66,14 +66,14 @@ class Regions(Op, abstract=True):
         weight.fill(0)
         flat = image.reshape(c, h * w)
         for places, weights in self.candidates(roi, h, w):
-            places, weights = xp.asarray(places), xp.asarray(weights.astype(image.dtype.name))
-            xp.take(flat, places, axis=1, out=room, mode="clip")
+            places, weights = np.asarray(places), np.asarray(weights.astype(image.dtype.name))
+            np.take(flat, places, axis=1, out=room, mode="clip")
             room *= weights
             # a bin without this candidate has weight nan: never greater
-            xp.greater(room, best, out=mask)
-            xp.copyto(best, room, where=mask)
-            xp.copyto(index, places[None], where=mask)
-            xp.copyto(weight, weights[None], where=mask)
+            np.greater(room, best, out=mask)
+            np.copyto(best, room, where=mask)
+            np.copyto(index, places[None], where=mask)
+            np.copyto(weight, weights[None], where=mask)
         return index, weight
 
     def rooms(self, x: TensorType) -> tuple[TensorType, ...]:
@@ -81,19 +81,19 @@ class Regions(Op, abstract=True):
         t = x.with_shape((x.shape[1], *self.bins()))
         return t.with_dtype("i64"), t, t, t, t.with_dtype("bool")
 
-    def pick(self, xp: NumPy, x: Array, found: tuple[Array, Array], out: Array) -> None:
+    def pick(self, x: Array, found: tuple[Array, Array], out: Array) -> None:
         """out = x at the winners, times their weights."""
         index, weight = found
         for c in range(x.shape[0]):
-            xp.take(x[c].reshape(-1), index[c], out=out[c], mode="clip")
+            np.take(x[c].reshape(-1), index[c], out=out[c], mode="clip")
         out *= weight
 
-    def put(self, xp: NumPy, dx: Array, found: tuple[Array, Array], dy: Array) -> None:
+    def put(self, dx: Array, found: tuple[Array, Array], dy: Array) -> None:
         """dx += dy times the weights, at the winners."""
         index, weight = found
         weight *= dy
         for c in range(dx.shape[0]):
-            add_rows(xp, dx[c].reshape(1, -1, 1), index[c].reshape(-1), weight[c].reshape(1, -1, 1))
+            add_rows(dx[c].reshape(1, -1, 1), index[c].reshape(-1), weight[c].reshape(1, -1, 1))
 
 
 def on_host(a: Array) -> np.ndarray:
@@ -221,18 +221,18 @@ class RoiAlign(Aligned):
     def scratch(self, ins, outs):
         return self.room_for(ins[0])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x, by = ins[0], (*ins, None)[3]
         _, c, h, w = x.shape
         for roi, n, y in zip(on_host(ins[1]), on_host(ins[2]).tolist(), outs[0], strict=True):
             if self.mode == "max":
-                self.pick(xp, x[n], self.winners(xp, (x if by is None else by)[n], roi, scratch), y)
+                self.pick(x[n], self.winners((x if by is None else by)[n], roi, scratch), y)
                 continue
             (rows, left), (columns, right) = self.matrices(roi, h, w)
-            left, right = (xp.asarray(m.astype(x.dtype.name)) for m in (left, right))
+            left, right = (np.asarray(m.astype(x.dtype.name)) for m in (left, right))
             part = scratch[0][: c * len(left) * right.shape[1]].reshape(c, len(left), right.shape[1])
-            xp.matmul(left, x[n][:, rows, columns], out=part)
-            xp.matmul(part, right.T, out=y)
+            np.matmul(left, x[n][:, rows, columns], out=part)
+            np.matmul(part, right.T, out=y)
 
     def cost(self, ins, outs):
         """Four neighbours of about four samples each."""
@@ -322,20 +322,20 @@ class RoiAlignGrad(Aligned):
     def scratch(self, ins, outs):
         return self.room_for(outs[0])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         dx, by = outs[0], (*ins, None)[3]
         dx.fill(0)
         _, c, h, w = dx.shape
         for roi, n, dy in zip(on_host(ins[0]), on_host(ins[1]).tolist(), ins[2], strict=True):
             if self.mode == "max":
-                self.put(xp, dx[n], self.winners(xp, by[n], roi, scratch), dy)
+                self.put(dx[n], self.winners(by[n], roi, scratch), dy)
                 continue
             (rows, left), (columns, right) = self.matrices(roi, h, w)
-            left, right = (xp.asarray(m.astype(dx.dtype.name)) for m in (left, right))
+            left, right = (np.asarray(m.astype(dx.dtype.name)) for m in (left, right))
             part = scratch[0][: c * len(left) * right.shape[1]].reshape(c, len(left), right.shape[1])
             whole = scratch[1][: c * left.shape[1] * right.shape[1]].reshape(c, left.shape[1], right.shape[1])
-            xp.matmul(dy, right, out=part)
-            xp.matmul(left.T, part, out=whole)
+            np.matmul(dy, right, out=part)
+            np.matmul(left.T, part, out=whole)
             dx[n][:, rows, columns] += whole
 
     def cost(self, ins, outs):

@@ -70,11 +70,11 @@ class MaxRoiPool(Pooled, onnx=True):
     def scratch(self, ins, outs):
         return self.rooms(ins[0])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x = ins[0]
         for roi, y in zip(on_host(ins[1]), outs[0], strict=True):
             n = self.image(roi[0], len(x))
-            self.pick(xp, x[n], self.winners(xp, x[n], roi, scratch), y)
+            self.pick(x[n], self.winners(x[n], roi, scratch), y)
 
     def gradient(self, b, ins, outs, grads):
         """dy to the largest."""
@@ -114,12 +114,12 @@ class MaxRoiPoolGrad(Pooled):
     def scratch(self, ins, outs):
         return self.rooms(ins[0])
 
-    def compute(self, xp, ins, outs, scratch):
+    def compute(self, ins, outs, scratch):
         x, rois, dy = ins
         outs[0].fill(0)
         for roi, up in zip(on_host(rois), dy, strict=True):
             n = self.image(roi[0], len(x))
-            self.put(xp, outs[0][n], self.winners(xp, x[n], roi, scratch), up)
+            self.put(outs[0][n], self.winners(x[n], roi, scratch), up)
 
     def gradient(self, b, ins, outs, grads):
         raise self.fail("has no second derivative", *(v.type for v in ins))

@@ -16,10 +16,7 @@ from .code import Code, lanes, product
 #: `limit`: halves of the random stream's words that are less are dropped
 WORDS = ("q", "k", "v", "bias", "bias_row", "bias_column", "scale", "first", "last", "keys", "cap", "seed", "step",
          "limit", "kept")  # fmt: skip
-_KINDS = {
-    **dict.fromkeys(("q", "k", "v", "bias", "step"), "ptr"),
-    **dict.fromkeys(("scale", "cap", "kept"), "double"),
-}
+_KINDS = {**dict.fromkeys(("q", "k", "v", "bias", "step"), "ptr"), **dict.fromkeys(("scale", "cap", "kept"), "double")}
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,6 @@ class Losses(Samples):
         return self.rows(op, _ROWS)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         x, labels, lengths = ins[:3]
         rule = op.of(CTCLoss)
         options = (rule.blank, rule.ignore_index, int(rule.zero_infinity), native.STATUS)
@@ -235,7 +234,6 @@ class Gradients(Samples):
         return self.rows(op, _ROWS + need(op.inputs[0]).shape[0] + 1)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         x, labels, lengths, dloss = ins[:4]
         rule = op.of(CTCLossGrad)
         options = (rule.blank, rule.ignore_index, native.STATUS)

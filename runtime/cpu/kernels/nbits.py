@@ -107,7 +107,6 @@ class Dequantised(Family):
         return y.dtype in ("f32", "f64") and y.size >= ENOUGH and _fits(op, y.dtype, 1)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         rule = op.of(DequantizeNBits)
         given = [None if a is None else a.reshape(-1, a.shape[-1]) for a in ins[:3]]
         return [_part(rule, given, outs[0].reshape(-1, rule.K), 0, 0)]

@@ -106,7 +106,6 @@ class Nearest(Family):
         return all((np.diff(t) >= 0).all() for t in _tables(op)[0])
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """One call."""
         tables, p = _tables(op)
         lead = math.prod(_ends(op)[0].shape[: _axes(op)[0]])
         if op.op.name == "Resize":

@@ -29,11 +29,7 @@ def thread(*, warp: bool) -> list[str]:
         if warp
         else ("blockIdx.x", "threadIdx.x", "blockDim.x")
     )
-    return [
-        f"const long long row = {row};",
-        "if (row >= rows) return;",
-        f"const int first = {first}, by = {by};",
-    ]
+    return [f"const long long row = {row};", "if (row >= rows) return;", f"const int first = {first}, by = {by};"]
 
 
 def head(dtype: str, base: str, *, warp: bool) -> str:

@@ -192,7 +192,7 @@ def on_host(device: Any, call: OnHost) -> None:
     for o, i in enumerate(call.op.updates[: len(outs)]):
         outs[o] = ins[i]
     with np.errstate(all="ignore"):
-        call.op.compute(np, ins, outs, [np.empty(t.shape, t.numpy) for t in call.scratch])
+        call.op.compute(ins, outs, [np.empty(t.shape, t.numpy) for t in call.scratch])
     for b, a in zip(call.outs, outs, strict=True):
         if b is not None:
             device.upload(b, a)

@@ -40,10 +40,6 @@ def _form(form: Channels, x: Buffer, arrays: Sequence[Buffer], vectors: Sequence
     return (form.last, pack), x.size // pack, (x.size, form.c, max(form.p, 1))
 
 
-def _wide(dtype: str) -> str:
-    return "f64" if dtype == "f64" else "f32"
-
-
 def _elements(
     names: tuple[str, str], arrays: Sequence[str], vectors: Mapping[str, str], body: str, form: _Form
 ) -> Kernel:
@@ -161,7 +157,7 @@ class ChannelNorms(Family):
     def vectors(self, op: Operator, count: int) -> TensorType:
         """Numbers of channels, as they are computed."""
         x: Any = op.inputs[0]
-        return TensorType(_wide(x.dtype), (count, form_of(op).c))
+        return TensorType("f64" if x.dtype == "f64" else "f32", (count, form_of(op).c))
 
     def applied(self, op: Operator, buffers: Sequence[Any], factor: Buffer) -> list[Call]:
         """(x, scale, bias, mean, var, y): BatchNormApply."""

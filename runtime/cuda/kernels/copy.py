@@ -69,7 +69,6 @@ class Among(Moving):
     """Inputs among fills, or among their own elements repeated."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule: Any = op.op
         x, y = present(ins[0], outs[0])
         steps = strides(x.shape)

@@ -163,7 +163,6 @@ class Samples(Family):
         return TensorType(x.dtype, (n, count, 2 * s + 3))
 
     def launch(self, ins: Buffers, alpha: Buffer, own: Sequence[Buffer | int], rule: CTCLoss | CTCLossGrad) -> Call:
-        """One launch."""
         x, labels, lengths = need(ins[0]), need(ins[1]), ins[2]
         length = "i64" if lengths is None else lengths.dtype
         kernel = _kernel(x.dtype, labels.dtype, length, gradient=isinstance(rule, CTCLossGrad))
@@ -180,7 +179,6 @@ class Losses(Samples):
         return (self.rows(op, 2),)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule = op.of(CTCLoss)
         return [self.launch(ins, scratch[0], (need(outs[0]), int(rule.zero_infinity)), rule)]
 
@@ -194,5 +192,4 @@ class Gradients(Samples):
         return self.rows(op, need(op.inputs[0]).shape[0] + 1), self.rows(op, 2)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         return [self.launch(ins, scratch[0], (need(ins[3]), need(outs[0]), scratch[1]), op.of(CTCLossGrad))]

@@ -153,7 +153,6 @@ class Compressing(Family):
         return True
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule = op.of(CompressGroups)
         x, step, codes, ranges = ins[0], ins[1], outs[0], outs[1]
         assert x is not None and codes is not None and ranges is not None

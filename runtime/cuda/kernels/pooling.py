@@ -124,7 +124,6 @@ class AveragePool(Windows):
     """Both directions."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         given, made = present(ins[0], outs[0])
         if not made.size:
             return []
@@ -242,7 +241,6 @@ class GlobalAveragePool(Windows):
     """One mean for each image and channel."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         x, y = present(ins[0], outs[0])
         rows, n, channels = _sizes(op, x)
         if not rows:

@@ -119,7 +119,6 @@ class Draws(Family):
     """(x, step) → y, mask?; (step) → y; (p, step) → y."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule: Any = op.op
         y = outs[0]
         assert y is not None and ins[0] is not None

@@ -102,7 +102,6 @@ class OneHot(Moving):
         return super().accepts(op) and all(v.dtype in C_TYPES for v in op.reads())
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule = op.of(OneHotOp)
         at, y = present(ins[0], outs[0])
         axis = rule.axis % len(y.shape)
@@ -120,7 +119,6 @@ class Turned(Moving):
     """The first elements of each row the other way round; a row whose length is none stays, and is reported."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         x, lengths, y = present(ins[0], ins[1], outs[0])
         row, place = ("i", "j") if op.op.batch_axis == 0 else ("j", "i")  # type: ignore[attr-defined]
         here = "from * (Index)d1.by + j" if place == "i" else "i * (Index)d1.by + from"
@@ -157,7 +155,6 @@ class Columns(Family):
         return kinds <= {t for t in C_TYPES if DTYPES[t].kind != "b"}
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule: Any = op.op
         x, y = present(ins[0], outs[0])
         if not y.size:

@@ -61,7 +61,6 @@ class Slopes(Family):
     """(x) → codes; (dy, codes) → dx."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule: Any = op.op
         x, y = present(ins[0], outs[0])
         if not x.size:

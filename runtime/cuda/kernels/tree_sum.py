@@ -40,7 +40,6 @@ class TreeSums(Family):
         return 2 <= op.op.parts <= _MOST and all(v.dtype in C_TYPES for v in op.reads())  # type: ignore[attr-defined]
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         x, y = present(ins[0], outs[0])
         if not y.size:
             return []

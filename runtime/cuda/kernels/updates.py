@@ -138,7 +138,6 @@ class StoredUpdates(Family):
         return rule_of(op)[0].stores
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """One launch."""
         rule, types = rule_of(op)
         (w,) = present(ins[0])
         if not w.size:

@@ -107,7 +107,6 @@ class Rows:
         return bool(self.formula.row & frozenset(self.formula.operands[i] or ()))
 
     def parameters(self) -> list[str]:
-        """As the class says."""
         return [
             *(f"const {C_TYPES[t]}* x{i}" for i, t in enumerate(self.ins) if t is not None),
             *(f"{C_TYPES[t]}* y{i}" for i, t in enumerate(self.outs) if t is not None),

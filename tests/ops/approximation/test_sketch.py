@@ -32,7 +32,7 @@ def applied(op: Sketch, x: np.ndarray, *steps: int) -> np.ndarray:
     found = np.full((max(len(steps), 1), *out.shape), 77, x.dtype)
     scratch = [np.full(t.shape, 77, t.numpy) for t in op.scratch(types, [out])]
     for y, step in zip(found, steps or (0,), strict=True):
-        op.compute(np, [x, np.array(step)], [y], scratch)
+        op.compute([x, np.array(step)], [y], scratch)
     return found if len(steps) > 1 else found[0]
 
 
@@ -187,7 +187,7 @@ def test_equal_numbers_are_taken_from_the_first(monkeypatch: pytest.MonkeyPatch)
     )
     for count, want in ((1, [4]), (2, [1, 4]), (3, [1, 2, 4]), (4, [1, 2, 3, 4]), (7, list(range(7)))):
         chosen = np.empty(count, np.int64)
-        choose(np, 0, np.array(0), np.empty(7, np.float32), np.empty(7, np.float32), chosen)
+        choose(0, np.array(0), np.empty(7, np.float32), np.empty(7, np.float32), chosen)
         assert chosen.tolist() == want
 
 
