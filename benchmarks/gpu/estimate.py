@@ -185,7 +185,10 @@ def step_seconds(session: Any, code: dict[str, Kernels]) -> tuple[dict[str, floa
     for step in session.steps:
         cost = total_cost([step.op])
         multiplied = sum(2 * c.m * c.n * c.k * c.batch for c in step.calls if isinstance(c, Product))
-        own = max(cost.flops - multiplied, 0) / (sum(isinstance(c, Launch) for c in step.calls) or 1)
+        launches = [c for c in step.calls if isinstance(c, Launch)]
+        # by those with products on tensor cores, where there are any
+        multiply = {id(c) for c in launches if code[c.kernel.digest].tensor} or {id(c) for c in launches}
+        own = max(cost.flops - multiplied, 0) / (len(multiply) or 1)
         kinds = {v.dtype for v in (*step.op.reads(), *step.op.writes())}
         kind = "half" if kinds & {"f16", "bf16"} else "tf32" if "tf32" in step.op.kernel else "f32"
         rate = dict(RATES.products)[kind]
@@ -194,7 +197,7 @@ def step_seconds(session: Any, code: dict[str, Kernels]) -> tuple[dict[str, floa
             name = f"{step.op.op.name} {step.op.kernel}"
             seconds = 0.0
             if isinstance(call, Launch):
-                seconds = launch_seconds(call, code[call.kernel.digest], own)
+                seconds = launch_seconds(call, code[call.kernel.digest], own if id(call) in multiply else 0.0)
             elif isinstance(call, Product):
                 seconds = product_seconds(call)
             elif isinstance(call, Library):

@@ -35,38 +35,39 @@ DEVICE long long all(const Axes& axes)
     return found;
 }
 
-// `height` rows from `row` on, columns from `column` on, with zeros where the matrix [rows, columns] ends
+// `height` rows from `row` on, `apart` elements from one to the next, columns from `column` on, with zeros where the
+// matrix [rows, columns] ends
 template <int HEIGHT, int WIDTH> DEVICE void stage(
-    S* to, int stride, const S* from, int heads, int row, int rows, int column, int columns, int width)
+    S* to, int stride, const S* from, int apart, int row, int rows, int column, int columns, int width)
 {
     for (int i = threadIdx.x; i < HEIGHT * (WIDTH / PACK); i += THREADS) {
         const int r = i / (WIDTH / PACK), c = i % (WIDTH / PACK) * PACK;
         if (c >= width) continue;
         Pack<S, PACK> x = {};
         if (row + r < rows && column + c < columns)
-            x = *(const Pack<S, PACK>*)(from + (long long)(row + r) * heads * columns + column + c);
+            x = *(const Pack<S, PACK>*)(from + (long long)(row + r) * apart + column + c);
         if (ROUNDED)
             for (int j = 0; j < PACK; j++) x.of[j] = put(widen(x.of[j]));
         *(Pack<S, PACK>*)(to + r * stride + c) = x;
     }
 }
 // c = x · yᵀ: rows of x from `row` on, a warp's sixteen in c; of y from `column` on.  `fresh`: the strip is another
-DEVICE void scores(A (*c)[4], S* strip, S* tile, const S* x, int of_x, int row, int rows,
-                   const S* y, int of_y, int column, int columns, int terms, bool fresh)
+DEVICE void scores(A (*c)[4], S* strip, S* tile, const S* x, int apart_x, int row, int rows,
+                   const S* y, int apart_y, int column, int columns, int terms, bool fresh)
 {
 #pragma unroll
     for (int j = 0; j < BLOCKS; j++) c[j][0] = c[j][1] = c[j][2] = c[j][3] = 0;
     for (int k = 0; k < terms; k += DC) {
         const int width = (min(DC, terms - k) + STEP - 1) / STEP * STEP;
         __syncthreads();
-        if (fresh || terms > DC) stage<ROWS, DC>(strip, LX, x, of_x, row, rows, k, terms, width);
-        stage<COLS, DC>(tile, LX, y, of_y, column, columns, k, terms, width);
+        if (fresh || terms > DC) stage<ROWS, DC>(strip, LX, x, apart_x, row, rows, k, terms, width);
+        stage<COLS, DC>(tile, LX, y, apart_y, column, columns, k, terms, width);
         __syncthreads();
         times_rows<BLOCKS>(c, strip + (threadIdx.x >> 5) * 16 * LX, LX, tile, LX, width);
     }
 }
 // c += weights · z, for the columns of z from `first` on that a block has
-DEVICE void gather(A (*c)[4], const S* weights, S* tile, const S* z, int heads, int row, int rows, int first,
+DEVICE void gather(A (*c)[4], const S* weights, S* tile, const S* z, int apart, int row, int rows, int first,
                    int columns)
 {
 #pragma unroll
@@ -74,7 +75,7 @@ DEVICE void gather(A (*c)[4], const S* weights, S* tile, const S* z, int heads, 
         const int column = first + n * EC, width = (min(EC, columns - column) + 7) / 8 * 8;
         if (width <= 0) break;
         __syncthreads();
-        stage<COLS, EC>(tile, LE, z, heads, row, rows, column, columns, width);
+        stage<COLS, EC>(tile, LE, z, apart, row, rows, column, columns, width);
         __syncthreads();
         times_columns<EB>(c + n * EB, weights + (threadIdx.x >> 5) * 16 * LW, LW, tile, LE, COLS, width / 8);
     }
@@ -94,13 +95,13 @@ DEVICE void clear(A (*c)[4])
     for (int j = 0; j < CHUNKS * EB; j++) c[j][0] = c[j][1] = c[j][2] = c[j][3] = 0;
 }
 // the rows that a warp has added up, times 1 / by
-DEVICE void keep(S* to, int heads, const A (*c)[4], int row, int rows, int first, int columns, const A* by)
+DEVICE void keep(S* to, int apart, const A (*c)[4], int row, int rows, int first, int columns, const A* by)
 {
 #pragma unroll
     for (int j = 0; j < CHUNKS * EB; j++)
         for (int i = 0; i < 4; i++) {
             const int r = row + i / 2 * 8, k = first + 8 * j + 2 * (threadIdx.x & 3) + i % 2;
-            if (r < rows && k < columns) to[(long long)r * heads * columns + k] = narrow<S>(c[j][i] / by[i / 2]);
+            if (r < rows && k < columns) to[(long long)r * apart + k] = narrow<S>(c[j][i] / by[i / 2]);
         }
 }
 DEVICE A over_four(A x) { x += __shfl_xor_sync(0xffffffffu, x, 1); return x + __shfl_xor_sync(0xffffffffu, x, 2); }
@@ -193,7 +194,7 @@ _FORWARD = """
     for (int column = first_key(begin, p) / COLS * COLS; column < end; column += COLS, fresh = false) {
         A c[BLOCKS][4], now[2] = {most[0], most[1]}, shift[2], part[2] = {0, 0};
         draw<ROWS, COLS>(bits, begin, column, first, p, step);
-        scores(c, strip, tile, q, p.q, begin, p.t, k, p.k, column, p.s, p.d, fresh);
+        scores(c, strip, tile, q, p.q * p.d, begin, p.t, k, p.k * p.d, column, p.s, p.d, fresh);
 #pragma unroll
         for (int j = 0; j < BLOCKS; j++)
             for (int i = 0; i < 4; i++) {
@@ -221,7 +222,7 @@ _FORWARD = """
             total[i] = total[i] * most[i] + part[i];
             most[i] = now[i];
         }
-        gather(sum, weights, tile, v, p.v, column, p.s, from, p.e);
+        gather(sum, weights, tile, v, p.v * p.e, column, p.s, from, p.e);
     }
     for (int i = 0; i < 2; i++) {
         total[i] = over_four(total[i]);
@@ -229,7 +230,7 @@ _FORWARD = """
             lse[matrix * p.t + row + i * 8] = total[i] > 0 ? log_of(total[i]) + most[i] : log_of(total[i]);
         if (total[i] == 0) total[i] = 1;
     }
-    keep(y + start(p.y, matrix, p.t, p.e), p.y, sum, row, p.t, from, p.e, total);
+    keep(y + start(p.y, matrix, p.t, p.e), p.y * p.e, sum, row, p.t, from, p.e, total);
 """
 
 _BY_QUERY = """
@@ -243,8 +244,8 @@ _BY_QUERY = """
     for (int column = first_key(begin, p) / COLS * COLS; column < end; column += COLS) {
         A c[BLOCKS][4], g[BLOCKS][4];
         draw<ROWS, COLS>(bits, begin, column, first, p, step);
-        scores(c, strip, tile, q, p.q, begin, p.t, k, p.k, column, p.s, p.d, true);
-        scores(g, strip, tile, dy, p.dy, begin, p.t, v, p.v, column, p.s, p.e, true);
+        scores(c, strip, tile, q, p.q * p.d, begin, p.t, k, p.k * p.d, column, p.s, p.d, true);
+        scores(g, strip, tile, dy, p.dy * p.e, begin, p.t, v, p.v * p.e, column, p.s, p.e, true);
 #pragma unroll
         for (int j = 0; j < BLOCKS; j++)
             for (int i = 0; i < 4; i++) {
@@ -254,9 +255,9 @@ _BY_QUERY = """
                 c[j][i] = slope(w, down, query, p, delta) * along(c[j][i], p);
             }
         weigh(weights, c);
-        gather(sum, weights, tile, k, p.k, column, p.s, from, p.d);
+        gather(sum, weights, tile, k, p.k * p.d, column, p.s, from, p.d);
     }
-    keep(dq + start(p.dq, matrix, p.t, p.d), p.dq, sum, row, p.t, from, p.d, one);
+    keep(dq + start(p.dq, matrix, p.t, p.d), p.dq * p.d, sum, row, p.t, from, p.d, one);
 """
 
 _BY_KEY = """
@@ -275,7 +276,7 @@ _BY_KEY = """
         for (int column = first_query(begin, p) / COLS * COLS; column < end; column += COLS) {
             A c[BLOCKS][4], g[BLOCKS][4], factor[BLOCKS][4];
             draw<COLS, ROWS>(bits, column, begin, first, p, step);
-            scores(c, strip, tile, k, p.k, begin, p.s, queries, p.q, column, p.t, p.d, true);
+            scores(c, strip, tile, k, p.k * p.d, begin, p.s, queries, p.q * p.d, column, p.t, p.d, true);
 #pragma unroll
             for (int j = 0; j < BLOCKS; j++)
                 for (int i = 0; i < 4; i++) {
@@ -285,8 +286,8 @@ _BY_KEY = """
                     g[j][i] *= kept<ROWS>(bits, at, own_row + i / 2 * 8, column, begin, first, p);
                 }
             weigh(weights, g);
-            gather(value_sum, weights, tile, down, p.dy, column, p.t, from, p.e);
-            scores(g, strip, tile, v, p.v, begin, p.s, down, p.dy, column, p.t, p.e, true);
+            gather(value_sum, weights, tile, down, p.dy * p.e, column, p.t, from, p.e);
+            scores(g, strip, tile, v, p.v * p.e, begin, p.s, down, p.dy * p.e, column, p.t, p.e, true);
 #pragma unroll
             for (int j = 0; j < BLOCKS; j++)
                 for (int i = 0; i < 4; i++) {
@@ -295,11 +296,11 @@ _BY_KEY = """
                     c[j][i] = slope(c[j][i], x, column + at, p, delta + at_rows) * factor[j][i];
                 }
             weigh(weights, c);
-            gather(key_sum, weights, tile, queries, p.q, column, p.t, from, p.d);
+            gather(key_sum, weights, tile, queries, p.q * p.d, column, p.t, from, p.d);
         }
     }
-    keep(dk + start(p.dk, matrix, p.s, p.d), p.dk, key_sum, row, p.s, from, p.d, one);
-    keep(dv + start(p.dv, matrix, p.s, p.e), p.dv, value_sum, row, p.s, from, p.e, one);
+    keep(dk + start(p.dk, matrix, p.s, p.d), p.dk * p.d, key_sum, row, p.s, from, p.d, one);
+    keep(dv + start(p.dv, matrix, p.s, p.e), p.dv * p.e, value_sum, row, p.s, from, p.e, one);
 """
 
 # a block has a strip of queries and a tile of keys of one bias, or all of those over which the bias is one number
@@ -326,8 +327,8 @@ _BY_BIAS = """    alignas(32) __shared__ S strip[ROWS * LX], tile[TILE];
             for (int column = low; column < end; column += COLS) {
                 A c[BLOCKS][4], g[BLOCKS][4];
                 draw<ROWS, COLS>(bits, begin, column, first, p, step);
-                scores(c, strip, tile, queries, p.q, begin, p.t, those, p.k, column, p.s, p.d, true);
-                scores(g, strip, tile, down_rows, p.dy, begin, p.t, values, p.v, column, p.s, p.e, true);
+                scores(c, strip, tile, queries, p.q * p.d, begin, p.t, those, p.k * p.d, column, p.s, p.d, true);
+                scores(g, strip, tile, down_rows, p.dy * p.e, begin, p.t, values, p.v * p.e, column, p.s, p.e, true);
 #pragma unroll
                 for (int j = 0; j < BLOCKS; j++)
                     for (int i = 0; i < 4; i++) {

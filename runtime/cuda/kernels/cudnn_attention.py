@@ -1,7 +1,8 @@
 """Attention and its gradient by cuDNN, in halves: without dropout and soft cap, with all keys or those up to it.
 
-A bias is added where it has no gradient, as masks have none.  Of a query whose bias is -inf for all keys the result is
-NaN, as in PyTorch; our own kernels have 0 there.
+A bias is added where it has no gradient, as masks have none.  Of a query whose bias is -inf for all keys cuDNN's result
+is not known to be 0, as ours is: a launch behind it writes zeros where the log-sum-exp is no number or -inf, and the
+gradient is given 0 for such a log-sum-exp, so that all weights are 0.
 
 cuDNN (its documentation, "Attention") computes the scores' log-sum-exp as ours do, and its gradient without atomic
 additions where it is asked to: the same bits at every run.
@@ -20,7 +21,7 @@ from ....language.text import show_operator
 from ....language.types import TensorType
 from ....ops.attention.heads_last import plain_operator
 from ..device import cudnn
-from ..device.kernel import Buffer, Call, Library
+from ..device.kernel import C_TYPES, Buffer, Call, Kernel, Library
 from ..families import Buffers
 
 if TYPE_CHECKING:
@@ -173,6 +174,26 @@ def _backward(graph: Any, h: Heads) -> list[Any]:
     return [q, k, v, *bias.values(), y, dy, lse, *results]
 
 
+@functools.cache
+def _unseen(dtype: str) -> Kernel:
+    """y = 0 and lse = -inf for queries whose lse is no number or -inf; `heads` matrices of y are side by side."""
+    body = """    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= rows || lse[i] > -infinity<float>()) return;
+    lse[i] = -infinity<float>();
+    const long long matrix = i / t, row = (matrix / heads * t + i % t) * heads + matrix % heads;
+    for (int k = 0; k < n; k++) y[row * n + k] = {};"""
+    parameters = f"{C_TYPES[dtype]}* y, float* lse, long long rows, int t, int n, int heads"
+    return Kernel(f"attention_unseen_{dtype}", parameters, body)
+
+
+@functools.cache
+def _finite() -> Kernel:
+    """to = lse, and 0 where that is no number or -inf."""
+    body = """    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < rows) to[i] = lse[i] > -infinity<float>() ? lse[i] : 0;"""
+    return Kernel("attention_finite", "const float* lse, float* to, long long rows", body)
+
+
 class Attention:
     """TiledAttention, TiledAttentionGrad and their forms with heads last, where cuDNN has a plan."""
 
@@ -195,29 +216,45 @@ class Attention:
         return self._plan(op) is not None
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """The plan's workspace, and the log-sum-exp where nobody wants it: other plans have other bits."""
+        """The plan's workspace; the log-sum-exp where nobody wants it, as other plans have other bits, or where a bias
+        may hide all keys of a query from its gradient."""
         q: Any = op.inputs[0]
-        lse = (
-            () if op.op.name in _GRADIENT or _wants_lse(op.outputs) else (TensorType("f32", (q.size // q.shape[-1],)),)
-        )
+        needed = _bias(op) is not None if op.op.name in _GRADIENT else not _wants_lse(op.outputs)
+        lse = (TensorType("f32", (q.size // q.shape[-1],)),) if needed else ()
         return (TensorType("u8", (self._plan(op).workspace,)), *lse)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """The plan.  JobError for an operand that begins between the multiples of 16 bytes."""
-        found = self._plan(op)
+        """The plan, and launches for queries that see no key.
+
+        JobError for an operand that begins between the multiples of 16 bytes.
+        """
+        found, bias = self._plan(op), ins[3] if len(ins) > 3 else None
+        before: list[Call] = []
+        behind: list[Call] = []
         if op.op.name in _GRADIENT:
             y, lse, dy = ins[4:7]
+            if bias is not None:
+                before, lse = [_finite()(lse.size, lse, scratch[1], lse.size)], scratch[1]  # type: ignore[union-attr]
             wanted = (*ins[:4], y, dy, lse, *outs[:3])
         else:
-            wanted = (*ins[:4], outs[0], outs[1] if _wants_lse(outs) else scratch[1])
-        bias = ins[3] if len(ins) > 3 else None
+            y, lse = outs[0], outs[1] if _wants_lse(outs) else scratch[1]
+            wanted = (*ins[:4], y, lse)
+            if bias is not None and y is not None and lse is not None:
+                plain, beside = plain_operator(op)
+                sizes = (lse.size, *plain.outputs[0].shape[-2:], beside.get("y", 1))  # type: ignore[union-attr]
+                behind = [_unseen(y.dtype)(lse.size, y, lse, *sizes)]
         if any(b.address % 16 for b in wanted if b is not None and b is not bias and b.dtype != "f32"):
             raise JobError(
                 "cuDNN's attention needs operands at multiples of 16 bytes: exclude cuDNN (--providers) for\n"
                 f"    {show_operator(op)}"
             )
         addresses = tuple(b.address for b in wanted if b is not None)
-        return [Library(f"cudnn {op.op.name}", functools.partial(found.run, addresses, scratch[0].address), (found,))]
+        run = functools.partial(found.run, addresses, scratch[0].address)
+        return [*before, Library(f"cudnn {op.op.name}", run, (found,)), *behind]
+
+
+def _bias(op: Operator) -> Any:
+    return op.inputs[3] if len(op.inputs) > 3 else None
 
 
 def _wants_lse(outs: Sequence[Any]) -> bool:
