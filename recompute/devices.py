@@ -241,9 +241,7 @@ def _plausible(flops: float, bandwidth: float) -> bool:
 
 def operator_cost(op: Operator) -> Cost:
     """The cost of one operator; frees cost nothing."""
-    if isinstance(op.op, Free):
-        return Cost(0, 0)
-    return op.op.cost(*op.types)
+    return Cost(0, 0) if isinstance(op.op, Free) else op.op.cost(*op.types)
 
 
 def _measured_rates() -> tuple[float, float]:

@@ -28,9 +28,7 @@ class Regather(Pass):
     def run(self, block: Block) -> Block:
         """The block itself without gathers that may be repeated."""
         chains = [c for c in _chains(block) if c.nbytes > self.small]
-        if not chains:
-            return block
-        return _Repeating(block, chains, self.between).block()
+        return block if not chains else _Repeating(block, chains, self.between).block()
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,4 @@ def _limit(condition: Iterable | str) -> Limit | None:
         return Limit(classes - (blank == [classes - 1]), int(blank == [0]), ignored)
     if kind == "count":
         return Limit(rest[0] + 1)
-    if kind == "index" and len(rest) == 1:
-        return Limit(rest[0], -rest[0])
-    return None
+    return Limit(rest[0], -rest[0]) if kind == "index" and len(rest) == 1 else None

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,6 +24,7 @@ from ..errors import UsageError, expect
 from ..importer.beside import STATE_FILE, in_state_file
 from ..language.builder import Names
 from ..language.ir import Block, Free, Operator, Value
+from ..language.op import Op
 from ..language.program import Program, Variable
 from ..language.text import show
 from ..language.types import Types
@@ -33,9 +34,6 @@ from ..training.state import contents
 from ..version import __version__
 from .compiled import save_model
 from .function_builder import DOMAIN, OPSET, FunctionBuilder, fill_tensor, set_metadata, tensor_of, value_info
-
-if TYPE_CHECKING:
-    from ..language.op import Op
 
 __all__ = ["DOMAIN", "OPSET", "FunctionBuilder", "export_step", "save_step", "state_file"]
 

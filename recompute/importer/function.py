@@ -23,9 +23,7 @@ def expand_function(node: onnx.NodeProto, types: Mapping[str, TensorType], opset
     except onnx.defs.SchemaError:  # newer than the model's opset
         return None
     function = _body(schema, node, types, opset)
-    if function is None:
-        return None
-    return _instantiate(function, node, schema)
+    return None if function is None else _instantiate(function, node, schema)
 
 
 def _body(schema: Any, node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> onnx.FunctionProto | None:

@@ -84,9 +84,7 @@ class NodeContext:
 
     def type(self, i: int) -> TensorType | None:
         """The type of input `i` without making a constant a value."""
-        if not self.name(i):
-            return None
-        return self._importer.type_of(self._node.input[i])
+        return None if not self.name(i) else self._importer.type_of(self._node.input[i])
 
     def constant(self, i: int) -> np.ndarray | None:
         """The contents of input `i` where they are known at compile time, else None."""

@@ -77,9 +77,7 @@ class Operator:
         """Types of the temporary buffers of its kernel or numerics."""
         if self.kernel:
             return provider(self.kernel).scratch(self)
-        if type(self.op).scratch is Op.scratch:
-            return ()
-        return self.op.scratch(*self.types)
+        return () if type(self.op).scratch is Op.scratch else self.op.scratch(*self.types)
 
     def views(self) -> tuple[int | None, ...]:
         """Byte offsets of the outputs in input 0's buffer (see `Op.views`)."""
@@ -89,9 +87,7 @@ class Operator:
 
     def joins(self) -> tuple[int | None, ...]:
         """Byte offsets of the inputs in output 0's buffer (see `Op.joins`)."""
-        if type(self.op).joins is Op.joins:
-            return ()
-        return self.op.joins(*self.types)
+        return () if type(self.op).joins is Op.joins else self.op.joins(*self.types)
 
     def checks(self) -> tuple[tuple[int, Any], ...]:
         """Inputs whose contents are checked when it runs, and the conditions (see `Op.checks`)."""

@@ -11,19 +11,16 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ..errors import TypeRuleError, UsageError, nearest
 from .contexts import FunctionWriter, Imported, ImportedNode, Importing, OperatorBuilder
+from .element import Expr, Formula
 from .exact import Exact, exact
+from .factors import Factor
+from .layouts import Turned
 from .samples import Case, Draw
-from .types import Operands, TensorType, Types, Values
-
-if TYPE_CHECKING:
-    from .element import Expr, Formula
-    from .factors import Factor
-    from .layouts import Turned
-    from .types import Value
+from .types import Operands, TensorType, Types, Value, Values
 
 #: operator name → class; filled by `Op.__init_subclass__`
 REGISTRY: dict[str, type[Op]] = {}

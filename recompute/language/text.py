@@ -52,9 +52,7 @@ def show_attribute(value: Any) -> str:
         return json.dumps(value)
     if isinstance(value, bool):
         return "true" if value else "false"
-    if value is None:
-        return "none"
-    return repr(value)
+    return "none" if value is None else repr(value)
 
 
 def show_operator(op: Operator, addresses: dict[str, int] | Any = None) -> str:

@@ -5,15 +5,11 @@ A family is a class in a module of `runtime/cpu/kernels`; see runtime/shared/fam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...language.element import HALVES
+from ...language.ir import Operator
 from ...language.types import Array, TensorType
 from ..shared import families
 from .device.native import Call
-
-if TYPE_CHECKING:
-    from ...language.ir import Operator
 
 #: elements of the largest operand below which NumPy does as well
 ENOUGH = 1 << 14

@@ -7,14 +7,12 @@ additions.  What no family takes runs as its expansion (expanded.py), and what h
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from ...language.ir import Operator
 from ..shared import families
 from .code.strided import WORDS
 from .device.kernel import C_TYPES, Buffer, Call
-
-if TYPE_CHECKING:
-    from ...language.ir import Operator
 
 #: operands as `bind` is given them: None where an optional one is absent, with None behind the last one
 Buffers = Sequence["Buffer | None"]

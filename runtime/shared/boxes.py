@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...language.ir import Operator
 from ...ops.indexing.scatter import strides
 from ...ops.shape.pad import inner
-
-if TYPE_CHECKING:
-    from ...language.ir import Operator
 
 #: sizes, strides in x and in y, the first element in x and in y
 Box = tuple[Sequence[int], Sequence[int], Sequence[int], int, int]

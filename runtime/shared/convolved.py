@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...language.ir import Operator
 from ...ops.channels_last import ChannelsLast
 from ...ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight, Convolution
 from ...ops.convolution.numerics import Geometry
 from ...ops.convolution.transposed import ConvTranspose
-
-if TYPE_CHECKING:
-    from ...language.ir import Operator
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,11 @@ Loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from ...language.ir import Operator
 from ...language.types import TensorType
 from ...support.plug_ins import import_all
-
-if TYPE_CHECKING:
-    from ...language.ir import Operator
 
 #: an operand of a kernel (None where it is absent), its workspace, and what launches or calls it
 Operand = TypeVar("Operand")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...language.element import Expr, argument, cast
 from ...language.formulas import Elements
+from ...language.ir import Operator
 from ...language.types import TensorType
 from ...ops.optimizer.base import Update
-
-if TYPE_CHECKING:
-    from ...language.ir import Operator
 
 #: operators that may store so
 NAMES = ("SGDUpdate", "MomentumUpdate", "AdagradUpdate", "RMSPropUpdate", "AdamUpdate")

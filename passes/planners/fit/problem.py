@@ -253,9 +253,7 @@ class Fitting:
         plan = dataclasses.replace(plan, slices=self.after)
         for p in sequence.recomputing_passes(plan):
             after = p.run(after)
-        if not plan.offloads:
-            return after
-        return Offload(plan.offloads, tight=True).run(after)
+        return after if not plan.offloads else Offload(plan.offloads, tight=True).run(after)
 
     def order(self, block: Block) -> Block:
         """A step lowered and in the order in which it runs, without frees."""

@@ -7,12 +7,13 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...language.element import DEVICE_ONLY, Expr, argument, nodes, substitute
 from ...language.formulas import formula
+from ...language.ir import Operator
 from ...language.op import Cost, Op
 from ...language.text import parse_applied, show_applied
 from ...language.types import TensorType, Types, need
@@ -20,9 +21,6 @@ from ..common import normal_axes
 from ..reduction.sums import Reduce, ReduceMean, ReduceSum
 from ..shape.reshape import Expand
 from ..tiles import TILE
-
-if TYPE_CHECKING:
-    from ...language.ir import Operator
 
 #: elements from which on an operator is worth a loop on the processor; smaller ones are left to their own numerics
 SMALLEST = 1 << 14

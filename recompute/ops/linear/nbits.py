@@ -17,19 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...language.factors import SUM, Place, factor
 from ...language.op import Cost, Op, OperatorBuilder
+from ...language.samples import Draw
 from ...language.types import Array, Operands, TensorType, Value
 from ..shape.reshape import reshape
 from ..tiles import wide
 from .half_products import HalfProduct
-
-if TYPE_CHECKING:
-    from ...language.samples import Draw
 
 #: elements of a part of W that is dequantised at a time: 4 MiB of float32
 PART = 1 << 20

@@ -254,9 +254,7 @@ class Transpose(Move, onnx=True):
     def from_onnx(cls, node):
         x = node.inputs[0]
         perm = tuple(node.attributes.get("perm", range(x.ndim)[::-1]))
-        if perm == tuple(range(x.ndim)):
-            return x
-        return node.emit(cls(perm=perm), x)
+        return x if perm == tuple(range(x.ndim)) else node.emit(cls(perm=perm), x)
 
     @classmethod
     def samples(cls, draw):

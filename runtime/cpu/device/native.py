@@ -241,9 +241,7 @@ def unavailable() -> str:
         import llvmlite.binding  # noqa: F401
     except ImportError:
         return "llvmlite is not installed (extra 'cpu')"
-    if np.dtype(np.intp).itemsize != 8:
-        return "addresses have fewer than 64 bits"
-    return ""
+    return "addresses have fewer than 64 bits" if np.dtype(np.intp).itemsize != 8 else ""
 
 
 @functools.cache

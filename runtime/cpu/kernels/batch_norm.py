@@ -10,15 +10,12 @@ own formulas, rounding by rounding.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from ....language.ir import Operator
 from ....language.types import Array, Operands, TensorType, need
 from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, computed, family, floats, parts
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: rows of a block, at least and at most, and its elements
 _LEAST, _MOST, _BLOCK = 8, 64, 1 << 15

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ....language.ir import Operator
 from ....language.types import Operands
 from ...shared.boxes import Box, boxes, grid
 from ..device.jit import kernel
 from ..device.native import Call
 from ..families import ENOUGH, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: axes of a grid apart from that of the runs
 AXES = 3

@@ -6,10 +6,9 @@ them, β two after them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from ....language.ir import Operator
 from ....language.types import Array, Operands, TensorType, need
 from ....ops.loss.ctc import IMPOSSIBLE, NEVER, CTCLoss, CTCLossGrad
 from ...shared.trouble import LABEL_IS_BLANK, LABEL_OUTSIDE, LENGTH_OUTSIDE
@@ -18,9 +17,6 @@ from ..device import native
 from ..device.jit import inline, kernel, report
 from ..device.native import Call
 from ..families import ENOUGH, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: rows of a sample: two of α or β, what a transition over a state costs, log-probabilities of a step
 _SKIP, _HERE, _ROWS = 2, 3, 4

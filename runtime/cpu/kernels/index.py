@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.types import Array, Operands, present
 from ...shared.trouble import INDEX_OUTSIDE
 from ..device import native
@@ -13,10 +14,6 @@ from ..device.jit import inline, kernel, report
 from ..device.native import Call
 from ..families import ENOUGH, Family, family, floats
 from .copy import WORDS, copying, filling, words
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
-
 
 #: columns of a piece of work of sums: each goes through all indices
 _COLUMNS = 32

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ....language.ir import Operator
 from ....language.types import Array, Operands, TensorType, need
 from ....ops.loss.linear_cross_entropy import LinearCrossEntropy, LinearLoss
 from ....ops.loss.linear_cross_entropy_grad import LinearCrossEntropyGrad
@@ -24,9 +25,6 @@ from ..families import Family, family
 from ..providers import blas, products
 from .loss import REDUCTIONS, reduced, shares
 from .recurrent_steps import Products
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: columns of a piece of work of the bias's gradient
 _COLUMNS = 256

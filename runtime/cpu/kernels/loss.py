@@ -7,10 +7,11 @@ and added up in blocks of fixed length in the labels' order.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ....language.ir import Operator
 from ....language.types import Array, Operands, TensorType, Value
 from ...shared.trouble import LABEL_OUTSIDE
 from ..code.mathematics import exp
@@ -19,9 +20,6 @@ from ..device import native
 from ..device.jit import inline, kernel, report
 from ..device.native import Call
 from ..families import Family, family, floats
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 _MEAN, _SUM, _NONE = 0, 1, 2
 REDUCTIONS = {"mean": _MEAN, "sum": _SUM, "none": _NONE}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ....language.ir import Operator
 from ....language.types import Array, Operands, TensorType, need
 from ....ops.linear.nbits import TABLES, DequantizeNBits, MatMulNBits, Packed
 from ..device.jit import inline, kernel
@@ -13,9 +14,6 @@ from ..device.native import Call
 from ..families import ENOUGH, Family, family
 from ..providers import blas, products
 from .recurrent_steps import Products
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: forms of zero points: none, packed, floats; a table in their place
 _NONE, _PACKED, _FLOAT, _TABLE = range(4)

@@ -7,17 +7,15 @@ operators' own numerics, and have the same bits but for AveragePool's gradient, 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ....language.ir import Operator
 from ....language.types import Array, Operands, TensorType, need
 from ..device.jit import inline, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: spatial axes that the kernels count with
 _AXES = 3

@@ -8,8 +8,9 @@ shape alone.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.types import Operands, TensorType, need
 from ....ops.common import normal_axes
 from ..code.mathematics import larger
@@ -17,9 +18,6 @@ from ..code.row_sums import dot, largest, total
 from ..device.jit import inline, kernel
 from ..device.native import Call
 from ..families import PARTS, Family, family, floats, parts
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 _BLOCK = 64
 #: columns that a thread sums at a time

@@ -7,10 +7,10 @@ The gradient adds along columns first, then along rows, as the operator's own nu
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ....language.ir import Operator
 from ....language.types import Operands, Value, present
 from ....ops.vision.resize import Interpolation
 from ....ops.vision.resize_maps import indices
@@ -18,9 +18,6 @@ from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, family
 from .copy import WORDS, words
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: elements of the larger operand below which NumPy, which goes image by image, does as well
 ENOUGH = 1 << 10

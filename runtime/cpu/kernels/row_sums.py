@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ....language.ir import Operator
 from ....language.types import Operands, TensorType
 from ....ops.communication.base import doublings
 from ....ops.communication.row_sums import RowSums as RowSumsOp
@@ -11,9 +10,6 @@ from ..device.jit import inline, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
 from .copy import filling
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 
 @kernel

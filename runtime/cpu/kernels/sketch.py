@@ -7,10 +7,11 @@ functions, so that they differ from them by rounding.  No kind's bits depend on 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ....language.ir import Operator
 from ....language.types import Operands, TensorType
 from ....ops.approximation.drawn import BITS, COLUMNS, blocks
 from ....ops.approximation.sketch import Sketch
@@ -24,9 +25,6 @@ from ..families import Family, family, floats
 from ..providers import blas
 from .random import half, signed, words
 from .recurrent_steps import Products
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: rows and columns of a tile of S, and into how many parts its product is cut, for any number of threads
 _ROWS, _COLUMNS, _PARTS = 512, 768, 8

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 from ....language.element import argument
+from ....language.ir import Operator
 from ....language.types import Operands
 from ....ops.communication.base import tree_sum
 from ..device import native
 from ..device.native import Call
 from ..families import Family, family, floats
 from ..loops.kernel import Nest, Operand
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: elements that are one piece of work; from how many on a second thread is woken
 _PIECE, _ALONE = 4096, 1 << 15

@@ -7,11 +7,12 @@ kernels round or encode what it has written.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ....language.element import argument, cast
+from ....language.ir import Operator
 from ....language.types import Array, Operands, TensorType, dtype_name
 from ....ops.optimizer.base import Update
 from ....ops.optimizer.storage import BLOCK, borders, code_book
@@ -23,9 +24,6 @@ from ..families import Family, family
 from ..loops.kernel import Nest, Operand
 from ..providers.loops import row_call
 from .random import signed, words
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: elements that are worked on at a time: a multiple of a block, and of a block of the stream
 PART = 1 << 15

@@ -6,15 +6,12 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ....language.ir import Operator
 from ....ops.indexing.scatter import strides
 from ....ops.linear.products import Gemm, MatMul
 from ..device import dnnl
 from .plans import Maker, Plan, planned
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ....language.ir import Operator
 from ....language.kernels import register
 from ....language.types import Array, Operands, TensorType, need
 from ....ops.linear.products import Gemm, MatMul
@@ -24,9 +25,6 @@ from .. import processors
 from ..code.emit import Code, module
 from ..device import native
 from ..device.native import Call
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: floating-point operations below which a product is not worth waking a second thread
 _ALONE = 1 << 20

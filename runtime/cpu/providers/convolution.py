@@ -11,10 +11,11 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ....language.ir import Operator
 from ....language.kernels import register
 from ....language.types import Array, Operands, TensorType, need
 from ...shared.convolved import Convolved, convolved, operands
@@ -31,9 +32,6 @@ from ..convolution.winograd_weight import WinogradWeight
 from ..device import native
 from ..device.native import Call
 from . import products
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: bytes of a padded block for each thread
 _BLOCK = 1 << 20

@@ -12,10 +12,12 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....language.element import HALVES, Expr, cast, nodes
+from ....language.ir import Operator
 from ....language.kernels import register
+from ....language.op import Op
 from ....language.types import Operands, TensorType, dtype_name
 from ....ops.fused.loop import iteration, loops
 from ...shared.loop_plan import Sum, Types, compact, hoisted, merged, outputs
@@ -23,10 +25,6 @@ from ..device import native
 from ..device.native import Call
 from ..loops.kernel import PANEL, ROWS, Nest, Operand, combine
 from ..loops.rows import LONG_FUNCTIONS
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
-    from ....language.op import Op
 
 #: elements of a row that are one piece of work
 PIECE = 4096

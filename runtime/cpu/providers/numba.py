@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.kernels import register
 from ...shared.families import FamilyProvider
 from ..device import jit
 from ..families import FAMILIES
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 
 class Numba(FamilyProvider):

@@ -8,8 +8,9 @@ convolutions of 16-bit types are the library's where the processor multiplies th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.kernels import register
 from ....language.types import Operands, TensorType
 from ....ops.linear.products import Gemm, MatMul
@@ -23,9 +24,6 @@ from ..primitives import convolutions, products
 from ..primitives.plans import Plan, unavailable
 from .blas import Product, product, product_calls
 from .products import fastest, sgemm
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 
 class OneDnnProvider:

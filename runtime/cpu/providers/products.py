@@ -6,8 +6,7 @@ runtime/cpu/code/matrix_products.py) are taken where they were measured.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ....language.ir import Operator
 from ....language.kernels import register
 from ....language.types import Array, Operands, TensorType, need
 from ....ops.linear.products import Gemm
@@ -17,9 +16,6 @@ from ..device import native
 from ..device.native import Call
 from ..primitives.plans import library
 from . import blas
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: rows, columns and terms of a product, and whether its factors lie transposed
 Shape = tuple[int, int, int, bool, bool]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ....language.element import Expr, nodes
+from ....language.ir import Operator
 from ....language.kernels import register
+from ....language.op import Op
 from ....language.rows import REDUCTIONS, RowFormula, formula_over_rows, unrounded
 from ....language.types import Operands, TensorType, Types, dtype_name, need
 from ...shared.loop_plan import compact
@@ -19,10 +20,6 @@ from ..loops.kernel import ROWS, Operand, combine
 from ..loops.row_columns import SPARE, SummedRows
 from ..loops.rows import RowNest
 from .loops import ALONE, CHUNKS
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
-    from ....language.op import Op
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ float32 kernel runs, and its results are rounded once.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....errors import RecomputeError
 from ....language.element import HALVES, argument, cast
+from ....language.ir import Operator
 from ....language.kernels import PROVIDERS, accepting, provider, register
 from ....language.types import Array, Operands, TensorType, Value, dtype_name, need
 from ....ops.communication.tree_sum import TreeSum
@@ -19,9 +20,6 @@ from ..device import native
 from ..device.native import Call
 from ..loops.kernel import Nest, Operand
 from .loops import row_call
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 
 def _others() -> tuple[str, ...]:

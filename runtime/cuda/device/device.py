@@ -44,9 +44,7 @@ def unavailable(device: int = 0) -> str:
         found = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as e:
         return f"CuPy {cupy.__version__} finds no CUDA device: {e}"
-    if device >= found:
-        return f"there is no CUDA device {device}: {found} found"
-    return ""
+    return f"there is no CUDA device {device}: {found} found" if device >= found else ""
 
 
 def count() -> int:

@@ -6,15 +6,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.types import TensorType, present
 from ..code.channel_sums import Channels, moments_of, products, whole_sums
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: whether channels are last, and elements of a thread
 _Form = tuple[bool, int]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from ....language.ir import Operator
 from ....language.types import TensorType, need
 from ....ops.channels_last import FORMS
 from ....ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight
@@ -20,9 +21,6 @@ from ..convolution.products import pointwise
 from ..convolution.tiles import GatherPlan, WeighPlan
 from ..device.kernel import Buffer, Call, Fill
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 _OPERATORS = (Conv, ConvGradInput, ConvGradWeight, ConvTranspose)
 FLOATS = ("f32", "f64", "f16", "bf16")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.types import need, present
 from ....ops.communication.shard import Shard
 from ....ops.indexing.scatter import strides
@@ -14,9 +15,6 @@ from ...shared.boxes import boxes, grid
 from ..code.strided import Axis, Rows, copy, copy_rows, fill_with, gather_to
 from ..device.kernel import Buffer, Call, Fill
 from ..families import Buffers, Moving, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 
 @family("Concat", "Split")

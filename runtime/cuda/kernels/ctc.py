@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from ....language.ir import Operator
 from ....language.types import TensorType, need
 from ....ops.loss.ctc import IMPOSSIBLE, NEVER, CTCLoss, CTCLossGrad
 from ...shared.trouble import LABEL_IS_BLANK, LABEL_OUTSIDE, LENGTH_OUTSIDE
 from ..device.kernel import C_TYPES, REPORT, STATUS, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 _BEFORE = f"""{REPORT}
 // how many entries a label has; -1 for one that cannot be
@@ -163,6 +160,7 @@ class Samples(Family):
         return TensorType(x.dtype, (n, count, 2 * s + 3))
 
     def launch(self, ins: Buffers, alpha: Buffer, own: Sequence[Buffer | int], rule: CTCLoss | CTCLossGrad) -> Call:
+        """One launch of these operands: alpha, then what a loss or a gradient has beside it, then the options."""
         x, labels, lengths = need(ins[0]), need(ins[1]), ins[2]
         length = "i64" if lengths is None else lengths.dtype
         kernel = _kernel(x.dtype, labels.dtype, length, gradient=isinstance(rule, CTCLossGrad))

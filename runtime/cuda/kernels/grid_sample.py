@@ -9,16 +9,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.types import FLOATS, present
 from ....ops.vision.grid_sample import taps
 from ..code.expressions import literal
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Fill, Kernel
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: threads of a block, each with its taps in shared memory
 _THREADS = 128

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ....language.ir import Operator
 from ....ops.approximation.groups import BLOCK, LEAST, LONGEST, POINT, CompressGroups, DecompressGroups
 from ..code.parts import aligned
 from ..code.philox import PHILOX_WORDS
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 _THREADS = LONGEST // BLOCK
 #: elements that a thread decodes

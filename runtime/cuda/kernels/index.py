@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator, Value
 from ....language.types import TensorType, present
 from ....ops.communication.base import doublings
 from ....ops.communication.row_sums import RowSums
@@ -21,9 +22,6 @@ from ..code.sorting import sort, sort_scratch, sums, sums_scratch
 from ..code.strided import THREADS, WORDS, copy, word_bytes
 from ..device.kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Fill, Kernel
 from ..families import Buffers, Family, Moving, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator, Value
 
 #: words that a thread moves; rows and indices are fewer than
 _EACH, _MOST = 4, 1 << 30

@@ -7,8 +7,9 @@ all words (see ops/loss/linear_cross_entropy.py).  Halves are multiplied as they
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.types import TensorType
 from ....ops.loss.linear_cross_entropy import LinearCrossEntropy
 from ....ops.loss.linear_cross_entropy_grad import LinearCrossEntropyGrad
@@ -18,9 +19,6 @@ from ..code import linear_loss as text
 from ..code.rows import by_warp, over_rows
 from ..device.kernel import STATUS, Buffer, Call, Product
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
 #: rows and words of a tile: 16 MiB of float32, products that fill a large device

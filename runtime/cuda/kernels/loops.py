@@ -11,9 +11,11 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....language.element import Expr
+from ....language.ir import Operator
+from ....language.op import Op
 from ....language.types import TensorType
 from ....ops.fused.loop import iteration, loops
 from ...shared.loop_plan import Sum, Types, compact, merged, outputs
@@ -23,10 +25,6 @@ from ..families import Buffers, Family, family
 from ..loops.columns import Columns, across, chunks_of, together
 from ..loops.elements import Elements, Operand
 from ..loops.many import Part, many
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
-    from ....language.op import Op
 
 #: elements from which on a thread that reads little has two vectors; operands that are little
 _TWICE, _FEW = 1 << 20, 2

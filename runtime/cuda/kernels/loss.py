@@ -10,16 +10,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.types import TensorType
 from ...shared.trouble import LABEL_OUTSIDE
 from ..code.rows import by_warp, head, kind, over_rows
 from ..device.kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: what a label counts: 0 if it is ignored, or outside, which is reported
 _WEIGHT = f"""{REPORT}

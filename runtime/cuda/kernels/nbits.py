@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.types import FLOATS, TensorType, need
 from ....ops.linear.nbits import TABLES, DequantizeNBits, MatMulNBits, Packed
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel, Product
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: elements of a part of W: 32 MiB of float32, products that fill a large device
 PART = 1 << 23

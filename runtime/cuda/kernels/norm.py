@@ -7,17 +7,15 @@ A tensor is seen as [a, g, s, p], as in ops/norm/fused.py.  The gradients of sca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.types import TensorType
 from ....ops.norm.fused import NormGrad
 from ..code.channel_sums import Channels, products, whole_sums
 from ..device.kernel import Buffer, Call
 from ..families import Buffers, Family, family
 from .rows import along_rows, launch
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
 

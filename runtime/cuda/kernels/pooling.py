@@ -6,17 +6,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.types import present
 from ....ops.window import full
 from ..code.parts import WIDE, divisor
 from ..code.pooling import Form, max_gather, max_gradient, max_pool, mean_gradient, mean_of_large, mean_pool
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel, Launch
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: planes of a thread where there is enough work, and how much that is
 _PLANES, _MUCH = 4, 1 << 20

@@ -8,16 +8,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ....language.ir import Operator
 from ..code.philox import PHILOX
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: then: {each} numbers make an element; number i of the block is of element `e` if it is of one
 _HEAD = """    const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x, r = thread / blocks;

@@ -12,10 +12,11 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ....language.ir import Operator
 from ....language.types import DTYPES, FLOATS, TensorType, need
 from ....ops.common import normal_axes, normal_axis
 from ....ops.reduction.sums import Reduce
@@ -25,9 +26,6 @@ from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call
 from ..families import Buffers, Family, family
 from ..loops.columns import chunks_of, lines_of, power
 from ..loops.reductions import Fold, Shape, along, down, rest
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: outputs from which on each is a thread's own, reduced elements up to which it is
 _ENOUGH, _SHORT = 1 << 17, 16

@@ -11,8 +11,9 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.types import TensorType, present
 from ....ops.vision.resize import Interpolation
 from ....ops.vision.resize_maps import TIE, Span
@@ -20,9 +21,6 @@ from ..code.parts import WIDE, division, divisor
 from ..code.strided import copy
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Fill, Kernel
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: rows of a thread, which share its weights
 _ROWS = 4

@@ -6,8 +6,8 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from ....language.ir import Operator
 from ....language.rows import RowFormula, formula_over_rows
 from ....language.types import need
 from ...shared.families import EVERY
@@ -15,9 +15,6 @@ from ..code.rows import by_warp, over_rows
 from ..device.kernel import Buffer, Call, Kernel
 from ..families import Buffers, Family, family
 from ..loops.rows import Rows
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 Kinds = tuple["str | None", ...]
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ....language.element import argument
 from ....language.formulas import through_expansion
+from ....language.ir import Operator
 from ....language.op import Op
 from ...shared.trouble import NOT_FINITE
 from ..code.expressions import code
 from ..device.kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 
 @functools.cache

@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.types import FLOATS, present
 from ....ops.common import normal_axis
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: a thread has a lane, and goes along it from the beginning or (`by` = -1) from the end
 _LANE = """    const long long lane = (long long)blockIdx.x * blockDim.x + threadIdx.x;

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ....language.ir import Operator
 from ....language.types import DTYPES, need, present
 from ....ops.indexing.select import OneHot as OneHotOp
 from ....ops.indexing.select import Trilu
@@ -19,9 +20,6 @@ from ..code.pooling import Form, columns_of, image_of
 from ..code.strided import THREADS, WORDS, copy, word
 from ..device.kernel import C_TYPES, REPORT, STATUS, Buffer, Call, Kernel
 from ..families import Buffers, Family, Moving, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: words that a thread writes
 _EACH = 4

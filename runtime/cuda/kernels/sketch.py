@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....language.ir import Operator
 from ....language.types import TensorType, present
 from ....ops.approximation.drawn import BITS, COLUMNS, blocks
 from ....ops.approximation.sketch import Sketch
@@ -17,9 +18,6 @@ from ....ops.tiles import wide
 from ..code import sketch as text
 from ..device.kernel import Buffer, Call, Product
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: rows and columns of a tile of S
 _ROWS, _COLUMNS = 2048, 1536

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from ....language.ir import Operator
 from ....language.types import present
 from ....ops.indexing.scatter import strides
 from ...shared.boxes import merged
@@ -14,9 +14,6 @@ from ..code.parts import WIDE, division, divisor
 from ..code.strided import THREADS, WORDS, Axis, gather_to
 from ..device.kernel import Buffer, Call, Kernel
 from ..families import Buffers, Moving, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: bytes of an element → rows and columns of a tile, and elements from one of its rows to the next: an odd number of
 #: banks of shared memory, so that a column's elements are in different ones

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ....language.element import argument
+from ....language.ir import Operator
 from ....language.types import present
 from ....ops.communication.base import tree_sum
 from ..code.parts import MOST_LANES, WIDE, aligned, lanes
 from ..device.kernel import C_TYPES, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
 from ..loops.elements import Elements, Operand
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: more parts than that are added by the operator's own numerics: each takes registers
 _MOST = 64

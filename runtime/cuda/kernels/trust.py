@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from ....language.ir import Operator
 from ....language.types import FLOATS, TensorType, need
 from ....ops.optimizer.base import work_dtype
 from ....ops.optimizer.norm_updates import LambUpdate, LarsUpdate, SquareSums
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: elements of a block
 SPAN = 8192

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ....language.element import argument
+from ....language.ir import Operator
 from ....language.types import TensorType, present
 from ....ops.optimizer.base import Update
 from ....ops.optimizer.storage import BLOCK, ROW, borders, code_book
@@ -20,9 +20,6 @@ from ..code.expressions import code, literal
 from ..code.philox import PHILOX_WORDS
 from ..device.kernel import C_TYPES, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: elements of a thread, and threads
 _EACH = 4

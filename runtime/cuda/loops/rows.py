@@ -107,6 +107,7 @@ class Rows:
         return bool(self.formula.row & frozenset(self.formula.operands[i] or ()))
 
     def parameters(self) -> list[str]:
+        """The kernel's parameters in C, in the order that the class gives."""
         return [
             *(f"const {C_TYPES[t]}* x{i}" for i, t in enumerate(self.ins) if t is not None),
             *(f"{C_TYPES[t]}* y{i}" for i, t in enumerate(self.outs) if t is not None),

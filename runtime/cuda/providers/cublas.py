@@ -14,18 +14,15 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ....language.ir import Operator
 from ....language.kernels import register
 from ....language.types import TensorType
 from ....ops.linear.products import Gemm, MatMul
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Fill, Kernel, Product
 from ..families import Buffers
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: element types that cuBLAS multiplies
 FLOATS = ("f32", "f64", "f16", "bf16")

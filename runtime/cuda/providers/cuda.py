@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ....language.ir import Operator
 from ....language.kernels import register
 from ...shared.families import FamilyProvider
 from ..expanded import family_of
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
-    from ..families import Family
+from ..families import Family
 
 
 class Cuda(FamilyProvider):

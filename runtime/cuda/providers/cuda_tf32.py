@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from ....language.ir import Operator
 from ....language.kernels import register
 from ...shared.convolved import convolved
 from ..convolution.columns import ColumnsPlan, ColumnsWeighPlan
@@ -22,9 +22,6 @@ from ..kernels.convolution import Convolutions, plan
 from ..kernels.linear_loss import HeadGradient, HeadLoss
 from ..kernels.recurrent import Backward, Forward
 from .cuda import Cuda
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 _CONVOLUTIONS = Convolutions(tf32=True)
 _RECURRENT: dict[str, Family] = {
