@@ -43,7 +43,7 @@ def test_results_of_one_call_are_held_together_and_apart() -> None:
     alive.names["buf0"] = both = alive.stored((torch.zeros(2), [torch.zeros(4), None]))
     assert both == (0, (1, ())) and alive.sizes == [8, 16]
     alive.names = {}
-    alive._bind("buf0", both)
+    alive.bind("buf0", both)
     alive.run(ast.parse("buf1 = buf0[1][0]\ndel buf0\nbuf2 = empty_strided_cpu((5,), (1,), torch.float32)").body)
     assert alive.most == 36  # buf1 with buf2: the first of both is gone
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from .joint import is_mutable
-from .scratch import Call, scratch
+from .scratch import Call, Shape, scratch
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -23,22 +23,40 @@ if TYPE_CHECKING:
 Value = Any
 
 
-def most_alive(code: str, held: frozenset[str]) -> int:
-    """Most bytes alive at once in the code of the graph that Inductor compiles now, temporaries of libraries included.
+@dataclass(frozen=True)
+class Written:
+    """The code of one graph: `most` bytes alive at once, bytes of each storage, what it returns (in these storages)."""
 
-    Of the graph's inputs those named in `held` do not count; the others (saved values) do until they are deleted.
-    UsageError for code that is not understood.
+    most: int
+    sizes: list[int]
+    returned: list[Value]
+
+
+def read_code(
+    code: str, forward: Written | None = None, results: int = 0, sources: Sequence[int | None] = ()
+) -> Written:
+    """The code of the graph that Inductor compiles now.
+
+    Inputs of the forward pass are held by whoever calls, and count nowhere; `forward`: of a backward graph, the code of
+    its forward pass, whose first `results` go to the caller and stay.  `sources`: which of what that returned each
+    input is (None: a tangent).  UsageError for code that is not understood.
     """
     from torch._inductor.virtualized import V
 
     calls = [n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.FunctionDef) and n.name == "call"]
     if len(calls) != 1:
         raise _unknown("code without one function `call`")
-    inputs = V.graph.module.graph.find_nodes(op="placeholder")
     alive = Alive(V.graph.scheduler.name_to_buf)
-    alive.inputs = alive.stored([n.meta["val"] if n.name not in held else None for n in inputs])
+    if forward is None:
+        alive.inputs = [()] * len(V.graph.module.graph.find_nodes(op="placeholder"))
+    else:  # what Inductor returns may be larger than what the graph says, or a copy of a parameter
+        alive.sizes = list(forward.sizes)
+        alive.inputs = [() if i is None else forward.returned[i] for i in sources]
+        alive.bind("results of the forward pass", tuple(forward.returned[:results]))
+        for i, given in enumerate(alive.inputs):
+            alive.bind(f"saved {i}", given)
     alive.run(calls[0].body)
-    return alive.most
+    return Written(alive.most, alive.sizes, alive.returned)
 
 
 @dataclass
@@ -54,6 +72,7 @@ class Alive:
     sizes: list[int] = field(default_factory=list)
     names: dict[str, Value] = field(default_factory=dict)
     most: int = 0
+    returned: list[Value] = field(default_factory=list)
     _live: int = 0
     _holders: Counter[int] = field(default_factory=Counter)
 
@@ -66,21 +85,24 @@ class Alive:
                 self._assign(s.targets[0], s.value)
             elif isinstance(s, ast.Delete):
                 for target in s.targets:
-                    self._bind(ast.unparse(target), ())
+                    self.bind(ast.unparse(target), ())
             elif isinstance(s, ast.Expr) and isinstance(s.value, ast.Call):
                 out = next((k.value for k in s.value.keywords if k.arg == "out"), None)
                 self._reach(0 if out is None else self._beside(_base(out)))
-            elif not isinstance(s, (ast.Return, ast.Assert, ast.Expr, ast.Pass)):
+            elif isinstance(s, ast.Return) and isinstance(s.value, ast.Tuple):
+                self.returned = [self._value(e, "") for e in s.value.elts]
+            elif not isinstance(s, (ast.Assert, ast.Expr, ast.Pass)):
                 raise _unknown(ast.unparse(s))
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Name) and value.id == "args":
             if len(target.elts) != len(self.inputs):
                 raise _unknown(f"{len(target.elts)} arguments of {len(self.inputs)}")
-            for name, given in zip(target.elts, self.inputs, strict=True):
-                self._bind(ast.unparse(name), given)
+            for i, (name, given) in enumerate(zip(target.elts, self.inputs, strict=True)):
+                self.bind(ast.unparse(name), given)
+                self.bind(f"saved {i}", ())
         elif isinstance(target, ast.Name):
-            self._bind(target.id, self._value(value, target.id))
+            self.bind(target.id, self._value(value, target.id))
             self._reach(self._beside(target.id))
         else:
             raise _unknown(ast.unparse(target))
@@ -131,7 +153,7 @@ class Alive:
         self.sizes.append(int(size))
         return len(self.sizes) - 1
 
-    def _bind(self, name: str, value: Value) -> None:
+    def bind(self, name: str, value: Value) -> None:
         """Gives a name to a value; what it stood for is gone if no other name stands for it."""
         for s in _leaves(value):
             self._live += 0 if self._holders[s] else self.sizes[s]
@@ -150,7 +172,7 @@ class Alive:
         origin = None if kernel is None else origin_of(kernel)
         if origin is None or is_mutable(origin):
             return 0
-        return scratch([Call.of(origin)], measure=kernel.get_device().type == "cpu")[0]
+        return scratch([_called(kernel, origin)], measure=kernel.get_device().type == "cpu")[0]
 
 
 def origin_of(kernel: Any) -> Node | None:
@@ -163,6 +185,21 @@ def origin_of(kernel: Any) -> Node | None:
     if found is None and (called := getattr(kernel, "op_overload", None)) is not None:
         found = next((n for n in kernel.get_origins() if n.target is called), None)
     return found if found is not None and isinstance(found.target, torch._ops.OpOverload) else None
+
+
+def _called(kernel: Any, origin: Node) -> Call:
+    """The call of a node, with arguments as they lie in memory for Inductor: convolutions get channels last."""
+    from torch.utils import _pytree as trees
+
+    call = Call.of(origin).described()
+    leaves, form = trees.tree_flatten((call.args, call.kwargs))
+    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Shape)]
+    laid = [i.maybe_get_stride() for i in kernel.inputs] if len(kernel.inputs) == len(at) else []
+    for i, strides in zip(at, laid, strict=False):
+        if strides is not None and len(strides) == len(leaves[i].shape):
+            leaves[i] = replace(leaves[i], strides=tuple(map(int, strides)))
+    args, kwargs = trees.tree_unflatten(leaves, form)
+    return replace(call, args=args, kwargs=kwargs)
 
 
 def _base(e: ast.expr) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from ...errors import BudgetError, UsageError
-from .generated import most_alive
+from .generated import Written, read_code
 from .joint import Joint, read_joint
 from .partition import Figures, Partitioner
 from .rewrite import cut
@@ -62,15 +62,14 @@ def _late(nodes: list[Any]) -> list[Any]:
 class Fused:
     """A plan whose figures are those of Inductor's kernels.
 
-    `kernels`: bytes of the forward and of the backward graph, beside what `held` names (inputs of both that others
-    hold: parameters, buffers, tangents, results); `operators`: the peak in bytes of the same plan with operators one
-    after the other.
+    `codes`: what Inductor writes for both graphs; `sources`: which result of the forward graph each input of the
+    backward graph is.  `operators`: the peak in bytes of the same plan with operators one after the other.
     """
 
     figures: Figures
     parts: tuple[GraphModule, GraphModule]
-    kernels: tuple[int, int]
-    held: frozenset[str]
+    codes: tuple[Written, Written]
+    sources: tuple[int | None, ...]
     operators: int
 
     @property
@@ -84,6 +83,7 @@ class FusedPartitioner(Partitioner):
     """A partition whose peak is that of Inductor's kernels; a share is of their step without recomputation."""
 
     chosen: Fused | None = None
+    forward: Written | None = None
 
     def __call__(
         self, module: GraphModule, inputs: Any = (), *, num_fwd_outputs: int, **options: Any
@@ -104,11 +104,15 @@ class FusedPartitioner(Partitioner):
 
         if (found := self.chosen) is None:  # a graph without a backward pass
             return
-        needed, said = most_alive(code, found.held), found.kernels[V.graph.is_backward]
-        if needed > said:
+        if not V.graph.is_backward:
+            needed = self.forward = read_code(code)
+        else:
+            needed = read_code(code, self.forward, found.figures.joint.forward_outputs, found.sources)
+        said = found.codes[V.graph.is_backward]
+        if needed.most > said.most:
             raise BudgetError(
-                f"torch.compile: Inductor's kernels need {needed:,} bytes beside parameters and inputs, and {said:,} "
-                "were planned. Use inner='aot_eager'"
+                f"torch.compile: Inductor's kernels need {needed.most:,} bytes beside parameters and inputs, and "
+                f"{said.most:,} were planned. Use inner='aot_eager'"
             )
 
     def fitting(self, joint: Joint) -> Fused:
@@ -142,19 +146,22 @@ class FusedPartitioner(Partitioner):
         """A plan by operators, whose peak is then that of both graphs' kernels."""
         found = self.within(joint, budget)
         parts = cut(joint, found.order)
-        beside = {v for n in joint.ends[0] if n is not None for v in joint.values(n) if v >= 0} | set(joint.tangents)
-        placed = {n: joint.values(n) for part in parts for n in part.graph.find_nodes(op="placeholder")}
-        held = frozenset(n.name for n, of in placed.items() if all(v < 0 or v in beside for v in of))
-        leaving = {v for n in joint.ends[1] if n is not None for v in joint.values(n)}
+        (end,) = parts[0].graph.find_nodes(op="output")
+        returned = {n: i for i, n in enumerate(getattr(a, "name", None) for a in end.args[0])}
         inputs = parts[1].graph.find_nodes(op="placeholder")
-        free = [i for i, n in enumerate(inputs) if n.name not in held and leaving.isdisjoint(placed[n])]
-        kernels = written(parts[0], held, None), written(parts[1], held, free)
-        peak = joint.held + max(kernels[0], kernels[1] + sum(joint.sizes[v] for v in beside))
-        return Fused(replace(found, outcome=replace(found.outcome, peak=peak)), parts, kernels, held, found.peak)
+        sources = tuple(returned.get(n.name) for n in inputs)
+        others = {v for n in (*joint.ends[0], *joint.ends[1]) if n is not None for v in joint.values(n)}
+        others.update((-1, *joint.tangents))
+        free = [i for i, n in enumerate(inputs) if others.isdisjoint(joint.values(n))]
+        first = written(parts[0], read_code)
+        second = written(parts[1], lambda code: read_code(code, first, joint.forward_outputs, sources), free)
+        peak = joint.held + max(first.most, second.most + sum(joint.sizes[v] for v in joint.tangents))
+        outcome = replace(found.outcome, peak=peak)
+        return Fused(replace(found, outcome=outcome), parts, (first, second), sources, found.peak)
 
 
-def written(graph: GraphModule, held: frozenset[str], free: list[int] | None) -> int:
-    """Bytes that the code of one graph has alive: Inductor compiles it up to this code.
+def written(graph: GraphModule, read: Callable[[str], Written], free: list[int] | None = None) -> Written:
+    """The code of one graph, as `read` reads it: Inductor compiles the graph up to this code.
 
     `free`: of a backward graph, positions of the inputs that it may overwrite (None: a forward graph).
     """
@@ -162,15 +169,15 @@ def written(graph: GraphModule, held: frozenset[str], free: list[int] | None) ->
     from torch._inductor import graph as lowering
     from torch._inductor.compile_fx import compile_fx_inner
 
-    found: list[int] = []
+    found: list[Written] = []
 
-    def read(code: str) -> None:
-        found.append(most_alive(code, held))
+    def stop(code: str) -> None:
+        found.append(read(code))
         raise _Stop
 
     inputs = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
     donated = free if config.donated_buffer else None
-    with _reading(read), mock.patch.object(lowering, "get_donated_idxs", lambda: donated):
+    with _reading(stop), mock.patch.object(lowering, "get_donated_idxs", lambda: donated):
         try:
             compile_fx_inner(
                 copy.deepcopy(graph), inputs, is_backward=free is not None, static_input_idxs=range(len(inputs))
@@ -178,9 +185,15 @@ def written(graph: GraphModule, held: frozenset[str], free: list[int] | None) ->
         except Exception:
             if not found:
                 raise
-    if not found and any(n.op == "call_function" for n in graph.graph.nodes):
+    return found[0] if found else _of_no_kernels(graph)
+
+
+def _of_no_kernels(graph: GraphModule) -> Written:
+    """A graph without operators, which Inductor does not compile."""
+    (end,) = graph.graph.find_nodes(op="output")
+    if any(n.op == "call_function" for n in graph.graph.nodes):
         raise UsageError("torch.compile: Inductor wrote no Python code to read a peak from: use inner='aot_eager'")
-    return found[0] if found else 0
+    return Written(0, [], [()] * len(end.args[0]))
 
 
 def _reading(read: Callable[[str], None]) -> Any:
