@@ -80,7 +80,10 @@ class Fused:
 
 @dataclass
 class FusedPartitioner(Partitioner):
-    """A partition whose peak is that of Inductor's kernels; a share is of their step without recomputation."""
+    """A partition whose peak is that of Inductor's kernels; a share is of their step without recomputation.
+
+    `chosen`: the plan of the latest graph; `forward`: the code of its forward pass, once it is compiled.
+    """
 
     chosen: Fused | None = None
     forward: Written | None = None
@@ -116,7 +119,7 @@ class FusedPartitioner(Partitioner):
             )
 
     def fitting(self, joint: Joint) -> Fused:
-        """The plan of least time whose kernels, as Inductor has scheduled them, stay within the budget."""
+        """The plan of least time whose kernels, as Inductor writes them, stay within the budget."""
         plain = self._tried(joint, None)
         limit = self.budget.within(plain.peak, joint.held)
         wanted, within = limit + plain.operators - plain.peak, plain.operators
