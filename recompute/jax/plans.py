@@ -154,10 +154,11 @@ def _one_by_one(derived: Derived) -> Iterator[frozenset[int]]:
 
 
 def _best(found: list[Candidate]) -> list[Candidate]:
-    """Those with a lower peak than all cheaper ones, the highest peak first."""
+    """Those with a lower peak than all cheaper ones, the highest peak first, the least of all last."""
     kept: list[Candidate] = []
+    least = min(found, key=lambda c: (c.peak, c.cost, sorted(c.names)))
     for c in sorted(found, key=lambda c: (c.cost, c.peak, sorted(c.names))):
-        if not kept or c.peak < kept[-1].peak * (1 - _NEAR):
+        if not kept or c.peak < kept[-1].peak * (1 - _NEAR) or (c is least and c.peak < kept[-1].peak):
             kept.append(c)
     return kept
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -232,7 +233,7 @@ class Plans:
         if self._given is not None or jax.default_backend() != "cpu":
             return [dict(self._given or {})]
         barriers = _CPU_BARRIERS if rung and not any(s.body for s in self.flat.steps) else {}
-        return [{**barriers, **scheduler} for scheduler in _CPU_SCHEDULERS]
+        return [{**barriers, **scheduler} for scheduler in _CPU_SCHEDULERS if all(map(_known, scheduler.items()))]
 
     def result(self, rung: int, limit: int, *, judged: bool = True) -> Policy:
         """A candidate as a policy (0: nothing is recomputed)."""
@@ -276,6 +277,16 @@ def _compiled(lowered: Any, options: dict[str, Any]) -> Trial:
     arguments, outputs, temporaries = m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes
     peak = arguments + outputs + temporaries - m.alias_size_in_bytes
     return Trial(peak, arguments, outputs, temporaries, flops, options)
+
+
+@cache
+def _known(option: tuple[str, Any]) -> bool:
+    """Whether this XLA has a compiler option (the scheduler's is newer than jax 0.8)."""
+    try:
+        jax.jit(lambda x: x).lower(0.0).compile(compiler_options=dict([option]))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def _as_args(args: Any) -> tuple[Any, ...]:

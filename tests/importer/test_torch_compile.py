@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,17 +144,31 @@ def test_said_peak_is_measured_and_bits_are_those_of_the_plain_step(network: Cal
     assert peaks[1] <= share * peaks[0]
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums have one order: with more threads it follows from how kernels are fused."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_inductors_kernels_keep_the_said_peak_and_the_gradients(
     monkeypatch: pytest.MonkeyPatch, dropout: float
 ) -> None:
-    """The peak said is measured, within 3 %; gradients have the bits of its plain step; eager's, to float32."""
+    """The peak said is measured, to the byte; gradients have the bits of Inductor alone; eager's, to float32."""
     monkeypatch.setenv("TORCHINDUCTOR_DEBUG_COMPILE", "1")  # g++ -O0: the same buffers, compiled sooner
     module, inputs = text()
     module.dropout(dropout)
     stepped(module, module, inputs)
     of_eager, gradients, peaks = state(module), [], []
-    for budget in (1.0, 0.8):
+    if not dropout:  # Inductor alone draws other numbers
+        torch._dynamo.reset()
+        stepped(torch.compile(module), module, inputs)
+        gradients.append(state(module))
+    for budget in (1.0, 0.7):
         torch._dynamo.reset()
         partition = FusedPartitioner(budget_of(budget))
         call = torch.compile(module, backend=lambda m, i, p=partition: inductor(m, i, p))
@@ -163,10 +177,10 @@ def test_inductors_kernels_keep_the_said_peak_and_the_gradients(
         module.zero_grad()
         measured = held_bytes(module, inputs) + peak_bytes(lambda call=call: stepped(call, module, inputs))
         (said,) = partition.figures
-        assert 0.97 * said.peak <= measured <= said.peak <= said.budget
+        assert measured == said.peak <= said.budget
         peaks.append(measured)
-    assert peaks[1] <= 0.8 * peaks[0]
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert peaks[1] <= 0.7 * peaks[0]
+    assert all(torch.equal(*of) for other in gradients[1:] for of in zip(gradients[0], other, strict=True))
     flat = [torch.cat([g.flatten() for g in of]).double() for of in (of_eager, gradients[1])]
     assert dropout or float((flat[1] - flat[0]).norm()) <= 1e-5 * float(flat[0].norm())
 

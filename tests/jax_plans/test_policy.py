@@ -1,5 +1,7 @@
 """`recompute.jax`: gradients are those of the plain function, peaks are XLA's and within the budget."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name  # noqa: E402
 
 import recompute.jax as rj  # noqa: E402
 from recompute.errors import BudgetError, UsageError  # noqa: E402
+from recompute.jax.problem import value_name  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error::DeprecationWarning:recompute")]
 LAYERS, WIDTH = 4, 64
@@ -86,6 +89,24 @@ def test_peaks_are_within_budgets_and_fall_with_them(plans):
     assert compiled_peak(plan, plans.f, plans.args) == plan.peak
 
 
+def test_the_least_of_a_scan_saves_nothing_in_its_body_and_is_not_above_a_checkpoint_by_hand():
+    def by_hand(p, x, key, n):
+        step = jax.checkpoint(lambda x, wk: (block(wk[0], x, wk[1]), None))
+        return (jax.lax.scan(step, x, (p, jax.random.split(key, LAYERS)))[0] ** 2).mean()
+
+    def alone(p, x, key, n):
+        step = lambda x, wk: (block(wk[0], x, wk[1]), None)  # noqa: E731
+        return (jax.lax.scan(step, x, (p, jax.random.split(key, LAYERS)))[0] ** 2).mean()
+
+    plans = rj.Plans(alone, arguments())
+    last = len(plans.candidates)
+    assert not [name for name in plans.result(last, 0).names if "/" in name]
+    lowered = jax.jit(jax.value_and_grad(by_hand)).lower(*arguments())
+    both = [lowered.compile(compiler_options=o).memory_analysis() for o in plans._options(last)]
+    theirs = min(m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes for m in both)
+    assert plans.trial(last).peak <= 1.001 * theirs < plans.trial(0).peak  # jax 0.8: 64 bytes above
+
+
 def test_gradients_and_other_results_are_those_of_the_plain_function(plans):
     grad = lambda f: jax.jit(jax.value_and_grad(f, has_aux=True))(*plans.args)  # noqa: E731
     (loss, aux), wanted = grad(plans.f)
@@ -105,9 +126,14 @@ def test_what_is_saved_is_what_the_names_say(capsys):
     f = plan.apply(unrolled)
     print_saved_residuals(lambda p: f(p, *args[1:])[0], args[0])
     saved = capsys.readouterr().out.splitlines()
-    named = {n for n in plan.names if any(f"'{n}'" in s for s in saved)}
-    assert len(named) > len(plan.names) / 2
-    assert not [s for s in saved if "output of" in s and "named" not in s and "f32[512" in s]
+    ours = [
+        s for s in saved if "applying.py" in s
+    ]  # where names are given; before 0.10 JAX shows some by their rounding
+    assert len(plan.names) / 2 < len(ours) <= len(plan.names)
+    assert not [s for s in saved if s not in ours and "from a constant" not in s and "f32[512" in s]
+    made = {value_name(s.name, k): plan.flat.avals[v] for s in plan.flat.steps for k, v in enumerate(s.writes)}
+    shapes = Counter(made[n].str_short(short_dtypes=True) for n in plan.names)
+    assert not Counter(s.split(" ")[0] for s in ours) - shapes
 
 
 def test_other_functions_shapes_and_budgets_are_refused(plans):

@@ -185,3 +185,9 @@ def test_names_of_the_api_in_documents_are_there(page: str) -> None:
         thing: object = rc
         for part in path.split(".")[1:]:
             thing = getattr(thing, part)
+
+
+def test_one_version_of_pytorch_is_declared_refused_and_documented() -> None:
+    (least,) = re.findall(r"torch>=([\d.]+)", setup()["options.extras_require"]["torch"])
+    for path in ("README.md", "docs/pytorch.md", "docs/torch_compile.md", "recompute/torch/plan/policy.py"):
+        assert re.search(rf"{re.escape(least)} or\s+later", (ROOT / path).read_text()), path

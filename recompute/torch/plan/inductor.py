@@ -3,26 +3,26 @@
 Inductor fuses operators and then orders what is fused by its own measure, which starts recomputed operators early: they
 read what is saved and wait for nothing.  Here the scheduler's last pass puts each kernel right before what needs it, in
 the order of the plan, and fusion across more than `NEAR` operators of that order is barred.  What is said is the peak
-of Inductor's own buffers after fusion; a plan whose kernels need more than the budget is made again within less.
+of the code that Inductor writes for both graphs; a plan that needs more than the budget is made again within less.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from ...errors import BudgetError, UsageError
-from .joint import Joint, is_mutable, read_joint, storages
+from .generated import Written, read_code
+from .joint import Joint, read_joint
 from .partition import Figures, Partitioner
 from .rewrite import cut
-from .scratch import Call, scratch
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
+    from torch.fx import GraphModule
 
 #: kernels further apart than this many operators are not fused
 NEAR = 16
@@ -31,36 +31,7 @@ TRIES, CLOSE = 5, 0.97
 
 
 class _Stop(Exception):
-    """Ends a compilation after scheduling: no code is generated for figures alone."""
-
-
-@dataclass
-class Order:
-    """A pass over Inductor's scheduler: kernels in the order of the graph, each as late as what it is for.
-
-    `peaks`: bytes of each graph that was scheduled, of its buffers and of what its inputs are (without parameters,
-    buffers and inputs of the step), temporaries of operators of PyTorch's libraries included.  `stop`: at figures.
-    `most`: bytes that were said of the forward and of the backward graph; BudgetError for a graph with more.
-    """
-
-    peaks: list[int] = field(default_factory=list)
-    stop: bool = False
-    most: tuple[int, int] | None = None
-
-    def __call__(self, nodes: list[Any]) -> list[Any]:
-        """Nodes of the scheduler in another order, with the same dependencies."""
-        from torch._inductor.virtualized import V
-
-        nodes = _late(nodes)
-        self.peaks.append(_peak(nodes))
-        if self.stop:
-            raise _Stop
-        if self.most is not None and self.peaks[-1] > (most := self.most[V.graph.is_backward]):
-            raise BudgetError(
-                f"torch.compile: Inductor's kernels need {self.peaks[-1]:,} bytes beside parameters and inputs, and "
-                f"{most:,} were planned. Use inner='aot_eager'"
-            )
-        return nodes
+    """Ends a compilation once its Python code is written: nothing is compiled for figures alone."""
 
 
 def _late(nodes: list[Any]) -> list[Any]:
@@ -87,106 +58,18 @@ def _late(nodes: list[Any]) -> list[Any]:
     return found
 
 
-def _peak(nodes: list[Any]) -> int:
-    """Most bytes alive at once, by Inductor's own lifetimes of buffers and saved inputs; temporaries included."""
-    from torch._inductor import memory
-    from torch._inductor.virtualized import V
-    from torch.utils._ordered_set import OrderedSet
-
-    inputs, outputs = OrderedSet(V.graph.graph_inputs), OrderedSet(V.graph.get_output_names())
-    scheduler = V.graph.scheduler
-    _, saved = memory.prepare_planning_info(nodes, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs)
-    lifetimes, *_ = memory.compute_memory_timeline(nodes, saved, outputs)
-    change = [0] * (len(nodes) + 1)
-    together = _together(nodes)
-    first = {o: min(b.start_step for b in of) for o, of in _parts(lifetimes).items()}
-    for b in lifetimes:
-        name, start, end = b.buffer.get_name(), b.start_step, b.end_step
-        if _owner(b.buffer) or (start == end and _is_inside(name, nodes[end])):
-            continue
-        if name in first:  # the code of Inductor keeps names of its parts to its end
-            start, end = min(start, first[name]), len(nodes) - 1 if end >= 0 else end
-        change[together[start][0]] += b.size_alloc
-        if end >= 0:
-            change[together[end][1] + 1] -= b.size_free
-    live = itertools.accumulate(change)
-    return max((bytes_ + _beside(n) for bytes_, n in zip(live, nodes, strict=False)), default=0)
-
-
-def _together(nodes: list[Any]) -> list[tuple[int, int]]:
-    """The first and the last node that each one runs with: Inductor's C++ calls neighbours at once.
-
-    Before the call all that they write is allocated; what they read is freed after it.
-    """
-    apart = [n.is_extern() or n.is_template() or n.get_device() is None or n.get_device().type != "cpu" for n in nodes]
-    runs: list[tuple[int, int]] = []
-    for alone, run in itertools.groupby(range(len(nodes)), key=apart.__getitem__):
-        steps = list(run)
-        runs += [(i, i) for i in steps] if alone else [(steps[0], steps[-1])] * len(steps)
-    return runs
-
-
-def _parts(lifetimes: list[Any]) -> dict[str, list[Any]]:
-    """Lifetimes of buffers that lie within a larger one (what is joined is written into the result), by its name."""
-    found: dict[str, list[Any]] = {}
-    for b in lifetimes:
-        if owner := _owner(b.buffer):
-            found.setdefault(owner, []).append(b)
-    return found
-
-
-def _owner(buffer: Any) -> str:
-    """The name of the buffer that another one lies in; "" of one by itself."""
-    from torch._inductor.ir import NonOwningLayout
-
-    layout = getattr(getattr(buffer, "node", None), "layout", None)
-    return str(layout.view.get_name()) if isinstance(layout, NonOwningLayout) else ""
-
-
-def _is_inside(name: str, node: Any) -> bool:
-    """Whether a buffer is only a variable within a kernel that was fused."""
-    from torch._inductor.virtualized import V
-    from torch.utils._ordered_set import OrderedSet
-
-    if len(node.get_nodes()) < 2:
-        return False
-    return V.graph.scheduler.can_buffer_be_removed_through_fusion(name, OrderedSet(node.get_operation_names()))
-
-
-def _beside(node: Any) -> int:
-    """Bytes that an operator of a library takes while it runs, beside its results that are read; 0 of other kernels."""
-    most = 0
-    for part in node.get_nodes():
-        origin = _origin(part.node) if part.is_extern() else None
-        if origin is not None and not is_mutable(origin):
-            written = sum(s.nbytes() for s in dict(storages(origin)).values())
-            (temporaries,) = scratch([Call.of(origin)], measure=part.node.get_device().type == "cpu")
-            counted = sum(b.mpi_buffer.size_alloc for b in part.get_outputs())
-            most = max(most, temporaries + max(0, written - counted))
-    return most
-
-
-def _origin(kernel: Any) -> Node | None:
-    """The node of the graph that a call of a library's operator stands for."""
-    import torch
-
-    found = kernel.get_origin_node()
-    if found is None and (called := getattr(kernel, "op_overload", None)) is not None:
-        found = next((n for n in kernel.get_origins() if n.target is called), None)
-    return found if found is not None and isinstance(found.target, torch._ops.OpOverload) else None
-
-
 @dataclass(frozen=True)
 class Fused:
     """A plan whose figures are those of Inductor's kernels.
 
-    `kernels`: bytes of the forward and of the backward graph, beside parameters and inputs; `operators`: the peak in
-    bytes of the same plan with operators one after the other.
+    `codes`: what Inductor writes for both graphs; `sources`: which result of the forward graph each input of the
+    backward graph is.  `operators`: the peak in bytes of the same plan with operators one after the other.
     """
 
     figures: Figures
     parts: tuple[GraphModule, GraphModule]
-    kernels: tuple[int, int]
+    codes: tuple[Written, Written]
+    sources: tuple[int | None, ...]
     operators: int
 
     @property
@@ -197,9 +80,13 @@ class Fused:
 
 @dataclass
 class FusedPartitioner(Partitioner):
-    """A partition whose peak is that of Inductor's kernels; a share is of their step without recomputation."""
+    """A partition whose peak is that of Inductor's kernels; a share is of their step without recomputation.
 
-    order: Order = field(default_factory=Order)
+    `chosen`: the plan of the latest graph; `forward`: the code of its forward pass, once it is compiled.
+    """
+
+    chosen: Fused | None = None
+    forward: Written | None = None
 
     def __call__(
         self, module: GraphModule, inputs: Any = (), *, num_fwd_outputs: int, **options: Any
@@ -211,11 +98,28 @@ class FusedPartitioner(Partitioner):
             raise UsageError("torch.compile: inner='inductor' needs fixed sizes: torch.compile(..., dynamic=False)")
         found = self.fitting(joint)
         self.figures.append(found.figures)
-        self.order.most = found.kernels
+        self.chosen = found
         return found.parts
 
+    def check(self, code: str) -> None:
+        """BudgetError for code of the forward or the backward graph that needs more than was said of it."""
+        from torch._inductor.virtualized import V
+
+        if (found := self.chosen) is None:  # a graph without a backward pass
+            return
+        if not V.graph.is_backward:
+            needed = self.forward = read_code(code)
+        else:
+            needed = read_code(code, self.forward, found.figures.joint.forward_outputs, found.sources)
+        said = found.codes[V.graph.is_backward]
+        if needed.most > said.most:
+            raise BudgetError(
+                f"torch.compile: Inductor's kernels need {needed.most:,} bytes beside parameters and inputs, and "
+                f"{said.most:,} were planned. Use inner='aot_eager'"
+            )
+
     def fitting(self, joint: Joint) -> Fused:
-        """The plan of least time whose kernels, as Inductor has scheduled them, stay within the budget."""
+        """The plan of least time whose kernels, as Inductor writes them, stay within the budget."""
         plain = self._tried(joint, None)
         limit = self.budget.within(plain.peak, joint.held)
         wanted, within = limit + plain.operators - plain.peak, plain.operators
@@ -245,26 +149,61 @@ class FusedPartitioner(Partitioner):
         """A plan by operators, whose peak is then that of both graphs' kernels."""
         found = self.within(joint, budget)
         parts = cut(joint, found.order)
-        beside = {v for n in joint.ends[0] if n is not None for v in joint.values(n) if v >= 0} | set(joint.tangents)
-        kernels = scheduled(parts[0], False), scheduled(parts[1], True)
-        peak = joint.held + max(kernels[0], kernels[1] + sum(joint.sizes[v] for v in beside))
-        return Fused(replace(found, outcome=replace(found.outcome, peak=peak)), parts, kernels, found.peak)
+        (end,) = parts[0].graph.find_nodes(op="output")
+        returned = {n: i for i, n in enumerate(getattr(a, "name", None) for a in end.args[0])}
+        inputs = parts[1].graph.find_nodes(op="placeholder")
+        sources = tuple(returned.get(n.name) for n in inputs)
+        others = {v for n in (*joint.ends[0], *joint.ends[1]) if n is not None for v in joint.values(n)}
+        others.update((-1, *joint.tangents))
+        free = [i for i, n in enumerate(inputs) if others.isdisjoint(joint.values(n))]
+        first = written(parts[0], read_code)
+        second = written(parts[1], lambda code: read_code(code, first, joint.forward_outputs, sources), free)
+        peak = joint.held + max(first.most, second.most + sum(joint.sizes[v] for v in joint.tangents))
+        outcome = replace(found.outcome, peak=peak)
+        return Fused(replace(found, outcome=outcome), parts, (first, second), sources, found.peak)
 
 
-def scheduled(graph: GraphModule, backward: bool) -> int:
-    """Bytes of the kernels of one graph: Inductor compiles it up to the order of its kernels."""
-    from torch._inductor import config
+def written(graph: GraphModule, read: Callable[[str], Written], free: list[int] | None = None) -> Written:
+    """The code of one graph, as `read` reads it: Inductor compiles the graph up to this code.
+
+    `free`: of a backward graph, positions of the inputs that it may overwrite (None: a forward graph).
+    """
+    from torch._functorch import config
+    from torch._inductor import graph as lowering
     from torch._inductor.compile_fx import compile_fx_inner
 
-    order = Order(stop=True)
-    inputs = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
-    with config.patch({"_post_fusion_custom_pass": order}):
+    found: list[Written] = []
+
+    def stop(code: str) -> None:
+        found.append(read(code))
+        raise _Stop
+
+    inputs = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
+    donated = free if config.donated_buffer else None
+    with _reading(stop), mock.patch.object(lowering, "get_donated_idxs", lambda: donated):
         try:
-            compile_fx_inner(copy.deepcopy(graph), inputs, is_backward=backward, static_input_idxs=range(len(inputs)))
+            compile_fx_inner(
+                copy.deepcopy(graph), inputs, is_backward=free is not None, static_input_idxs=range(len(inputs))
+            )
         except Exception:
-            if not order.peaks:
+            if not found:
                 raise
-    return order.peaks[0] if order.peaks else 0
+    return found[0] if found else _of_no_kernels(graph)
+
+
+def _of_no_kernels(graph: GraphModule) -> Written:
+    """A graph without operators, which Inductor does not compile."""
+    (end,) = graph.graph.find_nodes(op="output")
+    if any(n.op == "call_function" for n in graph.graph.nodes):
+        raise UsageError("torch.compile: Inductor wrote no Python code to read a peak from: use inner='aot_eager'")
+    return Written(0, [], [()] * len(end.args[0]))
+
+
+def _reading(read: Callable[[str], None]) -> Any:
+    """Within it, `read` is given the code of each graph that Inductor has written."""
+    from torch._inductor.graph import GraphLowering
+
+    return mock.patch.object(GraphLowering, "save_output_code", staticmethod(read))
 
 
 @contextlib.contextmanager
@@ -301,12 +240,12 @@ def inductor(module: GraphModule, inputs: list[Any], partition: FusedPartitioner
             """No cache: it would know nothing of plans."""
 
     def inner(*args: Any, **options: Any) -> Any:
-        with _near():
+        with _near(), _reading(partition.check):
             return compile_fx_inner(*args, **options)
 
     patches = {
         "custom_partitioner_fn": Cut(),
-        "_post_fusion_custom_pass": partition.order,
+        "_post_fusion_custom_pass": _late,
         "reorder_for_peak_memory": False,
         "allow_buffer_reuse": False,
         "fx_graph_cache": False,
