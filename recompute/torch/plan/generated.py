@@ -169,7 +169,7 @@ class Alive:
     def _beside(self, name: str) -> int:
         """Bytes that the operator of a library behind a result takes while it runs, beside its results."""
         kernel: Any = getattr(self.buffers.get(name), "node", None)
-        origin = origin_of(kernel)
+        origin = None if kernel is None else origin_of(kernel)
         if origin is None or is_mutable(origin):
             return 0
         return scratch([_called(kernel, origin)], measure=kernel.get_device().type == "cpu")[0]
