@@ -10,7 +10,7 @@ import pytest
 from recompute import UsageError, VerifyError, parse, show, verify
 from recompute.language.builder import Builder
 from recompute.language.ir import Block, Constant, Value
-from recompute.language.op import op_class
+from recompute.language.op import Op, op_class
 from recompute.language.types import DTYPES, TensorType
 
 MLP = """\
@@ -144,3 +144,11 @@ def test_constants_are_shared_by_their_bits() -> None:
     assert b.constant(1.0, t) == b.constant(1.0, t)
     assert b.constant(0.0, t) != b.constant(-0.0, t)
     assert b.constant(1, "i64") != b.constant(1.0, t)
+
+
+def test_numerics_with_xp_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"^Old.compute: 'xp' has gone: write compute\(self, ins, outs, scratch\)$"):
+
+        class Old(Op, abstract=True):
+            def compute(self, xp, ins, outs, scratch):  # type: ignore[override]
+                """As operators were written before."""
