@@ -5,12 +5,8 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import inspect
-import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,7 +158,7 @@ def _takes_floats(schema: Any) -> bool:
     return any(i.differentiation_category == yes for i in schema.inputs)
 
 
-def _cupy(forward: str, name: str, facts: Facts) -> str:
+def _cuda(forward: str, name: str, facts: Facts) -> str:
     from recompute.language.op import REGISTRY
 
     if forward.startswith(("no", "reference")):
@@ -170,60 +166,11 @@ def _cupy(forward: str, name: str, facts: Facts) -> str:
     if forward.endswith("compile time"):
         return "yes"
     classes = {name} if forward == "own kernel" else facts.classes
-    return "yes" if all(with_xp_only(REGISTRY[c]) for c in classes if c in REGISTRY) else "no"
-
-
-# -- whether numerics are written for NumPy and CuPy alike -----------------------------------------------------------
-
-#: what NumPy is asked for without touching an array's elements
-_HARMLESS = {"errstate", "dtype", "newaxis", "inf", "nan", "pi", "ndarray", "generic", "finfo", "iinfo", "bool_",
-             "result_type", "can_cast", "broadcast_shapes", "prod", "integer", "floating"}  # fmt: skip
-
-
-@functools.cache
-def with_xp_only(cls: type) -> bool:
-    """Whether `compute`, and what it calls, uses the array module that it is given and never NumPy by name.
-
-    Tables made on the host (functions with a cache) do not count.
-    """
-    return all(not _numpy_calls(f) for f in _reached(cls))
-
-
-def _reached(cls: type) -> Iterator[Any]:
-    todo, seen = [cls.compute], set()  # type: ignore[attr-defined]
-    while todo:
-        f = todo.pop()
-        if f in seen or not inspect.isfunction(f) or not f.__module__.startswith("recompute"):
-            continue
-        seen.add(f)
-        yield f
-        for node in ast.walk(_tree(f)):
-            if isinstance(node, ast.Call):
-                if isinstance(node.func, ast.Name):
-                    todo.append(f.__globals__.get(node.func.id))
-                elif ast.unparse(node.func).startswith("self."):
-                    todo.append(getattr(cls, ast.unparse(node.func).split(".")[1], None))
-
-
-def _tree(f: Any) -> ast.AST:
-    return ast.parse(textwrap.dedent(inspect.getsource(f)))
-
-
-def _numpy_calls(f: Any) -> bool:
-    for node in ast.walk(_tree(f)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            base = node.func.value
-            name = node.func.attr
-            if isinstance(base, ast.Name) and base.id == "np" and name not in _HARMLESS and not name[-1].isdigit():
-                return True
-    return False
-
-
-# -- the document ----------------------------------------------------------------------------------------------------
+    return "no" if any(REGISTRY[c].on_host for c in classes if c in REGISTRY) else "yes"
 
 
 def rows(facts: Mapping[tuple[str, str], Facts]) -> list[tuple[str, ...]]:
-    """One row for each operator: name, versions, forward, gradient, CuPy, cases."""
+    """One row for each operator: name, versions, forward, gradient, CUDA, cases."""
     found = []
     for (domain, name), versions in schemas().items():
         f = facts.get((domain, name), Facts())
@@ -233,7 +180,7 @@ def rows(facts: Mapping[tuple[str, str], Facts]) -> list[tuple[str, ...]]:
         cases = f"{f.passed}/{f.cases}" if f.cases else ""
         label = f"{name} (deprecated)" if versions[-1].deprecated else name
         gradient = _gradient(forward, versions[-1], f)
-        found.append((domain or "ai.onnx", label, shown, forward, gradient, _cupy(forward, name, f), cases))
+        found.append((domain or "ai.onnx", label, shown, forward, gradient, _cuda(forward, name, f), cases))
     return found
 
 
@@ -266,8 +213,8 @@ Versions: the opsets in which ONNX changed the operator, first and last; models 
 Gradient: *yes* where one flows from an output of a case (of the suite, or of ours) to an input; its values are checked
 elsewhere, each kernel's samples in float64 against central differences. ONNX calls an input of {differentiable}
 operators of this table differentiable; {covered} of them have a gradient here{missing}.
-CuPy: *yes* where the numerics use only the array module that they are given. Cases: passed / all cases of the suite
-with such a node, functions written out included.
+CUDA: *yes* where kernels run all of it, *no* where the host computes it or some of its types. Cases: passed / all cases of the
+suite with such a node, functions written out included.
 """
 
 
@@ -284,7 +231,7 @@ def document(facts: Mapping[tuple[str, str], Facts], counts: str, reasons: Mappi
         of = [r[1:] for r in table if r[0] == domain]
         means = Counter(r[2].split(":")[0].split(",")[0].split(" (")[0] for r in of)
         lines.append(f"### {domain}\n\n{len(of)} operators: " + ", ".join(f"{k} {n}" for k, n in means.most_common()))
-        lines.append("\n| Operator | Versions | Forward | Gradient | CuPy | Cases |\n|---|---|---|---|---|---|")
+        lines.append("\n| Operator | Versions | Forward | Gradient | CUDA | Cases |\n|---|---|---|---|---|---|")
         lines += ["| " + " | ".join(r) + " |" for r in of]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"

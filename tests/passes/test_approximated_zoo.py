@@ -37,8 +37,8 @@ def test_peaks_of_roberta_fall_with_the_rate(rebuild: bool) -> None:
         for r in rates
     ]
     assert all(after < before for before, after in itertools.pairwise(found)), found
-    if not rebuild:  # the paper's saving
-        assert found[2] < (1 - 0.186) * found[0]
+    if not rebuild:  # the paper saves 18.6 % of a step that saves attention's result twice, as this one does not
+        assert found[2] < (1 - 0.17) * found[0]
 
 
 @pytest.mark.parametrize("name", zoo())

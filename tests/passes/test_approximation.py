@@ -61,10 +61,10 @@ def exact() -> tuple[rc.Program, list[float], int]:
 @pytest.mark.parametrize(
     ("allowed", "operators", "share"),
     [
-        ("sketch:0.2", {"Sketch"}, 0.95),
+        ("sketch:0.2", {"Sketch"}, 0.97),
         ("sketch:64:dct", {"Sketch"}, 0.95),
         ("bits:4", {"SlopeCodes"}, 0.9),
-        ("store:8", {"CompressGroups"}, 0.7),
+        ("store:8", {"CompressGroups"}, 0.72),
         ("store:bf16", set(), 0.85),
         ("sketch:0.2,bits:2,store:8", LOSSY, 0.65),
     ],
@@ -97,7 +97,7 @@ def test_a_budget_takes_as_few_as_it_needs() -> None:
     """A plan in a file is the same step again."""
     program, loss = loaded()
     peaks = {}
-    for share in ("90%", "70%"):
+    for share in ("90%", "80%"):
         step = compile_step(
             program,
             loss.name,
@@ -111,7 +111,7 @@ def test_a_budget_takes_as_few_as_it_needs() -> None:
         peaks[share] = len(step.planned.approximations), step.figures.peak_bytes
         again = compile_step(program, loss.name, rc.SGD(0.1), plan=step.plan)
         assert again.figures.peak_bytes == step.figures.peak_bytes
-    assert 0 < peaks["90%"][0] < peaks["70%"][0] and peaks["90%"][1] > peaks["70%"][1]
+    assert 0 < peaks["90%"][0] < peaks["80%"][0] and peaks["90%"][1] > peaks["80%"][1]
     assert step.saved is not None and step.saved.approximations == step.planned.approximations
 
 

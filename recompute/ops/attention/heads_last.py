@@ -43,6 +43,13 @@ class HeadsLast(Laid, abstract=True):
         """Whether weights are left out at random."""
         return self.plain.random
 
+    def infer(self, *inputs):
+        """The plain operator's, turned.  TypeRuleError for operands that are no matrices, or named twice."""
+        for own, which in zip((self.activations, self.results), MATRICES[self.plain_class], strict=True):
+            if list(own) != [i for i in which if i in own]:
+                raise self.fail(f"activations and results are some of {MATRICES[self.plain_class]}, in order", *inputs)
+        return super().infer(*inputs)
+
     @classmethod
     def samples(cls, draw):
         """The plain operator's with all inputs and outputs turned, and with the first ones only."""

@@ -55,7 +55,7 @@ class Problem(ctypes.Structure):
 @dataclass(frozen=True)
 class Tiles:
     """A kernel's variant: the way of multiplying, chunks of EC result columns a block has in registers (`chunks`),
-    elements read at once (`pack`), the bias's type where it is not the queries' (""), soft cap and dropout."""
+    elements read at once (`pack`), the bias's type ("": none), soft cap and dropout."""
 
     way: str
     chunks: int
@@ -82,7 +82,8 @@ class Tiles:
         found = {"COLS": columns, "BLOCKS": columns // 8, "DC": self.terms, "LX": self.terms + padding}
         found |= {"LW": columns + padding, "EC": wide, "LE": wide + 8, "EB": wide // 8}
         found |= {"CHUNKS": self.chunks, "PACK": self.pack, "ROWS": ROWS, "THREADS": THREADS}
-        found |= {"CAPS": int(self.caps), "DROPS": int(self.drops), "MOST": max(ROWS * (columns // 8 + 1), columns * 9)}
+        found |= {"BIASED": int(bool(self.bias)), "CAPS": int(self.caps), "DROPS": int(self.drops)}
+        found |= {"MOST": max(ROWS * (columns // 8 + 1), columns * 9)}
         return found | {"TILE": columns * max(found["LX"], found["LE"])}
 
     @property
@@ -90,7 +91,8 @@ class Tiles:
         """Bytes of shared memory."""
         n = self.numbers
         item = {"double": 8, "float": 4}.get(WAYS[self.way].stored, 2)
-        return (ROWS * n["LX"] + n["TILE"] + ROWS * n["LW"]) * item + (n["MOST"] if self.drops else 1)
+        rows = 2 * self.columns * max(item, 4)  # two numbers a query, of keys' gradients
+        return (ROWS * n["LX"] + n["TILE"] + ROWS * n["LW"]) * item + (n["MOST"] if self.drops else 1) + rows
 
 
 def chunk(way: str) -> int:

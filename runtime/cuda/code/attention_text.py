@@ -106,13 +106,21 @@ DEVICE void keep(S* to, int apart, const A (*c)[4], int row, int rows, int first
 }
 DEVICE A over_four(A x) { x += __shfl_xor_sync(0xffffffffu, x, 1); return x + __shfl_xor_sync(0xffffffffu, x, 2); }
 
-// query i's score with key j; -infinity where it does not see it
+// query i's score with key j, if it sees it
 DEVICE A score(A product, int i, int j, const Problem& p, const B* bias)
 {
-    if (i >= p.t || j >= p.s || j - i < p.first || j - i > p.last) return -infinity<A>();
     A x = product * (A)p.scale;
     if (CAPS) x = tanh_of(x * (A)(1 / p.cap)) * (A)p.cap;
-    return bias ? x + (A)widen(bias[i * p.bias_row + j * p.bias_column]) : x;
+    return BIASED ? x + (A)widen(bias[min(i, p.t - 1) * p.bias_row + min(j, p.s - 1) * p.bias_column]) : x;
+}
+DEVICE bool sees(int i, int j, const Problem& p)
+{
+    return i < p.t && j < p.s && j - i >= p.first && j - i <= p.last;
+}
+// whether all of some queries see all of some keys: then nobody has to ask for each
+DEVICE bool all_see(int i, int queries, int j, int keys, const Problem& p)
+{
+    return i + queries <= p.t && j + keys <= p.s && j - (i + queries - 1) >= p.first && j + keys - 1 - i <= p.last;
 }
 // what a score's gradient is times for that of the product
 DEVICE A along(A product, const Problem& p)
@@ -149,18 +157,18 @@ DEVICE unsigned long long first_number(const Problem& p, long long matrix)
     return p.start + place(p.numbers, matrix);
 }
 
-// a weight again, from the log-sum-exp
-DEVICE A again(A product, int i, int j, const Problem& p, const B* bias, const A* lse)
+// a query's log-sum-exp, 0 where it sees no key, and its sum of y · dy; 0 behind the last one
+DEVICE A total_of(const A* lse, int i, const Problem& p)
+{
+    const A found = i < p.t ? lse[i] : 0;
+    return found == -infinity<A>() ? 0 : found;
+}
+DEVICE A delta_of(const A* delta, int i, const Problem& p) { return i < p.t ? delta[i] : 0; }
+// a weight again, from the log-sum-exp; `some`: not all queries see all keys here
+DEVICE A again(A product, int i, int j, const Problem& p, const B* bias, A total, bool some)
 {
     const A x = score(product, i, j, p, bias);
-    if (x == -infinity<A>()) return 0;
-    const A total = lse[i];
-    return exp_of(total == -infinity<A>() ? x : x - total);
-}
-// the gradient of a score, from its weight and that of the weight
-DEVICE A slope(A weight, A product, int i, const Problem& p, const A* delta)
-{
-    return i < p.t ? weight * (product - delta[i]) : 0;
+    return (some && !sees(i, j, p)) || (BIASED && x == -infinity<A>()) ? 0 : exp_of(x - total);
 }
 // keys that queries from i to `end` may see; queries that may see keys from j to `end`
 DEVICE int first_key(int i, const Problem& p) { return max(i + p.first, 0); }
@@ -195,10 +203,12 @@ _FORWARD = """
         A c[BLOCKS][4], now[2] = {most[0], most[1]}, shift[2], part[2] = {0, 0};
         draw<ROWS, COLS>(bits, begin, column, first, p, step);
         scores(c, strip, tile, q, p.q * p.d, begin, p.t, k, p.k * p.d, column, p.s, p.d, fresh);
+        const bool some = !all_see(begin, ROWS, column, COLS, p);
 #pragma unroll
         for (int j = 0; j < BLOCKS; j++)
             for (int i = 0; i < 4; i++) {
-                c[j][i] = score(c[j][i], row + i / 2 * 8, column + 8 * j + 2 * u + i % 2, p, bias);
+                const int query = row + i / 2 * 8, key = column + 8 * j + 2 * u + i % 2;
+                c[j][i] = some && !sees(query, key, p) ? -infinity<A>() : score(c[j][i], query, key, p, bias);
                 now[i / 2] = larger(now[i / 2], c[j][i]);
             }
         for (int i = 0; i < 2; i++) {
@@ -238,7 +248,8 @@ _BY_QUERY = """
     lse += matrix * p.t;
     delta += matrix * p.t;
     A sum[CHUNKS * EB][4];
-    const A one[2] = {1, 1};
+    const A one[2] = {1, 1}, total[2] = {total_of(lse, row, p), total_of(lse, row + 8, p)};
+    const A deltas[2] = {delta_of(delta, row, p), delta_of(delta, row + 8, p)};
     clear(sum);
     const int end = last_key(begin + ROWS, p);
     for (int column = first_key(begin, p) / COLS * COLS; column < end; column += COLS) {
@@ -246,13 +257,14 @@ _BY_QUERY = """
         draw<ROWS, COLS>(bits, begin, column, first, p, step);
         scores(c, strip, tile, q, p.q * p.d, begin, p.t, k, p.k * p.d, column, p.s, p.d, true);
         scores(g, strip, tile, dy, p.dy * p.e, begin, p.t, v, p.v * p.e, column, p.s, p.e, true);
+        const bool some = !all_see(begin, ROWS, column, COLS, p);
 #pragma unroll
         for (int j = 0; j < BLOCKS; j++)
             for (int i = 0; i < 4; i++) {
                 const int query = row + i / 2 * 8, at = 8 * j + 2 * u + i % 2;
-                const A w = again(c[j][i], query, column + at, p, bias, lse);
+                const A w = again(c[j][i], query, column + at, p, bias, total[i / 2], some);
                 const A down = g[j][i] * kept<COLS>(bits, own_row + i / 2 * 8, at, begin, column, first, p);
-                c[j][i] = slope(w, down, query, p, delta) * along(c[j][i], p);
+                c[j][i] = w * (down - deltas[i / 2]) * along(c[j][i], p);
             }
         weigh(weights, c);
         gather(sum, weights, tile, k, p.k * p.d, column, p.s, from, p.d);
@@ -263,6 +275,7 @@ _BY_QUERY = """
 _BY_KEY = """
     k += start(p.k, matrix, p.s, p.d);
     v += start(p.v, matrix, p.s, p.e);
+    __shared__ A totals[COLS], deltas[COLS];
     A key_sum[CHUNKS * EB][4], value_sum[CHUNKS * EB][4];
     const A one[2] = {1, 1};
     clear(key_sum);
@@ -276,13 +289,18 @@ _BY_KEY = """
         for (int column = first_query(begin, p) / COLS * COLS; column < end; column += COLS) {
             A c[BLOCKS][4], g[BLOCKS][4], factor[BLOCKS][4];
             draw<COLS, ROWS>(bits, column, begin, first, p, step);
+            for (int i = threadIdx.x; i < COLS; i += THREADS) {  // the last ones were read before the last products
+                totals[i] = total_of(lse + at_rows, column + i, p);
+                deltas[i] = delta_of(delta + at_rows, column + i, p);
+            }
             scores(c, strip, tile, k, p.k * p.d, begin, p.s, queries, p.q * p.d, column, p.t, p.d, true);
+            const bool some = !all_see(column, COLS, begin, ROWS, p);
 #pragma unroll
             for (int j = 0; j < BLOCKS; j++)
                 for (int i = 0; i < 4; i++) {
                     const int at = 8 * j + 2 * u + i % 2;
                     factor[j][i] = along(c[j][i], p);
-                    g[j][i] = c[j][i] = again(c[j][i], column + at, row + i / 2 * 8, p, biases, lse + at_rows);
+                    g[j][i] = c[j][i] = again(c[j][i], column + at, row + i / 2 * 8, p, biases, totals[at], some);
                     g[j][i] *= kept<ROWS>(bits, at, own_row + i / 2 * 8, column, begin, first, p);
                 }
             weigh(weights, g);
@@ -293,7 +311,7 @@ _BY_KEY = """
                 for (int i = 0; i < 4; i++) {
                     const int at = 8 * j + 2 * u + i % 2;
                     const A x = g[j][i] * kept<ROWS>(bits, at, own_row + i / 2 * 8, column, begin, first, p);
-                    c[j][i] = slope(c[j][i], x, column + at, p, delta + at_rows) * factor[j][i];
+                    c[j][i] = c[j][i] * (x - deltas[at]) * factor[j][i];
                 }
             weigh(weights, c);
             gather(key_sum, weights, tile, queries, p.q * p.d, column, p.t, from, p.d);
@@ -323,19 +341,23 @@ _BY_BIAS = """    alignas(32) __shared__ S strip[ROWS * LX], tile[TILE];
         const unsigned long long first = first_number(p, own);
         for (int begin = here; begin < stop; begin += ROWS) {
             const int own_row = (threadIdx.x >> 5) * 16 + (lane >> 2), row = begin + own_row;
+            const A *lses = lse + own * p.t, *own_deltas = delta + own * p.t;
+            const A total[2] = {total_of(lses, row, p), total_of(lses, row + 8, p)};
+            const A deltas[2] = {delta_of(own_deltas, row, p), delta_of(own_deltas, row + 8, p)};
             const int low = max(there, first_key(begin, p) / COLS * COLS), end = min(across, last_key(begin + ROWS, p));
             for (int column = low; column < end; column += COLS) {
                 A c[BLOCKS][4], g[BLOCKS][4];
                 draw<ROWS, COLS>(bits, begin, column, first, p, step);
                 scores(c, strip, tile, queries, p.q * p.d, begin, p.t, those, p.k * p.d, column, p.s, p.d, true);
                 scores(g, strip, tile, down_rows, p.dy * p.e, begin, p.t, values, p.v * p.e, column, p.s, p.e, true);
+                const bool some = !all_see(begin, ROWS, column, COLS, p);
 #pragma unroll
                 for (int j = 0; j < BLOCKS; j++)
                     for (int i = 0; i < 4; i++) {
                         const int query = row + i / 2 * 8, at = 8 * j + 2 * u + i % 2;
-                        const A w = again(c[j][i], query, column + at, p, biases, lse + own * p.t);
+                        const A w = again(c[j][i], query, column + at, p, biases, total[i / 2], some);
                         const A down = g[j][i] * kept<COLS>(bits, own_row + i / 2 * 8, at, begin, column, first, p);
-                        sum[j][i] += slope(w, down, query, p, delta + own * p.t);
+                        sum[j][i] += w * (down - deltas[i / 2]);
                     }
             }
         }

@@ -115,7 +115,7 @@ class _Bound:
         groups = -(-chunks // max(most // chunk(self.way), 1))
         width = {"f64": 1, "f32": 4}.get(self.q.dtype, 8)
         even = all(n % width == 0 for n in (self.d, self.e)) and all(b.address % 16 == 0 for b in buffers)
-        bias = "" if self.bias is None or self.bias.dtype == self.q.dtype else self.bias.dtype
+        bias = "" if self.bias is None else self.bias.dtype
         extra = (self.op.cap > 0, self.op.ratio > 0)
         return Tiles(self.way, -(-chunks // groups), width if even else 1, bias, *extra), groups
 
