@@ -75,8 +75,8 @@ def test_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert names == [
         "find-norms", "find-gates", "find-attention", "keep-forward", "find-head", "autodiff", "recompute", "updates",
         "eager-updates", "count-step", "unplan", "dead-code", "temporary-weights", "rebuild", "commit-updates",
-        "regather", "buckets", "tree-sums", "fold-transposes", "heads-last", "scatter-gradients", "channels-last", "open-norms",
-        "fusion", "choose-kernels", "in-best-order", "overlap", "liveness", "memory-plan",
+        "regather", "buckets", "tree-sums", "fold-transposes", "heads-last", "scatter-gradients", "channels-last",
+        "open-norms", "fusion", "choose-kernels", "in-best-order", "overlap", "liveness", "memory-plan",
     ]  # fmt: skip
     assert main(["resnet50", "--print-passes", "--memory-budget", "60%", "--providers", "numpy", "--no-schedule"]) == 0
     out = capsys.readouterr().out

@@ -213,8 +213,8 @@ Versions: the opsets in which ONNX changed the operator, first and last; models 
 Gradient: *yes* where one flows from an output of a case (of the suite, or of ours) to an input; its values are checked
 elsewhere, each kernel's samples in float64 against central differences. ONNX calls an input of {differentiable}
 operators of this table differentiable; {covered} of them have a gradient here{missing}.
-CUDA: *yes* where kernels run all of it, *no* where the host computes it or some of its types. Cases: passed / all cases of the
-suite with such a node, functions written out included.
+CUDA: *yes* where kernels run all of it, *no* where the host computes it or some of its types. Cases: passed / all
+cases of the suite with such a node, functions written out included.
 """
 
 
