@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...language.builder import Names
 from ...language.ir import Block, Operator, Value
@@ -104,10 +104,9 @@ class _Folding:
     def _rewritten(self, forms: dict[int, Operator], swaps: dict[str, list[Operator]]) -> Block:
         """The block with these operators, without Transposes of their results, nor those that nobody reads now."""
         gone = {id(r) for s in swaps.values() for r in s}
-        renamed = {next(r.writes()).name: next(s[0].writes()) for s in swaps.values() for r in s[1:]}
-        operators = [forms.get(i, op) for i, op in enumerate(self.block.operators) if id(op) not in gone]
-        if renamed:
-            operators = [_with_inputs(op, renamed) for op in operators]
+        first = {next(r.writes()).name: next(s[0].writes()) for s in swaps.values() for r in s[1:]}
+        kept = ((i, op) for i, op in enumerate(self.block.operators) if id(op) not in gone)
+        operators = [forms.get(i, op).reading(first) for i, op in kept]
         read = {v.name for op in operators for v in op.reads()} | set(self.block.outputs)
         return self.block.with_operators(
             op for op in operators if not (_swaps(op) and all(v.name not in read for v in op.writes()))
@@ -139,9 +138,3 @@ def _form(op: Operator, inputs: dict[str, Value], outputs: dict[str, Value]) -> 
         tuple(outputs[v.name] if i in results and v else v for i, v in enumerate(op.outputs)),
         op.role,
     )
-
-
-def _with_inputs(op: Operator, others: dict[str, Value]) -> Operator:
-    if not any(v.name in others for v in op.reads()):
-        return op
-    return replace(op, inputs=tuple(v and others.get(v.name, v) for v in op.inputs))

@@ -82,16 +82,20 @@ def pack(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
     lowest = height(lifetimes, best)
     if len(lifetimes) > _QUADRATIC:
         return best
-    found: list[tuple[int, int, list[Lifetime], dict[str, int]]] = []
-    for number, order in enumerate(_orders(lifetimes)):
+    found: list[tuple[int, list[Lifetime], dict[str, int]]] = []
+    for order in _orders(lifetimes):
         if lowest <= bound * 1.001:
             break
         plan = _repaired(order, bound) if len(order) <= _REPAIRED else first_fit(order)
-        found.append((height(lifetimes, plan), number, order, plan))
-        best, lowest = _lower(lifetimes, best, plan)
-    for _, _, order, plan in sorted(found, key=lambda x: x[:2])[:_RAISED]:
+        top = height(lifetimes, plan)
+        found.append((top, order, plan))
+        if top < lowest:
+            best, lowest = plan, top
+    for top, order, plan in sorted(found, key=lambda x: x[0])[:_RAISED]:
         if lowest > bound * 1.001 and len(order) > _REPAIRED:
-            best, lowest = _lower(lifetimes, best, _raised(order, plan, bound))
+            plan, top = _raised(order, plan, top, bound)
+            if top < lowest:
+                best, lowest = plan, top
     if lowest > bound * 1.001:
         plan = _large_first(lifetimes, bound)
         best = min(best, plan, key=lambda p: height(lifetimes, p))
@@ -100,17 +104,10 @@ def pack(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
     return best
 
 
-def _lower(lifetimes: Sequence[Lifetime], a: dict[str, int], b: dict[str, int]) -> tuple[dict[str, int], int]:
-    """The lower one of two plans, the first of equal ones, and its height."""
-    tops = height(lifetimes, a), height(lifetimes, b)
-    return (b, tops[1]) if tops[1] < tops[0] else (a, tops[0])
-
-
-def _raised(order: Sequence[Lifetime], plan: dict[str, int], bound: int) -> dict[str, int]:
-    """The lowest of first fit's plans in orders in which what ended above the bound comes earlier each time, the
-    further the higher it was ("squeaky wheels": Joslin & Clements 1999, JAIR 10)."""
-    places = {x.name: float(i) for i, x in enumerate(order)}
-    best, top = plan, height(order, plan)
+def _raised(order: Sequence[Lifetime], plan: dict[str, int], top: int, bound: int) -> tuple[dict[str, int], int]:
+    """The lowest of first fit's plans, with its height, in orders in which what ended above the bound comes earlier
+    each time, the further the higher it was ("squeaky wheels": Joslin & Clements 1999, JAIR 10).  `top`: of `plan`."""
+    places, best = {x.name: float(i) for i, x in enumerate(order)}, plan
     for _ in range(max(_RAISE_WORK // len(order), 2)):
         if top <= bound * 1.001:
             break
@@ -119,8 +116,10 @@ def _raised(order: Sequence[Lifetime], plan: dict[str, int], bound: int) -> dict
             if over > 0:
                 places[x.name] -= len(order) * (1 + 10 * over / bound) / 20
         plan = first_fit(sorted(order, key=lambda x: places[x.name]))
-        best, top = _lower(order, best, plan)
-    return best
+        reached = height(order, plan)
+        if reached < top:
+            best, top = plan, reached
+    return best, top
 
 
 def _searched(lifetimes: Sequence[Lifetime], bound: int) -> dict[str, int]:

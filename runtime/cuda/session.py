@@ -241,7 +241,7 @@ class CudaSession:
 
     def _reporting(self, calls: Sequence[tuple[Operator, tuple[Call, ...]]]) -> list[tuple[Operator, tuple[Call, ...]]]:
         """The calls, with a status of this session for each operator whose kernels report one."""
-        reports = [i for i, (_, cs) in enumerate(calls) if any(isinstance(c, Launch) and c.reports for c in cs)]
+        reports = _reports(calls)
         self._reporters = [calls[i][0] for i in reports]
         at, memory = self.device.allocate(len(reports) * STATUS.nbytes)
         self._memory.append(memory)
@@ -297,8 +297,7 @@ class CudaSession:
         return self.links.step(self.block) if self.links is not None and self._far else contextlib.nullcontext()
 
     def _run(self) -> None:
-        self._ask()
-        self._give()
+        self._begin()
         with _current(self.device):
             if self.device.graphs and self._ran and self._segments is None:
                 self._segments = [self._captured(part) for part in self._parts]
@@ -314,7 +313,13 @@ class CudaSession:
                         run()
                     self._newer = set(self.hosts)
                     self.updating = False
-        self._ran = self._unasked = True
+        self._ran = True
+
+    def _begin(self) -> None:
+        """Before any run: the one before is asked about, where nobody has, and the host's arrays are given."""
+        self._ask()
+        self._unasked = True
+        self._give()
 
     def _give(self) -> None:
         """What the host may have written goes to the device; everything if another session ran in the meantime."""
@@ -358,7 +363,7 @@ class CudaSession:
     def run_timed(self) -> list[tuple[Operator, float]]:
         """Executes the instructions once, one by one: each operator with its seconds on the device."""
         with self._together(), _current(self.device):
-            self._give()
+            self._begin()
             found = _events(self.device, self.steps) if self.device.graphs else _clocked(self.steps)
         self._ran, self._newer = True, set(self.hosts)
         return found
@@ -377,9 +382,13 @@ def _parts(steps: list[Step]) -> tuple[list[Step], list[Step]]:
 def _guardable(calls: Sequence[tuple[Operator, Sequence[Call]]]) -> bool:
     """Whether all updates are launches of kernels, which may ask first, and follow all that reports."""
     updates = [i for i, (op, cs) in enumerate(calls) if op.op.updates and cs]
-    reports = [i for i, (_, cs) in enumerate(calls) if any(isinstance(c, Launch) and c.reports for c in cs)]
     whole = all(isinstance(c, Launch) for i in updates for c in calls[i][1])
-    return whole and -1 < max(reports, default=-1) < min(updates, default=len(calls))
+    return whole and -1 < max(_reports(calls), default=-1) < min(updates, default=len(calls))
+
+
+def _reports(calls: Sequence[tuple[Operator, Sequence[Call]]]) -> list[int]:
+    """The places of operators whose kernels may report what they cannot compute."""
+    return [i for i, (_, cs) in enumerate(calls) if any(isinstance(c, Launch) and c.reports for c in cs)]
 
 
 def _kept(block: Block) -> list[Value]:

@@ -203,5 +203,10 @@ def test_a_refused_label_leaves_everything_as_it_was(cuda: Any) -> None:
     with pytest.raises(JobError, match="99"):
         session.run()
     assert all(np.array_equal(trained.data[n], a) for n, a in before.items())
+    for name, x in wrong.items():
+        session.feed(name, x)
+    session.run_timed()
+    with pytest.raises(JobError, match="99"):
+        session.fetch(loss)
     executor.run(trained, feed, [loss])
     assert not all(np.array_equal(trained.data[n], a) for n, a in before.items())

@@ -11,7 +11,7 @@ from recompute.passes.memory.packing_exact import check_plan
 from recompute.runtime.cpu import packing_moves
 from recompute.runtime.cpu.device import jit
 
-needs_numba = pytest.mark.skipif(bool(jit.unavailable()), reason="repairs are compiled by numba (extra `cpu`)")
+needs_numba = pytest.mark.skipif(bool(jit.unavailable()), reason="first fit is compiled by numba (extra `cpu`)")
 
 
 def lifetimes(seed: int, n: int, sizes: int = 30) -> list[Lifetime]:
@@ -114,7 +114,8 @@ def test_what_is_above_the_bound_comes_earlier(seed: int) -> None:
     bound = lower_bound(items)
     for order in packing._orders(items):
         plan = first_fit(order)
-        raised = packing._raised(order, plan, bound)
+        raised, top = packing._raised(order, plan, height(items, plan), bound)
+        assert top == height(items, raised)
         check_plan(items, raised)
         assert height(items, raised) <= height(items, plan)
         lower += height(items, raised) < height(items, plan)

@@ -13,6 +13,7 @@ from ...language.layouts import permuted
 from ...language.op import Op
 from ...language.types import need
 from ..channels_last import Laid
+from .shared import Tiled
 from .tiled import TiledAttention
 from .tiled_grad import TiledAttentionGrad
 
@@ -80,9 +81,8 @@ FORMS = {form.plain_class: form for form in (HeadsLastTiledAttention, HeadsLastT
 
 def heads_last_form(op: Op, activations: tuple[int, ...], results: tuple[int, ...]) -> HeadsLast:
     """The form of an operator of which these inputs and outputs are turned."""
-    own = {f.name: getattr(op, f.name) for f in dataclasses.fields(cast(Any, op))}
     form: Any = FORMS[type(op)]
-    return form(**own, activations=activations, results=results)
+    return form(**cast(Tiled, op).options(), activations=activations, results=results)
 
 
 def plain_operator(op: Operator) -> tuple[Operator, dict[str, int]]:
