@@ -83,6 +83,11 @@ class Target:
         return isinstance(self.place, CUDAPlace)
 
     @property
+    def disk(self) -> str | None:
+        """The folder for parameters, state and values that have no room in memory."""
+        return str(self.place.disk) if isinstance(self.place, CPUPlace) and self.place.disk is not None else None
+
+    @property
     def kernels(self) -> tuple[str, ...]:
         """The providers of a target that was resolved (see runtime/lowering.py)."""
         assert self.providers is not None, "resolve the target first: its providers are those of a place"

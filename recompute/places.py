@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from .errors import UsageError, expect, nearest
@@ -9,7 +10,22 @@ from .errors import UsageError, expect, nearest
 
 @dataclass(frozen=True)
 class CPUPlace:
-    """The CPU of this machine, with NumPy and native kernels."""
+    """The CPU of this machine, with NumPy and native kernels.
+
+    `disk`: a folder that takes the part of host memory: with a budget, parameters, optimizer state and values of the
+    step stay in a file there while no operator needs them (docs/offload.md).
+    """
+
+    disk: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.disk is not None:
+            folder = os.fspath(expect("CPUPlace: disk", self.disk, (str, os.PathLike), "the path of a folder"))
+            if not os.path.isdir(folder):
+                raise UsageError(f"disk '{folder}': there is no such folder")
+            if not hasattr(os, "preadv"):
+                raise UsageError("this system has no preadv, with which values are read from a disk")
+            object.__setattr__(self, "disk", folder)
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,10 @@ Place = CPUPlace | CUDAPlace
 
 
 def as_place(place: Place | str | None) -> Place:
-    """A place, or the one called `cpu`, `cuda`, `cuda:1` or `emulated`; None: the CPU.  UsageError for all else."""
+    """A place, or the one called `cpu`, `cpu:FOLDER`, `cuda`, `cuda:1` or `emulated`; None: the CPU.
+
+    UsageError for all else.
+    """
     if place is None:
         return CPUPlace()
     if not isinstance(place, str):
@@ -44,11 +63,13 @@ def as_place(place: Place | str | None) -> Place:
         return expect("place", place, (CPUPlace, CUDAPlace), wanted)
     text = place
     kind, _, number = text.partition(":")
+    if kind == "cpu" and number:
+        return CPUPlace(number)
     if kind == "cuda" and (number.isdecimal() or number == text[5:] == ""):
         return CUDAPlace(int(number or 0))
     if text not in ("cpu", "emulated"):
         gpu = text.lower().startswith(("gpu", "cuda", "nvidia", "device"))
         number = "".join(c for c in text if c.isdecimal())
         hint = f" (did you mean cuda{':' * bool(number)}{number}?)" if gpu else nearest(text, ("cpu", "emulated"))
-        raise UsageError(f"place must be cpu, cuda, cuda:N or emulated, not '{text}'{hint}")
+        raise UsageError(f"place must be cpu, cpu:FOLDER, cuda, cuda:N or emulated, not '{text}'{hint}")
     return CPUPlace() if text == "cpu" else EmulatedCUDAPlace()

@@ -27,6 +27,7 @@ from .communication.agreement import must_be_same
 from .communication.engine import Alone, Engine
 from .communication.started import given_rank
 from .compiled import block_to_run
+from .cpu.disk import stored
 from .cpu.session import Arena, Session
 from .lowering import resolved
 from .shared.binding import far_waits, need_separate
@@ -234,17 +235,32 @@ class Executor:
                 bound.session.release()
             self._sessions.pop(program, None)  # frees its arena before the next one is allocated
             bound = None
+            block = self._planned(program, wanted)
+            disk = self._disk(program, block)
             for name in program.data:
                 if _to_own(program.data[name]):
                     own(program.data, name)
-            block = self._planned(program, wanted)
             need_separate(block, program.data)
             self._join(program, block)
             give_back()  # what planning has freed
             arena = self._arena_for(program, memory_report(block).arena)
-            bound = _Bound(program.block, wanted, self._open(block, program.data, progress, arena))
+            more = {} if disk is None else {"disk": disk}
+            bound = _Bound(program.block, wanted, self._open(block, program.data, progress, arena, **more))
             self._sessions[program] = bound
         return bound.session
+
+    def _disk(self, program: Program, block: Block) -> str | None:
+        """The folder that a step was planned with (else the place's own), where its parameters and state are now.
+
+        None: there is none, or nothing is in host memory.
+        """
+        target = program.compiled.target if program.compiled is not None else self.target
+        disk = target.disk or self.target.disk
+        if disk is None or not isinstance(self.place, CPUPlace) or not any(o.op.copies for o in block.operators):
+            return None
+        if far := [v for v in block.persistent() if v.type.host]:
+            stored(disk, program.data, far)
+        return disk
 
     def _join(self, program: Program, block: Block) -> None:
         """Makes this executor a rank of the mesh for which the program was made, if it communicates.

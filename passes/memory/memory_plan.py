@@ -21,7 +21,8 @@ class MemoryReport:
     `arena`: the allocation for the values of one step; `live_peak`: the most bytes alive at once (no arena
     for this order and this sharing can be smaller); `persistent`: parameters, buffers, state and constants; `peak`:
     arena + persistent, which is all the memory a step takes; `peak_at`: index of the operator at the live peak.
-    `host`, `host_live_peak`: arena and most bytes alive in host memory (offloaded values).
+    `host`, `host_live_peak`: arena and most bytes alive in host memory (offloaded values).  `stored`: parameters,
+    buffers and state in host memory, which `persistent` leaves out.
     """
 
     arena: int
@@ -30,6 +31,7 @@ class MemoryReport:
     peak_at: int
     host: int = 0
     host_live_peak: int = 0
+    stored: int = 0
 
     @property
     def peak(self) -> int:
@@ -149,4 +151,5 @@ def _report(block: Block, found: Sequence[Storage]) -> MemoryReport:
         v = values[name]
         arenas[v.type.host] = max(arenas[v.type.host], at + aligned(v.nbytes))
     most = max((live for _, live in _profile(block, found, 1, True)), default=0) if arenas[True] else 0
-    return MemoryReport(arenas[0], live_peak, sum(v.nbytes for v in block.persistent()), peak_at, arenas[1], most)
+    held = [sum(v.nbytes for v in block.persistent() if v.type.host is host) for host in (False, True)]
+    return MemoryReport(arenas[0], live_peak, held[False], peak_at, arenas[1], most, held[True])

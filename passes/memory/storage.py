@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...language.ir import Block, Free, Operator, Value
+from ...language.types import need
 from ...language.verify_addresses import ALIGNMENT
 
 
@@ -139,6 +140,10 @@ class _Sharing:
         offsets = offsets_inside(op)
         for i, v in enumerate(op.outputs):
             if v is None or v.name in self.persistent:
+                continue
+            if i < len(op.op.updates):  # of what was fetched from host memory: in place
+                x = need(op.inputs[op.op.updates[i]])
+                self.put(v, self.of[x.name], self.of[x.name].offsets[x.name])
                 continue
             base = self.of.get(op.inputs[0].name) if op.inputs and op.inputs[0] is not None else None
             offset = offsets[i] if i < len(offsets) else None

@@ -1,6 +1,6 @@
 """Offloading: copies of forward values to host memory, and back before the backward pass reads them.
 
-Which values: a list of names.  When they go and come: chosen here, for the order of operators as it is, so that this
+Which values: a list of names.  Parameters, buffers and state among them stay in host memory (stored.py).  When they go and come: chosen here, for the order of operators as it is, so that this
 pass comes last before `liveness`.  Copies that are in the block already are placed anew.
 """
 
@@ -23,6 +23,7 @@ from ...ops.memory import offload as ops
 from ..base import Pass
 from ..memory.liveness import Liveness
 from ..memory.memory_plan import live_profile
+from .stored import far_names, place_windows, storable, without_windows
 from .transfers import LINK, Link, Seconds
 
 _FORWARD = (Role.FORWARD, Role.LOSS)
@@ -31,6 +32,8 @@ _FORWARD = (Role.FORWARD, Role.LOSS)
 @dataclass(frozen=True)
 class Offload(Pass):
     """Copy `values` to host memory after their last forward use, and back before the next operator that reads them.
+
+    Parameters, buffers and state among them stay there, and are fetched for the operators that read them.
 
     A copy out begins right after the operator that writes the value.  Its wait is placed late enough, and the copy back
     begins early enough, for the device not to stall, subject to one rule: the bytes alive on the device never exceed
@@ -58,12 +61,12 @@ class Offload(Pass):
         block = without_copies(block)
         if self.lowered:
             names = surviving(block, names)
-        rests = find_rests(block, names)
-        if not rests:
-            return block
-        if self.tight:
-            return _written(block, [_tight(block, r) for r in rests])
-        return _Placing(block, rests, self.seconds or roofline, self.link, self.limit).run()
+        rests, seconds = find_rests(block, names), self.seconds or roofline
+        if rests and self.tight:
+            block = _written(block, [_tight(block, r) for r in rests])
+        elif rests:
+            block = _Placing(block, rests, seconds, self.link, self.limit).run()
+        return place_windows(block, names, seconds, self.link, self.limit, tight=self.tight)
 
 
 def roofline(op: Operator) -> float:
@@ -73,14 +76,14 @@ def roofline(op: Operator) -> float:
 
 
 def offloaded(block: Block) -> tuple[str, ...]:
-    """Names of the values that a block offloads, in order."""
-    return tuple(
-        dict.fromkeys(next(op.reads()).name for op in as_block(block).operators if isinstance(op.op, ops.Offload))
-    )
+    """Names of the values that a block offloads, in order: parameters, buffers and state, then those of the step."""
+    moved = (next(op.reads()).name for op in as_block(block).operators if isinstance(op.op, ops.Offload))
+    return (*far_names(block), *dict.fromkeys(moved))
 
 
 def without_copies(block: Block) -> Block:
     """The block without copies to the host and back."""
+    block = without_windows(block)
     origin: dict[str, Value] = {}
     kept: list[Operator] = []
     for op in block.operators:
@@ -281,4 +284,5 @@ def surviving(block: Block, names: Iterable[str]) -> tuple[str, ...]:
     """What values are called in a lowered block, where they can have another layout, or be gone."""
     values = block.values()
     there = [n for name in names for n in (name, f"{name}.last") if n in values]
-    return tuple(r.value.name for r in find_rests(block, there))
+    known = storable(block)
+    return (*(n for n in there if n in known), *(r.value.name for r in find_rests(block, there)))

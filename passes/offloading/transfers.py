@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...language.ir import Block, Free, Operator, Value
+from ...ops.memory.offload import Copy
 
 Seconds = Callable[[Operator], float]
 
@@ -137,9 +138,10 @@ def simulate(block: Block, seconds: Seconds, link: Link = LINK, flight: Flights 
             spent = seconds(op)
             now, compute = now + spent, compute + spent
             continue
-        target = op.inputs[0] if op.views() else op.outputs[0]
+        waits = op.op.waits if isinstance(op.op, Copy) else bool(op.views())
+        target = op.inputs[0] if waits else op.outputs[0]
         assert target is not None
-        if op.views():
+        if waits:
             t = flying.pop(target.name)
             stall = max(0.0, t.end - now)
             now, stalls = now + stall, stalls + stall

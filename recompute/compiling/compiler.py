@@ -21,7 +21,7 @@ from ..passes import RecomputePlan, Target, memory_report, offloaded, run_passes
 from ..passes.base import dump_block, dumping, is_dumping
 from ..passes.gradient.precision import check_precision
 from ..passes.inserting import check_places
-from ..passes.offloading.transfers import StepTimes, simulate
+from ..passes.offloading.transfers import Link, StepTimes, simulate
 from ..passes.planners.fit.problem import Fitting
 from ..passes.sequence import cleanup_passes, lowering_passes
 from ..passes.target import target_fields, target_from
@@ -41,7 +41,7 @@ from ..training.spec import Spec
 class StepFigures:
     """Memory and time of one training step, in bytes, FLOPs and seconds; `peak_bytes` is all the executor allocates.
 
-    `host_bytes`: the arena in host memory for `offloaded_values`; `transfer_seconds`: time of the copies between device
+    `host_bytes`: what `offloaded_values`, parameters and state among them, take in host memory (or on disk); `transfer_seconds`: time of the copies between device
     and host; `stall_seconds`: time for which the device waits for them, part of `estimated_step_seconds`.
     """
 
@@ -121,7 +121,7 @@ def compile_step(
             saved = _planned(step, program, wanted, target, plain)
         else:
             lower(step, target)
-        found, cost = figures(step.block, target.cost, step.logical), target.cost or this_cpu()
+        found, cost = figures(step.block, target.cost, step.logical, target.link), target.cost or this_cpu()
         proof = _proof(program, loss, spec, fetch, target, step) if prove else None
         return CompiledStep(step, step.plan, found, cost, step.planned, saved, proof)
 
@@ -250,8 +250,10 @@ def batch_of(program: Program) -> int | None:
     return program.block.batch
 
 
-def figures(block: Block, cost: CostModel | None = None, logical: Block | None = None) -> StepFigures:
-    """The figures of a block with planned memory; times by `cost` (default: this CPU's roofline).
+def figures(
+    block: Block, cost: CostModel | None = None, logical: Block | None = None, link: Link | None = None
+) -> StepFigures:
+    """The figures of a block with planned memory; times by `cost` (default: this CPU's roofline), copies by `link`.
 
     Operators are counted, and their cost estimated, in `logical`, the block before lowering (default: the block).
     """
@@ -260,7 +262,7 @@ def figures(block: Block, cost: CostModel | None = None, logical: Block | None =
     real = [op for op in logical.operators if not (isinstance(op.op, Free) or op.op.copies)]
     cost = cost or this_cpu()
     moved = offloaded(block)
-    times = simulate(block, cost.seconds, link_of(cost)) if moved else StepTimes()
+    times = simulate(block, cost.seconds, link or link_of(cost)) if moved else StepTimes()
     flops = dict.fromkeys(Role, 0)
     for op in real:
         flops[op.role] += operator_cost(op).flops
@@ -278,7 +280,7 @@ def figures(block: Block, cost: CostModel | None = None, logical: Block | None =
         repeated_forward_share=again / forward if forward else 0.0,
         estimated_step_seconds=step_seconds(logical, cost) + times.stalls,
         offloaded_values=len(moved),
-        host_bytes=report.host,
+        host_bytes=report.host + report.stored,
         transfer_seconds=times.transfer_seconds,
         stall_seconds=times.stalls,
     )

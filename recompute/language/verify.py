@@ -59,7 +59,7 @@ class _Checker:
         self.changed: set[str] = set()
         self.persistent = {v.name for v in block.persistent()}
         self.constants = {c.value.name for c in block.constants}
-        self.copies = Copies(self.persistent)
+        self.copies = Copies({v.name: v for v in block.persistent()})
         self.communications = Communications()
         self.at = -1
 
@@ -71,7 +71,7 @@ class _Checker:
             if v.name in self.live:
                 raise self.fail(f"{show_name(v.name)} is declared twice")
             self.check_size(v)
-            if v.type.host:
+            if v.type.host and v.name not in self.persistent:
                 raise self.fail(f"{show_name(v.name)} is declared in host memory: only an Offload writes values there")
             self.live[v.name] = v
         for c in self.block.constants:
@@ -126,6 +126,8 @@ class _Checker:
                 continue
             if self.live.get(read.name) is not read:
                 self.check_read(read)
+            if read.name in self.changed and read.name not in self.persistent:
+                raise self.fail(f"{show_name(read.name)} is read after it was updated in place")
             if op.role is Role.RECOMPUTE and read.name in self.changed:
                 raise self.fail(f"a recomputed operator reads {show_name(read.name)} after it was updated")
         if not op.typed:
@@ -141,29 +143,37 @@ class _Checker:
         if op.op.updates:
             self.check_updates(op)
         else:
-            for v in op.writes():
-                if v.name in self.live or v.name in self.freed:
-                    raise self.fail(f"{show_name(v.name)} is written twice")
-                self.live[v.name] = v
+            self.check_new(*op.writes())
         for buffer in op.scratch:
             if buffer.name in self.live or buffer.name in self.freed:
                 raise self.fail(f"scratch {show_name(buffer.name)} has the name of a value")
             self.freed.add(buffer.name)
 
+    def check_new(self, *values: Value) -> None:
+        for v in values:
+            if v.name in self.live or v.name in self.freed:
+                raise self.fail(f"{show_name(v.name)} is written twice")
+            self.live[v.name] = v
+
     def check_updates(self, op: Operator) -> None:
-        """Checks that an update writes what it reads: parameters, buffers and state, each of which it reads once."""
+        """Checks that an update writes what it reads: parameters, buffers and state, each of which it reads once; or
+        what was fetched of them from host memory, which then has a new name."""
         names = [None if v is None else v.name for v in op.inputs]
         outs = [None if v is None else v.name for v in op.outputs]
         for i, at in enumerate(op.op.updates):
             name, out = (found[k] if k < len(found) else None for found, k in ((names, at), (outs, i)))
             if name is None and out is None:
                 continue
-            if name is None or name != out:
+            made = op.outputs[i] if i < len(op.outputs) else None
+            if name in self.copies.fetched and made is not None:
+                self.copies.update(name, made.name)
+                self.check_new(made)
+            elif name is None or name != out:
                 raise self.fail(
                     f"{op.op.name} updates its input {at} in place: output {i} must be that parameter, buffer or state"
                     f" ({show_name(name) if name else 'absent'}), not {show_name(out) if out else 'absent'}"
                 )
-            if name in self.constants or name not in self.persistent:
+            elif name in self.constants or name not in self.persistent:
                 kinds = {"a constant": self.constants, "an input": {v.name for v in self.block.inputs}}
                 kind = next((k for k, of in kinds.items() if name in of), "a computed value")
                 raise self.fail(

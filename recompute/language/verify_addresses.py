@@ -155,7 +155,10 @@ class _Walk:
             return
         for k, x in enumerate(op.inputs):
             there = self.range_of(x)
-            if x is None or there is None or there[1] <= here[0] or here[1] <= there[0]:
+            in_place = i < len(op.op.updates) and op.op.updates[i] == k
+            if in_place and x is not None and there != here:
+                raise _Fault(self.at, f"{show_name(v.name)} is not where {show_name(x.name)} is, which it updates")
+            if x is None or there is None or there[1] <= here[0] or here[1] <= there[0] or in_place:
                 continue
             allowed = k in op.op.overwrites(i) and there == here and x.type == v.type
             if not allowed:

@@ -93,6 +93,7 @@ def figures_of(
     times = fitting.times(fitted) if moved else StepTimes()
     plain_seconds = step_seconds(fitting.plain.block, cost)  # before fusion, as planners and their bounds see it
     kept, kept_bytes = kept_for_backward(fitted.block)
+    report = memory_report(fitted.compiled)
     own = (
         sliced.block if sliced.after else sliced.once
     ).values()  # not the parts of an operator that a plan has divided
@@ -115,7 +116,7 @@ def figures_of(
         offloads=moved,
         slices=fitted.plan.slices,
         approximations=approximations,
-        host_bytes=memory_report(fitted.compiled).host,
+        host_bytes=report.host + report.stored,
         transfer_seconds=times.transfer_seconds,
         stall_seconds=times.stalls,
     )

@@ -165,7 +165,7 @@ def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[F
                 slicing = wanted.slicing and strategy == DEFAULT
                 fitted = fit_within(
                     fitting, budget, strategy, options, offload=wanted.offload, slicing=slicing,
-                    allowed=wanted.approximations,
+                    allowed=wanted.approximations, disk=fitting.target.disk is not None,
                 )  # fmt: skip
                 if budget is None and wanted.approximations:
                     fitted = also_approximated(fitting, fitted, wanted.approximations)

@@ -8,7 +8,7 @@ import itertools
 import mmap
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -92,21 +92,48 @@ def _alone() -> tuple[int, int]:
     return _references(view)
 
 
+def fill(target: np.ndarray, source: np.ndarray) -> None:
+    """Copies an array into another of the same shape and type; pages of mapped files leave memory."""
+    if not target.flags.c_contiguous:
+        target[...] = source
+        return
+    flat = in_parts(target)
+    for part, there in zip(in_parts(source), flat, strict=True):
+        there[...] = part
+    flat.close()
+
+
 def taken(array: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
     """A copy that can be written (in another type), in row-major order; what it read of a mapped file leaves memory."""
-    # of a private mapping ("c"), what was written into it would be lost
-    file = getattr(array, "_mmap", None) if isinstance(array, np.memmap) and array.mode != "c" else None
-    if not isinstance(file, mmap.mmap) or not array.flags.c_contiguous or not hasattr(file, "madvise"):
+    if _mapping(array) is None:
         return np.array(array, dtype, order="C")
     found = np.empty(array.shape, dtype or array.dtype)
-    source, target = np.asarray(array).reshape(-1), found.reshape(-1)
-    begin = source.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
-    for at in range(0, source.size, _PART):
-        target[at : at + _PART] = source[at : at + _PART]
-        start, end = (begin + i * source.itemsize for i in (at, min(at + _PART, source.size)))
-        first = start // mmap.PAGESIZE * mmap.PAGESIZE
-        file.madvise(mmap.MADV_DONTNEED, first, end - first)
+    target, at = found.reshape(-1), 0
+    for part in in_parts(array):
+        target[at : at + part.size] = part
+        at += part.size
     return found
+
+
+def in_parts(array: np.ndarray) -> Iterator[np.ndarray]:
+    """The elements in row-major order, in flat parts; what was read of a mapped file leaves memory."""
+    file = _mapping(array)
+    source = np.ascontiguousarray(array).view(np.ndarray).reshape(-1)
+    begin = 0 if file is None else source.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
+    for at in range(0, source.size, _PART):
+        yield source[at : at + _PART]
+        if file is not None:
+            start, end = (begin + i * source.itemsize for i in (at, min(at + _PART, source.size)))
+            first = start // mmap.PAGESIZE * mmap.PAGESIZE
+            file.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
+def _mapping(array: np.ndarray) -> mmap.mmap | None:
+    """The mapped file whose contents an array is, in row-major order, if its pages can leave memory."""
+    # of a private mapping ("c"), what was written into it would be lost
+    file = getattr(array, "_mmap", None) if isinstance(array, np.memmap) and array.mode != "c" else None
+    fits = isinstance(file, mmap.mmap) and array.flags.c_contiguous and hasattr(file, "madvise")
+    return file if fits else None
 
 
 def give_back() -> None:

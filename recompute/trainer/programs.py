@@ -201,7 +201,7 @@ class Programs:
                 program = self.training(at) if is_training else self.evaluation(at)
                 block = self.executor.planned(program, self.fetched(program, training=is_training))
                 arenas[is_training].append(memory_report(block).arena)
-                values |= {self._held(program, v): v.nbytes for v in block.persistent()}
+                values |= {self._held(program, v): v.nbytes for v in block.persistent() if not v.type.host}
         count: Any = (lambda sizes: max(sizes, default=0)) if self._shares else sum
         arena = count(arenas[True] + arenas[False])
         self.executor.share_arena(arena)
@@ -231,7 +231,8 @@ class Programs:
                 session = self.executor.bound(program, self.fetched(program, training=is_training))
                 if session is None:
                     continue
-                own = {self._held(program, v): session.arrays[v.name].nbytes for v in session.block.persistent()}
+                near = [v for v in session.block.persistent() if not v.type.host]
+                own = {self._held(program, v): session.arrays[v.name].nbytes for v in near}
                 arrays |= own
                 arenas[id(getattr(session, "arena", session))] = session.measured_peak_bytes - sum(own.values())
         return sum(arenas.values()) + sum(arrays.values())

@@ -18,6 +18,7 @@ from ..language.ir import Value
 from ..language.program import Program
 from ..language.types import TensorType, dtype_name
 from ..support.files import regular
+from ..support.memory import fill
 from ..support.tensor_file import reason, write_arrays
 from .origin import digest
 from .parts import Part, parts_of, stored, whole_types
@@ -36,14 +37,12 @@ _EIGHT_BITS = {
     "F8_E5M2FNUZ": "f8e5m2fnuz",
     "F8_E8M0": "f8e8m0",
 }
-
-
 def contents(program: Program, v: Value) -> np.ndarray:
     """The array of a parameter, buffer or state, in host memory.  UsageError if it has none."""
     array = program.data.get(v.name)
     if array is None:
         raise UsageError(f"'{v.name}' ({v.type}) has no contents: load or initialise it first")
-    host = array.get() if hasattr(array, "get") else np.asarray(array)
+    host = array.get() if hasattr(array, "get") else array if isinstance(array, np.ndarray) else np.asarray(array)
     if tuple(host.shape) != v.shape or host.dtype != v.type.numpy:
         raise UsageError(f"'{v.name}' is {host.dtype}{list(host.shape)}, but the program declares {v.type}")
     return host
@@ -147,23 +146,34 @@ def _left_out(metadata: Mapping[str, str] | None, path: str | PathLike[str]) -> 
 def load_state(program: Program, path: str | PathLike[str], strict: bool = True) -> None:
     """Loads a file of `save_state` (or any safetensors file with these names) into the program: all values or none.
 
+    (Of a program on disk they are read one by one: where that fails in between, it needs a complete state to run.)
+
     For `strict` and the arrays see `set_state_dict`.  A rank that has parts of values (ZeRO) reads its parts of whole
     ones.  Frozen weights that the file leaves out must be those of the program (not with `strict=False`).  ModelError
     if the file is missing, truncated or not a safetensors file; UsageError that lists all differences from the program.
     """
     from safetensors import SafetensorError, safe_open
 
-    path = as_path(path)
+    path, before = as_path(path), program.broken
     try:
         with safe_open(regular(path), framework="np") as file:
             found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  no mapping
             left = _left_out(file.metadata(), path)
             given = {n: _type_text(s.get_dtype(), s.get_shape()) for n, s in found.items()}
             _check(program, given, strict, f"'{path}'", left)
-            wanted, parts = [v for v in stored(program) if v.name in found], parts_of(program)
-            direct = [v for v in wanted if v.dtype not in _EIGHT_BITS.values() and v.name not in parts]
-            arrays = {v.name: file.get_tensor(v.name) for v in direct}
-        arrays |= _read_at(path, [v for v in wanted if v.name not in arrays], parts)
+            parts = parts_of(program)
+            direct = {v.name for v in stored(program) if v.dtype not in _EIGHT_BITS.values() and v.name not in parts}
+            read: Iterable[tuple[Value, np.ndarray]] = (
+                (v, file.get_tensor(v.name) if v.name in direct else _read_at(path, v, parts))
+                for v in stored(program)
+                if v.name in found
+            )
+            if any(isinstance(a, np.memmap) for a in dict.values(program.data)):  # on disk: there may be no room for all
+                program.broken = f"'{path}' was not read to its end"  # until it is
+            else:
+                read = list(read)
+            for v, array in read:
+                _put(program, v, array)
     except FileNotFoundError:
         raise ModelError(f"cannot read '{path}': there is no such file") from None
     except (OSError, SafetensorError) as e:
@@ -172,30 +182,20 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
         ) from None
     except MemoryError:
         raise OutOfMemoryError(f"not enough memory on this machine for the contents of '{path}'") from None
-    for v in stored(program):
-        if v.name in arrays:
-            _put(program, v, arrays.pop(v.name))
+    program.broken = before
     _mended(program, {**found, **left})
 
 
-def _read_at(path: str | PathLike[str], wanted: list[Value], parts: Mapping[str, Part]) -> dict[str, np.ndarray]:
-    """The contents of values in a checked file, or a rank's parts, also of types that NumPy has no names for."""
-    if not wanted:
-        return {}
+def _read_at(path: str | PathLike[str], v: Value, parts: Mapping[str, Part]) -> np.ndarray:
+    """The contents of a value in a checked file, or a rank's part, also of types that NumPy has no names for."""
+    part, flat = parts.get(v.name, Part(v.type, 0, v.size)), np.zeros(v.size, v.type.numpy)
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    found = {}
-    for v in wanted:
-        part = parts.get(v.name, Part(v.type, 0, v.size))
-        first = 8 + length + header[v.name]["data_offsets"][0]
-        flat = np.zeros(v.size, v.type.numpy)
-        with open(path, "rb") as file:
-            for there, here, count in part.spans():
-                file.seek(first + there * v.type.numpy.itemsize)
-                flat[here : here + count] = np.fromfile(file, v.type.numpy, count)
-        found[v.name] = flat.reshape(v.shape)
-    return found
+        first = 8 + length + json.loads(file.read(length))[v.name]["data_offsets"][0]
+        for there, here, count in part.spans():
+            file.seek(first + there * v.type.numpy.itemsize)
+            flat[here : here + count] = np.fromfile(file, v.type.numpy, count)
+    return flat.reshape(v.shape)
 
 
 def _mended(program: Program, loaded: Iterable[str]) -> None:
@@ -251,6 +251,6 @@ def _put(program: Program, v: Value, array: np.ndarray) -> None:
     old = program.data.get(v.name)
     fits = old is not None and tuple(old.shape) == v.shape and old.dtype == v.type.numpy
     if fits and old.flags.writeable:
-        old[...] = array
+        fill(old, array)
     else:
         program.data[v.name] = np.array(array)

@@ -18,12 +18,14 @@ from ...language.program import Program
 from ...language.text import show_operator
 from ...language.types import Array
 from ...ops.communication.base import Communication
+from ...ops.memory.offload import Copy, Prefetch
 from ...passes import ALIGNMENT, memory_report
 from ...support.threads import interrupts_wait
 from ..communication.engine import Engine, Transfer
 from ..shared.binding import already_there, contents, far_waits, need_addresses
 from . import PREFERRED
 from .device import native
+from .disk import Disk
 
 
 class Arena:
@@ -76,6 +78,24 @@ class Step:
         except Exception as e:
             kind = "" if isinstance(e, (IndexError, ValueError, RecomputeError)) and str(e) else f"{type(e).__name__}: "
             raise JobError(f"{kind}{e}, in\n    {show_operator(self.op)}") from e
+
+
+@dataclass(frozen=True)
+class DiskCopy(Step):
+    """The begin of a copy to a file or from there, or the wait for one."""
+
+    disk: Disk | None = None
+    place: tuple[int, int] = (0, 0)
+
+    def run(self) -> None:
+        """Begins, or waits.  JobError where the copy failed."""
+        rule, disk = self.op.op, self.disk
+        assert disk is not None and isinstance(rule, Copy)
+        if rule.waits:
+            disk.wait(next(self.op.reads()).name)
+            return
+        device = self.outs[0] if isinstance(rule, Prefetch) else self.ins[-1]
+        disk.begin(rule, next(self.op.writes()).name, device, self.place)
 
 
 @dataclass(frozen=True)
@@ -137,7 +157,7 @@ class Session:
     `arrays` gives the persistent values (parameters, buffers, state); they are updated in place.  `progress` is told
     how many operators are bound, of how many: kernels are compiled where no earlier process has done it.  `arena`: one
     that is large enough, shared with sessions that never run at the same time (None: one of its own).  `engine`: what
-    carries communication with other ranks.
+    carries communication with other ranks.  `disk`: the folder for a file that takes the part of host memory.
     """
 
     #: whether the newest contents of persistent values are in memory of its own, and not in the program's arrays
@@ -150,6 +170,7 @@ class Session:
         progress: Callable[[int, int], None] = lambda done, count: None,
         arena: Arena | None = None,
         engine: Engine | None = None,
+        disk: str | None = None,
     ) -> None:
         self.block = block
         self.engine = engine
@@ -159,11 +180,13 @@ class Session:
         need_addresses(block)
         self.report = memory_report(block)
         self.arena = Arena(self.report.arena) if arena is None else arena
-        self.host = Arena(self.report.host) if self.report.host else None
+        far = disk is not None and any(op.op.copies for op in block.operators)
+        self.disk = Disk(disk, self.report.host) if far and disk is not None else None
+        self.host = Arena(self.report.host) if self.report.host and self.disk is None else None
         self.arrays: dict[str, Any] = {}
         self._bind_persistent(arrays)
         for name, value in block.values().items():
-            if name in block.addresses:
+            if name in block.addresses and not (self.disk is not None and value.type.host):
                 self.arrays[name] = self.arena_of(value).at(block.addresses[name], value)
         wanted = [(at, op) for at, op in enumerate(block.operators) if self._runs(op)]
         self.steps: list[Step] = []
@@ -181,7 +204,8 @@ class Session:
         """Whether there is something to do: not for frees and views, but for every wait for other ranks."""
         if isinstance(op.op, Free):
             return False
-        return self._exchanges(op) or not already_there(self.block, op)
+        moved = self.disk is not None and op.op.copies
+        return moved or self._exchanges(op) or not already_there(self.block, op)
 
     def _exchanges(self, op: Operator) -> bool:
         """Whether it begins a communication with other ranks, or waits for one."""
@@ -194,6 +218,10 @@ class Session:
                 f"    {show_operator(op)}\nrun the program with an Executor, which chooses kernels again"
             )
         ins, outs, scratch = (tuple(map(self._array, vs)) for vs in (op.inputs, op.outputs, op.scratch))
+        if self.disk is not None and op.op.copies:
+            far = next(v for v in (*op.reads(), *op.writes()) if v.type.host)
+            place = self.disk.place(far, self.arrays, self.block.addresses.get(far.name))
+            return DiskCopy(op, ins, outs, scratch, (), self.disk, place)
         if self._exchanges(op):
             assert self.engine is not None
             self.engine.accept(op)
@@ -216,18 +244,21 @@ class Session:
         return self.host
 
     def _array(self, v: Value | None) -> Array | None:
-        return None if v is None else self.arrays[v.name]
+        return None if v is None else self.arrays.get(v.name)  # None: a value on disk
+
+    def _held(self, *, host: bool) -> int:
+        return sum(self.arrays[v.name].nbytes for v in self.block.persistent() if v.type.host is host)
 
     @property
     def measured_peak_bytes(self) -> int:
         """Bytes of all buffers that this session holds: the arena and the persistent arrays."""
-        names = {v.name for v in self.block.persistent()}
-        return self.arena.nbytes + sum(self.arrays[n].nbytes for n in names)
+        return self.arena.nbytes + self._held(host=False)
 
     @property
     def measured_host_bytes(self) -> int:
-        """Bytes of the host's arena."""
-        return 0 if self.host is None else self.host.nbytes
+        """Bytes of the host's arena (or of the file that stands for it), and of parameters and state there."""
+        arena = self.disk if self.disk is not None else self.host
+        return self._held(host=True) + (0 if arena is None else arena.nbytes)
 
     #: operators that run elsewhere than the step does: none
     on_host: tuple[Operator, ...] = ()
@@ -276,6 +307,14 @@ class Session:
         self.engine.expect(time.perf_counter() - start)
 
     def _run(self) -> None:
+        try:
+            self._run_segments()
+        except BaseException:
+            if self.disk is not None:
+                self.disk.settle()
+            raise
+
+    def _run_segments(self) -> None:
         self.updating = False
         with np.errstate(all="ignore"):
             for segment in self._before:

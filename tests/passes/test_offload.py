@@ -241,7 +241,7 @@ def test_placing_again_and_taking_back() -> None:
 def test_what_has_no_rest_stays() -> None:
     block = chain(3)
     assert [r.value.name for r in find_rests(block, ["w", "loss", "t0", "t2"])] == ["t0", "t2"]
-    assert Offload(("w", "loss")).run(block) == block
+    assert Offload(("loss",)).run(block) == block
     with pytest.raises(UsageError, match=r"there is no value 't9' to offload"):
         Offload(("t9",)).run(block)
     with pytest.raises(UsageError, match="comes before 'liveness'"):

@@ -20,6 +20,7 @@ from .problem import Fitted, Fitting, Prices, Seconds
 from .refusal import lower, lowest_quickly, refuse_below_state, refused
 from .search import CLOSE, searched
 from .with_approximations import approximated_first, with_approximations
+from .with_disk import with_disk
 from .with_offload import fastest
 from .with_slices import Sliced
 
@@ -56,15 +57,20 @@ def fit_within(
     offload: bool = False,
     slicing: bool = False,
     allowed: Sequence[Approximation] = (),
+    disk: bool = False,
 ) -> Fitted:
     """`fit` for a step whose problem was made before.
 
     `offload`: values may also wait in host memory, where the step is faster then.  `slicing`: parts of it may run in
     slices, where the step is faster then, unless it runs in slices as a whole already.  `allowed`: approximations of
-    gradients that may be used where the step is faster then, or fits by nothing else.
+    gradients that may be used where the step is faster then, or fits by nothing else.  `disk`: parameters and state may be on disk, where the
+    step does not fit without that.
     """
     if budget is not None and (unrepeated := fitting._unrepeated_within(budget)) is not None:
         return unrepeated
+    if budget is not None and disk:
+        others: dict[str, Any] = {"offload": offload, "slicing": slicing, "allowed": allowed}
+        return with_disk(fitting, budget, lambda goal: fit_within(fitting, goal, strategy, options, **others))
     if budget is not None and isinstance(planner(strategy, **(options or {})), Auto):
         refuse_below_state(fitting, budget, strategy)
     if budget is None or not allowed or fitting.plain.peak <= budget:  # then nothing need be approximated

@@ -20,16 +20,28 @@ On a device with streams each direction has a copy stream of its own:
   here, and copies; an event of the copy stream is recorded behind that.  The compute stream goes on at once.
 * `CopyWait`: the compute stream waits for that event.  It moves nothing; its result is its first input's buffer.
 
+Parameters, buffers and state can be declared in host memory as well.  A step fetches them as it fetches other host
+values, updates what it has fetched, in place, and stores the result:
+
+    param %w: host f32[64,128]
+    %w.coming: f32[64,128] = Prefetch(%w)
+    %w.here: f32[64,128] = CopyWait(%w.coming, %w)
+    %w.new: f32[64,128] = SGDUpdate(%w.here, %g, ...)    in w.here's buffer
+    %w: host f32[64,128] = Store(%w, %w.new)             the copy begins
+    %w: host f32[64,128] = StoreWait(%w, %w.new)         the copy is done: w.new may be freed
+
 Every copy thus begins behind what the compute stream has done so far, and whatever comes after a wait runs behind the
 copy: a buffer that the plan gives away after the wait can be written at once, on both sides.  Each copy is awaited,
 so that the copy streams have joined the compute stream when the step ends (as a captured graph needs it).  The host's
 arena is to be pinned memory.  An executor without streams copies where the copy begins, and has nothing to wait for.
+On a CPU with a folder for it (`CPUPlace(disk=...)`), host memory is a file there, and threads copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...language.op import Cost, FunctionWriter, Op
 from ...language.types import Operands, Types
@@ -41,6 +53,8 @@ class Copy(Op, abstract=True):
 
     copies = True
     moves_data = True
+    #: whether it waits for a copy that an earlier operator begins
+    waits: ClassVar[bool] = False
 
     def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         outs[0][...] = ins[0]
@@ -81,6 +95,8 @@ class Prefetch(Copy):
 class CopyWait(Copy):
     """Waits for the copy that writes its first input and reads its second one; gives the first, ready to be read."""
 
+    waits = True
+
     def infer(self, target, source):
         if target.host == source.host or target != source.placed(host=target.host):
             raise self.fail("the two ends of a copy are the same elements, one of them in host memory", target, source)
@@ -88,3 +104,37 @@ class CopyWait(Copy):
 
     def views(self, ins, outs):
         return (0,)
+
+
+@dataclass(frozen=True)
+class Store(Copy):
+    """Begins to copy x, on the device, to a parameter, buffer or state w in host memory, which it updates.
+
+    `StoreWait(w, x)` must follow.
+    """
+
+    updates = (0,)
+
+    def infer(self, w, x):
+        """w's type."""
+        if not w.host or x != w.placed(host=False):
+            raise self.fail("it copies from the device to the same elements in host memory", w, x)
+        return (w,)
+
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
+        outs[0][...] = ins[1]
+
+    def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
+        """What is stored."""
+        g.node("Identity", ins[1:], outs)
+        return True
+
+
+@dataclass(frozen=True)
+class StoreWait(Store):
+    """Waits for the `Store` with the same inputs."""
+
+    waits = True
+
+    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
+        pass
