@@ -127,10 +127,11 @@ def _communication() -> list[Pass]:
     return [Regather(), Buckets(), TreeSums()]
 
 
-def memory_passes(target: Target, moved: Sequence[str] = ()) -> list[Pass]:
-    """The passes for order, copies (`moved`: the offloaded values), frees and addresses."""
+def memory_passes(target: Target, moved: Sequence[str] = (), limit: int = 0) -> list[Pass]:
+    """The passes for order, copies (`moved`: the offloaded values; `limit`: see `Offload`), frees and addresses."""
     seconds = None if target.cost is None else target.cost.seconds
-    copies: list[Pass] = [Offload(tuple(moved), lowered=True, seconds=seconds, link=target.link)] if moved else []
+    offload = Offload(tuple(moved), limit, lowered=True, seconds=seconds, link=target.link)
+    copies: list[Pass] = [offload] if moved else []
     then = (*copies, *last_passes())
     return [InBestOrder(then)] if target.schedule else list(then)
 
@@ -157,12 +158,12 @@ def lowered(block: Block, target: Target) -> Block:
     return run_passes(block, lowering_passes(target))
 
 
-def planned(block: Block, target: Target, others: Sequence[Block] = ()) -> Block:
+def planned(block: Block, target: Target, others: Sequence[Block] = (), limit: int = 0) -> Block:
     """A cleaned block after lowering, in the best order found, with frees and addresses, and with its copies placed for
     this order.
 
     `others`: the same step at other sizes, planned: the order of one is taken where the arena becomes no larger than
-    the largest of theirs.
+    the largest of theirs.  `limit`: bytes of the arena that copies of offloaded values may use (see `Offload`).
     """
     moved = offloaded(block)
     with trusted() if others else contextlib.nullcontext():  # what will run is verified
@@ -171,7 +172,7 @@ def planned(block: Block, target: Target, others: Sequence[Block] = ()) -> Block
         found = run_passes(ordered, memory_passes(replace(target, schedule=False), moved))
         if memory_report(found).arena <= max(memory_report(other).arena for other in others):
             return found
-    return run_passes(block, memory_passes(target, moved))
+    return run_passes(block, memory_passes(target, moved, limit))
 
 
 def plan_memory(block: Block, target: Target) -> Block:

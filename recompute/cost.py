@@ -7,13 +7,7 @@ A cost model is any object with a name and `seconds(operator)`: a device (`devic
 from __future__ import annotations
 
 import dataclasses
-import functools
-import os
-import tempfile
-import time
 from collections.abc import Iterable
-
-import numpy as np
 
 from .boundary import as_block
 from .devices import DATASHEETS, LAUNCH, CostModel, Datasheet, Device, as_cost, device, is_view, operator_cost, this_cpu
@@ -32,7 +26,6 @@ __all__ = [
     "as_cost",
     "costs_of",
     "device",
-    "disk_link",
     "is_view",
     "kept_bytes",
     "kept_values",
@@ -66,26 +59,7 @@ def priced(target: Target) -> Target:
     cost = expect("target", target, Target, "an rc.Target").cost or costs_of(target.place)
     if target.precision == "tf32" and isinstance(cost, Device):
         cost = cost.with_tf32()
-    return dataclasses.replace(target, cost=cost, link=link_of(cost) if target.disk is None else disk_link(target.disk))
-
-
-@functools.cache
-def disk_link(folder: str) -> Link:
-    """Rates of a folder's disk, measured once in a process with a file of 64 MiB."""
-    part = np.random.default_rng(0).bytes(1 << 23)
-    seconds = []
-    with tempfile.TemporaryFile(dir=folder) as file:
-        for work in (lambda: file.write(part), lambda: file.read(len(part))):
-            start = time.perf_counter()
-            for _ in range(8):
-                work()
-            file.flush()
-            os.fsync(file.fileno())
-            seconds.append(time.perf_counter() - start)
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            file.seek(0)
-    out, back = (8 * len(part) / s for s in seconds)
-    return Link(out, back, 1e-4)
+    return dataclasses.replace(target, cost=cost, link=target.link if target.disk else link_of(cost))
 
 
 def link_of(cost: CostModel) -> Link:

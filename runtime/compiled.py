@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..errors import UsageError, nearest
 from ..language.ir import Block
 from ..language.program import Compiled, Program
 from ..passes import Target, memory_report, without_gc
+from ..passes.offloading.offload import Offload, offloaded
 from ..passes.sequence import cleaned, planned
 from .lowering import foreign
 
 
-def block_to_run(program: Program, target: Target, fetch: Sequence[str], others: Sequence[Block] = ()) -> Block:
+def block_to_run(
+    program: Program,
+    target: Target,
+    fetch: Sequence[str],
+    others: Sequence[Block] = (),
+    far: Collection[str] = frozenset(),
+) -> Block:
     """The block with kernels, frees and addresses, which keeps fetched values; itself if it can run as it is.
 
     `target`: a resolved one.  A budget of the program also holds on its place: if the program's plan is for another
     target, a new plan is made.  `others`: the same at other sizes, whose order of operators it takes where it can.
+    `far`: parameters and state that are on disk; without a plan, the block fetches them from there.
     """
     made = program.compiled if program.compiled and program.compiled.logical is program.logical else None
     for block in (program.block, *([made.block] if made is not None else ())):
@@ -31,7 +39,10 @@ def block_to_run(program: Program, target: Target, fetch: Sequence[str], others:
                 return made.block
         block = _fetching(made.logical if made is not None else program.logical, fetch)
         by_planner = program.planned is not None  # which defines what is recomputed
-        found = planned(cleaned(block, target, planned=by_planner), target, others)
+        block = cleaned(block, target, planned=by_planner)
+        if here := [v.name for v in block.persistent() if v.name in far and not v.type.host]:
+            block = Offload((*offloaded(block), *here), tight=True).run(block)
+        found = planned(block, target, others)
     if made is not None and made.budget is not None and (peak := memory_report(found).peak) > made.budget:
         warnings.warn(
             f"the step takes {peak:,} bytes, its budget is {made.budget:,}: what is fetched stays to the end of "

@@ -27,7 +27,7 @@ from .communication.agreement import must_be_same
 from .communication.engine import Alone, Engine
 from .communication.started import given_rank
 from .compiled import block_to_run
-from .cpu.disk import stored
+from .cpu.disk import Stored, stored
 from .cpu.session import Arena, Session
 from .lowering import resolved
 from .shared.binding import far_waits, need_separate
@@ -108,8 +108,10 @@ class Executor:
         self._others: weakref.WeakKeyDictionary[Program, Recent[Any, Program]] = weakref.WeakKeyDictionary()
         self._families: weakref.WeakKeyDictionary[Program, weakref.ref[Recent[Any, Program]]]
         self._families = weakref.WeakKeyDictionary()
-        #: what `_planned` made last: of which block, compiled before as what, for which fetches
-        self._made: weakref.WeakKeyDictionary[Program, tuple[Block, Compiled | None, tuple[str, ...], Block]]
+        #: what `_planned` made last: of which block, compiled before as what, for which fetches, with what on disk
+        self._made: weakref.WeakKeyDictionary[
+            Program, tuple[Block, Compiled | None, tuple[str, ...], frozenset[str], Block]
+        ]
         self._made = weakref.WeakKeyDictionary()
 
     @property
@@ -250,17 +252,11 @@ class Executor:
         return bound.session
 
     def _disk(self, program: Program, block: Block) -> str | None:
-        """The folder that a step was planned with (else the place's own), where its parameters and state are now.
-
-        None: there is none, or nothing is in host memory.
-        """
+        """The folder that a step was planned with (else the place's own); None: there is none, or no need of it."""
         target = program.compiled.target if program.compiled is not None else self.target
         disk = target.disk or self.target.disk
-        if disk is None or not isinstance(self.place, CPUPlace) or not any(o.op.copies for o in block.operators):
-            return None
-        if far := [v for v in block.persistent() if v.type.host]:
-            stored(disk, program.data, far)
-        return disk
+        here = isinstance(self.place, CPUPlace) and any(o.op.copies for o in block.operators)
+        return disk if here else None
 
     def _join(self, program: Program, block: Block) -> None:
         """Makes this executor a rank of the mesh for which the program was made, if it communicates.
@@ -279,7 +275,7 @@ class Executor:
             )
 
     def planned(self, program: Program, fetch_list: Sequence[str | Variable] = ()) -> Block:
-        """The block that `run` would execute, with its memory planned; nothing is allocated."""
+        """The block that `run` would execute, with its memory planned; only files on disk are allocated."""
         return self._planned(program, tuple(sorted(set(_names(program, fetch_list)))))
 
     def bound(self, program: Program, fetch_list: Sequence[str | Variable] = ()) -> Any:
@@ -321,13 +317,22 @@ class Executor:
         return [p for p, f in self._families.items() if own is not None and f() is own() and p in self._sessions]
 
     def _planned(self, program: Program, fetch: tuple[str, ...]) -> Block:
-        """What runs, compiled once for a program's block and what is fetched."""
+        """What runs, compiled once for a program's block and what is fetched.
+
+        What it keeps on disk goes there now; other programs with the same arrays fetch them from there.
+        """
         known = self._made.get(program)
-        if known is None or known[0] is not program.block or known[1] is not program.compiled or known[2] != fetch:
-            before = program.block, program.compiled, fetch
+        far = frozenset(n for n, a in dict.items(program.data) if isinstance(a, Stored))
+        before = program.block, program.compiled, fetch, far
+        if known is None or known[0] is not before[0] or known[1] is not before[1] or known[2:4] != before[2:]:
             others = [self._sessions[p].session.block for p in self._family(program)]
-            known = self._made[program] = (*before, block_to_run(program, self.target, fetch, others))
-        return known[3]
+            block = block_to_run(program, self.target, fetch, others, far)
+            disk, values = self._disk(program, block), [v for v in block.persistent() if v.type.host]
+            if disk is not None and values:
+                stored(disk, program.data, values)
+                before = *before[:3], far.union(v.name for v in values)
+            known = self._made[program] = (*before, block)
+        return known[4]
 
     def _feed(self, session: Any, feed: Mapping[str, Any]) -> None:
         inputs = {v.name: v for v in session.block.inputs}

@@ -7,8 +7,10 @@ from dataclasses import replace
 from ..errors import UsageError, nearest
 from ..language.ir import Block, Free
 from ..language.kernels import PROVIDERS, accepting, fits, with_variants
+from ..passes.offloading.transfers import LINK, Link
 from ..passes.target import Target
 from ..places import CUDAPlace, EmulatedCUDAPlace, Place
+from ..support.disk import disk_rates
 from . import cpu, cuda
 
 #: the operators' own numerics, as a provider's name
@@ -24,11 +26,16 @@ def providers(place: Place | None = None) -> tuple[str, ...]:
 
 
 def resolved(target: Target) -> Target:
-    """The target with the names of its kernel providers (default: all of its place).
+    """The target with the names of its kernel providers (default: all of its place), and with the rates of its disk.
 
     `("numpy",)` means none.  A target whose providers are all of CUDA is for a CUDA device, whatever its place.
     UsageError for unknown providers.
     """
+    if target.disk is not None and target.link == LINK:
+        try:
+            target = replace(target, link=Link(*disk_rates(target.disk), 1e-4))
+        except OSError as e:
+            raise UsageError(f"disk '{target.disk}': cannot write there: {e.strerror}") from None
     if target.providers is None:
         return replace(target, providers=providers(target.place))
     wanted = tuple(n for n in target.providers if n != OWN)

@@ -1,7 +1,8 @@
 """Offloading: copies of forward values to host memory, and back before the backward pass reads them.
 
-Which values: a list of names.  Parameters, buffers and state among them stay in host memory (stored.py).  When they go and come: chosen here, for the order of operators as it is, so that this
-pass comes last before `liveness`.  Copies that are in the block already are placed anew.
+Which values: a list of names.  Parameters, buffers and state among them stay in host memory (stored.py).  When they go
+and come: chosen here, for the order of operators as it is, so that this pass comes last before `liveness`.  Copies that
+are in the block already are placed anew.
 """
 
 from __future__ import annotations

@@ -62,9 +62,8 @@ def place_windows(
 ) -> Block:
     """The block with these parameters, buffers and state in host memory.
 
-    Bytes alive never exceed those with windows of one operator each and one more of the largest buffers beside them (or
-    `limit`, if larger); within that, copies begin early, and values stay between two readers.  `tight`: nothing but
-    windows of one operator each.
+    Bytes alive never exceed those with windows of one operator each (or `limit`, if larger); within that, copies begin
+    early, and values stay between two readers.  `tight`: nothing but windows of one operator each.
     """
     known = storable(block)
     chosen = [known[n] for n in names if n in known]
@@ -99,8 +98,7 @@ class _Placing:
         for w in windows:
             self.live[w.first : w.leave] += w.bytes
             self.of.setdefault(w.value.name, []).append(w)
-        largest = max(w.bytes for w in windows)
-        self.room = max(int(self.live.max(initial=0)) + largest, limit)
+        self.room = max(int(self.live.max(initial=0)), limit)
 
     def run(self) -> list[Window]:
         self._join(short=True)

@@ -41,7 +41,8 @@ from ..training.spec import Spec
 class StepFigures:
     """Memory and time of one training step, in bytes, FLOPs and seconds; `peak_bytes` is all the executor allocates.
 
-    `host_bytes`: what `offloaded_values`, parameters and state among them, take in host memory (or on disk); `transfer_seconds`: time of the copies between device
+    `host_bytes`: what `offloaded_values`, parameters and state among them, take in host memory, or on disk;
+    `transfer_seconds`: time of the copies between device
     and host; `stall_seconds`: time for which the device waits for them, part of `estimated_step_seconds`.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,8 @@ from ..errors import ModelError
 from .files import replacing
 from .memory import in_parts
 
-#: NumPy's names of element types → those in the files
-NAMES = {
-    **{f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
-}  # fmt: skip
+#: element type and shape
+Kind = tuple[np.dtype, tuple[int, ...]]
 
 
 def write_arrays(
@@ -31,24 +26,39 @@ def write_arrays(
 
     `metadata`: in place of the entry of its format.
     """
-    ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # each is aligned then
-    header: dict[str, Any] = {"__metadata__": {"format": "np"} if metadata is None else dict(metadata)}
-    at = 0
-    for name, a in ordered:
-        if a.dtype.name not in NAMES:
-            raise ModelError(f"cannot write '{path}': '{name}' is {a.dtype.name}, which safetensors files have not")
-        header[name] = {"dtype": NAMES[a.dtype.name], "shape": list(a.shape), "data_offsets": [at, at + a.nbytes]}
-        at += a.nbytes
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
+    from safetensors import SafetensorError
+
     try:
+        header, offsets, _ = layout({n: (a.dtype, a.shape) for n, a in arrays.items()}, metadata)
         with replacing(Path(path)) as temporary, open(temporary, "wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            for _, a in ordered:
-                for part in in_parts(a):
-                    file.write(part.view(np.uint8).data)
-    except OSError as e:
+            file.write(header)
+            for name in offsets:
+                for piece in pieces(arrays[name]):
+                    file.write(piece)
+    except (OSError, SafetensorError) as e:
         raise ModelError(f"cannot write '{path}': {reason(e)}") from None
+
+
+def pieces(array: np.ndarray) -> Iterator[memoryview]:
+    """The bytes of an array in row-major order, piece by piece; what was read of a mapped file leaves memory."""
+    return (part.view(np.uint8).data for part in in_parts(array))
+
+
+def layout(kinds: Mapping[str, Kind], metadata: Mapping[str, str] | None = None) -> tuple[bytes, dict[str, int], int]:
+    """The beginning of a file, where each tensor begins behind it, in this order, and the bytes of all of them."""
+    from safetensors.numpy import save
+
+    tiny = save({n: np.zeros(1, dtype) for n, (dtype, _) in kinds.items()}, dict(metadata or {"format": "np"}))
+    (length,) = struct.unpack_from("<Q", tiny)
+    entries: dict[str, Any] = json.loads(tiny[8 : 8 + length])
+    header, offsets, at = {"__metadata__": entries.pop("__metadata__")}, {}, 0
+    for name in entries:  # in the library's order
+        (dtype, shape), offsets[name] = kinds[name], at
+        at += int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        header[name] = {"dtype": entries[name]["dtype"], "shape": list(shape), "data_offsets": [offsets[name], at]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, offsets, at
 
 
 def reason(e: Exception) -> str:

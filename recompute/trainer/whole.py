@@ -7,9 +7,7 @@ the hash are those of one process, whatever the mesh.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 from ..language.program import Program
 from ..language.types import TensorType
 from ..passes.pipelines.borders import without_borders
+from ..support.tensor_file import layout, pieces
 from ..training.parts import Part, parts_of, stored, whole_types
 from ..training.state import contents, metadata_of, unchanged
 from .ranks import Ranks
@@ -78,7 +77,8 @@ def write_state(program: Program, path: Path, ranks: Ranks) -> None:
     for own in ranks.collect("what is the model file's", unchanged(program)):
         left.update(own or {})
     values = {n: v for n, v in values.items() if n not in left}
-    header, offsets, size = _layout({n: v.type for n, v in values.items()}, metadata_of(left))
+    kinds = {n: (v.type.numpy, v.type.shape) for n, v in values.items()}
+    header, offsets, size = layout(kinds, metadata_of(left))
 
     def begin() -> None:
         if ranks.leads:
@@ -94,10 +94,10 @@ def write_state(program: Program, path: Path, ranks: Ranks) -> None:
                 if v.name in left or (part is None and values[v.name].rank != ranks.rank):
                     continue
                 array = contents(program, v)
-                spans = [(0, 0, array.size)] if part is None else part.spans()
-                for there, here, count in spans if array.size else ():
+                for there, here, count in [(0, 0, array.size)] if part is None else part.spans():
                     file.seek(len(header) + offsets[v.name] + there * array.itemsize)
-                    file.write(_bytes(array)[here * array.itemsize : (here + count) * array.itemsize])
+                    for piece in pieces(array if part is None else array.reshape(-1)[here : here + count]):
+                        file.write(piece)
             file.flush()
             os.fsync(file.fileno())
 
@@ -111,7 +111,8 @@ def weights_sha256(program: Program, ranks: Ranks) -> str:
     values = _values(program, ranks, state=False)
     for name, whole in _joined(program, values, ranks):
         digest.update(f"{name}:{values[name].type};".encode())
-        digest.update(_bytes(whole) if whole is not None and whole.size else b"")
+        for piece in () if whole is None else pieces(whole):
+            digest.update(piece)
     return ranks.first("the hash of the weights", digest.hexdigest)
 
 
@@ -130,26 +131,3 @@ def whole_program(program: Program, ranks: Ranks, *, everywhere: bool = False) -
     made.take_origin(program)
     made.forward, made.loss = None, program.loss
     return made
-
-
-def _layout(types: Mapping[str, TensorType], metadata: dict[str, str]) -> tuple[bytes, dict[str, int], int]:
-    """The beginning of a safetensors file, where each tensor begins behind it, and the bytes of all of them."""
-    from safetensors.numpy import save
-
-    def entries(file: bytes) -> dict[str, Any]:
-        (length,) = struct.unpack_from("<Q", file)
-        return dict(json.loads(file[8 : 8 + length]))
-
-    tiny = entries(save({n: np.zeros(1, t.numpy) for n, t in types.items()}, metadata=metadata))
-    header, offsets, at = {"__metadata__": tiny.pop("__metadata__")}, {}, 0
-    for name in tiny:  # in the library's order
-        offsets[name], t = at, types[name]
-        at += t.size * t.numpy.itemsize
-        header[name] = {"dtype": tiny[name]["dtype"], "shape": list(t.shape), "data_offsets": [offsets[name], at]}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text, offsets, at
-
-
-def _bytes(array: np.ndarray) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

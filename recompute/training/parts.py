@@ -18,9 +18,10 @@ from ..passes.sharding.reshard import Division
 
 
 def stored(program: Program) -> tuple[Value, ...]:
-    """Parameters, buffers and state, as this process has them."""
+    """Parameters, buffers and state, as this process has them, wherever a step keeps them."""
     b = program.block
-    return (*b.parameters, *b.buffers, *b.state)
+    found = (*b.parameters, *b.buffers, *b.state)
+    return tuple(Value(v.name, v.type.placed(host=False)) if v.type.host else v for v in found)
 
 
 #: the mesh of one rank

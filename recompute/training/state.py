@@ -37,6 +37,8 @@ _EIGHT_BITS = {
     "F8_E5M2FNUZ": "f8e5m2fnuz",
     "F8_E8M0": "f8e8m0",
 }
+
+
 def contents(program: Program, v: Value) -> np.ndarray:
     """The array of a parameter, buffer or state, in host memory.  UsageError if it has none."""
     array = program.data.get(v.name)
@@ -168,7 +170,7 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
                 for v in stored(program)
                 if v.name in found
             )
-            if any(isinstance(a, np.memmap) for a in dict.values(program.data)):  # on disk: there may be no room for all
+            if any(isinstance(a, np.memmap) for a in dict.values(program.data)):  # there may be no room for all
                 program.broken = f"'{path}' was not read to its end"  # until it is
             else:
                 read = list(read)

@@ -1,4 +1,4 @@
-"""Host memory of CPU sessions in files: parameters and state that stay there, and offloaded values; threads that copy."""
+"""Host memory of CPU sessions in files: parameters, state and offloaded values, and the threads that copy them."""
 
 from __future__ import annotations
 
@@ -54,10 +54,11 @@ def stored(folder: str, arrays: dict[str, np.ndarray], values: list[Value]) -> N
 def _file(folder: str, nbytes: int) -> IO[bytes]:
     """A file of zeros without a name.  UsageError where it cannot be."""
     try:
-        file = tempfile.TemporaryFile(dir=folder)
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is open as long as a session
         os.posix_fallocate(file.fileno(), 0, max(nbytes, 1))
     except OSError as e:
-        raise UsageError(f"disk '{folder}': no room for {nbytes:,} bytes of parameters, state and values: {e.strerror}") from None
+        what = f"{nbytes:,} bytes of parameters, state and values"
+        raise UsageError(f"disk '{folder}': no room for {what}: {e.strerror}") from None
     return file
 
 

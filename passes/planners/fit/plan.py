@@ -63,8 +63,8 @@ def fit_within(
 
     `offload`: values may also wait in host memory, where the step is faster then.  `slicing`: parts of it may run in
     slices, where the step is faster then, unless it runs in slices as a whole already.  `allowed`: approximations of
-    gradients that may be used where the step is faster then, or fits by nothing else.  `disk`: parameters and state may be on disk, where the
-    step does not fit without that.
+    gradients that may be used where the step is faster then, or fits by nothing else.  `disk`: parameters and state may
+    be on disk, where the step does not fit without that.
     """
     if budget is not None and (unrepeated := fitting._unrepeated_within(budget)) is not None:
         return unrepeated

@@ -202,9 +202,9 @@ class Fitting:
             return None
         return derive(self.ordered, self.seconds, sequence.workspace(self.target))
 
-    def compiled(self, block: Block) -> Block:
-        """A step lowered, with frees and addresses."""
-        return sequence.planned(block, self.target)
+    def compiled(self, block: Block, limit: int = 0) -> Block:
+        """A step lowered, with frees and addresses.  `limit`: what copies of offloaded values may use of the arena."""
+        return sequence.planned(block, self.target, limit=limit)
 
     def bases(self) -> Iterator[tuple[Derived, bool]]:
         """Problems of the step as it is and as reordered; whether it is the latter."""
@@ -223,15 +223,16 @@ class Fitting:
         """A peak below which no plan exists."""
         return least_budget(self.derived.problem)
 
-    def carry_out(self, plan: RecomputePlan, scheduled: bool, within: int | None = None) -> Fitted:
+    def carry_out(self, plan: RecomputePlan, scheduled: bool, within: int | None = None, limit: int = 0) -> Fitted:
         """The step with a plan that numbers its operators, or those of `ordered`.
 
         `within`: only what fits so many bytes is given addresses, and nothing is verified: it is a candidate.
+        `limit`: see `compiled`.
         """
         base = self.ordered if scheduled else self.block
         with contextlib.nullcontext() if within is None else trusted():
             after = self.applied(plan, scheduled)
-            compiled, peak = self._within(after, within) if within else (self.compiled(after), 0)
+            compiled, peak = self._within(after, within) if within else (self.compiled(after, limit), 0)
         current().compiled(len(after.operators), whole=not peak)
         plan = dataclasses.replace(plan, slices=self.slices, before=self.before)
         return Fitted(after, compiled, peak or peak_of(compiled), plan, None, base, scheduled)

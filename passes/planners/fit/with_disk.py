@@ -17,7 +17,7 @@ from ....language.ir import Block
 from ...offloading.stored import storable
 from ..core.watch import current
 from .problem import Fitted, Fitting
-from .refusal import lowest_quickly
+from .refusal import held_bytes, lowest_quickly
 
 #: values below stay in memory: a copy of few bytes takes as long as one of more
 _SMALLEST = 1 << 16
@@ -81,19 +81,22 @@ def _sets(fitting: Fitting, budget: int) -> Iterator[tuple[str, ...]]:
         yield tuple(names[:count])
 
 
-def _fitted(
-    fitting: Fitting, budget: int, names: tuple[str, ...], fit: Callable[[int], Fitted]
-) -> Iterator[Fitted]:
+def _fitted(fitting: Fitting, budget: int, names: tuple[str, ...], fit: Callable[[int], Fitted]) -> Iterator[Fitted]:
     """Steps with these values on disk, each planned for less than the one before, until one fits."""
     known = storable(fitting.once)
-    goal = budget + sum(known[n].nbytes for n in names)
+    far = sum(known[n].nbytes for n in names)
+    goal, room = budget + far, budget - held_bytes(fitting.once) + far
     with contextlib.suppress(BudgetError):
         for _ in range(_TRIES):
-            inner = fit(goal)
+            inner, limit = fit(goal), room
             of = fitting.of(inner.plan.slices, inner.plan.before)
             plan = dataclasses.replace(inner.plan, offloads=(*inner.plan.offloads, *names))
-            found = of.carry_out(plan, inner.scheduled)
-            yield dataclasses.replace(found, planned=inner.planned)
+            while True:  # the arena can be larger than what is alive: then less is fetched early
+                found = dataclasses.replace(of.carry_out(plan, inner.scheduled, limit=limit), planned=inner.planned)
+                if found.peak <= budget or not limit:
+                    break
+                limit = max(0, room - 2 * (found.peak - budget)) if limit == room else 0
+            yield found
             if found.peak <= budget:
                 return
             goal = min(goal, inner.peak) - (found.peak - budget)
