@@ -73,9 +73,8 @@ def network(layers: int, seq: int) -> onnx.ModelProto:
     return rc.models.build("llama-tiny", batch=1, weights=False, layers=layers, seq=seq, **WIDE)
 
 
-def write(layers: int, seq: int, folder: Path) -> Path:
-    """The same with random contents beside it, of which 64 MiB are in memory at a time."""
-    model = network(layers, seq)
+def write(model: onnx.ModelProto, folder: Path) -> Path:
+    """A file without contents, with random ones beside it, of which 64 MiB are in memory at a time."""
     held = {t.name: t for t in model.graph.initializer}
     draw = np.random.default_rng(0).standard_normal(_PART, dtype=np.float32) * np.float32(0.02)
     nodes = []
@@ -114,7 +113,7 @@ def ours(kind: str, limit: int, seq: int) -> str:
         while compiled(network(layers + more, seq), kind)[0].figures.peak_bytes + FLOOR <= limit:
             layers += more
     with tempfile.TemporaryDirectory() as folder:
-        path = write(layers, seq, Path(folder))
+        path = write(network(layers, seq), Path(folder))
         line = child(sys.executable, __file__, "--run", str(path), "--kinds", kind, "--seq", str(seq))
     return f"{kind:16} {layers:>6} {line:>55}"
 

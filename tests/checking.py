@@ -10,6 +10,7 @@ import numpy as np
 from recompute.errors import JobError
 from recompute.language.ir import Free, Operator, Value
 from recompute.language.text import show_operator
+from recompute.ops.memory.offload import Copy
 from recompute.runtime.cpu.session import Session, Step, segments
 
 #: NaN in every floating-point type, and a conspicuous number in the others
@@ -37,10 +38,11 @@ def run_checked(session: Session) -> None:
                 _poison_dead(session, op, live)
                 continue
             live.update(v.name for v in op.writes())
-            if op.op.copies and op.views() and op.inputs[0] is not None:
-                _run_one(session, *begun.pop(op.inputs[0].name))
+            waits = isinstance(op.op, Copy) and op.op.waits
+            if waits:
+                _run_one(session, *begun.pop(next(op.reads()).name))
             if step is not None and step.op is op:
-                if op.op.copies and not op.views():
+                if op.op.copies and not waits:
                     _poison_outputs(session, op, step)
                     begun[next(op.writes()).name] = op, step
                 else:

@@ -38,7 +38,8 @@ def holdings(block: Block) -> list[Holding]:
     """
     at = memory_report(block).peak_at
     kinds = roles_of(block)
-    found = [Holding(v.name, kinds[v.name], layer_of(v.name), v.nbytes) for v in block.persistent()]
+    near = [v for v in block.persistent() if not v.type.host]
+    found = [Holding(v.name, kinds[v.name], layer_of(v.name), v.nbytes) for v in near]
     alive = [x for x in collect_lifetimes(block) if x.start <= at <= x.end]
     newest = _newest(block, at, {x.name: x.size for x in alive})
     return found + [Holding(n, kinds[n], layer_of(n), x.size) for x in alive for n in [newest[x.name]]]

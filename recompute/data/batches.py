@@ -74,7 +74,7 @@ def _limit(block: Block, v: Value) -> int:
     """
     names = {v.name}
     for op in block.operators:
-        if not any(r.name in names for r in op.reads()):
+        if not op.outputs or not any(r.name in names for r in op.reads()):
             continue
         first, second = op.inputs[0], op.inputs[1] if len(op.inputs) > 1 else None
         if op.op.name == "Gather" and second is not None and second.name in names and first is not None:

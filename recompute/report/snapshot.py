@@ -64,7 +64,7 @@ class _Snapshot:
         at, found = BASE, []
         roles = persistent_roles(self.line.block)
         for i, v in enumerate(self.line.block.persistent()):
-            size = aligned(v.nbytes)
+            size = 0 if v.type.host else aligned(v.nbytes)
             frames = [self.frame(f"%{v.name}: {v.type}", 2 + len(self.line.block.inputs) + i)]
             if size:
                 found.append(_block(at, size, v.nbytes, frames, ROLES[roles[v.name]]))

@@ -16,6 +16,7 @@ from ..language.ir import Block, Free, Operator, Role, Value
 from ..language.verify_addresses import aligned
 from ..passes.communication.clock import Exchange, times
 from ..passes.memory.memory_plan import Lifetime, collect_lifetimes
+from ..passes import memory_report
 from ..passes.offloading.transfers import Transfer
 
 #: role → label, in the order in which pictures stack them (from the bottom)
@@ -132,8 +133,8 @@ def timeline(block: Block, cost: CostModel | None = None, exchange: Exchange | N
     positions = tuple(i for i, op in enumerate(block.operators) if not isinstance(op.op, Free))
     operators = tuple(block.operators[i] for i in positions)
     sizes = {"parameters": block.parameters, "optimizer": block.state}
-    persistent = {role: sum(v.nbytes for v in values) for role, values in sizes.items()}
-    persistent["statistics"] = sum(v.nbytes for v in block.persistent()) - sum(persistent.values())
+    persistent = {role: sum(v.nbytes for v in values if not v.type.host) for role, values in sizes.items()}
+    persistent["statistics"] = memory_report(block).persistent - sum(persistent.values())
     seconds = tuple(cost.seconds(op) for op in operators)
     transfers: tuple[Transfer, ...] = ()
     if exchange is not None:

@@ -164,13 +164,14 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
             given = {n: _type_text(s.get_dtype(), s.get_shape()) for n, s in found.items()}
             _check(program, given, strict, f"'{path}'", left)
             parts = parts_of(program)
+            on_disk = any(isinstance(a, np.memmap) for a in dict.values(program.data))
             direct = {v.name for v in stored(program) if v.dtype not in _EIGHT_BITS.values() and v.name not in parts}
             read: Iterable[tuple[Value, np.ndarray]] = (
-                (v, file.get_tensor(v.name) if v.name in direct else _read_at(path, v, parts))
+                (v, file.get_tensor(v.name) if v.name in direct and not on_disk else _read_at(path, v, parts))
                 for v in stored(program)
                 if v.name in found
             )
-            if any(isinstance(a, np.memmap) for a in dict.values(program.data)):  # there may be no room for all
+            if on_disk:  # there may be no room for all
                 program.broken = f"'{path}' was not read to its end"  # until it is
             else:
                 read = list(read)

@@ -87,6 +87,8 @@ class CudaSession:
         self._far = far_waits(block) if links is not None else frozenset()
         need_addresses(block)
         self.report = memory_report(block)
+        if self.report.stored:
+            raise UsageError("parameters and state in host memory are for the CPU: plan without a disk for this device")
         #: host arrays of the persistent values; those that the host has seen since the last run
         self.hosts: dict[str, np.ndarray] = {v.name: contents(v, data) for v in _kept(block)}
         self._claimed: set[str] = set(self.hosts)

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 
-from ....errors import BudgetError
+from ....errors import BudgetError, UsageError
 from ....language.ir import Block
 from ...offloading.stored import storable
 from ..core.watch import current
@@ -22,7 +22,7 @@ from .refusal import held_bytes, lowest_quickly
 #: values below stay in memory: a copy of few bytes takes as long as one of more
 _SMALLEST = 1 << 16
 #: how often a set of values is compiled, and how many sets are
-_TRIES, _SETS = 4, 4
+_TRIES, _SETS = 4, 3
 
 
 def with_disk(fitting: Fitting, budget: int, fit: Callable[[int], Fitted]) -> Fitted:
@@ -30,10 +30,12 @@ def with_disk(fitting: Fitting, budget: int, fit: Callable[[int], Fitted]) -> Fi
 
     `fit`: the step within a larger budget, with all in memory.
     """
+    if any(op.op.communicates for op in fitting.once.operators):
+        raise UsageError("a disk is for steps of one process: leave out the ranks, or the disk")
     watch, best, least = current(), None, None
     for names in _sets(fitting, budget):
-        if best is not None and (watch.over or watch.interrupted):
-            break
+        if best is not None and (watch.over or watch.interrupted or not best.plan.reruns):
+            break  # where nothing is recomputed, more on disk only takes more copies
         watch.doing(f"{len(names)} parameters and states on disk")
         for found in _fitted(fitting, budget, names, fit):
             least = found if least is None or found.peak < least.peak else least
