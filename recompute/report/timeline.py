@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from ..cost import CostModel, link_of, this_cpu
 from ..language.ir import Block, Free, Operator, Role, Value
 from ..language.verify_addresses import aligned
+from ..passes import memory_report
 from ..passes.communication.clock import Exchange, times
 from ..passes.memory.memory_plan import Lifetime, collect_lifetimes
-from ..passes import memory_report
 from ..passes.offloading.transfers import Transfer
 
 #: role → label, in the order in which pictures stack them (from the bottom)

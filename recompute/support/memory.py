@@ -97,10 +97,8 @@ def fill(target: np.ndarray, source: np.ndarray) -> None:
     if not target.flags.c_contiguous:
         target[...] = source
         return
-    flat = in_parts(target)
-    for part, there in zip(in_parts(source), flat, strict=True):
+    for part, there in zip(in_parts(source), in_parts(target), strict=True):
         there[...] = part
-    flat.close()
 
 
 def taken(array: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
