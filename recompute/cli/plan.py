@@ -12,6 +12,7 @@ from ..budgets import Budget, as_budget
 from ..errors import BudgetError, UsageError, one_line
 from ..passes.approximation.base import parse_permissions
 from ..passes.planners.fit.refusal import held_bytes
+from ..places import CPUPlace, as_place
 from ..planning.figures import interruption
 from ..planning.request import NO_PLAN, check_limits
 from ..support.files import replacing
@@ -146,8 +147,9 @@ def report_plan(job: Job, step: Any) -> None:
         if slices:
             text += f", {len(slices)} part{'s' if len(slices) > 1 else ''} in slices"
         if planned.offloads:
+            disk = isinstance(place := as_place(job.args.place), CPUPlace) and place.disk is not None
             text += (
-                f", {len(planned.offloads)} values in host memory ({human_bytes(planned.host_bytes)}), "
+                f", {len(planned.offloads)} values {'on disk' if disk else 'in host memory'} ({human_bytes(planned.host_bytes)}), "
                 f"{human_seconds(planned.stall_seconds)} of waiting for transfers"
             )
         job.say(f"{text}; found in {human_seconds(planned.planning_seconds)}")

@@ -60,7 +60,13 @@ def parser() -> Parser:
     )
     add_model(what)
     add_passes(what)
-    what.add_argument("--place", default="cpu", metavar="P", help="cpu (default), cuda, cuda:N, or emulated")
+    what.add_argument(
+        "--place",
+        default="cpu",
+        metavar="P",
+        help="cpu (default), cpu:FOLDER (with "
+        "--memory-budget, parameters and optimizer state may be on disk there), cuda, cuda:N, or emulated",
+    )
     add_loading(what)
     noise = p.add_mutually_exclusive_group()
     noise.add_argument("-v", "--verbose", action="store_true", help="tracebacks of errors, and more details")

@@ -103,8 +103,8 @@ _ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 _OFFLOAD_ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("  waiting for transfers", "stall_seconds", human_seconds),
     ("transfers (asynchronous)", "transfer_seconds", human_seconds),
-    ("values in host memory", "offloaded_values", lambda n: f"{n:,}"),
-    ("host memory, pinned", "host_bytes", human_bytes),
+    ("offloaded values", "offloaded_values", lambda n: f"{n:,}"),
+    ("host memory (or disk)", "host_bytes", human_bytes),
     ("  in bytes", "host_bytes", lambda n: f"{n:,}"),
 )
 _COMPARED = {"operators", "peak_bytes", "arena_bytes", "kept_bytes", "flops", "estimated_step_seconds"}

@@ -434,7 +434,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert main(["mlp4", "--checkpoints", "relu_*", "--offload", "--run", "1", "--device", "h200"]) == 0
     out = capsys.readouterr().out
-    assert "host memory, pinned" in out and "(as predicted)" in out
+    assert "host memory (or disk)" in out and "(as predicted)" in out
     for wrong, message in (
         (["--offload"], "--offload needs --checkpoints"),
         (

@@ -204,6 +204,28 @@ def test_budgets_below_the_state(name: str, tmp_path: Path, monkeypatch: pytest.
         made(name, budget=budget // 20, place=f"cpu:{tmp_path}")
 
 
+OTHERS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
+    "slices": (lambda o: rc.RecomputeOptimizer(o).set_slices(["all:0:2"]), {}),
+    "gradient merge": (lambda o: rc.GradientMergeOptimizer(o, 2), {}),
+    "bfloat16": (lambda o: o, {"precision": "bf16"}),
+    "loss scaling": (lambda o: o, {"precision": "fp16"}),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_with_others(other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped, options = OTHERS[other]
+    monkeypatch.setitem(NETWORKS, "gpt2-tiny", ({"seq": 32, "vocab": 2000}, lambda: wrapped(rc.AdamW(1e-3))))
+    plain, loss = made("gpt2-tiny", **options)
+    budget = plain.figures.persistent_bytes * 3 // 4
+    step, _ = made("gpt2-tiny", budget=budget, slicing=False, place=f"cpu:{tmp_path}", **options)
+    assert step.figures.peak_bytes <= budget and step.figures.host_bytes > budget // 2
+    executors = rc.Executor(), rc.Executor()
+    found = [trained(s, loss, "gpt2-tiny", e, 2) for s, e in zip((plain, step), executors, strict=True)]
+    assert found[0] == found[1]
+    assert executors[1].session(step.program, [loss]).measured_peak_bytes == step.figures.peak_bytes
+
+
 def test_what_has_no_disk(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no such folder"):
         rc.CPUPlace(tmp_path / "none")

@@ -249,11 +249,11 @@ class Fitting:
     def applied(self, plan: RecomputePlan, scheduled: bool) -> Block:
         """The step with a plan, before frees and addresses."""
         if plan.only_approximates:
-            return Approximate(plan.approximations).run(self.plain.block)
-        after = self.ordered if scheduled else self.block
-        plan = dataclasses.replace(plan, slices=self.after)
-        for p in sequence.recomputing_passes(plan):
-            after = p.run(after)
+            after = Approximate(plan.approximations).run(self.plain.block)
+        else:
+            after = self.ordered if scheduled else self.block
+            for p in sequence.recomputing_passes(dataclasses.replace(plan, slices=self.after)):
+                after = p.run(after)
         return after if not plan.offloads else Offload(plan.offloads, tight=True).run(after)
 
     def order(self, block: Block) -> Block:

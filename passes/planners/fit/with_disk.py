@@ -90,6 +90,9 @@ def _fitted(fitting: Fitting, budget: int, names: tuple[str, ...], fit: Callable
     goal, room = budget + far, budget - held_bytes(fitting.once) + far
     with contextlib.suppress(BudgetError):
         for _ in range(_TRIES):
+            watch = current()
+            watch.begin_another()
+            watch.found = False  # what fits with all in memory is none yet
             inner, limit = fit(goal), room
             of = fitting.of(inner.plan.slices, inner.plan.before)
             plan = dataclasses.replace(inner.plan, offloads=(*inner.plan.offloads, *names))
