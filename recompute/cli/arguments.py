@@ -219,8 +219,8 @@ def _add_target(what: argparse._ArgumentGroup) -> None:
         "--place",
         default="cpu",
         metavar="P",
-        help="where the step runs: cpu (default), cpu:FOLDER (with --memory-budget, parameters and optimizer state may be "
-        "on disk there), cuda, cuda:N, or emulated (CUDA kernels on the CPU)",
+        help="where the step runs: cpu (default), cpu:FOLDER (with --memory-budget, parameters and optimizer state may "
+        "be on disk there), cuda, cuda:N, or emulated (CUDA kernels on the CPU)",
     )
 
 

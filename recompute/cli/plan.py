@@ -147,9 +147,10 @@ def report_plan(job: Job, step: Any) -> None:
         if slices:
             text += f", {len(slices)} part{'s' if len(slices) > 1 else ''} in slices"
         if planned.offloads:
-            disk = isinstance(place := as_place(job.args.place), CPUPlace) and place.disk is not None
+            place = as_place(job.args.place)
+            where = "on disk" if isinstance(place, CPUPlace) and place.disk else "in host memory"
             text += (
-                f", {len(planned.offloads)} values {'on disk' if disk else 'in host memory'} ({human_bytes(planned.host_bytes)}), "
+                f", {len(planned.offloads)} values {where} ({human_bytes(planned.host_bytes)}), "
                 f"{human_seconds(planned.stall_seconds)} of waiting for transfers"
             )
         job.say(f"{text}; found in {human_seconds(planned.planning_seconds)}")
