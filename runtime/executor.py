@@ -27,7 +27,7 @@ from .communication.agreement import must_be_same
 from .communication.engine import Alone, Engine
 from .communication.started import given_rank
 from .compiled import block_to_run
-from .cpu.disk import Stored, stored
+from .cpu.disk import Stored, move_to_disk
 from .cpu.session import Arena, Session
 from .lowering import resolved
 from .shared.binding import far_waits, need_separate
@@ -329,7 +329,7 @@ class Executor:
             block = block_to_run(program, self.target, fetch, others, far)
             disk, values = self._disk(program, block), [v for v in block.persistent() if v.type.host]
             if disk is not None and values:
-                stored(disk, program.data, values)
+                move_to_disk(disk, program.data, values)
                 before = *before[:3], far.union(v.name for v in values)
             known = self._made[program] = (*before, block)
         return known[4]

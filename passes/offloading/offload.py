@@ -1,6 +1,6 @@
 """Offloading: copies of forward values to host memory, and back before the backward pass reads them.
 
-Which values: a list of names.  Parameters, buffers and state among them stay in host memory (stored.py).  When they go
+Which values: a list of names.  Parameters, buffers and state among them stay in host memory (windows.py).  When they go
 and come: chosen here, for the order of operators as it is, so that this pass comes last before `liveness`.  Copies that
 are in the block already are placed anew.
 """
@@ -24,8 +24,8 @@ from ...ops.memory import offload as ops
 from ..base import Pass
 from ..memory.liveness import Liveness
 from ..memory.memory_plan import live_profile
-from .stored import far_names, place_windows, storable, without_windows
 from .transfers import LINK, Link, Seconds
+from .windows import far_names, place_windows, storable, without_windows
 
 _FORWARD = (Role.FORWARD, Role.LOSS)
 

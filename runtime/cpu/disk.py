@@ -28,7 +28,7 @@ class Stored(np.memmap):
     file: IO[bytes]
 
 
-def stored(folder: str, arrays: dict[str, np.ndarray], values: list[Value]) -> None:
+def move_to_disk(folder: str, arrays: dict[str, np.ndarray], values: list[Value]) -> None:
     """Puts these arrays of a program into a file of a folder, which is gone when nothing refers to them any more.
 
     Those that are in a file already stay there.  UsageError where the folder has no room for them.

@@ -48,6 +48,9 @@ def test_help_all_has_every_option_in_groups(capsys: pytest.CaptureFixture[str])
     assert max(map(len, out.partition("examples:")[0].splitlines())) <= 100
 
 
+_PLACES = "place must be cpu, cpu:FOLDER, cuda, cuda:N or emulated"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

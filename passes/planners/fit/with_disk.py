@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from ....errors import BudgetError, UsageError
 from ....language.ir import Block
-from ...offloading.stored import storable
+from ...offloading.windows import storable
 from ..core.watch import current
 from .problem import Fitted, Fitting
 from .refusal import held_bytes, lowest_quickly

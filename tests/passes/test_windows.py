@@ -19,8 +19,8 @@ from recompute.errors import BudgetError, JobError, UsageError, VerifyError
 from recompute.language.ir import Block
 from recompute.passes import Liveness, MemoryPlan, Offload, memory_report, offloaded, run_passes
 from recompute.passes.offloading.offload import without_copies
-from recompute.passes.offloading.stored import storable
 from recompute.passes.offloading.transfers import Link, simulate
+from recompute.passes.offloading.windows import storable
 from recompute.passes.sequence import planned
 from recompute.runtime.cpu import disk as disks
 from recompute.runtime.cpu.session import Session
