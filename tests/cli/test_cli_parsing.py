@@ -74,9 +74,9 @@ _PLACES = "place must be cpu, cpu:FOLDER, cuda, cuda:N or emulated"
          "plain step's peak)"),
         (["--memory-budget", "5000"], "--memory-budget 5000 is 5000 bytes: did you mean 5000MB? (% is a share of the "
          "plain step's peak)"),
-        (["--place", "gpu"], "place must be cpu, cpu:FOLDER, cuda, cuda:N or emulated, not 'gpu' (did you mean cuda?)"),
-        (["--place", "GPU:1"], "place must be cpu, cpu:FOLDER, cuda, cuda:N or emulated, not 'GPU:1' (did you mean cuda:1?)"),
-        (["--place", "cpus"], "place must be cpu, cpu:FOLDER, cuda, cuda:N or emulated, not 'cpus' (did you mean cpu?)"),
+        (["--place", "gpu"], f"{_PLACES}, not 'gpu' (did you mean cuda?)"),
+        (["--place", "GPU:1"], f"{_PLACES}, not 'GPU:1' (did you mean cuda:1?)"),
+        (["--place", "cpus"], f"{_PLACES}, not 'cpus' (did you mean cpu?)"),
         (["--stop-on-nan"], "--stop-on-nan needs --run N"),
         (["--group", "head"], "--group: cannot read 'head' (expected e.g. 'head.*:lr=1e-3,weight_decay=0')"),
         (["--group", "head:lr"], "--group: cannot read 'head:lr' (expected e.g. 'head.*:lr=1e-3,weight_decay=0')"),
