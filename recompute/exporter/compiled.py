@@ -30,7 +30,9 @@ from ..language.verify import verify
 from ..passes import RecomputePlan, Rerun
 from ..passes.base import without_gc
 from ..support.files import afterwards, is_special, replacing, together
+from ..support.memory import contents_at
 from ..support.room import need_room
+from ..support.tensor_file import pieces
 
 #: models above this size have their tensors in a separate file, as protobuf is limited to 2 GiB
 EXTERNAL_ABOVE = 1_900_000_000
@@ -61,6 +63,7 @@ def save_beside(
     """`save_model`; data files of earlier models that `keep` names stay."""
     path = path.resolve() if path.is_symlink() and not is_special(path) else path
     data: Path | None = None
+    external_above = 0 if any(map(_on_disk, all_tensors(model.graph))) else external_above
     if sum(map(tensor_bytes, all_tensors(model.graph))) > external_above and not is_special(path):
         data = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.data")
     try:
@@ -108,10 +111,17 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from all_tensors(a.g)
 
 
+def _on_disk(t: onnx.TensorProto) -> bool:
+    """Whether a tensor refers to contents of a program that are on disk, for which there may be no room in memory."""
+    location = next((e.value for e in t.external_data if e.key == "location"), "")
+    held = contents_at(location)
+    return held is not None and isinstance(held.array, np.memmap)
+
+
 def take_in(graph: onnx.GraphProto) -> None:
     """Reads tensors that lie in other files into the graph."""
     for t in all_tensors(graph):
-        if t.data_location == onnx.TensorProto.EXTERNAL:
+        if t.data_location == onnx.TensorProto.EXTERNAL and not _on_disk(t):
             need_room(2 * tensor_bytes(t))  # as bytes, and in the tensor
             t.raw_data = tensor_array(t).tobytes()
             t.ClearField("external_data")
@@ -128,7 +138,7 @@ def _externalised(model: onnx.ModelProto, file: BinaryIO, location: str) -> onnx
             continue
         file.write(b"\0" * (-file.tell() % _ALIGNMENT))
         offset = file.tell()
-        file.write(memoryview(np.ascontiguousarray(tensor_array(t)).reshape(-1).view(np.uint8)))
+        file.writelines(pieces(tensor_array(t)))
         light.graph.initializer.append(referring(t, location, offset, file.tell() - offset))
     return light
 

@@ -11,12 +11,14 @@ import onnx
 from ..boundary import as_path, as_program, as_texts
 from ..errors import ModelError, UsageError
 from ..importer.graphs import first_output, without_fields
+from ..importer.mapped import referring
 from ..importer.subgraph import scope_of
 from ..importer.tensors import in_type_of, tensor_array
 from ..language.ir import Value
 from ..language.program import Program, Variable
-from ..language.types import TensorType, dtype_to_onnx
+from ..language.types import TensorType, dtype_name, dtype_to_onnx
 from ..ops.shape.custom_gradient import DOMAIN
+from ..support.memory import Contents
 from ..training.averages import applied
 from ..training.state import contents
 from .appended import appended_block, with_appended
@@ -42,7 +44,8 @@ def export_trained(
     name, coefficients the attributes of linear models.
     A program after `prepare_qat` becomes an 8-bit model, with QuantizeLinear and DequantizeLinear.
     Operators and parameters that were appended to the program (a new head) follow, in opset 21; losses do not.
-    The result contains all tensors: external data of the original are read, never written.
+    The result contains all tensors: external data of the original are read, never written.  (Those of a program on disk
+    are referred to, as long as the program has them; a file that is written contains them.)
 
     `outputs`: names of outputs, also of inner values (default: the model's outputs, without the loss that was trained
     where there are others, and the new ones); what only other outputs need is left out.  `path`: the result is also
@@ -120,7 +123,7 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
     old = {t.name: t for t in source.graph.initializer}
     for name, t in old.items():
         if name in trained:
-            fill_tensor(graph.initializer.add(), name, _checked(contents(program, trained[name]), t))
+            _fill(graph.initializer.add(), name, _checked(contents(program, trained[name]), t))
         else:
             graph.initializer.append(t)
     declared = {i.name for i in graph.input}
@@ -133,11 +136,21 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
         elif name in nested:
             _replace_nested(contents(program, v), *nested[name])
         elif name not in old:
-            fill_tensor(graph.initializer.add(), name, contents(program, v))
+            _fill(graph.initializer.add(), name, contents(program, v))
             if source.ir_version < 4 and name not in declared:  # until IR 3 every initializer is an input too
                 graph.input.append(value_info(name, v.type))
     take_in(graph)
     return model
+
+
+def _fill(t: onnx.TensorProto, name: str, array: np.ndarray) -> None:
+    """Writes an array into an empty tensor; one that is on disk is referred to."""
+    held = getattr(array, "contents", None)
+    if not isinstance(held, Contents) or held.array is not array:
+        fill_tensor(t, name, array)
+        return
+    kind = onnx.TensorProto(name=name, data_type=dtype_to_onnx(dtype_name(array.dtype)), dims=array.shape)
+    t.CopyFrom(referring(kind, held.location, 0, array.nbytes))
 
 
 def _holders(graph: onnx.GraphProto) -> set[str]:

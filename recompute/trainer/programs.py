@@ -207,6 +207,11 @@ class Programs:
         self.executor.share_arena(arena)
         return Peak(sum(values.values()), arena, count(arenas[True]), count(arenas[False]))
 
+    def move_to_disk(self) -> None:
+        """Puts what the training step keeps on disk there, so that a checkpoint is read to there."""
+        if self.executor.target.disk is not None:
+            self.executor.planned(self.program, self.fetched(self.program, training=True))
+
     def fetched(self, program: Program, *, training: bool) -> tuple[str, ...]:
         """What a run of one of these programs returns; of a stage's evaluation, what the stage makes."""
         if training:

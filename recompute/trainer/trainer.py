@@ -173,6 +173,7 @@ class Trainer:
         """The run, in a folder of its own."""
         saving, resumed = run.saving, None
         if resume:
+            self.programs.move_to_disk()
             resumed = take_over(run, self.program, self._facts(run), self._called)
         else:
             must_be_fresh(run)

@@ -16,16 +16,17 @@ from ...errors import JobError, UsageError
 from ...language.ir import Value
 from ...language.types import Array
 from ...ops.memory import offload as ops
-from ...support.memory import in_parts
+from ...support.memory import Contents, in_parts
 
 #: alignment of values in files: a page
 _PAGE = 4096
 
 
 class Stored(np.memmap):
-    """The newest contents of a parameter or of state, in a file that steps read and write."""
+    """The newest contents of a parameter or of state, in a file that steps read and write; models refer to them."""
 
     file: IO[bytes]
+    contents: Contents
 
 
 def move_to_disk(folder: str, arrays: dict[str, np.ndarray], values: list[Value]) -> None:
@@ -46,7 +47,7 @@ def move_to_disk(folder: str, arrays: dict[str, np.ndarray], values: list[Value]
                 _write(file.fileno(), part, done)
             done += part.nbytes
         there = Stored(file, array.dtype, "r+", at, array.shape)
-        there.file = file
+        there.file, there.contents = file, Contents(there, v.name)
         dict.__setitem__(arrays, v.name, there)
         del array
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from checking import run_checked
 
@@ -322,5 +323,10 @@ def test_a_run_with_evaluation_and_resume(tmp_path: Path) -> None:
     near, far_run = found["near"], found["far"]
     assert far_run.weights_sha256 == near.weights_sha256 and far_run.epochs[-1]["eval"] == near.epochs[-1]["eval"]
     assert far_run.peak_bytes["measured"] == far_run.peak_bytes["predicted"] <= 0.6 * near.peak_bytes["training"]
+    models = [onnx.load(tmp_path / n / "model.onnx") for n in ("near", "far")]
+    assert list((tmp_path / "far").glob("model.onnx.*.data"))  # what is on disk is written beside it
+    weights = [{t.name: onnx.numpy_helper.to_array(t) for t in m.graph.initializer} for m in models]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(np.array_equal(weights[0][n], weights[1][n]) for n in weights[0])
     states = [next(tmp_path.glob(f"{n}/checkpoints/*/state.safetensors")).read_bytes() for n in ("near", "far")]
     assert states[0] == states[1]
