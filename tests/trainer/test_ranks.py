@@ -25,8 +25,9 @@ from recompute.cli.train import main
 from recompute.errors import UsageError
 from recompute.language.types import TensorType
 from recompute.launch import mpiexec
+from recompute.support.tensor_file import layout
 from recompute.trainer.ranks import ONE, Ranks, ranks_of, shared
-from recompute.trainer.whole import _layout, weights_sha256, write_state
+from recompute.trainer.whole import weights_sha256, write_state
 from recompute.training.parts import parts_of, whole_types
 from recompute.training.state import set_state_dict, state_dict
 
@@ -353,7 +354,7 @@ def test_the_layout_is_the_librarys() -> None:
     }  # fmt: skip
     parsed = {n: TensorType.parse(t) for n, t in types.items()}
     wanted = save({n: np.zeros(t.shape, t.numpy) for n, t in parsed.items()}, metadata={"format": "np"})
-    header, offsets, size = _layout(parsed, {"format": "np"})
+    header, offsets, size = layout({n: (t.numpy, t.shape) for n, t in parsed.items()})
     assert header == wanted[: len(header)]
     assert len(header) + size == len(wanted)
     assert offsets.keys() == parsed.keys()
