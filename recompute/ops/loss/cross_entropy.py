@@ -24,6 +24,7 @@ from ..tiles import TILE, wide
 _REDUCTIONS = ("mean", "sum", "none")
 
 
+@dataclass(frozen=True)
 class LabelLoss(Op, abstract=True):
     """What the losses and their gradients share.
 
@@ -31,8 +32,8 @@ class LabelLoss(Op, abstract=True):
     count for nothing.
     """
 
-    reduction: str
-    ignore_index: int | None
+    reduction: str = "mean"
+    ignore_index: int | None = None
 
     def check(self, scores: TensorType, labels: TensorType, weights: TensorType | None) -> None:
         """TypeRuleError where the inputs do not fit each other."""
@@ -274,8 +275,6 @@ def loss_samples(cls: Any, draw: Draw, make: Any) -> Iterator[Case]:
 class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
     """(scores, labels, weights?) → loss, log_prob: -w · log_softmax(scores) at the label, reduced (ONNX 13)."""
 
-    reduction: str = "mean"
-    ignore_index: int | None = None
     inplace = (0,)
     inplace_output = 1
 
@@ -331,8 +330,7 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         _, labels, weights = (*ins, None)[:3]
         parts = []
         if grads[0] is not None:
-            options = {"reduction": self.reduction, "ignore_index": self.ignore_index}
-            parts.append(b.SoftmaxCrossEntropyGrad(outs[1], labels, weights, grads[0], **options))
+            parts.append(b.SoftmaxCrossEntropyGrad(outs[1], labels, weights, grads[0], **self.options(LabelLoss)))
         if len(grads) > 1 and grads[1] is not None:
             parts.append(b.LogSoftmaxGrad(outs[1], grads[1], axis=1))
         return [b.add_all(parts), *[None] * (len(ins) - 1)]
@@ -359,8 +357,6 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
     """(log_prob, labels, weights?, dloss) → the scores' gradient: w · (softmax - onehot) · dloss (/ Σ w)."""
 
     linear = ((3,),)
-    reduction: str = "mean"
-    ignore_index: int | None = None
     inplace = (0,)
 
     def infer(self, log_prob, labels, weights, dloss):

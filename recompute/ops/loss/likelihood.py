@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from .cross_entropy import LabelLoss, SoftmaxCrossEntropyLoss, loss_from_onnx, l
 @dataclass(frozen=True)
 class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
     """(log_prob, labels, weights?) → -w · log_prob at the label, reduced."""
-
-    reduction: str = "mean"
-    ignore_index: int | None = None
 
     def infer(self, log_prob, labels, weights=None):
         self.check(log_prob, labels, weights)
@@ -51,8 +48,8 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
     def gradient(self, b, ins, outs, grads):
         """From the labels alone."""
         log_prob, labels, weights = (*ins, None)[:3]
-        op = {"shape": log_prob.shape, "reduction": self.reduction, "ignore_index": self.ignore_index}
-        return [b.NegativeLogLikelihoodGrad(labels, weights, grads[0], **op), *[None] * (len(ins) - 1)]
+        op = b.NegativeLogLikelihoodGrad(labels, weights, grads[0], shape=log_prob.shape, **self.options(LabelLoss))
+        return [op, *[None] * (len(ins) - 1)]
 
     @classmethod
     def from_onnx(cls, node):
@@ -71,9 +68,7 @@ class NegativeLogLikelihoodGrad(LabelLoss):
     """(labels, weights?, dloss) → the gradient of log-probabilities of `shape`: -w · dloss (/ Σ w) at the labels."""
 
     linear = ((2,),)
-    shape: tuple[int, ...]
-    reduction: str = "mean"
-    ignore_index: int | None = None
+    shape: tuple[int, ...] = field(kw_only=True)
 
     def infer(self, labels, weights, dloss):
         x = TensorType(dloss.dtype, self.shape)
@@ -117,11 +112,7 @@ class NegativeLogLikelihoodGrad(LabelLoss):
 
         def make(op: SoftmaxCrossEntropyLoss, scores: Array, labels: Array, weights: Array | None) -> Case:
             t = op.loss_type(TensorType.of(scores), TensorType.of(labels))
-            return draw.case(
-                cls(scores.shape, op.reduction, op.ignore_index), labels, weights, draw(str(t)) + t.numpy.type(1)
-            )
+            grad = cls(shape=scores.shape, **op.options(LabelLoss))
+            return draw.case(grad, labels, weights, draw(str(t)) + t.numpy.type(1))
 
-        def plain(reduction: str, ignore_index: int | None) -> SoftmaxCrossEntropyLoss:
-            return SoftmaxCrossEntropyLoss(reduction, ignore_index)
-
-        yield from loss_samples(plain, draw, make)
+        yield from loss_samples(SoftmaxCrossEntropyLoss, draw, make)
