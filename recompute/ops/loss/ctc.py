@@ -233,7 +233,6 @@ class CTCLossGrad(Alignment):
     It is minus the probability that a path is at a class after a step, given the label.
     """
 
-
     def infer(self, x, labels, lengths, dloss):
         self.check(x, labels, lengths)
         if dloss.shape != (x.shape[1],) or dloss.dtype != x.dtype:

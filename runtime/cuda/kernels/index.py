@@ -23,6 +23,7 @@ from ..code.sorting import sort, sort_scratch, sums, sums_scratch
 from ..code.strided import THREADS, WORDS, copy, word_bytes
 from ..device.kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Fill, Kernel
 from ..families import Buffers, Family, Moving, family
+from .loops import added, computed
 
 #: words that a thread moves; rows and indices are fewer than
 _EACH, _MOST = 4, 1 << 30
@@ -301,16 +302,6 @@ def part_numbers(index: str) -> Kernel:
     return Kernel(f"part_numbers_{index}", parameters, body)
 
 
-@functools.cache
-def added(dtype: str) -> Kernel:
-    """y += x."""
-    c = C_TYPES[dtype]
-    body = """    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] += x[i];
-"""
-    return Kernel(f"added_{dtype}", f"{c}* y, const {c}* x, long long n", body)
-
-
 @family("RowSums")
 class RowsOfRanks(Family):
     """(indices, dy) → a part of the sum of all ranks' gradients of a table: rank by rank, in the tree of `TreeSum`."""
@@ -337,7 +328,7 @@ class RowsOfRanks(Family):
                 middle = low + (1 << doublings(high - low) - 1)
                 add_up(low, middle, level)
                 add_up(middle, high, level + 1)
-                calls.append(added(y.dtype)(each, sums, levels.at((level + 1) * each, [each]), each))
+                calls.extend(computed(added, y.dtype, [sums, levels.at((level + 1) * each, [each])], [sums]))
                 return
             calls.append(Fill(sums))
             if n and rule.rows:

@@ -55,6 +55,6 @@ class NormalizationGradients(Family):
         if form.chunks:
             calls.append(products(form, x, dy, mean, inverse, scratch[0], (g, s)))
         total = whole_sums(x.dtype, dscale.dtype)
-        args = (scratch[0], None, dscale, dbias, None, form.c, form.chunks)
+        args = (scratch[0], None, dscale, dbias, None, form.c, form.chunks, 1)
         calls.append(total.blocks(form.c, args=args, block=(128,)))
         return [*calls, launch(op, ins, (dx,))] if x.size else calls
