@@ -30,15 +30,10 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
 
     def compute(self, ins, outs, scratch):
         log_prob, labels, weights = (*ins, None)[:3]
-        losses, label_weights = scratch[3], scratch[4]
-        x = log_prob.reshape(log_prob.shape[0], -1)
-        for samples, rows, at, ignored in self.tiles(log_prob, labels, weights, scratch):
-            take_labels(x[samples].reshape(-1), at, losses[rows])
-            np.negative(losses[rows], out=losses[rows])
-            if ignored is not None:
-                np.copyto(losses[rows], 0, where=ignored)
-            if weights is not None:
-                np.multiply(losses[rows], label_weights[rows], out=losses[rows])
+        at, _, losses, label_weights = scratch
+        self.place(log_prob.shape, labels, weights, scratch)
+        take_labels(log_prob.reshape(-1), at, losses)
+        self.weigh(losses, weights, scratch)
         self.reduce(losses, label_weights, outs[0])
 
     def expand(self, b, log_prob, labels, weights=None):
@@ -88,18 +83,14 @@ class NegativeLogLikelihoodGrad(LabelLoss):
         return self.label_checks(0, self.shape)
 
     def compute(self, ins, outs, scratch):
-        """0, then the labels' numbers; the walk over tiles is done twice where weights must be summed first."""
+        """0, then the labels' numbers."""
         labels, weights, dloss = ins
-        numbers = scratch[3]
-        out = outs[0].reshape(self.shape[0], -1)
-        out.fill(0)
-        if self.weighs(weights):
-            for _ in self.tiles(outs[0], labels, weights, scratch):
-                pass
+        at, _, numbers, _ = scratch
+        outs[0].fill(0)
+        self.place(self.shape, labels, weights, scratch)
         self.scales(dloss, scratch)
         np.negative(numbers, out=numbers)
-        for samples, rows, at, _ in self.tiles(outs[0], labels, weights, scratch):
-            out[samples].reshape(-1)[at] = numbers[rows]
+        outs[0].reshape(-1)[at] = numbers
 
     def expand(self, b, labels, weights, dloss):
         """A choice by a mask of the labels."""
