@@ -8,14 +8,12 @@ from typing import Any
 
 from ....language.element import Expr, sqrt
 from ....language.ir import Operator
-from ....language.types import TensorType, present
+from ....language.types import FLOATS, TensorType, present
 from ...shared import batch_norms as formulas
 from ..code.channel_sums import Channels, moments_of, products, whole_sums
 from ..device.kernel import Buffer, Call
 from ..families import Buffers, Family, family
 from .loops import computed
-
-_FLOATS = ("f16", "bf16", "f32", "f64")
 
 
 def form_of(op: Operator) -> Channels:
@@ -46,7 +44,7 @@ class ChannelNorms(Family):
 
     def accepts(self, op: Operator) -> bool:
         """Floats; as many elements and channels as kernels can have."""
-        return all(v.dtype in _FLOATS for v in (*op.reads(), *op.writes())) and form_of(op).fits
+        return all(v.dtype in FLOATS for v in (*op.reads(), *op.writes())) and form_of(op).fits
 
     def kind(self, op: Operator) -> str:
         """The element type in which it is computed."""
