@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...language.element import sqrt
-from ...language.factors import Factor, needed_whole
+from ...language.factors import Factor, aligned, needed_whole
+from ...language.formulas import through_expansion
 from ...language.op import Cost, Op, OperatorBuilder
 from ...language.types import Array, TensorType, Types, Value
 from ..channels_last import channels_last
-from ..common import Elementwise
 from ..window import BLOCK
 from .axes import by_channel, by_element
 from .numerics import wide
@@ -180,13 +180,13 @@ def as_type_of(b: OperatorBuilder, v: Value, like: Value) -> Value:
 
 
 @dataclass(frozen=True)
-class RunningUpdate(Elementwise):
+class RunningUpdate(Op):
     """(running, batch): running ← momentum · running + (1 - momentum) · batch, in place.
 
     With momentum 0 it is a copy, of any type.
     """
 
-    updates = inplace = (0,)
+    updates = (0,)
     momentum: float = 0.9
 
     def infer(self, running, batch):
@@ -194,9 +194,27 @@ class RunningUpdate(Elementwise):
             raise self.fail("both need the same type, a float one unless momentum is 0", running, batch)
         return (running,)
 
+    def axis_factors(self, ins, outs):
+        return aligned(ins, outs)
+
+    def scratch(self, ins, outs):
+        return (ins[1],)
+
+    def compute(self, ins, outs, scratch):
+        if self.momentum == 0:
+            outs[0][...] = ins[1]
+            return
+        kind = outs[0].dtype.type
+        np.multiply(ins[1], kind(1 - self.momentum), out=scratch[0])
+        np.multiply(ins[0], kind(self.momentum), out=outs[0])
+        np.add(outs[0], scratch[0], out=outs[0])
+
     def gradient(self, b, ins, outs, grads):
         """None: statistics are not trained."""
         return [None, None]
+
+    def element(self, running, batch):
+        return through_expansion(self, (running, batch))
 
     def expand(self, b, running, batch):
         if self.momentum == 0:
