@@ -186,7 +186,7 @@ C = TypeVar("C", bound=type[Op])
 
 def copied_fields(cls: type[Op]) -> list[Any]:
     """The attributes of an operator, for `make_dataclass`."""
-    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
+    fields: Any = dataclasses.fields(cls)
     return [(f.name, f.type, dataclasses.field(default=f.default, kw_only=f.kw_only)) for f in fields]
 
 

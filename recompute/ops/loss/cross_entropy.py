@@ -281,14 +281,14 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         n, classes, inner, step = _form(scores)
         x = scores.reshape(n, classes, inner)
         kept = outs[1].reshape(x.shape) if len(outs) > 1 and outs[1] is not None else None
-        direct = kept is not None and kept.dtype == rows.dtype
+        direct = kept if kept is not None and kept.dtype == rows.dtype else None
         self.place(scores.shape, labels, weights, temps)
         for i in range(0, n, step):
             here = slice(i, min(i + step, n))
             k, part = here.stop - i, slice(i * inner, here.stop * inner)
-            lp = kept[here] if direct else rows[:k]
+            lp = rows[:k] if direct is None else direct[here]
             log_softmax(x[here], lp, number[:k], e[:k])
-            if kept is not None and not direct:
+            if kept is not None and direct is None:
                 kept[here] = lp
             take_labels(lp.reshape(-1), at[part] - i * classes * inner, losses[part])
         self.weigh(losses, weights, temps)
