@@ -59,7 +59,7 @@ def case(name: str, kind: str) -> tuple[Any, list[np.ndarray]]:
     ys = conv.infer(TensorType(f32, xs), TensorType(f32, ws))[0].shape
     rng = np.random.default_rng(3)
     x, w, y = (rng.standard_normal(s, np.float32) for s in (xs, ws, ys))
-    fields = conv.window_fields()
+    fields = conv.options()
     if kind == "output":
         return conv, [x, w]
     if kind == "output bias":

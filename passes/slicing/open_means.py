@@ -59,7 +59,7 @@ def _opened(b: Builder, o: Operator, counts: dict[object, Value]) -> Sequence[Op
     count = counts.get(what)
     if count is None:
         count = counts[what] = _count(b, op.ignore_index, labels, weights, like)
-    total = dataclasses.replace(op, reduction="sum")  # type: ignore[arg-type]
+    total = dataclasses.replace(op, reduction="sum")
     if dloss is not None:
         inputs = tuple(b.Div(v, divisor(b, count)) if v is dloss else v for v in o.inputs)
         return [*b.operators, dataclasses.replace(o, op=total, inputs=inputs)]

@@ -121,6 +121,10 @@ class Op(Exact):
             if f.default is dataclasses.MISSING or exact(getattr(self, f.name)) != exact(f.default)
         }
 
+    def options(self, of: type[Op] | None = None) -> dict[str, Any]:
+        """All attributes by name; `of`: those that this base class declares."""
+        return {f.name: getattr(self, f.name) for f in _fields(of or type(self))}
+
     # -- defined by subclasses ------------------------------------------------------------------------------------
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:

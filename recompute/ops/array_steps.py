@@ -143,6 +143,7 @@ class _Writer:
         first = next((i for i, s in enumerate(self.steps) if s.to == result), len(self.steps))
         read = {a for s in self.steps[first + 1 :] for a in (*s.arguments, s.where) if isinstance(a, int)}
         if not isinstance(result, Row) or not read.isdisjoint(inplace):
+            self.free.clear()  # a row that was written before may be the output only where no input is
             to = self._take(self.roots[0].dtype)
             self.steps.append(Step("copy", (result,), to))
             result = to

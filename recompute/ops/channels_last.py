@@ -61,8 +61,7 @@ class Laid(Op, abstract=True):
 
     def form_of(self, plain: Op) -> Laid:
         """This form of another operator of the plain class."""
-        own = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
-        return dataclasses.replace(self, **own)
+        return dataclasses.replace(self, **plain.options())
 
     def plain_types(self, types: Types, which: Sequence[int]) -> tuple[TensorType | None, ...]:
         """Types in ONNX's layout, None where absent; `which` are turned."""
@@ -177,7 +176,7 @@ class ChannelsLast(Laid, abstract=True):
 
 @functools.lru_cache(maxsize=4096)
 def _plain(op: Laid) -> Op:
-    return op.plain_class(**{f.name: getattr(op, f.name) for f in dataclasses.fields(op.plain_class)})
+    return op.plain_class(**op.options(op.plain_class))
 
 
 #: operator class → its channels-last form
@@ -185,17 +184,23 @@ FORMS: dict[type[Op], type[ChannelsLast]] = {}
 C = TypeVar("C", bound=type[Op])
 
 
+def copied_fields(cls: type[Op]) -> list[Any]:
+    """The attributes of an operator, for `make_dataclass`."""
+    fields: Any = dataclasses.fields(cls)
+    return [(f.name, f.type, dataclasses.field(default=f.default, kw_only=f.kw_only)) for f in fields]
+
+
 def channels_last(*, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Callable[[C], C]:
     """Registers the channels-last form of the operator below, of which these inputs and outputs are activations."""
 
     def register(cls: C) -> C:
-        fields = [(f.name, f.type, dataclasses.field(default=f.default)) for f in dataclasses.fields(cls)]
         traits = ("required_outputs", "inplace", "inplace_output", "small_outputs", "moves_data")
         namespace = {name: getattr(cls, name) for name in traits}
         namespace |= {"plain_class": cls, "activations": inputs, "results": outputs, "__module__": cls.__module__}
         namespace["__doc__"] = f"{cls.__name__} with activations [n, spatial..., c]."
         name = f"ChannelsLast{cls.__name__}"
-        form = dataclasses.make_dataclass(name, fields, bases=(ChannelsLast,), namespace=namespace, frozen=True)
+        fields, bases = copied_fields(cls), (ChannelsLast,)
+        form = dataclasses.make_dataclass(name, fields, bases=bases, namespace=namespace, frozen=True)
         form.__module__ = cls.__module__
         setattr(sys.modules[cls.__module__], name, form)
         FORMS[cls] = form
@@ -207,4 +212,4 @@ def channels_last(*, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Calla
 def channels_last_form(op: Op) -> ChannelsLast | None:
     """The channels-last form of an operator; None where it has none."""
     form = FORMS.get(type(op))
-    return None if form is None else form(**{f.name: getattr(op, f.name) for f in dataclasses.fields(op)})
+    return None if form is None else form(**op.options())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from ...language.element import Expr, argument, nodes
+from ...language.element import Expr, argument, cast, nodes
 from ...language.formulas import formula
 from ...language.op import Op
 from ...language.rows import REDUCTIONS
@@ -68,6 +69,20 @@ def merged(
         groups.insert(0, (1, frozenset()))
     patterns = [frozenset(d for d, (_, mask) in enumerate(groups) if i in mask) for i in range(len(operands))]
     return tuple(size for size, _ in groups), patterns
+
+
+#: the formula of an element, of its inputs and of numbers: an expression for each output
+Formula: TypeAlias = Callable[..., Sequence[Expr]]
+
+
+def formula_roots(
+    formula: Formula, numbers: tuple[float, ...], kind: str, ins: Types, outs: Types
+) -> tuple[tuple[int, ...], list[frozenset[int]], tuple[Expr, ...]]:
+    """Sizes and patterns as of `merged`, and the outputs' expressions, which are worked out in the element type `kind`;
+    inputs broadcast to the outputs, which have one shape."""
+    sizes, patterns = merged(need(outs[0]).shape, [need(t).shape for t in ins], last=False)
+    made = formula(*(cast(argument(i, need(t).dtype), kind) for i, t in enumerate(ins)), *numbers)
+    return sizes, patterns, tuple(cast(x, need(t).dtype) for x, t in zip(made, outs, strict=True))
 
 
 def compact(roots: Sequence[Expr]) -> tuple[list[Expr], tuple[int, ...]]:

@@ -193,7 +193,7 @@ BIG = [
     Big(make("Concat", axis=-1), (X4, draw(4, 9, 33, 2))),
     Big(make("Split", (4, 17), -1), (X4,)),
     Big(make("Slice", (-1, 3), (-900, 20), (2, 3), (-2, 1)), (X4,)),
-    Big(make("SliceGrad", (11, 80, 21), (70, 2), (-900, 20), (1, 2), (-2, 3)), (draw(11, 36, 6),)),
+    Big(make("SliceGrad", (70, 2), (-900, 20), (1, 2), (-2, 3), shape=(11, 80, 21)), (draw(11, 36, 6),)),
     Big(make("Pad", (0, 1, 2, -1, 3, 0, 0, 1), value=1.5), (X4,)),
     Big(make("Expand", (4, 9, 33, 21)), (draw(9, 1, 21),)),
     Big(make("Tile", (2, 1, 3, 1)), (X4,)),

@@ -126,7 +126,7 @@ def test_slice_and_its_gradient(name: str, kind: str) -> None:
     op = Slice(starts, ends, axes, steps)
     run(op, numbers(kind, *shape))
     part = op.infer(TensorType(kind, shape))[0].shape
-    run(SliceGrad(shape, starts, ends, axes, steps), numbers(kind, *part))
+    run(SliceGrad(starts, ends, axes, steps, shape=shape), numbers(kind, *part))
 
 
 @pytest.mark.parametrize("kind", KINDS)

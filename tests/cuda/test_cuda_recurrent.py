@@ -14,7 +14,7 @@ from recompute.language.types import DTYPES, TensorType
 from recompute.ops.recurrent.gru import GRU
 from recompute.ops.recurrent.lstm import LSTM
 from recompute.ops.recurrent.rnn import RNN
-from recompute.ops.recurrent.shared import GRADIENTS, filled, options
+from recompute.ops.recurrent.shared import GRADIENTS, filled
 from recompute.runtime.cuda.device.kernel import Product
 from recompute.runtime.cuda.kernels import recurrent
 from recompute.runtime.cuda.providers import cuda_tf32 as rounded
@@ -65,7 +65,7 @@ def gradient(op: Any, arrays: list[Any], given: tuple[int, ...]) -> tuple[Any, l
     draw = Draw("grads")
     grads = [draw(f"f64[{','.join(map(str, o.shape))}]") for o in outs[: op.onnx_outputs]]
     grads = [g if i in given else None for i, g in enumerate(grads)]
-    return GRADIENTS[op.name](**options(op)), [
+    return GRADIENTS[op.name](**op.options()), [
         *filled(arrays, op.arity), outs[0], *outs[op.onnx_outputs :], *grads
     ]  # fmt: skip
 

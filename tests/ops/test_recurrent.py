@@ -14,7 +14,7 @@ from recompute.language.builder import Builder
 from recompute.ops.recurrent.gru import GRU
 from recompute.ops.recurrent.lstm import LSTM
 from recompute.ops.recurrent.rnn import RNN
-from recompute.ops.recurrent.shared import GRADIENTS, options
+from recompute.ops.recurrent.shared import GRADIENTS
 from recompute.testing import Case, case_block, check_expansion, evaluate
 
 ort = pytest.importorskip("onnxruntime")
@@ -174,7 +174,7 @@ def cases_of(sizes: tuple[int, int]) -> list[Case]:
         made = evaluate(block, feed, providers=())
         grads = [draw.uniform(-1, 1, a.shape).astype("f4") for a in made[: op.onnx_outputs]]
         kept = made[0], *made[op.onnx_outputs :]
-        gradient = GRADIENTS[op.name](**options(op))
+        gradient = GRADIENTS[op.name](**op.options())
         found += [case, Case(gradient, (*arrays, *kept, *grads), gradient=False)]
     return found
 

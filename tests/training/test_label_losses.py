@@ -80,13 +80,12 @@ def test_types_that_are_refused(name: str, types: str, options: dict[str, Any], 
 @pytest.mark.parametrize(
     ("shape", "weighted", "ignore", "expected"),
     [
-        # tiles of whole samples: their first classes, labels, which are ignored; a number a label; weights; the rows
-        ((3, 5), False, None, "i64[3] i64[3] bool[3] f32[3] f32[0] f32[0] f32[3,1,1] f32[3,5,1]"),
-        ((3, 5, 2), True, None, "i64[6] i64[6] bool[6] f32[6] f32[6] f32[5] f32[3,1,2] f32[3,5,2]"),
-        ((3, 5), False, 1, "i64[3] i64[3] bool[3] f32[3] f32[3] f32[0] f32[3,1,1] f32[3,5,1]"),
-        ((4000, TILE // 8), False, None,
-         f"i64[8] i64[8] bool[8] f32[4000] f32[0] f32[0] f32[8,1,1] f32[8,{TILE // 8},1]"),
-        ((2, 2 * TILE), False, None, f"i64[1] i64[1] bool[1] f32[2] f32[0] f32[0] f32[1,1,1] f32[1,{2 * TILE},1]"),
+        # of all labels: places, which are ignored, numbers, weights; then rows of a tile of whole samples
+        ((3, 5), False, None, "i64[3] bool[0] f32[3] f32[0] f32[3,1,1] f32[3,5,1]"),
+        ((3, 5, 2), True, None, "i64[6] bool[6] f32[6] f32[6] f32[3,1,2] f32[3,5,2]"),
+        ((3, 5), False, 1, "i64[3] bool[3] f32[3] f32[3] f32[3,1,1] f32[3,5,1]"),
+        ((4000, TILE // 8), False, None, f"i64[4000] bool[0] f32[4000] f32[0] f32[8,1,1] f32[8,{TILE // 8},1]"),
+        ((2, 2 * TILE), False, None, f"i64[2] bool[0] f32[2] f32[0] f32[1,1,1] f32[1,{2 * TILE},1]"),
     ],
 )  # fmt: skip
 def test_scratch_is_a_tile(shape: tuple[int, ...], weighted: bool, ignore: int | None, expected: str) -> None:

@@ -7,13 +7,12 @@ own needs no Transposes around it.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ...language.layouts import permuted
 from ...language.op import Op
 from ...language.types import need
-from ..channels_last import Laid
-from .shared import Tiled
+from ..channels_last import Laid, copied_fields
 from .tiled import TiledAttention
 from .tiled_grad import TiledAttentionGrad
 
@@ -63,9 +62,7 @@ class HeadsLast(Laid, abstract=True):
 
 
 def _form(cls: type[Op]) -> type[HeadsLast]:
-    fields: list[Any] = [
-        (f.name, f.type, dataclasses.field(default=f.default)) for f in dataclasses.fields(cast(Any, cls))
-    ]
+    fields = copied_fields(cls)
     fields += [(n, "tuple[int, ...]", dataclasses.field(default=())) for n in ("activations", "results")]
     namespace = {"required_outputs": cls.required_outputs, "plain_class": cls, "__module__": __name__}
     namespace["__doc__"] = f"{cls.__name__} with the matrices of some operands [..., t, heads, d]."
@@ -82,7 +79,7 @@ FORMS = {form.plain_class: form for form in (HeadsLastTiledAttention, HeadsLastT
 def heads_last_form(op: Op, activations: tuple[int, ...], results: tuple[int, ...]) -> HeadsLast:
     """The form of an operator of which these inputs and outputs are turned."""
     form: Any = FORMS[type(op)]
-    return form(**cast(Tiled, op).options(), activations=activations, results=results)
+    return form(**op.options(), activations=activations, results=results)
 
 
 def plain_operator(op: Operator) -> tuple[Operator, dict[str, int]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -22,6 +22,7 @@ ROWS, COLUMNS = 256, 256
 STRIP = 64
 
 
+@dataclass(frozen=True)
 class Tiled(Op, abstract=True):
     """Attention in tiles, or its gradient.
 
@@ -34,14 +35,14 @@ class Tiled(Op, abstract=True):
 
     autocast = "low"
     autocast_inputs: ClassVar[tuple[int, ...]] = (0, 1, 2)
-    scale: float
-    first: int | None
-    last: int | None
-    cap: float
-    ratio: float
-    seed: int
-    rows: tuple[int, ...]
-    at: tuple[int, ...]
+    scale: float = 1.0
+    first: int | None = None
+    last: int | None = None
+    cap: float = 0.0
+    ratio: float = 0.0
+    seed: int = 0
+    rows: tuple[int, ...] = ()
+    at: tuple[int, ...] = ()
 
     @property
     def random(self) -> bool:
@@ -82,10 +83,6 @@ class Tiled(Op, abstract=True):
             raise self.fail("the step counter must be i64[], and is there with dropout only", *types)
         if (self.rows or self.at) and (why := check_part(self.rows, self.at, q.shape[:-1])):
             raise self.fail(why, *types)
-
-    def options(self) -> dict[str, Any]:
-        """All attributes, which the gradient shares."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     # -- tiles --------------------------------------------------------------------------------------------------
 
@@ -212,7 +209,7 @@ class Tiled(Op, abstract=True):
             changes |= {"rows": self.rows or tuple(own), "at": tuple(at)}
         if place.outer != 1 and changes:
             raise self.fail("windows and dropout need slices of one run of queries", *outs)
-        return dataclasses.replace(cast(Any, self), **changes)
+        return replace(cast(Any, self), **changes)
 
 
 def _or_sum(at: int | None) -> int | str:

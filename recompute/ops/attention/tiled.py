@@ -28,14 +28,6 @@ class TiledAttention(Tiled):
     Of a query that sees no key the result is 0.  See `Tiled` for the attributes.
     """
 
-    scale: float = 1.0
-    first: int | None = None
-    last: int | None = None
-    cap: float = 0.0
-    ratio: float = 0.0
-    seed: int = 0
-    rows: tuple[int, ...] = ()
-    at: tuple[int, ...] = ()
     flat = ((), (1,))
 
     def infer(self, q, k, v, bias=None, step=None):

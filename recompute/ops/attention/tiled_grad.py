@@ -26,14 +26,6 @@ class TiledAttentionGrad(Tiled):
     the soft cap: dv = (m · w)ᵀ dy; ds = w · (m · dy vᵀ - Σ dy · y); dq = scale · (c · ds) k; dk = scale · (c · ds)ᵀ q.
     """
 
-    scale: float = 1.0
-    first: int | None = None
-    last: int | None = None
-    cap: float = 0.0
-    ratio: float = 0.0
-    seed: int = 0
-    rows: tuple[int, ...] = ()
-    at: tuple[int, ...] = ()
     required_outputs = 3
     autocast_inputs = (0, 1, 2, 4, 6)
     linear = ((6,),)

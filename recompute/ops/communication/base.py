@@ -205,6 +205,11 @@ def tree_sum(parts: Sequence[Any]) -> Any:
     return level[0]
 
 
+def tree_sums(*parts: Any) -> tuple[Any, ...]:
+    """The same as a formula with one output."""
+    return (tree_sum(parts),)
+
+
 def doublings(ranks: int) -> int:
     """The height of a binary tree over that many ranks."""
     return (ranks - 1).bit_length()

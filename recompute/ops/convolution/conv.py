@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +26,7 @@ _HALVES = 1 << 16
 _FARTHEST = 1 << 24
 
 
+@dataclass(frozen=True)
 class Convolution(Op, abstract=True):
     """What the convolutions share.  `pads`: those before each spatial axis, then those after."""
 
@@ -33,10 +34,10 @@ class Convolution(Op, abstract=True):
     #: inputs whose first axis is that of images; whether the result is a sum over images
     by_image: ClassVar[tuple[int, ...]] = (0,)
     sums: ClassVar[bool] = False
-    strides: tuple[int, ...]
-    pads: tuple[int, ...]
-    dilations: tuple[int, ...]
-    group: int
+    strides: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    group: int = 1
 
     def window(self, inp: Sequence[int], out: Sequence[int], kernel: Sequence[int]) -> Window:
         """The windows over spatial sizes `inp`, one for each position of `out`."""
@@ -49,10 +50,6 @@ class Convolution(Op, abstract=True):
     def geometry(self, x: Sequence[int], w: Sequence[int], y: Sequence[int]) -> Geometry:
         """From the shapes of the convolution's input, weight and output."""
         return Geometry(x[0], self.group, w[1], w[0] // max(self.group, 1), self.window(x[2:], y[2:], w[2:]))
-
-    def window_fields(self) -> dict[str, Any]:
-        """The attributes that the gradients take over."""
-        return {"strides": self.strides, "pads": self.pads, "dilations": self.dilations, "group": self.group}
 
     def output_shape(self, x: TensorType, w: TensorType) -> tuple[int, ...]:
         """[n, m, positions...].  TypeRuleError where the shapes do not fit."""
@@ -179,10 +176,6 @@ class Conv(Convolution, onnx=True):
     """
 
     linear = ((0, 2), (1, 2))
-    strides: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    group: int = 1
     weights = (1, 2)
 
     def infer(self, x, w, bias=None):
@@ -214,9 +207,9 @@ class Conv(Convolution, onnx=True):
         """
         x, w = ins[:2]
         dy = grads[0]
-        dw = b.ConvGradWeight(x, dy, kernel=w.shape[2:], **self.window_fields())
+        dw = b.ConvGradWeight(x, dy, kernel=w.shape[2:], **self.options(Convolution))
         db = bias_gradient(b, dy) if len(ins) > 2 and ins[2] is not None else None
-        return [b.ConvGradInput(w, dy, shape=x.shape[2:], **self.window_fields()), dw, db]
+        return [b.ConvGradInput(w, dy, shape=x.shape[2:], **self.options(Convolution)), dw, db]
 
     @classmethod
     def from_onnx(cls, node):
@@ -257,11 +250,7 @@ class ConvGradInput(Convolution):
 
     linear = ((0,), (1,))
     by_image = (1,)
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    group: int = 1
+    shape: tuple[int, ...] = field(kw_only=True)
 
     def infer(self, w, dy):
         """[n, group · c, shape...]."""
@@ -289,8 +278,8 @@ class ConvGradInput(Convolution):
     def gradient(self, b, ins, outs, grads):
         """Linear in both: a convolution by dy, a weight gradient by w."""
         w, dy = ins
-        again = cropped(b, b.Conv(grads[0], w, **self.window_fields()), dy.shape)
-        return [b.ConvGradWeight(grads[0], dy, kernel=w.shape[2:], **self.window_fields()), again]
+        again = cropped(b, b.Conv(grads[0], w, **self.options(Convolution)), dy.shape)
+        return [b.ConvGradWeight(grads[0], dy, kernel=w.shape[2:], **self.options(Convolution)), again]
 
     def export(self, g, ins, outs):
         return export_grad_input(self, g, ins, outs)
@@ -301,7 +290,7 @@ class ConvGradInput(Convolution):
         for op, x, w, _ in _conv_samples(Conv):
             xs, ws = _shape(x), _shape(w)
             y = op.infer(TensorType("f64", xs), TensorType("f64", ws))[0]
-            yield draw.case(cls(shape=xs[2:], **op.window_fields()), draw(f"f64[{w}]"), draw(str(y)))
+            yield draw.case(cls(shape=xs[2:], **op.options(Convolution)), draw(f"f64[{w}]"), draw(str(y)))
         yield draw.case(cls(shape=(6, 7)), draw("f64[3,2,3,3]"), draw("f64[1,3,2,4]"))
         yield draw.case(cls(shape=(5, 5), pads=(1, 1, 1, 1)), draw("f32[4,3,3,3]"), draw("f32[2,4,5,5]"))
 
@@ -314,11 +303,7 @@ class ConvGradWeight(Convolution):
     linear = ((0,), (1,))
     by_image = (0, 1)
     sums = True
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    group: int = 1
+    kernel: tuple[int, ...] = field(kw_only=True)
 
     def infer(self, x, dy):
         """[m, c, kernel...]."""
@@ -348,8 +333,8 @@ class ConvGradWeight(Convolution):
     def gradient(self, b, ins, outs, grads):
         """Linear in both: with the incoming gradient as the weight."""
         x, dy = ins
-        dx = b.ConvGradInput(grads[0], dy, shape=x.shape[2:], **self.window_fields())
-        return [dx, cropped(b, b.Conv(x, grads[0], **self.window_fields()), dy.shape)]
+        dx = b.ConvGradInput(grads[0], dy, shape=x.shape[2:], **self.options(Convolution))
+        return [dx, cropped(b, b.Conv(x, grads[0], **self.options(Convolution)), dy.shape)]
 
     def export(self, g, ins, outs):
         """ONNX Conv over the batch, strides and dilations swapped."""
@@ -360,7 +345,7 @@ class ConvGradWeight(Convolution):
         for op, x, w, _ in _conv_samples(Conv):
             xs, ws = _shape(x), _shape(w)
             y = op.infer(TensorType("f64", xs), TensorType("f64", ws))[0]
-            yield draw.case(cls(kernel=ws[2:], **op.window_fields()), draw(f"f64[{x}]"), draw(str(y)))
+            yield draw.case(cls(kernel=ws[2:], **op.options(Convolution)), draw(f"f64[{x}]"), draw(str(y)))
         yield draw.case(cls(kernel=(3, 3)), draw("f64[1,2,6,7]"), draw("f64[1,3,2,4]"))
         yield draw.case(cls(kernel=(3, 3), pads=(1, 1, 1, 1)), draw("f32[2,3,5,5]"), draw("f32[2,4,5,5]"))
 

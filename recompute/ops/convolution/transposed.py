@@ -25,10 +25,6 @@ class ConvTranspose(Convolution, onnx=True):
     """
 
     linear = ((0, 2), (1, 2))
-    strides: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    group: int = 1
     output_padding: tuple[int, ...] = ()
     weights = (1, 2)
 
@@ -65,8 +61,8 @@ class ConvTranspose(Convolution, onnx=True):
     def gradient(self, b, ins, outs, grads):
         """A convolution by the input, a weight gradient by the weight."""
         x, w = ins[:2]
-        dx = cropped(b, b.Conv(grads[0], w, **self.window_fields()), x.shape)
-        dw = b.ConvGradWeight(grads[0], x, kernel=w.shape[2:], **self.window_fields())
+        dx = cropped(b, b.Conv(grads[0], w, **self.options(Convolution)), x.shape)
+        dw = b.ConvGradWeight(grads[0], x, kernel=w.shape[2:], **self.options(Convolution))
         return [dx, dw, bias_gradient(b, grads[0]) if len(ins) > 2 and ins[2] is not None else None]
 
     def export(self, g, ins, outs):

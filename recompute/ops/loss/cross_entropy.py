@@ -1,7 +1,7 @@
 """Cross entropy of class labels, on scores, and what losses on class labels share.
 
 Scores are [N, C, d1, ...], labels [N, d1, ...]; class weights [C] are optional.  Rows, that is labels, are taken a
-few samples at a time; inside, a tensor of scores is seen as [N, C, D].
+few samples at a time where all of them would take room; inside, a tensor of scores is seen as [N, C, D].
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from ...language.factors import SUM, Factor, factor, needed_whole
 from ...language.op import Case, Draw, ImportedNode, Op, OperatorBuilder
-from ...language.types import Array, Operands, TensorType, Value, need
+from ...language.types import Array, Operands, TensorType, Value
 from ..channels_last import channels_last
 from ..reduction.softmax import log_softmax
 from ..shape.reshape import reshape
@@ -24,6 +24,7 @@ from ..tiles import TILE, wide
 _REDUCTIONS = ("mean", "sum", "none")
 
 
+@dataclass(frozen=True)
 class LabelLoss(Op, abstract=True):
     """What the losses and their gradients share.
 
@@ -31,8 +32,8 @@ class LabelLoss(Op, abstract=True):
     count for nothing.
     """
 
-    reduction: str
-    ignore_index: int | None
+    reduction: str = "mean"
+    ignore_index: int | None = None
 
     def check(self, scores: TensorType, labels: TensorType, weights: TensorType | None) -> None:
         """TypeRuleError where the inputs do not fit each other."""
@@ -86,53 +87,43 @@ class LabelLoss(Op, abstract=True):
     # -- numerics -------------------------------------------------------------------------------------------------
 
     def label_types(self, scores: TensorType, weights: TensorType | None) -> tuple[TensorType, ...]:
-        """Scratch: positions of a tile's first classes and of its labels, which count for nothing, one number a label,
-        weights of the labels, weights of the classes."""
-        n, classes, inner, step = _form(scores)
-        kind = wide(scores.dtype)
-        tile = step * inner
-        return (
-            TensorType("i64", (tile,)),
-            TensorType("i64", (tile,)),
-            TensorType("bool", (n * inner if self.weighs(weights) else tile,)),
-            TensorType(kind, (n * inner,)),
-            TensorType(kind, (n * inner if self.weighs(weights) else 0,)),
-            TensorType(kind, (classes if weights is not None else 0,)),
-        )
+        """Scratch for each label: its place in the flat scores, whether it counts for nothing, a number, its weight."""
+        n, _, inner, _ = _form(scores)
+        kind, some = wide(scores.dtype), (n * inner if self.weighs(weights) else 0,)
+        all_ = (n * inner,)
+        return TensorType("i64", all_), TensorType("bool", some), TensorType(kind, all_), TensorType(kind, some)
 
-    def tiles(
-        self, scores: Array, labels: Array, weights: Array | None, temps: Operands
-    ) -> Iterator[tuple[slice, slice, Any, Any]]:
-        """For a few samples at a time: which samples, which labels, the labels' positions in the tile's scores, and
-        which are ignored (None: none).  Writes the labels' weights."""
-        n, classes, inner, step = _form(scores)
-        first, at, ignored, _, label_weights, class_weights = temps
-        labels = labels.reshape(-1)
-        _first_classes(first, at, classes, inner)
+    def place(self, shape: Sequence[int], labels: Array, weights: Array | None, temps: Operands) -> None:
+        """Writes where the labels are in scores of `shape`, those that are ignored at class 0, and their weights."""
+        at, ignored, _, label_weights = temps
+        n, classes, *sizes = shape
+        at[...] = labels.reshape(-1)
+        if self.ignore_index is not None:
+            np.equal(at, self.ignore_index, out=ignored)
+            np.copyto(at, 0, where=ignored)
+        if at.size and not 0 <= (low := int(at.min())) <= int(at.max()) < classes:
+            wrong = low if low < 0 else int(at.max())
+            raise ValueError(f"label {wrong} is outside the {classes} classes (and is not ignore_index)")
         if weights is not None:
-            class_weights[...] = weights
-        for i in range(0, n, step):
-            samples = slice(i, min(i + step, n))
-            rows = slice(i * inner, samples.stop * inner)
-            count = rows.stop - rows.start
-            here, skip = at[:count], ignored[:count] if self.ignore_index is not None else None
-            here[...] = labels[rows]
-            if skip is not None:
-                np.equal(here, need(self.ignore_index), out=skip)
-                np.copyto(here, 0, where=skip)
-            if count and not 0 <= (low := int(here.min())) <= int(here.max()) < classes:
-                wrong = low if low < 0 else int(here.max())
-                raise ValueError(f"label {wrong} is outside the {classes} classes (and is not ignore_index)")
-            if self.weighs(weights):
-                if weights is not None:
-                    take_labels(class_weights, here, label_weights[rows])
-                else:
-                    label_weights[rows] = 1
-                if skip is not None:
-                    np.copyto(label_weights[rows], 0, where=skip)
-            np.multiply(here, inner, out=here)
-            np.add(here, first[:count], out=here)
-            yield samples, rows, here, skip
+            take_labels(weights, at, label_weights)
+        elif label_weights.size:
+            label_weights.fill(1)
+        if self.ignore_index is not None:
+            np.copyto(label_weights, 0, where=ignored)
+        inner = math.prod(sizes)
+        np.multiply(at, inner, out=at)
+        rows = at.reshape(n, inner)
+        np.add(rows, np.arange(n)[:, None] * (classes * inner), out=rows)
+        np.add(rows, np.arange(inner), out=rows)
+
+    def weigh(self, losses: Array, weights: Array | None, temps: Operands) -> None:
+        """The labels' log-probabilities to their losses."""
+        _, ignored, _, label_weights = temps
+        np.negative(losses, out=losses)
+        if self.ignore_index is not None:
+            np.copyto(losses, 0, where=ignored)
+        if weights is not None:
+            np.multiply(losses, label_weights, out=losses)
 
     def reduce(self, losses: Array, label_weights: Array, out: Array) -> None:
         """One number a label (weighted) to the result."""
@@ -195,7 +186,7 @@ class LabelLoss(Op, abstract=True):
 
     def scales(self, dloss: Array, temps: Operands) -> None:
         """The gradient of each row's plain loss, into the number of each label; 0 where it counts for nothing."""
-        nothing, out, label_weights = temps[2:5]
+        _, nothing, out, label_weights = temps[:4]
         out[...] = dloss.reshape(-1) if self.reduction == "none" else dloss
         if self.reduction == "mean":
             count = np.sum(label_weights) if label_weights.size else out.size
@@ -222,19 +213,6 @@ def _form(scores: Any) -> tuple[int, int, int, int]:
     n, classes, *inner = scores.shape
     size = math.prod(inner)
     return n, classes, size, max(1, min(n, TILE // max(classes * size, 1)))
-
-
-def _first_classes(first: Array, temp: Array, classes: int, inner: int) -> None:
-    """Positions of class 0 of each row r in a tile [rows, C, D]: (r // D) · C · D + r mod D."""
-    temp.fill(1)
-    np.cumsum(temp, out=first)
-    np.subtract(first, 1, out=first)
-    if inner > 1:
-        np.floor_divide(first, inner, out=temp)
-        np.multiply(temp, inner * (classes - 1), out=temp)
-        np.add(first, temp, out=first)
-    else:
-        np.multiply(first, classes, out=first)
 
 
 def take_labels(flat: Array, at: Array, out: Array) -> None:
@@ -274,8 +252,6 @@ def loss_samples(cls: Any, draw: Draw, make: Any) -> Iterator[Case]:
 class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
     """(scores, labels, weights?) → loss, log_prob: -w · log_softmax(scores) at the label, reduced (ONNX 13)."""
 
-    reduction: str = "mean"
-    ignore_index: int | None = None
     inplace = (0,)
     inplace_output = 1
 
@@ -301,25 +277,21 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         """Log-probabilities into the second output, or tile by tile into scratch."""
         scores, labels, weights = (*ins, None)[:3]
         *temps, number, e, rows = scratch
-        losses, label_weights = temps[3], temps[4]
-        n, classes, inner, _ = _form(scores)
+        at, _, losses, label_weights = temps
+        n, classes, inner, step = _form(scores)
         x = scores.reshape(n, classes, inner)
         kept = outs[1].reshape(x.shape) if len(outs) > 1 and outs[1] is not None else None
-        for samples, part, at, ignored in self.tiles(scores, labels, weights, temps):
-            k = samples.stop - samples.start
-            if kept is not None and kept.dtype == rows.dtype:
-                direct, lp = True, kept[samples]
-            else:
-                direct, lp = False, rows[:k]
-            log_softmax(x[samples], lp, number[:k], e[:k])
-            if kept is not None and not direct:
-                kept[samples] = lp
-            take_labels(lp.reshape(-1), at, losses[part])
-            np.negative(losses[part], out=losses[part])
-            if ignored is not None:
-                np.copyto(losses[part], 0, where=ignored)
-            if weights is not None:
-                np.multiply(losses[part], label_weights[part], out=losses[part])
+        direct = kept if kept is not None and kept.dtype == rows.dtype else None
+        self.place(scores.shape, labels, weights, temps)
+        for i in range(0, n, step):
+            here = slice(i, min(i + step, n))
+            k, part = here.stop - i, slice(i * inner, here.stop * inner)
+            lp = rows[:k] if direct is None else direct[here]
+            log_softmax(x[here], lp, number[:k], e[:k])
+            if kept is not None and direct is None:
+                kept[here] = lp
+            take_labels(lp.reshape(-1), at[part] - i * classes * inner, losses[part])
+        self.weigh(losses, weights, temps)
         self.reduce(losses, label_weights, outs[0])
 
     def expand(self, b, scores, labels, weights=None):
@@ -331,8 +303,7 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         _, labels, weights = (*ins, None)[:3]
         parts = []
         if grads[0] is not None:
-            options = {"reduction": self.reduction, "ignore_index": self.ignore_index}
-            parts.append(b.SoftmaxCrossEntropyGrad(outs[1], labels, weights, grads[0], **options))
+            parts.append(b.SoftmaxCrossEntropyGrad(outs[1], labels, weights, grads[0], **self.options(LabelLoss)))
         if len(grads) > 1 and grads[1] is not None:
             parts.append(b.LogSoftmaxGrad(outs[1], grads[1], axis=1))
         return [b.add_all(parts), *[None] * (len(ins) - 1)]
@@ -359,8 +330,6 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
     """(log_prob, labels, weights?, dloss) → the scores' gradient: w · (softmax - onehot) · dloss (/ Σ w)."""
 
     linear = ((3,),)
-    reduction: str = "mean"
-    ignore_index: int | None = None
     inplace = (0,)
 
     def infer(self, log_prob, labels, weights, dloss):
@@ -381,16 +350,14 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
     def compute(self, ins, outs, scratch):
         """exp(l) - 1 at the labels, exp(l) elsewhere, times each row's scale."""
         log_prob, labels, weights, dloss = ins
-        numbers = scratch[3]
+        at, _, numbers, _ = scratch
         n, classes, inner, _ = _form(log_prob)
-        shape = (n, classes, inner)
-        lp, out = log_prob.reshape(shape), outs[0].reshape(shape)
-        for samples, rows, at, _ in self.tiles(log_prob, labels, weights, scratch):
-            tile = out[samples]
-            take_labels(lp[samples].reshape(-1), at, numbers[rows])
-            np.exp(lp[samples], out=tile)
-            np.expm1(numbers[rows], out=numbers[rows])
-            tile.reshape(-1)[at] = numbers[rows]
+        out = outs[0].reshape(n, classes, inner)
+        self.place(log_prob.shape, labels, weights, scratch)
+        take_labels(log_prob.reshape(-1), at, numbers)
+        np.expm1(numbers, out=numbers)
+        np.exp(log_prob, out=outs[0])
+        outs[0].reshape(-1)[at] = numbers
         self.scales(dloss, scratch)
         np.multiply(out, numbers.reshape(n, 1, inner), out=out, casting="unsafe")
 

@@ -44,14 +44,15 @@ class _Rooms(NamedTuple):
     flags: Any  # bool [N, 1]
 
 
+@dataclass(frozen=True)
 class Alignment(Op, abstract=True):
     """What the loss and its gradient share.
 
     `blank`: its class.  A label ends at the first `ignore_index`.
     """
 
-    blank: int
-    ignore_index: int
+    blank: int = 0
+    ignore_index: int = -100
 
     autocast_inputs = (0,)
 
@@ -189,8 +190,6 @@ class CTCLoss(Alignment):
     infinite loss, or with `zero_infinity` the loss 0.
     """
 
-    blank: int = 0
-    ignore_index: int = -100
     zero_infinity: bool = False
 
     def infer(self, x, labels, lengths=None):
@@ -233,9 +232,6 @@ class CTCLossGrad(Alignment):
 
     It is minus the probability that a path is at a class after a step, given the label.
     """
-
-    blank: int = 0
-    ignore_index: int = -100
 
     def infer(self, x, labels, lengths, dloss):
         self.check(x, labels, lengths)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from .cross_entropy import LabelLoss, SoftmaxCrossEntropyLoss, loss_from_onnx, l
 @dataclass(frozen=True)
 class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
     """(log_prob, labels, weights?) → -w · log_prob at the label, reduced."""
-
-    reduction: str = "mean"
-    ignore_index: int | None = None
 
     def infer(self, log_prob, labels, weights=None):
         self.check(log_prob, labels, weights)
@@ -33,15 +30,10 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
 
     def compute(self, ins, outs, scratch):
         log_prob, labels, weights = (*ins, None)[:3]
-        losses, label_weights = scratch[3], scratch[4]
-        x = log_prob.reshape(log_prob.shape[0], -1)
-        for samples, rows, at, ignored in self.tiles(log_prob, labels, weights, scratch):
-            take_labels(x[samples].reshape(-1), at, losses[rows])
-            np.negative(losses[rows], out=losses[rows])
-            if ignored is not None:
-                np.copyto(losses[rows], 0, where=ignored)
-            if weights is not None:
-                np.multiply(losses[rows], label_weights[rows], out=losses[rows])
+        at, _, losses, label_weights = scratch
+        self.place(log_prob.shape, labels, weights, scratch)
+        take_labels(log_prob.reshape(-1), at, losses)
+        self.weigh(losses, weights, scratch)
         self.reduce(losses, label_weights, outs[0])
 
     def expand(self, b, log_prob, labels, weights=None):
@@ -51,8 +43,8 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
     def gradient(self, b, ins, outs, grads):
         """From the labels alone."""
         log_prob, labels, weights = (*ins, None)[:3]
-        op = {"shape": log_prob.shape, "reduction": self.reduction, "ignore_index": self.ignore_index}
-        return [b.NegativeLogLikelihoodGrad(labels, weights, grads[0], **op), *[None] * (len(ins) - 1)]
+        op = b.NegativeLogLikelihoodGrad(labels, weights, grads[0], shape=log_prob.shape, **self.options(LabelLoss))
+        return [op, *[None] * (len(ins) - 1)]
 
     @classmethod
     def from_onnx(cls, node):
@@ -71,9 +63,7 @@ class NegativeLogLikelihoodGrad(LabelLoss):
     """(labels, weights?, dloss) → the gradient of log-probabilities of `shape`: -w · dloss (/ Σ w) at the labels."""
 
     linear = ((2,),)
-    shape: tuple[int, ...]
-    reduction: str = "mean"
-    ignore_index: int | None = None
+    shape: tuple[int, ...] = field(kw_only=True)
 
     def infer(self, labels, weights, dloss):
         x = TensorType(dloss.dtype, self.shape)
@@ -93,18 +83,14 @@ class NegativeLogLikelihoodGrad(LabelLoss):
         return self.label_checks(0, self.shape)
 
     def compute(self, ins, outs, scratch):
-        """0, then the labels' numbers; the walk over tiles is done twice where weights must be summed first."""
+        """0, then the labels' numbers."""
         labels, weights, dloss = ins
-        numbers = scratch[3]
-        out = outs[0].reshape(self.shape[0], -1)
-        out.fill(0)
-        if self.weighs(weights):
-            for _ in self.tiles(outs[0], labels, weights, scratch):
-                pass
+        at, _, numbers, _ = scratch
+        outs[0].fill(0)
+        self.place(self.shape, labels, weights, scratch)
         self.scales(dloss, scratch)
         np.negative(numbers, out=numbers)
-        for samples, rows, at, _ in self.tiles(outs[0], labels, weights, scratch):
-            out[samples].reshape(-1)[at] = numbers[rows]
+        outs[0].reshape(-1)[at] = numbers
 
     def expand(self, b, labels, weights, dloss):
         """A choice by a mask of the labels."""
@@ -117,11 +103,7 @@ class NegativeLogLikelihoodGrad(LabelLoss):
 
         def make(op: SoftmaxCrossEntropyLoss, scores: Array, labels: Array, weights: Array | None) -> Case:
             t = op.loss_type(TensorType.of(scores), TensorType.of(labels))
-            return draw.case(
-                cls(scores.shape, op.reduction, op.ignore_index), labels, weights, draw(str(t)) + t.numpy.type(1)
-            )
+            grad = cls(shape=scores.shape, **op.options(LabelLoss))
+            return draw.case(grad, labels, weights, draw(str(t)) + t.numpy.type(1))
 
-        def plain(reduction: str, ignore_index: int | None) -> SoftmaxCrossEntropyLoss:
-            return SoftmaxCrossEntropyLoss(reduction, ignore_index)
-
-        yield from loss_samples(plain, draw, make)
+        yield from loss_samples(SoftmaxCrossEntropyLoss, draw, make)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ...language.element import sqrt
 from ..common import Elementwise
 
@@ -75,30 +73,6 @@ class BatchNormSlope(Elementwise):
     inplace = (6, 0)
     floats = True
     flops_per_element = 5
-
-    def scratch(self, ins, outs):
-        """The part of dy, and three vectors."""
-        return (outs[0], ins[1].with_shape((3, *ins[1].shape)))
-
-    def compute(self, ins, outs, scratch):
-        """As the element; dy and x may be the output."""
-        x, mean, scale, var, total, against, dy = ins
-        part, (s, factor, steep) = scratch
-        np.add(var, var.dtype.type(self.epsilon), out=s)
-        np.sqrt(s, out=s)
-        np.divide(1, s, out=s)
-        np.multiply(scale, s, out=factor)
-        np.multiply(against, s, out=steep)
-        np.multiply(steep, s, out=steep)
-        np.multiply(steep, factor, out=steep)
-        np.divide(steep, -float(self.count), out=steep)
-        np.multiply(dy, factor, out=part)
-        np.subtract(x, mean, out=outs[0])
-        np.multiply(outs[0], steep, out=outs[0])
-        np.add(outs[0], part, out=outs[0])
-        np.multiply(total, factor, out=s)
-        np.divide(s, -float(self.count), out=s)
-        np.add(outs[0], s, out=outs[0])
 
     def element(self, x, mean, scale, var, total, against, dy):
         """The formula; what has one value a channel is computed once."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,13 +16,11 @@ from ..window import Window, full
 from .windows import Pooling, _pool_samples, block_planes, cut, planes
 
 
+@dataclass(frozen=True)
 class Averaging(Pooling, abstract=True):
     """What AveragePool and its gradient share."""
 
-    count_include_pad: int
-
-    def fields(self) -> dict[str, Any]:
-        return {**super().fields(), "count_include_pad": self.count_include_pad}
+    count_include_pad: int = 0
 
     def counts(self, w: Window) -> list[list[int]]:
         """By how many elements each window's sum is divided: one factor for each position along each axis."""
@@ -62,13 +59,6 @@ class AveragePool(Averaging, onnx=True):
     Padding counts only with `count_include_pad`; what lies behind the padding (ceil_mode) never does.
     """
 
-    kernel_shape: tuple[int, ...]
-    strides: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    ceil_mode: int = 0
-    count_include_pad: int = 0
-
     def infer(self, x):
         """[n, c, positions...]."""
         if not x.is_float:
@@ -97,7 +87,7 @@ class AveragePool(Averaging, onnx=True):
 
     def gradient(self, b, ins, outs, grads):
         """Linear: nothing is kept."""
-        return [b.AveragePoolGrad(grads[0], shape=ins[0].shape[2:], **self.fields())]
+        return [b.AveragePoolGrad(grads[0], shape=ins[0].shape[2:], **self.options(Averaging))]
 
     @classmethod
     def from_onnx(cls, node):
@@ -109,7 +99,7 @@ class AveragePool(Averaging, onnx=True):
         """As for MaxPool, with and without counting the padding."""
         for op, x in _pool_samples(cls):
             for include in (0, 1):
-                yield draw.case(cls(**{**op.fields(), "count_include_pad": include}), draw(f"f64[{x}]"))
+                yield draw.case(cls(**{**op.options(Averaging), "count_include_pad": include}), draw(f"f64[{x}]"))
         yield draw.case(cls(kernel_shape=(3, 3), pads=(1, 1, 1, 1)), draw("f32[2,3,5,5]"))
         yield draw.case(cls(kernel_shape=(3, 3), pads=(1, 1, 1, 1)), draw("f16[2,3,5,5]"))
 
@@ -119,13 +109,7 @@ class AveragePool(Averaging, onnx=True):
 class AveragePoolGrad(Averaging):
     """dy → the gradient of AveragePool by its input, whose spatial sizes are `shape`."""
 
-    kernel_shape: tuple[int, ...]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    ceil_mode: int = 0
-    count_include_pad: int = 0
+    shape: tuple[int, ...] = field(kw_only=True)
 
     def infer(self, dy):
         """[n, c, shape...]."""
@@ -160,7 +144,7 @@ class AveragePoolGrad(Averaging):
 
     def gradient(self, b, ins, outs, grads):
         """Linear: the average pooling itself."""
-        return [b.AveragePool(grads[0], **self.fields())]
+        return [b.AveragePool(grads[0], **self.options(Averaging))]
 
     def export(self, g, ins, outs):
         """Division, and a ConvTranspose of every channel with ones."""
@@ -180,7 +164,7 @@ class AveragePoolGrad(Averaging):
         for op, text in _pool_samples(AveragePool):
             x = TensorType.parse(f"f64[{text}]")
             for include in (0, 1):
-                fields = {**op.fields(), "count_include_pad": include}
+                fields = {**op.options(Averaging), "count_include_pad": include}
                 yield draw.case(cls(shape=x.shape[2:], **fields), draw(str(op.infer(x)[0])))
         op = cls(kernel_shape=(3, 3), shape=(5, 5), pads=(1, 1, 1, 1))
         yield draw.case(op, draw("f32[2,3,5,5]"))

@@ -23,7 +23,7 @@ def export_max_window(op: Any, g: FunctionWriter, ins: Sequence[str], outs: Sequ
     """MaxPool with indices; number along an axis = (index along it - first of the window) / dilation."""
     number = outs[2]
     indices = outs[1] or g.fresh("indices")
-    g.node("MaxPool", ins, [outs[0], indices], **op.fields())
+    g.node("MaxPool", ins, [outs[0], indices], **op.options())
     w = op.window(g.shape(ins[0])[2:], op.infer(g.type(ins[0]))[0].shape[2:])
     total = ""
     step, inner = 1, 1

@@ -25,7 +25,7 @@ def max_unpool(node: ImportedNode) -> Imported:
     shape = inferred if node.type(2) is None else tuple(int(d) for d in node.need_constant(2, "output_shape"))
     pool = _pool_of(node.builder, indices)
     if pool is not None and pool[1].shape == shape and pool[2].type == x.type:
-        return node.emit(MaxPoolGrad(shape=shape[2:], **pool[0].fields()), pool[3], x)
+        return node.emit(MaxPoolGrad(shape=shape[2:], **pool[0].options()), pool[3], x)
     if shape != inferred:
         raise node.fail(
             f"output_shape {list(shape)} is not the inferred {list(inferred)}: whose the indices are is not said"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,16 @@ from ..window import BLOCK, Window, full, output_size, window_attributes
 from .export import export_max_gather, export_max_grad, export_max_window
 
 
+@dataclass(frozen=True)
 class Pooling(Op, abstract=True):
     """What the window poolings share.  `pads`: those before each spatial axis, then those after."""
 
     autocast = "follow"
     kernel_shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    pads: tuple[int, ...]
-    dilations: tuple[int, ...]
-    ceil_mode: int
+    strides: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    ceil_mode: int = 0
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         return in_step(ins, outs, range(2))
@@ -59,13 +60,6 @@ class Pooling(Op, abstract=True):
             tuple(inp), tuple(out), self.kernel_shape, full(self.strides, n, 1), full(self.dilations, n, 1),
             full(self.pads, 2 * n, 0)[:n],
         )  # fmt: skip
-
-    def fields(self) -> dict[str, Any]:
-        """The attributes that gradients take over."""
-        return {
-            "kernel_shape": self.kernel_shape, "strides": self.strides, "pads": self.pads,
-            "dilations": self.dilations, "ceil_mode": self.ceil_mode,
-        }  # fmt: skip
 
     def cost(self, ins: Types, outs: Types) -> Cost:
         windows = min((t.size for t in (*ins, *outs[:1]) if t is not None), default=0)
@@ -109,12 +103,6 @@ class MaxPool(Pooling, onnx=True):
     Optional outputs: their indices in x, flat (i64, ONNX's second output), and their numbers within their windows
     (u8 or u16), from which the gradient goes without x or y.
     """
-
-    kernel_shape: tuple[int, ...]
-    strides: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    ceil_mode: int = 0
 
     def infer(self, x):
         y = x.with_shape(self.pooled(x))
@@ -183,7 +171,7 @@ class MaxPool(Pooling, onnx=True):
         """From the window numbers only."""
         if grads[0] is None:
             return [None]
-        return [b.MaxPoolGrad(outs[2], grads[0], shape=ins[0].shape[2:], **self.fields())]
+        return [b.MaxPoolGrad(outs[2], grads[0], shape=ins[0].shape[2:], **self.options(Pooling))]
 
     def export(self, g, ins, outs):
         """Native; window numbers are worked out from the indices."""
@@ -286,12 +274,7 @@ class MaxPoolLinear(Pooling, abstract=True):
 class MaxPoolGrad(MaxPoolLinear):
     """(window numbers, dy) → the gradient of MaxPool by its input, whose spatial sizes are `shape`."""
 
-    kernel_shape: tuple[int, ...]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    ceil_mode: int = 0
+    shape: tuple[int, ...] = field(kw_only=True)
 
     def infer(self, number, dy):
         """[n, c, shape...]."""
@@ -311,7 +294,7 @@ class MaxPoolGrad(MaxPoolLinear):
 
     def gradient(self, b, ins, outs, grads):
         """Linear in dy: the elements at the maxima."""
-        return [None, b.MaxPoolGather(ins[0], grads[0], **self.fields())]
+        return [None, b.MaxPoolGather(ins[0], grads[0], **self.options(Pooling))]
 
     def export(self, g, ins, outs):
         """ScatterElements with addition, over flat planes."""
@@ -321,7 +304,7 @@ class MaxPoolGrad(MaxPoolLinear):
     @classmethod
     def samples(cls, draw):
         for op, x, y, number in _numbered(draw):
-            yield draw.case(cls(shape=x.shape[2:], **op.fields()), number, draw(str(y)))
+            yield draw.case(cls(shape=x.shape[2:], **op.options(Pooling)), number, draw(str(y)))
 
 
 def _numbered(draw: Draw) -> Iterator[tuple[MaxPool, TensorType, TensorType, Any]]:
@@ -341,12 +324,6 @@ def _numbered(draw: Draw) -> Iterator[tuple[MaxPool, TensorType, TensorType, Any
 class MaxPoolGather(MaxPoolLinear):
     """(window numbers, x) → the elements of x at the numbered places of their windows; transpose of MaxPoolGrad."""
 
-    kernel_shape: tuple[int, ...]
-    strides: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    ceil_mode: int = 0
-
     def infer(self, number, x):
         if self.pooled(x) != number.shape:
             raise self.fail("the numbers are not those of windows over this input", number, x)
@@ -362,7 +339,7 @@ class MaxPoolGather(MaxPoolLinear):
 
     def gradient(self, b, ins, outs, grads):
         """Linear in x: the gradient of MaxPool."""
-        return [None, b.MaxPoolGrad(ins[0], grads[0], shape=ins[1].shape[2:], **self.fields())]
+        return [None, b.MaxPoolGrad(ins[0], grads[0], shape=ins[1].shape[2:], **self.options(Pooling))]
 
     def export(self, g, ins, outs):
         export_max_gather(self, g, ins, outs)
@@ -371,4 +348,4 @@ class MaxPoolGather(MaxPoolLinear):
     @classmethod
     def samples(cls, draw):
         for op, x, _, number in _numbered(draw):
-            yield draw.case(cls(**op.fields()), number, draw(str(x)))
+            yield draw.case(cls(**op.options(Pooling)), number, draw(str(x)))

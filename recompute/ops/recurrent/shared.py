@@ -8,7 +8,6 @@ ONNX's own hold what the gradient needs, and are made only where there is one.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,11 +22,6 @@ from .parts import clear, column_sums, cut, filled, joint, row
 from .unrolled import unrolled
 
 DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
-
-
-def options(op: Op) -> dict[str, Any]:
-    """All attributes by name."""
-    return {f.name: getattr(op, f.name) for f in dataclasses.fields(op)}
 
 
 def batch_factor(ins: Types, more: Sequence[Where], outs: Sequence[Where | str]) -> Factor:
@@ -106,7 +100,7 @@ class Recurrent(Op, abstract=True):
         """The fused gradient; what it does not serve, by the unrolled form."""
         if any(g is not None for g in grads[self.onnx_outputs :]):
             return super().gradient(b, ins, outs, grads)
-        op = GRADIENTS[self.name](**options(self))
+        op = GRADIENTS[self.name](**self.options())
         kept = [outs[0], *outs[self.onnx_outputs :]]
         given = [*filled(ins, self.arity), *kept, *grads[: self.onnx_outputs]]
         found = list(b.emit(op, *given, want=self.arity - 1))
@@ -122,7 +116,7 @@ class Recurrent(Op, abstract=True):
 
     def onnx_attributes(self) -> dict[str, Any]:
         """Attributes as ONNX has them."""
-        return options(self)
+        return self.options()
 
     # -- unrolled --------------------------------------------------------------------------------------------------
 
@@ -247,7 +241,7 @@ class RecurrentGrad(Op, abstract=True):
 
     def forward(self) -> Any:
         """The operator whose gradient this is."""
-        return self.of(**options(self))
+        return self.of(**self.options())
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The types of the inputs; of those that are absent, what they would be."""
@@ -429,7 +423,7 @@ def gradient_samples(draw: Draw, ops: Sequence[Recurrent]) -> Iterator[Case]:
         room = [np.empty(t.shape, t.numpy) for t in op.scratch(types, [TensorType.of(o) for o in outs])]
         op.compute(inputs, outs, room)  # type: ignore[arg-type]
         grads: list[Array | None] = [draw(f"f64[{','.join(map(str, o.shape))}]") for o in outs[: op.onnx_outputs]]
-        grad = GRADIENTS[op.name](**options(op))
+        grad = GRADIENTS[op.name](**op.options())
         if i == 1:
             grads[1] = None
         kept = [outs[0], *outs[op.onnx_outputs :]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...language.factors import in_step
@@ -20,13 +20,14 @@ def _bound(n: int) -> int:
     return max(-_FAR, min(_FAR, int(n)))
 
 
+@dataclass(frozen=True)
 class Sliced(Move, abstract=True):
     """What Slice and its gradient share: Python's slices, `starts:ends:steps`, of some axes."""
 
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     axes: tuple[int, ...]
-    steps: tuple[int, ...] | None
+    steps: tuple[int, ...] | None = None
 
     def index(self, shape: Sequence[int]) -> tuple[slice, ...]:
         """The index that takes the slice from a tensor of `shape`."""
@@ -55,10 +56,6 @@ class Slice(Sliced):
     """x[starts:ends:steps] along `axes`, with Python's rules for any numbers (ONNX has the same)."""
 
     linear = ((0,),)
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
-    axes: tuple[int, ...]
-    steps: tuple[int, ...] | None = None
 
     def infer(self, x):
         return (x.with_shape([len(r) for r in self.taken(x.shape)]),)
@@ -127,11 +124,7 @@ class SliceGrad(Sliced):
     """dy at the places that the slice takes from a tensor of `shape`, zeros elsewhere."""
 
     linear = ((0,),)
-    shape: tuple[int, ...]
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
-    axes: tuple[int, ...]
-    steps: tuple[int, ...] | None = None
+    shape: tuple[int, ...] = field(kw_only=True)
 
     def infer(self, dy):
         if tuple(len(r) for r in self.taken(self.shape)) != dy.shape:
@@ -146,7 +139,7 @@ class SliceGrad(Sliced):
         outs[0][self.index(self.shape)] = ins[0]
 
     def gradient(self, b, ins, outs, grads):
-        return [b.Slice(grads[0], starts=self.starts, ends=self.ends, axes=self.axes, steps=self.steps)]
+        return [b.Slice(grads[0], **self.options(Sliced))]
 
     def export(self, g, ins, outs):
         """For each axis: a zero appended, then a Gather that puts elements and zeros in place."""
@@ -171,10 +164,10 @@ class SliceGrad(Sliced):
 
     @classmethod
     def samples(cls, draw):
-        yield draw.case(cls((4, 3), (1,), (3,), (0,)), draw("f64[2,3]"))
-        yield draw.case(cls((2, 3, 5), (0, -1), (_FAR, -_FAR), (1, -3), (2, -1)), draw("f64[2,2,5]"))
-        yield draw.case(cls((4, 3), (2,), (2,), (0,)), draw("f64[0,3]"))
-        yield draw.case(cls((2,), (), (), ()), draw("f32[2]"))
+        yield draw.case(cls((1,), (3,), (0,), shape=(4, 3)), draw("f64[2,3]"))
+        yield draw.case(cls((0, -1), (_FAR, -_FAR), (1, -3), (2, -1), shape=(2, 3, 5)), draw("f64[2,2,5]"))
+        yield draw.case(cls((2,), (2,), (0,), shape=(4, 3)), draw("f64[0,3]"))
+        yield draw.case(cls((), (), (), shape=(2,)), draw("f32[2]"))
 
     def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
         axes = turned_axes(self.axes, rank)

@@ -50,27 +50,23 @@ def taps(mode: str, order: int) -> tuple[tuple[int, tuple[float, ...]], ...]:
     return tuple((k, tuple(w.deriv(order).coeffs.tolist() if order else w.coeffs.tolist())) for k, w in found.items())
 
 
+@dataclass(frozen=True)
 class Sampling(Op, abstract=True):
     """What the family shares: attributes, and indices and weights of the taps for one image.
 
     `order`: how often the weights are differentiated along each axis of x; (): nowhere.
     """
 
-    mode: str
-    padding_mode: str
-    align_corners: int
-    order: tuple[int, ...]
-
-    def fields(self) -> dict[str, Any]:
-        """The shared attributes."""
-        return {"mode": self.mode, "padding_mode": self.padding_mode, "align_corners": self.align_corners,
-                "order": self.order}  # fmt: skip
+    mode: str = "linear"
+    padding_mode: str = "zeros"
+    align_corners: int = 0
+    order: tuple[int, ...] = ()
 
     def plus(self, axis: int, rank: int) -> dict[str, Any]:
         """The shared attributes with one more derivative along `axis`; {} where that is 0 everywhere."""
         order = list(self.order or (0,) * rank)
         order[axis] += 1
-        return {} if order[axis] > DEGREE[self.mode] else {**self.fields(), "order": tuple(order)}
+        return {} if order[axis] > DEGREE[self.mode] else {**self.options(Sampling), "order": tuple(order)}
 
     def check(self, x: TensorType, grid: TensorType, dy: TensorType | None = None) -> None:
         """TypeRuleError where x [N, C, ...], grid [N, ..., rank] and dy [N, C, ...] do not fit."""
@@ -251,11 +247,6 @@ class GridSample(Sampling):
     PyTorch's: 0 by the grid for `nearest` and where border or reflection clips; one-sided at whole coordinates.
     """
 
-    mode: str = "linear"
-    padding_mode: str = "zeros"
-    align_corners: int = 0
-    order: tuple[int, ...] = ()
-
     def infer(self, x, grid):
         """N, C of x, the places of the grid."""
         self.check(x, grid)
@@ -291,8 +282,9 @@ class GridSample(Sampling):
     def gradient(self, b, ins, outs, grads):
         """dy spread over the taps, and dy against the slopes."""
         x, grid = ins
-        dx = b.GridSampleGradInput(grid, grads[0], size=x.shape[2:], **self.fields())
-        return [dx, b.GridSampleGradGrid(x, grid, grads[0], **self.fields()) if self.mode != "nearest" else None]
+        options = self.options(Sampling)
+        dx = b.GridSampleGradInput(grid, grads[0], size=x.shape[2:], **options)
+        return [dx, b.GridSampleGradGrid(x, grid, grads[0], **options) if self.mode != "nearest" else None]
 
     def export(self, g, ins, outs):
         if any(self.order):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,7 @@ from .grid_sample import Sampling, sampling_cost, sampling_samples
 class GridSampleGradInput(Sampling):
     """(grid, dy [N, C, ...]) → the gradient of GridSample by x, whose spatial shape is `size`."""
 
-    size: tuple[int, ...]
-    mode: str = "linear"
-    padding_mode: str = "zeros"
-    align_corners: int = 0
-    order: tuple[int, ...] = ()
+    size: tuple[int, ...] = field(kw_only=True)
 
     def infer(self, grid, dy):
         x = dy.with_shape((*dy.shape[:2], *self.size))
@@ -56,26 +52,21 @@ class GridSampleGradInput(Sampling):
         """GridSample of what comes, and its slopes against dy."""
         grid, dy = ins
         u = grads[0]
-        slopes = b.GridSampleGradGrid(u, grid, dy, **self.fields()) if self.mode != "nearest" else None
-        return [slopes, b.GridSample(u, grid, **self.fields())]
+        slopes = b.GridSampleGradGrid(u, grid, dy, **self.options(Sampling)) if self.mode != "nearest" else None
+        return [slopes, b.GridSample(u, grid, **self.options(Sampling))]
 
     @classmethod
     def samples(cls, draw):
         for options, x, grid in sampling_samples():
             n, c, *size = (int(d) for d in x.split(","))
             dy = ",".join([str(n), str(c), *grid.split(",")[1:-1]])
-            op = cls(tuple(size), **options)
+            op = cls(size=tuple(size), **options)
             yield draw.case(op, draw(f"f64[{grid}]", -1.6, 1.6), draw(f"f64[{dy}]"), export=False)
 
 
 @dataclass(frozen=True)
 class GridSampleGradGrid(Sampling):
     """(x, grid, dy) → the gradient of GridSample by the grid."""
-
-    mode: str = "linear"
-    padding_mode: str = "zeros"
-    align_corners: int = 0
-    order: tuple[int, ...] = ()
 
     def infer(self, x, grid, dy):
         self.need(x, grid, dy, count=3)

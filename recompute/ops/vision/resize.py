@@ -65,15 +65,6 @@ class Interpolation(Op, abstract=True):
         if small.size == 0 and large.size:
             raise self.fail("nothing can be made of an empty tensor", small, large)
 
-    def fields(self) -> dict[str, Any]:
-        """Attributes but the shape."""
-        return {
-            "scales": self.scales, "mode": self.mode, "nearest_mode": self.nearest_mode,
-            "coordinate_transformation_mode": self.coordinate_transformation_mode,
-            "cubic_coeff_a": self.cubic_coeff_a, "exclude_outside": self.exclude_outside,
-            "antialias": self.antialias, "roi": self.roi,
-        }  # fmt: skip
-
     def steps(self, small: Sequence[int], large: Sequence[int], *, back: bool) -> list[tuple[int, Span, tuple, tuple]]:
         """(axis, span, shape before, shape after) one axis at a time, without the first axis where that stays."""
         maps = self.maps(small, large)
@@ -138,7 +129,7 @@ class Interpolation(Op, abstract=True):
 
     def _key(self) -> Resize:
         """The same for a resize and its gradient, and for all shapes."""
-        return Resize(shape=(), **{**self.fields(), "scales": (), "roi": ()})
+        return Resize(**{**self.options(Interpolation), "shape": (), "scales": (), "roi": ()})
 
 
 @dataclass(frozen=True)
@@ -173,7 +164,7 @@ class Resize(Interpolation):
 
     def gradient(self, b, ins, outs, grads):
         """Linear: the transposed maps; nothing is kept."""
-        return [b.ResizeGrad(grads[0], shape=ins[0].shape, **self.fields())]
+        return [b.ResizeGrad(grads[0], **{**self.options(Interpolation), "shape": ins[0].shape})]
 
     def export(self, g, ins, outs):
         """Native, with scales where they were given, else sizes."""
@@ -182,8 +173,8 @@ class Resize(Interpolation):
             given = [roi, g.array(np.array(self.scales, np.float32))]
         else:
             given = [roi, "", g.ints(self.shape)]
-        attributes = {**self.fields(), "extrapolation_value": self.extrapolation_value}
-        del attributes["scales"], attributes["roi"]
+        attributes = self.options()
+        del attributes["scales"], attributes["roi"], attributes["shape"]
         g.node("Resize", [ins[0], *given], outs, **attributes)
         return True
 
@@ -266,7 +257,7 @@ class ResizeGrad(Interpolation):
 
     def gradient(self, b, ins, outs, grads):
         """Linear: Resize itself."""
-        return [b.Resize(grads[0], **{**self.fields(), "shape": ins[0].shape})]
+        return [b.Resize(grads[0], **{**self.options(Interpolation), "shape": ins[0].shape})]
 
     def export(self, g, ins, outs):
         """A MatMul with a constant for each axis."""
@@ -285,7 +276,8 @@ class ResizeGrad(Interpolation):
     def samples(cls, draw):
         for op, x in _resize_samples(Resize):
             shape = tuple(int(d) for d in x.split(","))
-            yield draw.case(cls(**{**op.fields(), "shape": shape}), draw(f"f64[{','.join(map(str, op.shape))}]"))
+            back = cls(**{**op.options(Interpolation), "shape": shape})
+            yield draw.case(back, draw(f"f64[{','.join(map(str, op.shape))}]"))
         yield draw.case(cls(shape=(1, 2, 2, 2), mode="linear"), draw("f16[1,2,4,5]"))
 
 

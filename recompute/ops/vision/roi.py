@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -101,23 +101,16 @@ def on_host(a: Array) -> np.ndarray:
     return a.get() if hasattr(a, "get") else a
 
 
+@dataclass(frozen=True)
 class Aligned(Regions, abstract=True):
     """What RoiAlign and its gradient share."""
 
-    output_height: int
-    output_width: int
-    spatial_scale: float
-    sampling_ratio: int
-    mode: str
-    coordinate_transformation_mode: str
-
-    def fields(self) -> dict[str, Any]:
-        """The shared attributes."""
-        return {
-            "output_height": self.output_height, "output_width": self.output_width,
-            "spatial_scale": self.spatial_scale, "sampling_ratio": self.sampling_ratio, "mode": self.mode,
-            "coordinate_transformation_mode": self.coordinate_transformation_mode,
-        }  # fmt: skip
+    output_height: int = 1
+    output_width: int = 1
+    spatial_scale: float = 1.0
+    sampling_ratio: int = 0
+    mode: str = "avg"
+    coordinate_transformation_mode: str = "half_pixel"
 
     def bins(self) -> tuple[int, int]:
         return self.output_height, self.output_width
@@ -202,12 +195,6 @@ class RoiAlign(Aligned):
     """
 
     asked: ClassVar[tuple[int, ...]] = (1, 2)
-    output_height: int = 1
-    output_width: int = 1
-    spatial_scale: float = 1.0
-    sampling_ratio: int = 0
-    mode: str = "avg"
-    coordinate_transformation_mode: str = "half_pixel"
     on_host = "the regions say what is read"
 
     def infer(self, x, rois, batch, by=None):
@@ -242,19 +229,19 @@ class RoiAlign(Aligned):
         """dy through the transposed matrices, or to the largest."""
         x, rois, batch, by = (*ins, None)[:4]
         to = (x if by is None else by) if self.mode == "max" else None
-        dx = b.RoiAlignGrad(*_given(rois, batch, grads[0], to), shape=x.shape, **self.fields())
+        dx = b.RoiAlignGrad(*_given(rois, batch, grads[0], to), shape=x.shape, **self.options(Aligned))
         return [dx, None, None, None][: len(ins)]
 
     def export(self, g, ins, outs):
         if len(ins) > 3:
             return False
-        g.node("RoiAlign", ins, outs, **self.fields())
+        g.node("RoiAlign", ins, outs, **self.options(Aligned))
         return True
 
     @classmethod
     def from_onnx(cls, node):
         """Up to opset 15 half_pixel was not known; half precision in f32."""
-        fields = cls().fields()
+        fields = cls().options(Aligned)
         given = {k: v for k, v in node.attributes.items() if k in fields}
         if node.opset < 16:
             given.setdefault("coordinate_transformation_mode", "output_half_pixel")
@@ -300,13 +287,7 @@ class RoiAlignGrad(Aligned):
     """(rois, batch_indices, dy, by=None) → the gradient of RoiAlign by x, which has `shape`."""
 
     asked: ClassVar[tuple[int, ...]] = (0, 1)
-    shape: tuple[int, ...]
-    output_height: int = 1
-    output_width: int = 1
-    spatial_scale: float = 1.0
-    sampling_ratio: int = 0
-    mode: str = "avg"
-    coordinate_transformation_mode: str = "half_pixel"
+    shape: tuple[int, ...] = field(kw_only=True)
     on_host = "the regions say what is read"
 
     def infer(self, rois, batch, dy, by=None):
@@ -344,7 +325,7 @@ class RoiAlignGrad(Aligned):
     def gradient(self, b, ins, outs, grads):
         """Linear in dy: RoiAlign."""
         rois, batch, _, by = (*ins, None)[:4]
-        up = b.RoiAlign(*_given(grads[0], rois, batch, by), **self.fields())
+        up = b.RoiAlign(*_given(grads[0], rois, batch, by), **self.options(Aligned))
         return [None, None, up, None][: len(ins)]
 
     @classmethod
@@ -352,4 +333,4 @@ class RoiAlignGrad(Aligned):
         for options, rois, batch, x, dy in _samples(draw):
             shape = draw(x).shape
             by = [draw.distinct(x) + 0.03] if options.get("mode") == "max" else []
-            yield draw.case(cls(shape, **options), rois, batch, draw(dy), *by, still=(0,), export=False)
+            yield draw.case(cls(shape=shape, **options), rois, batch, draw(dy), *by, still=(0,), export=False)

@@ -6,11 +6,13 @@ A thread takes a panel of queries through all keys that it sees.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ....language.element import Expr
 from ....language.types import Operands, TensorType, need
 from ....ops.attention.heads_last import plain_operator
 from ....ops.attention.shared import Tiled
@@ -22,9 +24,9 @@ from ..attention.items import Items, offsets
 from ..attention.scores import Form
 from ..code.tiles import machine
 from ..device import native
-from ..device.jit import kernel
 from ..device.native import Call
 from ..families import ENOUGH, PARTS, Family, family
+from ..providers.loops import computed
 from .copy import filling
 from .random import signed
 
@@ -174,14 +176,9 @@ class Forward(Attention):
         return [Call(native.compile_ir(forward.kernel(self.form(op))), tuple(words), pieces)]
 
 
-@kernel
-def add_up(parts, total, begin, end):
-    """The sum of the rows of `parts`, in their order."""
-    for j in range(begin, end):
-        x = parts[0, j]
-        for i in range(1, parts.shape[0]):
-            x += parts[i, j]
-        total[j] = x
+def _sum(*parts: Expr) -> tuple[Expr, ...]:
+    """In their order."""
+    return (functools.reduce(Expr.__add__, parts),)
 
 
 @family("TiledAttentionGrad", "HeadsLastTiledAttentionGrad")
@@ -210,7 +207,7 @@ class Gradient(Attention):
             pieces = min(native.threads(), len(runs))
             calls.append(Call(code, (*words, wave, runs, len(runs), pieces, scratch[0]), pieces))
         if parts:
-            calls.append(add_up.call(target, outs[3].reshape(-1), work=outs[3].size))
+            calls.append(computed(_sum, "f32", list(target), [outs[3].reshape(-1)]))
         return calls
 
     def wanted(self, op: Operator) -> tuple[int, ...] | None:

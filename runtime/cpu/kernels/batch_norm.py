@@ -12,10 +12,13 @@ from __future__ import annotations
 import math
 
 from ....language.ir import Operator
-from ....language.types import Array, Operands, TensorType, need
+from ....language.types import Array, Operands, TensorType, dtype_name, need
+from ...shared import batch_norms as formulas
 from ..device.jit import kernel
 from ..device.native import Call
-from ..families import Family, computed, family, floats, parts
+from ..families import Family, family, floats, parts
+from ..families import computed as computing
+from ..providers.loops import computed
 
 #: rows of a block, at least and at most, and its elements
 _LEAST, _MOST, _BLOCK = 8, 64, 1 << 15
@@ -83,41 +86,6 @@ def together(found, mean, var, rows, begin, end):
 
 
 @kernel
-def factors(scale, var, factor, epsilon, begin, end):
-    """scale / √(var + epsilon)."""
-    e = var.dtype.type(epsilon)
-    for c in range(begin, end):
-        factor[c] = scale[c] / var.dtype.type(math.sqrt(var[c] + e))
-
-
-@kernel
-def applied(x, mean, factor, bias, y, begin, end):
-    """(x - mean) · factor + bias; rows."""
-    for r in range(begin, end):
-        a, b = x[r], y[r]
-        for c in range(x.shape[1]):
-            b[c] = (a[c] - mean[c]) * factor[c] + bias[c]
-
-
-@kernel
-def folded(scale, bias, mean, var, factor, summand, epsilon, begin, end):
-    """One factor and one summand a channel, for inference."""
-    e = var.dtype.type(epsilon)
-    for c in range(begin, end):
-        factor[c] = scale[c] / var.dtype.type(math.sqrt(var[c] + e))
-        summand[c] = bias[c] - factor[c] * mean[c]
-
-
-@kernel
-def affine(x, factor, summand, y, begin, end):
-    """x · factor + summand; rows."""
-    for r in range(begin, end):
-        a, b = x[r], y[r]
-        for c in range(x.shape[1]):
-            b[c] = a[c] * factor[c] + summand[c]
-
-
-@kernel
 def sums(x, dy, mean, work, found, block, begin, end):
     """Σ dy and Σ dy · (x - mean) of each part of the rows: found [parts, 2, c]; work the same in x's type."""
     for part in range(begin, end):
@@ -163,16 +131,6 @@ def coefficients(found, scale, var, dscale, dbias, given, rows, epsilon, begin, 
         given[2, c] = dbias[c] * factor / count
 
 
-@kernel
-def gradient(x, dy, mean, given, dx, begin, end):
-    """dx from its coefficients; rows."""
-    f, g, h = given[0], given[1], given[2]
-    for r in range(begin, end):
-        a, b, to = x[r], dy[r], dx[r]
-        for c in range(x.shape[1]):
-            to[c] = (a[c] - mean[c]) * f[c] + b[c] * g[c] + h[c]
-
-
 def _rows(a: Array) -> Array:
     return a.reshape(-1, a.shape[-1])
 
@@ -181,7 +139,7 @@ def _in_parts(op: Operator) -> tuple[TensorType, TensorType]:
     """Two sums for each part, in float64 and in the type of the computation."""
     x = need(op.inputs[0])
     shape = (parts(x.size // x.shape[-1]), 2, x.shape[-1])
-    return TensorType("f64", shape), computed(x.type).with_shape(shape)
+    return TensorType("f64", shape), computing(x.type).with_shape(shape)
 
 
 def _statistics(x: Array, mean: Array, var: Array, found: Array, work: Array) -> list[Call]:
@@ -203,7 +161,7 @@ class Normalisation(Family):
     def vector(self, op: Operator) -> TensorType:
         """One element a channel."""
         x = need(op.inputs[0])
-        return computed(x.type).with_shape(x.shape[-1:])
+        return computing(x.type).with_shape(x.shape[-1:])
 
 
 @family("ChannelsLastBatchNormStatistics")
@@ -240,10 +198,10 @@ class Train(Normalisation):
 def _apply(
     op: Operator, x: Array, scale: Array, bias: Array, mean: Array, var: Array, y: Array, factor: Array
 ) -> list[Call]:
-    epsilon = op.op.epsilon  # type: ignore[attr-defined]
+    epsilon, kind = op.op.epsilon, dtype_name(factor.dtype)  # type: ignore[attr-defined]
     return [
-        factors.call(scale, var, factor, epsilon, work=len(scale), parallel=False),
-        applied.call(_rows(x), mean, factor, bias, _rows(y), work=x.size // x.shape[-1]),
+        computed(formulas.factor, kind, [scale, var], [factor], (epsilon,)),
+        computed(formulas.applied, kind, [_rows(x), mean, factor, bias], [_rows(y)]),
     ]
 
 
@@ -269,7 +227,7 @@ class Factor(Family):
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         epsilon = op.op.epsilon  # type: ignore[attr-defined]
-        return [factors.call(ins[0], ins[1], outs[0], epsilon, work=len(outs[0]), parallel=False)]
+        return [computed(formulas.factor, dtype_name(outs[0].dtype), ins[:2], outs[:1], (epsilon,))]
 
 
 @family("ChannelsLastBatchNormalization")
@@ -282,10 +240,10 @@ class Inference(Normalisation):
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         epsilon = op.op.epsilon  # type: ignore[attr-defined]
-        x = _rows(ins[0])
+        kind = dtype_name(scratch[0].dtype)
         return [
-            folded.call(*ins[1:5], *scratch, epsilon, work=len(ins[1]), parallel=False),
-            affine.call(x, *scratch, _rows(outs[0]), work=x.shape[0]),
+            computed(formulas.folded, kind, ins[1:5], scratch, (epsilon,)),
+            computed(formulas.affine, kind, [_rows(ins[0]), *scratch], [_rows(outs[0])]),
         ]
 
 
@@ -309,5 +267,5 @@ class Gradient(Normalisation):
             coefficients.call(
                 found, scale, var, outs[1], outs[2], given, x.shape[0], epsilon, work=pieces, parallel=pieces > _ALONE
             ),
-            gradient.call(x, dy, mean, given, dx, work=x.shape[0]),
+            computed(formulas.gradient, dtype_name(given.dtype), [x, dy, mean, *given], [dx]),
         ]

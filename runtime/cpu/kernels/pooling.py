@@ -1,4 +1,4 @@
-"""Pooling of channels-last activations: windows of up to three spatial axes, and over all positions.
+"""Pooling of channels-last activations: windows of up to three spatial axes.
 
 All loops run over channels inside; a thread does whole rows of positions.  Sums over windows go tap by tap, as in the
 operators' own numerics, and have the same bits but for AveragePool's gradient, which multiplies where those divide.
@@ -12,17 +12,13 @@ from typing import Any
 import numpy as np
 
 from ....language.ir import Operator
-from ....language.types import Array, Operands, TensorType, need
+from ....language.types import Array, Operands, TensorType
 from ..device.jit import inline, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
 
 #: spatial axes that the kernels count with
 _AXES = 3
-#: channels of a thread's share of a sum over all positions
-_CHANNELS = 64
-#: positions whose sum is made in the operands' type, before it is added in float64
-_ROWS = 64
 
 
 def _taps(op: Operator, small: Array, large: Array) -> np.ndarray:
@@ -218,27 +214,6 @@ def mean_grad(dy, dx, cd, ch, cw, taps, begin, end):
                     to[c] += at[c] * share
 
 
-@kernel
-def mean_of_all(x, y, total, part, blocks, begin, end):
-    """The mean over positions of [n, p, c]; pieces: images times blocks of channels."""
-    for piece in range(begin, end):
-        n = piece // blocks
-        first = piece % blocks * _CHANNELS
-        stop = min(first + _CHANNELS, x.shape[2])
-        for c in range(first, stop):
-            total[n, c] = 0
-        for r in range(0, x.shape[1], _ROWS):
-            for c in range(first, stop):
-                part[n, c] = 0
-            for i in range(r, min(r + _ROWS, x.shape[1])):
-                for c in range(first, stop):
-                    part[n, c] += x[n, i, c]
-            for c in range(first, stop):
-                total[n, c] += part[n, c]
-        for c in range(first, stop):
-            y[n, c] = total[n, c] / x.shape[1]
-
-
 @family("ChannelsLastMaxPool")
 class MaxPool(Family):
     """Values and window numbers; flat indices are left to the operator itself."""
@@ -285,24 +260,3 @@ class AveragePool(Family):
         to = _five(outs[0])
         operands = (_five(ins[0]), to, *_counts(op, small, large), _taps(op, small, large))
         return [run.call(*operands, work=_rows(to))]
-
-
-@family("ChannelsLastGlobalAveragePool")
-class GlobalAveragePool(Family):
-    """One mean for each image and channel."""
-
-    def accepts(self, op: Operator) -> bool:
-        """Floats, of any number of axes."""
-        return floats(op) and all(v.size for v in op.reads())
-
-    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Sums in float64, and of a few positions."""
-        y = need(op.outputs[0])
-        shape = (y.shape[0], y.shape[-1])
-        return (TensorType("f64", shape), TensorType(y.dtype, shape))
-
-    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        n, c = ins[0].shape[0], ins[0].shape[-1]
-        x, y = ins[0].reshape(n, -1, c), outs[0].reshape(n, c)
-        blocks = -(-c // _CHANNELS)
-        return [mean_of_all.call(x, y, *scratch, blocks, work=n * blocks)]

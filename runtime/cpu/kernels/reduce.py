@@ -27,7 +27,8 @@ _PART = 1 << 14
 #: as many sums of parts are not worth waking a thread
 _ALONE = 1 << 12
 _SUM, _MEAN, _SQUARES, _NORM = 0, 1, 2, 3
-_KINDS = {"ReduceSum": _SUM, "ReduceMean": _MEAN, "ReduceSumSquare": _SQUARES, "ReduceL2": _NORM}
+_KINDS = {"ReduceSum": _SUM, "ReduceMean": _MEAN, "ReduceSumSquare": _SQUARES, "ReduceL2": _NORM,
+          "ChannelsLastGlobalAveragePool": _MEAN}  # fmt: skip
 
 
 @inline
@@ -173,7 +174,8 @@ def form(op: Operator) -> tuple[bool, tuple[int, int, int]] | None:
     """Whether the middle axis is reduced, and x as [a, k, b]; None where the axes are in more groups than that."""
     rule: Any = op.op
     shape = op.inputs[0].shape  # type: ignore[union-attr]
-    axes = normal_axes(rule.axes, len(shape), rule)
+    pools = op.op.name == "ChannelsLastGlobalAveragePool"
+    axes = range(1, len(shape) - 1) if pools else normal_axes(rule.axes, len(shape), rule)
     groups: list[tuple[bool, int]] = []
     for i, n in enumerate(shape):
         if n == 1:

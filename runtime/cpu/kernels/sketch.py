@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ....language.element import Expr
 from ....language.ir import Operator
-from ....language.types import Operands, TensorType
+from ....language.types import Operands, TensorType, dtype_name
 from ....ops.approximation.drawn import BITS, COLUMNS, blocks
 from ....ops.approximation.sketch import Sketch
 from ....ops.approximation.transforms import padded
@@ -23,6 +24,7 @@ from ..device.jit import inline, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
 from ..providers import blas
+from ..providers.loops import computed
 from .random import half, signed, words
 from .recurrent_steps import Products
 
@@ -220,13 +222,8 @@ def _plus_minus(step, s, seed, panel, row, rows, begin, end):
                     line[first + e] = one if number >> e & 1 else -one
 
 
-@kernel
-def _scaled(y, scale, begin, end):
-    """y times a number, row by row."""
-    factor = y.dtype.type(scale)
-    for r in range(begin, end):
-        for j in range(y.shape[1]):
-            y[r, j] *= factor
+def _scaled(y: Expr, scale: float) -> tuple[Expr, ...]:
+    return (y * scale,)
 
 
 @family("Sketch")
@@ -301,5 +298,5 @@ def _products(rule: Any, x: Any, step: Any, y: Any, room: Any) -> list[Call]:
             s = room[: len(part) * len(target)].reshape(len(part), len(target))
             todo.add(draw.call(step, s, signed(rule.seed), column // width, row, len(x), work=len(part)))
             todo.add(*blas.strided(s.T, part, target, more=target if row else None, parts=_PARTS))
-    todo.add(_scaled.call(y, 1 / math.sqrt(rule.rows), work=rule.rows))
+    todo.add(computed(_scaled, dtype_name(y.dtype), [y], [y], (1 / math.sqrt(rule.rows),)))
     return todo.calls

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-
-from ....language.element import argument
 from ....language.ir import Operator
-from ....language.types import Operands
-from ....ops.communication.base import tree_sum
-from ..device import native
+from ....language.types import Operands, dtype_name
+from ....ops.communication.base import tree_sums
 from ..device.native import Call
 from ..families import Family, family, floats
-from ..loops.kernel import Nest, Operand
+from ..providers.loops import computed
 
-#: elements that are one piece of work; from how many on a second thread is woken
-_PIECE, _ALONE = 4096, 1 << 15
 #: more parts than that are added by the operator's own numerics
 _MOST = 64
-
-
-@functools.lru_cache(maxsize=64)
-def _text(dtype: str, parts: int) -> str:
-    """The loop over one part: its operands are all of them."""
-    operands = tuple(Operand(dtype, (), True) for _ in range(parts))
-    return Nest(0, operands, (tree_sum([argument(i, dtype) for i in range(parts)]),)).kernel()
 
 
 @family("TreeSum")
@@ -38,7 +25,4 @@ class TreeSums(Family):
         """One call, split over the threads by columns."""
         y = outs[0].reshape(-1)
         rows = ins[0].reshape(op.op.parts, -1)  # type: ignore[attr-defined]
-        pieces = -(-y.size // _PIECE)
-        words = (*rows, y, y.size, min(y.size, _PIECE), pieces)
-        text = _text(op.outputs[0].dtype, len(rows))  # type: ignore[union-attr]
-        return [Call(native.compile_ir(text), words, pieces, parallel=y.size >= _ALONE)]
+        return [computed(tree_sums, dtype_name(y.dtype), list(rows), [y])]

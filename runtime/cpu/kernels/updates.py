@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ....language.element import argument, cast
 from ....language.ir import Operator
-from ....language.types import Array, Operands, TensorType, dtype_name
+from ....language.types import Array, Operands, TensorType
 from ....ops.optimizer.base import Update
 from ....ops.optimizer.storage import BLOCK, borders, code_book
 from ...shared.stored_updates import NAMES, expressions, factors, rule_of
@@ -22,7 +21,7 @@ from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, family
 from ..loops.kernel import Nest, Operand
-from ..providers.loops import row_call
+from ..providers.loops import converted, row_call
 from .random import signed, words
 
 #: elements that are worked on at a time: a multiple of a block, and of a block of the stream
@@ -171,7 +170,7 @@ def _part(
                 halves.append((number, room, given[i]))
     loop = row_call(_nest(rule, types), (n,), [*given, *to])
     if not rule.stochastic:  # a parameter in 16 bits with state in 8
-        return [*before, loop, *(_nearest(x, y) for _, x, y in halves), *after]
+        return [*before, loop, *(converted(x, y) for _, x, y in halves), *after]
     noise = rooms[0][:n]
     drawn = _draws(rule, ins[rule.counter_at or 0], noise, here.start)
     return [*before, loop, drawn, *(_rounds(k, x, y, noise, skip) for k, x, y in halves), *after]
@@ -188,8 +187,3 @@ def _rounds(number: int, x: Array, y: Array, noise: Array, skip: Array) -> Call:
     """Rounds state `number` (0: the parameter)."""
     pair = x.view(np.uint32), y.view(np.uint16)
     return rounding.call(*pair, noise, skip, 16 * number, work=-(-x.size // ROWS))
-
-
-def _nearest(x: Array, y: Array) -> Call:
-    nest = Nest(0, (Operand("f32", (), True),), (cast(argument(0, "f32"), dtype_name(y.dtype)),))
-    return row_call(nest, (x.size,), (x, y))

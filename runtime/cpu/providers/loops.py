@@ -18,9 +18,9 @@ from ....language.element import HALVES, Expr, cast, nodes
 from ....language.ir import Operator
 from ....language.kernels import register
 from ....language.op import Op
-from ....language.types import Operands, TensorType, dtype_name
+from ....language.types import Array, Operands, TensorType, dtype_name, need
 from ....ops.fused.loop import iteration, loops
-from ...shared.loop_plan import Sum, Types, compact, hoisted, merged, outputs
+from ...shared.loop_plan import Formula, Sum, Types, compact, formula_roots, hoisted, merged, outputs
 from ..device import native
 from ..device.native import Call
 from ..loops.kernel import PANEL, ROWS, Nest, Operand, combine
@@ -130,6 +130,31 @@ def row_call(nest: Nest, sizes: Sequence[int], arrays: Operands) -> Call:
     work = math.prod(sizes[:-1]) * pieces if math.prod(sizes) else 0
     words = (*arrays, sizes[-1], piece, pieces, *sizes[:-1])
     return Call(native.compile_ir(_text(nest)), words, work, parallel=math.prod(sizes) >= ALONE)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _formula_nest(formula: Formula, numbers: tuple[float, ...], kind: str, *types: Types) -> tuple[Nest, Any]:
+    sizes, patterns, roots = formula_roots(formula, numbers, kind, *types)
+    outer = len(sizes) - 1
+    varies = [frozenset(-1 if d == outer else d for d in p) for p in patterns]
+    operands = tuple(Operand(need(t).dtype, *_pattern(v, outer)) for t, v in zip(types[0], varies, strict=True))
+    return Nest(outer, operands, roots, (), _lanes(roots)), sizes
+
+
+def computed(formula: Formula, kind: str, ins: Operands, outs: Operands, numbers: tuple[float, ...] = ()) -> Call:
+    """The call that works out an element's formula: of the elements of `ins`, as element type `kind`, and `numbers`,
+    the elements of `outs`, to whose shape all inputs broadcast."""
+    nest, sizes = _formula_nest(formula, numbers, kind, *(tuple(map(TensorType.of, arrays)) for arrays in (ins, outs)))
+    return row_call(nest, sizes, [*ins, *outs])
+
+
+def _same(x: Expr) -> tuple[Expr, ...]:
+    return (x,)
+
+
+def converted(x: Array, y: Array) -> Call:
+    """The call that copies floats to those of another type, of which one is float32."""
+    return computed(_same, "f32", [x], [y])
 
 
 class LoopProvider:

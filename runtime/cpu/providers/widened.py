@@ -6,20 +6,18 @@ float32 kernel runs, and its results are rounded once.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from ....errors import RecomputeError
-from ....language.element import HALVES, argument, cast
+from ....language.element import HALVES
 from ....language.ir import Operator
 from ....language.kernels import PROVIDERS, accepting, provider, register
-from ....language.types import Array, Operands, TensorType, Value, dtype_name, need
+from ....language.types import Operands, TensorType, Value, need
 from ....ops.communication.tree_sum import TreeSum
 from .. import PREFERRED
 from ..device import native
 from ..device.native import Call
-from ..loops.kernel import Nest, Operand
-from .loops import row_call
+from .loops import converted
 
 
 def _others() -> tuple[str, ...]:
@@ -51,17 +49,6 @@ def _widened(v: Value) -> Value:
 def _converted(op: Operator) -> list[Value]:
     """Operands that are converted, one place after the other."""
     return [v for v in (*op.inputs, *op.outputs) if v is not None and v.dtype in HALVES]
-
-
-@functools.cache
-def _conversion(source: str, target: str) -> Nest:
-    return Nest(0, (Operand(source, (), True),), (cast(argument(0, source), target),))
-
-
-def _call(x: Array, y: Array) -> Call:
-    """y = x in another element type."""
-    nest = _conversion(dtype_name(x.dtype), dtype_name(y.dtype))
-    return row_call(nest, (x.size,), (x, y))
 
 
 class Widened:
@@ -96,7 +83,7 @@ class Widened:
                     taken.append(a)
                     continue
                 taken.append(next(room))
-                (before if reads else after).append(_call(a, taken[-1]) if reads else _call(taken[-1], a))
+                (before if reads else after).append(converted(a, taken[-1]) if reads else converted(taken[-1], a))
             given.append(taken)
         return [*before, *_kernel(found).bind(found, *given, list(room)), *after]
 

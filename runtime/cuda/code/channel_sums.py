@@ -267,7 +267,8 @@ def whole_moments(dtype: str, outputs: tuple[str, ...]) -> Kernel:
 
 @functools.cache
 def whole_sums(dtype: str, output: str) -> Kernel:
-    """Chunks' sums to those of each channel: `second` (times the channel's factor, if any), `first`; also kept wide."""
+    """Chunks' sums to those of each channel: `second` (times the channel's factor, if any), `first`; their means over
+    `count` elements are kept wide, too."""
     a, o = COMPUTE[dtype], C_TYPES[output]
     body = f"""    const int c = blockIdx.x;
     double s = 0, q = 0;
@@ -281,13 +282,13 @@ def whole_sums(dtype: str, output: str) -> Kernel:
         second[c] = narrow<{o}>(q);
         first[c] = narrow<{o}>(s);
         if (kept) {{
-            kept[c] = ({a})s;
-            kept[channels + c] = ({a})q;
+            kept[c] = ({a})(s / count);
+            kept[channels + c] = ({a})(q / count);
         }}
     }}
 """
     parameters = f"const {a}* partial, const {a}* factor, {o}* second, {o}* first, {a}* kept, int channels, int chunks"
-    return Kernel(f"channel_sums_{dtype}_{output}", parameters, body, threads=128)
+    return Kernel(f"channel_sums_{dtype}_{output}", f"{parameters}, double count", body, threads=128)
 
 
 def moments_of(

@@ -275,14 +275,6 @@ def _kernel(
 
 
 @functools.cache
-def copying(source: str, target: str) -> Kernel:
-    """y = x (null: zeros) in another element type."""
-    body = f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < size) y[i] = narrow<{C_TYPES[target]}>(x ? ({COMPUTE[source]})widen(x[i]) : 0);"""
-    return Kernel(f"copy_{source}_{target}", f"const {C_TYPES[source]}* x, {C_TYPES[target]}* y, long long size", body)
-
-
-@functools.cache
 def shifting(dtype: str, lengths: str) -> Kernel:
     """z [steps, rows, n] = the state before each step, of y (`apart` elements from one step to the next) and h0.
 

@@ -236,11 +236,3 @@ def tile(kind: str, dtype: str) -> Kernel:
 """
     sizes = "long long panel, long long row, long long rows, long long high, long long columns"
     return Kernel(f"sketch_tile_{kind}_{dtype}", f"{_DRAWN}, {c}* s, {sizes}", body, PHILOX)
-
-
-@functools.cache
-def cast(source: str, target: str) -> Kernel:
-    """Elements in another precision."""
-    c = C_TYPES[target]
-    body = f"{_AT}    if (i < n) y[i] = narrow<{c}>(widen(x[i]));\n"
-    return Kernel(f"sketch_cast_{source}_{target}", f"const {C_TYPES[source]}* x, {c}* y, long long n", body)

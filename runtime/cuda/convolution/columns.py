@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ....language.types import TensorType
 from ...shared.convolved import Convolved
+from ..code.strided import Rows, copy_rows
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Fill, Kernel, Product
 from . import text
 from .gathered import Gather, Weigh, gradients, output, weigh
@@ -164,7 +165,7 @@ class ColumnsPlan:
         source, out = (x, y) if self.c.kind == "output" else (y, x)
         calls: list[Call] = [Fill(out)] if self.nothing and bias is None else []
         if bias is not None and (self.nothing or any(self.direct)):
-            calls.append(spread_bias(bias, out, last=self.c.last))
+            calls += spread_bias(bias, out, last=self.c.last)
         for g, direct in zip(self.gathers, self.direct, strict=True):
             packed = scratch[0].at(0, (g.group * g.terms * _even(g.rows),))
             calls.append(pack(g, self.c.kind, w, packed, g.terms, _even(g.rows)))
@@ -220,18 +221,6 @@ def arranging(dtype: str) -> Kernel:
     return Kernel(f"arrange_{dtype}", parameters, body)
 
 
-@functools.cache
-def joining(dtype: str) -> Kernel:
-    """y [rows, images · n], rows `lead` apart, from x [images, rows, n], images `apart` elements apart."""
-    c = C_TYPES[dtype]
-    body = """    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= size) return;
-    long long q = i % n, image = i / n % images, row = i / n / images;
-    y[row * lead + image * n + q] = x[image * apart + row * n + q];"""
-    parameters = f"const {c}* x, {c}* y, long long size, long long n, long long images, long long apart, long long lead"
-    return Kernel(f"join_images_{dtype}", parameters, body)
-
-
 class ColumnsWeighPlan:
     """A weight's gradient: float32 sums of (tap, channel), to which the images of a part are added at a time."""
 
@@ -277,10 +266,11 @@ class ColumnsWeighPlan:
                 write,
                 Product(dy, cols, sums, g.rows, k, count * q, g.group * g.rows, lead, lead, ta=True, beta=beta),
             ]
-        whole, size = _even(count * q), g.rows * count * q
+        whole, item = _even(count * q), dy.type.numpy.itemsize
+        images = [(dy.address + i * to * item, scratch[2].address + i * q * item) for i in range(count)]
         return [
             _write(g, from_, cols, count, (q, whole, 1)),
-            joining(self.dtype)(size, dy, scratch[2], size, q, count, to, whole),
+            *copy_rows([Rows(*at, g.rows, q, q, whole) for at in images], item),
             Product(scratch[2], cols, sums, g.rows, k, count * q, whole, whole, lead, tb=True, beta=beta),
         ]
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ....language.types import TensorType
 from ...shared.convolved import Convolved
+from ..code.strided import Axis, gather_to
 from ..device.kernel import Buffer, Call, Product
 from . import text
 from .gathered import ENOUGH, PARTIAL
@@ -20,12 +21,11 @@ from .tiles import wide
 _GROUPS = 8
 
 
-def spread_bias(bias: Buffer, out: Buffer, *, last: bool) -> Call:
+def spread_bias(bias: Buffer, out: Buffer, *, last: bool) -> list[Call]:
     """A bias for each channel, everywhere in the result."""
     inner = 1 if last else math.prod(out.shape[2:])
-    width = 16 // out.type.numpy.itemsize
-    pack = width if inner % width == 0 and out.address % 16 == 0 else 1
-    return text.spreading(out.dtype, pack)(out.size // pack, bias, out, out.size, inner, bias.size)
+    sizes = out.size // (bias.size * inner), bias.size, inner
+    return gather_to(out, bias, [Axis("copied", n, step) for n, step in zip(sizes, (0, 1, 0), strict=True)])
 
 
 class PointwisePlan:
@@ -48,7 +48,7 @@ class PointwisePlan:
     def bind(self, x: Buffer, w: Buffer, y: Buffer, bias: Buffer | None, scratch: Sequence[Buffer]) -> list[Call]:
         """For each group."""
         out = {"output": y, "input": x, "weight": w}[self.c.kind]
-        calls: list[Call] = [] if bias is None else [spread_bias(bias, out, last=self.c.last)]
+        calls: list[Call] = [] if bias is None else spread_bias(bias, out, last=self.c.last)
         beta = 0.0 if bias is None else 1.0
         geo = self.c.geometry
         for group in range(geo.group):

@@ -320,16 +320,3 @@ def adding(dtype: str, bias: bool) -> Kernel:
     parameters = f"const {wide}* x, {C_TYPES[dtype]}* y, long long size, int parts"
     extra = f", const {C_TYPES[dtype]}* bias, long long inner, long long channels" if bias else ""
     return Kernel(f"add_parts_{dtype}", parameters + extra, body)
-
-
-@functools.cache
-def spreading(dtype: str, pack: int) -> Kernel:
-    """y = a bias for each channel, of which `inner` elements lie together (a multiple of `pack`)."""
-    c = C_TYPES[dtype]
-    body = f"""    long long i = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * {pack};
-    if (i >= size) return;
-    Pack<{c}, {pack}> o;
-    for (int j = 0; j < {pack}; j++) o.of[j] = bias[i / inner % channels];
-    *(Pack<{c}, {pack}>*)(y + i) = o;"""
-    return Kernel(f"spread_bias_{dtype}", f"const {c}* bias, {c}* y, long long size, long long inner, "
-                  "long long channels", body)  # fmt: skip

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import TensorType
+from ....language.types import FLOATS, TensorType
 from ....ops.attention.heads_last import plain_operator
 from ....ops.attention.shared import Tiled
 from ....ops.tiles import wide
@@ -24,7 +24,6 @@ from ..families import Buffers, Family, family
 if TYPE_CHECKING:
     from ....language.ir import Operator
 
-_FLOATS = ("f16", "bf16", "f32", "f64")
 #: columns of a result that a block has in registers, at most; half as many of two results, and of float64
 _REGISTERS = 256
 #: fields of an operator that these kernels know; the others must be as in attention without them
@@ -130,9 +129,9 @@ def _accepts(op: Operator, way: str) -> bool:
     op, _ = plain_operator(op)
     q, k, v, bias = (None if x is None else x.type for x in (*op.inputs, None)[:4])
     assert q is not None and k is not None and v is not None
-    if q.dtype != ("f32" if way == "tf32" else q.dtype) or q.dtype not in _FLOATS or not _known(op.op):
+    if q.dtype != ("f32" if way == "tf32" else q.dtype) or q.dtype not in FLOATS or not _known(op.op):
         return False
-    if bias is not None and bias.dtype not in _FLOATS:
+    if bias is not None and bias.dtype not in FLOATS:
         return False
     sizes = (*q.shape, *k.shape, *v.shape)
     return len(q.shape) - 2 <= AXES and 0 not in sizes and max(sizes) < 1 << 28 and _blocks(q, k) < 1 << 31

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from ....language.element import Expr, sqrt
 from ....language.ir import Operator
-from ....language.types import TensorType, present
+from ....language.types import FLOATS, TensorType, present
+from ...shared import batch_norms as formulas
 from ..code.channel_sums import Channels, moments_of, products, whole_sums
-from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
+from ..device.kernel import Buffer, Call
 from ..families import Buffers, Family, family
-
-#: whether channels are last, and elements of a thread
-_Form = tuple[bool, int]
-_FLOATS = ("f16", "bf16", "f32", "f64")
+from .loops import computed
 
 
 def form_of(op: Operator) -> Channels:
@@ -30,119 +27,16 @@ def form_of(op: Operator) -> Channels:
     return Channels(x.shape[0], x.shape[1], p, False)
 
 
-def _form(form: Channels, x: Buffer, arrays: Sequence[Buffer], vectors: Sequence[Buffer]) -> Any:
-    """The form of a kernel over elements, how many threads it needs, and the end of its arguments."""
-    pack = form.pack(x.dtype)
-    if any(b.address % (pack * b.type.numpy.itemsize) for b in (*arrays, *vectors)):
-        pack = 1  # no sums: the same bits
-    return (form.last, pack), x.size // pack, (x.size, form.c, max(form.p, 1))
+def _inverse(var: Expr, epsilon: float) -> tuple[Expr, ...]:
+    return (1 / sqrt(var + epsilon),)
 
 
-def _elements(
-    names: tuple[str, str], arrays: Sequence[str], vectors: Mapping[str, str], body: str, form: _Form
-) -> Kernel:
-    """A kernel of a thread for each element, or for `pack` of them that lie together, of as many channels.
-
-    `names`: the kernel's, and the element type; `arrays`: as long as the result, which is the last; `vectors`: of
-    channels, with their C types.  In the body NAME_ is an element.
-    """
-    name, c, (last, pack) = names[0], C_TYPES[names[1]], form
-    channel = "i % channels" if last else "i / positions % channels"
-    text = f"""    const long long i = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * {pack};
-    if (i >= size) return;
-    const int c = size <= 0xffffffffll ? {channel.replace("i ", "(unsigned)i ")} : {channel};
-"""
-    *given, out = arrays
-    loaded = [(n, c, f"{n} + i") for n in given] + [(n, kind, f"{n} + c") for n, kind in vectors.items()]
-    text += "".join(
-        f"    const Pack<{t}, {pack}> {n}_all = *(const Pack<{t}, {pack}>*)({at});\n" for n, t, at in loaded
-    )
-    each = " ".join(f"const {t} {n}_ = {n}_all.of[j];" for n, t, _ in loaded)
-    text += f"""    Pack<{c}, {pack}> {out}_all;
-    for (int j = 0; j < {pack}; j++) {{
-        {c}& {out}_ = {out}_all.of[j];
-        {each}
-        {body}
-    }}
-    *(Pack<{c}, {pack}>*)({out} + i) = {out}_all;
-"""
-    parameters = [*(f"const {c}* {n}" for n in given), *(f"const {t}* {n}" for n, t in vectors.items()), f"{c}* {out}"]
-    shape = "long long size, int channels, unsigned positions"
-    ending = f"{'_last' if last else ''}{f'_{pack}' if pack > 1 else ''}"
-    return Kernel(f"{name}{ending}", f"{', '.join(parameters)}, {shape}", text)
-
-
-@functools.cache
-def factors(dtype: str, scale: str, var: str) -> Kernel:
-    """scale / √(var + epsilon), in what `dtype` is computed with."""
-    a = COMPUTE[dtype]
-    body = f"""    const int c = blockIdx.x * blockDim.x + threadIdx.x;
-    if (c < channels) factor[c] = ({a})widen(scale[c]) / sqrt_of(({a})widen(var[c]) + ({a})epsilon);
-"""
-    parameters = f"const {C_TYPES[scale]}* scale, const {C_TYPES[var]}* var, {a}* factor, double epsilon, int channels"
-    return Kernel(f"norm_factor_{dtype}_{scale}_{var}", parameters, body)
-
-
-@functools.cache
-def apply(dtype: str, bias: str, mean: str, form: _Form) -> Kernel:
-    """(x - mean) · factor + bias."""
-    c, a = C_TYPES[dtype], COMPUTE[dtype]
-    body = f"""const {a} centred = widen(x_) - ({a})widen(mean_);
-        const {a} scaled = centred * factor_;
-        y_ = narrow<{c}>(scaled + ({a})widen(bias_));"""
-    vectors = {"mean": C_TYPES[mean], "factor": a, "bias": C_TYPES[bias]}
-    return _elements((f"norm_apply_{dtype}_{bias}_{mean}", dtype), ("x", "y"), vectors, body, form)
-
-
-@functools.cache
-def folded(dtype: str, kinds: tuple[str, ...]) -> Kernel:
-    """Inference: a factor and a summand a channel from scale, bias, mean and variance."""
-    a = COMPUTE[dtype]
-    body = f"""    const int c = blockIdx.x * blockDim.x + threadIdx.x;
-    if (c >= channels) return;
-    const {a} f = ({a})widen(scale[c]) / sqrt_of(({a})widen(var[c]) + ({a})epsilon);
-    factor[c] = f;
-    summand[c] = ({a})widen(bias[c]) - ({a})widen(mean[c]) * f;
-"""
-    vectors = ", ".join(
-        f"const {C_TYPES[t]}* {n}" for t, n in zip(kinds, ("scale", "bias", "mean", "var"), strict=True)
-    )
-    parameters = f"{vectors}, {a}* factor, {a}* summand, double epsilon, int channels"
-    return Kernel(f"norm_folded_{dtype}_{'_'.join(kinds)}", parameters, body)
-
-
-@functools.cache
-def affine(dtype: str, form: _Form) -> Kernel:
-    """x · factor + summand."""
-    a = COMPUTE[dtype]
-    body = f"y_ = narrow<{C_TYPES[dtype]}>(widen(x_) * factor_ + summand_);"
-    return _elements((f"norm_affine_{dtype}", dtype), ("x", "y"), {"factor": a, "summand": a}, body, form)
-
-
-@functools.cache
-def inverses(dtype: str, var: str) -> Kernel:
-    """1 / √(var + epsilon)."""
-    a = COMPUTE[dtype]
-    body = f"""    const int c = blockIdx.x * blockDim.x + threadIdx.x;
-    if (c < channels) inverse[c] = 1 / sqrt_of(({a})widen(var[c]) + ({a})epsilon);
-"""
-    parameters = f"const {C_TYPES[var]}* var, {a}* inverse, double epsilon, int channels"
-    return Kernel(f"norm_inverse_{dtype}_{var}", parameters, body)
-
-
-@functools.cache
-def gradient(dtype: str, scale: str, mean: str, form: _Form) -> Kernel:
-    """dx = factor · (dy - Σ dy / n - (x - mean) · inverse · Σ dy x̂ / n), `sum`: Σ dy, `product`: Σ dy x̂."""
-    c, a = C_TYPES[dtype], COMPUTE[dtype]
-    body = f"""const {a} factor = ({a})widen(scale_) * inverse_;
-        const {a} steep = product_ * inverse_ * factor / -({a})count_;
-        const {a} offset = sum_ * factor / -({a})count_;
-        const {a} centred = widen(x_) - ({a})widen(mean_);
-        const {a} part = widen(dy_) * factor;
-        dx_ = narrow<{c}>(centred * steep + part + offset);"""
-    vectors = {"mean": C_TYPES[mean], "scale": C_TYPES[scale], "inverse": a, "sum": a, "product": a}
-    k = _elements((f"norm_gradient_{dtype}_{scale}_{mean}", dtype), ("x", "dy", "dx"), vectors, body, form)
-    return dataclasses.replace(k, parameters=f"{k.parameters}, double count_")
+def _gradient(
+    x: Expr, dy: Expr, mean: Expr, scale: Expr, inverse: Expr, dy_mean: Expr, slope: Expr
+) -> tuple[Expr, ...]:
+    """dx = factor · (dy - Σ dy / n - (x - mean) · inverse · Σ dy x̂ / n)."""
+    factor = scale * inverse
+    return ((x - mean) * -(slope * inverse * factor) + dy * factor - dy_mean * factor,)
 
 
 class ChannelNorms(Family):
@@ -150,24 +44,34 @@ class ChannelNorms(Family):
 
     def accepts(self, op: Operator) -> bool:
         """Floats; as many elements and channels as kernels can have."""
-        return all(v.dtype in _FLOATS for v in (*op.reads(), *op.writes())) and form_of(op).fits
+        return all(v.dtype in FLOATS for v in (*op.reads(), *op.writes())) and form_of(op).fits
+
+    def kind(self, op: Operator) -> str:
+        """The element type in which it is computed."""
+        x: Any = op.inputs[0]
+        return "f64" if x.dtype == "f64" else "f32"
 
     def vectors(self, op: Operator, count: int) -> TensorType:
         """Numbers of channels, as they are computed."""
-        x: Any = op.inputs[0]
-        return TensorType("f64" if x.dtype == "f64" else "f32", (count, form_of(op).c))
+        return TensorType(self.kind(op), (count, form_of(op).c))
+
+    def each(self, op: Operator, formula: Any, arrays: Sequence[Any], vectors: Sequence[Any], y: Any) -> list[Call]:
+        """The elements of y, of those of arrays and of vectors of channels."""
+        form = form_of(op)
+        shape = (form.count, form.c) if form.last else (form.n, form.c, form.p)
+        columns = [v.reshape(*((form.c,) if form.last else (form.c, 1))) for v in vectors]
+        return computed(formula, self.kind(op), [*(x.reshape(*shape) for x in arrays), *columns], [y.reshape(*shape)])
 
     def applied(self, op: Operator, buffers: Sequence[Any], factor: Buffer) -> list[Call]:
         """(x, scale, bias, mean, var, y): BatchNormApply."""
-        form = form_of(op)
-        rule: Any = op.op
         x, scale, bias, mean, var, y = buffers
-        of, work, shape = _form(form, x, (x, y), (mean, factor, bias))
-        k = apply(x.dtype, bias.dtype, mean.dtype, of)
-        return [
-            factors(x.dtype, scale.dtype, var.dtype)(form.c, scale, var, factor, rule.epsilon, form.c),
-            k(work, x, mean, factor, bias, y, *shape),
-        ]
+        first = computed(formulas.factor, self.kind(op), [scale, var], [factor], (_epsilon(op),))
+        return [*first, *self.each(op, formulas.applied, [x], [mean, factor, bias], y)]
+
+
+def _epsilon(op: Operator) -> float:
+    rule: Any = op.op
+    return rule.epsilon
 
 
 def _rows(b: Buffer, count: int) -> list[Buffer]:
@@ -231,15 +135,10 @@ class Inference(ChannelNorms):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Two launches."""
-        form = form_of(op)
-        rule: Any = op.op
         x, y, given = ins[0], outs[0], [b for b in ins[1:5] if b is not None]
-        assert x is not None
         pair = _rows(scratch[0], 2)
-        k = folded(x.dtype, tuple(b.dtype for b in given))
-        assert y is not None
-        of, work, shape = _form(form, x, (x, y), pair)
-        return [k(form.c, *given, *pair, rule.epsilon, form.c), affine(x.dtype, of)(work, x, *pair, y, *shape)]
+        first = computed(formulas.folded, self.kind(op), given, pair, (_epsilon(op),))
+        return [*first, *self.each(op, formulas.affine, [x], pair, y)]
 
 
 @family("BatchNormGrad", "ChannelsLastBatchNormGrad")
@@ -254,7 +153,6 @@ class Gradient(ChannelNorms):
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Four launches."""
         form = form_of(op)
-        rule: Any = op.op
         x, scale, mean, var, dy = (b for b in ins[:5] if b is not None)
         dx, dscale, dbias = outs[:3]
         assert dscale is not None and dx is not None
@@ -262,11 +160,10 @@ class Gradient(ChannelNorms):
         sums = scratch[1].at(form.c, [2, form.c])
         parts = [products(form, x, dy, mean, None, scratch[0])] if form.chunks else []
         total = whole_sums(x.dtype, dscale.dtype)
-        of, work, shape = _form(form, x, (x, dy, dx), (mean, scale, inverse, *two))
-        last = gradient(x.dtype, scale.dtype, mean.dtype, of)
+        args = (scratch[0], inverse, dscale, dbias, sums, form.c, form.chunks, max(form.count, 1))
         return [
-            inverses(x.dtype, var.dtype)(form.c, var, inverse, rule.epsilon, form.c),
+            *computed(_inverse, self.kind(op), [var], [inverse], (_epsilon(op),)),
             *parts,
-            total.blocks(form.c, args=(scratch[0], inverse, dscale, dbias, sums, form.c, form.chunks), block=(128,)),
-            last(work, x, dy, mean, scale, inverse, *two, dx, *shape, max(form.count, 1)),
+            total.blocks(form.c, args=args, block=(128,)),
+            *self.each(op, _gradient, [x, dy], [mean, scale, inverse, *two], dx),
         ]

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ....errors import JobError
+from ....language.element import Expr, where
 from ....language.text import show_operator
-from ....language.types import TensorType
+from ....language.types import TensorType, need
 from ....ops.attention.heads_last import plain_operator
 from ..device import cudnn
 from ..device.kernel import C_TYPES, Buffer, Call, Kernel, Library
 from ..families import Buffers
+from .loops import computed
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -186,12 +188,9 @@ def _unseen(dtype: str) -> Kernel:
     return Kernel(f"attention_unseen_{dtype}", parameters, body)
 
 
-@functools.cache
-def _finite() -> Kernel:
-    """to = lse, and 0 where that is no number or -inf."""
-    body = """    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < rows) to[i] = lse[i] > -infinity<float>() ? lse[i] : 0;"""
-    return Kernel("attention_finite", "const float* lse, float* to, long long rows", body)
+def _finite(lse: Expr) -> tuple[Expr, ...]:
+    """lse, and 0 where that is no number or -inf."""
+    return (where(lse > -math.inf, lse, 0.0),)
 
 
 class Attention:
@@ -234,7 +233,8 @@ class Attention:
         if op.op.name in _GRADIENT:
             y, lse, dy = ins[4:7]
             if bias is not None:
-                before, lse = [_finite()(lse.size, lse, scratch[1], lse.size)], scratch[1]  # type: ignore[union-attr]
+                shaped = need(lse).reshape(-1)
+                before, lse = computed(_finite, "f32", [shaped], [scratch[1]]), scratch[1]
             wanted = (*ins[:4], y, dy, lse, *outs[:3])
         else:
             y, lse = outs[0], outs[1] if _wants_lse(outs) else scratch[1]

@@ -15,6 +15,7 @@ from ....language.ir import Operator, Value
 from ....language.types import TensorType, present
 from ....ops.communication.base import doublings
 from ....ops.communication.row_sums import RowSums
+from ....ops.indexing.add_rows import AddRows
 from ....ops.indexing.scatter import Scatter, strides
 from ...shared.trouble import INDEX_OUTSIDE
 from ..code.parts import WIDE, division, divisor
@@ -22,6 +23,7 @@ from ..code.sorting import sort, sort_scratch, sums, sums_scratch
 from ..code.strided import THREADS, WORDS, copy, word_bytes
 from ..device.kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Fill, Kernel
 from ..families import Buffers, Family, Moving, family
+from .loops import added, computed
 
 #: words that a thread moves; rows and indices are fewer than
 _EACH, _MOST = 4, 1 << 30
@@ -286,29 +288,6 @@ def reduce_rows(
     return [*calls, k(count * outer * inner, keys, order, updates, y, count, outer * inner, inner, size)]
 
 
-@family("AddRows")
-class AddsRows(Family):
-    """(x, indices, dy) → x with rows added."""
-
-    def accepts(self, op: Operator) -> bool:
-        form = self._form(op)
-        return max(form[1], form[3]) < _MOST
-
-    def _form(self, op: Operator) -> tuple[int, int, int, int]:
-        return form_of(op, _type(op.inputs[1]), _type(op.inputs[0]).shape)
-
-    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        return sort_scratch(self._form(op)[3])
-
-    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """A copy; numbers, sorted; sums."""
-        x, indices, dy, y = present(*ins[:3], outs[0])
-        if not dy.size or not y.size:
-            return copy(y, x)
-        numbers = numbered(op, indices, scratch[0], y.shape)
-        return [*copy(y, x), *numbers, *reduce_rows("add", dy, y, self._form(op), scratch)]
-
-
 @functools.cache
 def part_numbers(index: str) -> Kernel:
     """The rows of a part of a table that indices name; what lies elsewhere is of no row."""
@@ -321,16 +300,6 @@ def part_numbers(index: str) -> Kernel:
         f"const {C_TYPES[index]}* indices, int* rows, long long count, long long size, long long first, long long here"
     )
     return Kernel(f"part_numbers_{index}", parameters, body)
-
-
-@functools.cache
-def added(dtype: str) -> Kernel:
-    """y += x."""
-    c = C_TYPES[dtype]
-    body = """    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] += x[i];
-"""
-    return Kernel(f"added_{dtype}", f"{c}* y, const {c}* x, long long n", body)
 
 
 @family("RowSums")
@@ -359,7 +328,7 @@ class RowsOfRanks(Family):
                 middle = low + (1 << doublings(high - low) - 1)
                 add_up(low, middle, level)
                 add_up(middle, high, level + 1)
-                calls.append(added(y.dtype)(each, sums, levels.at((level + 1) * each, [each]), each))
+                calls.extend(computed(added, y.dtype, [sums, levels.at((level + 1) * each, [each])], [sums]))
                 return
             calls.append(Fill(sums))
             if n and rule.rows:
@@ -375,17 +344,20 @@ class RowsOfRanks(Family):
         return calls
 
 
-@family("ScatterND", "ScatterElements")
+@family("ScatterND", "ScatterElements", "AddRows")
 class Scatters(Moving):
     """(x, indices, updates) → x with rows or elements replaced, or reduced."""
 
+    def how(self, op: Operator) -> str:
+        """What is done with updates: "none" puts them in the place of what was there."""
+        return "add" if isinstance(op.op, AddRows) else op.of(Scatter).reduction
+
     def accepts(self, op: Operator) -> bool:
         """All element types, those with arithmetic for reductions; numbers of rows and indices have 30 bits."""
-        rule = op.of(Scatter)
         form = self._form(op)
         if max(form[1], form[3]) >= _MOST or not super().accepts(op):
             return False
-        return rule.reduction == "none" or _type(op.outputs[0]).dtype in {*C_TYPES} - {"bool"}
+        return self.how(op) == "none" or _type(op.outputs[0]).dtype in {*C_TYPES} - {"bool"}
 
     def _form(self, op: Operator) -> tuple[int, int, int, int]:
         return form_of(op, _type(op.inputs[1]), _type(op.outputs[0]).shape)
@@ -393,7 +365,7 @@ class Scatters(Moving):
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Row numbers, and the last update of each row; or what sorting takes."""
         _, size, _, count = self._form(op)
-        if op.op.reduction == "none":  # type: ignore[attr-defined]
+        if self.how(op) == "none":
             return TensorType("i32", (count,)), TensorType("i32", (size,))
         return sort_scratch(count)
 
@@ -403,7 +375,7 @@ class Scatters(Moving):
         copied = copy(y, x)
         if not updates.size or not y.size:
             return copied
-        how, form = op.op.reduction, self._form(op)  # type: ignore[attr-defined]
+        how, form = self.how(op), self._form(op)
         calls = numbered(op, indices, scratch[0], y.shape)
         if how != "none":
             return [*copied, *calls, *reduce_rows(how, updates, y, form, scratch)]

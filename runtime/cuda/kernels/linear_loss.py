@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....language.ir import Operator
-from ....language.types import TensorType
+from ....language.types import FLOATS, TensorType
 from ....ops.loss.linear_cross_entropy import LinearCrossEntropy
 from ....ops.loss.linear_cross_entropy_grad import LinearCrossEntropyGrad
 from ....ops.loss.linear_tiles import held_rows, slices
@@ -20,7 +20,6 @@ from ..code.rows import by_warp, over_rows
 from ..device.kernel import STATUS, Buffer, Call, Product
 from ..families import Buffers, Family, family
 
-_FLOATS = ("f16", "bf16", "f32", "f64")
 #: rows and words of a tile: 16 MiB of float32, products that fill a large device
 ROWS, WORDS = 1024, 4096
 
@@ -102,7 +101,7 @@ def _accepts(op: Operator) -> bool:
     """Floats, nothing empty, and a bias of any float type."""
     x, w, bias, labels = (None if v is None else v.type for v in op.inputs[:4])
     assert x is not None and w is not None and labels is not None
-    good = x.dtype in _FLOATS and (bias is None or bias.dtype in _FLOATS)
+    good = x.dtype in FLOATS and (bias is None or bias.dtype in FLOATS)
     return good and 0 not in (x.size, w.size) and labels.size * max(x.shape[-1], 1) < 1 << 40 and max(w.shape) < 1 << 30
 
 

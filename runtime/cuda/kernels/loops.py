@@ -16,11 +16,12 @@ from typing import Any
 from ....language.element import Expr
 from ....language.ir import Operator
 from ....language.op import Op
-from ....language.types import TensorType
+from ....language.types import TensorType, need
 from ....ops.fused.loop import iteration, loops
-from ...shared.loop_plan import Sum, Types, compact, merged, outputs
+from ....ops.tiles import wide
+from ...shared.loop_plan import Formula, Sum, Types, compact, formula_roots, merged, outputs
 from ..code.parts import MOST_LANES, WIDE, aligned, divisor, lanes
-from ..device.kernel import Buffer, Call, Kernel
+from ..device.kernel import Buffer, Call, Kernel, Launch
 from ..families import Buffers, Family, family
 from ..loops.columns import Columns, across, chunks_of, together
 from ..loops.elements import Elements, Operand
@@ -28,6 +29,8 @@ from ..loops.many import Part, many
 
 #: elements from which on a thread that reads little has two vectors; operands that are little
 _TWICE, _FEW = 1 << 20, 2
+#: operands of a formula up to which a thread reads whole vectors of each
+_MOST_VECTORS = 8
 #: vectors of a thread one after another, where its block waits for scalars; elements from which on that is worth it
 _TURNS, _WORTH_TURNS = 4, 1 << 15
 #: elements from which on an update is a launch of its own, right behind what makes the gradient
@@ -171,10 +174,46 @@ class Loops(Family):
             return _bind_sums(p, [*given, *full], sums, scratch, vectors=vectors)
         if not p.size:
             return []
-        made = _elements(p, vectors=vectors)
-        launch = _kernel(made).blocks(-(-p.size // made.per_block), args=(*given, *full, p.size, *p.divisors()))
+        launch = _launch(p, given, full, vectors=vectors)
         part = _part(op, p, given, full) if vectors and op.op.updates and p.size < _LARGE else None
         return [launch if part is None else dataclasses.replace(launch, part=part)]
+
+
+def _launch(p: Plan, given: Sequence[Buffer], full: Sequence[Buffer], *, vectors: bool) -> Launch:
+    made = _elements(p, vectors=vectors)
+    return _kernel(made).blocks(-(-p.size // made.per_block), args=(*given, *full, p.size, *p.divisors()))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _formula_plan(formula: Formula, numbers: tuple[float, ...], kind: str, *types: Types) -> Plan:
+    sizes, patterns, roots = formula_roots(formula, numbers, kind, *types)
+    whole = {d for d, size in enumerate(sizes) if size != 1}
+    operands = [Operand(need(t).dtype, tuple(sorted(d)), whole <= d) for t, d in zip(types[0], patterns, strict=True)]
+    return Plan(sizes, tuple(operands), (), roots, tuple(range(len(roots))), (), ())
+
+
+def computed(
+    formula: Formula, kind: str, ins: Sequence[Buffer], outs: Sequence[Buffer], numbers: tuple[float, ...] = ()
+) -> list[Call]:
+    """The launch that works out an element's formula: of the elements of `ins`, as element type `kind`, and `numbers`,
+    the elements of `outs`, to whose shape all inputs broadcast."""
+    p = _formula_plan(formula, numbers, kind, *(tuple(b.type for b in buffers) for buffers in (ins, outs)))
+    vectors = len(ins) <= _MOST_VECTORS and aligned(b.address for b in (*ins, *outs))
+    return [_launch(p, ins, outs, vectors=vectors)] if p.size else []
+
+
+def converted(x: Buffer, y: Buffer) -> list[Call]:
+    """The launch that copies elements to those of another type."""
+    return computed(_same, wide(x.dtype), [x], [y])
+
+
+def _same(x: Expr) -> tuple[Expr, ...]:
+    return (x,)
+
+
+def added(x: Expr, y: Expr) -> tuple[Expr, ...]:
+    """Their sum, as the formula of an element."""
+    return (x + y,)
 
 
 def _part(op: Operator, p: Plan, given: list[Buffer], full: list[Buffer]) -> Part | None:

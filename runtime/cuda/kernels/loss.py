@@ -18,6 +18,7 @@ from ...shared.trouble import LABEL_OUTSIDE
 from ..code.rows import by_warp, head, kind, over_rows
 from ..device.kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
+from .loops import converted
 
 #: what a label counts: 0 if it is ignored, or outside, which is reported
 _WEIGHT = f"""{REPORT}
@@ -110,15 +111,6 @@ def reduced(dtype: str, *, mean: bool) -> Kernel:
 """
     parameters = f"const double* losses, const double* label_weights, {C_TYPES[dtype]}* out, long long rows"
     return Kernel(f"{'mean' if mean else 'sum'}_loss_{dtype}", parameters, body, threads=1024)
-
-
-@functools.cache
-def each(dtype: str) -> Kernel:
-    """One number a label, as they are."""
-    body = f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < rows) out[i] = narrow<{C_TYPES[dtype]}>(losses[i]);
-"""
-    return Kernel(f"losses_{dtype}", f"const double* losses, {C_TYPES[dtype]}* out, long long rows", body)
 
 
 @functools.cache
@@ -235,7 +227,7 @@ class Losses(LabelLosses):
             given = (x, labels, weights, *([kept] if kept is not None else []), *tail)
             first = over_rows(k, rows, given, warp=warp)
         if rule.reduction == "none":
-            return [first, each(out.dtype)(rows, losses, out, rows)]
+            return [first, *converted(losses, out.reshape(-1))]
         last = reduced(out.dtype, mean=rule.reduction == "mean")
         return [first, last.blocks(1, args=(losses, label_weights, out, rows))]
 

@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....language.ir import Operator
-from ....language.types import TensorType
+from ....language.types import FLOATS, TensorType
 from ....ops.norm.fused import NormGrad
 from ..code.channel_sums import Channels, products, whole_sums
 from ..device.kernel import Buffer, Call
 from ..families import Buffers, Family, family
 from .rows import along_rows, launch
-
-_FLOATS = ("f16", "bf16", "f32", "f64")
 
 
 @family("NormGrad")
@@ -35,7 +33,7 @@ class NormalizationGradients(Family):
         x, _, mean, inverse = op.inputs[:4]
         assert x is not None and inverse is not None
         wide = "f64" if x.dtype == "f64" else "f32"
-        good = all(v.dtype in _FLOATS for v in (*op.reads(), *op.writes()))
+        good = all(v.dtype in FLOATS for v in (*op.reads(), *op.writes()))
         good = good and all(v is None or v.dtype == wide for v in (mean, inverse))
         return good and self.form(op).fits and (not x.size or along_rows(op))
 
@@ -55,6 +53,6 @@ class NormalizationGradients(Family):
         if form.chunks:
             calls.append(products(form, x, dy, mean, inverse, scratch[0], (g, s)))
         total = whole_sums(x.dtype, dscale.dtype)
-        args = (scratch[0], None, dscale, dbias, None, form.c, form.chunks)
+        args = (scratch[0], None, dscale, dbias, None, form.c, form.chunks, 1)
         calls.append(total.blocks(form.c, args=args, block=(128,)))
         return [*calls, launch(op, ins, (dx,))] if x.size else calls

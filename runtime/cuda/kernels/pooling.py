@@ -1,4 +1,4 @@
-"""Pooling over windows and over all positions, in both layouts, and the gradients."""
+"""Pooling over windows in both layouts, and the gradients; those over all positions are reductions (reduce.py)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from ..families import Buffers, Family, family
 _PLANES, _MUCH = 4, 1 << 20
 #: taps from which on a window is a warp's
 _LARGE = 64
-#: rows up to this length are a warp's
-_WARP = 1024
 
 
 def is_last(op: Operator) -> bool:
@@ -139,81 +137,6 @@ class AveragePool(Windows):
 
 
 @functools.cache
-def mean_rows(dtype: str, *, warp: bool) -> Kernel:
-    """The mean of each of `rows` rows of n elements, added up in double."""
-    reduce, row, first, by = (
-        ("warp_reduce", "(long long)blockIdx.x * 8 + (threadIdx.x >> 5)", "threadIdx.x & 31", "32")
-        if warp
-        else ("block_reduce", "blockIdx.x", "threadIdx.x", "blockDim.x")
-    )
-    body = f"""    const long long row = {row};
-    if (row >= rows) return;
-    x += row * n;
-    double s = 0;
-    for (long long i = {first}; i < n; i += {by}) s += widen(x[i]);
-    s = {reduce}(s, Plus());
-    if (({first}) == 0) y[row] = narrow<{C_TYPES[dtype]}>(({COMPUTE[dtype]})(s / n));
-"""
-    c = C_TYPES[dtype]
-    name = f"mean_rows_{dtype}_{'warp' if warp else 'block'}"
-    return Kernel(name, f"const {c}* x, {c}* y, long long rows, long long n", body)
-
-
-@functools.cache
-def mean_columns(dtype: str) -> Kernel:
-    """The means over the positions of [images, n, channels]: 32 channels by 8 positions at a time."""
-    body = f"""    __shared__ double parts[8][32];
-    const long long c = blockIdx.x * 32ll + threadIdx.x;
-    double s = 0;
-    if (c < channels)
-        for (long long i = threadIdx.y; i < n; i += 8) s += widen(x[(blockIdx.y * n + i) * channels + c]);
-    parts[threadIdx.y][threadIdx.x] = s;
-    __syncthreads();
-    if (threadIdx.y || c >= channels) return;
-    for (int i = 1; i < 8; i++) s += parts[i][threadIdx.x];
-    y[blockIdx.y * channels + c] = narrow<{C_TYPES[dtype]}>(({COMPUTE[dtype]})(s / n));
-"""
-    c = C_TYPES[dtype]
-    return Kernel(f"mean_columns_{dtype}", f"const {c}* x, {c}* y, long long n, long long channels", body)
-
-
-@functools.cache
-def largest_of_rows(dtype: str, *, last: bool, warp: bool) -> Kernel:
-    """The largest element of each row, and where it is first; channels last: rows of elements `channels` apart."""
-    a, reduce = COMPUTE[dtype], "warp_reduce" if warp else "block_reduce"
-    row, first, by = (
-        ("(long long)blockIdx.x * 8 + (threadIdx.x >> 5)", "threadIdx.x & 31", "32")
-        if warp
-        else ("blockIdx.x", "threadIdx.x", "blockDim.x")
-    )
-    start = "row / channels * n * channels + row % channels" if last else "row * n"
-    body = f"""    typedef {a} A;
-    const long long row = {row};
-    if (row >= rows) return;
-    const long long step = {"channels" if last else "1"}, first = {first}, by = {by};
-    x += {start};
-    A most = widen(x[0]);
-    long long at = 0;
-    for (long long i = first; i < n; i += by) {{
-        const A v = widen(x[i * step]);
-        if (v > most || (v != v && most == most)) {{
-            most = v;
-            at = i;
-        }}
-    }}
-    const A best = {reduce}(most, Larger());
-    if (first == 0) y[row] = narrow<{C_TYPES[dtype]}>(best);
-    if (!indices) return;
-    at = {reduce}(most == best || (most != most && best != best) ? at : n, Smaller());
-    if (first == 0) indices[row] = row * n + at;
-"""
-    c = C_TYPES[dtype]
-    name = f"largest_of_rows_{dtype}{'_last' if last else ''}_{'warp' if warp else 'block'}"
-    parameters = f"const {c}* x, {c}* y, long long* indices, long long rows, long long n, long long channels"
-    return Kernel(name, parameters, body)
-
-
-@functools.cache
 def at_largest(dtype: str, *, last: bool) -> Kernel:
     """dy at the flat indices (channels first), zeros elsewhere."""
     c = C_TYPES[dtype]
@@ -228,52 +151,12 @@ def at_largest(dtype: str, *, last: bool) -> Kernel:
     return Kernel(f"at_largest_{dtype}{'_last' if last else ''}", parameters, body)
 
 
-def _sizes(op: Operator, b: Buffer) -> tuple[int, int, int]:
-    """Images times channels, positions, channels."""
-    channels = b.shape[-1] if is_last(op) else b.shape[1]
-    return b.shape[0] * channels, math.prod(_spatial(op, b.shape)), channels
-
-
-@family("GlobalAveragePool", "ChannelsLastGlobalAveragePool")
-class GlobalAveragePool(Windows):
-    """One mean for each image and channel."""
-
-    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        x, y = present(ins[0], outs[0])
-        rows, n, channels = _sizes(op, x)
-        if not rows:
-            return []
-        if is_last(op):
-            k, images = mean_columns(x.dtype), x.shape[0]
-            return [
-                k.blocks(-(-channels // 32), min(images - i, 65535), block=(32, 8),
-                         args=(x.at(i * n * channels, [min(images - i, 65535) * n * channels]),
-                               y.at(i * channels, [min(images - i, 65535) * channels]), n, channels))
-                for i in range(0, images, 65535)
-            ]  # fmt: skip
-        warp = n <= _WARP
-        return [mean_rows(x.dtype, warp=warp).blocks(-(-rows // 8) if warp else rows, args=(x, y, rows, n))]
-
-
-@family("GlobalMaxPool", "ChannelsLastGlobalMaxPool")
-class GlobalMaxPool(Windows):
-    """One largest element for each image and channel."""
-
-    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        x, y, indices = ins[0], outs[0], outs[1]
-        assert x is not None and y is not None
-        rows, n, channels = _sizes(op, x)
-        warp = n <= _WARP
-        k = largest_of_rows(x.dtype, last=is_last(op), warp=warp)
-        return [k.blocks(-(-rows // 8) if warp else rows, args=(x, y, indices, rows, n, channels))] if rows else []
-
-
 @family("GlobalMaxPoolGrad", "ChannelsLastGlobalMaxPoolGrad")
 class GlobalMaxPoolGrad(Windows):
     """dy at the indices."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         indices, dy, dx = present(ins[0], ins[1], outs[0])
-        _, n, channels = _sizes(op, dx)
+        n, channels = math.prod(_spatial(op, dx.shape)), dx.shape[-1] if is_last(op) else dx.shape[1]
         k = at_largest(dx.dtype, last=is_last(op))
         return [k(dx.size, indices, dy, dx, dx.size, n, channels)] if dx.size else []

@@ -17,6 +17,7 @@ from ..convolution.text import adding
 from ..convolution.tiles import wide
 from ..device.kernel import C_TYPES, Buffer, Call, Copy, Fill, Kernel, Product
 from ..families import Buffers, Family, family
+from .loops import converted
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -289,8 +290,7 @@ class _Back(_Direction):
 
     def _copy(self, source: Buffer | None, target: Any) -> list[Call]:
         """Element by element; zeros where there is no source."""
-        kernel = text.copying(target.dtype if source is None else source.dtype, target.dtype)
-        return [kernel(target.size, source, target, target.size)]
+        return [Fill(target)] if source is None else converted(source.reshape(-1), target.reshape(-1))
 
     def _shift(self, factor: Buffer | None = None) -> Call:
         """The states before all steps, times one of the kept gates."""

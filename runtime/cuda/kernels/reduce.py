@@ -43,6 +43,7 @@ _SUMS = {
     "ReduceSumSquare": ("v * v", "t"),
     "ReduceL2": ("v * v", "sqrt(t)"),
     "ReduceLogSum": ("v", "log(t)"),
+    "GlobalAveragePool": ("v", "t / count"),
 }
 
 
@@ -80,12 +81,12 @@ def _extreme(dtype: str, *, largest: bool, out: str = "") -> Fold:
     return Fold(name, dtype, out or dtype, kind, kind, start, "Larger" if largest else "Smaller")
 
 
-def _place(dtype: str, best: str, *, last: bool) -> Fold:
+def _place(dtype: str, best: str, *, last: bool, finish: str = "t") -> Fold:
     """Where an element is the one that was found: NaN is."""
     same = "v == m || (v != v && m != m)"
     start = "-1ll" if last else _LAST
     return Fold("ArgLast" if last else "ArgFirst", dtype, "i64", "long long", "long long", start,
-                "Larger" if last else "Smaller", f"{same} ? r : {start}", "t", best)  # fmt: skip
+                "Larger" if last else "Smaller", f"{same} ? r : {start}", finish, best)  # fmt: skip
 
 
 def _log_sum_exp(dtype: str, best: str) -> Fold:
@@ -96,7 +97,7 @@ def _log_sum_exp(dtype: str, best: str) -> Fold:
 
 def _folds(op: Operator) -> list[Fold]:
     """The passes of an operator; none where its types are not reduced."""
-    x, name = op.inputs[0], op.op.name
+    x, name = op.inputs[0], op.op.name.removeprefix("ChannelsLast")
     if x is None or x.dtype not in C_TYPES:
         return []
     wide = "f32" if x.dtype in ("f16", "bf16") else x.dtype
@@ -106,6 +107,9 @@ def _folds(op: Operator) -> list[Fold]:
     if name in ("ArgMax", "ArgMin"):
         last = bool(op.op.attributes().get("select_last_index"))
         return [_extreme(x.dtype, largest=largest, out=wide), _place(x.dtype, wide, last=last)]
+    if name == "GlobalMaxPool":
+        places = _place(x.dtype, x.dtype, last=False, finish="t + ({o}) * (long long)count")
+        return [_extreme(x.dtype, largest=True), *([places] if op.outputs[1:] and op.outputs[1] else [])]
     if name == "ReduceLogSumExp":
         return [_extreme(x.dtype, largest=True, out=wide), _log_sum_exp(x.dtype, wide)] if x.type.is_float else []
     if name == "ReduceProd":
@@ -194,7 +198,9 @@ def _up(a: int, b: int) -> int:
 
 def plan_of(op: Operator) -> Plan:
     """The plan of an applied operator."""
-    x = need(op.inputs[0])
+    x, name = need(op.inputs[0]), op.op.name
+    if "Global" in name:
+        return plan(x.type, tuple(range(1, x.ndim - 1) if name.startswith("ChannelsLast") else range(2, x.ndim)))
     if isinstance(op.op, Reduce):
         return plan(x.type, normal_axes(op.op.axes, x.ndim, op.op))
     return plan(x.type, (normal_axis(op.op.attributes().get("axis", 0), x.ndim, op.op),))
@@ -225,7 +231,8 @@ def _pass(p: Plan, fold: Fold, x: Buffer, best: Buffer | None, out: Buffer, part
     return calls
 
 
-@family(*_SUMS, "ReduceLogSumExp", "ReduceProd", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin")
+@family(*_SUMS, "ReduceLogSumExp", "ReduceProd", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "GlobalMaxPool",
+        "ChannelsLastGlobalMaxPool", "ChannelsLastGlobalAveragePool")  # fmt: skip
 class Reductions(Family):
     """One pass, or two where the first finds the extreme that the second needs."""
 
@@ -234,18 +241,19 @@ class Reductions(Family):
         return bool(_folds(op))
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """What the first pass finds, and the chunks' results."""
+        """What the first pass finds, where that is no output, and the chunks' results."""
         p, folds = plan_of(op), _folds(op)
-        first = [TensorType(folds[0].out, (p.outputs,))] if len(folds) > 1 else []
+        first = [TensorType(folds[0].out, (p.outputs,))] if len(folds) > len([*op.writes()]) else []
         return (*first, *([TensorType("f64", (p.chunks, p.outputs))] if p.chunks > 1 else []))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """The passes in order."""
-        p, folds, x, out = plan_of(op), _folds(op), ins[0], outs[0]
-        assert x is not None and out is not None
-        if not p.outputs:
-            return []
-        parts = scratch[-1] if p.chunks > 1 else None
-        if len(folds) == 1:
-            return _pass(p, folds[0], x, None, out, parts)
-        return [*_pass(p, folds[0], x, None, scratch[0], parts), *_pass(p, folds[1], x, scratch[0], out, parts)]
+        p, folds, x = plan_of(op), _folds(op), need(ins[0])
+        targets = [b for b in outs if b is not None]
+        if len(targets) < len(folds):
+            targets.insert(0, scratch[0])
+        calls, found, parts = list[Call](), None, scratch[-1] if p.chunks > 1 else None
+        for fold, out in zip(folds, targets if p.outputs else (), strict=False):
+            calls += _pass(p, fold, x, found, out, parts)
+            found = out
+        return calls

@@ -18,6 +18,7 @@ from ....ops.tiles import wide
 from ..code import sketch as text
 from ..device.kernel import Buffer, Call, Product
 from ..families import Buffers, Family, family
+from .loops import converted
 
 #: rows and columns of a tile of S
 _ROWS, _COLUMNS = 2048, 1536
@@ -116,11 +117,11 @@ def _products(rule: Sketch, x: Buffer, step: Buffer, y: Buffer, scratch: Sequenc
             calls.append(text.tile(rule.kind, kind)(work, *given))
             if copied.size:
                 widened = copied.at(0, (high, n))
-                calls.append(text.cast(x.dtype, kind)(part.size, part, widened, part.size))
+                calls += converted(part, widened)
                 part = widened
             calls.append(
                 Product(s, part, total, across, n, high, across, n, n, ta=True, alpha=scale, beta=float(row > 0))
             )
         if sums.size:
-            calls.append(text.cast(kind, y.dtype)(total.size, total, target, total.size))
+            calls += converted(total, target)
     return calls

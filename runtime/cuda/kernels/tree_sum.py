@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
-from ....language.element import argument
 from ....language.ir import Operator
 from ....language.types import present
-from ....ops.communication.base import tree_sum
-from ..code.parts import MOST_LANES, WIDE, aligned, lanes
-from ..device.kernel import C_TYPES, Buffer, Call, Kernel
+from ....ops.communication.base import tree_sums
+from ..device.kernel import C_TYPES, Buffer, Call
 from ..families import Buffers, Family, family
-from ..loops.elements import Elements, Operand
+from .loops import computed
 
 #: more parts than that are added by the operator's own numerics: each takes registers
 _MOST = 64
-#: parts up to which a thread reads whole vectors of each
-_FEW = 8
-
-
-@functools.lru_cache(maxsize=64)
-def _made(dtype: str, parts: int, *, vectors: bool, wide: bool) -> Elements:
-    """The loop over one part: its operands are all of them.  Every addition is rounded, as in the other places."""
-    total = tree_sum([argument(i, dtype) for i in range(parts)])
-    width = min(lanes([dtype]), MOST_LANES) if vectors and parts <= _FEW else 1
-    return Elements(1, (Operand(dtype, (), True),) * parts, (total,), width, inside=True, wide=wide)
 
 
 @family("TreeSum")
@@ -38,15 +25,6 @@ class TreeSums(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         x, y = present(ins[0], outs[0])
-        if not y.size:
-            return []
         parts: int = op.op.parts  # type: ignore[attr-defined]
         rows = [x.reshape(-1).at(i * y.size, [y.size]) for i in range(parts)]
-        vectors = aligned(b.address for b in (*rows, y))
-        made = _made(y.dtype, parts, vectors=vectors, wide=y.size >= WIDE)
-        return [_kernel(made).blocks(-(-y.size // made.per_block), args=(*rows, y, y.size))]
-
-
-@functools.lru_cache(maxsize=64)
-def _kernel(made: Elements) -> Kernel:
-    return made.kernel("tree_sum")
+        return computed(tree_sums, y.dtype, rows, [y.reshape(-1)])

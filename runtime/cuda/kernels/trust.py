@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
+from ....language.element import Expr, equal, where
 from ....language.ir import Operator
-from ....language.types import FLOATS, TensorType, need
+from ....language.types import FLOATS, TensorType, need, present
 from ....ops.optimizer.base import work_dtype
 from ....ops.optimizer.norm_updates import LambUpdate, LarsUpdate, SquareSums
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
+from .loops import computed
 
 #: elements of a block
 SPAN = 8192
@@ -287,21 +290,16 @@ def lars_trust(rate: str, work: str) -> Kernel:
                   body, _SUM_PARTS, 512)  # fmt: skip
 
 
-@functools.cache
-def lars_step(w: str, g: str, work: str) -> Kernel:
+def _lars(w: Expr, g: Expr, v: Expr, local: Expr, *rest: Any) -> tuple[Expr, ...]:
     """v ← momentum·v + local·(g + weight_decay·w), w ← w - v."""
-    body = f"""    typedef {COMPUTE[work]} A;
-{_UNSCALE}    const A by = *local, keep = (A)momentum, decay = (A)weight_decay;
-{_SPAN}        const A x = (A)widen(w[i]), y = (A)widen(g[i]) * by_scale, kept = v[i] * keep, e = x * decay;
-        const A t = e + y, d = t * by;
-        const A moved = kept + d;
-        v[i] = moved;
-        w[i] = narrow<{C_TYPES[w]}>(x - moved);
-    }}
-"""
-    a = COMPUTE[work]
-    return Kernel(f"lars_step_{w}_{g}", f"{C_TYPES[w]}* w, const {C_TYPES[g]}* g, {a}* v, const {a}* local, "
-                  "double momentum, double weight_decay, const float* unscale, long long n", body)  # fmt: skip
+    *unscale, momentum, decay = rest
+    for by in unscale:
+        g = g * by
+    moved = v * momentum + (w * decay + g) * local
+    found = w - moved, moved
+    for by in unscale:  # where it is 0, all keep their bits
+        found = where(equal(by, 0), w, found[0]), where(equal(by, 0), v, found[1])
+    return found
 
 
 @family("LarsUpdate")
@@ -317,11 +315,10 @@ class Lars(Trust):
             return []
         o = op.of(LarsUpdate)
         count = spans(w.size)
-        numbers = o.coefficient, o.weight_decay, o.epsilon
-        step = lars_step(w.dtype, g.dtype, local.dtype)
+        numbers, more = (o.coefficient, o.weight_decay, o.epsilon), [] if unscale is None else [unscale]
         return [
             squares(w.dtype).blocks(count, args=(w, None, parts.at(0, (count,)), w.size)),
             squares(g.dtype).blocks(count, args=(g, unscale, parts.at(count, (count,)), w.size)),
             lars_trust(rate.dtype, local.dtype).blocks(1, args=(parts, rate, local, count, *numbers)),
-            step.blocks(count, args=(w, g, v, local, o.momentum, o.weight_decay, unscale, w.size)),
+            *computed(_lars, local.dtype, present(w, g, v, local, *more), present(w, v), (o.momentum, o.weight_decay)),
         ]

@@ -30,8 +30,8 @@ ROWS = 4
 class Fold:
     """What is done to elements: `f` is a function object, `start` its neutral element, `value` what it is given.
 
-    `finish`: the result, of `t`, `m` and `count`.  `best`: the element type of m, "" where there is none, and
-    `usable` what is read of it.
+    `finish`: the result, of `t`, `m`, `count` and `{o}`, its place.  `best`: the element type of m, "" where there is
+    none, and `usable` what is read of it.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Fold:
 
     def result(self, o: str) -> str:
         """The statement that writes an output, of `t` and `m`."""
-        return f"out[{o}] = narrow<{C_TYPES[self.out]}>({self.finish});"
+        return f"out[{o}] = narrow<{C_TYPES[self.out]}>({self.finish.replace('{o}', o)});"
 
     @property
     def before(self) -> str:

@@ -10,19 +10,21 @@ handle has one stream and a workspace of its own (cuBLAS, section "Results Repro
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ....language.element import Expr
 from ....language.ir import Operator
 from ....language.kernels import register
 from ....language.types import TensorType
 from ....ops.linear.products import Gemm, MatMul
-from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Fill, Kernel, Product
+from ....ops.tiles import wide
+from ..device.kernel import Buffer, Call, Fill, Product
 from ..families import Buffers
+from ..kernels.loops import computed
 
 #: element types that cuBLAS multiplies
 FLOATS = ("f32", "f64", "f16", "bf16")
@@ -98,30 +100,8 @@ def _strides(own: Sequence[int], batch: Sequence[int], matrix: int) -> list[int]
     return found[::-1]
 
 
-@functools.cache
-def _spread(dtype: str, pack: int, index: str) -> Kernel:
-    """out [rows, n] = factor · c, whose rows and columns are `row` and `column` elements apart (0: broadcast)."""
-    c = C_TYPES[dtype]
-    body = f"""    long long i = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * {pack};
-    if (i >= size) return;
-    {index} at = ({index})i / ({index})n;
-    const {c}* from = c + at * row + (i - (long long)at * n) * column;
-    Pack<{c}, {pack}> y;
-    for (int j = 0; j < {pack}; j++) y.of[j] = narrow<{c}>(widen(from[j * column]) * factor);
-    *(Pack<{c}, {pack}>*)(out + i) = y;"""
-    parameters = f"const {c}* c, {c}* out, long long size, long long n, long long row, long long column"
-    return Kernel(f"spread_{dtype}", f"{parameters}, {COMPUTE[dtype]} factor", body)
-
-
-def spread(c: Buffer, out: Buffer, factor: float = 1.0) -> Call:
-    """out [rows, n] = factor · c, which broadcasts to it."""
-    n = out.shape[1]
-    shape = (1,) * (2 - len(c.shape)) + c.shape
-    width = 16 // out.type.numpy.itemsize
-    pack = width if n % width == 0 and out.address % 16 == 0 else 1
-    kernel = _spread(out.dtype, pack, "unsigned" if out.size < 1 << 31 else "long long")
-    steps = (shape[1] if shape[0] > 1 else 0, 1 if shape[1] > 1 else 0)
-    return kernel(out.size // pack, c, out, out.size, n, *steps, factor)
+def _scaled(c: Expr, factor: float = 1.0) -> tuple[Expr, ...]:
+    return (c if factor == 1 else c * factor,)
 
 
 class Cublas:
@@ -154,9 +134,9 @@ class Cublas:
             alpha, bias = op.op.alpha, ins[2] if len(ins) > 2 and op.op.beta else None
             beta = op.op.beta if bias is not None else 0.0
         if not found.k:
-            return [Fill(out)] if bias is None else [spread(bias, out, beta)]
+            return [Fill(out)] if bias is None else computed(_scaled, wide(out.dtype), [bias], [out], (beta,))
         there = bias is None or bias.address == out.address
-        first = [] if there or bias is None else [spread(bias, out)]
+        first = [] if there or bias is None else computed(_scaled, wide(out.dtype), [bias], [out])
         return [*first, *found(a, b, out, alpha=alpha, beta=beta, tf32=self.tf32)]
 
 

@@ -10,18 +10,20 @@ With channels last the weight is turned to cuDNN's layout, [m, kernel..., c], an
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....errors import JobError
 from ....language.kernels import register
 from ....language.types import TensorType, need
+from ....ops.tiles import wide
 from ...shared.convolved import Convolved, convolved, operands
+from ..code.strided import Axis, gather_to
 from ..device import cudnn
-from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel, Library
+from ..device.kernel import Buffer, Call, Library
 from ..families import Buffers
 from ..kernels.cudnn_attention import Attention
+from ..kernels.loops import added, computed
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -104,28 +106,6 @@ def _tensors(graph: Any, c: Convolved, kind: Any, aligned: int) -> tuple[Any, An
 # -- around it --------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def turning(dtype: str) -> Kernel:
-    """y [count, columns, rows] from x [count, rows, columns]."""
-    c = C_TYPES[dtype]
-    body = """    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= size) return;
-    long long row = i % rows, rest = i / rows;
-    y[i] = x[(rest / columns * rows + row) * columns + rest % columns];"""
-    return Kernel(f"turn_{dtype}", f"const {c}* x, {c}* y, long long size, long long rows, long long columns", body)
-
-
-@functools.cache
-def biasing(dtype: str) -> Kernel:
-    """Adds a bias for each channel, of which `inner` elements lie together."""
-    c = C_TYPES[dtype]
-    body = f"""    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= size) return;
-    y[i] = narrow<{c}>(({COMPUTE[dtype]})widen(y[i]) + widen(bias[i / inner % channels]));"""
-    parameters = f"const {c}* bias, {c}* y, long long size, long long inner, long long channels"
-    return Kernel(f"add_bias_{dtype}", parameters, body)
-
-
 class Cudnn:
     """Attention, and convolutions that are neither depthwise nor products of matrices.
 
@@ -182,14 +162,21 @@ class Cudnn:
         calls: list[Call] = [Library(f"cudnn {c.kind}", run, (planned,))]
         taps = c.geometry.window.taps
         if weight is not w and c.kind == "weight":
-            calls.append(turning(dtype)(w.size, weight, w, w.size, taps, c.geometry.cg))
+            calls += _turned(weight, w, taps, c.geometry.cg)
         elif weight is not w:
-            calls.insert(0, turning(dtype)(w.size, w, weight, w.size, c.geometry.cg, taps))
+            calls = [*_turned(w, weight, c.geometry.cg, taps), *calls]
         if bias is not None:
             out = y if c.kind == "output" else x
-            inner = 1 if c.last else math.prod(out.shape[2:])
-            calls.append(biasing(dtype)(out.size, bias, out, out.size, inner, bias.size))
+            shaped = bias if c.last else bias.reshape(-1, *[1] * (len(out.shape) - 2))
+            calls += computed(added, wide(dtype), [out, shaped], [out])
         return calls
+
+
+def _turned(x: Buffer, y: Buffer, rows: int, columns: int) -> list[Call]:
+    """y [count, columns, rows] from x [count, rows, columns]."""
+    sizes = x.size // (rows * columns), columns, rows
+    steps = rows * columns, 1, columns
+    return gather_to(y, x, [Axis("copied", n, step) for n, step in zip(sizes, steps, strict=True)])
 
 
 def _turns(c: Convolved) -> bool:
