@@ -1,0 +1,208 @@
+"""The kernel of all steps of a recurrent operator, or of its gradient: blocks stay, and their weights in registers.
+
+A block has UNITS of the hidden units and, one after the other, parts of the batch of ROWS rows; UNITS · ROWS = 128.
+Before a step it waits for the blocks of all other units to have written this part's step before (a counter a part, which
+is 0 at first); while it does, it has other parts to compute.  No part waits for another one.
+
+A lane multiplies a share of the terms by 8 results of rows and units (for each gate), which the lanes of a warp then
+add up in halves: after `fold`, every second lane has the sums of one row and unit, and computes that element.  The
+order of sums depends on the sizes of the network only.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from ..device.kernel import C_TYPES, COMPUTE, Kernel
+from . import recurrent
+
+THREADS = 256
+#: weights in registers of a thread, at most
+_HELD = 128
+#: numbers between counters: a line of the cache each
+APART = 32
+_BEFORE = """
+#ifndef EMULATED
+#define SHARED(type, name, size) __shared__ type name[size]
+DEVICE void await_count(const unsigned* p, unsigned n) { while (*(const volatile unsigned*)p < n); }
+#endif
+// COUNT values of each of 2 * MASK lanes become the sums of COUNT / MASK of them: those that the lane's number says
+template <int COUNT, int MASK, class A> DEVICE void fold(A* v)
+{
+    const bool upper = threadIdx.x & MASK;
+    if constexpr (MASK > 1) {
+#pragma unroll
+        for (int i = 0; i < COUNT / 2; i++) {
+            const A mine = upper ? v[i + COUNT / 2] : v[i], other = upper ? v[i] : v[i + COUNT / 2];
+            v[i] = mine + __shfl_xor_sync(0xffffffffu, other, MASK);
+        }
+        fold<COUNT / 2, MASK / 2>(v);
+    } else
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) v[i] += __shfl_xor_sync(0xffffffffu, v[i], 1);
+}
+"""
+_BODY = """    typedef @T T;
+    typedef @A A;
+    // a lane's units, its results of each, and vectors of four terms of each; lanes that share the terms
+    constexpr int UNITS = @LANES / 8 * @UNITS / 32, RESULTS = @RESULTS, TURNS = @TURNS, LANES = @LANES, ROWS = @ROWS;
+    typedef Pack<A, 4> Four;
+    SHARED(Four, tile, 4 * TURNS * LANES);
+    constexpr int n = @SIZE, TERMS = @TERMS;
+    const int lane = threadIdx.x & 31, share = lane % LANES, own = (threadIdx.x / LANES) * UNITS;
+    const int j = blockIdx.x * @UNITS + threadIdx.x / 32 * (@UNITS / 8) + lane / 2 / ROWS;
+    const long long size = (long long)rows * n;
+    A w[UNITS * RESULTS][TURNS][4];
+#pragma unroll
+    for (int c = 0; c < UNITS * RESULTS; c++)
+#pragma unroll
+        for (int q = 0; q < TURNS * 4; q++) {
+            const int unit = blockIdx.x * @UNITS + own + c / RESULTS, term = (q / 4 * LANES + share) * 4 + q % 4;
+            w[c][q / 4][q % 4] = unit < n && term < TERMS ? (A)widen(weights[@WEIGHT]) : 0;
+        }
+    for (int k = begin; k < end; k++)
+        for (int part = blockIdx.y; part * ROWS < rows; part += gridDim.y) {
+            const int t = falling ? steps - 1 - k : k, last = falling ? t + 1 : t - 1;
+            const int row = part * ROWS + lane / 2 % ROWS;
+            const long long i = (long long)row * n + j;
+            const bool live = row < rows && j < n && lane % 2 == 0, active = live && (!lengths || lengths[row] > t);
+@STEP
+@DECLARED
+            if (live) {
+@READ
+            }
+            A sums[UNITS * ROWS * RESULTS] = {};
+            if (met) {
+                if (k) {
+                    if (threadIdx.x == 0) {
+                        await_count(counters + part * @LINE, (unsigned)k * gridDim.x);
+                        __threadfence();
+                    }
+                    __syncthreads();
+                }
+#pragma unroll
+                for (int first = 0; first < ROWS; first += 4) {
+                    if (first) __syncthreads();
+                    for (int e = threadIdx.x; e < 4 * TURNS * LANES; e += @THREADS) {
+                        const int r = part * ROWS + first + e / (TURNS * LANES), term = e % (TURNS * LANES) * 4;
+                        const T* from = met + (long long)r * @APART + term;
+                        Four to;
+                        for (int p = 0; p < 4; p += @PACK) {
+                            Pack<T, @PACK> some = {};
+                            if (r < rows && term + p < TERMS) some = *(const Pack<T, @PACK>*)(from + p);
+                            for (int o = 0; o < @PACK; o++) to.of[p + o] = widen(some.of[o]);
+                        }
+                        tile[e] = to;
+                    }
+                    __syncthreads();
+#pragma unroll
+                    for (int q = 0; q < TURNS; q++)
+#pragma unroll
+                        for (int r = 0; r < 4; r++) {
+                            const Four left = tile[(r * TURNS + q) * LANES + share];
+#pragma unroll
+                            for (int c = 0; c < UNITS * RESULTS; c++)
+#pragma unroll
+                                for (int p = 0; p < 4; p++) {
+                                    A& sum = sums[(c / RESULTS * ROWS + first + r) * RESULTS + c % RESULTS];
+                                    sum = fma_of(w[c][q][p], left.of[p], sum);
+                                }
+                        }
+                }
+                fold<UNITS * ROWS * RESULTS, LANES / 2>(sums);
+            }
+            const A* acc = sums;
+            auto element = [&]() {
+                if (!live) return;
+@MEET
+            };
+            element();
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                __threadfence();
+                atomicAdd(counters + part * @LINE, 1u);
+            }
+        }
+"""
+#: where a step's numbers are, of those of all steps: what the texts of recurrent.py call them; met: what meets the weights
+_FORWARD = """            T *const gates = all_gates + t * @RESULTS * size, *const y = all_y + t * apart, *const h = nullptr;
+            const T *const before = k ? all_y + last * apart : first_state, *const met = before;"""
+_BACKWARD = """            const int later = falling ? t - 1 : t + 1;
+            T* const dg = all_dg + t * @COLUMNS * size;
+            const T *const dy = all_dy ? all_dy + t * apart : nullptr;
+            const T *const met = k ? all_dg + last * @COLUMNS * size + @FIRST : nullptr;"""
+_STEP = {
+    "lstm": """            T* const new_cell = all_kept + t * kept_apart;
+            const T* const cell = k ? all_kept + last * kept_apart : first_cell;""",
+    "rnn": "",
+    "gru": """            T* const kept = all_kept ? all_kept + t * 4 * size : nullptr;
+            constexpr int linear = 1;""",
+    "lstm_back": """            const T *const kept = all_kept + t * 4 * size, *const cell = states + t * size;
+            const T* const before = k + 1 < steps ? states + later * size : first_state;""",
+    "rnn_back": "            const T* const y = states + t * apart;",
+    "gru_back": """            const T* const kept = all_kept + t * 4 * size;
+            const T* const before = k + 1 < steps ? states + later * apart : first_state;""",
+}  # fmt: skip
+_PARAMETERS = (
+    "const T* weights, T* all_gates, const T* bias, const T* peepholes, const T* first_cell, T* all_kept, "
+    "long long kept_apart, const T* first_state, T* all_y",
+    "const T* weights, const T* all_kept, const T* peepholes, const T* first_state, const T* states, const T* all_dy, "
+    "A* dh, A* dc, T* all_dg",
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a kernel: `gates` results of `n` hidden units forward; back, `gates` · n terms of rows of `columns` · n."""
+
+    gates: int
+    columns: int
+    n: int
+
+    @property
+    def units(self) -> int:
+        """Of a block: as many as there are registers for; 0: the weights do not fit."""
+        held = max(self.gates * -(-self.n // 64) * 4, 2 * -(-self.gates * self.n // 128) * 4)  # of 16 units
+        return next((u for u in (32, 16) if held * u // 16 <= _HELD), 0)
+
+    @property
+    def rows(self) -> int:
+        """Of a part."""
+        return 128 // (self.units or 16)
+
+    def grid(self, batch: int) -> tuple[int, int]:
+        """Blocks that wait for each other, and parts of the batch."""
+        return -(-self.n // self.units), -(-batch // self.rows)
+
+
+@functools.cache
+def all_steps(name: str, dtype: str, lengths: str, activation: str, sizes: Sizes, pack: int) -> Kernel:
+    """All steps: _PARAMETERS forward or back, then (counters, lengths, rows, steps, falling, apart, begin, end).
+
+    `lengths`: their element type.  `pack`: 4, or 1 where sizes are no multiples of 4 or operands begin elsewhere.
+    """
+    back = name.endswith("_back")
+    terms, lanes = (sizes.gates * sizes.n, 32) if back else (sizes.n, 16)
+    declared, read, meet = recurrent.parts(name)
+    fill = {
+        "@STEP": (_BACKWARD if back else _FORWARD) + "\n" + _STEP[name], "@DECLARED": declared, "@READ": read,
+        "@MEET": meet, "@ADD[k]": "+ acc[k]", "@ADD[0]": "+ acc[0]", "@Q": "acc[k]",
+        "@KEEP": "if (!active) dh[i] = down;", "@UNITS": str(sizes.units), "@ROWS": str(sizes.rows),
+        "@LANES": str(lanes), "@RESULTS": "1" if back else str(sizes.gates), "@TERMS": str(terms),
+        "@TURNS": str(-(-terms // (4 * lanes))), "@COLUMNS": str(sizes.columns),
+        "@FIRST": str((sizes.columns - sizes.gates) * sizes.n), "@SIZE": str(sizes.n),
+        "@WEIGHT": "term * n + unit" if back else "(c % RESULTS * n + unit) * n + term",
+        "@APART": str(sizes.columns * sizes.n) if back else "n", "@LINE": str(APART), "@THREADS": str(THREADS),
+        "@PACK": str(pack),
+    }  # fmt: skip
+    text = _BODY
+    for mark in ("@STEP", "@DECLARED", "@READ", "@MEET"):
+        text = text.replace(mark, fill.pop(mark))
+    parameters = recurrent.typed(_PARAMETERS[back], dtype) + (
+        f", unsigned* counters, const {C_TYPES[lengths]}* lengths, int rows, int steps, int falling, "
+        "long long apart, int begin, int end"
+    )
+    title = f"{name}_{sizes.n}_steps{activation.lower()}_{dtype}"
+    return Kernel(title, parameters, recurrent.filled_in(text, dtype, activation, fill),
+                  _BEFORE + recurrent.LOGISTIC, THREADS, resident=True)  # fmt: skip
