@@ -5,8 +5,8 @@ Rows whose sequence has ended before step t are not `active`: they keep their st
 gates.
 
 The same texts make kernels of one step, behind a product of cuBLAS, and those of all steps (resident.py).  A text has
-three parts: what a thread declares, what it reads that no other step of this operator writes (behind `//@READ`), and
-what follows its product (behind `//@MEET`), which `return` ends.
+three parts: what a thread declares, what it reads that no other thread writes (behind `//@READ`), and what follows its
+product (behind `//@MEET`), which `return` ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The kernel of all steps of a recurrent operator, or of its gradient: blocks stay, and their weights in registers.
 
 A block has UNITS of the hidden units and, one after the other, parts of the batch of ROWS rows; UNITS · ROWS = 128.
-Before a step it waits for the blocks of all other units to have written this part's step before (a counter a part, which
-is 0 at first); while it does, it has other parts to compute.  No part waits for another one.
+Before a step it waits for the blocks of all other units to have written this part's step before (a counter for each
+part, which is 0 at first); while it does, it has other parts to compute.  No part waits for another one.
 
 A lane multiplies a share of the terms by 8 results of rows and units (for each gate), which the lanes of a warp then
 add up in halves: after `fold`, every second lane has the sums of one row and unit, and computes that element.  The
@@ -12,12 +12,21 @@ order of sums depends on the sizes of the network only.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from ..device.kernel import C_TYPES, COMPUTE, Kernel
+from ....language.types import TensorType
+from ..device.kernel import C_TYPES, Buffer, Kernel
 from . import recurrent
 
+if TYPE_CHECKING:
+    from ....ops.recurrent.shared import Recurrent
+
 THREADS = 256
+#: multiplications and additions of a step's product, up to which one kernel has all steps: about what a device
+#: multiplies while it begins two kernels
+_SMALL = 1 << 27
 #: weights in registers of a thread, at most
 _HELD = 128
 #: numbers between counters: a line of the cache each
@@ -125,8 +134,10 @@ _BODY = """    typedef @T T;
             }
         }
 """
-#: where a step's numbers are, of those of all steps: what the texts of recurrent.py call them; met: what meets the weights
-_FORWARD = """            T *const gates = all_gates + t * @RESULTS * size, *const y = all_y + t * apart, *const h = nullptr;
+#: where a step's numbers are, of those of all steps, by the names that the texts of recurrent.py have for them; `met`:
+#: what meets the weights
+_FORWARD = """            T *const gates = all_gates + t * @RESULTS * size, *const y = all_y + t * apart;
+            T* const h = nullptr;
             const T *const before = k ? all_y + last * apart : first_state, *const met = before;"""
 _BACKWARD = """            const int later = falling ? t - 1 : t + 1;
             T* const dg = all_dg + t * @COLUMNS * size;
@@ -175,25 +186,43 @@ class Sizes:
         """Blocks that wait for each other, and parts of the batch."""
         return -(-self.n // self.units), -(-batch // self.rows)
 
+    def counters(self, batch: int) -> TensorType:
+        """One for each part of the batch, in a line of its own; zero at first."""
+        return TensorType("i32", (self.grid(batch)[1], APART))
+
+    def kernel(self, name: str, dtype: str, lengths: str, activation: str, args: Sequence[Any]) -> Kernel:
+        """`all_steps`, which reads vectors of 4 if all rows begin at multiples of 4 elements."""
+        item = TensorType(dtype, ()).numpy.itemsize
+        even = self.n % 4 == 0 and all(b.address % (4 * item) == 0 for b in args if isinstance(b, Buffer))
+        return all_steps(name, dtype, lengths, activation, self, 4 if even else 1)
+
+
+def sizes(forward: Recurrent, x: TensorType, *, masked: bool) -> Sizes | None:
+    """Those of a kernel of all steps; None where there is none, as for states that change in place (`masked`)."""
+    n, linear = forward.hidden_size, getattr(forward, "linear_before_reset", 1)
+    small = 2 * x.shape[1] * forward.gates * n * n <= _SMALL
+    found = Sizes(forward.gates, 4 if forward.name == "GRU" else forward.gates, n)
+    return found if x.dtype != "f64" and linear and not masked and small and found.units else None
+
 
 @functools.cache
-def all_steps(name: str, dtype: str, lengths: str, activation: str, sizes: Sizes, pack: int) -> Kernel:
+def all_steps(name: str, dtype: str, lengths: str, activation: str, of: Sizes, pack: int) -> Kernel:
     """All steps: _PARAMETERS forward or back, then (counters, lengths, rows, steps, falling, apart, begin, end).
 
     `lengths`: their element type.  `pack`: 4, or 1 where sizes are no multiples of 4 or operands begin elsewhere.
     """
     back = name.endswith("_back")
-    terms, lanes = (sizes.gates * sizes.n, 32) if back else (sizes.n, 16)
+    terms, lanes = (of.gates * of.n, 32) if back else (of.n, 16)
     declared, read, meet = recurrent.parts(name)
     fill = {
         "@STEP": (_BACKWARD if back else _FORWARD) + "\n" + _STEP[name], "@DECLARED": declared, "@READ": read,
         "@MEET": meet, "@ADD[k]": "+ acc[k]", "@ADD[0]": "+ acc[0]", "@Q": "acc[k]",
-        "@KEEP": "if (!active) dh[i] = down;", "@UNITS": str(sizes.units), "@ROWS": str(sizes.rows),
-        "@LANES": str(lanes), "@RESULTS": "1" if back else str(sizes.gates), "@TERMS": str(terms),
-        "@TURNS": str(-(-terms // (4 * lanes))), "@COLUMNS": str(sizes.columns),
-        "@FIRST": str((sizes.columns - sizes.gates) * sizes.n), "@SIZE": str(sizes.n),
+        "@KEEP": "if (!active) dh[i] = down;", "@UNITS": str(of.units), "@ROWS": str(of.rows),
+        "@LANES": str(lanes), "@RESULTS": "1" if back else str(of.gates), "@TERMS": str(terms),
+        "@TURNS": str(-(-terms // (4 * lanes))), "@COLUMNS": str(of.columns),
+        "@FIRST": str((of.columns - of.gates) * of.n), "@SIZE": str(of.n),
         "@WEIGHT": "term * n + unit" if back else "(c % RESULTS * n + unit) * n + term",
-        "@APART": str(sizes.columns * sizes.n) if back else "n", "@LINE": str(APART), "@THREADS": str(THREADS),
+        "@APART": str(of.columns * of.n) if back else "n", "@LINE": str(APART), "@THREADS": str(THREADS),
         "@PACK": str(pack),
     }  # fmt: skip
     text = _BODY
@@ -203,6 +232,6 @@ def all_steps(name: str, dtype: str, lengths: str, activation: str, sizes: Sizes
         f", unsigned* counters, const {C_TYPES[lengths]}* lengths, int rows, int steps, int falling, "
         "long long apart, int begin, int end"
     )
-    title = f"{name}_{sizes.n}_steps{activation.lower()}_{dtype}"
+    title = f"{name}_{of.n}_steps{activation.lower()}_{dtype}"
     return Kernel(title, parameters, recurrent.filled_in(text, dtype, activation, fill),
                   _BEFORE + recurrent.LOGISTIC, THREADS, resident=True)  # fmt: skip

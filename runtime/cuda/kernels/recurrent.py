@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from ....language.ir import Operator
 
 FLOATS = ("f32", "f64", "f16", "bf16")
-#: multiplications and additions of a step's product, up to which one kernel has all steps: about what a device multiplies
-#: while it begins two kernels
-_SMALL = 1 << 27
-Rooms = dict[str, TensorType]
 
 
 def product(
@@ -42,18 +38,6 @@ def _rest(x: Buffer, element: int) -> Buffer:
     return x.at(element, (x.size - element,))
 
 
-def _resident(forward: Recurrent, x: TensorType, *, masked: bool) -> resident.Sizes | None:
-    """The sizes of a kernel of all steps; None where there is none, as for states that change in place (`masked`)."""
-    n, linear = forward.hidden_size, getattr(forward, "linear_before_reset", 1)
-    small = 2 * x.shape[1] * forward.gates * n * n <= _SMALL
-    sizes = resident.Sizes(forward.gates, 4 if forward.name == "GRU" else forward.gates, n)
-    return sizes if x.dtype != "f64" and linear and not masked and small and sizes.units else None
-
-
-def _counters(sizes: resident.Sizes, batch: int) -> TensorType:
-    return TensorType("i32", (sizes.grid(batch)[1], resident.APART))
-
-
 class _Base(Family):
     """What forward and backward share."""
 
@@ -66,7 +50,7 @@ class _Base(Family):
         counted = lengths is None or (lengths.dtype in C_TYPES and not lengths.type.is_float)
         return counted and all(v.dtype in FLOATS for v in (*others, *op.writes()))
 
-    def rooms(self, op: Operator) -> Rooms:
+    def rooms(self, op: Operator) -> dict[str, TensorType]:
         """The workspace by name."""
         raise NotImplementedError
 
@@ -78,7 +62,7 @@ class _Base(Family):
 class Forward(_Base):
     """Step by step."""
 
-    def rooms(self, op: Operator) -> Rooms:
+    def rooms(self, op: Operator) -> dict[str, TensorType]:
         """Gates, cells (where they are not kept), products, the state where sequences differ in length."""
         assert isinstance(op.op, Recurrent) and op.inputs[0] is not None
         x, n, name = op.inputs[0].type, op.op.hidden_size, op.op.name
@@ -90,8 +74,8 @@ class Forward(_Base):
         if name == "LSTM" and outs[4] is None:
             found["cell"] = x.with_shape((batch, n))
         lengths = len(op.inputs) > 4 and op.inputs[4] is not None
-        if sizes := _resident(op.op, x, masked=lengths):
-            found["counters"] = _counters(sizes, batch)
+        if sizes := resident.sizes(op.op, x, masked=lengths):
+            found["counters"] = sizes.counters(batch)
         elif name == "GRU":
             found["product"] = x.with_shape((batch, 3 * n))
             if not getattr(op.op, "linear_before_reset", 0):
@@ -123,7 +107,7 @@ class _Direction:
         self.kept = [self.part(v) for v in outs[op.onnx_outputs : op.onnx_outputs + 2]]
         self.gates = self.kept[0] if op.name == "LSTM" and self.kept[0] is not None else rooms["gates"]
         self.size = self.batch * self.n
-        self.resident = _resident(op, x.type, masked=self.lengths is not None)
+        self.resident = resident.sizes(op, x.type, masked=self.lengths is not None)
 
     def part(self, v: Buffer | None) -> Any:
         """This direction's."""
@@ -146,16 +130,13 @@ class _Direction:
         kernel: Kernel = text.step(name, self.x.dtype, self.counts, activation)
         return kernel(self.size, *args, self.lengths, t, self.n, self.size)
 
-    def all_steps(self, name: str, args: Sequence[Any], activation: str, falling: bool) -> list[Call]:
+    def all_steps(self, name: str, args: Sequence[Any], falling: bool) -> list[Call]:
         """All steps by one kernel.  `args`: its own ones; `falling`: from the last step to the first."""
-        assert self.resident is not None
-        counters, item = self.rooms["counters"], self.x.type.numpy.itemsize
-        vectors = [b.address for b in args if isinstance(b, Buffer)]
-        even = self.n % 4 == 0 and all(a % (4 * item) == 0 for a in vectors)
-        kernel = resident.all_steps(name, self.x.dtype, self.counts, activation, self.resident, 4 if even else 1)
-        more = (self.batch, self.steps, int(falling), self.op.directions * self.size, 0, self.steps)
-        grid = self.resident.grid(self.batch)
-        return [Fill(counters), kernel.blocks(*grid, args=(*args, counters, self.lengths, *more))]
+        counters, activation = self.rooms["counters"], getattr(self.op, "activation", "")
+        more = (counters, self.lengths, self.batch, self.steps, int(falling), self.op.directions * self.size)
+        kernel = need(self.resident).kernel(name, self.x.dtype, self.counts, activation, args)
+        blocks = need(self.resident).grid(self.batch)
+        return [Fill(counters), kernel.blocks(*blocks, args=(*args, *more, 0, self.steps))]
 
     def calls(self) -> list[Call]:
         """The inputs' part of all gates, then the steps."""
@@ -168,12 +149,11 @@ class _Direction:
             calls += more
             before = self.state(t) if h is None else h
         if self.resident:
-            kept = self.rooms.get("cell", self.kept[self.op.name == "LSTM"])
-            apart = 0 if "cell" in self.rooms else self.size
-            args = (self.r, self.gates, self.bias, self.p, self.c0, kept, apart, self.h0, self.state(0))
-            activation = getattr(self.op, "activation", "")
-            calls += self.all_steps(self.op.name.lower(), args, activation, self.op.backwards(self.d))
-            before, cell = self.state(order[-1]), kept if not apart else self.step(kept, order[-1])
+            one = self.rooms.get("cell")  # else those of all steps are kept
+            kept = one or next((v for v in self.kept[::-1] if v is not None), None)
+            args = (self.r, self.gates, self.bias, self.p, self.c0, kept, 0 if one else self.size, self.h0)
+            calls += self.all_steps(self.op.name.lower(), (*args, self.state(0)), self.op.backwards(self.d))
+            before, cell = self.state(order[-1]), one or self.step(kept, order[-1])
         for target, source in zip(self.last, (before, cell), strict=False):
             if target is not None:
                 calls.append(Copy(target, source))
@@ -222,7 +202,7 @@ class _Direction:
 class Backward(_Base):
     """From the last step to the first, then products over all of them."""
 
-    def rooms(self, op: Operator) -> Rooms:
+    def rooms(self, op: Operator) -> dict[str, TensorType]:
         """The gates' gradients, the states', states before each step where they do not lie in Y as they should."""
         assert isinstance(op.op, RecurrentGrad) and op.inputs[0] is not None
         forward = op.op.forward()
@@ -236,8 +216,8 @@ class Backward(_Base):
         if name == "GRU" and not forward.linear_before_reset:
             found["v"] = state
         masked = _masked(forward, op.inputs)
-        if sizes := _resident(forward, x, masked=masked):
-            found["counters"] = _counters(sizes, batch)
+        if sizes := resident.sizes(forward, x, masked=masked):
+            found["counters"] = sizes.counters(batch)
         if masked or (outs[2] is not None and (forward.directions > 1 or "v" in found)):
             found["previous"] = x.with_shape((steps, batch, n))
         if outs[3] is not None or outs[6] is not None:
@@ -281,7 +261,7 @@ class _Back(_Direction):
         self.dg, self.dh, self.dc = rooms["dg"], rooms["dh"], rooms.get("dc")
         self.columns = _width(forward)
         masked = _masked(forward, ins)
-        self.resident = _resident(forward, self.x.type, masked=masked)
+        self.resident = resident.sizes(forward, self.x.type, masked=masked)
         self.masked = masked and forward.backwards(d)
 
     def calls(self) -> list[Call]:
@@ -292,13 +272,12 @@ class _Back(_Direction):
         if self.masked:
             calls.append(self._shift())
         order, step = self.op.order(self.d, self.steps), getattr(self, f"_{self.op.name.lower()}_back")
-        for k in () if self.resident else range(self.steps - 1, -1, -1):
-            calls += step(order[k], order[k - 1] if k else None)
         if self.resident:
             calls += self._resident_steps()
+            calls += [self._through(*self._meeting(order[0]), self.dh)] * (self.dh0 is not None)
+        for k in () if self.resident else range(self.steps - 1, -1, -1):
+            calls += step(order[k], order[k - 1] if k else None)
         if self.dh0 is not None:
-            if self.resident:
-                calls.append(self._through(*self._meeting(order[0]), self.dh))
             calls += self._copy(self.dh, self.dh0)
         if self.dc0 is not None:
             calls += self._copy(self.dc, self.dc0)
@@ -336,8 +315,7 @@ class _Back(_Direction):
         name = self.op.name.lower()
         states, first = (self.kept[1], self.c0) if name == "lstm" else (self.state(0), self.h0)
         args = (self.r, self.kept[0], self.p, first, states, self._dy(0), self.dh, self.dc, self.dg)
-        falling, activation = not self.op.backwards(self.d), getattr(self.op, "activation", "")
-        return self.all_steps(f"{name}_back", args, activation, falling)
+        return self.all_steps(f"{name}_back", args, not self.op.backwards(self.d))
 
     def _stepped(self, name: str, args: Sequence[Any], t: int, activation: str = "") -> list[Call]:
         """A step's kernel and its product."""
