@@ -59,6 +59,11 @@ class Rates:
     unaligned: float = 0.3
     #: of cuDNN's convolutions and attention: the share of `products` (attention on Hopper: 400 to 650e12)
     cudnn: float = 0.7
+    #: seconds from the last block's count to the first number that another block has read behind it (1.5 to 2e-6 are
+    #: likely where all blocks wait for all; here 8 wait for each other)
+    barrier: float = 1.5e-6
+    #: bytes a second from the cache that all multiprocessors share
+    cache: float = 5.5e12
     #: seconds from the end of a kernel in a graph to the beginning of the next, and of the smallest product
     launch: float = 1.5e-6
     shortest: float = 4.0e-6
@@ -178,6 +183,27 @@ def launch_seconds(launch: Launch, code: Kernels, flops: float) -> float:
     return max(moved / RATES.memory, instructions / RATES.issue)
 
 
+def resident_seconds(launch: Launch, code: Kernels) -> float:
+    """Of a kernel whose blocks stay and wait for each other between steps (runtime/cuda/code/resident.py).
+
+    A block has a multiprocessor.  Its step is, for each of its parts of the batch, the instructions of one turn behind
+    the reads of what the weights meet, which all blocks make at once, from the cache.  While it does other parts, the
+    barrier of one is over or not.
+    """
+    (within,) = launch.within(RATES.multiprocessors)
+    args = dict(
+        zip((p.split()[-1] for p in launch.kernel.parameters.replace("*", "* ").split(",")), launch.args, strict=True)
+    )
+    turns = args["end"] - args["begin"]
+    parts = math.ceil(launch.grid[1] / within.grid[1])
+    weights, state = args["weights"], (args["all_dg"] if "all_dg" in args else args["all_y"]).type
+    met = weights.shape["all_dg" not in args] * args["rows"] * state.numpy.itemsize * launch.grid[0]
+    warps = math.prod(launch.block) / 32 * RATES.multiprocessors / RATES.issue
+    part = warps * code.inside + met / parts / RATES.cache
+    moved = sum(a.nbytes for a in {a.address: a for a in launch.args if isinstance(a, Buffer)}.values())
+    return max(moved / RATES.memory, warps * code.outside + turns * max(parts * part, part + RATES.barrier))
+
+
 def step_seconds(session: Any, code: dict[str, Kernels]) -> tuple[dict[str, float], int]:
     """Seconds of a step by operator and kernel, and how many launches it has."""
     found: dict[str, float] = collections.defaultdict(float)
@@ -197,7 +223,10 @@ def step_seconds(session: Any, code: dict[str, Kernels]) -> tuple[dict[str, floa
             name = f"{step.op.op.name} {step.op.kernel}"
             seconds = 0.0
             if isinstance(call, Launch):
-                seconds = launch_seconds(call, code[call.kernel.digest], own if id(call) in multiply else 0.0)
+                machine = code[call.kernel.digest]
+                seconds = launch_seconds(call, machine, own if id(call) in multiply else 0.0)
+                if call.kernel.resident:
+                    seconds = resident_seconds(call, machine)
             elif isinstance(call, Product):
                 seconds = product_seconds(call)
             elif isinstance(call, Library):

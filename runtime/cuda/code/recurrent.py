@@ -5,13 +5,14 @@ Rows whose sequence has ended before step t are not `active`: they keep their st
 gates.
 
 The same texts make kernels of one step, behind a product of cuBLAS, and those of all steps (resident.py).  A text has
-three parts: what a thread declares, what it reads that no other thread writes (behind `//@READ`), and what follows its
-product (behind `//@MEET`), which `return` ends.
+four parts: what belongs to a hidden unit (before `//@UNIT`), what a thread declares, what it reads that no other thread
+writes (behind `//@READ`), and what follows its product (behind `//@MEET`), which `return` ends.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 
 from ..device.kernel import C_TYPES, COMPUTE, Kernel
@@ -29,14 +30,14 @@ LOGISTIC = "template <class A> DEVICE A logistic(A x) { return 1 / (1 + exp_of(-
 _STATE = """    y[i] = narrow<T>(active ? next : 0);
     if (h) h[i] = narrow<T>(active ? next : before ? (A)widen(before[i]) : 0);"""
 
-_LSTM = """    T* g = gates + row * 4 * n + j;
-    A c = 0, v[4] = {}, b[4] = {};
+_LSTM = """    A b[4] = {};
+    for (int k = 0; bias && k < 4; k++) b[k] = (A)widen(bias[k * n + j]) + (A)widen(bias[(4 + k) * n + j]);
+//@UNIT
+    T* g = gates + row * 4 * n + j;
+    A c = 0, v[4] = {};
 //@READ
     if (cell) c = widen(cell[i]);
-    for (int k = 0; k < 4; k++) {
-        v[k] = widen(g[k * n]);
-        if (bias) b[k] = (A)widen(bias[k * n + j]) + (A)widen(bias[(4 + k) * n + j]);
-    }
+    for (int k = 0; k < 4; k++) v[k] = widen(g[k * n]);
 //@MEET
     for (int k = 0; k < 4; k++) v[k] = v[k] @ADD[k] + b[k];
     if (peepholes) {
@@ -52,29 +53,29 @@ _LSTM = """    T* g = gates + row * 4 * n + j;
     new_cell[i] = narrow<T>(active ? made : c);
     const A next = v[1] * tanh_of(made);
 """
-_RNN = """    A x = 0, b = 0;
+_RNN = """    const A b = bias ? (A)widen(bias[j]) + (A)widen(bias[n + j]) : 0;
+//@UNIT
+    A x = 0;
 //@READ
     x = widen(gates[i]);
-    if (bias) b = (A)widen(bias[j]) + (A)widen(bias[n + j]);
 //@MEET
     const A v = x @ADD[0] + b;
     const A next = @F;
 """
 #: update, reset, new; `linear`: the reset gate's factor is the product h rᵀ + b, else it has been applied before
-_GRU = """    T* g = gates + row * 3 * n + j;
-    A x[3] = {}, v[3] = {}, b[3] = {}, q[3];
+_GRU = """    A b[6] = {};
+    for (int k = 0; bias && k < 6; k++) b[k] = widen(bias[k * n + j]);
+//@UNIT
+    T* g = gates + row * 3 * n + j;
+    A x[3] = {}, q[3];
 //@READ
-    for (int k = 0; k < 3; k++) {
-        x[k] = widen(g[k * n]);
-        v[k] = x[k] + (bias ? (A)widen(bias[k * n + j]) : 0);
-        b[k] = bias ? (A)widen(bias[(3 + k) * n + j]) : 0;
-    }
+    for (int k = 0; k < 3; k++) x[k] = widen(g[k * n]);
 //@MEET
     for (int k = 0; k < 3; k++) q[k] = @Q;
-    const A z = linear ? logistic(v[0] + q[0] + b[0]) : x[0];
-    const A r = linear ? logistic(v[1] + q[1] + b[1]) : x[1];
-    const A inner = q[2] + b[2];
-    const A made = tanh_of(v[2] + (linear ? r * inner : inner));
+    const A z = linear ? logistic(x[0] + b[0] + q[0] + b[3]) : x[0];
+    const A r = linear ? logistic(x[1] + b[1] + q[1] + b[4]) : x[1];
+    const A inner = q[2] + b[5];
+    const A made = tanh_of(x[2] + b[2] + (linear ? r * inner : inner));
     if (kept) {
         T* k = kept + row * (linear ? 4 : 3) * n + j;
         k[0] = narrow<T>(z);
@@ -190,10 +191,10 @@ def step(name: str, dtype: str, lengths: str, activation: str = "") -> Kernel:
     return Kernel(f"{name}{activation.lower()}_{dtype}", parameters, text, LOGISTIC)
 
 
-def parts(name: str) -> tuple[str, str, str]:
-    """A text's declarations, what it reads early, and what follows its product."""
-    declared, rest = TEXTS[name][1].split("//@READ\n")
-    return (declared, *rest.split("//@MEET\n"))  # type: ignore[return-value]
+def parts(name: str) -> tuple[str, ...]:
+    """A text's four parts."""
+    unit, _, rest = TEXTS[name][1].rpartition("//@UNIT\n")
+    return (unit, *re.split("//@READ\n|//@MEET\n", rest))
 
 
 def filled_in(text: str, dtype: str, activation: str, fill: Mapping[str, str]) -> str:

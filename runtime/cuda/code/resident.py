@@ -36,6 +36,8 @@ _BEFORE = """
 #define SHARED(type, name, size) __shared__ type name[size]
 DEVICE void await_count(const unsigned* p, unsigned n) { while (*(const volatile unsigned*)p < n); }
 #endif
+// row number `row` of `size` elements each
+template <class T> DEVICE T* at(T* x, int row, int size) { return x + (long long)row * size; }
 // COUNT values of each of 2 * MASK lanes become the sums of COUNT / MASK of them: those that the lane's number says
 template <int COUNT, int MASK, class A> DEVICE void fold(A* v)
 {
@@ -55,13 +57,12 @@ template <int COUNT, int MASK, class A> DEVICE void fold(A* v)
 _BODY = """    typedef @T T;
     typedef @A A;
     // a lane's units, its results of each, and vectors of four terms of each; lanes that share the terms
-    constexpr int UNITS = @LANES / 8 * @UNITS / 32, RESULTS = @RESULTS, TURNS = @TURNS, LANES = @LANES, ROWS = @ROWS;
+    constexpr int UNITS = @LANES * @UNITS / @THREADS, RESULTS = @RESULTS, TURNS = @TURNS, LANES = @LANES, ROWS = @ROWS;
     typedef Pack<A, 4> Four;
     SHARED(Four, tile, 4 * TURNS * LANES);
     constexpr int n = @SIZE, TERMS = @TERMS;
     const int lane = threadIdx.x & 31, share = lane % LANES, own = (threadIdx.x / LANES) * UNITS;
     const int j = blockIdx.x * @UNITS + threadIdx.x / 32 * (@UNITS / 8) + lane / 2 / ROWS;
-    const long long size = (long long)rows * n;
     A w[UNITS * RESULTS][TURNS][4];
 #pragma unroll
     for (int c = 0; c < UNITS * RESULTS; c++)
@@ -70,11 +71,12 @@ _BODY = """    typedef @T T;
             const int unit = blockIdx.x * @UNITS + own + c / RESULTS, term = (q / 4 * LANES + share) * 4 + q % 4;
             w[c][q / 4][q % 4] = unit < n && term < TERMS ? (A)widen(weights[@WEIGHT]) : 0;
         }
+@OF_A_UNIT
     for (int k = begin; k < end; k++)
         for (int part = blockIdx.y; part * ROWS < rows; part += gridDim.y) {
             const int t = falling ? steps - 1 - k : k, last = falling ? t + 1 : t - 1;
             const int row = part * ROWS + lane / 2 % ROWS;
-            const long long i = (long long)row * n + j;
+            const int i = row * n + j;
             const bool live = row < rows && j < n && lane % 2 == 0, active = live && (!lengths || lengths[row] > t);
 @STEP
 @DECLARED
@@ -93,14 +95,17 @@ _BODY = """    typedef @T T;
 #pragma unroll
                 for (int first = 0; first < ROWS; first += 4) {
                     if (first) __syncthreads();
-                    for (int e = threadIdx.x; e < 4 * TURNS * LANES; e += @THREADS) {
+#pragma unroll
+                    for (int some = 0; some < 4 * TURNS * LANES; some += @THREADS) {
+                        const int e = some + threadIdx.x;
+                        if (e >= 4 * TURNS * LANES) break;
                         const int r = part * ROWS + first + e / (TURNS * LANES), term = e % (TURNS * LANES) * 4;
                         const T* from = met + (long long)r * @APART + term;
                         Four to;
                         for (int p = 0; p < 4; p += @PACK) {
-                            Pack<T, @PACK> some = {};
-                            if (r < rows && term + p < TERMS) some = *(const Pack<T, @PACK>*)(from + p);
-                            for (int o = 0; o < @PACK; o++) to.of[p + o] = widen(some.of[o]);
+                            Pack<T, @PACK> of = {};
+                            if (r < rows && term + p < TERMS) of = *(const Pack<T, @PACK>*)(from + p);
+                            for (int o = 0; o < @PACK; o++) to.of[p + o] = widen(of.of[o]);
                         }
                         tile[e] = to;
                     }
@@ -136,30 +141,31 @@ _BODY = """    typedef @T T;
 """
 #: where a step's numbers are, of those of all steps, by the names that the texts of recurrent.py have for them; `met`:
 #: what meets the weights
-_FORWARD = """            T *const gates = all_gates + t * @RESULTS * size, *const y = all_y + t * apart;
+_FORWARD = """            T *const gates = at(all_gates, t * rows, @RESULTS * n), *const y = at(all_y, t * apart, n);
             T* const h = nullptr;
-            const T *const before = k ? all_y + last * apart : first_state, *const met = before;"""
+            const T *const before = k ? at(all_y, last * apart, n) : first_state, *const met = before;"""
 _BACKWARD = """            const int later = falling ? t - 1 : t + 1;
-            T* const dg = all_dg + t * @COLUMNS * size;
-            const T *const dy = all_dy ? all_dy + t * apart : nullptr;
-            const T *const met = k ? all_dg + last * @COLUMNS * size + @FIRST : nullptr;"""
+            T* const dg = at(all_dg, t * rows, @COLUMNS * n);
+            const T* const dy = all_dy ? at(all_dy, t * apart, n) : nullptr;
+            const T* const met = k ? at(all_dg, last * rows, @COLUMNS * n) + @FIRST : nullptr;"""
 _STEP = {
-    "lstm": """            T* const new_cell = all_kept + t * kept_apart;
-            const T* const cell = k ? all_kept + last * kept_apart : first_cell;""",
+    "lstm": """            T* const new_cell = at(all_kept, t * kept_apart, n);
+            const T* const cell = k ? at(all_kept, last * kept_apart, n) : first_cell;""",
     "rnn": "",
-    "gru": """            T* const kept = all_kept ? all_kept + t * 4 * size : nullptr;
+    "gru": """            T* const kept = all_kept ? at(all_kept, t * rows, 4 * n) : nullptr;
             constexpr int linear = 1;""",
-    "lstm_back": """            const T *const kept = all_kept + t * 4 * size, *const cell = states + t * size;
-            const T* const before = k + 1 < steps ? states + later * size : first_state;""",
-    "rnn_back": "            const T* const y = states + t * apart;",
-    "gru_back": """            const T* const kept = all_kept + t * 4 * size;
-            const T* const before = k + 1 < steps ? states + later * apart : first_state;""",
+    "lstm_back": """            const T* const kept = at(all_kept, t * rows, 4 * n);
+            const T* const cell = at(states, t * rows, n);
+            const T* const before = k + 1 < steps ? at(states, later * rows, n) : first_state;""",
+    "rnn_back": "            const T* const y = at(states, t * apart, n);",
+    "gru_back": """            const T* const kept = at(all_kept, t * rows, 4 * n);
+            const T* const before = k + 1 < steps ? at(states, later * apart, n) : first_state;""",
 }  # fmt: skip
 _PARAMETERS = (
-    "const T* weights, T* all_gates, const T* bias, const T* peepholes, const T* first_cell, T* all_kept, "
-    "long long kept_apart, const T* first_state, T* all_y",
-    "const T* weights, const T* all_kept, const T* peepholes, const T* first_state, const T* states, const T* all_dy, "
-    "A* dh, A* dc, T* all_dg",
+    "unsigned* counters, const @L* lengths, const T* weights, T* all_gates, const T* bias, const T* peepholes, "
+    "const T* first_cell, T* all_kept, const T* first_state, T* all_y, int kept_apart",
+    "unsigned* counters, const @L* lengths, const T* weights, const T* all_kept, const T* peepholes, "
+    "const T* first_state, const T* states, const T* all_dy, A* dh, A* dc, T* all_dg",
 )
 
 
@@ -173,9 +179,12 @@ class Sizes:
 
     @property
     def units(self) -> int:
-        """Of a block: as many as there are registers for; 0: the weights do not fit."""
-        held = max(self.gates * -(-self.n // 64) * 4, 2 * -(-self.gates * self.n // 128) * 4)  # of 16 units
-        return next((u for u in (32, 16) if held * u // 16 <= _HELD), 0)
+        """Of a block: as many as registers hold the weights of; 0: too few."""
+        for units in (32, 16):
+            forward = self.gates * -(-self.n * units // (4 * THREADS)) * 4
+            if max(forward, units // 8 * -(-self.gates * self.n // 128) * 4) <= _HELD:
+                return units
+        return 0
 
     @property
     def rows(self) -> int:
@@ -191,10 +200,11 @@ class Sizes:
         return TensorType("i32", (self.grid(batch)[1], APART))
 
     def kernel(self, name: str, dtype: str, lengths: str, activation: str, args: Sequence[Any]) -> Kernel:
-        """`all_steps`, which reads vectors of 4 if all rows begin at multiples of 4 elements."""
+        """`all_steps` for these arguments; it reads vectors of 4 if all rows begin at multiples of 4 elements."""
         item = TensorType(dtype, ()).numpy.itemsize
         even = self.n % 4 == 0 and all(b.address % (4 * item) == 0 for b in args if isinstance(b, Buffer))
-        return all_steps(name, dtype, lengths, activation, self, 4 if even else 1)
+        absent = tuple(i for i, a in enumerate(args) if a is None)
+        return all_steps(name, dtype, lengths, activation, self, 4 if even else 1, absent)
 
 
 def sizes(forward: Recurrent, x: TensorType, *, masked: bool) -> Sizes | None:
@@ -206,16 +216,20 @@ def sizes(forward: Recurrent, x: TensorType, *, masked: bool) -> Sizes | None:
 
 
 @functools.cache
-def all_steps(name: str, dtype: str, lengths: str, activation: str, of: Sizes, pack: int) -> Kernel:
-    """All steps: _PARAMETERS forward or back, then (counters, lengths, rows, steps, falling, apart, begin, end).
+def all_steps(
+    name: str, dtype: str, lengths: str, activation: str, of: Sizes, pack: int, absent: tuple[int, ...] = ()
+) -> Kernel:
+    """All steps: _PARAMETERS forward or back, then (rows, steps, falling, apart, begin, end).
 
-    `lengths`: their element type.  `pack`: 4, or 1 where sizes are no multiples of 4 or operands begin elsewhere.
+    `apart`: rows between those of two steps.  `lengths`: their element type.  `pack`: 4, or 1 where sizes are no
+    multiples of 4 or operands begin elsewhere.  `absent`: which of the parameters have no address: they are constants.
     """
     back = name.endswith("_back")
-    terms, lanes = (of.gates * of.n, 32) if back else (of.n, 16)
-    declared, read, meet = recurrent.parts(name)
+    terms, lanes = (of.gates * of.n, 32) if back else (of.n, THREADS // of.units)
+    unit, declared, read, meet = recurrent.parts(name)
     fill = {
-        "@STEP": (_BACKWARD if back else _FORWARD) + "\n" + _STEP[name], "@DECLARED": declared, "@READ": read,
+        "@OF_A_UNIT": unit.replace("j]", "min(j, n - 1)]"), "@DECLARED": declared, "@READ": read,
+        "@STEP": (_BACKWARD if back else _FORWARD) + "\n" + _STEP[name],
         "@MEET": meet, "@ADD[k]": "+ acc[k]", "@ADD[0]": "+ acc[0]", "@Q": "acc[k]",
         "@KEEP": "if (!active) dh[i] = down;", "@UNITS": str(of.units), "@ROWS": str(of.rows),
         "@LANES": str(lanes), "@RESULTS": "1" if back else str(of.gates), "@TERMS": str(terms),
@@ -226,12 +240,14 @@ def all_steps(name: str, dtype: str, lengths: str, activation: str, of: Sizes, p
         "@PACK": str(pack),
     }  # fmt: skip
     text = _BODY
-    for mark in ("@STEP", "@DECLARED", "@READ", "@MEET"):
+    for mark in ("@OF_A_UNIT", "@STEP", "@DECLARED", "@READ", "@MEET"):
         text = text.replace(mark, fill.pop(mark))
-    parameters = recurrent.typed(_PARAMETERS[back], dtype) + (
-        f", unsigned* counters, const {C_TYPES[lengths]}* lengths, int rows, int steps, int falling, "
-        "long long apart, int begin, int end"
-    )
+    own = recurrent.typed(_PARAMETERS[back], dtype).replace("@L", C_TYPES[lengths]).split(", ")
+    for i in absent:
+        kind, star, called = own[i].rpartition("*")
+        own[i] = f"{kind}{star} no_{called[1:]}"
+        text = f"    constexpr {kind}{star}{called} = nullptr;\n{text}"
+    parameters = ", ".join([*own, *(f"int {p}" for p in ("rows", "steps", "falling", "apart", "begin", "end"))])
     title = f"{name}_{of.n}_steps{activation.lower()}_{dtype}"
     return Kernel(title, parameters, recurrent.filled_in(text, dtype, activation, fill),
                   _BEFORE + recurrent.LOGISTIC, THREADS, resident=True)  # fmt: skip

@@ -131,12 +131,12 @@ class _Direction:
         return kernel(self.size, *args, self.lengths, t, self.n, self.size)
 
     def all_steps(self, name: str, args: Sequence[Any], falling: bool) -> list[Call]:
-        """All steps by one kernel.  `args`: its own ones; `falling`: from the last step to the first."""
-        counters, activation = self.rooms["counters"], getattr(self.op, "activation", "")
-        more = (counters, self.lengths, self.batch, self.steps, int(falling), self.op.directions * self.size)
-        kernel = need(self.resident).kernel(name, self.x.dtype, self.counts, activation, args)
-        blocks = need(self.resident).grid(self.batch)
-        return [Fill(counters), kernel.blocks(*blocks, args=(*args, *more, 0, self.steps))]
+        """All steps by one kernel.  `args`: behind the weights; `falling`: from the last step to the first."""
+        counters, sizes, activation = self.rooms["counters"], need(self.resident), getattr(self.op, "activation", "")
+        args = (counters, self.lengths, self.r, *args)
+        kernel = sizes.kernel(name, self.x.dtype, self.counts, activation, args)
+        more = (self.batch, self.steps, int(falling), self.op.directions * self.batch, 0, self.steps)
+        return [Fill(counters), kernel.blocks(*sizes.grid(self.batch), args=(*args, *more))]
 
     def calls(self) -> list[Call]:
         """The inputs' part of all gates, then the steps."""
@@ -151,8 +151,8 @@ class _Direction:
         if self.resident:
             one = self.rooms.get("cell")  # else those of all steps are kept
             kept = one or next((v for v in self.kept[::-1] if v is not None), None)
-            args = (self.r, self.gates, self.bias, self.p, self.c0, kept, 0 if one else self.size, self.h0)
-            calls += self.all_steps(self.op.name.lower(), (*args, self.state(0)), self.op.backwards(self.d))
+            args = (self.gates, self.bias, self.p, self.c0, kept, self.h0, self.state(0), 0 if one else self.batch)
+            calls += self.all_steps(self.op.name.lower(), args, self.op.backwards(self.d))
             before, cell = self.state(order[-1]), one or self.step(kept, order[-1])
         for target, source in zip(self.last, (before, cell), strict=False):
             if target is not None:
@@ -314,7 +314,7 @@ class _Back(_Direction):
         """All steps by one kernel, which reads of a step before its states; of an LSTM, its cells."""
         name = self.op.name.lower()
         states, first = (self.kept[1], self.c0) if name == "lstm" else (self.state(0), self.h0)
-        args = (self.r, self.kept[0], self.p, first, states, self._dy(0), self.dh, self.dc, self.dg)
+        args = (self.kept[0], self.p, first, states, self._dy(0), self.dh, self.dc, self.dg)
         return self.all_steps(f"{name}_back", args, not self.op.backwards(self.d))
 
     def _stepped(self, name: str, args: Sequence[Any], t: int, activation: str = "") -> list[Call]:
