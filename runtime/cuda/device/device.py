@@ -248,7 +248,12 @@ class CupyDevice:
     def _launch(self, call: Launch) -> Callable[[], None]:
         self.compile([call.kernel])
         runs = [self._launched(c) for c in call.within(self.processors)]
-        return runs[0] if len(runs) == 1 else lambda: [run() for run in runs] and None
+
+        def run() -> None:
+            for one in runs:
+                one()
+
+        return run
 
     def _launched(self, call: Launch) -> Callable[[], None]:
         function = self._functions[call.kernel.digest]
