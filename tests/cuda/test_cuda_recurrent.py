@@ -173,6 +173,16 @@ def test_weights_that_registers_hold(make: Any, n: int, batch: int, units: int |
     assert (sizes.units if sizes else None) == (units or None)
 
 
+def test_more_weights_leave_half_the_units_to_a_block(monkeypatch: Any) -> None:
+    """Eight rows a part, which come to shared memory in halves; the second part is not whole."""
+    monkeypatch.setattr(DEVICE[0], "processors", 64)
+    op = LSTM(258, "forward")
+    arrays = inputs(op, {3, 5, 6}, 2, 9)
+    arrays[2] *= 0.1
+    check(op, arrays, "f32")
+    check(*gradient(op, arrays, (0, 1)), "f32")
+
+
 def test_blocks_that_wait_for_ever_are_an_error(monkeypatch: Any) -> None:
     """A counter that nobody counts."""
     body = "    await_count(x, 1);\n    __syncthreads();"

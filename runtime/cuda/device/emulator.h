@@ -70,7 +70,8 @@ static inline unsigned short emulated_float_to_half(float f)
     return h;
 }
 template <class T> static inline T __ldg(const T* p) { return *p; }
-template <class T> static inline T atomicAdd(T* p, T x) { T old = *p; *p = old + x; return old; }
+static bool counted;  // since a thread went on
+template <class T> static inline T atomicAdd(T* p, T x) { T old = *p; *p = old + x; counted = true; return old; }
 template <class T> static inline T atomicMax(T* p, T x) { T old = *p; if (x > old) *p = x; return old; }
 template <class T> static inline T atomicMin(T* p, T x) { T old = *p; if (x < old) *p = x; return old; }
 template <class T> static inline T atomicExch(T* p, T x) { T old = *p; *p = x; return old; }
@@ -142,6 +143,41 @@ static uint3 block_at(size_t b)
     return {(unsigned)(b % gridDim.x), (unsigned)(b / gridDim.x % gridDim.y), (unsigned)(b / gridDim.x / gridDim.y)};
 }
 
+// a block goes on until it waits for others; forwards, until it has counted for them, too, when what it has not written
+// yet is missed: whether any of its threads went on
+static bool ahead(int first, bool backwards)
+{
+    static volatile int i;
+    static volatile bool any, moved;
+    any = false;
+    do {
+        moved = false;
+        for (i = 0; i < count; i++) {
+            int at = first + (backwards ? count - 1 - i : i);
+            if (fibers[at].state != READY)
+                continue;
+            current = at;
+            threadIdx = fibers[at].index;
+            blockIdx = fibers[at].block;
+            counted = false;
+            if (!_setjmp(scheduler))
+                _longjmp(fibers[at].place, 1);
+            moved |= fibers[current].state != AT_COUNT;
+            if (counted && all > count && !backwards)
+                return true;
+        }
+        for (int w = first; w < first + count; w += 32) {
+            int end = w + 32 < first + count ? w + 32 : first + count;
+            if (released(w, end, AT_WARP))
+                moved |= release(w, end, AT_WARP);
+        }
+        if (released(first, first + count, AT_BLOCK))
+            moved |= release(first, first + count, AT_BLOCK);
+        any |= moved;
+    } while (moved);
+    return any;
+}
+
 // blocks of threads that meet, from `first` on; false where some wait for others that never come
 static bool meeting_blocks(size_t first, int blocks, bool backwards)
 {
@@ -169,28 +205,9 @@ static bool meeting_blocks(size_t first, int blocks, bool backwards)
         swapcontext(&maker, &made);
     }
     for (;;) {
-        static volatile bool moved, left;
-        moved = left = false;
-        for (i = 0; i < all; i++) {
-            int at = backwards ? all - 1 - i : i;
-            if (fibers[at].state != READY)
-                continue;
-            current = at;
-            threadIdx = fibers[at].index;
-            blockIdx = fibers[at].block;
-            if (!_setjmp(scheduler))
-                _longjmp(fibers[at].place, 1);
-            moved |= fibers[current].state != AT_COUNT;
-        }
-        for (int b = 0; b < all; b += count) {
-            for (int w = b; w < b + count; w += 32) {
-                int end = w + 32 < b + count ? w + 32 : b + count;
-                if (released(w, end, AT_WARP))
-                    moved |= release(w, end, AT_WARP);
-            }
-            if (released(b, b + count, AT_BLOCK))
-                moved |= release(b, b + count, AT_BLOCK);
-        }
+        bool moved = false, left = false;
+        for (int b = 0; b < blocks; b++)
+            moved |= ahead((backwards ? blocks - 1 - b : b) * count, backwards);
         release(0, all, AT_COUNT);  // they look again
         for (int j = 0; j < all; j++)
             left |= fibers[j].state != DONE;
