@@ -165,7 +165,8 @@ def test_a_kernel_of_all_steps_has_the_same_bits_on_any_device(make: Any, monkey
 @pytest.mark.parametrize(
     ("make", "n", "batch", "units"),
     [(LSTM, 256, 128, 32), (LSTM, 257, 8, 16), (LSTM, 512, 64, 16), (LSTM, 513, 8, 0), (LSTM, 512, 128, None),
-     (RESIDENT[1], 320, 64, 32), (RESIDENT[1], 321, 64, 16), (RNN, 1024, 64, 32)],
+     (RESIDENT[1], 320, 64, 32), (RESIDENT[1], 321, 64, 16), (RESIDENT[1], 640, 32, 16),
+     (RESIDENT[1], 641, 32, 0), (RNN, 1024, 64, 32)],
 )  # fmt: skip
 def test_weights_that_registers_hold(make: Any, n: int, batch: int, units: int | None) -> None:
     """0: they do not; None: the products are too large."""
