@@ -30,7 +30,7 @@ from recompute.runtime.cuda import nccl
 from recompute.runtime.cuda.device import cublas, cudnn, device, emulator, kernel, nvrtc
 from recompute.runtime.cuda.device.kernel import Buffer, Kernel, Launch
 
-NAME, MEMORY, CAPABILITY = "NVIDIA H100 80GB HBM3 (fake)", 85_520_809_984, 90
+NAME, MEMORY, CAPABILITY, MULTIPROCESSORS = "NVIDIA H100 80GB HBM3 (fake)", 85_520_809_984, 90, 132
 _TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3
 #: bytes before and behind an allocation that nobody may write, and what is in them; what is in fresh memory
 _GUARD, _GUARDED, _FRESH = 256, 0xA5, 0xCD
@@ -106,11 +106,21 @@ class Cuda:
 
         self.streams[stream].add(run)
 
-    def launch(self, function: int, *words: int) -> None:
+    def launch_together(self, function: int, *words: int) -> None:
+        """A cooperative launch: all blocks have a multiprocessor, as one of 256 threads and 255 registers wants."""
+        blocks = np.prod(words[:3])
+        assert self.functions[function][0].resident and blocks <= MULTIPROCESSORS, f"{blocks} blocks at a time"
+        self.launch(function, *words, 0, together=True)
+
+    def launch(self, function: int, *words: int, together: bool = False) -> None:
         """Of the driver: grid, block, dynamic shared memory, stream, parameters' addresses, more."""
         assert len(words) == 10 and all(isinstance(w, int) for w in words)
         grid, block, shared, stream, parameters, more = words[:3], words[3:6], *words[6:]
         k, sizes = self.functions[function]
+        if k.resident and not together:
+            ends = (ctypes.c_void_p * len(sizes)).from_address(parameters)[-2:]
+            begin, end = (ctypes.c_int.from_address(at).value for at in ends)
+            assert end - begin == 1, f"{k.name}: blocks that may never run at a time wait for each other"
         assert all(0 < n <= most for n, most in zip(block, _THREADS, strict=True)), f"{k.name}: block {block}"
         assert all(0 < n <= most for n, most in zip(grid, _BLOCKS, strict=True)), f"{k.name}: grid {grid}"
         assert np.prod(block) <= k.threads <= 1024 and not shared and not more, k.name
@@ -358,7 +368,12 @@ def install(put: Callable[[Any, str, Any], None] = setattr, *, early: bool = Fal
 
     fake = Cuda(early)
     blas = Blas(fake).functions()
-    properties = {"name": NAME.encode(), "totalGlobalMem": MEMORY, "multiProcessorCount": 132, "uuid": b"fake"}
+    properties = {
+        "name": NAME.encode(),
+        "totalGlobalMem": MEMORY,
+        "multiProcessorCount": MULTIPROCESSORS,
+        "uuid": b"fake",
+    }
     for name, what in {
         "getDeviceCount": lambda: 1, "getDevice": lambda: 0, "getDeviceProperties": lambda number: properties,
         "memGetInfo": lambda: (fake.free(), MEMORY), "memcpyAsync": fake.copy, "memsetAsync": fake.fill,
@@ -366,6 +381,7 @@ def install(put: Callable[[Any, str, Any], None] = setattr, *, early: bool = Fal
     }.items():  # fmt: skip
         put(runtime, name, what)
     put(driver, "launchKernel", fake.launch)
+    put(driver, "launchCooperativeKernel", fake.launch_together)
     for name, what in {
         "Device": lambda number=0: SimpleNamespace(id=number, compute_capability=str(CAPABILITY), use=lambda: None),
         "Memory": lambda size: Memory(fake, size), "PinnedMemory": lambda *words: Pinned(fake, *words),

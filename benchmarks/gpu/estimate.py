@@ -22,22 +22,27 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent / "stages")]
-import common  # noqa: E402, F401  the folders of the checkout
+import common  # noqa: E402  the folders of the checkout
+
+sys.path.insert(0, str(common.ROOT / "tests"))  # whose machine_code is meant
 import cuda_cases  # noqa: E402
 import cudnn_nowhere  # noqa: E402
 from gpu_ours import compiled  # noqa: E402
 from gpu_rows import STAGED, wanted  # noqa: E402
+from machine_code import Entry, entries  # noqa: E402
 from prepare import TARGET  # noqa: E402  whose device is described from here on
 
 import recompute as rc  # noqa: E402
 from recompute.cost import total_cost  # noqa: E402
+from recompute.language.types import TensorType  # noqa: E402
 from recompute.runtime.cuda.device import nvrtc  # noqa: E402
-from recompute.runtime.cuda.device.kernel import Buffer, Copy, Fill, Kernel, Launch, Library, Product  # noqa: E402
+from recompute.runtime.cuda.device.kernel import C_TYPES, Buffer, Copy, Fill, Kernel, Launch, Library, Product  # noqa: E402
 from recompute.runtime.cuda.session import CudaSession  # noqa: E402
 
 
@@ -59,12 +64,18 @@ class Rates:
     unaligned: float = 0.3
     #: of cuDNN's convolutions and attention: the share of `products` (attention on Hopper: 400 to 650e12)
     cudnn: float = 0.7
+    #: seconds from the last block's count to the first number that another block has read behind it (1.5 to 2e-6 are
+    #: likely where all blocks wait for all; here 8 wait for each other)
+    barrier: float = 1.5e-6
+    #: bytes a second from the cache that all multiprocessors share
+    cache: float = 5.5e12
     #: seconds from the end of a kernel in a graph to the beginning of the next, and of the smallest product
     launch: float = 1.5e-6
     shortest: float = 4.0e-6
 
 
 RATES = Rates()
+_ITEMS = {c: TensorType(name, ()).numpy.itemsize for name, c in C_TYPES.items() if " " not in c}
 _LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
 
 
@@ -72,10 +83,12 @@ _LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)([^;
 class Kernels:
     """The machine code of a kernel: instructions before its largest loop and behind it, and in it.
 
-    `outside`, `inside`: counts by a thread; `moved`: bytes that global loads and stores of one turn move; `tensor`:
-    multiplications and additions of a warp's tensor-core instructions in one turn; `single`: those of a thread's FFMA.
+    `needs`: registers, stack, shared memory.  `outside`, `inside`: counts by a thread; `moved`: bytes that global loads
+    and stores of one turn move; `tensor`: multiplications and additions of a warp's tensor-core instructions in one
+    turn; `single`: those of a thread's FFMA.
     """
 
+    needs: Entry
     outside: int
     inside: int
     moved: int
@@ -84,7 +97,7 @@ class Kernels:
     single: int
 
 
-def parsed(text: str) -> Kernels:
+def parsed(text: str, needs: Entry) -> Kernels:
     """Of cuobjdump's listing of one kernel."""
     found = [m for m in map(_LINE.match, text.splitlines()) if m]
     lines = [(int(m[1], 16), m[3], m[4]) for m in found]
@@ -110,7 +123,7 @@ def parsed(text: str) -> Kernels:
         one[3] += 2 if name.startswith("FFMA") else 0
     most = max(counts.values(), key=lambda c: (c[2], c[1], c[0]), default=[0, 0, 0, 0])
     outside += sum(c[0] for c in counts.values()) - most[0]
-    return Kernels(outside, most[0], most[1], still, most[2], most[3])
+    return Kernels(needs, outside, most[0], most[1], still, most[2], most[3])
 
 
 def _bytes(name: str) -> int:
@@ -139,10 +152,11 @@ def listed(kernels: dict[str, Kernel]) -> dict[str, Kernels]:
 
     def one(k: Kernel) -> Kernels:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(nvrtc.compiled(k, TARGET))
+            code = nvrtc.compiled(k, TARGET)
+            file.write(code)
             file.flush()
             done = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True, env=beside)
-        return parsed(done.stdout)
+        return parsed(done.stdout, entries(code)[k.name])
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(kernels, pool.map(one, kernels.values()), strict=True))
@@ -162,20 +176,66 @@ def product_seconds(p: Product) -> float:
     return max(flops / rate, moved / RATES.memory, RATES.shortest)
 
 
-def launch_seconds(launch: Launch, code: Kernels, flops: float) -> float:
-    """Of one kernel.  `flops`: of its operator, shared by its launches."""
+def instructions(launch: Launch, code: Kernels, flops: float) -> float:
+    """Of all warps of one launch.  `flops`: of its operator, shared by its launches."""
     threads = math.prod(launch.grid) * math.prod(launch.block)
-    buffers = {a.address: a.nbytes for a in launch.args if isinstance(a, Buffer)}
-    moved = sum(buffers.values())
+    if launch.kernel.resident:
+        (within,) = launch.within(RATES.multiprocessors)
+        begin, end = launch.args[-2:]
+        threads = math.prod(within.grid) * math.prod(launch.block)
+        return threads / 32 * (code.outside + (end - begin) * launch.grid[1] / within.grid[1] * code.inside)
     turns = 1.0
     if code.moved:
-        turns = max(turns, (moved / threads - code.still) / code.moved)
+        turns = max(turns, (bytes_of(launch) / threads - code.still) / code.moved)
     if code.tensor:
         turns = max(turns, flops / (threads / 32 * code.tensor))
     elif code.single:
         turns = max(turns, flops / (threads * code.single))
-    instructions = threads / 32 * (code.outside + turns * code.inside)
-    return max(moved / RATES.memory, instructions / RATES.issue)
+    return threads / 32 * (code.outside + turns * code.inside)
+
+
+def bytes_of(launch: Launch) -> int:
+    """Bytes of its buffers, each of them once, and of the arrays of a table (runtime/cuda/loops/many.py)."""
+    found = {a.address: a.nbytes for a in launch.args if isinstance(a, Buffer)}
+    for t in (a for a in launch.args if hasattr(a, "at") and hasattr(a, "first")):
+        items = [_ITEMS[kind] for kind in re.findall(r"(\w+)\* x\d+ = \(\w+\*\)t\.at", launch.kernel.text)]
+        found |= {t.at[row][k]: t.n[k] * item for row, item in enumerate(items) for k in range(t.count)}
+    return sum(found.values())
+
+
+def launch_seconds(launch: Launch, code: Kernels, flops: float) -> float:
+    """Of one kernel.  `flops`: see `instructions`."""
+    if launch.kernel.resident:
+        return resident_seconds(launch, code)
+    return max(bytes_of(launch) / RATES.memory, instructions(launch, code, flops) / RATES.issue)
+
+
+def resident_seconds(launch: Launch, code: Kernels) -> float:
+    """Of a kernel whose blocks stay and wait for each other between steps (runtime/cuda/code/resident.py).
+
+    A block has a multiprocessor.  Its step is, for each of its parts of the batch, the instructions of one turn behind
+    the reads of what the weights meet, which all blocks make at once, from the cache.  While it does other parts, the
+    barrier of one is over or not.
+    """
+    (within,) = launch.within(RATES.multiprocessors)
+    names = [p.split()[-1] for p in launch.kernel.parameters.replace("*", "* ").split(",")]
+    args = dict(zip(names, launch.args, strict=True))
+    turns = args["end"] - args["begin"]
+    parts = math.ceil(launch.grid[1] / within.grid[1])
+    weights, state = args["weights"], (args["all_dg"] if "all_dg" in args else args["all_y"]).type
+    met = weights.shape["all_dg" not in args] * args["rows"] * state.numpy.itemsize * launch.grid[0]
+    warps = math.prod(launch.block) / 32 * RATES.multiprocessors / RATES.issue
+    part = warps * code.inside + met / parts / RATES.cache
+    return max(bytes_of(launch) / RATES.memory, warps * code.outside + turns * max(parts * part, part + RATES.barrier))
+
+
+def flops_of(step: Any, code: dict[str, Kernels]) -> dict[int, float]:
+    """Of an operator's launches, by their `id`: what its products do not do, in equal shares."""
+    multiplied = sum(2 * c.m * c.n * c.k * c.batch for c in step.calls if isinstance(c, Product))
+    launches = [c for c in step.calls if isinstance(c, Launch)]
+    # by those with products on tensor cores, where there are any
+    multiply = {id(c) for c in launches if code[c.kernel.digest].tensor} or {id(c) for c in launches}
+    return dict.fromkeys(multiply, max(total_cost([step.op]).flops - multiplied, 0) / (len(multiply) or 1))
 
 
 def step_seconds(session: Any, code: dict[str, Kernels]) -> tuple[dict[str, float], int]:
@@ -184,11 +244,7 @@ def step_seconds(session: Any, code: dict[str, Kernels]) -> tuple[dict[str, floa
     count = 0
     for step in session.steps:
         cost = total_cost([step.op])
-        multiplied = sum(2 * c.m * c.n * c.k * c.batch for c in step.calls if isinstance(c, Product))
-        launches = [c for c in step.calls if isinstance(c, Launch)]
-        # by those with products on tensor cores, where there are any
-        multiply = {id(c) for c in launches if code[c.kernel.digest].tensor} or {id(c) for c in launches}
-        own = max(cost.flops - multiplied, 0) / (len(multiply) or 1)
+        flops = flops_of(step, code)
         kinds = {v.dtype for v in (*step.op.reads(), *step.op.writes())}
         kind = "half" if kinds & {"f16", "bf16"} else "tf32" if "tf32" in step.op.kernel else "f32"
         rate = dict(RATES.products)[kind]
@@ -197,7 +253,7 @@ def step_seconds(session: Any, code: dict[str, Kernels]) -> tuple[dict[str, floa
             name = f"{step.op.op.name} {step.op.kernel}"
             seconds = 0.0
             if isinstance(call, Launch):
-                seconds = launch_seconds(call, code[call.kernel.digest], own if id(call) in multiply else 0.0)
+                seconds = launch_seconds(call, code[call.kernel.digest], flops.get(id(call), 0.0))
             elif isinstance(call, Product):
                 seconds = product_seconds(call)
             elif isinstance(call, Library):
@@ -208,6 +264,16 @@ def step_seconds(session: Any, code: dict[str, Kernels]) -> tuple[dict[str, floa
     return dict(found), count
 
 
+def sessions(rows: Sequence[str]) -> Iterator[tuple[str, Any, Any, dict[str, Kernel]]]:
+    """Rows' titles, compiled steps, their sessions, and the kernels of these by digest."""
+    for row, _ in STAGED:
+        if wanted(row.title, rows):
+            made = compiled(row, "ours", rc.CUDAPlace(0))[0]
+            session = CudaSession(made.program.block, made.program.data, cuda_cases.Nowhere())
+            calls = (c for s in session.steps for c in s.calls if isinstance(c, Launch))
+            yield row.title, made, session, {c.kernel.digest: c.kernel for c in calls}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*")
@@ -216,18 +282,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.cudnn:
         cudnn_nowhere.install()
-    place = rc.CUDAPlace(0)
-    for row, _ in STAGED:
-        if not wanted(row.title, given.rows):
-            continue
-        nowhere = cuda_cases.Nowhere()
-        made = compiled(row, "ours", place)[0]
-        program = made.program
-        session = CudaSession(program.block, program.data, nowhere)
-        kernels = {c.kernel.digest: c.kernel for s in session.steps for c in s.calls if isinstance(c, Launch)}
+    for title, made, session, kernels in sessions(given.rows):
         seconds, count = step_seconds(session, listed(kernels))
         said = f"{sum(seconds.values()) * 1e3:.2f} ms, {count:,} launches, {len(kernels)} kernels"
-        print(f"{row.title}: {said}, peak {made.figures.peak_bytes:,} bytes", flush=True)
+        print(f"{title}: {said}, peak {made.figures.peak_bytes:,} bytes", flush=True)
         for name, s in sorted(seconds.items(), key=lambda x: -x[1])[: given.top]:
             print(f"    {s * 1e3:7.3f} ms  {name}")
 

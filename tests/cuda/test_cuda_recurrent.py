@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_cases import Bound, opened, operator
 
+import recompute as rc
 from recompute.language.kernels import provider
 from recompute.language.types import DTYPES, TensorType
 from recompute.ops.recurrent.gru import GRU
 from recompute.ops.recurrent.lstm import LSTM
 from recompute.ops.recurrent.rnn import RNN
 from recompute.ops.recurrent.shared import GRADIENTS, filled
-from recompute.runtime.cuda.device.kernel import Product
-from recompute.runtime.cuda.kernels import recurrent
+from recompute.runtime.cuda.code import resident
+from recompute.runtime.cuda.device.kernel import Buffer, Kernel, Launch, Product
 from recompute.runtime.cuda.providers import cuda_tf32 as rounded
 from recompute.testing import Case, Draw, case_block
 
@@ -113,24 +115,85 @@ def test_types_and_sizes(make: Any) -> None:
         check(*gradient(op, arrays, (0, 1)), dtype)
 
 
-@pytest.mark.parametrize("make", [LSTM, lambda n, d: GRU(n, d, 1), RNN])
-def test_small_products_are_part_of_the_steps(make: Any) -> None:
-    """A launch a step; products are for all steps, and for the state before the first.  Other sizes have others."""
+def calls_of(op: Any, arrays: list[Any]) -> list[Any]:
+    """What the operator is bound to."""
+    case = Case(op, tuple(arrays))
+    applied = operator(case)
+    return list(Bound(case, applied, provider(applied.kernel), DEVICE[0]).calls)
+
+
+RESIDENT = [LSTM, lambda n, d: GRU(n, d, 1), RNN]
+
+
+@pytest.mark.parametrize("make", RESIDENT)
+def test_small_products_are_part_of_one_kernel(make: Any) -> None:
+    """A launch for all steps; products are for all inputs, and for the state before the first step."""
     op = make(36, "bidirectional")
     arrays = [a if a is None else a.astype(np.float32) for a in inputs(op, {3, 5, 6}, 4, 35)]
     check(op, arrays, "f32")
     check(*gradient(op, arrays, (0, 1)), "f32")
-
-    def products(op: Any, arrays: list[Any]) -> list[Product]:
-        case = Case(op, tuple(arrays))
-        applied = operator(case)
-        calls = Bound(case, applied, provider(applied.kernel), DEVICE[0]).calls
-        return [c for c in calls if isinstance(c, Product)]
-
-    assert len(products(op, arrays)) == 2
+    calls = calls_of(op, arrays)
+    assert sum(isinstance(c, Product) for c in calls) == 2
+    assert sum(isinstance(c, Launch) and c.kernel.resident for c in calls) == 2
     arrays[4] = np.array([4, 1, *[3] * 33], np.int32)
-    assert len(products(op, arrays)) == 2 * (1 + 4)
-    assert not recurrent._fused(make(1024, "forward"), TensorType("f32", (2, 256, 3)), lengths=False)
+    calls = calls_of(op, arrays)
+    assert sum(isinstance(c, Product) for c in calls) == 2 * (1 + 4)
+    assert not any(isinstance(c, Launch) and c.kernel.resident for c in calls)
+
+
+@pytest.mark.parametrize("make", RESIDENT)
+def test_a_kernel_of_all_steps_has_the_same_bits_on_any_device(make: Any, monkeypatch: Any) -> None:
+    """All blocks at a time, fewer of them with several parts of the batch each, and a launch a step."""
+    forward = make(40, "forward")
+    given = inputs(forward, {3, 5}, 3, 13)
+    for op, arrays in ((forward, given), gradient(forward, given, (0, 1))):
+        case = Case(op, tuple(a if a is None else a.astype(np.float32) for a in arrays))
+        applied = operator(case)
+        found = []
+        for processors in (64, 4, 2, 1):
+            monkeypatch.setattr(DEVICE[0], "processors", processors)
+            bound = Bound(case, applied, provider(applied.kernel), DEVICE[0])
+            (launch,) = (c for c in bound.calls if isinstance(c, Launch) and c.kernel.resident)
+            assert launch.grid[0] == 2
+            launches = launch.within(processors)
+            assert len(launches) == (3 if processors == 1 else 1)
+            assert processors == 1 or math.prod(launches[0].grid) <= processors
+            found.append([a.tobytes() for a in bound.run(0xFF)])
+        assert found[1:] == found[:1] * 3
+
+
+@pytest.mark.parametrize(
+    ("make", "n", "batch", "units"),
+    [(LSTM, 256, 128, 32), (LSTM, 257, 8, 16), (LSTM, 512, 64, 16), (LSTM, 513, 8, 0), (LSTM, 512, 128, None),
+     (RESIDENT[1], 320, 64, 32), (RESIDENT[1], 321, 64, 16), (RESIDENT[1], 640, 32, 16),
+     (RESIDENT[1], 641, 32, 0), (RNN, 1024, 64, 32)],
+)  # fmt: skip
+def test_weights_that_registers_hold(make: Any, n: int, batch: int, units: int | None) -> None:
+    """0: they do not; None: the products are too large."""
+    sizes = resident.sizes(make(n, "forward"), TensorType("f32", (2, batch, 3)), masked=False)
+    assert (sizes.units if sizes else None) == (units or None)
+
+
+def test_more_weights_leave_half_the_units_to_a_block(monkeypatch: Any) -> None:
+    """Eight rows a part, which come to shared memory in halves; the second part is not whole."""
+    monkeypatch.setattr(DEVICE[0], "processors", 64)
+    op = LSTM(258, "forward")
+    arrays = inputs(op, {3, 5, 6}, 2, 9)
+    arrays[2] *= 0.1
+    check(op, arrays, "f32")
+    check(*gradient(op, arrays, (0, 1)), "f32")
+
+
+def test_blocks_that_wait_for_ever_are_an_error(monkeypatch: Any) -> None:
+    """A counter that nobody counts."""
+    body = "    await_count(x, 1);\n    __syncthreads();"
+    kernel = Kernel("waits", "unsigned* x, int begin, int end", body, threads=32, resident=True)
+    if not hasattr(DEVICE[0], "backwards"):
+        pytest.skip("a device would wait")
+    at, _memory = DEVICE[0].allocate(4)
+    x = Buffer(at, TensorType("i32", (1,)))
+    with pytest.raises(rc.RecomputeError, match="wait for others that never come"):
+        DEVICE[0].prepare(kernel.blocks(2, 2, args=(x, 0, 1)))()
 
 
 def test_many_rows_are_added_in_parts() -> None:

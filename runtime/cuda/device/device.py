@@ -12,6 +12,7 @@ import ctypes
 import functools
 import gc
 import importlib.util
+import math
 import os
 import shutil
 import subprocess
@@ -246,10 +247,23 @@ class CupyDevice:
 
     def _launch(self, call: Launch) -> Callable[[], None]:
         self.compile([call.kernel])
+        runs = [self._launched(c) for c in call.within(self.processors)]
+
+        def run() -> None:
+            for one in runs:
+                one()
+
+        return run
+
+    def _launched(self, call: Launch) -> Callable[[], None]:
         function = self._functions[call.kernel.digest]
         array, held = call.parameters(self.status)
-        words = (function.ptr, *call.grid, *call.block, 0, self.stream.ptr, ctypes.addressof(array), 0)
+        words = [function.ptr, *call.grid, *call.block, 0, self.stream.ptr, ctypes.addressof(array)]
         launch = self.driver.launchKernel
+        if call.kernel.resident and math.prod(call.grid) <= self.processors:  # all blocks at a time, or an error
+            launch = self.driver.launchCooperativeKernel
+        else:
+            words.append(0)
 
         def run() -> None:
             launch(*words)

@@ -1,5 +1,6 @@
 // CUDA C on the processor: what NVRTC has built in, for kernels that run a block at a time, one thread after another.
 // Threads that wait for each other are fibers with stacks of their own; the next one runs where the last one waits.
+// Blocks of a resident kernel run at the same time, up to BLOCKS of them: each has shared memory of its own (SHARED).
 
 #include <setjmp.h>
 #include <stdlib.h>
@@ -69,7 +70,8 @@ static inline unsigned short emulated_float_to_half(float f)
     return h;
 }
 template <class T> static inline T __ldg(const T* p) { return *p; }
-template <class T> static inline T atomicAdd(T* p, T x) { T old = *p; *p = old + x; return old; }
+static bool counted;  // since a thread went on
+template <class T> static inline T atomicAdd(T* p, T x) { T old = *p; *p = old + x; counted = true; return old; }
 template <class T> static inline T atomicMax(T* p, T x) { T old = *p; if (x > old) *p = x; return old; }
 template <class T> static inline T atomicMin(T* p, T x) { T old = *p; if (x < old) *p = x; return old; }
 template <class T> static inline T atomicExch(T* p, T x) { T old = *p; *p = x; return old; }
@@ -85,18 +87,20 @@ static inline int atomicOr(int* p, int x) { int old = *p; *p = old | x; return o
 
 namespace emulator {
 
-enum State { READY, AT_BLOCK, AT_WARP, DONE };
+// AT_COUNT: until another thread has counted
+enum State { READY, AT_BLOCK, AT_WARP, AT_COUNT, DONE };
 struct Fiber {
     jmp_buf place;
     State state;
-    uint3 index;
+    uint3 index, block;
     int phase;
 };
-static const int MOST = 1024, STACK = 1 << 16;
+static const int BLOCKS = 160, MOST = BLOCKS * 256, STACK = 1 << 16;
 static Fiber fibers[MOST];
 static char* stacks;
+static int stacked;
 static unsigned long long slots[2][MOST];
-static int current, count;
+static int current, count, all;  // fiber; threads of a block (of several: a multiple of 32); fibers
 static jmp_buf scheduler;
 static void (*body)(void**);
 static void** arguments;
@@ -134,17 +138,64 @@ static bool release(int from, int to, State s)
     return any;
 }
 
-// a block of threads that meet; false where some wait for others that never come
-static bool meeting_block(bool backwards)
+static uint3 block_at(size_t b)
+{
+    return {(unsigned)(b % gridDim.x), (unsigned)(b / gridDim.x % gridDim.y), (unsigned)(b / gridDim.x / gridDim.y)};
+}
+
+// a block goes on until it waits for others; forwards, until it has counted for them, too, when what it has not written
+// yet is missed: whether any of its threads went on
+static bool ahead(int first, bool backwards)
 {
     static volatile int i;
-    for (i = 0; i < count; i++) {
+    static volatile bool any, moved;
+    any = false;
+    do {
+        moved = false;
+        for (i = 0; i < count; i++) {
+            int at = first + (backwards ? count - 1 - i : i);
+            if (fibers[at].state != READY)
+                continue;
+            current = at;
+            threadIdx = fibers[at].index;
+            blockIdx = fibers[at].block;
+            counted = false;
+            if (!_setjmp(scheduler))
+                _longjmp(fibers[at].place, 1);
+            moved |= fibers[current].state != AT_COUNT;
+            if (counted && all > count && !backwards)
+                return true;
+        }
+        for (int w = first; w < first + count; w += 32) {
+            int end = w + 32 < first + count ? w + 32 : first + count;
+            if (released(w, end, AT_WARP))
+                moved |= release(w, end, AT_WARP);
+        }
+        if (released(first, first + count, AT_BLOCK))
+            moved |= release(first, first + count, AT_BLOCK);
+        any |= moved;
+    } while (moved);
+    return any;
+}
+
+// blocks of threads that meet, from `first` on; false where some wait for others that never come
+static bool meeting_blocks(size_t first, int blocks, bool backwards)
+{
+    static volatile int i;
+    all = blocks * count;
+    if (all > stacked) {
+        free(stacks);
+        stacks = (char*)malloc((size_t)all * STACK);
+        stacked = all;
+    }
+    for (i = 0; i < all; i++) {
         static ucontext_t made;
         Fiber& f = fibers[i];
         f.state = READY;
         f.phase = 0;
-        unsigned t = i;
+        unsigned t = i % count;
         f.index = {t % blockDim.x, t / blockDim.x % blockDim.y, t / (blockDim.x * blockDim.y)};
+        f.block = block_at(first + i / count);
         getcontext(&made);
         made.uc_stack.ss_sp = stacks + (size_t)i * STACK;
         made.uc_stack.ss_size = STACK;
@@ -154,24 +205,11 @@ static bool meeting_block(bool backwards)
         swapcontext(&maker, &made);
     }
     for (;;) {
-        static volatile bool moved, left;
-        moved = left = false;
-        for (i = 0; i < count; i++) {
-            int at = backwards ? count - 1 - i : i;
-            if (fibers[at].state != READY)
-                continue;
-            moved = true;
-            current = at;
-            threadIdx = fibers[at].index;
-            if (!_setjmp(scheduler))
-                _longjmp(fibers[at].place, 1);
-        }
-        for (int w = 0; w < count; w += 32)
-            if (released(w, w + 32 < count ? w + 32 : count, AT_WARP))
-                moved |= release(w, w + 32 < count ? w + 32 : count, AT_WARP);
-        if (released(0, count, AT_BLOCK))
-            moved |= release(0, count, AT_BLOCK);
-        for (int j = 0; j < count; j++)
+        bool moved = false, left = false;
+        for (int b = 0; b < blocks; b++)
+            moved |= ahead((backwards ? blocks - 1 - b : b) * count, backwards);
+        release(0, all, AT_COUNT);  // they look again
+        for (int j = 0; j < all; j++)
             left |= fibers[j].state != DONE;
         if (!left)
             return true;
@@ -180,7 +218,8 @@ static bool meeting_block(bool backwards)
     }
 }
 
-// 0, or 1 where threads wait for others that never come; `backwards`: the last thread and block first
+// 0, or 1 where threads wait for others that never come; `meets`: 1 where threads of a block wait for each other, 2 where
+// blocks do; `backwards`: the last thread and block first
 static int run(void (*kernel)(void**), void** args, const unsigned* grid, const unsigned* block, int meets, int backwards)
 {
     gridDim = {grid[0], grid[1], grid[2]};
@@ -188,16 +227,14 @@ static int run(void (*kernel)(void**), void** args, const unsigned* grid, const 
     count = block[0] * block[1] * block[2];
     body = kernel;
     arguments = args;
-    if (count > MOST)
-        return 2;
-    if (meets && !stacks)
-        stacks = (char*)malloc((size_t)MOST * STACK);
     size_t blocks = (size_t)grid[0] * grid[1] * grid[2];
+    if (meets == 2 && blocks * count <= MOST)
+        return !meeting_blocks(0, blocks, backwards);
     for (size_t n = 0; n < blocks; n++) {
         size_t b = backwards ? blocks - 1 - n : n;
-        blockIdx = {(unsigned)(b % grid[0]), (unsigned)(b / grid[0] % grid[1]), (unsigned)(b / grid[0] / grid[1])};
+        blockIdx = block_at(b);
         if (meets) {
-            if (!meeting_block(backwards))
+            if (!meeting_blocks(b, 1, backwards))
                 return 1;
             continue;
         }
@@ -238,6 +275,14 @@ template <class T> static inline const T* gathered(const T& own)
 static inline void __syncthreads() { emulator::wait(emulator::AT_BLOCK); }
 static inline void __syncwarp(unsigned = ~0u) { emulator::wait(emulator::AT_WARP); }
 static inline void __threadfence() {}
+static inline void await_count(const unsigned* p, unsigned n)
+{
+    while (*p < n)
+        emulator::wait(emulator::AT_COUNT);
+}
+#define SHARED(type, name, size)                                                                                       \
+    static type name##_of[emulator::BLOCKS][size];                                                                     \
+    type* const name = name##_of[emulator::current / emulator::count]
 template <class T> static inline T __shfl_xor_sync(unsigned, T x, int o, int = 32)
 {
     return emulator::shuffled(x, (emulator::current & 31) ^ o);

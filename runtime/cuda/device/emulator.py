@@ -69,6 +69,8 @@ class EmulatedDevice:
     name = "emulated"
     #: nothing is captured here: every step is launched again
     graphs = False
+    #: blocks of a resident kernel that run at the same time
+    processors = 8
 
     def __init__(self, *, backwards: bool = False, level: str = LEVEL) -> None:
         if not compiler():
@@ -154,20 +156,17 @@ class EmulatedDevice:
     def _launch(self, call: Launch) -> Callable[[], None]:
         self.compile([call.kernel])
         found = need(_known(call.kernel.digest, self.level))
-        array, held = call.parameters(self.status)
-        grid, block = (ctypes.c_uint * 3)(*call.grid), (ctypes.c_uint * 3)(*call.block)
         where = f"{call.kernel.name}, grid {call.grid}, block {call.block}"
         assert 0 < call.block[0] * call.block[1] * call.block[2] <= call.kernel.threads, where
         assert max(call.grid[1:]) <= 65535 and call.grid[0] < 1 << 31, where
+        launches = [(c, *c.parameters(self.status)) for c in call.within(self.processors)]
+        block = (ctypes.c_uint * 3)(*call.block)
 
         def run() -> None:
-            if not all(call.grid):
-                return
-            failed = found(array, grid, block, int(self.backwards))
-            if failed:
-                raise JobError(f"threads wait for others that never come, in {where}")
+            for c, array, _ in launches if all(call.grid) else ():
+                if found(array, (ctypes.c_uint * 3)(*c.grid), block, int(self.backwards)):
+                    raise JobError(f"threads wait for others that never come, in {where}")
 
-        run.held = held  # type: ignore[attr-defined]
         return run
 
 
@@ -279,5 +278,5 @@ def _translated(k: Kernel) -> str:
     return (
         f"\nnamespace k_{k.digest} {{\n{k.text}\nstatic void call(void** a) {{ {k.name}({values}); }}\n}}\n"
         f'extern "C" int run_{k.digest}(void** a, const unsigned* grid, const unsigned* block, int backwards)\n'
-        f"{{ return emulator::run(k_{k.digest}::call, a, grid, block, {int(k.meets)}, backwards); }}\n"
+        f"{{ return emulator::run(k_{k.digest}::call, a, grid, block, {int(k.meets) + k.resident}, backwards); }}\n"
     )

@@ -52,7 +52,7 @@ class Kernel:
 
     `parameters`: as C declares them, "const float* x, float* y, long long n".  `before`: device functions and
     structures that it uses.  `threads`: of a block, at most.  `beside`: blocks that a multiprocessor is to have at a
-    time, which bounds the registers (0: as the compiler likes).
+    time, which bounds the registers (0: as the compiler likes).  `resident`: see `Launch.within`.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Kernel:
     before: str = ""
     threads: int = 256
     beside: int = 0
+    resident: bool = False
 
     @functools.cached_property
     def types(self) -> tuple[str, ...]:
@@ -169,6 +170,21 @@ class Launch:
         held = [self._c(t, status if a is STATUS else a) for t, a in zip(types, self.args, strict=True)]
         array = (ctypes.c_void_p * len(held))(*(ctypes.addressof(h) for h in held))
         return array, held
+
+    def within(self, multiprocessors: int) -> list[Launch]:
+        """What is launched of it on so many multiprocessors: itself, unless its kernel is resident.
+
+        A resident kernel goes over steps, from and up to its last two arguments; between steps its blocks wait for
+        those along x.  Each of them runs on a multiprocessor of its own: as many along y as there are, which share the
+        work that y would have.  Where those along x are too many, each step is a launch, and no block waits.
+        """
+        x, y, _ = self.grid
+        if not self.kernel.resident or x * y <= multiprocessors:
+            return [self]
+        if x <= multiprocessors:
+            return [dataclasses.replace(self, grid=(x, multiprocessors // x, 1))]
+        *args, begin, end = self.args
+        return [dataclasses.replace(self, args=(*args, k, k + 1)) for k in range(begin, end)]
 
     @property
     def reports(self) -> bool:

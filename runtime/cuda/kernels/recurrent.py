@@ -1,8 +1,9 @@
 """LSTM, GRU and the simple recurrent network, and their gradients.
 
-All steps' inputs are one product; each step is one more (two in GRU's older form) and a kernel over its elements, or
-one kernel for both where the product is so small that launches take most of the time.  Back the same way; the gradients
-of weights are products over all steps.  The gradients of states are kept in float32 at least.
+All steps' inputs are one product.  All steps are one kernel where their products are so small that launches would take
+most of the time, and a device's registers hold the weights (code/resident.py); else each step is one more product (two
+in GRU's older form) and a kernel over its elements.  Back the same way; the gradients of weights are products over all
+steps.  The gradients of states are kept in float32 at least.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ....language.types import TensorType, need
 from ....ops.recurrent.shared import Recurrent, RecurrentGrad, filled
 from ..code import recurrent as text
+from ..code import resident
 from ..convolution.text import adding
 from ..convolution.tiles import wide
 from ..device.kernel import C_TYPES, Buffer, Call, Copy, Fill, Kernel, Product
@@ -23,10 +25,6 @@ if TYPE_CHECKING:
     from ....language.ir import Operator
 
 FLOATS = ("f32", "f64", "f16", "bf16")
-#: multiplications and additions of a step's product, up to which it is part of the step's kernel: about what a device
-#: multiplies while it begins two kernels
-_SMALL = 1 << 27
-Rooms = dict[str, TensorType]
 
 
 def product(
@@ -41,13 +39,6 @@ def _rest(x: Buffer, element: int) -> Buffer:
     return x.at(element, (x.size - element,))
 
 
-def _fused(forward: Recurrent, x: TensorType, *, lengths: bool) -> bool:
-    """Whether products are parts of the steps' kernels: a step reads states that another block may not write yet."""
-    older = forward.name == "GRU" and not getattr(forward, "linear_before_reset", 0)
-    n = forward.hidden_size
-    return x.dtype != "f64" and not older and not lengths and 2 * x.shape[1] * forward.gates * n * n <= _SMALL
-
-
 class _Base(Family):
     """What forward and backward share."""
 
@@ -60,7 +51,7 @@ class _Base(Family):
         counted = lengths is None or (lengths.dtype in C_TYPES and not lengths.type.is_float)
         return counted and all(v.dtype in FLOATS for v in (*others, *op.writes()))
 
-    def rooms(self, op: Operator) -> Rooms:
+    def rooms(self, op: Operator) -> dict[str, TensorType]:
         """The workspace by name."""
         raise NotImplementedError
 
@@ -72,7 +63,7 @@ class _Base(Family):
 class Forward(_Base):
     """Step by step."""
 
-    def rooms(self, op: Operator) -> Rooms:
+    def rooms(self, op: Operator) -> dict[str, TensorType]:
         """Gates, cells (where they are not kept), products, the state where sequences differ in length."""
         assert isinstance(op.op, Recurrent) and op.inputs[0] is not None
         x, n, name = op.inputs[0].type, op.op.hidden_size, op.op.name
@@ -84,7 +75,9 @@ class Forward(_Base):
         if name == "LSTM" and outs[4] is None:
             found["cell"] = x.with_shape((batch, n))
         lengths = len(op.inputs) > 4 and op.inputs[4] is not None
-        if name == "GRU" and not _fused(op.op, x, lengths=lengths):
+        if sizes := resident.sizes(op.op, x, masked=lengths):
+            found["counters"] = sizes.counters(batch)
+        elif name == "GRU":
             found["product"] = x.with_shape((batch, 3 * n))
             if not getattr(op.op, "linear_before_reset", 0):
                 found["room"] = x.with_shape((batch, n))
@@ -115,7 +108,7 @@ class _Direction:
         self.kept = [self.part(v) for v in outs[op.onnx_outputs : op.onnx_outputs + 2]]
         self.gates = self.kept[0] if op.name == "LSTM" and self.kept[0] is not None else rooms["gates"]
         self.size = self.batch * self.n
-        self.fused = _fused(op, x.type, lengths=self.lengths is not None)
+        self.resident = resident.sizes(op, x.type, masked=self.lengths is not None)
 
     def part(self, v: Buffer | None) -> Any:
         """This direction's."""
@@ -138,32 +131,37 @@ class _Direction:
         kernel: Kernel = text.step(name, self.x.dtype, self.counts, activation)
         return kernel(self.size, *args, self.lengths, t, self.n, self.size)
 
-    def run_fused(self, name: str, args: Sequence[Any], product: tuple[Any, ...], t: int, activation: str = "") -> Call:
-        """A kernel over the state's elements with their product: weights, and backward (next, apart, terms)."""
-        addresses = [b.address for b in (*args, *product) if isinstance(b, Buffer)]
-        even = self.n % 4 == 0 and all(a % (4 * self.x.type.numpy.itemsize) == 0 for a in addresses)
-        kernel = text.fused_step(name, self.x.dtype, self.counts, activation, 4 if even else 1)
-        grid = (-(-self.n // text.SIDE), -(-self.batch // text.SIDE))
-        return kernel.blocks(*grid, args=(*args, *product, self.lengths, t, self.n, self.size))
+    def all_steps(self, name: str, args: Sequence[Any], falling: bool) -> list[Call]:
+        """All steps by one kernel.  `args`: behind the weights; `falling`: from the last step to the first."""
+        counters, sizes, activation = self.rooms["counters"], need(self.resident), getattr(self.op, "activation", "")
+        args = (counters, self.lengths, self.r, *args)
+        kernel = sizes.kernel(name, self.x.dtype, self.counts, activation, args)
+        more = (self.batch, self.steps, int(falling), self.op.directions * self.batch, 0, self.steps)
+        return [Fill(counters), kernel.blocks(*sizes.grid(self.batch), args=(*args, *more))]
 
     def calls(self) -> list[Call]:
         """The inputs' part of all gates, then the steps."""
         rows, f, width = self.steps * self.batch, self.features, self.width
         calls: list[Call] = [product(self.x, self.w, self.gates, (rows, width, f), (f, f, width), tb=True)]
         before, cell, h = self.h0, self.c0, self.rooms.get("h")
-        for t in self.op.order(self.d, self.steps):
+        order = self.op.order(self.d, self.steps)
+        for t in () if self.resident else order:
             more, cell = getattr(self, f"_{self.op.name.lower()}")(t, before, cell)
             calls += more
             before = self.state(t) if h is None else h
+        if self.resident:
+            one = self.rooms.get("cell")  # else those of all steps are kept
+            kept = one or next((v for v in self.kept[::-1] if v is not None), None)
+            args = (self.gates, self.bias, self.p, self.c0, kept, self.h0, self.state(0), 0 if one else self.batch)
+            calls += self.all_steps(self.op.name.lower(), args, self.op.backwards(self.d))
+            before, cell = self.state(order[-1]), one or self.step(kept, order[-1])
         for target, source in zip(self.last, (before, cell), strict=False):
             if target is not None:
                 calls.append(Copy(target, source))
         return calls
 
     def _met_state(self, name: str, args: Sequence[Any], before: Any, t: int, activation: str = "") -> list[Call]:
-        """A step's kernel, with or after gates += h rᵀ."""
-        if self.fused:
-            return [self.run_fused(name, args, (self.r,), t, activation)]
+        """A step's kernel, after gates += h rᵀ."""
         n, width, found = self.n, self.width, self.run(name, *args, t=t, activation=activation)
         if before is None:
             return [found]
@@ -182,9 +180,6 @@ class _Direction:
 
     def _gru(self, t: int, before: Any, cell: Any) -> tuple[list[Call], Any]:
         gates, n, kept, h = self.step(self.gates, t), self.n, self.step(self.kept[0], t), self.rooms.get("h")
-        if self.fused:
-            args = (gates, None, self.bias, kept, before, self.state(t), h, 1)
-            return [self.run_fused("gru", args, (self.r,), t)], None
         q = self.rooms["product"]
         linear = int(bool(self.op.linear_before_reset))  # type: ignore[attr-defined]
         first = 3 * n if linear else 2 * n
@@ -208,7 +203,7 @@ class _Direction:
 class Backward(_Base):
     """From the last step to the first, then products over all of them."""
 
-    def rooms(self, op: Operator) -> Rooms:
+    def rooms(self, op: Operator) -> dict[str, TensorType]:
         """The gates' gradients, the states', states before each step where they do not lie in Y as they should."""
         assert isinstance(op.op, RecurrentGrad) and op.inputs[0] is not None
         forward = op.op.forward()
@@ -222,6 +217,8 @@ class Backward(_Base):
         if name == "GRU" and not forward.linear_before_reset:
             found["v"] = state
         masked = _masked(forward, op.inputs)
+        if sizes := resident.sizes(forward, x, masked=masked):
+            found["counters"] = sizes.counters(batch)
         if masked or (outs[2] is not None and (forward.directions > 1 or "v" in found)):
             found["previous"] = x.with_shape((steps, batch, n))
         if outs[3] is not None or outs[6] is not None:
@@ -264,8 +261,9 @@ class _Back(_Direction):
         self.dw, self.dr, self.db, self.dh0, self.dc0, self.dp = map(self.part, outs[1:7])
         self.dg, self.dh, self.dc = rooms["dg"], rooms["dh"], rooms.get("dc")
         self.columns = _width(forward)
-        self.fused = _fused(forward, self.x.type, lengths=False)
-        self.masked = _masked(forward, ins) and forward.backwards(d)
+        masked = _masked(forward, ins)
+        self.resident = resident.sizes(forward, self.x.type, masked=masked)
+        self.masked = masked and forward.backwards(d)
 
     def calls(self) -> list[Call]:
         """The steps, then what follows from the gates' gradients."""
@@ -274,15 +272,13 @@ class _Back(_Direction):
             calls += self._copy(self.dc_last, self.dc)
         if self.masked:
             calls.append(self._shift())
-        order = self.op.order(self.d, self.steps)
-        after = None
-        for k in range(self.steps - 1, -1, -1):
-            step = getattr(self, f"_{self.op.name.lower()}_back")
-            calls += step(order[k], order[k - 1] if k else None, after)
-            after = order[k]
+        order, step = self.op.order(self.d, self.steps), getattr(self, f"_{self.op.name.lower()}_back")
+        if self.resident:
+            calls += self._resident_steps()
+            calls += [self._through(*self._meeting(order[0]), self.dh)] * (self.dh0 is not None)
+        for k in () if self.resident else range(self.steps - 1, -1, -1):
+            calls += step(order[k], order[k - 1] if k else None)
         if self.dh0 is not None:
-            if self.fused:
-                calls.append(self._through(*self._meeting(after), self.dh))
             calls += self._copy(self.dh, self.dh0)
         if self.dc0 is not None:
             calls += self._copy(self.dc, self.dc0)
@@ -314,34 +310,38 @@ class _Back(_Direction):
         """c (+)= dg · r for k of the gates' columns."""
         return product(dg, r, c, (self.batch, self.n, k), (self.columns, self.n, self.n), add=add)
 
-    def _stepped(self, name: str, args: Sequence[Any], t: int, after: int | None, activation: str = "") -> list[Call]:
-        """A step's kernel with the product of the step after, or its kernel and its product."""
-        if not self.fused:
-            return [self.run(name, *args, t=t, activation=activation), self._through(*self._meeting(t), self.dh)]
-        following, r, count = self._meeting(after)
-        return [self.run_fused(name, args, (r, following, self.columns, count), t, activation)]
+    def _resident_steps(self) -> list[Call]:
+        """All steps by one kernel, which reads of a step before its states; of an LSTM, its cells."""
+        name = self.op.name.lower()
+        states, first = (self.kept[1], self.c0) if name == "lstm" else (self.state(0), self.h0)
+        args = (self.kept[0], self.p, first, states, self._dy(0), self.dh, self.dc, self.dg)
+        return self.all_steps(f"{name}_back", args, not self.op.backwards(self.d))
 
-    def _meeting(self, t: int | None) -> tuple[Any, Any, int]:
+    def _stepped(self, name: str, args: Sequence[Any], t: int, activation: str = "") -> list[Call]:
+        """A step's kernel and its product."""
+        return [self.run(name, *args, t=t, activation=activation), self._through(*self._meeting(t), self.dh)]
+
+    def _meeting(self, t: int) -> tuple[Any, Any, int]:
         """The gates' gradients of a step that the state has met, r, and how many columns they are."""
         first = self.n if self.op.name == "GRU" else 0
-        return None if t is None else _rest(self.step(self.dg, t), first), self.r, self.columns - first
+        return _rest(self.step(self.dg, t), first), self.r, self.columns - first
 
-    def _lstm_back(self, t: int, previous: int | None, after: int | None) -> list[Call]:
+    def _lstm_back(self, t: int, previous: int | None) -> list[Call]:
         gates, cells = self.kept[:2]
         before = self.c0 if previous is None else self.step(cells, previous)
         dg, cell = self.step(self.dg, t), self.step(cells, t)
         args = (self.step(gates, t), self.p, before, cell, self._dy(t), self.dh, self.dc, dg)
-        return self._stepped("lstm_back", args, t, after)
+        return self._stepped("lstm_back", args, t)
 
-    def _rnn_back(self, t: int, previous: int | None, after: int | None) -> list[Call]:
+    def _rnn_back(self, t: int, previous: int | None) -> list[Call]:
         dg, f = self.step(self.dg, t), self.op.activation  # type: ignore[attr-defined]
-        return self._stepped("rnn_back", (self.state(t), self._dy(t), self.dh, dg), t, after, f)
+        return self._stepped("rnn_back", (self.state(t), self._dy(t), self.dh, dg), t, f)
 
-    def _gru_back(self, t: int, previous: int | None, after: int | None) -> list[Call]:
+    def _gru_back(self, t: int, previous: int | None) -> list[Call]:
         n, dg, kept = self.n, self.step(self.dg, t), self.step(self.kept[0], t)
         before, v = self._before(t, previous), self.rooms.get("v")
         if v is None:
-            return self._stepped("gru_back", (kept, before, self._dy(t), self.dh, dg), t, after)
+            return self._stepped("gru_back", (kept, before, self._dy(t), self.dh, dg), t)
         return [
             self.run("gru_back_new", kept, before, self._dy(t), self.dh, dg, t=t),
             self._through(dg, _rest(self.r, 2 * n * n), n, v, add=False),
