@@ -156,7 +156,7 @@ def beside_pytorch(name: str, shares: list[float]) -> None:
     torch.compile(module, backend=lambda m, i: eager(m, i, partition))(*inputs)
     problem, plain = partition.figures[0].problem, partition.figures[0].plain
     for share in shares:
-        theirs = of_pytorch(*partition.original, share)
+        theirs = of_pytorch(*partition.original, share, unread=partition.unread)
         begun = time.process_time()
         try:
             ours = simulate(problem, planned_within(problem, theirs.peak)[0])

@@ -28,8 +28,8 @@ class Segmented(nn.Module):
         """What is applied one after the other, the head last."""
         raise NotImplementedError
 
-    def through(self, *inputs: Tensor) -> Tensor:
-        """Applies the segments; the first takes all inputs."""
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Logits, [n, classes] or [n, seq, vocab]: the segments, of which the first takes all inputs."""
         *body, head = self.segments()
         given: tuple[Tensor, ...] = inputs
         for segment in body:
@@ -92,10 +92,6 @@ class ResNet(Segmented):
         first, *rest = self.blocks
         return [lambda x: first(self.stem(x)), *rest, lambda x: self.fc(torch.flatten(self.pool(x), 1))]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, classes]."""
-        return self.through(x)
-
 
 class Vgg(Segmented):
     """VGG for images [n, 3, 224, 224]; a segment ends behind each pool."""
@@ -110,23 +106,16 @@ class Vgg(Segmented):
                 size = channels
             made.append(nn.Sequential(*layers, nn.MaxPool2d(2, 2)))
         self.blocks = nn.ModuleList(made)
-        self.classifier = nn.Sequential(
-            nn.Linear(512 * 7 * 7, 4096),
-            nn.ReLU(inplace=True),
-            nn.Dropout(dropout),
-            nn.Linear(4096, 4096),
-            nn.ReLU(inplace=True),
-            nn.Dropout(dropout),
-            nn.Linear(4096, classes),
-        )
+        wide = [
+            part
+            for inner in (512 * 7 * 7, 4096)
+            for part in (nn.Linear(inner, 4096), nn.ReLU(inplace=True), nn.Dropout(dropout))
+        ]
+        self.classifier = nn.Sequential(*wide, nn.Linear(4096, classes))
 
     def segments(self):
         """Five blocks; the classifier.  (torchvision's adaptive pool does nothing at this size.)"""
         return [*self.blocks, lambda x: self.classifier(torch.flatten(x, 1))]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, classes]."""
-        return self.through(x)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: nn.Module) -> Tensor:
@@ -215,7 +204,7 @@ class Bert(Segmented):
     def forward(self, ids: Tensor, kinds: Tensor, seen: Tensor) -> Tensor:
         """Logits [n, classes] or [n, seq, vocab]; `seen` is 1 where a position may be looked at."""
         self.mask = (1.0 - seen[:, None, None, :].float()) * -10000.0
-        return self.through(ids, kinds)
+        return super().forward(ids, kinds)
 
 
 class Gpt2Layer(nn.Module):
@@ -265,10 +254,6 @@ class Gpt2(Segmented):
             lambda x: nn.functional.linear(self.ln_f(x), self.wte.weight),
         ]
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits [n, seq, vocab]."""
-        return self.through(ids)
-
 
 class VitLayer(nn.Module):
     """A pre-norm layer with exact GELU."""
@@ -317,10 +302,6 @@ class Vit(Segmented):
         """Patches; layers; norm and logits."""
         return [self.embed, *self.blocks, lambda x: self.head(self.norm(x)[:, 0])]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, classes]."""
-        return self.through(x)
-
 
 class MobileNetV2(Segmented):
     """MobileNet v2 for images, modules numbered as torchvision's; a segment is an inverted residual."""
@@ -342,10 +323,6 @@ class MobileNetV2(Segmented):
         """Stem and first block; the other blocks; the head."""
         stem, first, *rest, last = self.features
         return [lambda x: first(stem(x)), *rest, lambda x: self.classifier(last(x).mean((2, 3)))]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, classes]."""
-        return self.through(x)
 
 
 def conv_norm(first: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -382,10 +359,6 @@ class Lstm(Segmented):
     def segments(self):
         """The layers; the head."""
         return [*((lambda x, layer=layer: layer(x)[0]) for layer in self.layers), lambda x: self.fc(x[:, -1])]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, classes]."""
-        return self.through(x)
 
 
 class Double(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 import jax
@@ -39,7 +40,12 @@ def applied(
     """
 
     @wraps(f)
-    def planned(*args: Any) -> Any:
+    def planned(*args: Any, **named: Any) -> Any:
+        if named:
+            bound = signature(f).bind(*args, **named)
+            if bound.kwargs:
+                raise UsageError(f"planned for arguments by position: give {list(bound.kwargs)} by functools.partial")
+            args = bound.args
         flat, tree = trace(f, args)
         _same(planned_for, flat)
         if saved is None:

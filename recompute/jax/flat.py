@@ -15,13 +15,23 @@ import jax
 from jax.api_util import debug_info
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from ..errors import UsageError
+
 #: calls that are inlined; those with shardings, layouts or options of their own stay one step
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 
 
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A number in the code of a function (JAX's own `Literal` has no hash)."""
+
+    val: Any
+    aval: Any
+
+
 @dataclass(frozen=True)
 class Step:
-    """One equation.  `reads`: numbers of values, and literals.  `name`: unique, and the same each time it is traced.
+    """One equation.  `reads`: numbers of values, and constants.  `name`: unique, and the same each time it is traced.
 
     `body`: the steps of one iteration of a `scan` that is in no other scan; its inputs are the scan's constants, carry
     and slices.
@@ -60,7 +70,9 @@ class Flat:
     constants: dict[int, Any] = field(default_factory=dict)
 
     def new(self, aval: Any) -> int:
-        """A new value's number."""
+        """A new value's number.  UsageError for a mutable one."""
+        if hasattr(aval, "inner_aval"):
+            raise UsageError(f"the function keeps mutable state ({aval}), of which plans know nothing: carry values")
         self.avals.append(aval)
         return len(self.avals) - 1
 
@@ -91,7 +103,7 @@ def _inline(flat: Flat, closed: ClosedJaxpr, args: Sequence[Any], prefix: str) -
         flat.constants[known[v]] = array
 
     def read(v: Any) -> Any:
-        return v if isinstance(v, Literal) else known[v]
+        return Constant(v.val, v.aval) if isinstance(v, Literal) else known[v]
 
     for equation in jaxpr.eqns:
         reads = tuple(map(read, equation.invars))

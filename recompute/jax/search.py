@@ -17,7 +17,7 @@ from ..support.tables import human_bytes
 from .applying import applied, trace
 from .explain import table
 from .flat import Flat
-from .plans import candidates
+from .plans import Candidate, candidates
 from .problem import differentiable, given_names
 
 #: XLA's schedulers for CPUs, the one that heeds memory and its default: either may give the lower peak
@@ -238,15 +238,14 @@ class Plans:
     def result(self, rung: int, limit: int, *, judged: bool = True) -> Policy:
         """A candidate as a policy (0: nothing is recomputed)."""
         c = [*self.candidates, *self.usual][max(0, rung - 1)]
-        plain_cost = c.derived.problem.cost
         bound = c.bound if judged and rung else None
         return Policy(
             names=tuple(sorted(c.names)) if rung else (),
             budget=limit,
             trial=self.trials.get(rung, _NONE),
             plain=self.trials.get(0, _NONE),
-            overhead=c.cost / self.candidates[0].derived.problem.cost - 1 if rung else 0.0,
-            bound=None if bound is None else bound / plain_cost - 1,
+            overhead=_extra(c.cost, self.candidates[0]) if rung else 0.0,
+            bound=None if bound is None else _extra(bound, c),
             tried=len(self.trials),
             device=self.device,
             flat=self.flat,
@@ -264,6 +263,12 @@ class Plans:
             f"{least:,} bytes ({human_bytes(least)}), of which arguments {self.trials[0].arguments:,} and outputs "
             f"{self.trials[0].outputs:,}. Give a larger budget, or a smaller batch"
         )
+
+
+def _extra(seconds: float, c: Candidate) -> float:
+    """Seconds beyond those of the step without recomputation, as a share of these."""
+    plain = c.derived.problem.cost
+    return seconds / plain - 1 if plain else 0.0
 
 
 _NONE = Trial(0, 0, 0, 0, 0.0, {})
@@ -298,6 +303,6 @@ def _as_args(args: Any) -> tuple[Any, ...]:
 def _as_argnums(argnums: Any, count: int) -> tuple[int, ...]:
     found = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for i in found:
-        if not isinstance(i, int) or not 0 <= i < count:
+        if not isinstance(i, int) or not -count <= i < count:
             raise UsageError(f"argnums {argnums}: the function has the arguments 0 to {count - 1}")
-    return found
+    return tuple(i % count for i in found)

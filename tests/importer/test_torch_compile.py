@@ -20,6 +20,7 @@ from torch_memory import held_bytes, peak_bytes  # noqa: E402
 
 from recompute.torch import Solver, explain  # noqa: E402
 from recompute.torch.plan.backend import eager  # noqa: E402
+from recompute.torch.plan.generated import read_code  # noqa: E402
 from recompute.torch.plan.inductor import FusedPartitioner, inductor  # noqa: E402
 from recompute.torch.plan.judge import of_pytorch  # noqa: E402
 from recompute.torch.plan.partition import Partitioner, budget_of  # noqa: E402
@@ -47,6 +48,7 @@ class Text(nn.Module):
     def __init__(self, layers: int = 2) -> None:
         super().__init__()
         self.table, self.layers = nn.Embedding(100, 64), nn.ModuleList(Layer(64) for _ in range(layers))
+        self.register_buffer("unread", torch.ones(1000))  # held by the module, no input of its graph
 
     def dropout(self, share: float) -> None:
         for layer in self.layers:
@@ -86,6 +88,19 @@ class Drawn(nn.Module):
             y = torch.tanh(layer(x)) * (1 + torch.rand_like(x))
             x = F.rrelu(y, training=True) * torch.bernoulli(torch.full_like(y, 0.7)) + F.alpha_dropout(y, 0.2, True)
         return x.square().mean()
+
+
+class Called(nn.Module):
+    """Operators that Inductor leaves to PyTorch: several results, views, other types than the source's, an effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(64))
+
+    def forward(self, x: Any) -> Any:
+        y = torch.sort(x @ self.weight, 0)[0].cumprod(1).tanh().cumsum(0)
+        z = torch.linalg.solve(torch.eye(64) * 9 + self.weight, y.T)
+        return (torch.view_as_real(torch.polar(z.T, x)) * 2).abs().mean()
 
 
 def text() -> tuple[nn.Module, tuple]:
@@ -183,6 +198,28 @@ def test_inductors_kernels_keep_the_said_peak_and_the_gradients(
     assert all(torch.equal(*of) for other in gradients[1:] for of in zip(gradients[0], other, strict=True))
     flat = [torch.cat([g.flatten() for g in of]).double() for of in (of_eager, gradients[1])]
     assert dropout or float((flat[1] - flat[0]).norm()) <= 1e-5 * float(flat[0].norm())
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_inductor_leaves_to_pytorch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of such operators and their temporaries, as they are called; what is no Python is refused."""
+    monkeypatch.setenv("TORCHINDUCTOR_DEBUG_COMPILE", "1")
+    torch.manual_seed(0)
+    module, inputs = Called(), (torch.randn(128, 64),)
+    stepped(module, module, inputs)
+    (of_eager,) = state(module)
+    torch._dynamo.reset()
+    partition = FusedPartitioner(budget_of(1.0))
+    call = torch.compile(module, backend=lambda m, i: inductor(m, i, partition))
+    stepped(call, module, inputs)
+    (gradient,) = state(module)
+    assert float((gradient - of_eager).norm()) <= 1e-4 * float(of_eager.norm())
+    module.zero_grad()
+    measured = held_bytes(module, inputs) + peak_bytes(lambda: stepped(call, module, inputs))
+    (said,) = partition.figures
+    assert measured == said.peak
+    with pytest.raises(UsageError, match="was not expected"):
+        read_code("#include <vector>")
 
 
 def test_inductor_refuses_what_it_cannot_keep() -> None:

@@ -109,8 +109,19 @@ def calls(ws, x, s):
     return loss(ws, jax.jit(lambda y, n: y * n, static_argnums=1)(x, 3)) * s
 
 
+def numbers(ws, x):
+    shaped = jax.jit(lambda a: jnp.reshape(a, (1,)))(2.0)
+    return loss(ws, x * checkpoint_name(jnp.float32(2.0), "two") * jax.lax.stop_gradient(3.0)) * shaped[0]
+
+
+def view(w):
+    return w.reshape(())
+
+
 CASES = [
-    (loss, (W, X), {"argnums": (1, 0)}),
+    (loss, (W, X), {"argnums": (-1, 0)}),
+    (numbers, (W, X), {}),
+    (view, (array(1),), {}),
     (with_none, ({"w": W, "b": None}, X), {"has_aux": True}),
     (nested_scans, (W, X), {}),
     (carries, (W, X), {}),

@@ -159,6 +159,18 @@ def test_arguments_are_checked():
         rj.policy(lambda n: n * 1.0, (jnp.arange(3)[0],), budget="50%")
     with pytest.raises(UsageError, match="argnums 4"):
         rj.policy(unrolled, args, budget="50%", argnums=4, has_aux=True)
+    with pytest.raises(UsageError, match="mutable state"):
+        rj.policy(lambda x: (jax.new_ref(x)[...] ** 2).sum(), (args[1],), budget="50%")
+
+
+def test_arguments_by_name_are_those_by_position():
+    def f(x, y=2.0, *, z=1.0):
+        return (x * y * z).sum()
+
+    planned = rj.policy(f, (jnp.arange(3.0), 3.0), budget="100%").apply(f)
+    assert planned(jnp.arange(3.0), y=3.0) == 9.0
+    with pytest.raises(UsageError, match=r"\['z'\] by functools.partial"):
+        planned(jnp.arange(3.0), 3.0, z=2.0)
 
 
 def test_second_derivatives_and_vmap(plans):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelWarning, UsageError, nearest
 from .inductor import FusedPartitioner, inductor
-from .partition import Partitioner, budget_of, only
+from .partition import Partitioner, budget_of, only, unread_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +58,7 @@ def eager(module: GraphModule, inputs: list[Any], partition: Partitioner) -> Cal
     from torch._dynamo.backends.debugging import boxed_nop
 
     compiled = aot_autograd(fw_compiler=boxed_nop, partition_fn=partition, keep_inference_input_mutations=True)
+    partition.unread = unread_bytes(inputs)
     with only(partition):
         call = compiled(module, inputs)
     return _within_planned(call, inputs) if any(f.joint.symbolic for f in partition.figures) else call

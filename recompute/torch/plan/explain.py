@@ -114,7 +114,9 @@ def _values(figures: Figures) -> tuple[tuple, tuple]:
 
 def _theirs(partition: Keeping, figures: Figures) -> tuple[tuple[str, Outcome], ...]:
     module, outputs = partition.original
-    first = of_pytorch(module, outputs, 1.0, partition.cost)
-    found = {share: of_pytorch(module, outputs, share, partition.cost) for share in _SHARES}
+    found = {
+        share: of_pytorch(module, outputs, share, partition.cost, unread=partition.unread) for share in (1.0, *_SHARES)
+    }
+    first = found.pop(1.0)
     share = min(found, key=lambda s: abs(found[s].peak - figures.peak))
     return ("PyTorch, budget 1.0", first), (f"PyTorch, budget {share}", found[share])

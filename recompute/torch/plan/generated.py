@@ -25,11 +25,15 @@ Value = Any
 
 @dataclass(frozen=True)
 class Written:
-    """The code of one graph: `most` bytes alive at once, bytes of each storage, what it returns (in these storages)."""
+    """The code of one graph: `most` bytes alive at once, bytes of each storage, what it returns (in these storages).
+
+    `strides`: of what it returns, as Inductor lays it out (None: no tensor).
+    """
 
     most: int
     sizes: list[int]
     returned: list[Value]
+    strides: list[tuple[int, ...] | None]
 
 
 def read_code(
@@ -43,7 +47,11 @@ def read_code(
     """
     from torch._inductor.virtualized import V
 
-    calls = [n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.FunctionDef) and n.name == "call"]
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:  # C++ (cpp_wrapper)
+        raise _unknown(code) from None
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "call"]
     if len(calls) != 1:
         raise _unknown("code without one function `call`")
     alive = Alive(V.graph.scheduler.name_to_buf)
@@ -56,7 +64,7 @@ def read_code(
         for i, given in enumerate(alive.inputs):
             alive.bind(f"saved {i}", given)
     alive.run(calls[0].body)
-    return Written(alive.most, alive.sizes, alive.returned)
+    return Written(alive.most, alive.sizes, alive.returned, [_strides(o) for o in V.graph.graph_outputs])
 
 
 @dataclass
@@ -126,10 +134,17 @@ class Alive:
         kernel = getattr(self.buffers.get(name), "node", None)
         if kernel is None:
             return ()
+        if aliased := getattr(kernel, "alias_names", None):  # a view
+            return self.names.get(aliased[0], ())
         if (origin := origin_of(kernel)) is not None:
             return self.stored(origin.meta["val"])
-        parts = [self.buffers[o.get_name()] for o in getattr(kernel, "outputs", None) or [kernel]]
-        return tuple(self._new(p.mpi_buffer.size_alloc) for p in parts)
+        several = getattr(kernel, "outputs", None)
+        return self._laid(kernel) if several is None else tuple(map(self._laid, several))
+
+    def _laid(self, buffer: Any) -> Value:
+        """A new storage for a buffer as Inductor lays it out; () of numbers and of what is not there."""
+        strides = _strides(buffer)
+        return () if strides is None else self._new(_bytes(buffer.get_size(), strides, str(buffer.get_dtype())))
 
     def stored(self, value: Any) -> Value:
         """New storages for a (fake) tensor or a tuple of such; tensors that share one share the new one."""
@@ -169,10 +184,17 @@ class Alive:
     def _beside(self, name: str) -> int:
         """Bytes that the operator of a library behind a result takes while it runs, beside its results."""
         kernel: Any = getattr(self.buffers.get(name), "node", None)
-        origin = None if kernel is None else origin_of(kernel)
-        if origin is None or is_mutable(origin):
+        if kernel is None:
             return 0
-        return scratch([_called(kernel, origin)], measure=kernel.get_device().type == "cpu")[0]
+        if hasattr(kernel, "unflatten_args"):  # an operator as PyTorch runs it
+            args, kwargs = kernel.unflatten_args([_shape(i) for i in kernel.inputs], kernel.constant_args)
+            written = sum(self.sizes[s] for s in set(_leaves(self.names.get(name, ()))))
+            call = Call(kernel.op_overload, args, kwargs, Shape((), (), None, None, written))
+        elif (origin := origin_of(kernel)) is not None and not is_mutable(origin):
+            call = _called(kernel, origin)
+        else:
+            return 0
+        return scratch([call], measure=kernel.get_device().type == "cpu")[0]
 
 
 def origin_of(kernel: Any) -> Node | None:
@@ -187,6 +209,20 @@ def origin_of(kernel: Any) -> Node | None:
     return found if found is not None and isinstance(found.target, torch._ops.OpOverload) else None
 
 
+def _shape(node: Any) -> Any:
+    """What an operator is given, as it lies in memory: a tensor's form, or what else it is."""
+    strides = _strides(node)
+    if strides is None:
+        return node
+    return Shape(tuple(map(int, node.get_size())), strides, node.get_dtype(), node.get_device(), 0)
+
+
+def _strides(node: Any) -> tuple[int, ...] | None:
+    """Strides of a buffer of Inductor's; None of what is no tensor."""
+    strides = getattr(node, "maybe_get_stride", lambda: None)()
+    return None if strides is None else tuple(map(int, strides))
+
+
 def _called(kernel: Any, origin: Node) -> Call:
     """The call of a node, with arguments as they lie in memory for Inductor: convolutions get channels last."""
     from torch.utils import _pytree as trees
@@ -194,10 +230,10 @@ def _called(kernel: Any, origin: Node) -> Call:
     call = Call.of(origin).described()
     leaves, form = trees.tree_flatten((call.args, call.kwargs))
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Shape)]
-    laid = [i.maybe_get_stride() for i in kernel.inputs] if len(kernel.inputs) == len(at) else []
+    laid = [_strides(i) for i in kernel.inputs] if len(kernel.inputs) == len(at) else []
     for i, strides in zip(at, laid, strict=False):
         if strides is not None and len(strides) == len(leaves[i].shape):
-            leaves[i] = replace(leaves[i], strides=tuple(map(int, strides)))
+            leaves[i] = replace(leaves[i], strides=strides)
     args, kwargs = trees.tree_unflatten(leaves, form)
     return replace(call, args=args, kwargs=kwargs)
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from ...errors import BudgetError, UsageError
 from .generated import Written, read_code
-from .joint import Joint, read_joint
-from .partition import Figures, Partitioner
+from .joint import Joint
+from .partition import Figures, Partitioner, unread_bytes
 from .rewrite import cut
 
 if TYPE_CHECKING:
@@ -62,14 +62,13 @@ def _late(nodes: list[Any]) -> list[Any]:
 class Fused:
     """A plan whose figures are those of Inductor's kernels.
 
-    `codes`: what Inductor writes for both graphs; `sources`: which result of the forward graph each input of the
-    backward graph is.  `operators`: the peak in bytes of the same plan with operators one after the other.
+    `codes`: what Inductor writes for both graphs.  `operators`: the peak in bytes of the same plan with operators one
+    after the other.
     """
 
     figures: Figures
     parts: tuple[GraphModule, GraphModule]
     codes: tuple[Written, Written]
-    sources: tuple[int | None, ...]
     operators: int
 
     @property
@@ -92,8 +91,7 @@ class FusedPartitioner(Partitioner):
         self, module: GraphModule, inputs: Any = (), *, num_fwd_outputs: int, **options: Any
     ) -> tuple[GraphModule, GraphModule]:
         """The forward and the backward graph.  BudgetError where no plan's kernels fit."""
-        module.graph.eliminate_dead_code()
-        joint = read_joint(module, num_fwd_outputs)
+        joint = self.read(module, num_fwd_outputs)
         if joint.symbolic:
             raise UsageError("torch.compile: inner='inductor' needs fixed sizes: torch.compile(..., dynamic=False)")
         found = self.fitting(joint)
@@ -107,10 +105,12 @@ class FusedPartitioner(Partitioner):
 
         if (found := self.chosen) is None:  # a graph without a backward pass
             return
-        if not V.graph.is_backward:
+        if self.forward is None or not V.graph.is_backward:
             needed = self.forward = read_code(code)
-        else:
-            needed = read_code(code, self.forward, found.figures.joint.forward_outputs, found.sources)
+        else:  # AOTAutograd has taken tokens of effects out of both graphs
+            tokens = len(found.codes[0].returned) - len(self.forward.returned)
+            results = found.figures.joint.forward_outputs - tokens
+            needed = read_code(code, self.forward, results, _sources(*found.parts))
         said = found.codes[V.graph.is_backward]
         if needed.most > said.most:
             raise BudgetError(
@@ -149,25 +149,34 @@ class FusedPartitioner(Partitioner):
         """A plan by operators, whose peak is then that of both graphs' kernels."""
         found = self.within(joint, budget)
         parts = cut(joint, found.order)
-        (end,) = parts[0].graph.find_nodes(op="output")
-        returned = {n: i for i, n in enumerate(getattr(a, "name", None) for a in end.args[0])}
-        inputs = parts[1].graph.find_nodes(op="placeholder")
-        sources = tuple(returned.get(n.name) for n in inputs)
+        inputs, sources = parts[1].graph.find_nodes(op="placeholder"), _sources(*parts)
         others = {v for n in (*joint.ends[0], *joint.ends[1]) if n is not None for v in joint.values(n)}
         others.update((-1, *joint.tangents))
         free = [i for i, n in enumerate(inputs) if others.isdisjoint(joint.values(n))]
         first = written(parts[0], read_code)
-        second = written(parts[1], lambda code: read_code(code, first, joint.forward_outputs, sources), free)
+        laid = [None if i is None else first.strides[i] for i in sources]
+        second = written(parts[1], lambda code: read_code(code, first, joint.forward_outputs, sources), free, laid)
         peak = joint.held + max(first.most, second.most + sum(joint.sizes[v] for v in joint.tangents))
         outcome = replace(found.outcome, peak=peak)
-        return Fused(replace(found, outcome=outcome), parts, (first, second), sources, found.peak)
+        return Fused(replace(found, outcome=outcome), parts, (first, second), found.peak)
 
 
-def written(graph: GraphModule, read: Callable[[str], Written], free: list[int] | None = None) -> Written:
+def _sources(forward: GraphModule, backward: GraphModule) -> list[int | None]:
+    """Which result of the forward graph each input of the backward graph is (None: a tangent)."""
+    (end,) = forward.graph.find_nodes(op="output")
+    returned = {n: i for i, n in enumerate(getattr(a, "name", None) for a in end.args[0])}
+    return [returned.get(n.name) for n in backward.graph.find_nodes(op="placeholder")]
+
+
+def written(
+    graph: GraphModule, read: Callable[[str], Written], free: list[int] | None = None, laid: Sequence[Any] = ()
+) -> Written:
     """The code of one graph, as `read` reads it: Inductor compiles the graph up to this code.
 
-    `free`: of a backward graph, positions of the inputs that it may overwrite (None: a forward graph).
+    `free`: of a backward graph, positions of the inputs that it may overwrite (None: a forward graph).  `laid`: strides
+    of its inputs, as the forward graph's kernels leave them (None: as they are).
     """
+    import torch
     from torch._functorch import config
     from torch._inductor import graph as lowering
     from torch._inductor.compile_fx import compile_fx_inner
@@ -178,13 +187,18 @@ def written(graph: GraphModule, read: Callable[[str], Written], free: list[int] 
         found.append(read(code))
         raise _Stop
 
-    inputs = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
+    graph = copy.deepcopy(graph)
+    places = graph.graph.find_nodes(op="placeholder")
+    for node, strides in zip(places, laid, strict=False):
+        value = node.meta["val"]
+        if strides is not None and strides != value.stride():
+            with value.fake_mode:
+                node.meta["val"] = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+    inputs = [n.meta["val"] for n in places]
     donated = free if config.donated_buffer else None
     with _reading(stop), mock.patch.object(lowering, "get_donated_idxs", lambda: donated):
         try:
-            compile_fx_inner(
-                copy.deepcopy(graph), inputs, is_backward=free is not None, static_input_idxs=range(len(inputs))
-            )
+            compile_fx_inner(graph, inputs, is_backward=free is not None, static_input_idxs=range(len(inputs)))
         except Exception:
             if not found:
                 raise
@@ -196,7 +210,7 @@ def _of_no_kernels(graph: GraphModule) -> Written:
     (end,) = graph.graph.find_nodes(op="output")
     if any(n.op == "call_function" for n in graph.graph.nodes):
         raise UsageError("torch.compile: Inductor wrote no Python code to read a peak from: use inner='aot_eager'")
-    return Written(0, [], [()] * len(end.args[0]))
+    return Written(0, [], [()] * len(end.args[0]), [None] * len(end.args[0]))
 
 
 def _reading(read: Callable[[str], None]) -> Any:
@@ -243,6 +257,7 @@ def inductor(module: GraphModule, inputs: list[Any], partition: FusedPartitioner
         with _near(), _reading(partition.check):
             return compile_fx_inner(*args, **options)
 
+    partition.unread = unread_bytes(inputs)
     patches = {
         "custom_partitioner_fn": Cut(),
         "_post_fusion_custom_pass": _late,

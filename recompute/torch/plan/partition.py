@@ -17,6 +17,7 @@ from ...passes.planners.core.problem import RematerialisationProblem
 from ...passes.planners.core.simulate import Outcome, sequence_of, simulate
 from ...passes.planners.core.watch import WORK, Watch, watching
 from .costs import device_kind, machine_of
+from .eager_step import storages_of
 from .joint import Joint, read_joint
 from .problem import problem_of
 from .random import open_masks
@@ -73,7 +74,8 @@ class Partitioner:
     `budget`: of parameters, buffers, inputs and everything that is alive during forward and backward pass, as bytes or
     a share of the step without recomputation.  `cost`: the device whose rates price operators.  `effort`: of planning,
     1 by default.  `measure`: operators run once for their temporaries, on a CPU.  `figures`: of each graph.
-    `plans`: orders of execution that are known, by the structure of their problem.
+    `plans`: orders of execution that are known, by the structure of their problem.  `unread`: bytes that the compiled
+    module holds and its graph does not read.
     """
 
     budget: Budget
@@ -82,6 +84,7 @@ class Partitioner:
     measure: bool = True
     figures: list[Figures] = field(default_factory=list)
     plans: dict[str, list[list[int]]] = field(default_factory=dict)
+    unread: int = 0
     _latest: tuple[Joint, RematerialisationProblem] | None = None
 
     def __call__(
@@ -89,11 +92,16 @@ class Partitioner:
     ) -> tuple[GraphModule, GraphModule]:
         """The forward and the backward graph.  BudgetError where no plan fits, with the least that one needs."""
         open_masks(module)
-        module.graph.eliminate_dead_code()
-        joint = read_joint(module, num_fwd_outputs)
-        found = self.planned(joint)
+        found = self.planned(joint := self.read(module, num_fwd_outputs))
         self.figures.append(found)
         return cut(joint, found.order)
+
+    def read(self, module: GraphModule, forward_outputs: int) -> Joint:
+        """The joint graph taken apart, without what nothing reads."""
+        module.graph.eliminate_dead_code()
+        joint = read_joint(module, forward_outputs)
+        joint.held += self.unread
+        return joint
 
     def planned(self, joint: Joint) -> Figures:
         """The plan of a joint graph whose operators run one after the other."""
@@ -164,3 +172,19 @@ def only(partition: Partitioner) -> Iterator[Partitioner]:
 
     with config.patch(enable_autograd_cache=False):
         yield partition
+
+
+def unread_bytes(inputs: list[Any]) -> int:
+    """Bytes of the modules and arguments that Dynamo is compiling and that are no `inputs` of its graph."""
+    import torch
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        compiling = InstructionTranslator.current_tx()
+    except AttributeError:  # a graph that did not come from Dynamo
+        return 0
+    met = [getattr(v, "value", None) for v in compiling.output.side_effects.id_to_variable.values()]
+    modules = [m for m in met if isinstance(m, torch.nn.Module)]
+    tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+    held = {s._cdata: s.nbytes() for s in storages_of([tensors, compiling.f_locals])}
+    return sum(held[key] for key in held.keys() - {s._cdata for s in storages_of(inputs)})

@@ -121,7 +121,7 @@ def _measure(calls: dict[str, Call]) -> None:
         text = "torch.compile: PyTorch's profiler is on: operators' temporaries cannot be measured, and do not count"
         warnings.warn(text, ModelWarning, stacklevel=2)
         return
-    keys = list(calls)
+    keys, unknown = list(calls), set()
 
     def real(a: Any) -> Any:
         return a.zeros() if isinstance(a, Shape) else a
@@ -134,8 +134,12 @@ def _measure(calls: dict[str, Call]) -> None:
                 args, kwargs = trees.tree_map(real, (call.args, call.kwargs))
                 with record_function(f"{_MARK}{i}"):
                     call.target(*args, **kwargs)
-            except (RuntimeError, IndexError):  # zeros are no input for it
+            except (RuntimeError, IndexError, TypeError, ValueError):  # zeros are no input for it
                 _KNOWN[key] = 0
+                unknown.add(str(call.target))
+    if unknown:
+        text = f"torch.compile: {', '.join(sorted(unknown))} cannot run on zeros: temporaries of these do not count"
+        warnings.warn(text, ModelWarning, stacklevel=2)
     for i, most in _tops(watched).items():
         written = sum(r.bytes for r in trees.tree_leaves(calls[keys[i]].result) if isinstance(r, Shape))
         _KNOWN.setdefault(keys[i], max(0, most - written))
