@@ -10,15 +10,16 @@ are proved once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import VerifyError
 from ..language.exact import exact
 from ..language.ir import Block, Constant, Free, Operator, Value
-from ..language.layouts import permuted, to_last
+from ..language.layouts import permuted, to_first, to_last
 from ..language.op import Op
-from ..language.types import TensorType, need
+from ..language.types import TensorType, Types, need
+from ..ops.channels_last import Laid
 from ..ops.communication.base import CommWait
 from ..ops.memory.offload import Copy
 from ..ops.shape.reshape import Copied, Reshape, Transpose
@@ -35,6 +36,8 @@ COPIES = (Copied, Copy, CommWait)
 VIEWS = (Reshape, Transpose)
 #: what is sent on each channel
 Sent = dict[str, list[object]]
+#: an order of so many axes
+Perm = Callable[[int], tuple[int, ...]]
 
 
 class Alike:
@@ -52,7 +55,8 @@ class Alike:
         self.constants: dict[int, Constant] = {}
         self.same: dict[int, int] = {}
         self.windows: dict[tuple[Any, ...], bool] = {}
-        self.turns: dict[int, Op] = {}
+        self.numbers: tuple[Numbers, dict[int, View]] = Numbers(), {}
+        self.turns: dict[tuple[int, ...], Op] = {}
         #: the first row of the block that is compared
         self.border = 0
 
@@ -99,11 +103,16 @@ class Alike:
         self.types.append(t)
         return len(self.types) - 1
 
+    def kind(self, op: Op) -> int:
+        """The number of an operator with its attributes."""
+        found = self.kind_of.get(id(op))
+        if found is None:
+            found = self.kind_of[id(op)] = self.kinds.setdefault(op, len(self.kinds))
+        return found
+
     def row(self, op: Op, inputs: tuple[int | None, ...]) -> int:
         """That of an operator on these inputs."""
-        kind = self.kind_of.get(id(op))
-        if kind is None:
-            kind = self.kind_of[id(op)] = self.kinds.setdefault(op, len(self.kinds))
+        kind = self.kind(op)
         key = (kind, *inputs)
         found = self.table.get(key)
         if found is None:
@@ -131,7 +140,7 @@ class Alike:
         """Gives what an operator writes the numbers of the other block's values of these names, if a window says so."""
         pairs = [(env[v.name], self.meant(v, others), v.name) for v in o.writes()]
         wanted = [(mine, other) for mine, other, _ in pairs if other is not None and mine != other]
-        if not wanted or not self.proved(wanted):
+        if not wanted or not (self.turned(o.op, wanted) or self.proved(wanted)):
             return
         for mine, other, name in pairs:
             if other is not None:
@@ -148,13 +157,54 @@ class Alike:
         found = others[name]
         t = self.types[found]
         if last and v.ndim == t.ndim > 2 and permuted(t, to_last(t.ndim)).shape == v.shape:
-            op = self.turns.setdefault(t.ndim, Transpose(perm=to_last(t.ndim)))
-            row = self.row(op, (found,))
-            outs = self.rows[row][3]
-            if 0 not in outs:
-                outs[0] = self.value(row, v.type)
-            return outs[0]
+            return self.turn(found, to_last(t.ndim), new=True)
         return found if t.shape == v.shape else None
+
+    def turned(self, op: Op, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Whether results are the others' because an operator is the other one on values with their axes turned."""
+        at = self.makers[pairs[0][1]]
+        while at >= 0 and isinstance(self.rows[at][0], Transpose) and not isinstance(op, Transpose):
+            at = self.makers[need(self.rows[at][2][0])]
+        if at < 0:
+            return False
+        plain, _, given, outs = self.rows[at]
+        form = _form(op, plain, [None if v is None else self.types[v] for v in given], self.outputs(outs))
+        _, _, inputs, own = self.rows[self.makers[pairs[0][0]]]
+        if form is None or len(inputs) != len(given):
+            return False
+        turned, results, *perms = form
+        if not all(self.moved(a, b, *perms) if t else a == b for a, b, t in zip(inputs, given, turned, strict=False)):
+            return False
+        places = {v: k for k, v in own.items()}
+        for mine, other in pairs:
+            k = places[mine]
+            if k not in outs or not (self.moved(other, outs[k], *perms) if results[k] else other == outs[k]):
+                return False
+        return True
+
+    def outputs(self, outs: Mapping[int, int]) -> list[TensorType | None]:
+        """Their types, None where one is absent."""
+        return [self.types[outs[k]] if k in outs else None for k in range(max(outs) + 1)]
+
+    def moved(self, a: int | None, b: int | None, there: Perm, back: Perm) -> bool:
+        """Whether a is b with its axes in another order, by one Transpose that is known."""
+        if a is None or b is None:
+            return a is b
+        n = len(self.types[b].shape)
+        return n == len(self.types[a].shape) and (self.turn(b, there(n)) == a or self.turn(a, back(n)) == b)
+
+    def turn(self, v: int, perm: tuple[int, ...], *, new: bool = False) -> int | None:
+        """A value with its axes in another order, if there is that; `new`: in any case."""
+        if perm == tuple(range(len(perm))):
+            return v
+        op = self.turns.setdefault(perm, Transpose(perm=perm))
+        key = (self.kind(op), v)
+        if key not in self.table and not new:
+            return None
+        outs = self.rows[self.row(op, (v,))][3]
+        if 0 not in outs:
+            outs[0] = self.value(self.table[key], permuted(self.types[v], perm))
+        return self.same.get(outs[0], outs[0])
 
     def below(self, roots: Iterable[int], border: int, leaves: set[int], rows: set[int]) -> bool:
         """Adds the rows from `border` on of which these values consist, and the values they start from.
@@ -215,17 +265,21 @@ class Alike:
         return tuple(found), places
 
     def numbered(self, order: Sequence[int], pairs: Sequence[tuple[int, int]]) -> bool:
-        """Numbers the rows by expressions."""
-        numbers = Numbers()
-        env: dict[int, View] = {}
-        for row in order:
-            op, _, inputs, outs = self.rows[row]
-            views = [None if v is None else self.view(v, numbers, env) for v in inputs]
-            types = tuple([outs[k] if k in outs else None for k in range(max(outs) + 1)])
-            ins, made = ([None if v is None else self.types[v] for v in some] for some in (inputs, types))
-            results = numbers.apply(op, views, ins, made)
-            env.update((v, results[k]) for k, v in outs.items())
-        return all(self.view(a, numbers, env).bare() == self.view(b, numbers, env).bare() for a, b in pairs)
+        """Numbers the rows by expressions: with those of other windows, or alone where values stood for anything there
+        that are to be looked into here."""
+        for numbers, env in (self.numbers, (Numbers(), {})):
+            for row in order:
+                op, _, inputs, outs = self.rows[row]
+                if all(v in env for v in outs.values()):
+                    continue
+                views = [None if v is None else self.view(v, numbers, env) for v in inputs]
+                ins = [None if v is None else self.types[v] for v in inputs]
+                results = numbers.apply(op, views, ins, self.outputs(outs))
+                for k, v in outs.items():
+                    env.setdefault(v, results[k])
+            if all(self.view(a, numbers, env).bare() == self.view(b, numbers, env).bare() for a, b in pairs):
+                return True
+        return False
 
     def view(self, v: int, numbers: Numbers, env: dict[int, View]) -> View:
         """A value of a window; one from outside stands for anything."""
@@ -234,3 +288,18 @@ class Alike:
             c = self.constants.get(v)
             env[v] = numbers.constant(c) if c else View.whole(numbers.number(("value", v), "value", t.shape), t.shape)
         return env[v]
+
+
+def _form(op: Op, plain: Op, ins: Types, outs: Types) -> Any:
+    """Which inputs and outputs have their axes turned if `op` is such a form of another operator, and how."""
+    if isinstance(op, Laid):
+        if op.plain != plain:
+            return None
+        of = [[i in some for i in range(len(types))] for some, types in ((op.activations, ins), (op.results, outs))]
+        return (*of, op.laid, op.unlaid)
+    rank = max(t.ndim for t in (*ins, *outs) if t is not None)
+    if type(op) is not type(plain) or type(plain).channels_last is Op.channels_last or rank < 3:
+        return None
+    given, made = ([t and Value("x", t) for t in types] for types in (ins, outs))
+    form = plain.channels_last(given, made, rank)
+    return (form.inputs, form.outputs, to_last, to_first) if form is not None and form.op == op else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from ..ops.shape.join import Concat, Split
 from ..ops.shape.reshape import Copied, Expand, Fill, Reshape, Transpose
 from ..ops.shape.slice import Slice
 from ..ops.vision.resize import Interpolation
-from .numbers import Numbers, expansion, rule
+from .numbers import Numbers, expanded, rule
 from .table import Index
 from .views import Digit, View, aligned, joined, strides
 
@@ -129,7 +130,7 @@ def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Typ
 
     None for a composition, which is expanded.
     """
-    if op.random or expansion(op, tuple(ins), tuple(t is not None for t in outs)) is not None:
+    if op.random or expanded(op, ins, outs) is not None:
         return None
     shape = next(t.shape for t in outs if t is not None)
     present = [v for v in given if v is not None]
@@ -137,13 +138,20 @@ def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Typ
         present.sort(key=_order)
     if op.name == "Add" and (joint := _added(n, *present)) is not None:
         return [joint.reshaped(shape)]
-    views = [v.expanded(shape) for v in present]
-    indices = aligned([v.digits for v in views if v is not None]) if None not in views else None
+    indices = _broadcast(tuple([(v.digits, v.shape) for v in present]), shape)
     if indices is None:
         return None
     kinds = tuple(None if t is None else t.dtype for t in ins)
     name = (op.name, op, kinds)
-    return _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=shape))
+    return _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=tuple(shape)))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _broadcast(given: tuple[tuple[tuple[Digit, ...], tuple[int, ...]], ...], shape: tuple[int, ...]) -> Any:
+    """The indices of values, of these digits and shapes, that broadcast to a shape; None if there are none."""
+    views = [View(0, 0, *of).expanded(shape) for of in given]
+    found = aligned([v.digits for v in views if v is not None]) if None not in views else None
+    return found and tuple(found)
 
 
 def _each(outs: Types, made: Callable[[int], View]) -> list[View | None]:
@@ -219,7 +227,7 @@ def _product(n: Numbers, given: Any, swapped: tuple[int, int], dtype: str) -> Vi
     if sorted(operands, key=_order) != operands:
         operands.reverse()
         kept, summed = ([(size, at[::-1]) for size, at in some] for some in (kept, summed))
-    return n.indexed(("MatMul", dtype), operands, kept, summed or [(1, (0, 0))], shape=shape)
+    return n.indexed(("MatMul", dtype), operands, kept, summed or [(1, (0, 0))], shape=tuple(shape))
 
 
 def _order(v: View) -> Any:
