@@ -283,7 +283,9 @@ def _expansion(op: Op, ins: Types, present: tuple[bool, ...]) -> Expansion | Non
     kept = leading_to(b.operators, wanted)
     read = {v.name for v in wanted if v is not None}.union(v.name for o in kept for v in o.reads())
     operators = (
-        dataclasses.replace(o, outputs=tuple(v if v is not None and v.name in read else None for v in o.outputs))
+        o
+        if len(o.outputs) == 1
+        else dataclasses.replace(o, outputs=tuple(v if v is not None and v.name in read else None for v in o.outputs))
         for o in kept
     )
     return Expansion(tuple(operators), tuple(b.constants), wanted)
