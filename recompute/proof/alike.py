@@ -28,6 +28,8 @@ from .views import View
 
 #: most operators of a window
 WINDOW = 64
+#: windows that are not proved before no more are tried
+FAILURES = 8
 #: what passes add to the names of values that they compute again, or with the channels last
 SUFFIXES = (".again", ".last")
 #: operators whose result is their first input
@@ -57,6 +59,7 @@ class Alike:
         self.windows: dict[tuple[Any, ...], bool] = {}
         self.numbers: tuple[Numbers, dict[int, View]] = Numbers(), {}
         self.turns: dict[tuple[int, ...], Op] = {}
+        self.failures = 0
         #: the first row of the block that is compared
         self.border = 0
 
@@ -140,7 +143,10 @@ class Alike:
         """Gives what an operator writes the numbers of the other block's values of these names, if a window says so."""
         pairs = [(env[v.name], self.meant(v, others), v.name) for v in o.writes()]
         wanted = [(mine, other) for mine, other, _ in pairs if other is not None and mine != other]
-        if not wanted or not (self.turned(o.op, wanted) or self.proved(wanted)):
+        if not wanted or self.failures == FAILURES:
+            return
+        if not (self.turned(o.op, wanted) or self.proved(wanted)):
+            self.failures += 1
             return
         for mine, other, name in pairs:
             if other is not None:
@@ -231,7 +237,9 @@ class Alike:
         if not self.below((mine for mine, _ in pairs), self.border, leaves, rows):
             return False
         # what the window computes beside, and is known to be another's, is that there, too
-        beside = [self.same[v] for row in rows if row >= self.border for v in self.rows[row][3].values() if v in self.same]
+        beside = [
+            self.same[v] for row in rows if row >= self.border for v in self.rows[row][3].values() if v in self.same
+        ]
         for v in beside:
             while isinstance(self.rows[self.makers[v]][0], VIEWS):
                 v = self.rows[self.makers[v]][2][0]

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..language.op import Op
 from ..language.types import Types, need
 from ..ops.common import Elementwise, normal_axes, normal_axis
 from ..ops.communication.base import CommWait
@@ -17,6 +18,7 @@ from ..ops.linear.products import Gemm, MatMul
 from ..ops.memory.offload import Copy
 from ..ops.random.draws import Dropout
 from ..ops.random.dropout_part import DropoutPart
+from ..ops.recurrent.shared import Recurrent, RecurrentGrad
 from ..ops.reduction.sums import Reduce
 from ..ops.shape.join import Concat, Split
 from ..ops.shape.reshape import Copied, Expand, Fill, Reshape, Transpose
@@ -118,9 +120,9 @@ def interpolated(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> 
     return [found[0] and found[0].transposed([order.index(i) for i in range(t.ndim)])]
 
 
-@rule(GatherGrad)
-def scattered(n: Numbers, op: GatherGrad, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """As it is: its own account of the axes knows that parts of it add up, its expansion's does not."""
+@rule(GatherGrad, Recurrent, RecurrentGrad)
+def as_it_is(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """Not its expansion: its own account of the axes knows that parts of it add up, its expansion's does not."""
     return n.opaque(op, given, ins, outs)
 
 
