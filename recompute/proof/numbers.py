@@ -120,7 +120,7 @@ class Numbers(Table):
                 if v is None
                 else _cut(v, p, start, size, extent)
                 if isinstance(p, Place)
-                else self.partial(Partial(v.bare(), ("factor", f.inputs), start, start + size, extent))
+                else self.partial(Partial(v.bare(), ("factor", f.inputs), start, start + size, extent, v))
                 for v, p in zip(results, f.outputs, strict=False)
             ]
             if all(v is None or part is not None for v, part in zip(results, parts, strict=False)):

@@ -170,7 +170,8 @@ def _added(n: Numbers, a: View, b: View) -> View | None:
         x, y = y, x
     if x.stop != y.start or (x.total, x.index, x.size) != (y.total, y.index, y.size):
         return None
-    return n.partial(dataclasses.replace(x, stop=y.stop)).part(a)
+    found = n.partial(dataclasses.replace(x, stop=y.stop))
+    return found if a.bare() == View.whole(a.base, a.shape) else found.part(a)
 
 
 @rule(Reduce)

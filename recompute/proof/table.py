@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..language.exact import exact
@@ -30,13 +30,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Partial:
-    """What slice [start, stop) of an index of `size` contributes to the sum `total`."""
+    """What slice [start, stop) of an index of `size` contributes to the sum `total`, which is a slice as in `seen`."""
 
     total: View
     index: Any
     start: int
     stop: int
     size: int
+    seen: View | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Table:
     def partial(self, part: Partial) -> View:
         """The number of a partial sum; the sum's where it is all of it."""
         if part.start == 0 and part.stop == part.size:
-            return part.total
+            return part.seen or part.total
         shape = part.total.shape
         base = self.number(("partial", part), "partial sum", shape, [part.total])
         self.partials[base] = part
@@ -206,7 +207,7 @@ class Table:
         digits = joined((n, s) for (n, _), s in zip(wide.kept, places, strict=True))
         found = View(base, offset, digits, shape)
         for i, start, size in wide.ended:
-            found = self.partial(Partial(found.bare(), wide.totals[i], start, start + wide.summed[i][0], size))
+            found = self.partial(Partial(found.bare(), wide.totals[i], start, start + wide.summed[i][0], size, found))
         return found
 
     def widest(self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index] = ()) -> Wide:
