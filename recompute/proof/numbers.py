@@ -118,7 +118,7 @@ class Numbers(Table):
             parts = [
                 v
                 if v is None
-                else _cut(v, p, start, size, extent)
+                else cut_at(v, p, start, size, extent)
                 if isinstance(p, Place)
                 else self.partial(Partial(v.bare(), ("factor", f.inputs), start, start + size, extent, v))
                 for v, p in zip(results, f.outputs, strict=False)
@@ -210,7 +210,7 @@ class Numbers(Table):
                 env[v.name] = number
 
 
-def _cut(v: View, p: Place, start: int, size: int, extent: int) -> View | None:
+def cut_at(v: View, p: Place, start: int, size: int, extent: int) -> View | None:
     """The slice [start, start + size) of an index of `extent` values at a place; None where it is not evenly apart."""
     before, after = v.shape[: p.axis], v.shape[p.axis + 1 :]
     found = v.reshaped((*before, p.outer, extent, p.inner, *after)).sliced(p.axis + 1, start, size)

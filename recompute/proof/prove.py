@@ -58,7 +58,7 @@ def prove(
     if sent_ == other_ and all(n in before_ and before_[n] == after_.get(n) for n in names):
         return Proof(tuple(names), {}, len(alike.rows))
     numbers = Numbers()
-    (a, sent), (b, other) = (_final(numbers, block) for block in (first, second))
+    (a, sent), (b, other) = (final(numbers, block) for block in (first, second))
     unequal = [n for n in names if n not in a or a[n] != b.get(n)]
     why = _Differences(numbers, a, b) if unequal or sent != other else None
     found = (
@@ -76,7 +76,7 @@ def prove(
     return proof
 
 
-def _final(numbers: Numbers, block: Block) -> tuple[dict[str, View], dict[str, list[object]]]:
+def final(numbers: Numbers, block: Block) -> tuple[dict[str, View], dict[str, list[object]]]:
     """The numbers of all values at the end of a block; and of what is sent on each channel, in order."""
     env = {v.name: numbers.declared("input", v) for v in block.inputs}
     env |= {v.name: numbers.declared("state", v) for v in (*block.parameters, *block.buffers, *block.state)}

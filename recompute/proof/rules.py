@@ -140,6 +140,10 @@ def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Typ
         present.sort(key=_order)
     if op.name == "Add" and (joint := _added(n, *present)) is not None:
         return [joint.reshaped(shape)]
+    if n.partials and (part := _linear(n, op, given, ins, outs)) is not None:
+        return [part]
+    if any(map(n.narrow, present)):
+        present = [n.with_ones(v) for v in present]
     indices = _broadcast(tuple([(v.digits, v.shape) for v in present]), shape)
     if indices is None:
         return None
@@ -172,6 +176,21 @@ def _added(n: Numbers, a: View, b: View) -> View | None:
         return None
     found = n.partial(dataclasses.replace(x, stop=y.stop))
     return found if a.bare() == View.whole(a.base, a.shape) else found.part(a)
+
+
+def _linear(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> View | None:
+    """Of a partial sum, by an operator that is linear in it: the part of the operator's result for the sum."""
+    held = {k: n.partials[v.base] for k, v in enumerate(given) if v is not None and v.base in n.partials}
+    if not held or tuple(held) not in op.linear or len(outs) != 1:
+        return None
+    first, *others = held.values()
+    if any((p.index, p.start, p.stop, p.size) != (first.index, first.start, first.stop, first.size) for p in others):
+        return None
+    if any(v.bare() != View.whole(v.base, v.shape) for k, v in enumerate(given) if v is not None and k in held):
+        return None
+    sums = [held[k].total.reshaped(v.shape) if v is not None and k in held else v for k, v in enumerate(given)]
+    total = n.apply(op, sums, ins, outs)[0]
+    return None if total is None else n.partial(dataclasses.replace(first, total=total.bare(), seen=total))
 
 
 @rule(Reduce)

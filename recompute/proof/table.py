@@ -92,6 +92,17 @@ class Table:
         """Whether a view lacks elements of its base."""
         return self.sizes[v.base] != math.prod([n for n, s in v.digits if s])
 
+    def with_ones(self, v: View) -> View:
+        """The same, with a digit for each dimension of the base of which one element is taken."""
+        if not self.narrow(v) or any(n == 1 for n, _ in v.digits):
+            return v
+        digits = list(v.digits)
+        shape = self.nodes[v.base].shape
+        for d, low in zip(shape, strides(shape), strict=True):
+            if d > 1 and not any(low <= s < d * low or s < low < n * s for n, s in v.digits):
+                digits.insert(next((i for i, (_, s) in enumerate(digits) if s < low), len(digits)), (1, low))
+        return View(v.base, v.offset, tuple(digits), v.shape)
+
     def partial(self, part: Partial) -> View:
         """The number of a partial sum; the sum's where it is all of it."""
         if part.start == 0 and part.stop == part.size:

@@ -68,7 +68,7 @@ def grow(b: Builder, values: list[Value], rng: random.Random) -> None:
         parts = [b.Slice(x, starts=(at,), ends=(at + half,), axes=(axis,)) for at in (0, half)]
         sums = [b.ReduceSum(p, axes=(axis,)) for p in parts]
         values += [b.Concat(*(b.Tanh(p) for p in parts), axis=axis), b.Tanh(x), b.Add(*sums)]
-        values.append(b.ReduceSum(x, axes=(axis,)))
+        values += [b.ReduceSum(x, axes=(axis,)), *sums]
 
 
 def check_numbers(seed: int, operators: int) -> int:
