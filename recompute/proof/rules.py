@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..language.op import Op
-from ..language.types import Types, need
+from ..language.types import TensorType, Types, need
 from ..ops.common import Elementwise, normal_axes, normal_axis
 from ..ops.communication.base import CommWait
 from ..ops.elementwise.arithmetic import Add, Mul
@@ -25,7 +25,7 @@ from ..ops.shape.reshape import Copied, Expand, Fill, Reshape, Transpose
 from ..ops.shape.slice import Slice
 from ..ops.vision.resize import Interpolation
 from .numbers import Numbers, expanded, rule
-from .table import Index
+from .table import Index, Wide, merged
 from .views import Digit, View, aligned, joined, strides
 
 Given = Sequence[View | None]
@@ -67,7 +67,7 @@ def parts(n: Numbers, op: Split, given: Given, ins: Types, outs: Types) -> list[
     axis = normal_axis(op.axis, need(ins[0]).ndim, op)
     starts = itertools.accumulate(op.sizes, initial=0)
     found = [given[0] and given[0].sliced(axis, at, size) for at, size in zip(starts, op.sizes, strict=False)]
-    return [v for v in found if v is not None] if None not in found else None
+    return [_resolved(n, v) for v in found if v is not None] if None not in found else None
 
 
 @rule(Slice)
@@ -76,7 +76,34 @@ def sliced(n: Numbers, op: Slice, given: Given, ins: Types, outs: Types) -> list
     found = given[0]
     for axis, taken in enumerate(op.taken(need(ins[0]).shape)):
         found = found and found.sliced(axis, taken.start, len(taken), taken.step)
-    return [found] if found else None
+    return [_resolved(n, found)] if found else None
+
+
+def _resolved(n: Numbers, v: View) -> View:
+    """A slice of values that were joined, or of a function of their elements: of the one value in which it lies."""
+    last = v.offset + sum((size - 1) * stride for size, stride in v.digits)
+    for start, stop, part in n.joints.get(v.base, ()):
+        if start <= v.offset and last < stop:
+            found = part.part(View(part.base, v.offset - start, v.digits, v.shape))
+            return v if found is None else _resolved(n, found)
+    joints = n.joints.get(v.base, [])
+    if joints and v.digits[:1] == ((len(joints), joints[0][1]),) and v.offset < joints[0][1]:  # the same of each
+        size, step = v.digits[0]
+        slices = [View(v.base, v.offset + i * step, v.digits[1:], (_size(v.digits[1:]),)) for i in range(size)]
+        each = [_resolved(n, x) for x in slices]
+        if all(a is not b for a, b in zip(each, slices, strict=True)):
+            t = TensorType("f32", each[0].shape)
+            joined_ = n.apply(Concat(0), each, (t,) * size, (t.with_shape((size * t.size,)),))[0]
+            return v if joined_ is None else joined_.reshaped(v.shape)
+    if v.base in n.flat:
+        (op, kinds), operands = n.flat[v.base]
+        views = [x.part(v) if x.digits else x for x in operands]
+        parts = [x and _resolved(n, x) for x in views]
+        if None not in parts and any(a is not b for a, b in zip(parts, views, strict=True)):
+            ins = [TensorType(kind, x.shape) for kind, x in zip(kinds, parts, strict=True) if x is not None]
+            found = n.apply(op, parts, ins, op.infer(*ins)[:1])[0]
+            return v if found is None else found
+    return v
 
 
 @rule(Fill)
@@ -149,7 +176,21 @@ def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Typ
         return None
     kinds = tuple(None if t is None else t.dtype for t in ins)
     name = (op.name, op, kinds)
-    return _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=tuple(shape)))
+    found = _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=shape))
+    if n.joints and len(outs) == 1 and len(set(kinds)) == 1:
+        _flat(n, op, kinds, present, indices, found[0])
+    return found
+
+
+def _flat(n: Numbers, op: Op, kinds: Any, given: Sequence[View], indices: Sequence[Index], y: View | None) -> None:
+    """Notes a function of the elements of joined values, if these lie one after the other in all of them."""
+    if y is None or y.base in n.flat or not any(v.base in n.joints or v.base in n.flat for v in given):
+        return
+    wide = n.widest(given, indices)
+    ordered = merged(sorted(wide.whole, key=lambda x: [-s for s in x[1]]))
+    if len(ordered) == 1 and ordered[0][0] == n.sizes[y.base] and not any(v.offset for v in wide.operands):
+        if all(s == (n.sizes[v.base] > 1) for s, v in zip(ordered[0][1], wide.operands, strict=True)):
+            n.flat[y.base] = (op, kinds), [View.whole(v.base, n.nodes[v.base].shape) for v in wide.operands]
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -183,14 +224,17 @@ def _linear(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> View |
     held = {k: n.partials[v.base] for k, v in enumerate(given) if v is not None and v.base in n.partials}
     if not held or tuple(held) not in op.linear or len(outs) != 1:
         return None
-    first, *others = held.values()
-    if any((p.index, p.start, p.stop, p.size) != (first.index, first.start, first.stop, first.size) for p in others):
+    parts = sorted(held.values(), key=lambda p: p.total.base)
+    first = parts[0]
+    if any((p.start * first.size, p.stop * first.size) != (first.start * p.size, first.stop * p.size) for p in parts):
         return None
+    indices = tuple((p.index, p.size) for p in parts)
+    index = first.index if len(set(indices)) == 1 else indices
     if any(v.bare() != View.whole(v.base, v.shape) for k, v in enumerate(given) if v is not None and k in held):
         return None
     sums = [held[k].total.reshaped(v.shape) if v is not None and k in held else v for k, v in enumerate(given)]
     total = n.apply(op, sums, ins, outs)[0]
-    return None if total is None else n.partial(dataclasses.replace(first, total=total.bare(), seen=total))
+    return None if total is None else n.partial(dataclasses.replace(first, index=index, total=total.bare(), seen=total))
 
 
 @rule(Reduce)
@@ -306,9 +350,22 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
     count = len(parts) if alike else t.shape[axis]
     base, places = n.expression(("Concat", count, own), wide.operands, wide.whole, first=count)
     dense = _size([(d, 0) for (d, _), place in zip(wide.whole, places, strict=True) if place])
+    n.joints.setdefault(base, _joints(wide, places, own, dense))
     digits = [(d, place) for (d, _), place in zip(wide.kept, places, strict=True)]
     digits.insert(before, (count, dense))
     return [View(base, sum(start * places[i] for i, start, _ in wide.begun), joined(digits), t.shape)]
+
+
+def _joints(wide: Wide, places: Sequence[int], own: Sequence[Any], dense: int) -> list[tuple[int, int, View]]:
+    """Where each of the values lies that were joined, whose indices have these places."""
+    found, start = [], 0
+    for k, v in enumerate(wide.operands):
+        size, first = own[k] if own else (1, ())
+        rest = [(d, at[k]) for _, d, at in sorted((-place, d, at) for (d, at), place in zip(wide.whole, places, strict=True))]
+        stop = start + size * dense
+        found.append((start, stop, v.at((*first, *rest), (stop - start,))))
+        start = stop
+    return found
 
 
 def _one_value(axis: int, parts: Sequence[View]) -> View | None:

@@ -78,6 +78,10 @@ class Table:
         self.sizes: list[int] = []
         self.constants: dict[Constant, View] = {}
         self.partials: dict[int, Partial] = {}
+        #: of what was joined: for each part, where it begins and ends, and its elements in the order of the joined ones
+        self.joints: dict[int, list[tuple[int, int, View]]] = {}
+        #: of element-wise expressions over elements that lie one after the other: the operator and its operands
+        self.flat: dict[int, tuple[Any, list[View]]] = {}
 
     def number(self, key: Any, name: str, shape: Sequence[int], operands: Sequence[View] = ()) -> int:
         """The number of an expression, whose elements lie densely in `shape`."""
