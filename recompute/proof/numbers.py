@@ -207,6 +207,7 @@ class Numbers(Table):
         for v, number in zip(o.outputs, found, strict=False):
             if v is not None:
                 assert number is not None and number.shape == v.shape
+                assert math.prod([n for n, _ in number.digits]) == v.size
                 env[v.name] = number
 
 

@@ -216,7 +216,7 @@ def _added(n: Numbers, a: View, b: View) -> View | None:
     if x.stop != y.start or (x.total, x.index, x.size) != (y.total, y.index, y.size):
         return None
     found = n.partial(dataclasses.replace(x, stop=y.stop))
-    return found if a.bare() == View.whole(a.base, a.shape) else found.part(a)
+    return found if n.complete(a) else found.part(a)
 
 
 def _linear(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> View | None:
@@ -230,7 +230,7 @@ def _linear(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> View |
         return None
     indices = tuple((p.index, p.size) for p in parts)
     index = first.index if len(set(indices)) == 1 else indices
-    if any(v.bare() != View.whole(v.base, v.shape) for k, v in enumerate(given) if v is not None and k in held):
+    if any(not n.complete(v) for k, v in enumerate(given) if v is not None and k in held):
         return None
     sums = [held[k].total.reshaped(v.shape) if v is not None and k in held else v for k, v in enumerate(given)]
     total = n.apply(op, sums, ins, outs)[0]

@@ -96,6 +96,10 @@ class Table:
         """Whether a view lacks elements of its base."""
         return self.sizes[v.base] != math.prod([n for n, s in v.digits if s])
 
+    def complete(self, v: View) -> bool:
+        """Whether a view has all elements of its base, in order."""
+        return v.offset == 0 and v.bare().digits == View.whole(v.base, self.nodes[v.base].shape).digits
+
     def with_ones(self, v: View) -> View:
         """The same, with a digit for each dimension of the base of which one element is taken."""
         if not self.narrow(v) or any(n == 1 for n, _ in v.digits):
