@@ -56,12 +56,40 @@ def middle(program: rc.Program) -> list[str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A kind of plan: the optimizer of the plain step, what the planned one's is made of it, and options of both."""
+    """A kind of plan: the optimizer of the plain step, what the planned one's is made of it, and options of both.
+
+    `mesh`, and options of `DataParallel`: the programs of all its ranks together are compared with one process's step.
+    """
 
     planned: Callable[[Any, rc.Program], Any] = lambda optimizer, program: optimizer
     plain: Callable[[], Any] = rc.Adam
     options: dict[str, Any] = field(default_factory=dict)
     prepared: Callable[[rc.Program], object] = lambda program: None
+    mesh: str = ""
+
+    def proof(self, name: str) -> tuple[list[Block], Callable[[Block], rc.Proof]]:
+        """The compiled step of a network, or those of all ranks, and what proves another in place of the first."""
+        if not self.mesh:
+            before, after = self.blocks(name)
+            return [after], lambda block: rc.prove(before, block, partly=True)
+        whole, _ = self.program(name)
+        ranks = [self.program(name, rank)[0] for rank in range(rc.Mesh(self.mesh).ranks)]
+
+        def proved(block: Block) -> rc.Proof:
+            ranks[0].block = block
+            return rc.prove_ranks(whole, ranks, self.mesh, partly=True)
+
+        return [r.block for r in ranks], proved
+
+    def program(self, name: str, rank: int | None = None) -> tuple[rc.Program, str]:
+        """The plain step of a network, or the compiled one of a rank."""
+        program, loss = trained(name)
+        program.block = dataclasses.replace(program.block, outputs=(loss,))
+        if rank is None:
+            self.plain().minimize(program[loss])
+            return program, loss
+        optimizer = rc.DataParallel(self.plain(), self.mesh, rank, batch=BATCH, **self.options)
+        return rc.compile_step(program, loss, optimizer).program, loss
 
     def blocks(self, name: str, **sizes: Any) -> tuple[Block, Block]:
         """The plain step of a network, and the one that is compiled by the plan."""
@@ -86,10 +114,6 @@ def _in_slices(*slices: str) -> Callable[[Any, rc.Program], Any]:
     return lambda optimizer, program: rc.RecomputeOptimizer(optimizer).set_slices(slices)
 
 
-def _rank(mesh: str, rank: int, **options: Any) -> Callable[[], Any]:
-    return lambda: rc.DataParallel(rc.Adam(), mesh, rank, batch=BATCH, **options)
-
-
 PLANS = {
     "plain": Plan(),
     "checkpoints": Plan(_recomputed),
@@ -101,15 +125,15 @@ PLANS = {
     "fp16": Plan(plain=lambda: rc.MixedPrecision(rc.Adam(), "fp16")),
     "qat": Plan(prepared=rc.prepare_qat),
     "store:8": Plan(options={"approximations": "store:8"}),
-    "dp": Plan(plain=_rank("dp=2", 1)),
-    "zero1": Plan(plain=_rank("dp=2", 1, zero=1)),
-    "zero3": Plan(plain=_rank("dp=2", 1, zero=3)),
-    "tp": Plan(plain=_rank("tp=2", 1)),
-    "pp": Plan(plain=_rank("pp=2", 1, micro_batches=2)),
+    "dp": Plan(mesh="dp=2"),
+    "zero1": Plan(mesh="dp=2", options={"zero": 1}),
+    "zero3": Plan(mesh="dp=2", options={"zero": 3}),
+    "tp": Plan(mesh="tp=2"),
+    "pp": Plan(mesh="pp=2", options={"micro_batches": 2}),
 }
 
 
-def table(networks: list[str], plans: list[str]) -> None:
+def print_table(networks: list[str], plans: list[str]) -> None:
     """Prints how many values are proved."""
     print(" | ".join(["", "network", *plans, ""]).strip())
     print("|---" * (len(plans) + 1) + "|")
@@ -117,18 +141,18 @@ def table(networks: list[str], plans: list[str]) -> None:
         cells, said = [], []
         for plan in plans:
             try:
-                before, after = PLANS[plan].blocks(name)
+                blocks, proved = PLANS[plan].proof(name)
             except (rc.UsageError, rc.BudgetError):
                 cells.append("-")
                 continue
-            proof = rc.prove(before, after, partly=True)
+            proof = proved(blocks[0])
             count = len(proof.proved) + len(proof.unproved)
             cells.append(str(count) if not proof.unproved else f"{len(proof.proved)}/{count}")
             said += [f"    {plan}: {n}: {why}" for n, why in list(proof.unproved.items())[:1]]
         print(" | ".join(["", name, *cells, ""]).strip(), *said, sep="\n", flush=True)
 
 
-def times(networks: list[str]) -> None:
+def print_times(networks: list[str]) -> None:
     """Prints the time of proofs beside that of compilations."""
     print("network            operators   compiled       proof   ratio")
     for name in networks:
@@ -163,9 +187,9 @@ def main() -> None:
     p.add_argument("--times", action="store_true", help="how long proofs take")
     args = p.parse_args()
     if args.times:
-        times(args.only)
+        print_times(args.only)
     else:
-        table(args.only, args.plans)
+        print_table(args.only, args.plans)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`prove_ranks`: whether the programs of all ranks of a mesh together compute what one process does for the whole batch.
+"""`prove_ranks`: whether the programs of all ranks of a mesh compute what one process does for the whole batch.
 
 The ranks run in lock step (communication/matching.py), and all of them and the whole step share one table of
 expressions: what is sent is the expression that the receiver reads, what is gathered lies behind one another, and sums
@@ -14,7 +14,7 @@ from typing import Any
 from ..boundary import as_program
 from ..communication.matching import Begun, Matcher, Places, run_together
 from ..communication.mesh import Mesh, as_mesh
-from ..errors import UsageError, VerifyError
+from ..errors import UsageError, VerifyError, expect
 from ..language.builder import Builder
 from ..language.ir import Free
 from ..language.program import Program
@@ -35,17 +35,18 @@ def prove_ranks(whole: Program, ranks: Sequence[Program], mesh: Mesh | str, *, p
 
     Compared are each rank's outputs, and its parameters, buffers and state, which may be parts, after the step, by the
     names `NAME@RANK`.  Each rank is fed its rows of the batch.  Sums may be added in another order.  VerifyError for
-    the first that is not proved, unless `partly`, and for ranks that would wait for ever.
+    the first that is not proved, unless `partly`, and for ranks that would wait for ever; UsageError for another number
+    of programs than the mesh has ranks.
     """
-    mesh, numbers = as_mesh(mesh), Numbers()
+    mesh, numbers, block = as_mesh(mesh), Numbers(), as_program(whole).block
+    ranks = [as_program(p) for p in expect("ranks", ranks, (list, tuple), "a list of the programs of all ranks")]
     if len(ranks) != mesh.ranks:
         raise UsageError(f"the mesh {mesh} has {mesh.ranks} ranks, not {len(ranks)}")
-    block = as_program(whole).block
     after = final(numbers, block)[0]
     before = {v.name: numbers.declared("state", v) for v in (*block.parameters, *block.buffers, *block.state)}
     before |= {v.name: numbers.declared("input", v) for v in block.inputs}
     matcher = Matcher(Places(mesh.group, mesh.coordinate, lambda r: r), functools.partial(_exchange, numbers))
-    runs = [_Rank(numbers, r, as_program(p), mesh, before) for r, p in enumerate(ranks)]
+    runs = [_Rank(numbers, r, p, mesh, before) for r, p in enumerate(ranks)]
     run_together(matcher, {r.number: r.steps(matcher) for r in runs})
     proved: list[str] = []
     unproved: dict[str, str] = {}
@@ -112,7 +113,7 @@ class _Rank:
         for at, o in enumerate(self.block.operators):
             if isinstance(o.op, Communication):
                 (target,) = o.writes()
-                source = [v for v in o.reads()]
+                source = list(o.reads())
                 types = (str(source[0].type) if source else "", str(target.type))
                 payload = (self.env, self.env[source[0].name] if source else None, target)
                 begun[target.name] = one = Begun(self.number, o.op, at, types, payload)
@@ -156,9 +157,7 @@ def _together(op: Communication, t: TensorType) -> Expansion:
         made = [b.Concat(*xs, axis=0)] * n
     elif isinstance(op, AllToAll):
         rows = t.shape[0] // n
-        parts = [
-            [b.Slice(x, starts=(i * rows,), ends=((i + 1) * rows,), axes=(0,)) for i in range(n)] for x in xs
-        ]
+        parts = [[b.Slice(x, starts=(i * rows,), ends=((i + 1) * rows,), axes=(0,)) for i in range(n)] for x in xs]
         made = [b.Concat(*(p[i] for p in parts), axis=0) for i in range(n)]
     elif isinstance(op, Broadcast):
         made = [xs[op.root]] * n

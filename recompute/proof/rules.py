@@ -188,9 +188,10 @@ def _flat(n: Numbers, op: Op, kinds: Any, given: Sequence[View], indices: Sequen
         return
     wide = n.widest(given, indices)
     ordered = merged(sorted(wide.whole, key=lambda x: [-s for s in x[1]]))
-    if len(ordered) == 1 and ordered[0][0] == n.sizes[y.base] and not any(v.offset for v in wide.operands):
-        if all(s == (n.sizes[v.base] > 1) for s, v in zip(ordered[0][1], wide.operands, strict=True)):
-            n.flat[y.base] = (op, kinds), [View.whole(v.base, n.nodes[v.base].shape) for v in wide.operands]
+    if len(ordered) != 1 or ordered[0][0] != n.sizes[y.base] or any(v.offset for v in wide.operands):
+        return
+    if all(s == (n.sizes[v.base] > 1) for s, v in zip(ordered[0][1], wide.operands, strict=True)):
+        n.flat[y.base] = (op, kinds), [View.whole(v.base, n.nodes[v.base].shape) for v in wide.operands]
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -361,7 +362,10 @@ def _joints(wide: Wide, places: Sequence[int], own: Sequence[Any], dense: int) -
     found, start = [], 0
     for k, v in enumerate(wide.operands):
         size, first = own[k] if own else (1, ())
-        rest = [(d, at[k]) for _, d, at in sorted((-place, d, at) for (d, at), place in zip(wide.whole, places, strict=True))]
+        rest = [
+            (d, at[k])
+            for _, d, at in sorted((-place, d, at) for (d, at), place in zip(wide.whole, places, strict=True))
+        ]
         stop = start + size * dense
         found.append((start, stop, v.at((*first, *rest), (stop - start,))))
         start = stop
