@@ -242,7 +242,7 @@ class Alike:
         ]
         for v in beside:
             while isinstance(self.rows[self.makers[v]][0], VIEWS):
-                v = self.rows[self.makers[v]][2][0]
+                v = need(self.rows[self.makers[v]][2][0])
             leaves.discard(v)
         if not self.below([*(other for _, other in pairs), *beside], 0, leaves, rows):
             return False
@@ -284,7 +284,7 @@ class Alike:
                 ins = [None if v is None else self.types[v] for v in inputs]
                 results = numbers.apply(op, views, ins, self.outputs(outs))
                 for k, v in outs.items():
-                    env.setdefault(v, results[k])
+                    env.setdefault(v, need(results[k]))
             if all(self.view(a, numbers, env).bare() == self.view(b, numbers, env).bare() for a, b in pairs):
                 return True
         return False
@@ -308,6 +308,6 @@ def _form(op: Op, plain: Op, ins: Types, outs: Types) -> Any:
     rank = max(t.ndim for t in (*ins, *outs) if t is not None)
     if type(op) is not type(plain) or type(plain).channels_last is Op.channels_last or rank < 3:
         return None
-    given, made = ([t and Value("x", t) for t in types] for types in (ins, outs))
+    given, made = ([None if t is None else Value("x", t) for t in types] for types in (ins, outs))
     form = plain.channels_last(given, made, rank)
     return (form.inputs, form.outputs, to_last, to_first) if form is not None and form.op == op else None

@@ -32,7 +32,7 @@ class Numbers(Table):
 
     def apply(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
         """The results of an operator on numbered inputs; `outs`: the types of all its outputs."""
-        rule = _rule(type(op))
+        rule = _rule(type(op))  # type: ignore[arg-type]
         if not any(t is not None and 0 in t.shape for t in (*ins, *outs)):
             found = rule(self, op, inputs, ins, outs) if rule is not None else None
             if found is not None:

@@ -273,17 +273,17 @@ def test_many_changed_steps_are_refused(name: str) -> None:
         assert refused > tried * 0.7
 
 
-def test_mutants_of_the_benchmark_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("plan", ["plain", pytest.param("zero1", marks=pytest.mark.slow)])
+def test_mutants_of_the_benchmark_are_refused(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     proof_mutations = importlib.import_module("proof_mutations")
-    for plan in ("plain", "zero1"):
-        counts = proof_mutations.check("mlp", plan, 5, 1)
-        assert sum(n for how, n in counts.items() if how.startswith("refused")) >= 5
-        assert not any(how.startswith("proved") and "same bits" not in how for how in counts)
+    counts = proof_mutations.check("mlp", plan, 4, 1)
+    assert sum(n for how, n in counts.items() if how.startswith("refused")) >= 4
+    assert not any(how.startswith("proved") and "same bits" not in how for how in counts)
 
 
 @pytest.mark.parametrize(("mesh", "options"), [
-    ("dp=2", {}), ("dp=2", {"zero": 3}), ("pp=2", {"micro_batches": 2}), ("dp=2,tp=2", {}),
+    ("dp=2", {}), ("dp=2", {"zero": 3}), ("pp=2", {"micro_batches": 2}), pytest.param("dp=2,tp=2", {}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_compiled_ranks_are_proved_together(mesh: str, options: dict[str, Any]) -> None:
     whole = step("mlp")
