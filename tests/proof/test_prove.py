@@ -283,7 +283,8 @@ def test_mutants_of_the_benchmark_are_refused(plan: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("mesh", "options"), [
-    ("dp=2", {}), ("dp=2", {"zero": 3}), ("pp=2", {"micro_batches": 2}), pytest.param("dp=2,tp=2", {}, marks=pytest.mark.slow),
+    ("dp=2", {}), ("dp=2", {"zero": 3}), ("pp=2", {"micro_batches": 2}),
+    pytest.param("dp=2,tp=2", {}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_compiled_ranks_are_proved_together(mesh: str, options: dict[str, Any]) -> None:
     whole = step("mlp")
