@@ -63,6 +63,7 @@ _LAZY = {
     "check_import": "torch.check_import",
     "Proof": "proof.prove",
     "prove": "proof.prove",
+    "prove_ranks": "proof.ranks",
     "ModelWarning": "errors",
     "export_step": "exporter.step",
     "export_trained": "exporter.trained",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from ...errors import UsageError
 from ...language.ir import Block
 from ...language.program import Program
 from ..base import Pass
@@ -22,6 +23,8 @@ class OffloadCheckpoints(Pass):
     def rewrite(self, program: Program) -> Block:
         """The block with copies; `program.plan` notes what moves."""
         plan = program.plan
+        if plan is None:
+            raise UsageError("offload needs checkpoints: the values to copy to host memory")
         block = Offload(plan.checkpoints, tight=True).run(program.block)
         moved = offloaded(block)
         notes = [

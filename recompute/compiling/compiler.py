@@ -118,12 +118,16 @@ def compile_step(
     target = target_of(target)
     with without_gc(), dumping(dump) if dump is not None else contextlib.nullcontext():
         step, saved = _made(program, loss, spec, fetch, target), None
+        before = step.block if spec == _unplanned(spec) else None
         if wanted is not None:
             saved = _planned(step, program, wanted, target, plain)
         else:
             lower(step, target)
         found, cost = figures(step.block, target.cost, step.logical, target.link), target.cost or this_cpu()
-        proof = _proof(program, loss, spec, fetch, target, step) if prove else None
+        if prove and before is None:
+            with dumping(None):
+                before = _made(program, loss, _unplanned(spec), fetch, target).block
+        proof = _proof(before, step.block) if prove and before is not None else None
         return CompiledStep(step, step.plan, found, cost, step.planned, saved, proof)
 
 
@@ -140,13 +144,14 @@ def _planned(
     return saved_plan(fitted, step.planned, program.block.name, batch_of(program))
 
 
-def _proof(program: Program, loss: str, spec: Spec, fetch: Sequence[str], target: Target, step: Program) -> Proof:
-    """That a compiled step computes what its spec without a plan does.  What is approximated is not proved."""
-    plain = spec.with_(checkpoints=(), planning=Request(), offload=False, slices=(), allowed=())
-    with dumping(None):
-        before = _made(program, loss, plain, fetch, target).block
-    approximated = any(o.op.approximates for o in step.block.operators)
-    return prove_blocks(before, step.block, partly=approximated)
+def _unplanned(spec: Spec) -> Spec:
+    """The same step before recomputation, slices and approximations."""
+    return spec.with_(checkpoints=(), planning=Request(), offload=False, slices=(), allowed=())
+
+
+def _proof(before: Block, after: Block) -> Proof:
+    """That a compiled step computes what the one before it does.  What is approximated is not proved."""
+    return prove_blocks(before, after, partly=any(o.op.approximates for o in after.operators))
 
 
 def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) -> tuple[Request | None, bool]:

@@ -32,12 +32,12 @@ class Numbers(Table):
 
     def apply(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
         """The results of an operator on numbered inputs; `outs`: the types of all its outputs."""
-        rule = next((RULES[c] for c in type(op).__mro__ if c in RULES), None)
-        if 0 not in (t.size for t in (*ins, *outs) if t is not None):
+        rule = _rule(type(op))  # type: ignore[arg-type]
+        if not any(t is not None and 0 in t.shape for t in (*ins, *outs)):
             found = rule(self, op, inputs, ins, outs) if rule is not None else None
             if found is not None:
                 return found
-            if (body := expansion(op, tuple(ins), tuple(t is not None for t in outs))) is not None:
+            if (body := expanded(op, ins, outs)) is not None:
                 return self.through(body, inputs)
             if type(op).channels_last is not Op.channels_last:
                 return self.turned(op, inputs, ins, outs)
@@ -46,7 +46,7 @@ class Numbers(Table):
     def opaque(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
         """Expressions that are equal only if operator and inputs are; of slices: the slice of the whole one."""
         given = [v for v in inputs if v is not None]
-        if any(math.prod(self.nodes[v.base].shape) != math.prod(n for n, s in v.digits if s) for v in given):
+        if any(map(self.narrow, given)):
             lifted = self.lifted(op, inputs, ins, outs)
             if lifted is not None:
                 return lifted
@@ -118,9 +118,9 @@ class Numbers(Table):
             parts = [
                 v
                 if v is None
-                else _cut(v, p, start, size, extent)
+                else cut_at(v, p, start, size, extent)
                 if isinstance(p, Place)
-                else self.partial(Partial(v.bare(), ("factor", f.inputs), start, start + size, extent))
+                else self.partial(Partial(v.bare(), ("factor", f.inputs), start, start + size, extent, v))
                 for v, p in zip(results, f.outputs, strict=False)
             ]
             if all(v is None or part is not None for v, part in zip(results, parts, strict=False)):
@@ -207,10 +207,11 @@ class Numbers(Table):
         for v, number in zip(o.outputs, found, strict=False):
             if v is not None:
                 assert number is not None and number.shape == v.shape
+                assert math.prod([n for n, _ in number.digits]) == v.size
                 env[v.name] = number
 
 
-def _cut(v: View, p: Place, start: int, size: int, extent: int) -> View | None:
+def cut_at(v: View, p: Place, start: int, size: int, extent: int) -> View | None:
     """The slice [start, start + size) of an index of `extent` values at a place; None where it is not evenly apart."""
     before, after = v.shape[: p.axis], v.shape[p.axis + 1 :]
     found = v.reshaped((*before, p.outer, extent, p.inner, *after)).sliced(p.axis + 1, start, size)
@@ -265,11 +266,15 @@ class Expansion:
     outputs: tuple[Value | None, ...]
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def expansion(op: Op, ins: Types, present: tuple[bool, ...]) -> Expansion | None:
+def expanded(op: Op, ins: Types, outs: Types) -> Expansion | None:
     """The composition that an operator is on these types, for the outputs present; None for a primitive one."""
     if type(op).expand is Op.expand:
         return None
+    return _expansion(op, tuple(ins), tuple([t is not None for t in outs]))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _expansion(op: Op, ins: Types, present: tuple[bool, ...]) -> Expansion | None:
     b = Builder()
     inputs = [None if t is None else Value(b.names.take(f"x{i}"), t) for i, t in enumerate(ins)]
     made = op.expand(b, *inputs)
@@ -279,7 +284,9 @@ def expansion(op: Op, ins: Types, present: tuple[bool, ...]) -> Expansion | None
     kept = leading_to(b.operators, wanted)
     read = {v.name for v in wanted if v is not None}.union(v.name for o in kept for v in o.reads())
     operators = (
-        dataclasses.replace(o, outputs=tuple(v if v is not None and v.name in read else None for v in o.outputs))
+        o
+        if len(o.outputs) == 1
+        else dataclasses.replace(o, outputs=tuple(v if v is not None and v.name in read else None for v in o.outputs))
         for o in kept
     )
     return Expansion(tuple(operators), tuple(b.constants), wanted)
@@ -288,6 +295,11 @@ def expansion(op: Op, ins: Types, present: tuple[bool, ...]) -> Expansion | None
 #: class of operators → what gives the numbers of their results; None: it does not apply
 Rule = Callable[[Numbers, Any, Sequence[View | None], Types, Types], "list[View | None] | None"]
 RULES: dict[type, Rule] = {}
+
+
+@functools.cache
+def _rule(cls: type) -> Rule | None:
+    return next((RULES[c] for c in cls.__mro__ if c in RULES), None)
 
 
 def rule(*classes: type) -> Callable[[Rule], Rule]:

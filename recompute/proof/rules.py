@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..language.types import Types, need
+from ..language.op import Op
+from ..language.types import TensorType, Types, need
 from ..ops.common import Elementwise, normal_axes, normal_axis
 from ..ops.communication.base import CommWait
 from ..ops.elementwise.arithmetic import Add, Mul
@@ -16,13 +18,14 @@ from ..ops.linear.products import Gemm, MatMul
 from ..ops.memory.offload import Copy
 from ..ops.random.draws import Dropout
 from ..ops.random.dropout_part import DropoutPart
+from ..ops.recurrent.shared import Recurrent, RecurrentGrad
 from ..ops.reduction.sums import Reduce
 from ..ops.shape.join import Concat, Split
 from ..ops.shape.reshape import Copied, Expand, Fill, Reshape, Transpose
 from ..ops.shape.slice import Slice
 from ..ops.vision.resize import Interpolation
-from .numbers import Numbers, expansion, rule
-from .table import Index
+from .numbers import Numbers, expanded, rule
+from .table import Index, Wide, merged
 from .views import Digit, View, aligned, joined, strides
 
 Given = Sequence[View | None]
@@ -64,7 +67,7 @@ def parts(n: Numbers, op: Split, given: Given, ins: Types, outs: Types) -> list[
     axis = normal_axis(op.axis, need(ins[0]).ndim, op)
     starts = itertools.accumulate(op.sizes, initial=0)
     found = [given[0] and given[0].sliced(axis, at, size) for at, size in zip(starts, op.sizes, strict=False)]
-    return [v for v in found if v is not None] if None not in found else None
+    return [_resolved(n, v) for v in found if v is not None] if None not in found else None
 
 
 @rule(Slice)
@@ -73,7 +76,34 @@ def sliced(n: Numbers, op: Slice, given: Given, ins: Types, outs: Types) -> list
     found = given[0]
     for axis, taken in enumerate(op.taken(need(ins[0]).shape)):
         found = found and found.sliced(axis, taken.start, len(taken), taken.step)
-    return [found] if found else None
+    return [_resolved(n, found)] if found else None
+
+
+def _resolved(n: Numbers, v: View) -> View:
+    """A slice of values that were joined, or of a function of their elements: of the one value in which it lies."""
+    last = v.offset + sum((size - 1) * stride for size, stride in v.digits)
+    for start, stop, part in n.joints.get(v.base, ()):
+        if start <= v.offset and last < stop:
+            found = part.part(View(part.base, v.offset - start, v.digits, v.shape))
+            return v if found is None else _resolved(n, found)
+    joints = n.joints.get(v.base, [])
+    if joints and v.digits[:1] == ((len(joints), joints[0][1]),) and v.offset < joints[0][1]:  # the same of each
+        size, step = v.digits[0]
+        slices = [View(v.base, v.offset + i * step, v.digits[1:], (_size(v.digits[1:]),)) for i in range(size)]
+        each = [_resolved(n, x) for x in slices]
+        if all(a is not b for a, b in zip(each, slices, strict=True)):
+            t = TensorType("f32", each[0].shape)
+            joined_ = n.apply(Concat(0), each, (t,) * size, (t.with_shape((size * t.size,)),))[0]
+            return v if joined_ is None else joined_.reshaped(v.shape)
+    if v.base in n.flat:
+        (op, kinds), operands = n.flat[v.base]
+        views = [x.part(v) if x.digits else x for x in operands]
+        parts = [x and _resolved(n, x) for x in views]
+        if None not in parts and any(a is not b for a, b in zip(parts, views, strict=True)):
+            ins = [TensorType(kind, x.shape) for kind, x in zip(kinds, parts, strict=True) if x is not None]
+            found = n.apply(op, parts, ins, op.infer(*ins)[:1])[0]
+            return v if found is None else found
+    return v
 
 
 @rule(Fill)
@@ -117,9 +147,9 @@ def interpolated(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> 
     return [found[0] and found[0].transposed([order.index(i) for i in range(t.ndim)])]
 
 
-@rule(GatherGrad)
-def scattered(n: Numbers, op: GatherGrad, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """As it is: its own account of the axes knows that parts of it add up, its expansion's does not."""
+@rule(GatherGrad, Recurrent, RecurrentGrad)
+def as_it_is(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """Not its expansion: its own account of the axes knows that parts of it add up, its expansion's does not."""
     return n.opaque(op, given, ins, outs)
 
 
@@ -129,7 +159,7 @@ def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Typ
 
     None for a composition, which is expanded.
     """
-    if op.random or expansion(op, tuple(ins), tuple(t is not None for t in outs)) is not None:
+    if op.random or expanded(op, ins, outs) is not None:
         return None
     shape = next(t.shape for t in outs if t is not None)
     present = [v for v in given if v is not None]
@@ -137,13 +167,39 @@ def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Typ
         present.sort(key=_order)
     if op.name == "Add" and (joint := _added(n, *present)) is not None:
         return [joint.reshaped(shape)]
-    views = [v.expanded(shape) for v in present]
-    indices = aligned([v.digits for v in views if v is not None]) if None not in views else None
+    if n.partials and (part := _linear(n, op, given, ins, outs)) is not None:
+        return [part]
+    if any(map(n.narrow, present)):
+        present = [n.with_ones(v) for v in present]
+    indices = _broadcast(tuple([(v.digits, v.shape) for v in present]), shape)
     if indices is None:
         return None
     kinds = tuple(None if t is None else t.dtype for t in ins)
     name = (op.name, op, kinds)
-    return _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=shape))
+    found = _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=shape))
+    if n.joints and len(outs) == 1 and len(set(kinds)) == 1:
+        _flat(n, op, kinds, present, indices, found[0])
+    return found
+
+
+def _flat(n: Numbers, op: Op, kinds: Any, given: Sequence[View], indices: Sequence[Index], y: View | None) -> None:
+    """Notes a function of the elements of joined values, if these lie one after the other in all of them."""
+    if y is None or y.base in n.flat or not any(v.base in n.joints or v.base in n.flat for v in given):
+        return
+    wide = n.widest(given, indices)
+    ordered = merged(sorted(wide.whole, key=lambda x: [-s for s in x[1]]))
+    if len(ordered) != 1 or ordered[0][0] != n.sizes[y.base] or any(v.offset for v in wide.operands):
+        return
+    if all(s == (n.sizes[v.base] > 1) for s, v in zip(ordered[0][1], wide.operands, strict=True)):
+        n.flat[y.base] = (op, kinds), [View.whole(v.base, n.nodes[v.base].shape) for v in wide.operands]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _broadcast(given: tuple[tuple[tuple[Digit, ...], tuple[int, ...]], ...], shape: tuple[int, ...]) -> Any:
+    """The indices of values, of these digits and shapes, that broadcast to a shape; None if there are none."""
+    views = [View(0, 0, *of).expanded(shape) for of in given]
+    found = aligned([v.digits for v in views if v is not None]) if None not in views else None
+    return found and tuple(found)
 
 
 def _each(outs: Types, made: Callable[[int], View]) -> list[View | None]:
@@ -160,7 +216,26 @@ def _added(n: Numbers, a: View, b: View) -> View | None:
         x, y = y, x
     if x.stop != y.start or (x.total, x.index, x.size) != (y.total, y.index, y.size):
         return None
-    return n.partial(dataclasses.replace(x, stop=y.stop)).part(a)
+    found = n.partial(dataclasses.replace(x, stop=y.stop))
+    return found if n.complete(a) else found.part(a)
+
+
+def _linear(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> View | None:
+    """Of a partial sum, by an operator that is linear in it: the part of the operator's result for the sum."""
+    held = {k: n.partials[v.base] for k, v in enumerate(given) if v is not None and v.base in n.partials}
+    if not held or tuple(held) not in op.linear or len(outs) != 1:
+        return None
+    parts = sorted(held.values(), key=lambda p: p.total.base)
+    first = parts[0]
+    if any((p.start * first.size, p.stop * first.size) != (first.start * p.size, first.stop * p.size) for p in parts):
+        return None
+    indices = tuple((p.index, p.size) for p in parts)
+    index = first.index if len(set(indices)) == 1 else indices
+    if any(not n.complete(v) for k, v in enumerate(given) if v is not None and k in held):
+        return None
+    sums = [held[k].total.reshaped(v.shape) if v is not None and k in held else v for k, v in enumerate(given)]
+    total = n.apply(op, sums, ins, outs)[0]
+    return None if total is None else n.partial(dataclasses.replace(first, index=index, total=total.bare(), seen=total))
 
 
 @rule(Reduce)
@@ -219,7 +294,7 @@ def _product(n: Numbers, given: Any, swapped: tuple[int, int], dtype: str) -> Vi
     if sorted(operands, key=_order) != operands:
         operands.reverse()
         kept, summed = ([(size, at[::-1]) for size, at in some] for some in (kept, summed))
-    return n.indexed(("MatMul", dtype), operands, kept, summed or [(1, (0, 0))], shape=shape)
+    return n.indexed(("MatMul", dtype), operands, kept, summed or [(1, (0, 0))], shape=tuple(shape))
 
 
 def _order(v: View) -> Any:
@@ -276,9 +351,25 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
     count = len(parts) if alike else t.shape[axis]
     base, places = n.expression(("Concat", count, own), wide.operands, wide.whole, first=count)
     dense = _size([(d, 0) for (d, _), place in zip(wide.whole, places, strict=True) if place])
+    n.joints.setdefault(base, _joints(wide, places, own, dense))
     digits = [(d, place) for (d, _), place in zip(wide.kept, places, strict=True)]
     digits.insert(before, (count, dense))
     return [View(base, sum(start * places[i] for i, start, _ in wide.begun), joined(digits), t.shape)]
+
+
+def _joints(wide: Wide, places: Sequence[int], own: Sequence[Any], dense: int) -> list[tuple[int, int, View]]:
+    """Where each of the values lies that were joined, whose indices have these places."""
+    found, start = [], 0
+    for k, v in enumerate(wide.operands):
+        size, first = own[k] if own else (1, ())
+        rest = [
+            (d, at[k])
+            for _, d, at in sorted((-place, d, at) for (d, at), place in zip(wide.whole, places, strict=True))
+        ]
+        stop = start + size * dense
+        found.append((start, stop, v.at((*first, *rest), (stop - start,))))
+        start = stop
+    return found
 
 
 def _one_value(axis: int, parts: Sequence[View]) -> View | None:

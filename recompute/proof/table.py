@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..language.exact import exact
@@ -29,13 +30,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Partial:
-    """What slice [start, stop) of an index of `size` contributes to the sum `total`."""
+    """What slice [start, stop) of an index of `size` contributes to the sum `total`, which is a slice as in `seen`."""
 
     total: View
     index: Any
     start: int
     stop: int
     size: int
+    seen: View | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,13 @@ class Table:
     def __init__(self) -> None:
         self.table: dict[Any, int] = {}
         self.nodes: list[Node] = []
+        self.sizes: list[int] = []
+        self.constants: dict[Constant, View] = {}
         self.partials: dict[int, Partial] = {}
+        #: of what was joined: for each part, where it begins and ends, and its elements in the order of the joined ones
+        self.joints: dict[int, list[tuple[int, int, View]]] = {}
+        #: of element-wise expressions over elements that lie one after the other: the operator and its operands
+        self.flat: dict[int, tuple[Any, list[View]]] = {}
 
     def number(self, key: Any, name: str, shape: Sequence[int], operands: Sequence[View] = ()) -> int:
         """The number of an expression, whose elements lie densely in `shape`."""
@@ -81,12 +89,32 @@ class Table:
         if found is None:
             found = self.table[key] = len(self.nodes)
             self.nodes.append(Node(name, tuple(operands), tuple(shape)))
+            self.sizes.append(math.prod(shape))
         return found
+
+    def narrow(self, v: View) -> bool:
+        """Whether a view lacks elements of its base."""
+        return self.sizes[v.base] != math.prod([n for n, s in v.digits if s])
+
+    def complete(self, v: View) -> bool:
+        """Whether a view has all elements of its base, in order."""
+        return v.offset == 0 and v.bare().digits == View.whole(v.base, self.nodes[v.base].shape).digits
+
+    def with_ones(self, v: View) -> View:
+        """The same, with a digit for each dimension of the base of which one element is taken."""
+        if not self.narrow(v) or any(n == 1 for n, _ in v.digits):
+            return v
+        digits = list(v.digits)
+        shape = self.nodes[v.base].shape
+        for d, low in zip(shape, strides(shape), strict=True):
+            if d > 1 and not any(low <= s < d * low or s < low < n * s for n, s in v.digits):
+                digits.insert(next((i for i, (_, s) in enumerate(digits) if s < low), len(digits)), (1, low))
+        return View(v.base, v.offset, tuple(digits), v.shape)
 
     def partial(self, part: Partial) -> View:
         """The number of a partial sum; the sum's where it is all of it."""
         if part.start == 0 and part.stop == part.size:
-            return part.total
+            return part.seen or part.total
         shape = part.total.shape
         base = self.number(("partial", part), "partial sum", shape, [part.total])
         self.partials[base] = part
@@ -134,10 +162,15 @@ class Table:
 
     def constant(self, c: Constant) -> View:
         """Its elements; one number for all if they are equal."""
-        if c.data and all(exact(x) == exact(c.data[0]) for x in c.data):
-            return self.filled(c.value.type, c.data[0])
-        key = ("constant", c.value.type, exact(c.data))
-        return View.whole(self.number(key, c.value.name, c.value.shape), c.value.shape)
+        found = self.constants.get(c)
+        if found is None:
+            t, data = c.value.type, exact(c.data)
+            if data and data.count(data[0]) == len(data):
+                found = self.filled(t, c.data[0])
+            else:
+                found = View.whole(self.number(("constant", t, data), c.value.name, t.shape), t.shape)
+            self.constants[c] = found
+        return found
 
     def filled(self, t: TensorType, value: Any) -> View:
         """A value all of whose elements are `value`."""
@@ -157,25 +190,16 @@ class Table:
         summed: Sequence[Index] = (),
         *,
         first: int = 1,
-    ) -> tuple[int, list[int]]:
+    ) -> tuple[int, Sequence[int]]:
         """An expression by indices: for each value of `kept`, a function of the operands' elements there.
 
         Of those at all values of `summed`, where there are any, a symmetric function, such as a sum.  Gives its number,
         the same in whatever order the indices are given, and the stride of each of `kept` in it.  `first`: values of
         an index of its own, outside of these.
         """
-        inner = [i for i, (size, at) in enumerate(kept) if size > 1 and any(at)]
-        order = sorted(inner, key=lambda i: tuple(-s for s in kept[i][1]))
-        shape = [kept[i][0] for i in order]
-        place = dict(zip(order, strides(shape), strict=True))
-        key = (
-            name,
-            tuple((v.base, v.offset) for v in operands),
-            merged([kept[i] for i in order]),
-            merged(sorted(summed, key=lambda x: tuple(-s for s in x[1]))),
-        )
-        shape = shape if first == 1 else [first, *shape]
-        return self.number(key, str(name[0]), shape, operands), [place.get(i, 0) for i in range(len(kept))]
+        ordered, gone, shape, places = _ordered(tuple(kept), tuple(summed))
+        key = (name, tuple([(v.base, v.offset) for v in operands]), ordered, gone)
+        return self.number(key, str(name[0]), shape if first == 1 else (first, *shape), operands), places
 
     def indexed(
         self,
@@ -183,7 +207,7 @@ class Table:
         operands: Sequence[View],
         kept: Sequence[Index],
         summed: Sequence[Index] = (),
-        shape: Any = (),
+        shape: tuple[int, ...] = (),
         *,
         adds: bool = True,
     ) -> View:
@@ -192,14 +216,17 @@ class Table:
         Of parts of its operands that begin and end at the same values of an index: the part of the whole expression;
         along what is summed only if it `adds`, as a sum does, which is that of its parts' and no mean or maximum is.
         """
+        if not any(map(self.narrow, operands)):
+            base, places = self.expression(name, operands, kept, summed)
+            return View(base, 0, joined([(n, s) for (n, _), s in zip(kept, places, strict=True)]), shape)
         wide = self.widest(operands, kept, summed)
         wide = wide if adds else wide.own_sums()
         base, places = self.expression(name, wide.operands, wide.whole, wide.totals)
         offset = sum(start * places[i] for i, start, _ in wide.begun)
         digits = joined((n, s) for (n, _), s in zip(wide.kept, places, strict=True))
-        found = View(base, offset, digits, tuple(shape))
+        found = View(base, offset, digits, shape)
         for i, start, size in wide.ended:
-            found = self.partial(Partial(found.bare(), wide.totals[i], start, start + wide.summed[i][0], size))
+            found = self.partial(Partial(found.bare(), wide.totals[i], start, start + wide.summed[i][0], size, found))
         return found
 
     def widest(self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index] = ()) -> Wide:
@@ -216,11 +243,7 @@ class Table:
     def wider(self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index]) -> Wide:
         """The same with the indices as they are."""
         operands, kept, summed = list(operands), list(kept), list(summed)
-        cut = [
-            k
-            for k, v in enumerate(operands)
-            if math.prod(self.nodes[v.base].shape) != math.prod(n for n, at in (*kept, *summed) if at[k])
-        ]
+        cut = [k for k, v in enumerate(operands) if self.narrow(v)]
         for k in cut:
             kept, summed = self.cuts(operands[k], kept, k), self.cuts(operands[k], summed, k)
         digits = [[(n, at[k]) for n, at in (*kept, *summed) if at[k]] for k in range(len(operands))] if cut else []
@@ -260,6 +283,20 @@ def _without_ones(kept: Sequence[Index], summed: Sequence[Index]) -> tuple[list[
         return size, tuple(0 if size == 1 and beside else s for s, beside in zip(at, near, strict=True))
 
     return [one(*x) for x in kept], [one(*x) for x in summed]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _ordered(
+    kept: tuple[Index, ...], summed: tuple[Index, ...]
+) -> tuple[tuple[Index, ...], tuple[Index, ...], tuple[int, ...], tuple[int, ...]]:
+    """Indices in an order that does not depend on theirs, the sizes of those kept, and the stride of each of `kept`."""
+    inner = [i for i, (size, at) in enumerate(kept) if size > 1 and any(at)]
+    order = sorted(inner, key=lambda i: [-s for s in kept[i][1]])
+    shape = [kept[i][0] for i in order]
+    place = dict(zip(order, strides(shape), strict=True))
+    gone = sorted(summed, key=lambda x: [-s for s in x[1]])
+    places = tuple([place.get(i, 0) for i in range(len(kept))])
+    return merged([kept[i] for i in order]), merged(gone), tuple(shape), places
 
 
 def merged(indices: Sequence[Index]) -> tuple[Index, ...]:

@@ -6,6 +6,7 @@ one element are left out, and neighbours that lie one after the other are joined
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -64,33 +65,10 @@ class View:
             found += low[::-1]
         return self.at(found, inner.shape, offset)
 
-    def axes(self) -> list[list[Digit]] | None:
+    def axes(self) -> list[Sequence[Digit]] | None:
         """The digits of each axis; None where one spans two axes and cannot be split, or there are no elements."""
-        if 0 in self.shape:
-            return None
-        rest, found = list(self.digits), []
-        for at in range(len(self.shape) - 1, -1, -1):
-            need, own = self.shape[at], []
-            while need > 1:
-                size, stride = rest.pop()
-                if size == 1:
-                    own.append((size, stride))
-                    continue
-                if need % size == 0:
-                    own.append((size, stride))
-                    need //= size
-                elif size % need == 0:
-                    own.append((need, stride))
-                    rest.append((size // need, stride * need))
-                    need = 1
-                else:
-                    return None
-            left = next((k for k in range(at) if self.shape[at - 1 - k] != 1), at)  # axes of size 1 before this one
-            ones = next((k for k, (n, _) in enumerate(reversed(rest)) if n != 1), len(rest))
-            for _ in range(ones - left):  # each of them has one slice of one element; of several axes, the first
-                own.append(rest.pop())
-            found.append(own[::-1])
-        return found[::-1]
+        found = _axes(self.digits, self.shape)
+        return None if found is None else list(found)
 
     def transposed(self, perm: Sequence[int]) -> View | None:
         """Axes in another order; None where the elements are not evenly apart."""
@@ -114,6 +92,8 @@ class View:
 
     def expanded(self, shape: Sequence[int]) -> View | None:
         """Broadcast to a shape."""
+        if shape == self.shape:
+            return self
         axes = self.axes()
         if axes is None:
             return None
@@ -125,9 +105,42 @@ class View:
         return self.at(found, shape)
 
 
+@functools.lru_cache(maxsize=1 << 16)
+def _axes(digits: tuple[Digit, ...], shape: tuple[int, ...]) -> tuple[tuple[Digit, ...], ...] | None:
+    if 0 in shape:
+        return None
+    rest, found = list(digits), []
+    narrow = any(n == 1 for n, _ in rest)
+    for at in range(len(shape) - 1, -1, -1):
+        need, own = shape[at], []
+        while need > 1:
+            size, stride = rest.pop()
+            if size == 1:
+                own.append((size, stride))
+            elif need % size == 0:
+                own.append((size, stride))
+                need //= size
+            elif size % need == 0:
+                own.append((need, stride))
+                rest.append((size // need, stride * need))
+                need = 1
+            else:
+                return None
+        if narrow:
+            left = next((k for k in range(at) if shape[at - 1 - k] != 1), at)  # axes of size 1 before this one
+            ones = next((k for k, (n, _) in enumerate(reversed(rest)) if n != 1), len(rest))
+            for _ in range(ones - left):  # each of them has one slice of one element; of several axes, the first
+                own.append(rest.pop())
+        found.append(tuple(own[::-1]))
+    return tuple(found[::-1])
+
+
 def strides(shape: Sequence[int]) -> list[int]:
     """Those of a dense, row-major value."""
-    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    found = [1] * len(shape)
+    for i in range(len(shape) - 1, 0, -1):
+        found[i - 1] = found[i] * shape[i]
+    return found
 
 
 def joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:
@@ -148,6 +161,9 @@ def joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:
 
 def aligned(views: Sequence[Sequence[Digit]]) -> list[tuple[int, tuple[int, ...]]] | None:
     """Digits of views of one size, refined to common sizes: (size, the stride in each); None if there are none."""
+    first = views[0]
+    if all(v == first for v in views[1:]):
+        return [(n, (s,) * len(views)) for n, s in first]
     rest = [list(v) for v in views]
     found: list[tuple[int, tuple[int, ...]]] = []
     ones: list[list[int]] = [[] for _ in views]

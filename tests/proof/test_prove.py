@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import random
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,11 @@ import pytest
 import recompute as rc
 from recompute.language.builder import Builder
 from recompute.language.ir import Block, Constant, Operator, Value
+from recompute.language.layouts import to_last
+from recompute.language.op import REGISTRY, Op
+from recompute.language.samples import Draw
 from recompute.language.types import TensorType
+from recompute.ops.channels_last import Laid
 from recompute.passes.slicing.slicing import Slice
 from recompute.proof.numbers import Numbers
 from recompute.proof.prove import prove
@@ -68,7 +74,7 @@ def grow(b: Builder, values: list[Value], rng: random.Random) -> None:
         parts = [b.Slice(x, starts=(at,), ends=(at + half,), axes=(axis,)) for at in (0, half)]
         sums = [b.ReduceSum(p, axes=(axis,)) for p in parts]
         values += [b.Concat(*(b.Tanh(p) for p in parts), axis=axis), b.Tanh(x), b.Add(*sums)]
-        values.append(b.ReduceSum(x, axes=(axis,)))
+        values += [b.ReduceSum(x, axes=(axis,)), *sums]
 
 
 def check_numbers(seed: int, operators: int) -> int:
@@ -265,6 +271,79 @@ def test_many_changed_steps_are_refused(name: str) -> None:
     for block in (program.block, Slice(("all:0:2",)).run(program.block)):
         tried, refused = check_mutations(40, 2, block, program)
         assert refused > tried * 0.7
+
+
+@pytest.mark.parametrize("plan", ["plain", pytest.param("zero1", marks=pytest.mark.slow)])
+def test_mutants_of_the_benchmark_are_refused(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    proof_mutations = importlib.import_module("proof_mutations")
+    counts = proof_mutations.check("mlp", plan, 4, 1)
+    assert sum(n for how, n in counts.items() if how.startswith("refused")) >= 4
+    assert not any(how.startswith("proved") and "same bits" not in how for how in counts)
+
+
+@pytest.mark.parametrize(("mesh", "options"), [
+    ("dp=2", {}), ("dp=2", {"zero": 3}), ("pp=2", {"micro_batches": 2}),
+    pytest.param("dp=2,tp=2", {}, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_compiled_ranks_are_proved_together(mesh: str, options: dict[str, Any]) -> None:
+    whole = step("mlp")
+    ranks = []
+    for rank in range(rc.Mesh(mesh).ranks):
+        program = rc.load(rc.models.build("mlp"), batch=4)
+        loss = rc.losses.cross_entropy(program[program.block.outputs[0]])
+        optimizer = rc.DataParallel(rc.Adam(), mesh, rank, batch=4, **options)
+        ranks.append(rc.compile_step(program, loss, optimizer).program)
+    proof = rc.prove_ranks(whole, ranks, mesh)
+    assert len(proof.proved) >= 16 and not proof.unproved
+    operators = ranks[-1].block.operators
+    at = next(i for i, o in enumerate(operators) if o.op.name == "AdamUpdate")
+    wrong = dataclasses.replace(operators[at], op=dataclasses.replace(operators[at].op, beta1=0.8))
+    ranks[-1].block = ranks[-1].block.with_operators([*operators[:at], wrong, *operators[at + 1 :]])
+    with pytest.raises(rc.VerifyError, match=f"not proved: .*@{len(ranks) - 1}"):
+        rc.prove_ranks(whole, ranks, mesh)
+
+
+def test_each_rank_needs_a_program() -> None:
+    with pytest.raises(rc.UsageError, match="the mesh dp=2 has 2 ranks, not 1"):
+        rc.prove_ranks(step("mlp"), [step("mlp")], "dp=2")
+
+
+def test_channels_last_forms_are_the_operators_on_turned_values() -> None:
+    """What `Alike.turned` takes an operator's word for, on samples."""
+    draw, make = Draw("turned"), rc.language.op.op_class
+    cases = [draw.case(make("Relu")(), draw("f64[2,3,4,5]")), draw.case(make("Identity")(), draw("f64[2,3,4,5]")),
+             draw.case(make("Add")(), draw("f64[2,3,4,5]"), draw("f64[1,3,1,1]"))]  # fmt: skip
+    for cls in list(REGISTRY.values()):
+        if cls.channels_last is not Op.channels_last and not issubclass(cls, Laid):
+            cases += cls.samples(Draw(cls.__name__))
+    checked = set()
+    for case in cases:
+        ins = [None if a is None else Value("x", TensorType.of(np.asarray(a))) for a in case.inputs]
+        outs = [Value("y", t) for t in case.op.infer(*(v and v.type for v in ins))]
+        rank = max(v.ndim for v in (*ins, *outs) if v is not None)
+        form = case.op.channels_last(ins, outs, rank) if rank > 2 else None
+        if form is None or any(r and v is not None and v.ndim != rank for v, r in zip(ins, form.inputs, strict=False)):
+            continue
+        turned = [np.ascontiguousarray(np.transpose(a, to_last(rank))) if r and a is not None else a
+                  for a, r in zip(case.inputs, form.inputs, strict=False)]  # fmt: skip
+        wanted, results = applied(case.op, case.inputs), applied(form.op, turned)
+        for a, b, turns in zip(wanted, results, form.outputs, strict=False):
+            a = np.transpose(a, to_last(a.ndim)) if turns else a
+            np.testing.assert_allclose(
+                a.astype(np.float64), b.astype(np.float64), rtol=1e-2 if a.itemsize == 2 else 1e-5
+            )
+        checked.add(case.op.name)
+    assert len(checked) > 20
+
+
+def applied(op: Any, inputs: Any) -> list[np.ndarray]:
+    """All results of an operator on arrays."""
+    types = [None if a is None else TensorType.of(np.asarray(a)) for a in inputs]
+    outs = [np.zeros(t.shape, t.numpy) for t in op.infer(*types)]
+    scratch = [np.zeros(t.shape, t.numpy) for t in op.scratch(types, [TensorType.of(a) for a in outs])]
+    op.compute(list(inputs), outs, scratch)
+    return outs
 
 
 def test_an_error_names_the_expressions() -> None:

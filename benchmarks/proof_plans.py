@@ -1,0 +1,196 @@
+"""Proofs of plans of every kind: which of a step's values are proved equal to the plain step's, and in what time.
+
+    python benchmarks/proof_plans.py [--only NETWORK ...] [--plans PLAN ...]
+    python benchmarks/proof_plans.py --times
+
+A row is a network, a column a plan.  `33`: all 33 values (outputs, parameters, buffers, state) are proved; `30/33`:
+three are not, and a line below says where the first of them parts.  `-`: the network has no such plan.  `--times`: the
+time of the proof of a plain step as a part of its compilation's, processor seconds, the median of seven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import recompute as rc
+from recompute.language.ir import Block
+from recompute.proof import numbers, rules, table, views
+
+#: networks, with options that make them small
+NETWORKS: dict[str, dict[str, Any]] = {
+    "mlp": {"features": 64},
+    "lenet": {},
+    "resnet18": {"image": 32, "width": 16},
+    "mobilenet_v2": {"image": 32},
+    "unet": {},
+    "densenet121": {"image": 32},
+    "vit-tiny": {},
+    "bert-mini": {},
+    "gpt2-tiny": {},
+    "llama-tiny": {},
+    "moe-tiny": {},
+    "lstm": {},
+}
+BATCH = 4
+
+
+def trained(name: str, **options: Any) -> tuple[rc.Program, str]:
+    """A network of the zoo and its loss."""
+    program = rc.load(rc.models.build(name, **(options or NETWORKS.get(name, {}))), batch=BATCH)
+    outputs = program.block.outputs
+    loss = program["loss"] if "loss" in outputs else rc.losses.cross_entropy(program[outputs[0]])
+    return program, loss.name
+
+
+def middle(program: rc.Program) -> list[str]:
+    """Every fifth value of the batch."""
+    values = [v for o in program.block.operators for v in o.writes()]
+    return [v.name for v in values if v.type.is_float and v.ndim > 1][:-1:5]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A kind of plan: the optimizer of the plain step, what the planned one's is made of it, and options of both.
+
+    `mesh`, and options of `DataParallel`: the programs of all its ranks together are compared with one process's step.
+    """
+
+    planned: Callable[[Any, rc.Program], Any] = lambda optimizer, program: optimizer
+    plain: Callable[[], Any] = rc.Adam
+    options: dict[str, Any] = field(default_factory=dict)
+    prepared: Callable[[rc.Program], object] = lambda program: None
+    mesh: str = ""
+
+    def proof(self, name: str) -> tuple[list[Block], Callable[[Block], rc.Proof]]:
+        """The compiled step of a network, or those of all ranks, and what proves another in place of the first."""
+        if not self.mesh:
+            before, after = self.blocks(name)
+            return [after], lambda block: rc.prove(before, block, partly=True)
+        whole, _ = self.program(name)
+        ranks = [self.program(name, rank)[0] for rank in range(rc.Mesh(self.mesh).ranks)]
+
+        def proved(block: Block) -> rc.Proof:
+            ranks[0].block = block
+            return rc.prove_ranks(whole, ranks, self.mesh, partly=True)
+
+        return [r.block for r in ranks], proved
+
+    def program(self, name: str, rank: int | None = None) -> tuple[rc.Program, str]:
+        """The plain step of a network, or the compiled one of a rank."""
+        program, loss = trained(name)
+        program.block = dataclasses.replace(program.block, outputs=(loss,))
+        if rank is None:
+            self.plain().minimize(program[loss])
+            return program, loss
+        optimizer = rc.DataParallel(self.plain(), self.mesh, rank, batch=BATCH, **self.options)
+        return rc.compile_step(program, loss, optimizer).program, loss
+
+    def blocks(self, name: str, **sizes: Any) -> tuple[Block, Block]:
+        """The plain step of a network, and the one that is compiled by the plan."""
+        program, loss = trained(name, **sizes)
+        program.block = dataclasses.replace(program.block, outputs=(loss,))
+        self.prepared(program)
+        optimizer = self.planned(self.plain(), program)
+        after = rc.compile_step(program, loss, optimizer, **self.options).program.block
+        self.plain().minimize(program[loss])
+        return program.block, after
+
+
+def _recomputed(optimizer: Any, program: rc.Program) -> Any:
+    return rc.RecomputeOptimizer(optimizer).set_checkpoints(middle(program))
+
+
+def _offloaded(optimizer: Any, program: rc.Program) -> Any:
+    return _recomputed(optimizer, program).set_offload()
+
+
+def _in_slices(*slices: str) -> Callable[[Any, rc.Program], Any]:
+    return lambda optimizer, program: rc.RecomputeOptimizer(optimizer).set_slices(slices)
+
+
+PLANS = {
+    "plain": Plan(),
+    "checkpoints": Plan(_recomputed),
+    "budget": Plan(options={"budget": "97%"}),
+    "slices": Plan(_in_slices("all:0:2")),
+    "offload": Plan(_offloaded),
+    "sgd": Plan(plain=lambda: rc.Momentum(0.1)),
+    "bf16": Plan(plain=lambda: rc.MixedPrecision(rc.Adam(), "bf16")),
+    "fp16": Plan(plain=lambda: rc.MixedPrecision(rc.Adam(), "fp16")),
+    "qat": Plan(prepared=rc.prepare_qat),
+    "store:8": Plan(options={"approximations": "store:8"}),
+    "dp": Plan(mesh="dp=2"),
+    "zero1": Plan(mesh="dp=2", options={"zero": 1}),
+    "zero3": Plan(mesh="dp=2", options={"zero": 3}),
+    "tp": Plan(mesh="tp=2"),
+    "pp": Plan(mesh="pp=2", options={"micro_batches": 2}),
+}
+
+
+def print_table(networks: list[str], plans: list[str]) -> None:
+    """Prints how many values are proved."""
+    print(" | ".join(["", "network", *plans, ""]).strip())
+    print("|---" * (len(plans) + 1) + "|")
+    for name in networks:
+        cells, said = [], []
+        for plan in plans:
+            try:
+                blocks, proved = PLANS[plan].proof(name)
+            except (rc.UsageError, rc.BudgetError):
+                cells.append("-")
+                continue
+            proof = proved(blocks[0])
+            count = len(proof.proved) + len(proof.unproved)
+            cells.append(str(count) if not proof.unproved else f"{len(proof.proved)}/{count}")
+            said += [f"    {plan}: {n}: {why}" for n, why in list(proof.unproved.items())[:1]]
+        print(" | ".join(["", name, *cells, ""]).strip(), *said, sep="\n", flush=True)
+
+
+def print_times(networks: list[str]) -> None:
+    """Prints the time of proofs beside that of compilations."""
+    print("network            operators   compiled       proof   ratio")
+    for name in networks:
+        program, loss = trained(name)
+        seconds = []
+        for _ in range(7):
+            started = time.process_time()
+            after = rc.compile_step(program, loss, rc.Adam()).program.block
+            compiled = time.process_time() - started
+            plain, _ = trained(name)
+            rc.Adam().minimize(plain[loss])
+            seconds.append((compiled, proof_seconds(plain.block, after)))
+        compiled, proof = (statistics.median(some) for some in zip(*seconds, strict=True))
+        ratio = statistics.median(p / c for c, p in seconds)
+        print(f"{name:18} {len(after.operators):9,} {compiled:9.3f} s {proof:9.4f} s {ratio:7.1%}", flush=True)
+
+
+def proof_seconds(before: Block, after: Block) -> float:
+    """Processor seconds of a proof that has computed nothing before."""
+    for cached in (numbers._expansion, rules._broadcast, table._ordered, views._axes):
+        cached.cache_clear()
+    started = time.process_time()
+    rc.prove(before, after)
+    return time.process_time() - started
+
+
+def main() -> None:
+    """Prints one of the tables."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--only", nargs="+", default=list(NETWORKS), metavar="NETWORK")
+    p.add_argument("--plans", nargs="+", default=list(PLANS), choices=list(PLANS), metavar="PLAN")
+    p.add_argument("--times", action="store_true", help="how long proofs take")
+    args = p.parse_args()
+    if args.times:
+        print_times(args.only)
+    else:
+        print_table(args.only, args.plans)
+
+
+if __name__ == "__main__":
+    main()
