@@ -21,7 +21,7 @@ from ..language.op import Op
 from ..language.types import TensorType, Types, need
 from ..ops.channels_last import Laid
 from ..ops.communication.base import CommWait
-from ..ops.memory.offload import Copy
+from ..ops.memory.offload import Copy, Store
 from ..ops.shape.reshape import Copied, Reshape, Transpose
 from .numbers import Numbers
 from .views import View
@@ -32,7 +32,7 @@ WINDOW = 64
 FAILURES = 8
 #: what passes add to the names of values that they compute again, or with the channels last
 SUFFIXES = (".again", ".last")
-#: operators whose result is their first input
+#: operators whose result is their first input (of a Store, the second)
 COPIES = (Copied, Copy, CommWait)
 #: operators whose result has the elements of their input, through which windows look
 VIEWS = (Reshape, Transpose)
@@ -77,7 +77,7 @@ class Alike:
             if op.communicates == "begin":
                 sent.setdefault(op.queue, []).append((op, *(env[v.name] for v in o.reads())))  # type: ignore[attr-defined]
             if isinstance(op, COPIES):
-                env[need(o.outputs[0]).name] = env[need(o.inputs[0]).name]
+                env[need(o.outputs[0]).name] = env[need(o.inputs[isinstance(op, Store)]).name]
             elif self.run(o, env) and others is not None:
                 self.settle(o, env, others)
         self.border = len(self.rows)
@@ -87,7 +87,8 @@ class Alike:
         """The numbers of what a block declares."""
         env = {v.name: self.declared(("input", v.name, v.type), v.type) for v in block.inputs}
         held = (*block.parameters, *block.buffers, *block.state)
-        env |= {v.name: self.declared(("state", v.name, v.type), v.type) for v in held}
+        near = [(v.name, v.type.placed(host=False)) for v in held]
+        env |= {name: self.declared(("state", name, t), t) for name, t in near}
         for c in block.constants:
             number = env[c.value.name] = self.declared(("constant", c.value.type, exact(c.data)), c.value.type)
             self.constants[number] = c

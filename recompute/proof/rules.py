@@ -15,7 +15,7 @@ from ..ops.communication.base import CommWait
 from ..ops.elementwise.arithmetic import Add, Mul
 from ..ops.indexing.gather import GatherGrad
 from ..ops.linear.products import Gemm, MatMul
-from ..ops.memory.offload import Copy
+from ..ops.memory.offload import Copy, Store
 from ..ops.random.draws import Dropout
 from ..ops.random.dropout_part import DropoutPart
 from ..ops.recurrent.shared import Recurrent, RecurrentGrad
@@ -33,6 +33,11 @@ Given = Sequence[View | None]
 COMMUTE = frozenset({"Add", "Mul", "Equal", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
 #: reductions that are the sum of the same reduction of parts
 SUMS = frozenset({"ReduceSum", "ReduceSumSquare", "ReduceL1"})
+
+
+@rule(Store)
+def _stored(n: Numbers, op: Store, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    return [given[1]]
 
 
 @rule(Copied, Copy, CommWait)

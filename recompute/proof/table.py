@@ -158,7 +158,7 @@ class Table:
 
     def declared(self, kind: str, v: Value) -> View:
         """An input, or the contents of a persistent value before the step."""
-        return View.whole(self.number((kind, v.name, v.type), v.name, v.shape), v.shape)
+        return View.whole(self.number((kind, v.name, v.type.placed(host=False)), v.name, v.shape), v.shape)
 
     def constant(self, c: Constant) -> View:
         """Its elements; one number for all if they are equal."""

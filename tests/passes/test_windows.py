@@ -193,7 +193,7 @@ def test_budgets_below_the_state(name: str, tmp_path: Path, monkeypatch: pytest.
     budget = int(plain.figures.persistent_bytes * SHARE[name])
     with pytest.raises(BudgetError, match="Every plan holds"):
         made(name, budget=budget)
-    step, _ = made(name, budget=budget, slicing=False, place=f"cpu:{tmp_path}")
+    step, _ = made(name, budget=budget, slicing=False, place=f"cpu:{tmp_path}", prove=True)
     assert step.figures.peak_bytes <= budget and step.figures.host_bytes > 0
     executor = rc.Executor()  # the step knows its disk
     assert trained(step, loss, name, executor, 2) == trained(plain, loss, name, rc.Executor(), 2)
