@@ -63,7 +63,7 @@ def save_beside(
     """`save_model`; data files of earlier models that `keep` names stay."""
     path = path.resolve() if path.is_symlink() and not is_special(path) else path
     data: Path | None = None
-    external_above = 0 if any(map(_on_disk, all_tensors(model.graph))) else external_above
+    external_above = 0 if any(map(_stays, all_tensors(model.graph))) else external_above
     if sum(map(tensor_bytes, all_tensors(model.graph))) > external_above and not is_special(path):
         data = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.data")
     try:
@@ -111,17 +111,16 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from all_tensors(a.g)
 
 
-def _on_disk(t: onnx.TensorProto) -> bool:
-    """Whether a tensor refers to contents of a program that are on disk, for which there may be no room in memory."""
-    location = next((e.value for e in t.external_data if e.key == "location"), "")
-    held = contents_at(location)
-    return held is not None and isinstance(held.array, np.memmap)
+def _stays(t: onnx.TensorProto) -> bool:
+    """Whether a tensor refers to contents of which there may be no room for a copy in memory."""
+    held = contents_at(next((e.value for e in t.external_data if e.key == "location"), ""))
+    return held is not None and held.stays
 
 
 def take_in(graph: onnx.GraphProto) -> None:
     """Reads tensors that lie in other files into the graph."""
     for t in all_tensors(graph):
-        if t.data_location == onnx.TensorProto.EXTERNAL and not _on_disk(t):
+        if t.data_location == onnx.TensorProto.EXTERNAL and not _stays(t):
             need_room(2 * tensor_bytes(t))  # as bytes, and in the tensor
             t.raw_data = tensor_array(t).tobytes()
             t.ClearField("external_data")

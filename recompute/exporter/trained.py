@@ -14,6 +14,7 @@ from ..importer.graphs import first_output, without_fields
 from ..importer.mapped import referring
 from ..importer.subgraph import scope_of
 from ..importer.tensors import in_type_of, tensor_array
+from ..language.arrays import Arrays
 from ..language.ir import Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType, dtype_name, dtype_to_onnx
@@ -44,8 +45,8 @@ def export_trained(
     name, coefficients the attributes of linear models.
     A program after `prepare_qat` becomes an 8-bit model, with QuantizeLinear and DequantizeLinear.
     Operators and parameters that were appended to the program (a new head) follow, in opset 21; losses do not.
-    The result contains all tensors: external data of the original are read, never written.  (Those of a program on disk
-    are referred to, as long as the program has them; a file that is written contains them.)
+    The result contains all tensors: external data of the original are read, never written.  (Those of a program with
+    arrays on disk are referred to, as long as the program has them; a file that is written contains them.)
 
     `outputs`: names of outputs, also of inner values (default: the model's outputs, without the loss that was trained
     where there are others, and the new ones); what only other outputs need is left out.  `path`: the result is also
@@ -123,7 +124,7 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
     old = {t.name: t for t in source.graph.initializer}
     for name, t in old.items():
         if name in trained:
-            _fill(graph.initializer.add(), name, _checked(contents(program, trained[name]), t))
+            _fill(graph.initializer.add(), name, _checked(contents(program, trained[name]), t), program)
         else:
             graph.initializer.append(t)
     declared = {i.name for i in graph.input}
@@ -136,19 +137,21 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
         elif name in nested:
             _replace_nested(contents(program, v), *nested[name])
         elif name not in old:
-            _fill(graph.initializer.add(), name, contents(program, v))
+            _fill(graph.initializer.add(), name, contents(program, v), program)
             if source.ir_version < 4 and name not in declared:  # until IR 3 every initializer is an input too
                 graph.input.append(value_info(name, v.type))
     take_in(graph)
     return model
 
 
-def _fill(t: onnx.TensorProto, name: str, array: np.ndarray) -> None:
-    """Writes an array into an empty tensor; one that is on disk is referred to."""
-    held = getattr(array, "contents", None)
-    if not isinstance(held, Contents) or held.array is not array:
+def _fill(t: onnx.TensorProto, name: str, array: np.ndarray, program: Program) -> None:
+    """Writes an array into an empty tensor; it is referred to where the program has some of its arrays on disk."""
+    data = program.data
+    if not isinstance(data, Arrays) or not any(isinstance(a, np.memmap) for a in dict.values(data)):
         fill_tensor(t, name, array)
         return
+    held = getattr(array, "contents", None) or Contents(array, name, stays=True)
+    data.referred = {**data.referred, name: held}
     kind = onnx.TensorProto(name=name, data_type=dtype_to_onnx(dtype_name(array.dtype)), dims=array.shape)
     t.CopyFrom(referring(kind, held.location, 0, array.nbytes))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,8 @@ class Arrays(dict[str, np.ndarray]):
     """
 
     _holder: Holder | None = None
+    #: arrays that exported models refer to, by name (support/memory.py)
+    referred: Mapping[str, Any] = MappingProxyType({})
 
     def held_by(self, holder: Holder | None) -> bool:
         """Makes `holder` (None: the host) the owner of the newest contents; returns whether it was not before."""

@@ -22,13 +22,14 @@ class Contents:
     """An array beside a model that refers to it by `location`, as to a file of external data.
 
     What reads it has read-only views.  A program whose view of it, by `name`, is the only one that is left may take the
-    array as its own (`own`), and trains it: the model refers to what it holds by then.
+    array as its own (`own`), and trains it: the model refers to what it holds by then.  `stays`: there may be no room
+    for a copy, so that models which are written keep to the reference.
     """
 
     _numbers = itertools.count()
 
-    def __init__(self, array: np.ndarray, name: str = "") -> None:
-        self.array, self.name, self.location = array, name, f"memory:{next(self._numbers)}"
+    def __init__(self, array: np.ndarray, name: str = "", *, stays: bool = False) -> None:
+        self.array, self.name, self.location, self.stays = array, name, f"memory:{next(self._numbers)}", stays
         _LOCATIONS[self.location] = _ROOTS[id(array)] = self
 
 

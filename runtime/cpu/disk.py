@@ -47,7 +47,7 @@ def move_to_disk(folder: str, arrays: dict[str, np.ndarray], values: list[Value]
                 _write(file.fileno(), part, done)
             done += part.nbytes
         there = Stored(file, array.dtype, "r+", at, array.shape)
-        there.file, there.contents = file, Contents(there, v.name)
+        there.file, there.contents = file, Contents(there, v.name, stays=True)
         dict.__setitem__(arrays, v.name, there)
         del array
 
