@@ -19,7 +19,7 @@ from ..language.ir import Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType, dtype_name, dtype_to_onnx
 from ..ops.shape.custom_gradient import DOMAIN
-from ..support.memory import Contents
+from ..support.memory import Contents, on_disk
 from ..training.averages import applied
 from ..training.state import contents
 from .appended import appended_block, with_appended
@@ -147,7 +147,7 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
 def _fill(t: onnx.TensorProto, name: str, array: np.ndarray, program: Program) -> None:
     """Writes an array into an empty tensor; it is referred to where the program has some of its arrays on disk."""
     data = program.data
-    if not isinstance(data, Arrays) or not any(isinstance(a, np.memmap) for a in dict.values(data)):
+    if not isinstance(data, Arrays) or not any(map(on_disk, dict.values(data))):
         fill_tensor(t, name, array)
         return
     held = getattr(array, "contents", None) or Contents(array, name, stays=True)

@@ -135,6 +135,11 @@ def _mapping(array: np.ndarray) -> mmap.mmap | None:
     return file if fits else None
 
 
+def on_disk(array: np.ndarray) -> bool:
+    """Whether an array that a program trains is in a file."""
+    return isinstance(array, np.memmap) and array.flags.writeable
+
+
 def give_back() -> None:
     """Gives what was freed back to the system, where the C library would keep it (glibc)."""
     trim = _trim()
