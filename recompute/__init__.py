@@ -63,7 +63,7 @@ _LAZY = {
     "check_import": "torch.check_import",
     "Proof": "proof.prove",
     "prove": "proof.prove",
-    "prove_ranks": "proof.ranks",
+    "prove_ranks": "training.ranks_proof",
     "ModelWarning": "errors",
     "export_step": "exporter.step",
     "export_trained": "exporter.trained",

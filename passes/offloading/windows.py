@@ -42,6 +42,7 @@ class Window:
 
     @property
     def bytes(self) -> int:
+        """Bytes of its buffer in the arena."""
         return aligned(self.value.nbytes)
 
 

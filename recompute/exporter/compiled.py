@@ -37,7 +37,7 @@ from ..support.tensor_file import pieces
 #: models above this size have their tensors in a separate file, as protobuf is limited to 2 GiB
 EXTERNAL_ABOVE = 1_900_000_000
 #: tensors up to this size stay in the model file
-_SMALL_BYTES = 1024
+SMALL_BYTES = 1024
 #: alignment of external tensors, so that they can be mapped
 _ALIGNMENT = 4096
 
@@ -132,7 +132,7 @@ def _externalised(model: onnx.ModelProto, file: BinaryIO, location: str) -> onnx
     light = without_fields(model, "graph")
     light.graph.CopyFrom(without_fields(model.graph, "initializer"))
     for t in model.graph.initializer:
-        if tensor_bytes(t) <= _SMALL_BYTES or dtype_from_onnx(t.data_type) is None:
+        if tensor_bytes(t) <= SMALL_BYTES or dtype_from_onnx(t.data_type) is None:
             light.graph.initializer.append(t)
             continue
         file.write(b"\0" * (-file.tell() % _ALIGNMENT))

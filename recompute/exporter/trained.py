@@ -23,7 +23,7 @@ from ..support.memory import Contents, on_disk
 from ..training.averages import applied
 from ..training.state import contents
 from .appended import appended_block, with_appended
-from .compiled import all_tensors, listed, save_beside, take_in
+from .compiled import SMALL_BYTES, all_tensors, listed, save_beside, take_in
 from .function_builder import fill_tensor, value_info
 from .inference import differs_in_training, in_inference, restricted
 from .quantised import quantised, range_buffers
@@ -147,7 +147,8 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
 def _fill(t: onnx.TensorProto, name: str, array: np.ndarray, program: Program) -> None:
     """Writes an array into an empty tensor; it is referred to where the program has some of its arrays on disk."""
     data = program.data
-    if not isinstance(data, Arrays) or not any(map(on_disk, dict.values(data))):
+    small = array.nbytes <= SMALL_BYTES  # files of models have those inside
+    if small or not isinstance(data, Arrays) or not any(map(on_disk, dict.values(data))):
         fill_tensor(t, name, array)
         return
     held = getattr(array, "contents", None) or Contents(array, name, stays=True)

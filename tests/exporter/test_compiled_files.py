@@ -20,7 +20,7 @@ from recompute.exporter import compiled as onnx_compiled
 @pytest.mark.parametrize("external_above", [onnx_compiled.EXTERNAL_ABOVE, 0])
 def test_compiled_models_come_back(tmp_path: Path, external_above: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saved and loaded: the same block, the same contents, the same training; ONNX Runtime reads the file too."""
-    monkeypatch.setattr(onnx_compiled, "_SMALL_BYTES", 64)
+    monkeypatch.setattr(onnx_compiled, "SMALL_BYTES", 64)
     program = training()
     path = tmp_path / "step.onnx"
     rc.save_model(rc.export_step(program), path, external_above=external_above)
@@ -35,7 +35,7 @@ def test_compiled_models_come_back(tmp_path: Path, external_above: int, monkeypa
 
 def test_external_files_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model saved again has one file of tensors; one that fails leaves the old model whole."""
-    monkeypatch.setattr(onnx_compiled, "_SMALL_BYTES", 64)
+    monkeypatch.setattr(onnx_compiled, "SMALL_BYTES", 64)
     program, path = training(), tmp_path / "step.onnx"
     for _ in range(2):
         program.data["w1"] += 1

@@ -23,11 +23,11 @@ from ..ops.communication.base import Communication
 from ..ops.communication.collectives import AllGather, AllReduce, AllToAll, Broadcast, Reduce, ReduceScatter
 from ..ops.communication.messages import Message
 from ..ops.communication.shard import Shard
-from ..training.parts import Part, parts_of
-from . import rules  # noqa: F401  registers them
-from .numbers import Expansion, Numbers, cut_at
-from .prove import Proof, final
-from .views import View
+from ..proof import rules  # noqa: F401  registers them
+from ..proof.numbers import Expansion, Numbers, cut_at
+from ..proof.prove import Proof, final
+from ..proof.views import View
+from .parts import Part, parts_of
 
 
 def prove_ranks(whole: Program, ranks: Sequence[Program], mesh: Mesh | str, *, partly: bool = False) -> Proof:
