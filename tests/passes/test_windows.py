@@ -25,11 +25,12 @@ from recompute.passes.offloading.windows import storable
 from recompute.passes.sequence import planned
 from recompute.runtime.cpu import disk as disks
 from recompute.runtime.cpu.session import Session
+from recompute.training.averages import applied
 
 NETWORKS: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
     "mlp": ({}, lambda: rc.AdamW(1e-2)),
     "lenet": ({}, lambda: rc.Momentum(1e-2)),
-    "resnet18": ({"image": 32, "classes": 10, "width": 8}, lambda: rc.SGD(1e-2)),
+    "resnet18": ({"image": 32, "classes": 10, "width": 8}, lambda: rc.EMA(rc.SGD(1e-2), 0.9)),
     "bert-tiny": ({"seq": 16, "vocab": 100}, lambda: rc.Adam(1e-3, moments="8-bit")),
     "gpt2-tiny": ({"seq": 16, "vocab": 100}, lambda: rc.Lamb(1e-3)),
 }
@@ -43,6 +44,7 @@ def made(name: str, **options: Any) -> tuple[Any, str]:
     program = rc.load(rc.models.build(name, **sizes), batch=4)
     kind, _ = rc.losses.natural_loss(program)
     loss = kind if kind in program else getattr(rc.losses, kind)(program).name
+    loss = rc.stop_on_nan(program[loss]).name
     return rc.compile_step(program, loss, optimizer(), **options), loss
 
 
@@ -274,6 +276,25 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         trained(step, loss, "mlp", executor, 1)
     rc.load_state(step.program, tmp_path / "state")
     assert trained(step, loss, "mlp", executor, 1) == first
+
+
+def test_averages_and_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averages on disk are applied as in memory; what was not finite is looked for."""
+    optimizer = rc.EMA(rc.AdamW(1e-2), 0.9)
+    monkeypatch.setitem(NETWORKS, "mlp", ({}, lambda: optimizer))
+    (far, loss, executor), (near, _) = on_disk(tmp_path), made("mlp")
+    found = []
+    for step, runs in ((far, executor), (near, rc.Executor())):
+        trained(step, loss, "mlp", runs)
+        feed = feed_of(step, "mlp")
+        with applied(step.program):
+            averaged = step.program.evaluate(feed, [loss])[0].tobytes()
+        assert averaged == step.program.evaluate(feed, [loss], averaged=True)[0].tobytes()
+        nan = {n: np.full_like(a, np.nan) if a.dtype == np.float32 else a for n, a in feed.items()}
+        with pytest.raises(JobError, match="input .* has nan"):
+            runs.run(step.program, nan, [loss])
+        found.append((averaged, trained(step, loss, "mlp", runs, 1)))
+    assert found[0] == found[1]
 
 
 def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
