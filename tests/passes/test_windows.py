@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,9 @@ import recompute as rc
 from recompute import parse, show, verify
 from recompute.data.batches import synthetic_batch
 from recompute.errors import BudgetError, JobError, UsageError, VerifyError
-from recompute.language.ir import Block
+from recompute.language.ir import Block, Value
+from recompute.language.types import TensorType
+from recompute.ops.memory.offload import Prefetch
 from recompute.passes import Liveness, MemoryPlan, Offload, memory_report, offloaded, run_passes
 from recompute.passes.offloading.offload import without_copies
 from recompute.passes.offloading.transfers import Link, simulate
@@ -25,6 +31,7 @@ from recompute.passes.offloading.windows import storable
 from recompute.passes.sequence import planned
 from recompute.runtime.cpu import disk as disks
 from recompute.runtime.cpu.session import Session
+from recompute.support.memory import is_stored
 from recompute.training.averages import applied
 
 NETWORKS: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
@@ -291,10 +298,59 @@ def test_averages_and_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             averaged = step.program.evaluate(feed, [loss])[0].tobytes()
         assert averaged == step.program.evaluate(feed, [loss], averaged=True)[0].tobytes()
         nan = {n: np.full_like(a, np.nan) if a.dtype == np.float32 else a for n, a in feed.items()}
-        with pytest.raises(JobError, match="input .* has nan"):
+        with pytest.raises(JobError, match=r"input .* has nan"):
             runs.run(step.program, nan, [loss])
         found.append((averaged, trained(step, loss, "mlp", runs, 1)))
     assert found[0] == found[1]
+
+
+def test_copies_and_arithmetic_are_in_memory(tmp_path: Path) -> None:
+    """A clone, and what a user puts in the place of an array on disk, go there with the next step."""
+    (far, loss, executor), (near, _) = on_disk(tmp_path), made("mlp")
+    found = []
+    for step, runs in ((far, executor), (near, rc.Executor())):
+        trained(step, loss, "mlp", runs, 1)
+        copy = dataclasses.replace(step, program=step.program.clone())
+        first = trained(copy, loss, "mlp", runs)
+        data = step.program.data
+        data["fc_1.weight"], data["fc_1.bias"] = data["fc_1.weight"] * np.float32(0.5), data["fc_1.bias"][:]
+        data["pred.bias"] = np.full_like(data["pred.bias"], -0.0)  # which differ from the file's zeros by their signs
+        found.append((first, data["pred.bias"].tobytes(), trained(step, loss, "mlp", runs)))
+    assert found[0] == found[1]
+
+
+def test_few_files_are_open_and_none_is_left(tmp_path: Path) -> None:
+    """However many arrays there are; nothing waits for the garbage collector."""
+    opened = len(os.listdir("/proc/self/fd"))
+    arrays = {f"v{i}": np.full((3, i + 1), -0.0, np.float32) for i in range(50)}
+    values = [Value(n, TensorType.of(a)) for n, a in arrays.items()]
+    disks.move_to_disk(str(tmp_path), arrays, values)
+    assert all(np.signbit(a).all() and a.shape == v.shape for a, v in zip(arrays.values(), values, strict=True))
+    assert len(os.listdir("/proc/self/fd")) <= opened + 2
+    gc.disable()
+    try:
+        arrays.clear()
+        assert len(os.listdir("/proc/self/fd")) == opened
+    finally:
+        gc.enable()
+
+
+def test_an_interrupt_waits_for_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a step waits: what is read then is not written over the next step's values."""
+    disk, buffer, done = disks.Disk(str(tmp_path), 64), np.empty(16, np.float32), []
+
+    def slow(*_: Any) -> int:
+        time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+        time.sleep(0.05)
+        done.append(1)
+        return 64
+
+    monkeypatch.setattr(os, "preadv", slow)
+    with pytest.raises(KeyboardInterrupt), disk.settled():
+        disk.begin(Prefetch(), "x", buffer, (disk.file.fileno(), 0))
+        disk.wait("x")
+    assert done and not disk.flying
 
 
 def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +369,7 @@ def test_files_have_no_names_and_are_written_as_in_memory(tmp_path: Path) -> Non
     trained(step, loss, "mlp", executor)
     trained(plain, loss, "mlp", rc.Executor())
     assert not list(tmp_path.iterdir())
-    assert all(isinstance(dict.__getitem__(step.program.data, n), disks.Stored) for n in storable(step.program.block))
+    assert all(is_stored(dict.__getitem__(step.program.data, n)) for n in storable(step.program.block))
     for name, of in (("far", step), ("near", plain)):
         rc.save_state(of.program, tmp_path / name)
     assert (tmp_path / "far").read_bytes() == (tmp_path / "near").read_bytes()
