@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import os
 import signal
 import threading
@@ -117,6 +118,18 @@ FAULTS = {
     "stored twice": (((WAIT, WAIT + STORE + WAIT),), "is not an update"),
     "read after its update": (((WAIT, "  %late: f32[16] = Neg(%a)\n" + WAIT),), "%a is read after it was updated"),
     "fetched after its update": (((WAIT, WAIT + "  communicate %q: f32[16] = Prefetch(%w)\n"),), "%w is read while"),
+    "fetched between its update and the Store": (
+        ((STORE, "  communicate %q: f32[16] = Prefetch(%w)\n" + STORE),),
+        "%w is read while",
+    ),
+    "stored while it is fetched": (
+        (
+            ("  %g:", "  communicate %q: f32[16] = Prefetch(%w)\n  %g:"),
+            (WAIT, WAIT + "  communicate %r: f32[16] = CopyWait(%q, %w)\n"),
+        ),
+        "%w is stored while a copy reads it",
+    ),
+    "a constant": ((("  state", "  const %c: host f32[2] = [1, 2]\n  state"),), "is declared in host memory"),
     "read where it is": ((("Mul(%x, %a)", "Mul(%x, %w)"),), "%w is in host memory|does not accept|declared"),
     "a wait of another kind": (
         ((WAIT, "  communicate %z: host f32[16] = CopyWait(%w, %b)\n"),),
@@ -236,7 +249,13 @@ def test_with_others(other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert executors[1].session(step.program, [loss]).measured_peak_bytes == step.figures.peak_bytes
 
 
-def test_what_has_no_disk(tmp_path: Path) -> None:
+def test_what_has_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as m:
+        m.chdir(tmp_path)
+        assert rc.CPUPlace(".") == rc.CPUPlace(tmp_path)  # the working directory may change
+        m.delattr(os, "posix_fallocate")
+        with pytest.raises(UsageError, match="this system has no posix_fallocate"):
+            rc.CPUPlace(tmp_path)
     with pytest.raises(UsageError, match="there is no such folder"):
         rc.CPUPlace(tmp_path / "none")
     with pytest.raises(UsageError, match="the path of a folder"):
@@ -316,6 +335,26 @@ def test_copies_and_arithmetic_are_in_memory(tmp_path: Path) -> None:
         data["fc_1.weight"], data["fc_1.bias"] = data["fc_1.weight"] * np.float32(0.5), data["fc_1.bias"][:]
         data["pred.bias"] = np.full_like(data["pred.bias"], -0.0)  # which differ from the file's zeros by their signs
         found.append((first, data["pred.bias"].tobytes(), trained(step, loss, "mlp", runs)))
+    assert found[0] == found[1]
+
+
+def test_a_step_on_disk_is_exported_and_fetched(tmp_path: Path) -> None:
+    """The model's inputs and outputs are those of the step in memory; a parameter on disk can be fetched."""
+    (far, loss, _), (near, _), found = on_disk(tmp_path), made("mlp"), []
+    for step in far, near:
+        model = rc.export_step(step.program)
+        updates = json.loads(next(p.value for p in model.metadata_props if p.key == "recompute.updates"))
+        assert set(updates) <= {i.name for i in model.graph.input}
+        assert set(updates.values()) <= {o.name for o in model.graph.output}
+        assert len(model.graph.output) == len(updates) + 1
+        place = rc.CPUPlace(tmp_path) if step is far else None
+        feed, fetch = feed_of(step, "mlp"), [loss, "fc_1.weight"]
+        runs = [
+            rc.Executor(place).run(p, feed, f)
+            for p in (rc.load_compiled(model), step.program)
+            for f in (fetch, fetch[:1], fetch)
+        ]
+        found.append((sorted(updates), [[a.tobytes() for a in arrays] for arrays in runs]))
     assert found[0] == found[1]
 
 
