@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..boundary import as_block, as_texts
 from ..errors import VerifyError
-from ..language.ir import Block, Free
+from ..language.ir import Block, Free, Value
 from ..language.program import Program
 from . import rules  # noqa: F401  registers them
 from .numbers import Numbers
@@ -73,7 +73,8 @@ def prove(
 def _final(numbers: Numbers, block: Block) -> tuple[dict[str, View], dict[str, list[object]]]:
     """The numbers of all values at the end of a block; and of what is sent on each channel, in order."""
     env = {v.name: numbers.declared("input", v) for v in block.inputs}
-    env |= {v.name: numbers.declared("state", v) for v in (*block.parameters, *block.buffers, *block.state)}
+    held = (*block.parameters, *block.buffers, *block.state)
+    env |= {v.name: numbers.declared("state", Value(v.name, v.type.placed(host=False))) for v in held}
     env |= {c.value.name: numbers.constant(c) for c in block.constants}
     sent: dict[str, list[object]] = {"": [block.products]}
     for o in block.operators:

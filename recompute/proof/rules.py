@@ -13,7 +13,7 @@ from ..ops.communication.base import CommWait
 from ..ops.elementwise.arithmetic import Add, Mul
 from ..ops.indexing.gather import GatherGrad
 from ..ops.linear.products import Gemm, MatMul
-from ..ops.memory.offload import Copy
+from ..ops.memory.offload import Copy, Store, StoreWait
 from ..ops.random.draws import Dropout
 from ..ops.random.dropout_part import DropoutPart
 from ..ops.reduction.sums import Reduce
@@ -36,6 +36,12 @@ SUMS = frozenset({"ReduceSum", "ReduceSumSquare", "ReduceL1"})
 def same(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Copies, also to and from the host, and the end of a communication: their first input."""
     return [v for v in given[:1] if v is not None]
+
+
+@rule(Store, StoreWait)
+def stored(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """What is stored."""
+    return [v for v in given[1:] if v is not None]
 
 
 @rule(Reshape)

@@ -30,6 +30,7 @@ from recompute.passes.offloading.offload import without_copies
 from recompute.passes.offloading.transfers import Link, simulate
 from recompute.passes.offloading.windows import storable
 from recompute.passes.sequence import planned
+from recompute.proof.prove import prove
 from recompute.runtime.cpu import disk as disks
 from recompute.runtime.cpu.session import Session
 from recompute.support.memory import is_stored
@@ -446,3 +447,17 @@ def test_a_run_with_evaluation_and_resume(tmp_path: Path) -> None:
     assert all(np.array_equal(weights[0][n], weights[1][n]) for n in weights[0])
     states = [next(tmp_path.glob(f"{n}/checkpoints/*/state.safetensors")).read_bytes() for n in ("near", "far")]
     assert states[0] == states[1]
+
+
+def test_a_step_on_disk_is_proved(tmp_path: Path) -> None:
+    """What is stored is the update; a step that stores another one is not the same."""
+    step, near = on_disk(tmp_path)[0], made("mlp")[0].program.block
+    assert not prove(near, step.program.block).unproved
+    other = made("mlp")[0].program.logical
+    changed = [
+        dataclasses.replace(o, op=dataclasses.replace(o.op, beta1=0.5)) if hasattr(o.op, "beta1") else o
+        for o in other.operators
+    ]
+    far = Offload(tuple(storable(other))).run(other.with_operators(changed))
+    with pytest.raises(VerifyError, match="it is not proved that"):
+        prove(near, far)
