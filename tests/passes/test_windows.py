@@ -261,6 +261,8 @@ def test_what_has_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         rc.CPUPlace(tmp_path / "none")
     with pytest.raises(UsageError, match="the path of a folder"):
         rc.CPUPlace(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the biggest batch is that of steps in memory"):
+        rc.max_batch(rc.models.build("mlp"), "1MiB", target=rc.Target(f"cpu:{tmp_path}"))
     step, loss = made("mlp")
     step.program.block = planned(Offload(("fc_1.weight",)).run(step.program.logical), step.program.compiled.target)
     step.program.compiled = None
