@@ -23,9 +23,10 @@ class CPUPlace:
             folder = os.fspath(expect("CPUPlace: disk", self.disk, (str, os.PathLike), "the path of a folder"))
             if not os.path.isdir(folder):
                 raise UsageError(f"disk '{folder}': there is no such folder")
-            if not hasattr(os, "preadv"):
-                raise UsageError("this system has no preadv, with which values are read from a disk")
-            object.__setattr__(self, "disk", folder)
+            missing = [f for f in ("preadv", "posix_fallocate", "posix_fadvise") if not hasattr(os, f)]
+            if missing:
+                raise UsageError(f"state on disk needs Linux: this system has no {', '.join(missing)}")
+            object.__setattr__(self, "disk", os.path.abspath(folder))
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from ..errors import UsageError, nearest
 from ..language.ir import Block
 from ..language.program import Compiled, Program
 from ..passes import Target, memory_report, without_gc
-from ..passes.offloading.offload import Offload, offloaded
+from ..passes.offloading.offload import Offload, offloaded, without_copies
+from ..passes.recomputation.unplan import Unplan
 from ..passes.sequence import cleaned, planned
 from .lowering import foreign
 
@@ -67,4 +69,9 @@ def _fetching(block: Block, fetch: Sequence[str]) -> Block:
     for name in fetch:
         if name not in values:
             raise UsageError(f"there is no value '{name}' to fetch{nearest(name, values)}")
-    return block.with_operators(block.operators, outputs=tuple(dict.fromkeys([*block.outputs, *fetch])))
+    outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
+    if any(values[name].type.host for name in fetch):  # what is fetched is in memory
+        far = tuple(n for n in offloaded(block) if n not in fetch)
+        block = replace(without_copies(Unplan().run(block)), outputs=outputs)
+        return Offload(far, tight=True).run(block) if far else block
+    return block.with_operators(block.operators, outputs=outputs)

@@ -20,14 +20,14 @@ from ..language.program import Compiled, Program, Variable
 from ..language.verify import trusted, verify
 from ..passes import Target, memory_report
 from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place, as_place
-from ..support.memory import give_back, own
+from ..support.memory import give_back, is_stored, own
 from ..support.recent import OPERATOR_BYTES, Recent
 from ..support.threads import exclusively
 from .communication.agreement import must_be_same
 from .communication.engine import Alone, Engine
 from .communication.started import given_rank
 from .compiled import block_to_run
-from .cpu.disk import Stored, move_to_disk
+from .cpu.disk import move_to_disk
 from .cpu.session import Arena, Session
 from .lowering import resolved
 from .shared.binding import far_waits, need_separate
@@ -322,7 +322,7 @@ class Executor:
         What it keeps on disk goes there now; other programs with the same arrays fetch them from there.
         """
         known = self._made.get(program)
-        far = frozenset(n for n, a in dict.items(program.data) if isinstance(a, Stored))
+        far = frozenset(n for n, a in dict.items(program.data) if is_stored(a))
         before = program.block, program.compiled, fetch, far
         if known is None or known[0] is not before[0] or known[1] is not before[1] or known[2:4] != before[2:]:
             others = [self._sessions[p].session.block for p in self._family(program)]

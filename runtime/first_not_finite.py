@@ -14,6 +14,7 @@ from ..language.text import show_operator
 from ..ops.communication.base import Communication, CommWait
 from ..ops.loss.finite import CheckFinite
 from ..passes import Target
+from ..passes.offloading.offload import without_copies
 from ..passes.sequence import cleaned, planned
 from .communication.engine import Engine
 from .cpu.session import Session, segments
@@ -59,7 +60,7 @@ def first_not_finite(program: Program, feed: Mapping[str, Any], engine: Engine |
 
 def _session(program: Program, engine: Engine | None) -> Session:
     """The operators that the checked losses need, bound on the CPU without native kernels."""
-    block = program.logical
+    block = without_copies(program.logical)
     checked = [next(op.reads()).name for op in block.operators if isinstance(op.op, CheckFinite)]
     kept = [op for op in block.operators if op.role in (Role.FORWARD, Role.LOSS) and not op.op.updates]
     kept = [op for op in kept if not isinstance(op.op, CheckFinite)]

@@ -235,7 +235,8 @@ def without_windows(block: Block) -> Block:
         for i, k in enumerate(op.op.updates[: len(outputs)]):
             x = op.inputs[k] if k < len(op.inputs) else None
             if x is not None and outputs[i] is not None and x.name in origin:
-                outputs[i] = origin[need(outputs[i]).name] = origin[x.name]
+                origin[need(outputs[i]).name] = origin[x.name]  # what reads the update reads what it updates
+                outputs[i] = origin[x.name]
         kept.append(dataclasses.replace(op.reading(origin), outputs=tuple(outputs)))
 
     def placed(values: Sequence[Value]) -> tuple[Value, ...]:

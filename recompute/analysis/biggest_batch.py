@@ -154,6 +154,8 @@ def max_batch_of(
         raise UsageError("network is between ranks, but there is no mesh: give one, such as mesh='dp=8'")
     if steps.parallel is not None:
         network_of(network, steps.parallel.mesh)
+    if steps.target.disk is not None:
+        raise UsageError("the biggest batch is that of steps in memory: leave out the disk, or compile with its budget")
     steps.open()
     peaks = _Peaks(steps, progress)
     each = steps.each
@@ -403,6 +405,8 @@ def advice(steps: Steps, batch: int, budget: int, progress: Callable[[str], None
             fitting = each * largest_fitting(lambda n: peaks(least, n * each), budget, max(2, batch // each // 2))
             if fitting:
                 lines.append(f"with it batch {fitting} fits: --batch {fitting} {_how(least, budget)}")
+    if steps.target.disk is not None:
+        lines.append("(all of this is in memory: a step that is compiled may have parameters and state on disk)")
     return "\n  ".join(lines)
 
 

@@ -243,7 +243,7 @@ def _data(block: Block, proto: onnx.ModelProto, where: str) -> dict[str, np.ndar
 
 def _copied(t: onnx.TensorProto, v: Value) -> np.ndarray:
     array = np.array(tensor_array(t))
-    if TensorType.of(array) != v.type:
+    if TensorType.of(array) != v.type.placed(host=False):
         raise ModelError(f"initializer '{v.name}' holds {TensorType.of(array)}, but the program declares {v.type}")
     return array
 

@@ -149,9 +149,11 @@ class _Step:
         #: name in the block → current ONNX name, which updates change
         self.current = {name: name for name in self.values}
         self.writes: dict[str, int] = {}
+        kept = {v.name for v in self.block.persistent()}
         for op in self.block.operators:
-            for v in op.writes() if op.op.updates else ():
-                self.writes[v.name] = self.writes.get(v.name, 0) + 1
+            for v in op.writes():
+                if v.name in kept:  # not an update of what is fetched from host memory, which a Store writes
+                    self.writes[v.name] = self.writes.get(v.name, 0) + 1
         self.left = dict(self.writes)
         self.functions: dict[tuple, onnx.FunctionProto] = {}
         self.function_names = Names()
@@ -176,7 +178,7 @@ class _Step:
 
     def _written(self, op: Operator, v: Value | None) -> str:
         """An output's ONNX name; an update's last write is NAME.next, those before it NAME.next.1, ..."""
-        if v is None or not op.op.updates:
+        if v is None or v.name not in self.writes:
             return "" if v is None else v.name
         self.left[v.name] -= 1
         name = f"{v.name}.next"

@@ -19,7 +19,7 @@ from ..language.ir import Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType, dtype_name, dtype_to_onnx
 from ..ops.shape.custom_gradient import DOMAIN
-from ..support.memory import Contents, on_disk
+from ..support.memory import Contents, is_stored
 from ..training.averages import applied
 from ..training.state import contents
 from .appended import appended_block, with_appended
@@ -148,7 +148,7 @@ def _fill(t: onnx.TensorProto, name: str, array: np.ndarray, program: Program) -
     """Writes an array into an empty tensor; it is referred to where the program has some of its arrays on disk."""
     data = program.data
     small = array.nbytes <= SMALL_BYTES  # files of models have those inside
-    if small or not isinstance(data, Arrays) or not any(map(on_disk, dict.values(data))):
+    if small or not isinstance(data, Arrays) or not any(map(is_stored, dict.values(data))):
         fill_tensor(t, name, array)
         return
     held = getattr(array, "contents", None) or Contents(array, name, stays=True)

@@ -71,7 +71,7 @@ class _Checker:
             if v.name in self.live:
                 raise self.fail(f"{show_name(v.name)} is declared twice")
             self.check_size(v)
-            if v.type.host and v.name not in self.persistent:
+            if v.type.host and (v.name not in self.persistent or v.name in self.constants):
                 raise self.fail(f"{show_name(v.name)} is declared in host memory: only an Offload writes values there")
             self.live[v.name] = v
         for c in self.block.constants:

@@ -62,7 +62,7 @@ class Copies:
     def _begin(self, at: int, target: Value, source: Value) -> str:
         if source.name in self.persistent and not source.type.host:
             return f"{show_name(source.name)} is persistent: only values of the step are moved to the host and back"
-        if source.name in self.targets or source.name in self.stored:
+        if source.name in self.targets or source.name in self.stored or source.name in self.updated.values():
             return self._early(source)
         self.flying[target.name] = source.name, at
         self.targets.add(target.name)
@@ -81,6 +81,8 @@ class Copies:
             return f"{show_name(w.name)} is no parameter, buffer or state: an Offload copies values of the step"
         if w.name in self.stored or self.updated.pop(x.name, None) != w.name:
             return f"{show_name(x.name)} is not an update of what was fetched of {show_name(w.name)}"
+        if any(source == w.name for source, _ in self.flying.values()):
+            return f"{show_name(w.name)} is stored while a copy reads it: its CopyWait comes first"
         self.flying[w.name] = x.name, at
         self.stored.add(w.name)
         return ""

@@ -35,15 +35,16 @@ COMMUTE = frozenset({"Add", "Mul", "Equal", "And", "Or", "Xor", "BitwiseAnd", "B
 SUMS = frozenset({"ReduceSum", "ReduceSumSquare", "ReduceL1"})
 
 
-@rule(Store)
-def _stored(n: Numbers, op: Store, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    return [given[1]]
-
-
 @rule(Copied, Copy, CommWait)
 def same(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Copies, also to and from the host, and the end of a communication: their first input."""
     return [v for v in given[:1] if v is not None]
+
+
+@rule(Store)
+def stored(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """What is stored."""
+    return [v for v in given[1:] if v is not None]
 
 
 @rule(Reshape)

@@ -43,6 +43,11 @@ def contents_at(location: str) -> Contents | None:
     return _LOCATIONS.get(location)
 
 
+def is_stored(array: object) -> bool:
+    """Whether an array is a program's in a file that steps read and write (runtime/cpu/disk.py): no copy or view."""
+    return isinstance(getattr(array, "contents", None), Contents)
+
+
 def resident_bytes(what: str = "VmRSS") -> int:
     """The resident set of this process (`VmHWM`: its highest since `ResidentGrowth` began); 0 where it is unknown."""
     try:
@@ -54,7 +59,8 @@ def resident_bytes(what: str = "VmRSS") -> int:
 
 def bytes_beside_steps() -> int:
     """What this process holds beside the weights of models: Python, libraries, data of the user; 0 if unknown."""
-    return max(0, resident_bytes() - sum(c.array.nbytes for c in list(_LOCATIONS.values())))
+    held = (c.array for c in list(_LOCATIONS.values()))
+    return max(0, resident_bytes() - sum(a.nbytes for a in held if not isinstance(a, np.memmap)))  # which is on disk
 
 
 def own(arrays: dict[str, np.ndarray], name: str) -> None:
@@ -133,11 +139,6 @@ def _mapping(array: np.ndarray) -> mmap.mmap | None:
     file = getattr(array, "_mmap", None) if isinstance(array, np.memmap) and array.mode != "c" else None
     fits = isinstance(file, mmap.mmap) and array.flags.c_contiguous and hasattr(file, "madvise")
     return file if fits else None
-
-
-def on_disk(array: np.ndarray) -> bool:
-    """Whether an array that a program trains is in a file."""
-    return isinstance(array, np.memmap) and array.flags.writeable
 
 
 def give_back() -> None:

@@ -12,6 +12,7 @@ from ..errors import UsageError
 from ..language.program import Program
 from ..ops.optimizer.average import AverageUpdate
 from ..ops.optimizer.updates import Increment
+from ..passes.offloading.offload import without_copies
 from .numbers import fraction
 from .protocol import AnyOptimizer, StatefulWrapper, spec_of
 from .recompute_optimizer import RecomputeOptimizer
@@ -66,7 +67,7 @@ EMA = ExponentialMovingAverage
 
 def averages_of(program: Program) -> dict[str, str]:
     """Parameter → the name of its average, for a program that was minimized with moving averages."""
-    block = as_program(program).logical
+    block = without_copies(as_program(program).logical)
     made = (o for o in block.operators if isinstance(o.op, AverageUpdate))
     return {o.inputs[1].name: o.inputs[0].name for o in made if o.inputs[0] is not None and o.inputs[1] is not None}
 
@@ -101,7 +102,7 @@ def applied(program: Program) -> Iterator[None]:
 
 
 def _trained(program: Program) -> bool:
-    counter = next(o for o in program.logical.operators if isinstance(o.op, Increment))
+    counter = next(o for o in without_copies(program.logical).operators if isinstance(o.op, Increment))
     return bool(program.data[next(counter.reads()).name] > 0)
 
 

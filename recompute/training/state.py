@@ -18,7 +18,7 @@ from ..language.ir import Value
 from ..language.program import Program
 from ..language.types import TensorType, dtype_name
 from ..support.files import regular
-from ..support.memory import fill, on_disk
+from ..support.memory import fill, is_stored
 from ..support.tensor_file import reason, write_arrays
 from .origin import digest
 from .parts import Part, parts_of, stored, whole_types
@@ -164,7 +164,7 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
             given = {n: _type_text(s.get_dtype(), s.get_shape()) for n, s in found.items()}
             _check(program, given, strict, f"'{path}'", left)
             parts = parts_of(program)
-            far = any(map(on_disk, dict.values(program.data)))
+            far = any(map(is_stored, dict.values(program.data)))
             direct = {v.name for v in stored(program) if v.dtype not in _EIGHT_BITS.values() and v.name not in parts}
             read: Iterable[tuple[Value, np.ndarray]] = (
                 (v, file.get_tensor(v.name) if v.name in direct and not far else _read_at(path, v, parts))

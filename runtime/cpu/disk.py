@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -16,16 +17,20 @@ from ...errors import JobError, UsageError
 from ...language.ir import Value
 from ...language.types import Array
 from ...ops.memory import offload as ops
-from ...support.memory import Contents, in_parts
+from ...support.memory import Contents, in_parts, is_stored
 
 #: alignment of values in files: a page
 _PAGE = 4096
 
 
 class Stored(np.memmap):
-    """The newest contents of a parameter or of state, in a file that steps read and write; models refer to them."""
+    """The newest contents of a parameter or of state, in a file that steps read and write; models refer to them.
+
+    `at`: where they begin there.  Copies, views and results of arithmetic have the class, too, but no `contents`.
+    """
 
     file: IO[bytes]
+    at: int
     contents: Contents
 
 
@@ -34,20 +39,22 @@ def move_to_disk(folder: str, arrays: dict[str, np.ndarray], values: list[Value]
 
     Those that are in a file already stay there.  UsageError where the folder has no room for them.
     """
-    wanted = [v for v in values if not isinstance(dict.__getitem__(arrays, v.name), Stored)]
+    wanted = [v for v in values if not is_stored(dict.__getitem__(arrays, v.name))]
     if not wanted:
         return
     offsets = np.cumsum([0, *(-(-v.nbytes // _PAGE) * _PAGE for v in wanted)]).tolist()
     file = _file(folder, offsets[-1])
+    whole = np.memmap(file, np.uint8, "r+")  # one mapping: each has a file descriptor
     for v, at in zip(wanted, offsets, strict=False):
         array = dict.__getitem__(arrays, v.name)
         done = at
         for part in in_parts(array):
-            if part.any():  # else the file has these zeros already
+            if part.view(np.uint8).any():  # else the file has these zeros already
                 _write(file.fileno(), part, done)
             done += part.nbytes
-        there = Stored(file, array.dtype, "r+", at, array.shape)
-        there.file, there.contents = file, Contents(there, v.name, stays=True)
+        mapped = whole[at : at + v.nbytes].view(array.dtype).reshape(array.shape)
+        there = mapped.view(Stored)
+        there.file, there.at, there.contents = file, at, Contents(mapped, v.name, stays=True)
         dict.__setitem__(arrays, v.name, there)
         del array
 
@@ -107,7 +114,7 @@ class Disk:
         if address is not None:
             return self.file.fileno(), address
         array = arrays[v.name]
-        return array.file.fileno(), array.offset
+        return array.file.fileno(), array.at
 
     def begin(self, op: ops.Copy, name: str, device: Array, place: tuple[int, int]) -> None:
         """Begins to copy a buffer to the place in a file, or from there; `name`: of the value that it writes."""
@@ -122,14 +129,25 @@ class Disk:
         """Waits for the copy that writes a value.  JobError where it failed."""
         start = time.perf_counter()
         try:
-            self.flying.pop(name).result()
+            self.flying[name].result()
+            del self.flying[name]  # not before: an interrupt may come while it waits
         except OSError as e:
             raise JobError(f"disk '{self.folder}': '{name}' was not copied: {e.strerror}") from e
         finally:
             self.waited += time.perf_counter() - start
 
-    def settle(self) -> None:
-        """Waits for the copies of a step that failed: the next step writes into the same buffers."""
-        for copy in self.flying.values():
-            copy.exception()
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """Waits for the copies of a step that fails inside: the next step writes into the same buffers."""
+        if self.flying:  # a second interrupt has ended the wait
+            self._settle()
+        try:
+            yield
+        except BaseException:
+            self._settle()
+            raise
+
+    def _settle(self) -> None:
+        for thread in self.reader, self.writer:  # each copies in the order asked, also what is not noted yet
+            thread.submit(int).result()
         self.flying.clear()

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -307,12 +308,8 @@ class Session:
         self.engine.expect(time.perf_counter() - start)
 
     def _run(self) -> None:
-        try:
+        with nullcontext() if self.disk is None else self.disk.settled():
             self._run_segments()
-        except BaseException:
-            if self.disk is not None:
-                self.disk.settle()
-            raise
 
     def _run_segments(self) -> None:
         self.updating = False
@@ -333,7 +330,7 @@ class Session:
         if self._far and not self._compared and self.engine is not None:
             self.engine.compare(self.block)
             self._compared = True
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), nullcontext() if self.disk is None else self.disk.settled():
             for step in self.steps:
                 (segment,) = segments([step])
                 start = time.perf_counter()

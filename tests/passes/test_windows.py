@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import json
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,19 +22,24 @@ import recompute as rc
 from recompute import parse, show, verify
 from recompute.data.batches import synthetic_batch
 from recompute.errors import BudgetError, JobError, UsageError, VerifyError
-from recompute.language.ir import Block
+from recompute.language.ir import Block, Value
+from recompute.language.types import TensorType
+from recompute.ops.memory.offload import Prefetch
 from recompute.passes import Liveness, MemoryPlan, Offload, memory_report, offloaded, run_passes
 from recompute.passes.offloading.offload import without_copies
 from recompute.passes.offloading.transfers import Link, simulate
 from recompute.passes.offloading.windows import storable
 from recompute.passes.sequence import planned
+from recompute.proof.prove import prove
 from recompute.runtime.cpu import disk as disks
 from recompute.runtime.cpu.session import Session
+from recompute.support.memory import is_stored
+from recompute.training.averages import applied
 
 NETWORKS: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
     "mlp": ({}, lambda: rc.AdamW(1e-2)),
     "lenet": ({}, lambda: rc.Momentum(1e-2)),
-    "resnet18": ({"image": 32, "classes": 10, "width": 8}, lambda: rc.SGD(1e-2)),
+    "resnet18": ({"image": 32, "classes": 10, "width": 8}, lambda: rc.EMA(rc.SGD(1e-2), 0.9)),
     "bert-tiny": ({"seq": 16, "vocab": 100}, lambda: rc.Adam(1e-3, moments="8-bit")),
     "gpt2-tiny": ({"seq": 16, "vocab": 100}, lambda: rc.Lamb(1e-3)),
 }
@@ -43,6 +53,7 @@ def made(name: str, **options: Any) -> tuple[Any, str]:
     program = rc.load(rc.models.build(name, **sizes), batch=4)
     kind, _ = rc.losses.natural_loss(program)
     loss = kind if kind in program else getattr(rc.losses, kind)(program).name
+    loss = rc.stop_on_nan(program[loss]).name
     return rc.compile_step(program, loss, optimizer(), **options), loss
 
 
@@ -108,6 +119,18 @@ FAULTS = {
     "stored twice": (((WAIT, WAIT + STORE + WAIT),), "is not an update"),
     "read after its update": (((WAIT, "  %late: f32[16] = Neg(%a)\n" + WAIT),), "%a is read after it was updated"),
     "fetched after its update": (((WAIT, WAIT + "  communicate %q: f32[16] = Prefetch(%w)\n"),), "%w is read while"),
+    "fetched between its update and the Store": (
+        ((STORE, "  communicate %q: f32[16] = Prefetch(%w)\n" + STORE),),
+        "%w is read while",
+    ),
+    "stored while it is fetched": (
+        (
+            ("  %g:", "  communicate %q: f32[16] = Prefetch(%w)\n  %g:"),
+            (WAIT, WAIT + "  communicate %r: f32[16] = CopyWait(%q, %w)\n"),
+        ),
+        "%w is stored while a copy reads it",
+    ),
+    "a constant": ((("  state", "  const %c: host f32[2] = [1, 2]\n  state"),), "is declared in host memory"),
     "read where it is": ((("Mul(%x, %a)", "Mul(%x, %w)"),), "%w is in host memory|does not accept|declared"),
     "a wait of another kind": (
         ((WAIT, "  communicate %z: host f32[16] = CopyWait(%w, %b)\n"),),
@@ -227,11 +250,19 @@ def test_with_others(other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert executors[1].session(step.program, [loss]).measured_peak_bytes == step.figures.peak_bytes
 
 
-def test_what_has_no_disk(tmp_path: Path) -> None:
+def test_what_has_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as m:
+        m.chdir(tmp_path)
+        assert rc.CPUPlace(".") == rc.CPUPlace(tmp_path)  # the working directory may change
+        m.delattr(os, "posix_fallocate")
+        with pytest.raises(UsageError, match="this system has no posix_fallocate"):
+            rc.CPUPlace(tmp_path)
     with pytest.raises(UsageError, match="there is no such folder"):
         rc.CPUPlace(tmp_path / "none")
     with pytest.raises(UsageError, match="the path of a folder"):
         rc.CPUPlace(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the biggest batch is that of steps in memory"):
+        rc.max_batch(rc.models.build("mlp"), "1MiB", target=rc.Target(f"cpu:{tmp_path}"))
     step, loss = made("mlp")
     step.program.block = planned(Offload(("fc_1.weight",)).run(step.program.logical), step.program.compiled.target)
     step.program.compiled = None
@@ -276,6 +307,94 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert trained(step, loss, "mlp", executor, 1) == first
 
 
+def test_averages_and_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averages on disk are applied as in memory; what was not finite is looked for."""
+    optimizer = rc.EMA(rc.AdamW(1e-2), 0.9)
+    monkeypatch.setitem(NETWORKS, "mlp", ({}, lambda: optimizer))
+    (far, loss, executor), (near, _) = on_disk(tmp_path), made("mlp")
+    found = []
+    for step, runs in ((far, executor), (near, rc.Executor())):
+        trained(step, loss, "mlp", runs)
+        feed = feed_of(step, "mlp")
+        with applied(step.program):
+            averaged = step.program.evaluate(feed, [loss])[0].tobytes()
+        assert averaged == step.program.evaluate(feed, [loss], averaged=True)[0].tobytes()
+        nan = {n: np.full_like(a, np.nan) if a.dtype == np.float32 else a for n, a in feed.items()}
+        with pytest.raises(JobError, match=r"input .* has nan"):
+            runs.run(step.program, nan, [loss])
+        found.append((averaged, trained(step, loss, "mlp", runs, 1)))
+    assert found[0] == found[1]
+
+
+def test_copies_and_arithmetic_are_in_memory(tmp_path: Path) -> None:
+    """A clone, and what a user puts in the place of an array on disk, go there with the next step."""
+    (far, loss, executor), (near, _) = on_disk(tmp_path), made("mlp")
+    found = []
+    for step, runs in ((far, executor), (near, rc.Executor())):
+        trained(step, loss, "mlp", runs, 1)
+        copy = dataclasses.replace(step, program=step.program.clone())
+        first = trained(copy, loss, "mlp", runs)
+        data = step.program.data
+        data["fc_1.weight"], data["fc_1.bias"] = data["fc_1.weight"] * np.float32(0.5), data["fc_1.bias"][:]
+        data["pred.bias"] = np.full_like(data["pred.bias"], -0.0)  # which differ from the file's zeros by their signs
+        found.append((first, data["pred.bias"].tobytes(), trained(step, loss, "mlp", runs)))
+    assert found[0] == found[1]
+
+
+def test_a_step_on_disk_is_exported_and_fetched(tmp_path: Path) -> None:
+    """The model's inputs and outputs are those of the step in memory; a parameter on disk can be fetched."""
+    (far, loss, _), (near, _), found = on_disk(tmp_path), made("mlp"), []
+    for step in far, near:
+        model = rc.export_step(step.program)
+        updates = json.loads(next(p.value for p in model.metadata_props if p.key == "recompute.updates"))
+        assert set(updates) <= {i.name for i in model.graph.input}
+        assert set(updates.values()) <= {o.name for o in model.graph.output}
+        assert len(model.graph.output) == len(updates) + 1
+        place = rc.CPUPlace(tmp_path) if step is far else None
+        feed, fetch = feed_of(step, "mlp"), [loss, "fc_1.weight"]
+        runs = [
+            rc.Executor(place).run(p, feed, f)
+            for p in (rc.load_compiled(model), step.program)
+            for f in (fetch, fetch[:1], fetch)
+        ]
+        found.append((sorted(updates), [[a.tobytes() for a in arrays] for arrays in runs]))
+    assert found[0] == found[1]
+
+
+def test_few_files_are_open_and_none_is_left(tmp_path: Path) -> None:
+    """However many arrays there are; nothing waits for the garbage collector."""
+    opened = len(os.listdir("/proc/self/fd"))
+    arrays = {f"v{i}": np.full((3, i + 1), -0.0, np.float32) for i in range(50)}
+    values = [Value(n, TensorType.of(a)) for n, a in arrays.items()]
+    disks.move_to_disk(str(tmp_path), arrays, values)
+    assert all(np.signbit(a).all() and a.shape == v.shape for a, v in zip(arrays.values(), values, strict=True))
+    assert len(os.listdir("/proc/self/fd")) <= opened + 2
+    gc.disable()
+    try:
+        arrays.clear()
+        assert len(os.listdir("/proc/self/fd")) == opened
+    finally:
+        gc.enable()
+
+
+def test_an_interrupt_waits_for_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a step waits: what is read then is not written over the next step's values."""
+    disk, buffer, done = disks.Disk(str(tmp_path), 64), np.empty(16, np.float32), []
+
+    def slow(*_: Any) -> int:
+        time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+        time.sleep(0.05)
+        done.append(1)
+        return 64
+
+    monkeypatch.setattr(os, "preadv", slow)
+    with pytest.raises(KeyboardInterrupt), disk.settled():
+        disk.begin(Prefetch(), "x", buffer, (disk.file.fileno(), 0))
+        disk.wait("x")
+    assert done and not disk.flying
+
+
 def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -292,7 +411,7 @@ def test_files_have_no_names_and_are_written_as_in_memory(tmp_path: Path) -> Non
     trained(step, loss, "mlp", executor)
     trained(plain, loss, "mlp", rc.Executor())
     assert not list(tmp_path.iterdir())
-    assert all(isinstance(dict.__getitem__(step.program.data, n), disks.Stored) for n in storable(step.program.block))
+    assert all(is_stored(dict.__getitem__(step.program.data, n)) for n in storable(step.program.block))
     for name, of in (("far", step), ("near", plain)):
         rc.save_state(of.program, tmp_path / name)
     assert (tmp_path / "far").read_bytes() == (tmp_path / "near").read_bytes()
@@ -330,3 +449,17 @@ def test_a_run_with_evaluation_and_resume(tmp_path: Path) -> None:
     assert all(np.array_equal(weights[0][n], weights[1][n]) for n in weights[0])
     states = [next(tmp_path.glob(f"{n}/checkpoints/*/state.safetensors")).read_bytes() for n in ("near", "far")]
     assert states[0] == states[1]
+
+
+def test_a_step_on_disk_is_proved(tmp_path: Path) -> None:
+    """What is stored is the update; a step that stores another one is not the same."""
+    step, near = on_disk(tmp_path)[0], made("mlp")[0].program.block
+    assert not prove(near, step.program.block).unproved
+    other = made("mlp")[0].program.logical
+    changed = [
+        dataclasses.replace(o, op=dataclasses.replace(o.op, beta1=0.5)) if hasattr(o.op, "beta1") else o
+        for o in other.operators
+    ]
+    far = Offload(tuple(storable(other))).run(other.with_operators(changed))
+    with pytest.raises(VerifyError, match="it is not proved that"):
+        prove(near, far)
