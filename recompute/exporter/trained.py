@@ -18,7 +18,7 @@ from ..language.ir import Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType, dtype_name, dtype_to_onnx
 from ..ops.shape.custom_gradient import DOMAIN
-from ..support.memory import is_stored
+from ..support.memory import Contents
 from ..training.averages import applied
 from ..training.state import contents
 from .appended import appended_block, with_appended
@@ -145,11 +145,12 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
 
 def _fill(t: onnx.TensorProto, name: str, array: np.ndarray) -> None:
     """Writes an array into an empty tensor; one that is on disk is referred to."""
-    if not is_stored(array):
+    held = getattr(array, "contents", None)
+    if not isinstance(held, Contents):
         fill_tensor(t, name, array)
         return
     kind = onnx.TensorProto(name=name, data_type=dtype_to_onnx(dtype_name(array.dtype)), dims=array.shape)
-    t.CopyFrom(referring(kind, array.contents.location, 0, array.nbytes))
+    t.CopyFrom(referring(kind, held.location, 0, array.nbytes))
 
 
 def _holders(graph: onnx.GraphProto) -> set[str]:
