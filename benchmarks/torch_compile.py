@@ -4,9 +4,10 @@
     [--skip-compare] [--inner inductor] [--ladder] [--times 7] [--dropout 0]
 
 First table: the peak that is said and the one that PyTorch's profiler measures, with operators one after the other
-(`inner="aot_eager"`), for shares of the plain step, and whether the gradients have the bits of the first row's.  Second
-table: PyTorch's partitions at its shares; the seconds of ours at the same peak, and its least peak at the same seconds,
-both by one cost model (this CPU's roofline) and one simulation, which the first table tests.
+(`inner="aot_eager"`), for shares of the plain step, and whether the gradients have the bits of the first row's; with
+`--inner inductor`, of Inductor's kernels, and whether the bits are those of `torch.compile(model)` too.  Second table:
+PyTorch's partitions at its shares; the seconds of ours at the same peak, and its least peak at the same seconds, both
+by one cost model (this CPU's roofline) and one simulation, which the first table tests.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def said_and_measured(name: str, budgets: list[float], inner: str, dropout: floa
     kind, compiler = (FusedPartitioner, inductor) if inner == "inductor" else (Keeping, eager)
     module, inputs = build(name, dropout=dropout)
     reference, rows = gradients_of(module, module, inputs), []
+    theirs = gradients_of(torch.compile(module), module, inputs) if inner == "inductor" else None
     first = None
     for budget in budgets:
         torch._dynamo.reset()
@@ -83,7 +85,9 @@ def said_and_measured(name: str, budgets: list[float], inner: str, dropout: floa
             print(f"{name:9} {budget:5.0%} {e.inner_exception}", flush=True)
             break  # less is not tried
         first = first or gradients
-        same = all(torch.equal(a, b) for a, b in zip(first, gradients, strict=True))
+        same = str(equal(first, gradients))
+        if theirs is not None:
+            same += f", torch.compile's {equal(theirs, gradients)}"
         flat = [torch.cat([g.flatten() for g in of]).double() for of in (reference, gradients)]
         off = float((flat[1] - flat[0]).norm() / flat[0].norm())
         del gradients, flat
@@ -115,6 +119,11 @@ def gradients_of(call: Callable, module: torch.nn.Module, inputs: tuple[torch.Te
     for b, old in zip(module.buffers(), before, strict=True):
         b.copy_(old)
     return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+
+def equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    """Whether all have the same bits."""
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
 
 
 def timed(name: str, steps: int, dropout: float, share: float = 0.5) -> None:
