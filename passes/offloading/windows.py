@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -193,16 +193,17 @@ def _written(block: Block, chosen: Sequence[Value], windows: Sequence[Window]) -
         if op is not None:
             result.append(_with_copies(op, far, here, names))
 
-    def placed(values: Sequence[Value]) -> tuple[Value, ...]:
-        return tuple(far.get(v.name, v) for v in values)
+    return _declaring(block, result, far)
 
-    return block.with_operators(
-        result,
-        addresses={},
-        parameters=placed(block.parameters),
-        buffers=placed(block.buffers),
-        state=placed(block.state),
-    )
+
+def _declaring(block: Block, operators: Sequence[Operator], places: Mapping[str, Value]) -> Block:
+    """The block with other operators, and with parameters, buffers and state declared where they are now."""
+
+    def placed(values: Sequence[Value]) -> tuple[Value, ...]:
+        return tuple(places.get(v.name, v) for v in values)
+
+    held = {kind: placed(getattr(block, kind)) for kind in ("parameters", "buffers", "state")}
+    return block.with_operators(operators, addresses={}, **held)
 
 
 def _with_copies(op: Operator, far: dict[str, Value], here: dict[str, Value], names: Names) -> Operator:
@@ -239,13 +240,4 @@ def without_windows(block: Block) -> Block:
                 outputs[i] = origin[x.name]
         kept.append(dataclasses.replace(op.reading(origin), outputs=tuple(outputs)))
 
-    def placed(values: Sequence[Value]) -> tuple[Value, ...]:
-        return tuple(near.get(v.name, v) for v in values)
-
-    return block.with_operators(
-        kept,
-        addresses={},
-        parameters=placed(block.parameters),
-        buffers=placed(block.buffers),
-        state=placed(block.state),
-    )
+    return _declaring(block, kept, near)
