@@ -121,10 +121,13 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
     graph = model.graph
     graph.CopyFrom(without_fields(source.graph, "initializer", "node"))
     graph.node.extend(n for n in source.graph.node if not (_is_constant(n) and n.output[0] in trained))
+    data, referred = program.data, None
+    if isinstance(data, Arrays) and any(map(is_stored, dict.values(data))):  # there may be no room for copies
+        data.referred = referred = dict(data.referred)
     old = {t.name: t for t in source.graph.initializer}
     for name, t in old.items():
         if name in trained:
-            _fill(graph.initializer.add(), name, _checked(contents(program, trained[name]), t), program)
+            _fill(graph.initializer.add(), name, _checked(contents(program, trained[name]), t), referred)
         else:
             graph.initializer.append(t)
     declared = {i.name for i in graph.input}
@@ -137,22 +140,19 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
         elif name in nested:
             _replace_nested(contents(program, v), *nested[name])
         elif name not in old:
-            _fill(graph.initializer.add(), name, contents(program, v), program)
+            _fill(graph.initializer.add(), name, contents(program, v), referred)
             if source.ir_version < 4 and name not in declared:  # until IR 3 every initializer is an input too
                 graph.input.append(value_info(name, v.type))
     take_in(graph)
     return model
 
 
-def _fill(t: onnx.TensorProto, name: str, array: np.ndarray, program: Program) -> None:
-    """Writes an array into an empty tensor; it is referred to where the program has some of its arrays on disk."""
-    data = program.data
-    small = array.nbytes <= SMALL_BYTES  # files of models have those inside
-    if small or not isinstance(data, Arrays) or not any(map(is_stored, dict.values(data))):
+def _fill(t: onnx.TensorProto, name: str, array: np.ndarray, referred: dict[str, Contents] | None) -> None:
+    """Writes an array into an empty tensor; with `referred`, a reference to one that is not small, which it takes."""
+    if referred is None or array.nbytes <= SMALL_BYTES:  # files of models have those inside
         fill_tensor(t, name, array)
         return
-    held = getattr(array, "contents", None) or Contents(array, name, stays=True)
-    data.referred = {**data.referred, name: held}
+    held = referred[name] = getattr(array, "contents", None) or Contents(array, name, stays=True)
     kind = onnx.TensorProto(name=name, data_type=dtype_to_onnx(dtype_name(array.dtype)), dims=array.shape)
     t.CopyFrom(referring(kind, held.location, 0, array.nbytes))
 
