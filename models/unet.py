@@ -87,7 +87,7 @@ class UNet(Segmentation):
 
 
 def _sizes(side: int) -> list[int] | None:
-    """Of an image's side in unpadded convolutions: after each level down, the middle, each level up; None: no."""
+    """The sides of an image after each level down, the middle and each level up of unpadded convolutions; or None."""
     sizes = []
     for _ in range(_DEPTH):
         sizes.append(side - 4)

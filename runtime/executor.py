@@ -389,7 +389,7 @@ def _list(values: Mapping[str, Value]) -> str:
 
 
 def _engine(place: Place, mesh: Mesh | str | None, engine: Engine | None, shared: bool = False) -> Engine | None:
-    """What carries communication with other ranks; None where there are none.  `shared`: that of the process."""
+    """The communication engine (MPI, NCCL); None without other ranks.  `shared`: the engine of the process."""
     if mesh is None and engine is None:
         return None
     if engine is not None:

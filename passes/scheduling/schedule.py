@@ -119,7 +119,7 @@ def in_order_of(others: Iterable[Block], block: Block) -> Block | None:
 
 
 def _keys(block: Block) -> list[tuple[str, ...]]:
-    """Of each operator but frees its kind, and what it writes and reads besides tables."""
+    """The kind of each operator but frees, and what it writes and reads besides tables."""
     tables = {v.name for v in block.buffers}.union(c.value.name for c in block.constants)
     found = []
     for op in block.operators:

@@ -1,4 +1,4 @@
-"""What to divide where nobody says it: pairs of products for tensor parallelism, the stream between them, experts.
+"""Automatic choice of tensor-parallel shardings: pairs of products, the stream between them, experts.
 
 A candidate is a weight whose columns (output channels) are cut, at some granularity; it is divided for trial together
 with the operators after it (divide.py), where everything that belongs to it follows: biases, the other weights of the

@@ -72,7 +72,7 @@ def parse_slicing(text: str) -> Slicing:
     # ranks are of a mesh, micro-batches may be, other regions are not
     if not found or (found["whole"] != MICRO and (found["whole"] == RANKS) != bool(found["mesh"])):
         raise UsageError(
-            f"'{text}' does not say what to slice: give FIRST..LAST:AXIS:PIECES, such as fc_1..fc_2:0:8 for the "
+            f"invalid slice '{text}': give FIRST..LAST:AXIS:PIECES, such as fc_1..fc_2:0:8 for the "
             "operators from the one that makes fc_1 to the one that makes fc_2, or all:AXIS:PIECES"
         )
     whole = found["whole"]

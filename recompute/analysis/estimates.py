@@ -207,7 +207,7 @@ def estimate_steps(
     try:
         by_batch = _by_batch(steps, batch, step, progress) if steps.open_batch else None
     except (ModelError, UsageError) as e:  # such as a Squeeze of all axes at batch 1
-        notes = (f"memory by batch is not known, as the model cannot be had at all of them: {e}",)
+        notes = (f"memory by batch is not known, as the model does not allow all of them: {e}",)
     found = estimate_step(steps.name, batch, plain, step, by_batch)
     ranks = ranks_of_steps(steps, batch, steps.asked, plain, network)
     beside = bytes_beside_steps() if isinstance(steps.target.place, CPUPlace) else 0

@@ -39,7 +39,7 @@ class Facts:
         return self.layers * self.layer_parameters + self.fixed_parameters
 
     def step_flops(self, batch: int) -> float:
-        """Of forward and backward pass of a batch, nothing recomputed (what MFU counts)."""
+        """FLOPs of the forward and backward pass of a batch, nothing recomputed (what MFU counts)."""
         return 3 * batch * (self.layers * self.layer_flops + self.fixed_flops)
 
 

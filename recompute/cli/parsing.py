@@ -1,4 +1,4 @@
-"""The parser's manners: a short help, errors of one line that say what to do, and values that are checked."""
+"""Help and error formatting: a short help, errors of one line that say what to do, and values that are checked."""
 
 from __future__ import annotations
 

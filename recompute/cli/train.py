@@ -83,7 +83,7 @@ class _TrainJob(ModelJob):
         program = self._loaded()
         if args.batch is not None and program.block.batch != args.batch:
             raise UsageError(
-                f"the model fixes its batch at {program.block.batch}, so that --batch {args.batch} cannot be had: "
+                f"--batch {args.batch} conflicts with the model's fixed batch size {program.block.batch}: "
                 "export it with a dynamic first dimension, or leave out --batch"
             )
         if args.batch is None:

@@ -1,4 +1,4 @@
-"""What other ranks see of a program: its communications and waits, in order."""
+"""The communication trace of a program: its communications and waits, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verifier of all ranks' programs: every communication meets its like on all members, and no rank waits for ever.
+"""The verifier of all ranks' programs: collectives match on all members, and there is no deadlock.
 
 Only communications and waits count (events.py).  Ranks whose programs have the same events, and whose groups are made
 up of such ranks in the same order, go through the same at the same time: they are one class, and one rank stands for

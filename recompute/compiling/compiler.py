@@ -150,7 +150,7 @@ def _unplanned(spec: Spec) -> Spec:
 
 
 def _proof(before: Block, after: Block) -> Proof:
-    """That a compiled step computes what the one before it does.  What is approximated is not proved."""
+    """The proof that a compiled step computes what the one before it does; approximations are not proved."""
     return prove_blocks(before, after, partly=any(o.op.approximates for o in after.operators))
 
 

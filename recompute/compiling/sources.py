@@ -93,7 +93,7 @@ class Source:
         raise NotImplementedError
 
     def open(self, batch: int) -> None:
-        """Makes a batch that the model fixes one that can be chosen.  UsageError where `batch` cannot be had."""
+        """Makes a batch that the model fixes one that can be chosen.  UsageError where the model's batch is fixed."""
         raise UsageError(
             f"{self.name} fixes its batch at {self.fixed}: it cannot be compiled for {batch}. Give a model whose first "
             f"dimension is dynamic, such as what rc.export_trained(rc.load(..., batch={batch}), 'open.onnx') writes"

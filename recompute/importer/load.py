@@ -247,7 +247,7 @@ class Importer(ImportState):
             return
         again = [n for n in node.output if n and self.has(n)]
         if again:
-            self._problems.append(f"{describe(node)}: writes '{again[0]}', which is there already")
+            self._problems.append(f"{describe(node)}: duplicate definition of '{again[0]}'")
             return
         try:
             check_node(node, self.opset)
@@ -271,7 +271,7 @@ class Importer(ImportState):
             raise ModelError(f"{describe(node)}: takes more memory than there is ({e})") from None
         except Exception as e:  # an importer or a type rule met inputs or attributes that it does not expect
             self._cause = self._cause or e
-            self._problems.append(f"{describe(node)}: its inputs or attributes do not fit ({type(e).__name__}: {e})")
+            self._problems.append(f"{describe(node)}: invalid inputs or attributes ({type(e).__name__}: {e})")
 
     def run_plain(self, node: onnx.NodeProto) -> None:
         """Folds, or hands the node to its operator; raises what is wrong with it."""

@@ -176,7 +176,7 @@ def concat(work: Work) -> None:
 
 
 def _columns(work: Work, axis: int) -> Marks:
-    """Of coordinates joined along their last axis: the selections that each column counts along."""
+    """The selections that each column of coordinates, joined along their last axis, counts along."""
     found: Marks = {}
     before = 0
     for i in range(len(work)):

@@ -246,7 +246,7 @@ class Opening:
         ]
 
     def _broadcast(self, importer: ImportState, node: onnx.NodeProto) -> Change | None:
-        """Of what the file holds for its samples, and is the same for each, one is read."""
+        """Reads one of the values that the file holds for each of its samples, where they are the same."""
         places = {a - importer.type_of(n).ndim for n in node.input if (a := self._axis(importer, n)) is not None}
         if self._fixed == 1 or len(places) != 1:
             return None

@@ -41,7 +41,7 @@ class Expr:
 
     @property
     def type(self) -> TensorType:
-        """That of a scalar."""
+        """The type of one element: a scalar."""
         return TensorType(self.dtype, ())
 
     __add__, __radd__ = _binary("add")

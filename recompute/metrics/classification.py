@@ -32,7 +32,7 @@ class ClassMetric(Metric):
         super().__init__(name, output, label)
 
     def bind(self, program: Program) -> Metric:
-        """As for every metric; probabilities that a sigmoid makes are divided at 0.5."""
+        """The metric of a program's outputs; probabilities of a sigmoid are divided at 0.5."""
         super().bind(program)
         assert self.output is not None
         self.kind = scores_of(program[self.output].name, steps_of(program.forward_block)).kind

@@ -111,7 +111,7 @@ class CharacterErrorRate(Metric):
         super().__init__(name, output, label)
 
     def bind(self, program: Program) -> Metric:
-        """As for every metric; and what is not given is taken from the program's loss."""
+        """The metric of a program's outputs; options that are absent are those of the program's loss."""
         super().bind(program)
         loss = next((op.op for op in program.logical.operators if isinstance(op.op, CTCLoss)), CTCLoss())
         self.blank = loss.blank if self.blank is None else self.blank

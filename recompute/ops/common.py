@@ -120,7 +120,7 @@ class Elementwise(Op, abstract=True):
         return Cost(self.flops_per_element * sum(t.size for t in outs if t), base.bytes)
 
     def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
-        """As it is: all inputs broadcast to the output."""
+        """The same operator: all inputs broadcast to the output."""
         y = outs[0]
         if y is None or y.ndim < 3:
             return None

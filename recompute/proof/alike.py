@@ -115,7 +115,7 @@ class Alike:
         return found
 
     def row(self, op: Op, inputs: tuple[int | None, ...]) -> int:
-        """That of an operator on these inputs."""
+        """The row of an operator on these inputs."""
         kind = self.kind(op)
         key = (kind, *inputs)
         found = self.table.get(key)

@@ -227,7 +227,7 @@ def _added(n: Numbers, a: View, b: View) -> View | None:
 
 
 def _linear(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> View | None:
-    """Of a partial sum, by an operator that is linear in it: the part of the operator's result for the sum."""
+    """The part of an operator's result for a sum, from a partial sum in which the operator is linear."""
     held = {k: n.partials[v.base] for k, v in enumerate(given) if v is not None and v.base in n.partials}
     if not held or tuple(held) not in op.linear or len(outs) != 1:
         return None

@@ -283,12 +283,12 @@ def _kth(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tenso
 
 
 def _median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, ...]:
-    """Of an even number of elements, the lower one."""
+    """The median; of an even number of elements, the lower one."""
     return NotImplemented if x.ndim == 0 else _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """Of a vector each element is normalised by itself; the exporter takes the norm of all."""
+    """Weight normalisation; a vector's elements are normalised one by one, where the exporter takes the norm of all."""
     return v * (g / v.abs()) if v.ndim == 1 and dim == 0 else NotImplemented
 
 

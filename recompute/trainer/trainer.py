@@ -96,7 +96,7 @@ class Trainer:
         self.ranks = ranks_of(mesh, place)
         optimizer = shared(optimizer, self.ranks, program, zero, micro_batches)
         if not name:
-            raise UsageError("the training step does not say what its loss is: give loss=")
+            raise UsageError("cannot infer the loss of the training step: give loss=")
         self.program, self.loss, self.seed, self.quiet = program, name, int(seed), quiet or not self.ranks.leads
         self.monitor = monitor
         self.metrics = [m.bind(program) for m in as_metrics(metrics)]

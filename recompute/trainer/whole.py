@@ -1,4 +1,4 @@
-"""What all ranks have together: one file of the state, a hash of the weights, a program for export.
+"""Gathers sharded state: one checkpoint file, a hash of the weights, a program for export.
 
 A rank has some of a value's elements (ZeRO, divided operators), or values of its own stages (pipelines): the file and
 the hash are those of one process, whatever the mesh.

@@ -300,7 +300,7 @@ class NoamDecay(LRScheduler):
         _need(self.d_model > 0 and self.warmup_steps > 0, "NoamDecay: d_model and warmup_steps must be positive")
 
     def rate(self, step):
-        """As the class says; step^-0.5 is bounded by 1, so that step 0 is no division by zero."""
+        """The rate at a step; step^-0.5 is bounded by 1, so that step 0 is no division by zero."""
         falling = step.at_least(1) ** -0.5
         return self.learning_rate * self.d_model**-0.5 * falling.at_most(step * self.warmup_steps**-1.5)
 

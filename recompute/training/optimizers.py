@@ -172,7 +172,7 @@ class Adam(Optimizer):
         return AdamUpdate(self.beta1, self.beta2, self.epsilon, weight_decay, self.decoupled)
 
     def stored(self, op, program, p, stochastic):
-        """As of all optimizers; moments in 8 bits where they are wanted, and the parameter is large."""
+        """The stored state; moments in 8 bits where they are asked for and the parameter is large."""
         found = super().stored(op, program, p, stochastic)
         if self.moments != EIGHT_BITS or p.size < LEAST or p.dtype == "f64":
             return found

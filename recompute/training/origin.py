@@ -47,7 +47,7 @@ class Origin:
 
 
 def origin_of(program: Program, spec: Spec, *, divides: bool) -> Origin:
-    """That of a program before its backward pass is added; `divides`: ranks will have parts of it.
+    """The origin of a program before its backward pass is added; `divides`: ranks will have parts of it.
 
     Linear in the model's bytes if it divides.
     """

@@ -33,7 +33,7 @@ class Card:
 
 
 def card(block: Block, versions: Mapping[str, str], mesh: Mesh, rank: int) -> Card:
-    """That of a verified block.  VerifyError where it communicates along an axis that the mesh lacks."""
+    """The card of a verified block.  VerifyError where it communicates along an axis that the mesh lacks."""
     found = events(block)
     check_mesh(found, mesh, rank)
     return Card(digest(found), found, versions)

@@ -1,4 +1,4 @@
-"""What launchers of MPI say to the processes that they start."""
+"""Environment variables that MPI launchers set for the processes that they start."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class _Wait:
 
 
 class Watch:
-    """That of this process.  `comm`: a communicator of all ranks of its own."""
+    """The watch of this process.  `comm`: a communicator of all ranks that nothing else uses."""
 
     def __init__(self, mpi: ModuleType, comm: Comm) -> None:
         self._mpi, self.comm = mpi, comm

@@ -19,7 +19,7 @@ from .device.kernel import Arrive, Begin
 
 
 class Links:
-    """That of one session.  `flying`: what was begun and not awaited, by the name of the value that it writes."""
+    """Communication of one session.  `flying`: what was begun and not awaited, by the name of its target."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

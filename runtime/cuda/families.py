@@ -35,7 +35,7 @@ class Family(families.Family["Buffer | None", Buffer, Call]):
 
 
 class Moving(Family):
-    """Of elements of every type whose size is a word's."""
+    """A family that moves elements of every type whose size is a word's."""
 
     def accepts(self, op: Operator) -> bool:
         return all(v.type.numpy.itemsize in WORDS for v in (*op.reads(), *op.writes()))

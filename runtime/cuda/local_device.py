@@ -86,5 +86,5 @@ def open_engine(mesh: Mesh, number: int) -> Engine:
 
 @functools.cache
 def engine_on(mesh: Mesh, number: int) -> Engine:
-    """That of this process, which executors share."""
+    """The engine of this process, which executors share."""
     return open_engine(mesh, number)

@@ -260,7 +260,7 @@ class NcclLinks(Links):
 
     @contextlib.contextmanager
     def step(self, block: Block) -> Iterator[None]:
-        """As `Links.step`; the device may be at it for longer."""
+        """`Links.step`; the device may still be at work afterwards."""
         with super().step(block), self.engine.launching(f"'{block.name}'"):
             yield
 

@@ -45,8 +45,8 @@ def trained(program: rc.Program, steps: int = 2) -> list[float]:
         (node("Flatten", ["x"], ["y"], axis="1"), "its attribute 'axis' is STRING, ONNX requires INT"),
         (node("Constant", [], ["y"]), "a constant without a value"),
         (node("Relu", ["x"], ["y", "z"]), "it has 2 outputs, ONNX requires 1"),
-        (node("Relu", ["x"], ["w"]), "writes 'w', which is there already"),
-        (node("Relu", ["x"], ["x"]), "writes 'x', which is there already"),
+        (node("Relu", ["x"], ["w"]), "duplicate definition of 'w'"),
+        (node("Relu", ["x"], ["x"]), "duplicate definition of 'x'"),
         (node("Transpose", ["x"], ["y"], perm=[0, 7]), "Transpose"),
     ],
 )

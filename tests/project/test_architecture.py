@@ -179,6 +179,18 @@ def test_public_names_have_docstrings() -> None:
     assert not missing, missing
 
 
+def test_docstrings_begin_with_the_thing() -> None:
+    """No fragments that refer to something unsaid: "Of an element.", "As the class says"."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.Module)
+    wrong = [
+        f"{name}: {said.splitlines()[0]}"
+        for name, tree in graph().trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and (said := ast.get_docstring(node)) and said.startswith(("Of ", "As ", "That "))
+    ]
+    assert not wrong, wrong
+
+
 def test_files_stay_readable() -> None:
     files = graph().files.values()
     long = [f"{p.name}: {n}" for p in files if (n := len(p.read_text().splitlines())) > 450]

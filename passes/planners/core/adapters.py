@@ -90,7 +90,7 @@ class _Graph:
         return self.order
 
     def topological(self) -> list[Any]:
-        """Of the nodes that could come next always the first of the file.  UsageError for a cycle."""
+        """An order in which each next node is the first of the file that can come next.  UsageError for a cycle."""
         keys = list(self.vertices)
         place = {key: i for i, key in enumerate(keys)}
         sorter: graphlib.TopologicalSorter[int] = graphlib.TopologicalSorter(dict.fromkeys(range(len(keys)), ()))

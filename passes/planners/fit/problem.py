@@ -349,7 +349,7 @@ class MicroBatches(Fitting):
         return self.block
 
     def cost(self, f: Fitted) -> float:
-        """That of what runs, joins of slices included."""
+        """Seconds of the compiled step, joins of slices included."""
         return sum(map(self.seconds, f.block.operators))
 
     def of(self, slices: tuple[str, ...], before: tuple[str, ...] = ()) -> Fitting:

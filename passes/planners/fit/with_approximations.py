@@ -126,7 +126,7 @@ def _ranked(fitting: Fitting, step: Step, permitted: Sequence[Approximation]) ->
 
 
 def _improvements(ways: Sequence[tuple[int, float, Candidate]]) -> Iterator[tuple[float, Candidate]]:
-    """Of the ways (bytes saved, seconds) to let a value go, those best at some price of a byte, with that price:
+    """The ways (bytes saved, seconds) to drop a value that are best at some price of a byte, with that price:
     the corners of their convex hull, from nothing saved to most."""
     saved, seconds = 0, 0.0
     while left := [w for w in ways if w[0] > saved]:

@@ -132,7 +132,7 @@ class Sliced:
             pieces = size if pieces < size < 2 * pieces else 2 * pieces
 
     def regions(self, wide: bool) -> None:
-        """As few regions as fit, those first that hide most for the time that they take."""
+        """Tries as few regions as fit, in the order of bytes saved for each second."""
         found = region_candidates(self.fitting.once, wide)
         found = sorted(found, key=lambda f: -f.hidden_bytes / (self._seconds(f) or 1e-12))
         if not self._affordable(found, _PIECES[0]):
@@ -149,7 +149,7 @@ class Sliced:
         return [dataclasses.replace(s, pieces=n) for s, n in able if n > 1]
 
     def _affordable(self, found: Sequence[Found], pieces: int) -> Sequence[Found]:
-        """As many of the first regions as are worth the time; none if these cannot hide what the step lacks."""
+        """The first regions that are worth their time; none if these cannot save what the step lacks."""
         if self.limit == math.inf:
             return found
         fitting = self.fitting
@@ -164,7 +164,7 @@ class Sliced:
         return found if lacking <= 0 else ()
 
     def _fewer(self, slicings: Sequence[Slicing]) -> None:
-        """As few of the first ones as fit."""
+        """Tries as few of the first slicings as fit."""
         low, high = 0, len(slicings)  # `low` do not fit, `high` do
         while high - low > 1 and not _ended():
             middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Where things are in the arrays that moves of local search (`moves.py`) work on.
+"""Field offsets in the arrays of the local search's state (`moves.py`).
 
 A search has four arrays, made by `flat.py`:
 

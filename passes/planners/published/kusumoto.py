@@ -265,7 +265,7 @@ def _front(t: np.ndarray, m: np.ndarray, most: int) -> np.ndarray:
 
 
 def _lightest(t: np.ndarray, m: np.ndarray, bins: int) -> np.ndarray:
-    """Of each of `bins` equal ranges of time the states with the fewest bytes; the longest time of all in any case."""
+    """The states with the fewest bytes in each of `bins` equal ranges of time, and the one of the longest time."""
     low, high = t.min(), t.max()
     place = ((t - low) * (bins / max(high - low, 1e-300))).astype(np.int64)  # the longest time has a bin of its own
     least = np.full(bins + 1, np.inf)

@@ -133,7 +133,7 @@ def principal_lower_sets(graph: ForwardGraph) -> list[int]:
 
 
 def thinned(graph: ForwardGraph, found: list[int], most: int) -> list[int]:
-    """Of lower sets, smaller ones first, at most `most` besides the first and the last.
+    """At most `most` lower sets besides the first and the last; the smaller ones come first.
 
     Bytes are divided into `most` equal ranges, and of the sets whose bytes lie in the same one, that with the fewest
     bytes in its boundary is taken (of equal ones the smallest).

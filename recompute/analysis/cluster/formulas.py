@@ -43,15 +43,15 @@ class Transformer:
         return self.layers * self.layer_parameters + (self.vocab + self.seq + 2) * self.hidden
 
     def layer_flops(self, batch: int) -> int:
-        """Of the products of one layer's forward pass."""
+        """FLOPs of the matrix products of one layer's forward pass."""
         return 24 * batch * self.seq * self.hidden**2 + self.attention_flops(batch)
 
     def attention_flops(self, batch: int) -> int:
-        """Of the two products of attention, which selective recomputation repeats."""
+        """FLOPs of the two products of attention, which selective recomputation repeats."""
         return 4 * batch * self.seq**2 * self.hidden
 
     def step_flops(self, batch: int) -> int:
-        """Of the model: forward and backward pass of a batch, nothing recomputed (what MFU counts)."""
+        """FLOPs of the model's forward and backward pass of a batch, nothing recomputed (what MFU counts)."""
         return 3 * (self.layers * self.layer_flops(batch) + 2 * batch * self.seq * self.hidden * self.vocab)
 
 

@@ -46,7 +46,7 @@ class Optimizer:
         w -= w.dtype.type(self.get_learning_rate()) * g
 
     def _adamw(self, name: str, w: np.ndarray, g: np.ndarray) -> None:
-        """As in Hugging Face's AdamW, ONNX Runtime's default: epsilon is added to the uncorrected moment's root."""
+        """Hugging Face's AdamW, ONNX Runtime's default: epsilon is added to the uncorrected moment's root."""
         number = w.dtype.type
         m, v = (self._state.moments.setdefault(f"{name}/{k}", np.zeros_like(w)) for k in ("m", "v"))
         m += number(1 - _BETA1) * (g - m)

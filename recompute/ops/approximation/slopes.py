@@ -96,7 +96,7 @@ class SlopeCodes(_Slopes):
         return self.codes_factors(ins[0], self.bits, out=True)
 
     def scratch(self, ins, outs):
-        """Of a tile: codes and what packs them, a comparison, and a copy where x or |x| is not compared itself."""
+        """Buffers for a tile: codes, their packing, a comparison, and a copy where x or |x| is not compared itself."""
         x = ins[0]
         size = min(x.size, TILE)
         found = (TensorType("u8", (scratch_bytes(x.size, self.bits),)), TensorType("bool", (size,)))
@@ -209,7 +209,7 @@ class SlopeGrad(_Slopes):
         return self.codes_factors(ins[0], self.bits, out=False)
 
     def scratch(self, ins, outs):
-        """Of a tile: codes and what unpacks them, a comparison, levels; a copy of dy in the computing type."""
+        """Buffers for a tile: codes, their unpacking, a comparison, levels, and dy in the computing type."""
         dy = ins[0]
         size = min(dy.size, TILE)
         rows = 1 if wide(dy.dtype) == dy.dtype else 2

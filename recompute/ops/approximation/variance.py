@@ -69,7 +69,7 @@ def _squares(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _chosen(count: int, rows: int, own: float, exact: float) -> float:
-    """Of a sum of `count` terms with the sum of squares `own`, from `rows` of them."""
+    """The variance of a sum of `count` terms with the sum of squares `own`, estimated from `rows` of them."""
     return 0.0 if rows == count else (count - rows) / (rows * (count - 1)) * max(0.0, count * own - exact)
 
 

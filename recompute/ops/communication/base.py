@@ -152,7 +152,7 @@ class CommWait(Op):
         return (0,)
 
     def gradient(self, b, ins, outs, grads):
-        """That of the target; the operator that began the communication sends it back."""
+        """The gradient of the target, which the operator that began the communication sends back."""
         return [grads[0], None]
 
     def cost(self, ins: Any, outs: Any) -> Cost:

@@ -72,7 +72,7 @@ class AllGather(Collective):
     repeat: bool = False
 
     def infer(self, x):
-        """As many as there are ranks, along axis 0."""
+        """The values of all ranks behind one another, along axis 0."""
         self.check(x)
         if not x.shape:
             raise self.fail("a number has no axis 0: reshape it to one dimension", x)

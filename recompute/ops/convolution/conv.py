@@ -260,7 +260,7 @@ class ConvGradInput(Convolution):
         return (dy.with_shape((dy.shape[0], w.shape[1] * self.group, *self.shape)),)
 
     def axis_factors(self, ins, outs):
-        """As a transposed convolution without bias, whose inputs are the other way round."""
+        """The factors of a transposed convolution without bias, with its inputs exchanged."""
         w, dy = ins
         found = convolution(dy.shape[0], self.group, w.shape[0] // self.group, w.shape[1], bias=False, forward=False)
         return [dataclasses.replace(f, inputs=((*f.inputs, None)[1], f.inputs[0])) for f in found]
@@ -286,7 +286,7 @@ class ConvGradInput(Convolution):
 
     @classmethod
     def samples(cls, draw):
-        """As for Conv, and a dy that is shorter than the convolution's output would be."""
+        """Conv's samples, and a dy that is shorter than the convolution's output would be."""
         for op, x, w, _ in _conv_samples(Conv):
             xs, ws = _shape(x), _shape(w)
             y = op.infer(TensorType("f64", xs), TensorType("f64", ws))[0]

@@ -377,7 +377,7 @@ class Depthwise:
         return result
 
     def forward(self, x: Array, w: Array, out: Array) -> None:
-        """As `forward`."""
+        """`forward` of a depthwise convolution."""
         out.fill(0)
         maps, taps, ones = self.maps(out), self.taps(w), (1,) * len(self.geo.window.kernel)
         for place, at, tap in self.parts():
@@ -385,7 +385,7 @@ class Depthwise:
             target += self.product(x[place], taps[tap].reshape(-1, *ones))
 
     def grad_input(self, w: Array, dy: Array, dx: Array) -> None:
-        """As `grad_input`."""
+        """`grad_input` of a depthwise convolution."""
         dx.fill(0)
         maps, taps, ones = self.maps(dy), self.taps(w), (1,) * len(self.geo.window.kernel)
         for place, at, tap in self.parts():
@@ -393,7 +393,7 @@ class Depthwise:
             target += self.product(maps[at], taps[tap].reshape(-1, *ones))
 
     def grad_weight(self, x: Array, dy: Array, dw: Array) -> None:
-        """As `grad_weight`."""
+        """`grad_weight` of a depthwise convolution."""
         dw.fill(0)
         maps, taps = self.maps(dy), self.taps(dw)
         spatial = tuple(range(2, 2 + len(self.geo.window.out)))

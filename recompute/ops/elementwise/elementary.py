@@ -27,7 +27,7 @@ class Function(Ufunc, abstract=True):
     slope: ClassVar[Callable[[OperatorBuilder, Value, Value, Value], Value]]
 
     def gradient(self, b: OperatorBuilder, ins: Values, outs: Sequence[Value], grads: Values) -> Values:
-        """That of the table below."""
+        """The gradient that the table below gives."""
         x, dy = ins[0], grads[0]
         assert x is not None and dy is not None
         return [type(self).slope(b, x, outs[0], dy)]

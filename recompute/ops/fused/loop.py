@@ -221,7 +221,7 @@ class Loop(Op):
         return [known[y] for y in self.yields]
 
     def element(self, *inputs):
-        """That of its outputs; none where one is a sum."""
+        """The formulas of its outputs; None where one is a sum."""
         if any(m.sums for m in self.members):
             return None
         return tuple(substitute(self.expressions([None if x is None else x.dtype for x in inputs]), inputs))

@@ -9,7 +9,7 @@ from ...language.types import TensorType
 
 
 def gathered(x: Sequence[int], indices: TensorType, axis: int) -> list[tuple[int, int | None, int | None, int]]:
-    """Of Gather from shape `x` along `axis`: size, and axes in x, in the indices, in the result."""
+    """The axes of Gather from shape `x` along `axis`: size, and axes in x, in the indices, in the result."""
     found: list[tuple[int, int | None, int | None, int]] = [(d, None, i, axis + i) for i, d in enumerate(indices.shape)]
     found += [(d, a, None, a if a < axis else a + indices.ndim - 1) for a, d in enumerate(x) if a != axis]
     return found
@@ -28,7 +28,7 @@ def elements(x: Sequence[int], indices: TensorType, axis: int, *, back: bool = F
 
 
 def coordinates(x: Sequence[int], indices: TensorType, batch: int) -> list[tuple[int, int | None, int | None, int]]:
-    """As `gathered`, of GatherND from shape `x`."""
+    """The axes of GatherND from shape `x`, as `gathered` gives them."""
     last = indices.ndim - 1
     taken = batch + indices.shape[-1]
     found: list[tuple[int, int | None, int | None, int]] = [

@@ -120,7 +120,7 @@ class GatherGrad(Move):
         return (dy.with_shape(self.shape),)
 
     def axis_factors(self, ins, outs):
-        """As Gather; what several slices of the indices took is added up."""
+        """Gather's factors; gradients of slices of the indices are partial sums."""
         return backward(gathered(self.shape, ins[0], normal_axis(self.axis, len(self.shape), self)))
 
     def scratch(self, ins, outs):

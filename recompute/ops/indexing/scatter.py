@@ -133,7 +133,7 @@ class GatherElementsGrad(Move):
         return (dy.with_shape(self.shape),)
 
     def axis_factors(self, ins, outs):
-        """As GatherElements; what several slices of the indices took is added up."""
+        """GatherElements' factors; gradients of slices of the indices are partial sums."""
         return elements(self.shape, ins[0], normal_axis(self.axis, len(self.shape), self), back=True)
 
     def scratch(self, ins, outs):
@@ -230,7 +230,7 @@ class GatherNDGrad(Move):
         return (x,)
 
     def axis_factors(self, ins, outs):
-        """As GatherND; what several slices of the indices took is added up."""
+        """GatherND's factors; gradients of slices of the indices are partial sums."""
         return backward(coordinates(self.shape, ins[0], self.batch_dims))
 
     def scratch(self, ins, outs):

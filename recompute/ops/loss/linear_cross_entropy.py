@@ -135,7 +135,7 @@ class LinearCrossEntropy(LinearLoss):
         return fits and wide(x.dtype) == x.dtype and self.reduction != "none"
 
     def sizes(self, ins: Any, outs: Any) -> tuple[Sizes, bool]:
-        """Of types or arrays; whether gradients are made."""
+        """The sizes, from types or arrays, and whether gradients are computed."""
         made = any(v is not None for v in outs[2:])
         found = Sizes(ins[0], ins[1], ins[3], transposed=bool(self.transB), held=made)
         return found, made

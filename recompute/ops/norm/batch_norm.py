@@ -110,14 +110,14 @@ class BatchNormalization(ChannelNorm, onnx=True):
             np.add(work, summand[c, None], out=target)
 
     def channel_element(self, x, scale, bias, mean, var):
-        """As the numerics; None where the vectors have another type."""
+        """The formula of one element; None where the vectors have another type."""
         if any(v.dtype != x.dtype for v in (scale, bias, mean, var)):
             return None
         factor = scale / sqrt(var + self.epsilon)
         return x * factor + (bias - factor * mean)
 
     def gradient(self, b, ins, outs, grads):
-        """As for an affine function of each channel; the statistics' gradients too."""
+        """Gradients of an affine function of each channel; the statistics' gradients, too."""
         x, scale, _, mean, var = ins
         dy = grads[0]
         axes = channel_axes(x.ndim)

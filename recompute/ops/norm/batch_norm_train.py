@@ -267,7 +267,7 @@ class BatchNormApply(ChannelNorm):
             _scale(work, var, self.epsilon, scale[c], bias[c], factor, target)
 
     def channel_element(self, x, scale, bias, mean, var):
-        """As the numerics; None where the vectors have another type."""
+        """The formula of one element; None where the vectors have another type."""
         if any(v.dtype != x.dtype for v in (scale, bias, mean, var)):
             return None
         return (x - mean) * (scale / sqrt(var + self.epsilon)) + bias

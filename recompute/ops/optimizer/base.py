@@ -92,7 +92,7 @@ class Update(Stored, abstract=True):
         return 1 + max(*self.updates, 1, self.rate_at, self.counter_at or 0)
 
     def unscale(self, inputs: Sequence[Any]) -> Any:
-        """That input; None where it is absent."""
+        """The input `unscale`; None where it is absent."""
         return inputs[self.unscale_at] if self.unscale_at < len(inputs) else None
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
@@ -212,7 +212,7 @@ class Update(Stored, abstract=True):
         return tuple(None if v is None else b.Where(skip, old, v) for old, v in zip((wide, *state), made, strict=True))
 
     def element(self, *inputs):
-        """That of its expansion: scalars are worked out in f64 there too."""
+        """The formulas of its expansion, where scalars are computed in f64, too."""
         return None if self.stores else through_expansion(self, inputs)
 
     def values(self, b: OperatorBuilder, inputs: Sequence[Any], work: str) -> list[Any]:

@@ -96,7 +96,7 @@ class AveragePool(Averaging, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """As for MaxPool, with and without counting the padding."""
+        """MaxPool's samples, with and without counting the padding."""
         for op, x in _pool_samples(cls):
             for include in (0, 1):
                 yield draw.case(cls(**{**op.options(Averaging), "count_include_pad": include}), draw(f"f64[{x}]"))

@@ -314,7 +314,7 @@ class RecurrentGrad(Op, abstract=True):
                 self.bias_gradient(flat, outs[3][d], w.shape[1])
 
     def bias_gradient(self, dg: Array, db: Array, width: int) -> None:
-        """That of the second product's bias, where the first one's is in db's first `width` elements."""
+        """Writes the gradient of the second product's bias; the first one's is in db's first `width` elements."""
         db[width:] = db[:width]
 
     def run_back(self, d: int, ins: Operands, outs: Operands, scratch: Operands) -> None:

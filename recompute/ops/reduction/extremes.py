@@ -26,7 +26,7 @@ class Extreme(Reduce, abstract=True):
 
     @classmethod
     def from_onnx(cls, node: ImportedNode) -> Imported:
-        """That along one axis in PyTorch (`max(dim)`) is the element at its index, to which alone the gradient goes."""
+        """The extreme; PyTorch's `max(dim)` is the element at its index, which alone receives the gradient."""
         v = super().from_onnx(node)
         op, x = node.builder.operators[-1].op, node.need(0)
         one = isinstance(op, cls) and op.axes is not None and len(op.axes) == 1 and x.ndim and x.type.is_float

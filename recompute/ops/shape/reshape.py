@@ -86,7 +86,7 @@ class Cast(Elementwise):
         return self.to
 
     def compute(self, ins, outs, scratch):
-        """As ONNX: floats are truncated towards zero, anything but 0 is true."""
+        """Converts as ONNX does: floats are truncated towards zero, anything but 0 is true."""
         x = ins[0]
         for room in scratch:
             if room.dtype != x.dtype:

@@ -134,7 +134,7 @@ class Aligned(Regions, abstract=True):
             raise self.fail(f"sampling_ratio is {_MOST_SAMPLES} at the most, not {self.sampling_ratio}", x, rois)
 
     def spans(self, roi: Array, h: int, w: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
-        """Of rows and of columns: elements and weights [bins, samples, 2], and the number of samples."""
+        """For rows and for columns: elements and weights [bins, samples, 2], and the number of samples."""
         half = self.coordinate_transformation_mode == "half_pixel"
         found = []
         for at, n, size in ((1, self.output_height, h), (0, self.output_width, w)):
@@ -167,7 +167,7 @@ class Aligned(Regions, abstract=True):
                 yield places, row_weights[:, i, k, None] * column_weights[None, :, j, m]
 
     def matrices(self, roi: Array, h: int, w: int) -> list[tuple[slice, np.ndarray]]:
-        """Of rows and of columns: what part is read, and the matrix [bins, part] whose rows are the means."""
+        """For rows and for columns: the part that is read, and the matrix [bins, part] whose rows are the means."""
         found = []
         for (index, weights, samples), _ in zip(self.spans(roi, h, w), (h, w), strict=True):
             low, high = (int(index.min()), int(index.max()) + 1) if index.size else (0, 1)

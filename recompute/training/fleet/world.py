@@ -48,7 +48,7 @@ class World:
 
 
 class _Current:
-    """That of this process; None before `init`."""
+    """The world of this process; None before `init`."""
 
     world: World | None = None
 
@@ -106,7 +106,7 @@ def _together(size: int, claim: Claim, strategy: DistributedStrategy | None) -> 
     for rank, (_, other) in enumerate(said):
         if against := other.contradicts(rank, size):
             raise UsageError(
-                f"rank {rank} of {size}, says MPI, but {against}: leave it to MPI, which started the processes, and "
+                f"MPI reports rank {rank} of {size}, but {against}: leave it to MPI, which started the processes, and "
                 "unset Paddle's variables"
             )
     hosts = [host for host, _ in said]

@@ -1,4 +1,4 @@
-"""What attention's kernels are built of: products of small matrices, squares that are turned, powers of two.
+"""Building blocks of attention's kernels: products of small matrices, block transposes, exp2.
 
 A panel is a few vectors of queries.  Its tiles have a row for each key and a lane for each query, so that the largest
 score, the sum and the weights of a query are operations between vectors; of the products only the panel's own rows are
@@ -83,7 +83,7 @@ class Code(expressions.Code):
         return self.select(below, "float", self.f32(0), found)
 
     def sum(self, x: str) -> str:
-        """Of the lanes of a vector: its halves, their halves, ..., are added up."""
+        """The sum of a vector's lanes: its halves are added, then their halves, and so on."""
         w, v = machine().width, machine().vector
         size = w // 2
         while size:

@@ -30,7 +30,7 @@ def offsets(shape: Sequence[int], lead: Sequence[int], size: int, rows: int = 1,
 
 
 class Items:
-    """Of heads with the leading axes `lead`, of keys `shared`; `bias`: the shape of one that has a gradient.
+    """Work items of heads with the leading axes `lead`, of keys `shared`; `bias`: the shape of one with a gradient.
 
     `columns(begin, end, keys)`: the keys that some queries may see.
     """
@@ -87,7 +87,7 @@ class Items:
         return [_tables(w) for w in waves if any(w)]
 
     def _blocks(self, size: int) -> int:
-        """Of so many queries or keys."""
+        """The number of blocks of so many queries or keys."""
         found = -(-size // BLOCK)
         if self.length > 1:
             found = max(found, min(-(-ENOUGH // self.chains), size // SMALL))

@@ -40,7 +40,7 @@ class Shape:
 
 
 def shape_of(m: int, n: int) -> Shape:
-    """Of the tiles for [m, n]: lower panels where there would be too few for the threads; of three vectors, or of two
+    """The shape of tiles for [m, n]: lower panels where there would be too few for the threads; three vectors, or two
     where there are few columns, of which a tile of one vector, slow, would be left."""
     width = machine().width
     vectors = 2 if -(-n // width) in (1, 2, 4) else 3

@@ -51,7 +51,7 @@ class Packed:
         self.high = sizes(-(-rows // native.threads()), n, vectors)[0]
 
     def shape(self) -> tuple[int, int, int]:
-        """Of the panels."""
+        """The shape of the panels."""
         return (-(-self.n // self.width), self.k, self.width)
 
     def pack(self, matrix: Array, packed: Array) -> Call:

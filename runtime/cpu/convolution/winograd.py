@@ -51,7 +51,7 @@ def suits(c: Convolved) -> bool:
 
 
 def tiling(c: Convolved) -> Tiling:
-    """Of the output, or of the input where its gradient is computed."""
+    """The tiling of the output, or of the input where its gradient is computed."""
     g, w = c.geometry, c.geometry.window
     if c.kind == "input":
         return Tiling(g.batch, w.out, w.inp, tuple(WINDOW - 1 - b for b in w.begin))

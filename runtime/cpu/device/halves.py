@@ -53,7 +53,7 @@ def bfloat16() -> Any:
             super().__init__(dmm, kind, real)
 
         def get_data_type(self) -> Any:
-            """That of memory."""
+            """The LLVM type in memory."""
             return word
 
         def as_data(self, builder: Any, value: Any) -> Any:

@@ -186,7 +186,7 @@ class Gradient(Attention):
     """(q, k, v, bias?, y, log-sum-exp, dy) → dq, dk, dv, dbias?"""
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Of each thread; partial sums of the bias's gradient."""
+        """Buffers of each thread; partial sums of the bias's gradient."""
         own = TensorType("f32", (native.threads(), backward.room(self.form(op))))
         bias, parts = self.wanted(op), self.parts(op)
         return (own,) if bias is None or not parts else (own, TensorType("f32", (parts, math.prod(bias))))

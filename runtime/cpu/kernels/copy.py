@@ -95,7 +95,7 @@ def filling(y: np.ndarray, value: float) -> Call:
 
 @family("Concat", "Split", "Slice", "SliceGrad", "Pad", "Expand", "Tile", "Identity", "Reshape", "Fill")
 class Copies(Family):
-    """Of all element types."""
+    """Copies of all element types."""
 
     def accepts(self, op: Operator) -> bool:
         """Large ones of few axes that move by themselves; where they are views, nothing runs anyway."""

@@ -87,7 +87,7 @@ def _tables(op: Operator) -> tuple[list[np.ndarray], np.ndarray]:
 
 @family("Resize", "ResizeGrad")
 class Nearest(Family):
-    """Of all element types, the gradient of float32 and float64."""
+    """Nearest resizing of all element types, and its gradient in float32 and float64."""
 
     def accepts(self, op: Operator) -> bool:
         """Large ones whose scales are positive: then y's positions rise with x's."""

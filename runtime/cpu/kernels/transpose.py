@@ -93,7 +93,7 @@ turn: Any = Intrinsic(_turn)
 
 @kernel
 def squares(x, y, p, begin, end):
-    """As `tiles`, for words of 32 bits: squares turned in registers, what is left at the edges one by one."""
+    """`tiles` for words of 32 bits: blocks transposed in registers, and single elements at the edges."""
     down, wide, across = p[3, 1], p[3, 2], p[4, 0]
     for piece in range(begin, end):
         at, to, first, stop = _place(piece, p)
@@ -129,7 +129,7 @@ def _rows_stay(perm: Sequence[int]) -> bool:
 
 @family("Transpose")
 class Transposition(Family):
-    """Of all element types, with up to five axes that move on their own."""
+    """Transposes of all element types, with up to five axes that move by themselves."""
 
     def accepts(self, op: Operator) -> bool:
         """Large ones that are no views."""

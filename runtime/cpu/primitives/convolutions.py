@@ -35,7 +35,7 @@ _ARGUMENTS = {
 
 
 def strides(shape: Sequence[int], *, last: bool) -> tuple[int, ...]:
-    """Of a dense [n, c, spatial...], in elements; `last`: the channels lie innermost."""
+    """Strides of a dense [n, c, spatial...], in elements; `last`: the channels lie innermost."""
     order = [0, *range(2, len(shape)), 1] if last else range(len(shape))
     found, step = [0] * len(shape), 1
     for axis in reversed(order):

@@ -1,7 +1,7 @@
 """Plans of oneDNN primitives: what runs in which order on which operands, and the calls that run it.
 
 A primitive runs in the library's threads, which wait for each other, or as parts of one thread each, which the step's
-threads take as they come: a thread that the machine does not schedule holds up nobody but with its part.  A plan
+threads take as they come: a descheduled thread delays its current part only.  A plan
 depends on the product and the number of threads only, and is made once.  Packed weights and scratchpads are the
 operator's workspace: nothing is allocated when a step runs.
 """

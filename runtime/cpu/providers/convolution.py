@@ -319,7 +319,7 @@ class PixelProducts:
         return by == "products"
 
     def shape(self) -> products.Shape:
-        """Of the product."""
+        """The shape of the product's tiles."""
         g, n = self.g, self.pixels
         if self.kind == "weight":
             return g.mg, g.cg, n, True, False

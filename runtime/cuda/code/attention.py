@@ -66,12 +66,12 @@ class Tiles:
 
     @property
     def columns(self) -> int:
-        """Of the other side, a tile's."""
+        """Rows of the K/V tile (of the Q tile in the gradient of keys)."""
         return 64 if WAYS[self.way].step == 16 else 32
 
     @property
     def terms(self) -> int:
-        """Of a score, in shared memory at a time."""
+        """Terms of a score that are in shared memory at a time."""
         return {"f64": 32, "f16": 128, "bf16": 128}.get(self.way, 64)
 
     @property

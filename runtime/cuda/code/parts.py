@@ -100,7 +100,7 @@ class Coordinates:
 
     @property
     def parameters(self) -> list[str]:
-        """Of a kernel that uses them."""
+        """Parameters of a kernel that uses the coordinates."""
         return [f"Divisor d{i}" for i in range(1, self.dims)]
 
     def lines(self, index: str, wanted: Iterable[Sequence[int]]) -> list[str]:

@@ -64,7 +64,7 @@ class Form:
 
     @property
     def name(self) -> str:
-        """Of a kernel for it."""
+        """The kernel's name."""
         sizes = "_".join("x".join(map(str, n)) for n in (self.kernel, self.strides))
         return f"{sizes}{'_last' if self.last else ''}_{self.lanes}{'_wide' if self.wide else ''}"
 
@@ -309,7 +309,7 @@ def mean_pool(form: Form, dtype: str, *, include: bool) -> Kernel:
 
 @functools.cache
 def mean_of_large(form: Form, dtype: str, *, include: bool) -> Kernel:
-    """As `mean_pool`, for large windows and channels first: a warp for each."""
+    """`mean_pool` for large windows and channels first: a warp for each window."""
     lines, inside, taps = form.of_number()
     head = form.head().replace("* blockDim.x + threadIdx.x;", "* (blockDim.x / 32) + threadIdx.x / 32;")
     body = f"""    {COMPUTE[dtype]} s = 0;

@@ -171,7 +171,7 @@ _PARAMETERS = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a kernel: `gates` results of `n` hidden units forward; back, `gates` · n terms of rows of `columns` · n."""
+    """Sizes of a kernel: `gates` results of `n` hidden units forward; back `gates` · n terms, rows of `columns` · n."""
 
     gates: int
     columns: int
@@ -179,7 +179,7 @@ class Sizes:
 
     @property
     def units(self) -> int:
-        """Of a block: as many as registers hold the weights of; 0: too few."""
+        """Hidden units of a block: as many as registers hold the weights of; 0: too few."""
         for units in (32, 16):
             forward = self.gates * -(-self.n * units // (4 * THREADS)) * 4
             if max(forward, units // 8 * -(-self.gates * self.n // 128) * 4) <= _HELD:
@@ -188,7 +188,7 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """Of a part."""
+        """Rows of the batch in a part."""
         return 128 // (self.units or 16)
 
     def grid(self, batch: int) -> tuple[int, int]:

@@ -33,7 +33,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.bm * self.bn // (self.tm * self.tn)
 
     def count(self, rows: int, columns: int) -> int:
@@ -105,7 +105,7 @@ class Gather:
 
     @property
     def terms(self) -> int:
-        """Of each sum."""
+        """Terms of each sum."""
         return math.prod(self.taps) * self.channels
 
     @property
@@ -114,7 +114,7 @@ class Gather:
         return self.count == self.target
 
     def steps(self, t: Tile) -> int:
-        """Of a tile through all terms."""
+        """Steps of a tile through all terms."""
         return -(-self.terms // t.bk)
 
     def packed(self, t: Tile) -> int:

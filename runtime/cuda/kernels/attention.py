@@ -138,7 +138,7 @@ def _accepts(op: Operator, way: str) -> bool:
 
 
 def _blocks(q: TensorType, k: TensorType) -> int:
-    """Of a launch, at most: one for each tile of the scores, where the bias has a gradient."""
+    """Blocks of a launch, at most: one for each tile of the scores, where the bias has a gradient."""
     rows, columns = (-(-x.shape[-2] // 32) for x in (q, k))
     return math.prod(q.shape[:-2]) * rows * columns
 

@@ -106,7 +106,7 @@ def plan(h: Heads, device: int, *, gradient: bool) -> Any:
 
 
 def _strides(dim: Sequence[int], *, last: bool = False) -> list[int]:
-    """Of a tensor in the order of its axes; `last`: of one whose second and third axes are swapped in memory."""
+    """Strides in the order of a tensor's axes; `last`: its second and third axes are swapped in memory."""
     found = [math.prod(dim[i + 1 :]) for i in range(len(dim))]
     return [found[0], dim[3], dim[1] * dim[3], 1] if last else found
 

@@ -202,7 +202,7 @@ class GatherGradients(Family):
         return form_of(op, _type(op.inputs[0]), _type(op.outputs[0]).shape)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Of the sort and of the sums."""
+        """Buffers of the sort and of the sums."""
         outer, _, inner, count = self._form(op)
         return (*sort_scratch(count), *sums_scratch(count, outer * inner, _type(op.outputs[0]).dtype))
 

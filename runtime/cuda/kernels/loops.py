@@ -95,7 +95,7 @@ class Plan:
         return found
 
     def divisors(self) -> list[Any]:
-        """Of the dimensions but the outermost; of rows, where there are sums."""
+        """Divisors of all dimensions but the outermost; of rows, where there are sums."""
         return [divisor(s, wide=self.wide) for s in (self.sizes[1:-1] if self.sums else self.sizes[1:])]
 
 

@@ -123,7 +123,7 @@ class _Direction:
         return self.y.at((t * self.op.directions + self.d) * self.size, (self.batch, self.n))
 
     def step(self, v: Any, t: int) -> Any:
-        """Of what has steps first, one."""
+        """One step of a value whose first axis is the steps."""
         return None if v is None else v.at(t * (v.size // self.steps), (v.size // self.steps,))
 
     def run(self, name: str, *args: Any, t: int, activation: str = "") -> Call:

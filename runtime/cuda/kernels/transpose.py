@@ -92,7 +92,7 @@ def transposing(x: Buffer, y: Buffer, perm: Sequence[int]) -> list[Call]:
 
 @family("Transpose")
 class Transposition(Moving):
-    """Of all element types."""
+    """Transposes of all element types."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         x, y = present(ins[0], outs[0])

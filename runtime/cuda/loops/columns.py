@@ -91,7 +91,7 @@ class Columns:
 
     @property
     def coordinates(self) -> Coordinates:
-        """Of a row."""
+        """The coordinates of a row."""
         return Coordinates(self.dims - 1)
 
     @property

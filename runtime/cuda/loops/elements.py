@@ -71,7 +71,7 @@ class Elements:
 
     @property
     def coordinates(self) -> Coordinates:
-        """Of an element."""
+        """The coordinates of an element."""
         return Coordinates(self.dims)
 
     def kernel(
@@ -105,7 +105,7 @@ class Elements:
         return Kernel(name_of(prefix, self.outputs), taken, indented(text), before, THREADS)
 
     def parameters(self) -> list[str]:
-        """As `kernel` says."""
+        """Parameters of the kernel."""
         return [
             *(f"const {C_TYPES[o.dtype]}* x{j}" for j, o in enumerate(self.operands)),
             *(f"{C_TYPES[x.dtype]}* y{j}" for j, x in enumerate(self.outputs)),

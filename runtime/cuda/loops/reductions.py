@@ -48,7 +48,7 @@ class Fold:
 
     @property
     def parameters(self) -> list[str]:
-        """Of every kernel: what a first pass found."""
+        """Parameters of every kernel: results of the first pass."""
         return [f"const {C_TYPES[self.best]}* best"] if self.best else []
 
     def found(self, o: str) -> str:

@@ -1,0 +1,277 @@
+"""PyTorch's OpInfo samples through `from_torch`: losses and gradients of every differentiable operator.
+
+    python benchmarks/opinfo.py ROWS.jsonl [--only NAME ...] [--part 0/2] [--samples 40] [--seconds 300]
+    python benchmarks/opinfo.py ROWS.jsonl --table
+
+All samples of an operator (`torch.testing`'s op_db, float32, at most --samples, evenly chosen) stand in one module,
+whose loss is a weighted sum of their results.  Where that module is refused, or its loss or gradients are not
+PyTorch's, its halves are tried, down to single samples.  An operator runs in a process of its own, of --seconds at
+most; operators that have a row in ROWS.jsonl are not run again.  `--table`: the rows as a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import io
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import nn
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+import recompute as rc
+from recompute.errors import RecomputeError
+
+#: how far a gradient may be from PyTorch's, as a share of its tensor's largest element
+_NEAR = 2e-3
+_LARGEST = 4000  # elements of a sample's tensor
+
+
+class Samples(nn.Module):
+    """Calls of an operator; the tensors that have gradients are parameters, each times the input, which is 1."""
+
+    def __init__(self, call: Callable[..., Any], samples: Sequence[Any]) -> None:
+        super().__init__()
+        self.call, self.leaves, self.specs = call, [], []
+        self.outputs = [sample.output_process_fn_grad for sample in samples]
+        for k, sample in enumerate(samples):
+            leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+            for i, leaf in enumerate(leaves):
+                if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                    self.register_parameter(f"sample{k}_{i}", nn.Parameter(leaf.detach().clone()))
+                elif isinstance(leaf, torch.Tensor):
+                    self.register_buffer(f"sample{k}_{i}", leaf.detach().clone())
+            self.leaves.append(leaves)
+            self.specs.append(spec)
+        with torch.no_grad():
+            for k, y in enumerate(results for results in self.results(torch.ones(1)) if results):
+                for i, value in enumerate(y):
+                    self.register_buffer(f"weight{k}_{i}", torch.randn(value.shape))
+
+    def results(self, one: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+        """The floating-point results of every sample."""
+        for k, (leaves, spec) in enumerate(zip(self.leaves, self.specs, strict=True)):
+            values = list(leaves)
+            for i, leaf in enumerate(leaves):
+                if isinstance(leaf, torch.Tensor):
+                    value = getattr(self, f"sample{k}_{i}")
+                    values[i] = value * one.sum() if isinstance(value, nn.Parameter) else value
+            x, args, kwargs = tree_unflatten(values, spec)
+            found, _ = tree_flatten(self.outputs[k](self.call(x, *args, **kwargs)))
+            yield [y for y in found if isinstance(y, torch.Tensor) and y.is_floating_point()]
+
+    def forward(self, one: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of all results."""
+        total = one.sum() * 0
+        for k, y in enumerate(results for results in self.results(one) if results):
+            for i, value in enumerate(y):
+                total = total + (value * getattr(self, f"weight{k}_{i}")).sum()
+        return total
+
+
+def operators() -> list[Any]:
+    """The differentiable operators of op_db in float32, one variant of each."""
+    first: dict[str, Any] = {}
+    for op in op_db:
+        if op.supports_autograd and torch.float32 in op.dtypes:
+            first.setdefault(op.name, op)
+    return list(first.values())
+
+
+def samples_of(op: Any, most: int) -> list[Any]:
+    """Samples with a gradient and no large tensor, evenly chosen."""
+    usable = []
+    for sample in op.sample_inputs("cpu", torch.float32, requires_grad=True):
+        leaves, _ = tree_flatten((sample.input, sample.args, sample.kwargs))
+        tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+        if any(t.requires_grad and t.numel() for t in tensors) and all(t.numel() <= _LARGEST for t in tensors):
+            usable.append(sample)
+    return [usable[i * len(usable) // most] for i in range(most)] if len(usable) > most else usable
+
+
+def of_pytorch(module: Samples) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss and the gradients by PyTorch."""
+    torch.manual_seed(0)
+    loss = module(torch.ones(1))
+    if not loss.requires_grad:
+        raise ValueError("no result depends on a parameter")
+    loss.backward()
+    zero = {n: np.zeros(p.shape, "f4") for n, p in module.named_parameters()}
+    found = {n: p.grad.numpy().copy() for n, p in module.named_parameters() if p.grad is not None}
+    module.zero_grad()
+    return float(loss), zero | found
+
+
+def of_ours(module: Samples) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss and the gradients by a step of SGD on the imported module."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        program = rc.from_torch(module, (torch.ones(1),), dynamic_batch=False)
+    before = {n: np.array(program.data[n]) for n, _ in module.named_parameters() if n in program.data}
+    loss = program.outputs[0]
+    rc.SGD(1.0).minimize(loss)
+    (value,) = rc.Executor().run(program, {program.inputs[0].name: np.ones(1, "f4")}, [loss])
+    return float(value), {n: a - np.array(program.data[n]) for n, a in before.items()}
+
+
+def difference(module: Samples) -> str:
+    """What differs from PyTorch, or nothing."""
+    want, gradients = of_pytorch(module)
+    loss, ours = of_ours(module)
+    if not np.isclose(loss, want, rtol=_NEAR, atol=_NEAR, equal_nan=True):
+        return f"loss {loss:.6g}, PyTorch's {want:.6g}"
+    for name, gradient in gradients.items():
+        there = ours.get(name, np.zeros_like(gradient))
+        finite = np.abs(gradient[np.isfinite(gradient)])
+        # a parameter's own size bounds what is left of its gradient after the update is taken away again
+        size = max(finite.max(initial=0), np.abs(getattr(module, name).detach().numpy()).max(initial=0) * 1e-3, 1e-6)
+        if not np.allclose(there, gradient, rtol=0, atol=_NEAR * size, equal_nan=True):
+            return f"gradient of {name}: {np.nanmax(np.abs(there - gradient)) / size:.2g} of its largest element"
+    return ""
+
+
+def judged(op: Any, samples: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Verdict and reason of each sample."""
+    try:
+        module = Samples(op.op, samples).train()
+        said = difference(module)
+        verdict = "differs" if said else "agrees"
+    except RecomputeError as e:
+        said = " ".join(str(e).split())[:300]
+        differs = "not what the module" in said or "differ" in said
+        verdict = "not exported" if "cannot export" in said else "refused, differs" if differs else "refused"
+    except Exception as e:
+        verdict, said = "error", f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
+    if verdict == "agrees" or len(samples) == 1:
+        yield from [(verdict, said)] * len(samples)
+        return
+    half = len(samples) // 2
+    yield from judged(op, samples[:half])
+    yield from judged(op, samples[half:])
+
+
+def is_random(op: Any, samples: Sequence[Any]) -> bool:
+    """Whether an operator draws numbers; op_db's wrappers of such operators set the seed, which is prevented."""
+    seeded = torch.manual_seed
+    with torch.no_grad(), mock.patch.object(torch, "manual_seed"):
+        values = []
+        for seed in (0, 1):
+            seeded(seed)
+            module = Samples(op.op, samples)
+            values.append([y for results in module.results(torch.ones(1)) for y in results])
+    return any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*values, strict=True))
+
+
+def row_of(op: Any, most: int) -> dict[str, Any]:
+    """An operator's row: how many samples have which verdict, and an example of each reason."""
+    torch.manual_seed(0)
+    samples = samples_of(op, most)
+    row: dict[str, Any] = {"op": op.name, "samples": len(samples)}
+    if not samples:
+        return row
+    try:
+        row["random"] = is_random(op, samples)
+    except Exception as e:
+        return row | {"invalid": f"{type(e).__name__}: {str(e)[:200]}"}
+    verdicts = list(judged(op, samples))
+    row["verdicts"] = dict(collections.Counter(v for v, _ in verdicts))
+    row["reasons"] = {v: next(r for w, r in verdicts if w == v) for v in row["verdicts"] if v != "agrees"}
+    return row
+
+
+def _child(name: str, most: int, pipe: Any) -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    pipe.send(row_of(next(op for op in operators() if op.name == name), most))
+
+
+def row_within(name: str, most: int, seconds: float) -> dict[str, Any]:
+    """An operator's row by a process of its own, which may take so many seconds and may end in any way."""
+    here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(name, most, there))
+    process.start()
+    there.close()
+    try:
+        if here.poll(seconds):
+            return here.recv()
+        return {"op": name, "ended": f"no answer in {seconds:.0f} s"}
+    except EOFError:
+        process.join()
+        code = process.exitcode or 0
+        return {"op": name, "ended": signal.Signals(-code).name if code < 0 else f"exit code {code}"}
+    finally:
+        process.kill()
+        process.join()
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """One word for an operator."""
+    if "ended" in row:
+        return "crash"
+    if "invalid" in row or not row["samples"]:
+        return "no sample"
+    verdicts = row["verdicts"]
+    if set(verdicts) == {"agrees"}:
+        return "agrees"
+    if row["random"]:
+        return "random"
+    if "differs" in verdicts or "error" in verdicts:
+        return "differs"
+    return "partly" if "agrees" in verdicts else next(iter(verdicts))
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Counts, and a line for each operator that does not agree."""
+    counts = collections.Counter(map(verdict, rows))
+    total = sum(row.get("samples", 0) for row in rows)
+    agree = sum(row.get("verdicts", {}).get("agrees", 0) for row in rows)
+    lines = [f"PyTorch {torch.__version__}: {len(rows)} operators, {total} samples, {agree} agree", ""]
+    lines += [f"{n:4} {word}" for word, n in counts.most_common()]
+    for word in [w for w in counts if w not in ("agrees", "no sample")]:
+        lines += ["", word]
+        for row in sorted((r for r in rows if verdict(r) == word), key=lambda r: r["op"]):
+            shares = ", ".join(f"{v} {n}" for v, n in row.get("verdicts", {}).items())
+            reasons = "; ".join(row.get("reasons", {}).values()) or row.get("ended", "")
+            lines.append(f"    {row['op']}: {shares}: {reasons[:160]}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Runs operators, or prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--samples", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    rows = [json.loads(line) for line in options.rows.read_text().splitlines()] if options.rows.exists() else []
+    if options.table:
+        print(table(list({row["op"]: row for row in rows}.values())))
+        return
+    part, parts = map(int, options.part.split("/"))
+    ready = set() if options.only else {row["op"] for row in rows}
+    for op in [o for o in operators() if not options.only or o.name in options.only][part::parts]:
+        if op.name not in ready:
+            row = row_within(op.name, options.samples, options.seconds)
+            with options.rows.open("a") as file:
+                file.write(json.dumps(row) + os.linesep)
+            print(f"{op.name}: {verdict(row)} {row.get('verdicts', row)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
