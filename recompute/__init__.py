@@ -14,6 +14,7 @@ from .language.program import Program, Variable, modes_from
 from .language.text import parse, show
 from .language.types import TensorType
 from .language.verify import verify
+from .support.notebook import views_from
 from .version import __version__
 
 if os.path.isfile(os.path.join(__path__[0], "passes")):
@@ -159,11 +160,18 @@ def _modes() -> Any:
     return resized
 
 
+def _views() -> Any:
+    from .report import notebook
+
+    return notebook.html_of
+
+
 # registries are filled from here at the first look-up by name: the language imports neither operators nor backends
 operators_from(_define_operators)
 providers_from(_register_cpu)
 providers_from(_register_cuda)
 modes_from(_modes)
+views_from(_views)
 
 
 def __getattr__(name: str) -> Any:

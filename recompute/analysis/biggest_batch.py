@@ -22,6 +22,7 @@ from ..passes.planners.fit.refusal import held_text
 from ..passes.target import target_given
 from ..planning.request import check_limits
 from ..report.memory_text import max_batch_text
+from ..support.notebook import Shown
 from ..support.tables import human_bytes
 from ..training.optimizers import Adam
 from ..training.protocol import AnyOptimizer
@@ -61,7 +62,7 @@ class BatchOf:
 
 
 @dataclass(frozen=True)
-class MaxBatch:
+class MaxBatch(Shown):
     """The biggest batch that fits `budget` bytes, by strategy, in the order of the trials; times by `costs`.
 
     Of several ranks, `ranks` is the estimate at the biggest batch, which is that of all ranks.

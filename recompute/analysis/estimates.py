@@ -20,7 +20,9 @@ from ..passes import ALIGNMENT, Target, memory_report
 from ..passes.target import target_given
 from ..places import CPUPlace
 from ..report.memory_text import estimate_text
+from ..report.notebook import bars_html
 from ..support.memory import bytes_beside_steps
+from ..support.tables import human_bytes, human_seconds
 from ..training.optimizers import Adam
 from ..training.protocol import AnyOptimizer
 from .alive import Holding, by_role, holdings
@@ -156,6 +158,11 @@ class Estimate:
 
     def __str__(self) -> str:
         return estimate_text(self)
+
+    def _repr_html_(self) -> str:
+        peak = f"{human_bytes(self.peak_bytes)} ({self.peak_bytes:,} bytes)"
+        rows = {"peak": peak, "estimated step": f"{human_seconds(self.step_seconds)} ({self.costs})"}
+        return bars_html(f"{self.model}, batch {self.batch}", rows, self.by_role)
 
 
 def estimate(

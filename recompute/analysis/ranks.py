@@ -26,6 +26,7 @@ from ..passes import ALIGNMENT
 from ..passes.communication.clock import Exchange, times
 from ..passes.memory.memory_plan import collect_lifetimes
 from ..report.ranks_text import ranks_text
+from ..support.notebook import Shown
 from ..training.parallel import DataParallel, Parallel
 from ..training.protocol import AnyOptimizer, spec_of
 from ..training.spec import Spec
@@ -78,7 +79,7 @@ class LinkUse:
 
 
 @dataclass(frozen=True)
-class RanksEstimate:
+class RanksEstimate(Shown):
     """A step of all ranks; times are None without a network.
 
     `compute_seconds`: of a rank's operators; `communication_seconds`: in which something is under way, of which

@@ -31,6 +31,7 @@ from ..planning.saved import SavedPlan, saved_plan
 from ..planning.step import fitting_of, lower, plan_step, target_of
 from ..proof.prove import Proof
 from ..proof.prove import prove as prove_blocks
+from ..support.notebook import Shown
 from ..training.pipeline import pipeline
 from ..training.protocol import AnyOptimizer, Described, RecomputeWarning, spec_of
 from ..training.scaling import LossScaling
@@ -64,7 +65,7 @@ class StepFigures:
 
 
 @dataclass(frozen=True)
-class CompiledStep:
+class CompiledStep(Shown):
     """A training step ready to run: its program with planned memory, its plan, and its figures.
 
     `cost`: the cost model of its estimated times.  `planned`: the figures of a planner's plan.  `proof`: what `prove`

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UsageError, expect, nearest
+from ..support.notebook import Shown
 from .arrays import Arrays
 from .builder import Builder
 from .ir import Block, Operator, Role, Value
@@ -118,7 +119,7 @@ def _modes() -> Any:
     return _MODES[-1]()
 
 
-class Program:
+class Program(Shown):
     """A static program: its block, and the contents of its persistent values.
 
     `data` maps the names of parameters, buffers and state to arrays; the executor updates them in place.
