@@ -71,7 +71,8 @@ class Samples(nn.Module):
                     values[i] = value * one.sum() if isinstance(value, nn.Parameter) else value
             x, args, kwargs = tree_unflatten(values, spec)
             found, _ = tree_flatten(self.outputs[k](self.call(x, *args, **kwargs)))
-            yield [y for y in found if isinstance(y, torch.Tensor) and y.is_floating_point()]
+            found = [torch.view_as_real(y) if torch.is_tensor(y) and y.is_complex() else y for y in found]
+            yield [y for y in found if torch.is_tensor(y) and y.is_floating_point()]
 
     def forward(self, one: torch.Tensor) -> torch.Tensor:
         """The weighted sum of all results."""

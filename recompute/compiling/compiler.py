@@ -64,7 +64,7 @@ class StepFigures:
     stall_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CompiledStep(Shown):
     """A training step ready to run: its program with planned memory, its plan, and its figures.
 
@@ -79,6 +79,13 @@ class CompiledStep(Shown):
     planned: PlanFigures | None = None
     saved: SavedPlan | None = None
     proof: Proof | None = None
+
+    def __repr__(self) -> str:
+        f = self.figures
+        again = f", {f.recomputed_operators:,} recomputed" if f.recomputed_operators else ""
+        return (
+            f"<CompiledStep {self.program.block.name}: {f.operators:,} operators{again}, peak {f.peak_bytes:,} bytes>"
+        )
 
 
 def compile_step(

@@ -58,11 +58,12 @@ def plain_table(*columns: str, left: int = 1, **options: Any) -> Any:
 
 
 def render(table: Any, width: int = 110) -> str:
-    """A rich table as plain text."""
+    """A rich table as plain text, also in a notebook, where rich would display it besides."""
     from rich.console import Console
 
     out = io.StringIO()
-    Console(file=out, width=width, no_color=True, highlight=False, markup=False, emoji=False).print(table)
+    plain = {"no_color": True, "highlight": False, "markup": False, "emoji": False}
+    Console(file=out, width=width, force_terminal=False, force_jupyter=False, **plain).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 

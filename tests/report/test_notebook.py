@@ -11,6 +11,7 @@ import pytest
 import recompute as rc
 from recompute.compiling.compiler import CompiledStep
 from recompute.report.notebook import html_of
+from recompute.support.tables import plain_table, render
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def test_a_program_shows_what_it_takes(program: rc.Program) -> None:
 
 def test_a_compiled_step_shows_memory_over_time(step: CompiledStep) -> None:
     shown = step._repr_html_()
-    assert f"{step.figures.peak_bytes:,} bytes" in shown
+    assert f"peak {step.figures.peak_bytes:,} bytes>" in repr(step) and f"{step.figures.peak_bytes:,} bytes" in shown
     bands = drawn(shown).findall("polygon")
     assert {b.findtext("title", "").partition(":")[0] for b in bands} >= {"parameters", "optimizer state", "gradients"}
     heights = [float(y) for b in bands for y in re.findall(r",([\d.]+)", b.attrib["points"])]
@@ -51,6 +52,13 @@ def test_names_are_text(program: rc.Program) -> None:
     other = program.clone()
     other.block = dataclasses.replace(other.block, name="<script>")
     assert "<script>" not in html_of(other)
+
+
+def test_tables_are_text_in_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    table = plain_table("batch", "peak")
+    table.add_row("8", "64")
+    assert "\x1b" not in render(table) and render(table).split() == ["batch", "peak", "─" * 14, "8", "64"]
 
 
 def test_estimates_show_bytes_by_role() -> None:
