@@ -129,8 +129,8 @@ def of_ours(module: Samples) -> tuple[float, dict[str, np.ndarray]]:
 
 def difference(module: Samples) -> str:
     """What differs from PyTorch, or nothing."""
-    want, gradients = of_pytorch(module)
     loss, ours = of_ours(module)
+    want, gradients = of_pytorch(module)
     if not np.isclose(loss, want, rtol=_NEAR, atol=_NEAR, equal_nan=True):
         return f"loss {loss:.6g}, PyTorch's {want:.6g}"
     for name, gradient in gradients.items():

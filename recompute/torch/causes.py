@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
@@ -58,10 +58,15 @@ def hooks(module: Module) -> list[str]:
     return found
 
 
-def refuse(module: Module) -> None:
-    """ModelError for submodules that no exported model can be."""
+def refuse(module: Module, inputs: Iterable[Any] = ()) -> None:
+    """ModelError for submodules and tensors that no exported model can be; `inputs`: example tensors."""
     import torch
 
+    examples = ((f"example input {i}", x) for i, x in enumerate(inputs))
+    for name, t in (*module.named_parameters(), *module.named_buffers(), *examples):
+        if t.layout != torch.strided or t.is_quantized:  # some of these abort PyTorch's exporter, and the process
+            kind = "quantised" if t.is_quantized else str(t.layout).removeprefix("torch.")
+            raise ModelError(f"'{name}' is a {kind} tensor, which no ONNX model can hold: make it dense first")
     for name, m in module.named_modules():
         norm = isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.training and m.track_running_stats
         if norm and m.momentum is None:

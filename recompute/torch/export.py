@@ -24,7 +24,7 @@ from ..support.memory import Contents
 from .call import INNER, Call, elements, tensors_of, with_buffers
 from .causes import dropped_arguments
 from .functions import kept_gradients
-from .lowering import lowered, plain_attention, strided
+from .lowering import lowered, plain_attention, traceable
 from .names import rename, without_prefix
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _program(call: Call) -> Any:
         if x.ndim and x.shape[0] == call.batch():
             shapes[x] = {0: torch.export.Dim.AUTO}
     open_shapes = shapes if call.dynamic else None
-    with kept_gradients(), strided(call.dynamic):
+    with kept_gradients(), traceable(call.dynamic):
         program = torch.export.export(call.module, call.args, call.kwargs, dynamic_shapes=open_shapes, strict=False)
     _detach_no_grad(program.graph_module)
     return lowered(program)
@@ -265,7 +265,7 @@ def _by_torchscript(call: Call) -> Exported:
             raise ValueError("inputs without names have no dynamic axes")
         inputs = zip(call.inputs, call.tensors(), strict=True)
         axes = {n: {0: "batch"} for n, x in inputs if x.ndim and x.shape[0] == call.batch()}
-    with strided(call.dynamic):
+    with traceable(call.dynamic):
         torch.onnx.export(
             call.module, call.args, file, kwargs=call.kwargs or None, dynamo=False, do_constant_folding=False,
             training=torch.onnx.TrainingMode.PRESERVE, opset_version=20, input_names=call.inputs,

@@ -76,6 +76,7 @@ def from_torch(
     if loss is not None:
         whole = with_loss(module, loss, len(args), list(kwargs))
         call = Call(whole, (*args, *kwargs.values(), *targets), {}, call.inputs, ["loss"], dynamic_batch, share)
+    refuse(module, call.tensors())
     program, found = _first(call, exporter, module, trainable, options)
     _check(program, found, module, call, exporter, trainable, options, check)
     if share:
@@ -104,7 +105,7 @@ def _share(program: Program, module: Module) -> None:
 
 
 def _usable(module: Module, exporter: str, check: bool | str) -> None:
-    """UsageError for what is no module or no option, ModelError for modules that cannot be programs."""
+    """UsageError for what is no module or no option."""
     import torch
 
     if not isinstance(module, torch.nn.Module):
@@ -113,7 +114,6 @@ def _usable(module: Module, exporter: str, check: bool | str) -> None:
         raise UsageError(f"exporter must be one of {', '.join(map(repr, _EXPORTERS))}, not {exporter!r}")
     if check not in _CHECKS:
         raise UsageError(f'check must be True, False or "warn", not {check!r}')
-    refuse(module)
 
 
 def _first(

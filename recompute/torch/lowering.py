@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .decompositions import decompositions, functions
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -50,6 +52,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
 
     aten = torch.ops.aten
     return {
+        **decompositions(),
         aten.cross_entropy_loss.default: _cross_entropy,
         aten.embedding.default: _embedding,
         aten.avg_pool2d.default: _averages(aten.avg_pool2d.default, 2),
@@ -277,14 +280,18 @@ def _kth(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tenso
     import torch
 
     if x.ndim == 0:
-        return NotImplemented
+        return x * 1, torch.zeros((), dtype=torch.int64)
     found = (t.narrow(dim, k - 1, 1) for t in torch.ops.aten.sort.default(x, dim, False))
     return tuple(t if keepdim else t.squeeze(dim) for t in found)
 
 
 def _median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, ...]:
     """The median; of an even number of elements, the lower one."""
-    return NotImplemented if x.ndim == 0 else _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+    import torch
+
+    if x.ndim == 0:
+        return x * 1, torch.zeros((), dtype=torch.int64)
+    return _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
@@ -316,9 +323,10 @@ def plain_attention(
     return torch.dropout(torch.softmax(scores, -1), dropout_p, True) @ v
 
 
-def strided(dynamic: bool) -> Any:
-    """Within: `torch.as_strided`, which exporters apply to a copy without gaps, takes tensors that lie otherwise too.
+def traceable(dynamic: bool) -> Any:
+    """Within: functions that cannot be traced, or are exported wrongly, are written in others.
 
+    `torch.as_strided`, which exporters apply to a copy without gaps, takes tensors that lie otherwise too.
     A mode, not a function in its place: PyTorch calls that itself, for the shapes of slices.
     """
     import torch
@@ -337,12 +345,13 @@ def strided(dynamic: bool) -> Any:
         index = [held[at] for at in read.reshape(-1).tolist()]
         return x.reshape(-1)[torch.tensor(index)].reshape(read.shape)
 
-    class Strided(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            function = as_strided if func in (torch.as_strided, torch.Tensor.as_strided) else func
-            return function(*args, **(kwargs or {}))
+    instead = {torch.as_strided: as_strided, torch.Tensor.as_strided: as_strided, **functions()}
 
-    return Strided()
+    class Traceable(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return instead.get(func, func)(*args, **(kwargs or {}))
+
+    return Traceable()
 
 
 def _places_in_memory(size: Sequence[int], stride: Sequence[int], start: int) -> np.ndarray:
