@@ -197,6 +197,9 @@ def test_a_library_begins_with_build_for(tmp_path: Path, monkeypatch: pytest.Mon
         write_library(program, tmp_path)
     with pytest.raises(UsageError, match="'9' does not begin names of C"):
         write_library(program, tmp_path, name="9")
+    for wrong in (("x", tmp_path, "step"), (program, 3, "step"), (program, tmp_path, 4)):
+        with pytest.raises(UsageError):
+            write_library(wrong[0], wrong[1], name=wrong[2])  # type: ignore[arg-type]
     for given, says in ((("arm",), "no libraries for 'arm'"), (("x86_64", "z80"), "no processor 'z80' of x86_64")):
         with pytest.raises(UsageError, match=says):
             rc.build_for(*given)
@@ -242,3 +245,43 @@ def test_texts_are_safe_in_c() -> None:
     assert text.quoted('a"b\\c??=é\n') == '"a\\"b\\\\c\\?\\?=\\303\\251\\012"'
     shown = text.template("step.h", "digits")
     assert "digits_run(" in shown and "step_" not in shown and "DIGITS_LOSS" in shown
+
+
+needs_cross = pytest.mark.skipif(
+    bool(jit.unavailable()) or not (shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64")),
+    reason="needs numba, gcc-aarch64-linux-gnu and qemu-user",
+)
+needs_node = pytest.mark.skipif(
+    bool(jit.unavailable()) or not all(map(shutil.which, ("clang", "wasm-ld", "node"))),
+    reason="needs numba, clang, lld and node",
+)
+#: LeNet and LSTM are quick to emulate
+ELSEWHERE = [p if p[0] in ("lenet", "lstm") else pytest.param(*p, marks=pytest.mark.hours) for p in NETWORKS]
+
+
+def close(found: list[float], network: str, how: str, batch: int, folder: Path) -> None:
+    """Losses of an ordinary process's kernels, which sum in another order."""
+    reference = build(network, how, batch, folder / "reference", target="none")["losses"]
+    np.testing.assert_allclose(found, reference, rtol=1e-6, atol=1e-6)
+
+
+@needs_cross
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["plain", *(pytest.param(h, marks=pytest.mark.hours) for h in HOWS[1:])])
+@pytest.mark.parametrize(("network", "batch"), ELSEWHERE)
+def test_aarch64_in_an_emulator(network: str, batch: int, how: str, tmp_path: Path) -> None:
+    build(network, how, batch, tmp_path, "aarch64", "generic")
+    emulator = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+    *bits, _ = run(compiled("aarch64-linux-gnu-gcc", tmp_path), tmp_path, "back", emulator)
+    close([struct.unpack(">f", bytes.fromhex(b))[0] for b in bits], network, how, batch, tmp_path)
+
+
+@needs_node
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["plain", *(pytest.param(h, marks=pytest.mark.hours) for h in HOWS[1:])])
+@pytest.mark.parametrize(("network", "batch"), ELSEWHERE)
+def test_webassembly_in_node(network: str, batch: int, how: str, tmp_path: Path) -> None:
+    build(network, how, batch, tmp_path, "wasm32", "simd128")
+    command = ["node", str(TESTS / "library_check.mjs"), str(tmp_path), str(STEPS)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    close([float(x) for x in shown[:-1]], network, how, batch, tmp_path)

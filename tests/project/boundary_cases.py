@@ -171,7 +171,6 @@ simple("check_import", model=mean, reference=value({"x": np.ones((2, 3), np.floa
 simple("export_step", program=step)
 simple("save_step", program=step, path=lambda: folder() / "s.onnx")
 simple("export_trained", program=step)
-simple("write_library", program=step, folder=lambda: folder() / "library", name=value("step"))
 simple("save_state", program=step, path=lambda: folder() / "s")
 simple("load_state", program=step, path=state_file)
 simple("load_compiled", model=step_file)

@@ -103,8 +103,9 @@ def need_kernels(blocks: Sequence[Block]) -> None:
             if op.op.communicates:
                 raise UsageError(f"a library is one process, and this step communicates: {show_operator(op)}")
             if not op.kernel and not isinstance(op.op, Free) and not already_there(block, op):
-                types = ", ".join(str(v.type) for v in op.reads())
-                found.setdefault(f"{op.op.name} of {types}", next(v.name for v in op.writes()))
+                types = [str(v.type) for v in op.reads()]
+                shown = ", ".join(types[:4] + ["..."] * (len(types) > 4))
+                found.setdefault(f"{op.op.name} of {shown}", next(v.name for v in op.writes()))
     if found:
         names = "".join(f"\n    {kind} ('{name}')" for kind, name in found.items())
         raise UsageError(f"a library needs kernels of ours for all operators, and these have none:{names}")
