@@ -27,7 +27,7 @@ from recompute.runtime.cpu.device import building, jit, native
 TESTS = Path(__file__).parents[1]
 HOWS = ("plain", "checkpoints", "budget")
 #: network, batch
-NETWORKS = (("lenet", 8), ("mobilenet_v2", 2), ("lstm", 16), ("bert-tiny", 4), ("gpt2-tiny", 4))
+NETWORKS = (("lenet", 8), ("mobilenet_v2", 2), ("lstm", 16), ("bert-tiny", 16), ("gpt2-tiny", 4))
 needs_compiler = pytest.mark.skipif(
     bool(jit.unavailable()) or shutil.which("gcc") is None, reason="needs numba and a C compiler"
 )

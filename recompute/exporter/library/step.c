@@ -357,7 +357,24 @@ STEP_API int step_store(const void *memory, void *bytes)
     return OK;
 }
 
-#ifndef STEP_FREESTANDING
+#ifdef STEP_FREESTANDING
+
+/* The product of numbers of 128 bits, which LLVM calls where the machine has none: by halves of 64-bit words. */
+unsigned __int128 __multi3(unsigned __int128 a, unsigned __int128 b)
+{
+    union { unsigned __int128 whole; uint64_t word[2]; } x, y, z;
+    uint64_t low, middle, other, mask = 0xFFFFFFFF;
+    x.whole = a, y.whole = b;
+    low = (x.word[0] & mask) * (y.word[0] & mask);
+    middle = (x.word[0] >> 32) * (y.word[0] & mask) + (low >> 32);
+    other = (x.word[0] & mask) * (y.word[0] >> 32) + (middle & mask);
+    z.word[0] = other << 32 | (low & mask);
+    z.word[1] = (x.word[0] >> 32) * (y.word[0] >> 32) + (middle >> 32) + (other >> 32)
+        + x.word[0] * y.word[1] + x.word[1] * y.word[0];
+    return z.whole;
+}
+
+#else
 
 static int opened(void *memory, FILE *file, const char *path)
 {

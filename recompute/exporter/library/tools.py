@@ -19,9 +19,7 @@ _COMPILERS = {
     "wasm32": ("clang", "clang-19", "clang-14"),
 }
 #: what JavaScript's Math has of C's mathematics, by the same names
-_MATHEMATICS = (
-    "acos acosh asin asinh atan atan2 atanh cbrt cos cosh exp expm1 log log10 log1p log2 pow sin sinh tan tanh".split()
-)
+_MATH = "acos acosh asin asinh atan atan2 atanh cbrt cos cosh exp expm1 log log10 log1p log2 pow sin sinh tan tanh"
 _OPTIONS = ("-O2", "-std=c99")
 
 
@@ -49,18 +47,11 @@ def _module(lib: text.Library, room: Path) -> list[Path]:
     files[1].write_text(text.loader(lib))
     cc = [*compiler("wasm32"), "--target=wasm32", "-mbulk-memory", f"-D{lib.name.upper()}_FREESTANDING"]
     _do([*cc, *_OPTIONS, "-ffreestanding", "-fvisibility=hidden", "-c", f"{lib.name}.c", "-o", "interface.o"], room)
-    (room / "mathematics").write_text("".join(f"{f}\n{f}f\n" for f in _MATHEMATICS))
+    (room / "mathematics").write_text("".join(f"{f}\n{f}f\n" for f in _MATH.split()))
     link = ["--no-entry", "--stack-first", "-zstack-size=1048576", "--allow-undefined-file=mathematics"]
-    linked = [
-        "--export=__heap_base",
-        "--export-dynamic",
-        "--strip-all",
-        "interface.o",
-        "kernels.o",
-        "-o",
-        files[0].name,
-    ]
-    _do([_first("wasm32", ("wasm-ld", "wasm-ld-19", "wasm-ld-14"), "lld"), *link, *linked], room)
+    link += ["--export=__heap_base", "--export-dynamic", "--strip-all", "-o", files[0].name]
+    linker = _first("wasm32", ("wasm-ld", "wasm-ld-19", "wasm-ld-14"), "lld")
+    _do([linker, *link, "interface.o", "kernels.o"], room)
     return [*files, room / f"{lib.name}.h"]
 
 
