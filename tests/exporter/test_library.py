@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import re
@@ -28,6 +29,8 @@ TESTS = Path(__file__).parents[1]
 HOWS = ("plain", "checkpoints", "budget")
 #: network, batch
 NETWORKS = (("lenet", 8), ("mobilenet_v2", 2), ("lstm", 16), ("bert-tiny", 16), ("gpt2-tiny", 4))
+#: which are quick to emulate
+SMALL = ("lenet", "lstm")
 needs_compiler = pytest.mark.skipif(
     bool(jit.unavailable()) or shutil.which("gcc") is None, reason="needs numba and a C compiler"
 )
@@ -58,10 +61,18 @@ def run(program: Path, folder: Path, where: str, before: tuple[str, ...] = ()) -
     return done.stdout.split()
 
 
+def cases(quick: tuple[str, ...]) -> list[Any]:
+    """Network, batch and how; what takes minutes, or is of other networks than `quick`, is run by hand."""
+    found = []
+    for (network, batch), how in itertools.product(NETWORKS, HOWS):
+        marks = () if network in quick and (how == "plain" or network in SMALL) else pytest.mark.hours
+        found.append(pytest.param(network, batch, how, marks=marks, id=f"{network}-{how}"))
+    return found
+
+
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize(("network", "batch"), NETWORKS)
+@pytest.mark.parametrize(("network", "batch", "how"), cases(tuple(n for n, _ in NETWORKS)))
 def test_c_trains_as_the_executor_in_exactly_the_predicted_memory(
     network: str, batch: int, how: str, tmp_path: Path
 ) -> None:
@@ -255,8 +266,6 @@ needs_node = pytest.mark.skipif(
     bool(jit.unavailable()) or not all(map(shutil.which, ("clang", "wasm-ld", "node"))),
     reason="needs numba, clang, lld and node",
 )
-#: LeNet and LSTM are quick to emulate
-ELSEWHERE = [p if p[0] in ("lenet", "lstm") else pytest.param(*p, marks=pytest.mark.hours) for p in NETWORKS]
 
 
 def close(found: list[float], network: str, how: str, batch: int, folder: Path) -> None:
@@ -267,8 +276,7 @@ def close(found: list[float], network: str, how: str, batch: int, folder: Path) 
 
 @needs_cross
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["plain", *(pytest.param(h, marks=pytest.mark.hours) for h in HOWS[1:])])
-@pytest.mark.parametrize(("network", "batch"), ELSEWHERE)
+@pytest.mark.parametrize(("network", "batch", "how"), cases(SMALL))
 def test_aarch64_in_an_emulator(network: str, batch: int, how: str, tmp_path: Path) -> None:
     build(network, how, batch, tmp_path, "aarch64", "generic")
     emulator = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
@@ -278,8 +286,7 @@ def test_aarch64_in_an_emulator(network: str, batch: int, how: str, tmp_path: Pa
 
 @needs_node
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["plain", *(pytest.param(h, marks=pytest.mark.hours) for h in HOWS[1:])])
-@pytest.mark.parametrize(("network", "batch"), ELSEWHERE)
+@pytest.mark.parametrize(("network", "batch", "how"), cases(SMALL))
 def test_webassembly_in_node(network: str, batch: int, how: str, tmp_path: Path) -> None:
     build(network, how, batch, tmp_path, "wasm32", "simd128")
     command = ["node", str(TESTS / "library_check.mjs"), str(tmp_path), str(STEPS)]
