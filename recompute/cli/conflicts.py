@@ -56,12 +56,16 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )  # fmt: skip
 
 _BUDGET = "--memory-budget SIZE, e.g. --memory-budget 16GiB"
+_LIBRARY = "--library DIR, which writes the step as a library"
 _BATCH = "--batch N, the samples of a step of all ranks"
 #: option or fact, options or facts of which it needs one, what to give
 NEEDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("data", ("run", "check"), "--run N or --check"),
     ("stop_on_nan", ("run",), "--run N"),
     ("save_trained", ("run",), "--run N"),
+    ("name", ("library",), _LIBRARY),
+    ("target", ("library",), _LIBRARY),
+    ("cpu", ("library",), _LIBRARY),
     ("max_batch", ("budget",), _BUDGET),
     ("effort", ("budget",), _BUDGET),
     ("seconds", ("budget",), _BUDGET),

@@ -87,12 +87,16 @@ def list_models() -> int:
 
 
 def begin_library(args: argparse.Namespace) -> None:
-    """`--library`: native code is made for its target.  UsageError for targets, processors and places without one."""
+    """`--library`: native code is made for its target.  UsageError for targets, processors and places without one,
+    MissingExtraError without a C compiler."""
+    from ..exporter.library.tools import compiler
     from ..exporter.library.write import build_for
 
     if args.place != "cpu":
         raise UsageError(f"--library is for processors, not for --place {args.place}")
-    build_for(args.target, args.cpu)
+    target = args.target or "x86_64"
+    build_for(target, args.cpu)
+    compiler(target)
 
 
 def write_models(job: Job, step: Any) -> None:
@@ -110,7 +114,7 @@ def write_models(job: Job, step: Any) -> None:
     if job.args.library is not None:
         from ..exporter.library.write import write_library
 
-        files = write_library(step.program, job.args.library, name=job.args.name)
+        files = write_library(step.program, job.args.library, name=job.args.name or "step")
         job.report.library = [str(f) for f in files]
         job.written.append((job.args.library, f" ({', '.join(f.name for f in files)})"))
     if job.args.save_trained is not None:
