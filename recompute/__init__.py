@@ -72,6 +72,8 @@ _LAZY = {
     "save_model": "exporter.compiled",
     "load_adapter": "tuning.peft",
     "save_step": "exporter.step",
+    "build_for": "exporter.library.write",
+    "write_library": "exporter.library.write",
     "load_state": "training.state",
     "lora": "tuning.lora",
     "merge_adapters": "tuning.merge",

@@ -86,6 +86,15 @@ def _add_outputs(p: argparse.ArgumentParser) -> None:
         metavar="OUT.onnx",
         help="with --run: the trained model as an ONNX file for inference",
     )
+    out.add_argument(
+        "--library",
+        type=Path,
+        metavar="DIR",
+        help="the training step as a library in C: object code without Python, a header, weights (docs/library.md)",
+    )
+    out.add_argument("--name", help="with --library: what its files and functions are named (default: step)")
+    out.add_argument("--target", metavar="T", help="with --library: x86_64 (default), aarch64 or wasm32")
+    out.add_argument("--cpu", metavar="CPU", help="with --library: the processor, such as x86-64-v3 or native")
     out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-' for standard output)")
     out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the text of the program after each pass")
     says = "print the passes that compile the step, in order, and stop"

@@ -16,7 +16,7 @@ from ..support.files import replacing, together
 from . import ending as cli_ending
 from .frozen import report_frozen
 from .model import ModelJob, ModelReport
-from .outputs import list_models, write_models
+from .outputs import begin_library, list_models, write_models
 from .values import finite, target_of
 
 
@@ -41,6 +41,8 @@ def _run(args: argparse.Namespace) -> int:
     _check_arguments(args)
     if args.list_models:
         return list_models()
+    if args.library is not None:
+        begin_library(args)
     with cli_costs.chosen(args):
         return _Job(args).run()
 
@@ -106,6 +108,7 @@ class Report(ModelReport):
     profile: dict[str, Any] | None = None
     check: dict[str, Any] | None = None
     output: str | None = None
+    library: list[str] = field(default_factory=list)
     trained: str | None = None
     pictures: list[str] = field(default_factory=list)
     proof: dict[str, Any] | None = None
@@ -210,7 +213,7 @@ class _Job(ModelJob):
         from ..report import pictures
 
         a = self.args
-        return bool(a.output or a.run or a.check or a.dump_ir or a.list_checkpoints or pictures.paths(a))
+        return bool(a.output or a.library or a.run or a.check or a.dump_ir or a.list_checkpoints or pictures.paths(a))
 
     def optimizer(self, rate: Any = None, clip: Any = None) -> Any:
         """A new optimizer, with the slices of --slice."""

@@ -10,10 +10,10 @@ from typing import Any
 from ..errors import UsageError
 
 #: what runs or writes a step
-_DOINGS = ("run", "check", "prove", "output", "dump_ir")
+_DOINGS = ("run", "check", "prove", "output", "dump_ir", "library")
 #: what is asked of one rank's step alone
 _OF_ONE_RANK = (
-    "run", "check", "output", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy", "effort",
+    "run", "check", "output", "library", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy", "effort",
     "seconds", "estimate", "max_batch", "offload", "allow", "slice", "plot", "snapshot", "list_checkpoints", "profile",
     "report",
 )  # fmt: skip
@@ -42,10 +42,12 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
      "--seconds sets how long planning for a budget may take"),
     ("estimate", ("strategy", "plan"), "--estimate is of the plain step, or of that with --checkpoints"),
     ("max_batch", ("batch", "run", "output", "check", "estimate"), "--max-batch only finds the batch and runs nothing"),
+    ("library", ("run", "check", "estimate", "max_batch", "offload", "save_trained"),
+     "--library writes a step and runs nothing"),
     ("lora", ("trainable", "dequantize"), _ADAPTERS),
     ("a planning problem", (*_DOINGS, "pareto", "plan", "save_plan", "save_problem", "checkpoints", "estimate",
      "max_batch", "look"), "the file is a planning problem, and no model"),
-    ("a mesh", ("run", "check", "output", "compare", "pareto", "save_problem"),
+    ("a mesh", ("run", "check", "output", "library", "compare", "pareto", "save_problem"),
      "--mesh only estimates what ranks take"),
     ("a mesh with pp", (*_OF_ONE_RANK, "budget", "rank_count"), "--mesh says what each rank of a cluster would take"),
     ("--mesh auto", _OF_ONE_RANK, "--mesh says what each rank of a cluster would take"),
@@ -54,12 +56,16 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )  # fmt: skip
 
 _BUDGET = "--memory-budget SIZE, e.g. --memory-budget 16GiB"
+_LIBRARY = "--library DIR, which writes the step as a library"
 _BATCH = "--batch N, the samples of a step of all ranks"
 #: option or fact, options or facts of which it needs one, what to give
 NEEDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("data", ("run", "check"), "--run N or --check"),
     ("stop_on_nan", ("run",), "--run N"),
     ("save_trained", ("run",), "--run N"),
+    ("name", ("library",), _LIBRARY),
+    ("target", ("library",), _LIBRARY),
+    ("cpu", ("library",), _LIBRARY),
     ("max_batch", ("budget",), _BUDGET),
     ("effort", ("budget",), _BUDGET),
     ("seconds", ("budget",), _BUDGET),

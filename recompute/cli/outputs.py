@@ -28,12 +28,14 @@ _FILES = (
     "pareto",
     "profile",
 )
+#: and those that name a folder
+_FOLDERS = ("dump_ir", "library")
 
 
 def check_arguments(args: argparse.Namespace) -> None:
     """UsageError if a file cannot be written, or if two options name the same file."""
     taken: dict[str, str] = {}
-    for name in (*_FILES, "dump_ir"):
+    for name in (*_FILES, *_FOLDERS):
         path, option = getattr(args, name), f"--{name.replace('_', '-')}"
         if path is None or (path == Path() and name in ("pareto", "profile")):  # given without a file
             continue
@@ -58,7 +60,7 @@ def _written(name: str, path: Path) -> list[Path]:
 
 
 def _why_not(name: str, path: Path) -> str:
-    if name == "dump_ir":
+    if name in _FOLDERS:
         return why_no_folder(path)
     if name == "profile" and not path.parent.exists():  # its folder will be created
         return why_no_folder(path.parent)
@@ -84,6 +86,19 @@ def list_models() -> int:
     return 0
 
 
+def begin_library(args: argparse.Namespace) -> None:
+    """`--library`: native code is made for its target.  UsageError for targets, processors and places without one,
+    MissingExtraError without a C compiler."""
+    from ..exporter.library.tools import compiler
+    from ..exporter.library.write import build_for
+
+    if args.place != "cpu":
+        raise UsageError(f"--library is for processors, not for --place {args.place}")
+    target = args.target or "x86_64"
+    build_for(target, args.cpu)
+    compiler(target)
+
+
 def write_models(job: Job, step: Any) -> None:
     """Writes the training step as it is now, after --run with what was trained, and the trained model."""
     from ..exporter.step import save_step
@@ -96,6 +111,12 @@ def write_models(job: Job, step: Any) -> None:
         job.written.append((job.args.output, f" (the training step{after})"))
         if state != job.args.output:
             job.written.append((state, " (its weights and state)"))
+    if job.args.library is not None:
+        from ..exporter.library.write import write_library
+
+        files = write_library(step.program, job.args.library, name=job.args.name or "step")
+        job.report.library = [str(f) for f in files]
+        job.written.append((job.args.library, f" ({', '.join(f.name for f in files)})"))
     if job.args.save_trained is not None:
         export_trained(step.program, job.args.save_trained)
         job.report.trained = str(job.args.save_trained)

@@ -49,6 +49,22 @@ _ANSWERS = 1 << 16
 _answers: dict[Any, str] = {}
 
 
+#: whether kernels run all operators
+_everything: list[bool] = []
+
+
+def kernels_run_everything() -> None:
+    """From here on, kernels of this process are for what has no operators' own numerics: a library of a step."""
+    _everything[:] = [True]
+    _answers.clear()
+
+
+def enough(elements: int) -> int:
+    """Elements of its operands from which on an operator has a kernel: below, its own numerics do as well, if they
+    are there."""
+    return 1 if _everything else elements
+
+
 def accepting(names: tuple[str, ...], op: AppliedOperator) -> str:
     """The first of these providers that accepts an operator, or the one that it yields to; "" where none does.
 

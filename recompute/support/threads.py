@@ -58,6 +58,11 @@ class Once(Generic[T]):
                 self._results.append(self._function())
             return self._results[0]
 
+    @property
+    def known(self) -> bool:
+        """Whether there is a result."""
+        return bool(self._results)
+
     def cache_clear(self) -> None:
         """Forgets the result, so that the next call computes it."""
         self._results.clear()

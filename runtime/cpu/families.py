@@ -5,6 +5,7 @@ A family is a class in a module of `runtime/cpu/kernels`; see runtime/shared/fam
 
 from __future__ import annotations
 
+from ...language import kernels
 from ...language.element import HALVES
 from ...language.ir import Operator
 from ...language.types import Array, TensorType
@@ -20,12 +21,17 @@ FAMILIES = families.Families(f"{__package__}.kernels")
 family = FAMILIES.add
 
 
+def enough(elements: int | None = None) -> int:
+    """Elements of the largest operand (None: `ENOUGH`) from which on a kernel is taken."""
+    return kernels.enough(ENOUGH if elements is None else elements)
+
+
 class Family(families.Family[Array, Array, Call]):
     """Kernels of some operators that are alike; operands are arrays."""
 
 
 def floats(op: Operator, *, halves: bool = False) -> bool:
-    """Whether all floating operands are float32, or all are float64, and the largest has `ENOUGH` elements.
+    """Whether all floating operands are float32, or all are float64, and the largest has `enough()` elements.
 
     `halves`: or each is float32 or bfloat16, which kernels widen as they read and round as they write.
     """
@@ -33,7 +39,7 @@ def floats(op: Operator, *, halves: bool = False) -> bool:
     kinds = {v.dtype for v in values if v.type.is_float}
     if not (len(kinds) == 1 and kinds <= {"f32", "f64"}) and not (halves and kinds and kinds <= {"f32", "bf16"}):
         return False
-    return max(v.size for v in values) >= ENOUGH
+    return max(v.size for v in values) >= enough()
 
 
 def computed(x: TensorType) -> TensorType:

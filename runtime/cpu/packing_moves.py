@@ -62,4 +62,4 @@ def _place(
 
 @functools.cache
 def _placing() -> jit.Kernel:
-    return jit.kernel(_place)
+    return jit.kernel(_place, here=True)

@@ -18,7 +18,7 @@ def kernel(name: str, module: Mapping[str, Any], instead: Mapping[str, types.Cod
     names = dict(module)
     functions = {n: f.__code__ for n, f in names.items() if isinstance(f, types.FunctionType)} | dict(instead or {})
     names |= {n: jit.inline(types.FunctionType(code, names, n)) for n, code in functions.items()}
-    return jit.kernel(names[name].function)
+    return jit.kernel(names[name].function, here=True)
 
 
 def bound(found: jit.Kernel, *arrays: Array) -> Callable[[int, int], None]:

@@ -20,7 +20,8 @@ WRONG = {"None": None, "3": 3, "object": object(), "nonsense": "nonsense", "[]":
 #: public names without arguments of these kinds, or which take anything: modules' helpers, values, IR by hand
 APART = {
     "__version__", "Block", "Operator", "Program", "Role", "TensorType", "Value", "Variable", "CPUPlace",
-    "EmulatedCUDAPlace", "Pass", "History", "Callback", "from_torch", "write_back", "Proof",
+    "EmulatedCUDAPlace", "Pass", "History", "Callback", "from_torch", "write_back", "Proof", "build_for",
+    "write_library",
 }  # fmt: skip
 
 

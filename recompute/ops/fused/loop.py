@@ -14,6 +14,7 @@ import numpy as np
 from ...language.element import DEVICE_ONLY, Expr, argument, nodes, substitute
 from ...language.formulas import formula
 from ...language.ir import Operator
+from ...language.kernels import enough
 from ...language.op import Cost, Op
 from ...language.text import parse_applied, show_applied
 from ...language.types import TensorType, Types, need
@@ -82,7 +83,7 @@ def loops(op: Operator, *, device: bool = False) -> bool:
         return False
     if isinstance(op.op, Loop):
         return device or not _device_only(op.op.expressions(_dtypes(types)))
-    least = 0 if device else SMALLEST
+    least = 0 if device else enough(SMALLEST)
     if isinstance(op.op, Reduce):
         x = types[0]
         return x is not None and x.size >= least and x.is_float and is_column_sum(op.op, x)

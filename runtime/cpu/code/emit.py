@@ -55,8 +55,8 @@ class Code:
         self._lines.append(f"{name}:")
 
     def word(self, pointer: str, index: int | str, kind: str = "i64") -> str:
-        """`pointer[index]`."""
-        return self.let(f"load {kind}, ptr {self.at(pointer, index, kind)}")
+        """`pointer[index]`.  Addresses lie in words of 64 bits, also where they are shorter."""
+        return self.let(f"load {kind}, ptr {self.at(pointer, index, 'i64' if kind == 'ptr' else kind)}")
 
     def at(self, pointer: str, index: int | str, kind: str = "float") -> str:
         """`pointer + index`."""

@@ -38,6 +38,17 @@ def keep(key: str, code: bytes) -> None:
         files.write(f"{key}.o", code)
 
 
+def kept_module(key: str) -> bytes | None:
+    """Bitcode of a library's kernel; None where there is none that can be trusted."""
+    return None if (files := _files()) is None else files.read(f"{key}.bc")
+
+
+def keep_module(key: str, code: bytes) -> None:
+    """Keeps bitcode, if it can."""
+    if (files := _files()) is not None:
+        files.write(f"{key}.bc", code)
+
+
 def _files() -> KeptFiles | None:
     folder = cache_folder()
     return None if folder is None else KeptFiles(folder / "kernels")

@@ -36,6 +36,7 @@ from .native import Call
 
 if TYPE_CHECKING:
     from .llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
+    from .toolchain import Toolchain
 
 
 @functools.cache
@@ -184,9 +185,11 @@ def _translated(function: Callable[..., Any]) -> Any:
 class Kernel:
     """A function over arrays (C-contiguous), integers and floats, and the part [begin, end) of the work to do."""
 
-    def __init__(self, function: Callable[..., None], fastmath: bool) -> None:
+    def __init__(self, function: Callable[..., None], fastmath: bool, here: bool = False) -> None:
+        """`here`: it belongs to the compiler and runs in this process, also while a library is built."""
         self.function = function
         self.fastmath = fastmath
+        self.here = here
         self._addresses: dict[tuple, int] = {}
         self.__doc__ = function.__doc__
 
@@ -223,15 +226,19 @@ class Kernel:
         """The compiled function for operands of these kinds."""
         found = self._addresses.get(kinds)
         if found is None:
-            found = self._addresses[kinds] = native.loaded(self._key(kinds), lambda: self._module(kinds))
+            made = native.loaded(self._key(kinds), lambda: self._module(kinds), tools=self._tools())
+            found = self._addresses[kinds] = made
         return found
 
     def kept(self, kinds: tuple) -> bool:
         """Whether its object code for operands of these kinds was made before: it needs no compiling then."""
         return kinds in self._addresses or native.kept(self._key(kinds))
 
+    def _tools(self) -> Toolchain:
+        return native.here() if self.here else native.toolchain()
+
     def _key(self, kinds: tuple) -> str:
-        return native.toolchain().key(self.source, repr(kinds), np.__version__.partition(".")[0])
+        return self._tools().key(self.source, repr(kinds), np.__version__.partition(".")[0])
 
     def _module(self, kinds: tuple) -> Any:
         """numba's translation, behind a function `kernel` of our signature."""
@@ -242,9 +249,9 @@ class Kernel:
         i64 = numba.types.int64
         with _indices_as_they_are(), halves.read_as_float32():
             compiled = numba.cfunc(numba.types.void(i64, i64, i64), nopython=True, error_model="numpy")(names["unpack"])
-        llvm = native.toolchain().llvm
+        llvm, text = native.here().llvm, compiled.inspect_llvm().replace("noinline", "inlinehint")
         # arrays of ours own no memory: numba's reference counts, inlined, do nothing
-        module = llvm.parse_assembly(compiled.inspect_llvm().replace("noinline", "inlinehint"))
+        module = llvm.parse_assembly(self._tools().adapted(text))
         inner = compiled.native_name.removeprefix("cfunc.")
         module.link_in(llvm.parse_assembly(_ENTRY.replace("INNER", inner)))
         for value in (*module.functions, *module.global_variables):
@@ -283,11 +290,12 @@ define void @kernel(ptr %args, i64 %begin, i64 %end) {
 """
 
 
-def kernel(function: Callable[..., None] | None = None, *, fastmath: bool = False) -> Any:
-    """Makes a function a kernel.  `fastmath`: LLVM's flags, for sums in vectors ({"reassoc", "nsz"}), say."""
+def kernel(function: Callable[..., None] | None = None, *, fastmath: bool = False, here: bool = False) -> Any:
+    """Makes a function a kernel.  `fastmath`: LLVM's flags, for sums in vectors ({"reassoc", "nsz"}), say; `here`: see
+    `Kernel`."""
     if function is None:
-        return lambda f: Kernel(f, fastmath)
-    return Kernel(function, fastmath)
+        return lambda f: Kernel(f, fastmath, here)
+    return Kernel(function, fastmath, here)
 
 
 def _unpacking(kinds: tuple) -> str:
@@ -324,7 +332,7 @@ def _numba() -> tuple[Any, dict[str, Any]]:
     from numba.extending import intrinsic
 
     config: Any = numba.config  # read when numba compiles for the first time
-    config.CPU_NAME, config.CPU_FEATURES = native.toolchain().cpu, native.toolchain().features
+    config.CPU_NAME, config.CPU_FEATURES = native.here().cpu, native.here().features
     config.OPT = config._OptLevel(0)  # loops are vectorised later, where it is known which operands are the same
     config.LOOP_VECTORIZE = config.SLP_VECTORIZE = 0
 

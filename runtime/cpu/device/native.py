@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import itertools
 import os
 import platform
@@ -24,13 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import JobError
+from ....errors import JobError, UsageError
 from ....support.threads import cores, once, set_up_lock
 from ...shared import trouble
-from . import code_cache, crew
-
-#: changes whenever object code made before must not be loaded any more
-_VERSION = "4"
+from . import building, code_cache, crew
+from .toolchain import Building, Toolchain
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,7 @@ class Call:
     threads; otherwise one of them does all of it.  `own_threads`: the kernel brings threads of its own, and runs
     outside of any parallel region.  `quiet`: functions that tell and set the number of a library's threads, which has
     one meanwhile.  `least`: pieces of work that a chunk has, where there are enough for all threads.
+    `parts`: the calls that it makes, where it is one of several.
     """
 
     address: int
@@ -50,10 +48,11 @@ class Call:
     own_threads: bool = False
     quiet: tuple[int, int] | None = None
     least: int = 1
+    parts: tuple[Call, ...] = ()
 
     def words(self, status: np.ndarray) -> np.ndarray:
         """The operands as the kernel reads them.  `status`: the array that takes the place of STATUS."""
-        return np.array([_word(status if x is STATUS else x) for x in self.operands] or [0], np.int64)
+        return np.array([word(status if x is STATUS else x) for x in self.operands] or [0], np.int64)
 
 
 class _Status:
@@ -65,7 +64,8 @@ class _Status:
 STATUS = _Status()
 
 
-def _word(x: Any) -> int:
+def word(x: Any) -> int:
+    """An operand as a kernel reads it: an array's address, a number, the bits of a double."""
     if isinstance(x, np.ndarray):
         return x.ctypes.data
     if isinstance(x, (float, np.floating)):
@@ -102,7 +102,12 @@ class Table:
         return max(1, min(c.work, self._threads * crew.CHUNKS, max(self._threads, c.work // c.least)))
 
     def run(self) -> int | None:
-        """All calls, in order.  Where one of them fails, its number, and those behind it are not made."""
+        """All calls, in order.  Where one of them fails, its number, and those behind it are not made.
+
+        UsageError where the code is a library's for another machine.
+        """
+        if not toolchain().runs:
+            raise UsageError("this process builds a library for another machine, and cannot run its code")
         failed = _worker().submit(self._made).result() if _forked else self._made()
         return None if failed < 0 else failed
 
@@ -205,7 +210,7 @@ def together(calls: Sequence[Call]) -> Call:
     quiet = next((c.quiet for c in calls if c.quiet is not None), None)
     operands = (rows, len(calls), *words, *kept.values())
     least = max(c.least for c in calls)
-    return Call(compile_ir(_TOGETHER), operands, work.pop(), quiet=quiet, least=least)
+    return Call(compile_ir(_TOGETHER), operands, work.pop(), quiet=quiet, least=least, parts=tuple(calls))
 
 
 _TOGETHER = r"""
@@ -246,14 +251,18 @@ def unavailable() -> str:
 
 @functools.cache
 def converts_bfloat16() -> bool:
-    """Whether this processor rounds float32 to bfloat16, and multiplies it, by instructions of its own."""
+    """Whether the processor rounds float32 to bfloat16, and multiplies it, by instructions of its own."""
     return not unavailable() and "+avx512bf16" in toolchain().features
 
 
 @functools.cache
 def converts_float16() -> bool:
     """Whether this processor converts between float16 and float32 by instructions of its own."""
-    return not unavailable() and ("+f16c" in toolchain().features or platform.machine() in ("aarch64", "arm64"))
+    if unavailable():
+        return False
+    target = building.machine()
+    processor = platform.machine() if target is None else target.name
+    return "+f16c" in toolchain().features or processor in ("aarch64", "arm64")
 
 
 @once
@@ -261,8 +270,10 @@ def threads() -> int:
     """Threads of a step: the processors this process may use, or OMP_NUM_THREADS if that is less.
 
     OpenMP's other settings count: no more than OMP_THREAD_LIMIT, and one where teams may have any size (OMP_DYNAMIC) or
-    have one thread (OMP_MAX_ACTIVE_LEVELS=0).
+    have one thread (OMP_MAX_ACTIVE_LEVELS=0).  A library has one.
     """
+    if building.machine() is not None:
+        return 1
     most = cores()
     with contextlib.suppress(ValueError):
         most = min(most, max(1, int(os.environ.get("OMP_NUM_THREADS", most))))
@@ -280,7 +291,7 @@ def announce_threads(count: int | None = None) -> None:
 
 def openmp() -> bool:
     """Whether there is an OpenMP runtime; without one a step is one thread, and none of its functions can be called."""
-    return _libgomp() is not None
+    return building.machine() is None and _libgomp() is not None
 
 
 @once
@@ -297,109 +308,59 @@ def _libgomp() -> Any:
     return None
 
 
-#: an environment variable: the family of processors (see processors/) whose measurements count, and no wider vectors
-FAMILY = "RECOMPUTE_PROCESSOR"
-
-
-class _Toolchain:
-    """LLVM for this processor, and an engine that functions are loaded into."""
-
-    def __init__(self) -> None:
-        import llvmlite
-        import llvmlite.binding as llvm
-
-        self.llvm = llvm
-        if (gomp := _libgomp()) is not None:
-            for name in ("GOMP_parallel", "omp_get_thread_num"):
-                llvm.add_symbol(name, ctypes.cast(getattr(gomp, name), ctypes.c_void_p).value)
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        self.cpu = llvm.get_host_cpu_name()
-        features = llvm.get_host_cpu_features()
-        features["prefer-256-bit"] = False  # the loops are long: full vectors pay
-        if os.environ.get(FAMILY, "").endswith("-avx2"):
-            features.update(dict.fromkeys((f for f in features if f.startswith(("avx512", "avx10", "amx"))), False))
-        self.features = features.flatten()
-        target = llvm.Target.from_default_triple()
-        self.machine = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
-        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self.machine)
-        self.made_by = f"{_VERSION} {llvmlite.__version__} {target.triple} {self.cpu} {self.features}"
-        self.addresses: dict[str, int] = {}
-
-    def key(self, *parts: str) -> str:
-        """Names object code by all that it depends on."""
-        return hashlib.sha256("\0".join((self.made_by, *parts)).encode()).hexdigest()[:32]
-
-    def has(self, function: str) -> bool:
-        """Whether this process has a function of that name, which object code can call."""
-        return bool(self.llvm.address_of_symbol(function))
-
-    def load(self, key: str, code: bytes) -> int:
-        """The address of the function in this object code."""
-        self.engine.add_object_file(self.llvm.ObjectFileRef.from_data(code))
-        self.engine.finalize_object()
-        address = self.engine.get_function_address(f"k_{key}")
-        if not address:
-            raise JobError(f"native code without the function k_{key}")
-        return address
-
-    def object_code(self, module: Any, key: str, *, in_vectors: bool) -> bytes:
-        """Machine code of a module whose `kernel` gets the name that belongs to the key.
-
-        `in_vectors`: its loops are written in vectors, unrolled and with what does not change in front of them: passes
-        that do this would find nothing, and take ten times as long as those that are run.
-        """
-        module.get_function("kernel").name = f"k_{key}"
-        module.verify()
-        options = self.llvm.create_pipeline_tuning_options(speed_level=3)
-        options.loop_vectorization = options.slp_vectorization = True
-        builder = self.llvm.create_pass_builder(self.machine, options)
-        passes = self.llvm.create_new_module_pass_manager() if in_vectors else builder.getModulePassManager()
-        if in_vectors:
-            passes.add_sroa_pass()
-            passes.add_instruction_combine_pass()
-            passes.add_simplify_cfg_pass()
-        passes.run(module, builder)
-        wanted = [f.name for f in module.functions if f.is_declaration and f.name.startswith(("numba", "NRT", "Py"))]
-        if wanted:  # another process, which finds the object code in the cache, would not have it
-            raise JobError(f"a kernel needs numba's runtime: {', '.join(wanted)}")
-        return self.machine.emit_object(module)
+@once
+def here() -> Toolchain:
+    """LLVM for this process.  JobError where llvmlite is missing."""
+    if why := unavailable():
+        raise JobError(f"no native code: {why}")
+    return Toolchain(_libgomp())
 
 
 @once
-def toolchain() -> _Toolchain:
-    """The one toolchain of this process.  JobError where llvmlite is missing."""
-    if why := unavailable():
-        raise JobError(f"no native code: {why}")
-    return _Toolchain()
+def toolchain() -> Toolchain:
+    """LLVM for steps: this process's, or a library's (see building.py).  JobError where llvmlite is missing."""
+    machine = building.machine()
+    return here() if machine is None else Building(here(), machine)
 
 
-def loaded(key: str, make: Callable[[], Any], *, in_vectors: bool = False) -> int:
+def build_for(target: str = "x86_64", cpu: str | None = None) -> None:
+    """From here on, native code of steps is made for a library (see building.py).
+
+    `target`: "x86_64", "aarch64" or "wasm32"; `cpu`: one of its processors (None: the most common one; "native": this
+    machine's).  UsageError for others, and where this process has made code for something else already.
+    """
+    wanted, before = building.named(target, cpu), building.machine()
+    if before != wanted and (before is not None or toolchain.known):
+        raise UsageError(
+            f"this process has made native code for {'itself' if before is None else before.name} already: a library "
+            f"for {target} is built in a process of its own, in which build_for comes before anything is compiled"
+        )
+    building.choose(wanted)
+
+
+def loaded(key: str, make: Callable[[], Any], *, in_vectors: bool = False, tools: Toolchain | None = None) -> int:
     """The address of the function that the key names: made earlier, in this process or another, or now.
 
-    `make`: gives the module whose function `kernel` it is; `in_vectors`: see `object_code`.
+    `make`: gives the module whose function `kernel` it is; `in_vectors`: see `Toolchain.optimised`; `tools`: those
+    that the key is of (None: those of steps).
     """
-    tools = toolchain()
+    tools = tools or toolchain()
     if key not in tools.addresses:
         with set_up_lock():  # LLVM's engine and numba's compiler are one for all threads
             if key not in tools.addresses:
-                code = code_cache.kept(key, tools.has)
-                if code is None:
-                    code = tools.object_code(make(), key, in_vectors=in_vectors)
-                    code_cache.keep(key, code)
-                tools.addresses[key] = tools.load(key, code)
+                tools.addresses[key] = tools.address(key, make, in_vectors=in_vectors)
     return tools.addresses[key]
 
 
 def kept(key: str) -> bool:
-    """Whether the function that the key names was made earlier, in this process or another."""
-    tools = toolchain()
-    return key in tools.addresses or code_cache.kept(key, tools.has) is not None
+    """Whether the function that the key names, of this process, was made earlier, here or in another."""
+    return key in here().addresses or code_cache.kept(key, here().has) is not None
 
 
 def compile_ir(ir: str) -> int:
     """The address of the function `kernel` of a module given as LLVM IR, its loops in vectors."""
     tools = toolchain()
+    ir = tools.adapted(ir)
     return loaded(tools.key(ir), lambda: tools.llvm.parse_assembly(ir), in_vectors=True)
 
 

@@ -25,7 +25,7 @@ from ..attention.scores import Form
 from ..code.tiles import machine
 from ..device import native
 from ..device.native import Call
-from ..families import ENOUGH, PARTS, Family, family
+from ..families import PARTS, Family, enough, family
 from ..providers.loops import computed
 from .copy import filling
 from .random import signed
@@ -84,7 +84,7 @@ class Attention(Family):
         if (rule.cap and not _CAPS[0] <= rule.cap <= _CAPS[1]) or _threshold(rule.ratio) >> 24:
             return False
         q, k = (x.type for x in op.inputs[:2] if x is not None)
-        return math.prod(q.shape) * k.shape[-2] >= ENOUGH
+        return math.prod(q.shape) * k.shape[-2] >= enough()
 
     def form(self, op: Operator) -> Form:
         """What the code depends on."""

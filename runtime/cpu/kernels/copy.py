@@ -17,7 +17,7 @@ from ....language.types import Operands
 from ...shared.boxes import Box, boxes, grid
 from ..device.jit import kernel
 from ..device.native import Call
-from ..families import ENOUGH, Family, family
+from ..families import Family, enough, family
 
 #: axes of a grid apart from that of the runs
 AXES = 3
@@ -100,7 +100,7 @@ class Copies(Family):
     def accepts(self, op: Operator) -> bool:
         """Large ones of few axes that move by themselves; where they are views, nothing runs anyway."""
         values = [*op.reads(), *op.writes()]
-        if max(v.size for v in values) < ENOUGH or any(v.type.numpy.itemsize not in WORDS for v in values):
+        if max(v.size for v in values) < enough() or any(v.type.numpy.itemsize not in WORDS for v in values):
             return False
         if op.op.name == "Pad" and op.op.mode != "constant":  # type: ignore[attr-defined]
             return False

@@ -16,7 +16,7 @@ from ..code.mathematics import exp, log
 from ..device import native
 from ..device.jit import inline, kernel, report
 from ..device.native import Call
-from ..families import ENOUGH, Family, family
+from ..families import Family, enough, family
 
 #: rows of a sample: two of α or β, what a transition over a state costs, log-probabilities of a step
 _SKIP, _HERE, _ROWS = 2, 3, 4
@@ -194,7 +194,7 @@ class Samples(Family):
     def accepts(self, op: Operator) -> bool:
         """Enough states."""
         x, labels = need(op.inputs[0]), need(op.inputs[1])
-        return x.shape[0] * labels.shape[0] * (2 * labels.shape[1] + 1) >= ENOUGH
+        return x.shape[0] * labels.shape[0] * (2 * labels.shape[1] + 1) >= enough()
 
     def rows(self, op: Operator, count: int) -> tuple[TensorType, ...]:
         """Rows of states."""

@@ -12,7 +12,7 @@ from ...shared.trouble import INDEX_OUTSIDE
 from ..device import native
 from ..device.jit import inline, kernel, report
 from ..device.native import Call
-from ..families import ENOUGH, Family, family, floats
+from ..families import Family, enough, family, floats
 from .copy import WORDS, copying, filling, words
 
 #: columns of a piece of work of sums: each goes through all indices
@@ -96,7 +96,7 @@ class Gathers(Family):
     def accepts(self, op: Operator) -> bool:
         """Many elements, in rows of some length (NumPy takes single ones as fast)."""
         x, y = present(op.inputs[0], op.outputs[0])
-        return y.size >= ENOUGH and x.type.numpy.itemsize in WORDS and _split(x.shape, _axis(op))[2] >= 16
+        return y.size >= enough() and x.type.numpy.itemsize in WORDS and _split(x.shape, _axis(op))[2] >= enough(16)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         x, indices, y = ins[0], ins[1].reshape(-1), outs[0]
@@ -152,7 +152,7 @@ class ElementGathers(Family):
         data: Any = op.inputs[0] if forward else op.outputs[0]
         indices: Any = op.inputs[1 if forward else 0]
         outer, _, inner = _split(data.shape, _axis(op))
-        if indices.size < ENOUGH or data.type.numpy.itemsize not in WORDS:
+        if indices.size < enough() or data.type.numpy.itemsize not in WORDS:
             return False
         alike = _split(indices.shape, _axis(op))[::2] == (outer, inner)
         return alike and (forward or floats(op))

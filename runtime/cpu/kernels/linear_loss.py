@@ -22,7 +22,7 @@ from ..code.row_sums import exponentials, largest, total
 from ..device.jit import inline, kernel
 from ..device.native import Call
 from ..families import Family, family
-from ..providers import blas, products
+from ..providers import products
 from .loss import REDUCTIONS, reduced, shares
 from .recurrent_steps import Products
 
@@ -171,7 +171,7 @@ class LinearLosses(Family):
         """float32 or float64, some of them, where a BLAS is there."""
         x, w, _, labels = op.inputs[:4]
         assert x is not None and w is not None and labels is not None
-        return x.dtype in ("f32", "f64") and labels.size > 0 and x.shape[-1] > 0 and not blas.unavailable()
+        return x.dtype in ("f32", "f64") and labels.size > 0 and x.shape[-1] > 0 and products.available(x.dtype)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         return self.calls(op, ins, outs, scratch)

@@ -11,8 +11,8 @@ from ....language.types import Array, Operands, TensorType, need
 from ....ops.linear.nbits import TABLES, DequantizeNBits, MatMulNBits, Packed
 from ..device.jit import inline, kernel
 from ..device.native import Call
-from ..families import ENOUGH, Family, family
-from ..providers import blas, products
+from ..families import Family, enough, family
+from ..providers import products
 from .recurrent_steps import Products
 
 #: forms of zero points: none, packed, floats; a table in their place
@@ -102,7 +102,7 @@ class Dequantised(Family):
     def accepts(self, op: Operator) -> bool:
         """float32 or float64, enough of them."""
         y = need(op.outputs[0])
-        return y.dtype in ("f32", "f64") and y.size >= ENOUGH and _fits(op, y.dtype, 1)
+        return y.dtype in ("f32", "f64") and y.size >= enough() and _fits(op, y.dtype, 1)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         rule = op.of(DequantizeNBits)
@@ -118,8 +118,8 @@ class Multiplied(Family):
         """float32 or float64, some of them, where a BLAS is there."""
         x, y = need(op.inputs[0]), need(op.outputs[0])
         rule = op.of(MatMulNBits)
-        enough = rule.N * rule.K >= ENOUGH and y.size > 0
-        return x.dtype in ("f32", "f64") and enough and _fits(op, x.dtype, 2) and not blas.unavailable()
+        large = y.size > 0 and enough() <= rule.N * rule.K
+        return x.dtype in ("f32", "f64") and large and _fits(op, x.dtype, 2) and products.available(x.dtype)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """A part of W; the workspace of products."""

@@ -11,7 +11,7 @@ from ....language.types import Operands
 from ....ops.random.draws import Dropout
 from ..device.jit import inline, instructions, kernel
 from ..device.native import Call
-from ..families import ENOUGH, Family, family, floats
+from ..families import Family, enough, family, floats
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -135,8 +135,8 @@ class Draws(Family):
             return False
         kinds = {v.dtype for v in (*op.reads(), y)}
         if op.op.name == "RandomUniform":
-            return y.size >= ENOUGH and y.dtype == "f32"
-        return y.size >= ENOUGH and kinds <= {"f32", "f64", "bool", "i32", "i64"}
+            return y.size >= enough() and y.dtype == "f32"
+        return y.size >= enough() and kinds <= {"f32", "f64", "bool", "i32", "i64"}
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         rule: Any = op.op

@@ -20,8 +20,8 @@ from ..code.mathematics import sigmoid, tanh
 from ..code.row_products import room
 from ..device.jit import kernel
 from ..device.native import Call
-from ..families import ENOUGH, Family, family, parts
-from ..providers import blas, products
+from ..families import Family, enough, family, parts
+from ..providers import products
 from .copy import copying, filling, words
 from .recurrent_steps import Products, Steps, times
 from .reduce import add_column_parts, column_parts, pieces
@@ -185,8 +185,8 @@ class Sequences(Family):
         x: Any = op.inputs[0]
         absent = all(len(op.inputs) <= i or op.inputs[i] is None for i in self.optional)
         newer = bool(getattr(rule, "linear_before_reset", 1))
-        large = x.shape[0] * x.shape[1] * rule.hidden_size >= ENOUGH and 0 not in x.shape
-        return absent and newer and large and x.dtype in ("f32", "f64") and not blas.unavailable()
+        large = x.shape[0] * x.shape[1] * rule.hidden_size >= enough() and 0 not in x.shape
+        return absent and newer and large and x.dtype in ("f32", "f64") and products.available(x.dtype)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         todo = Products(self.room(scratch))

@@ -17,7 +17,7 @@ from ..code.mathematics import larger
 from ..code.row_sums import dot, largest, total
 from ..device.jit import inline, kernel
 from ..device.native import Call
-from ..families import PARTS, Family, family, floats, parts
+from ..families import PARTS, Family, enough, family, floats, parts
 
 _BLOCK = 64
 #: columns that a thread sums at a time
@@ -208,7 +208,7 @@ class Reductions(Family):
         """Floats; columns enough to fill vectors."""
         x: Any = op.inputs[0]
         found = form(op) if x.size else None
-        return floats(op) and found is not None and (not found[0] or found[1][2] >= 16)
+        return floats(op) and found is not None and (not found[0] or found[1][2] >= enough(16))
 
 
 @family(*_KINDS)

@@ -16,7 +16,7 @@ from ....ops.vision.resize import Interpolation
 from ....ops.vision.resize_maps import indices
 from ..device.jit import kernel
 from ..device.native import Call
-from ..families import Family, family
+from ..families import Family, enough, family
 from .copy import WORDS, words
 
 #: elements of the larger operand below which NumPy, which goes image by image, does as well
@@ -98,7 +98,7 @@ class Nearest(Family):
         known = x.type.numpy.itemsize in WORDS if rule.name == "Resize" else x.dtype in ("f32", "f64")
         axes = _axes(op)
         near = len(axes) == 1 or (len(axes) == 2 and axes[1] == axes[0] + 1)
-        if not (known and near and x.size > 0 and max(x.size, y.size) >= ENOUGH):
+        if not (known and near and x.size > 0 and max(x.size, y.size) >= enough(ENOUGH)):
             return False
         return all((np.diff(t) >= 0).all() for t in _tables(op)[0])
 

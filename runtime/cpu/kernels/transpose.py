@@ -13,7 +13,7 @@ from ....ops.indexing.scatter import strides
 from ...shared.boxes import merged
 from ..device.jit import Intrinsic, inline, kernel
 from ..device.native import Call
-from ..families import ENOUGH, Family, family
+from ..families import Family, enough, family
 from .copy import AXES, WORDS, copying, padded, words
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Transposition(Family):
     def accepts(self, op: Operator) -> bool:
         """Large ones that are no views."""
         x = op.inputs[0]
-        if x is None or x.size < ENOUGH or x.type.numpy.itemsize not in WORDS:
+        if x is None or x.size < enough() or x.type.numpy.itemsize not in WORDS:
             return False
         shape, perm = merged(x.shape, op.op.perm)  # type: ignore[attr-defined]
         return 1 < len(shape) <= AXES + (1 if _rows_stay(perm) else 2)

@@ -20,7 +20,7 @@ from ....language.types import Operands, TensorType
 from ....passes.memory.memory_plan import aligned
 from ...shared.trouble import LIBRARY
 from ..code.emit import Code, module, thread
-from ..device import dnnl, native
+from ..device import building, dnnl, native
 from ..device.native import Call
 
 #: what a primitive runs on: number of the argument → (layout, name of the operand or buffer, offset in bytes)
@@ -140,7 +140,7 @@ _ENOUGH, _MANY = 4, 8
 
 def unavailable() -> str:
     """Why oneDNN cannot run here; "" where it can."""
-    if why := native.unavailable():
+    if why := native.unavailable() or building.no_libraries():
         return why
     found = dnnl.load()
     return found if isinstance(found, str) else ""

@@ -22,6 +22,7 @@ from ...shared.convolved import Convolved
 from ..code import matrix_products
 from ..convolution import winograd
 from ..device import native
+from ..device.toolchain import FAMILY
 
 #: channels on both sides from which on a convolution is wide
 WIDE = 128
@@ -70,9 +71,9 @@ def families() -> list[str]:
 def family() -> str:
     """This processor's, a vendor and its widest vectors; or what $RECOMPUTE_PROCESSOR says.  UsageError for a name
     without a file."""
-    if asked := os.environ.get(native.FAMILY):
+    if asked := os.environ.get(FAMILY):
         if asked not in families():
-            raise UsageError(f"{native.FAMILY} is {asked!r}; families that were measured: {', '.join(families())}")
+            raise UsageError(f"{FAMILY} is {asked!r}; families that were measured: {', '.join(families())}")
         return asked
     if platform.machine() not in ("x86_64", "AMD64") or native.unavailable():
         return platform.machine() or "unknown"

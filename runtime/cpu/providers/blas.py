@@ -23,7 +23,7 @@ from ....ops.linear.products import Gemm, MatMul
 from ...shared.trouble import LIBRARY
 from .. import processors
 from ..code.emit import Code, module
-from ..device import native
+from ..device import building, native
 from ..device.native import Call
 
 #: floating-point operations below which a product is not worth waking a second thread
@@ -63,7 +63,7 @@ def library() -> Library | str:
 
     Symbols are looked up in NumPy's own extension module: the loader searches what it depends on, too.
     """
-    if why := native.unavailable():
+    if why := native.unavailable() or building.no_libraries():
         return why
     folder = "numpy._core" if int(np.__version__.partition(".")[0]) > 1 else "numpy.core"
     core = importlib.import_module(f"{folder}._multiarray_umath")

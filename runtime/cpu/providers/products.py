@@ -27,6 +27,11 @@ def fastest(shape: Shape, *, onednn: bool = False) -> str:
     return processors.multiplier(shape, among)
 
 
+def available(dtype: str) -> bool:
+    """Whether `calls` can multiply matrices of this element type."""
+    return dtype == "f32" or not blas.unavailable()
+
+
 def room(dtype: str, *sizes: tuple[int, int, int]) -> TensorType:
     """The workspace of products of which these (rows, columns, terms) are the largest; none where all are others'."""
     alone = blas.unavailable()  # then ours multiply everything
@@ -62,9 +67,11 @@ class ProductsProvider:
     name = "products"
 
     def accepts(self, op: Operator) -> bool:
-        """One product, not scaled, with a bias for each column or element or none."""
+        """One product, not scaled, with a bias for each column or element or none; where no BLAS is, a batch, too."""
         found = blas.product(op)
-        if found is None or len(found.a) > 1 or op.outputs[0] is None or op.outputs[0].dtype != "f32":
+        if found is None or op.outputs[0] is None or op.outputs[0].dtype != "f32":
+            return False
+        if len(found.a) > 1 and not blas.unavailable():
             return False
         return not isinstance(op.op, Gemm) or (op.op.alpha == 1.0 and _bias(op) is not None)
 
@@ -74,15 +81,22 @@ class ProductsProvider:
         return (TensorType("f32", (matrix_products.needed(p.m, p.n, p.k),)),)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
-        """Two calls for each block of terms."""
+        """Two calls for each block of terms of each product."""
         p = _product(op)
-        a = ins[0].reshape((p.k, p.m) if p.ta else (p.m, p.k))
-        b = ins[1].reshape((p.n, p.k) if p.tb else (p.k, p.n))
         more = None
         if isinstance(op.op, Gemm) and (shape := _bias(op)):
             more = ins[2].reshape(shape)
-        c = outs[0].reshape(p.m, p.n)
-        return matrix_products.calls(a.T if p.ta else a, b.T if p.tb else b, c, scratch[0], more)
+        found: list[Call] = []
+        for i, c in enumerate(outs[0].reshape(-1, p.m, p.n)):
+            a = _matrix(ins[0], p.a[i], (p.k, p.m) if p.ta else (p.m, p.k))
+            b = _matrix(ins[1], p.b[i], (p.n, p.k) if p.tb else (p.k, p.n))
+            found += matrix_products.calls(a.T if p.ta else a, b.T if p.tb else b, c, scratch[0], more)
+        return found
+
+
+def _matrix(x: Array, at: int, shape: tuple[int, int]) -> Array:
+    """The one that begins at an element."""
+    return x.reshape(-1)[at : at + shape[0] * shape[1]].reshape(shape)
 
 
 def _product(op: Operator) -> blas.Product:

@@ -129,7 +129,7 @@ class RowProvider:
     def accepts(self, op: Operator) -> bool:
         """Depends on the operator and its types only."""
         values = (*op.reads(), *op.writes())
-        if native.unavailable() or max((v.size for v in values), default=0) < families.ENOUGH:
+        if native.unavailable() or max((v.size for v in values), default=0) < families.enough():
             return False
         if any(v.dtype == "f16" for v in values) and not native.converts_float16():
             return False

@@ -1,0 +1,1 @@
+"""A training step as a library in C: object code, a header, a file of weights."""
