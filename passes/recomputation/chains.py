@@ -53,6 +53,8 @@ class _Chains:
                 self.persistent.update((v.name, i) for v in op.writes())
         #: what is made again, and its copies; position → operators that come before it
         self.renamed: dict[str, Value] = {}
+        #: a value that is no view → the names of it and its views that are read late
+        self.wanted: dict[str, list[str]] = {}
         self.added: dict[int, list[Operator]] = {}
 
     def run(self) -> Block:
@@ -104,11 +106,13 @@ class _Chains:
         root = v
         while (op := self.producer(root)) is not None and _is_view(op) and op.inputs[0] is not None:
             root = op.inputs[0]
-        family = [root]
-        for w in family:
-            ops = [self.block.operators[i] for i in self.readers.get(w.name, ())]
-            family += [next(o.writes()) for o in ops if o.role in _FORWARD and _is_view(o) and o.inputs[0] == w]
-        return any(w != v and (self.late(w) or w.name in self.kept) for w in family)
+        if root.name not in self.wanted:
+            family = [root]
+            for w in family:
+                ops = [self.block.operators[i] for i in self.readers.get(w.name, ())]
+                family += [next(o.writes()) for o in ops if o.role in _FORWARD and _is_view(o) and o.inputs[0] == w]
+            self.wanted[root.name] = [w.name for w in family if self.late(w) or w.name in self.kept]
+        return any(name != v.name for name in self.wanted[root.name])
 
     def producer(self, v: Value) -> Operator | None:
         at = self.producers.get(v.name)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ...errors import UsageError
 from ...language.axes import Cut, Followed, advance, of_operator
 from ...language.builder import Builder
 from ...language.factors import Place
-from ...language.ir import Block, Operator, Role, Value
+from ...language.ir import Block, Operator, Value
 from .open_means import open_means
 from .pieces import Pieces, bounds
 from .region import FORWARD, Graph, Region, contiguous, given_places, grown, hidden, possible
-from .slicing import Slicing, region_of
+from .slicing import Slicing, region_of, sliced_groups
 
 #: a region must hide this many bytes, for each byte of its inputs and outputs, to be worth it
 _WORTH = 0.5
@@ -23,12 +24,14 @@ _WORTH = 0.5
 class Found:
     """A region that can run in slices: `operators` along an index of `size` values.
 
-    `hidden_bytes`: those of the values inside it that need not exist whole.
+    `hidden_bytes`: those of the values inside it that need not exist whole; `waiting_bytes`: of these, what the
+    backward pass reads, which is alive between the passes.
     """
 
     slicing: Slicing
     size: int
     hidden_bytes: int
+    waiting_bytes: int
     operators: tuple[Operator, ...]
     graph: Graph = field(repr=False, compare=False)
     region: Region = field(repr=False, compare=False)
@@ -45,36 +48,35 @@ class Found:
         return True
 
     def extra_seconds(self, pieces: int, seconds: Callable[[Operator], float]) -> float:
-        """What `pieces` slices of the forward pass take beyond the whole, at least (`seconds`: of one operator).
+        """What `pieces` slices of both passes take beyond the whole (`seconds`: of one operator).
 
-        What the backward pass repeats counts too, unless it can follow the forward pass slice by slice, as the loss's
-        can.
+        All slices but the first are taken to be like the second.  0 where they would take less, as they do that read
+        no more than a part of a table.
         """
-        graph, region = self.graph, self.region
-        b = Builder.on(graph.block)
-        parts = bounds(region.size, pieces)
-        Pieces(graph.block, b, region, ()).slice(0, parts[0][1])
-        sliced = (len(parts) - 1) * sum(map(seconds, b.operators))
-        extra = max(0.0, sliced - sum(seconds(graph.operators[i]) for i in region.members))
-        if any(graph.operators[i].role is Role.LOSS for i in region.members):
-            return extra
-        return extra + sum(seconds(graph.operators[i]) for i in self._repeated())
+        graph, b = self.graph, Builder.on(self.graph.block)
+        parts = bounds(self.size, pieces)
 
-    def _repeated(self) -> Iterator[int]:
-        """The members whose results the backward pass needs and that exist in slices only, and what these need."""
-        graph = self.graph
-        inside = hidden(graph, self.region)
-        need: set[str] = set()
-        for i in reversed(self.region.members):
-            o = graph.operators[i]
-            names = {v.name for v in o.writes()} & inside
-            if any(n in need or _read_backward(graph, n) for n in names):
-                yield i
-                need.update(v.name for v in o.reads())
+        def sliced(p: Pieces) -> float:
+            mark, times = len(b.operators), []
+            for start, size in parts[:2]:
+                begun = len(b.operators)
+                p.slice(start, size)
+                times.append(sum(map(seconds, b.operators[begun:])))
+            ended = len(b.operators) - mark
+            joins = sum(map(seconds, p.finished(mark)[ended:]))  # of the parts that there are
+            return times[0] + (len(parts) - 1) * times[1] + joins * len(parts) / 2
 
+        groups = sliced_groups(graph, b, self.region, pieces, sliced, str(self.slicing))
+        whole = sum(seconds(graph.operators[i]) for r, _ in groups for i in r.members)
+        return max(0.0, sum(s for _, s in groups) - whole)
 
-def _read_backward(graph: Graph, name: str) -> bool:
-    return any(graph.operators[i].role is Role.BACKWARD for i in graph.consumers.get(name, ()))
+    @cached_property
+    def kind(self) -> Hashable:
+        """The same for regions of like operators that read each other's results alike; their seeds may differ."""
+        number = {v.name: n for n, v in enumerate(v for o in self.operators for v in o.writes())}
+        return self.size, tuple(
+            (o.op.name, o.role, o.types, tuple(v and number.get(v.name) for v in o.inputs)) for o in self.operators
+        )
 
 
 def found_regions(block: Block, wide: bool) -> list[Found]:
@@ -194,6 +196,7 @@ def _described(graph: Graph, region: Region) -> Found | None:
     own = hidden(graph, region)
     values = region.written(graph.block)
     inside = sum(values[n].nbytes for n in own if not _is_view(graph, n))
+    waiting = sum(values[n].nbytes for n in _waiting(graph, region, own) if not _is_view(graph, n))
     members = set(region.members)
     given = {v.name: v for i in members for v in graph.operators[i].reads() if v.name in region.states}
     border = sum(v.nbytes for n, v in given.items() if n not in values)
@@ -207,7 +210,20 @@ def _described(graph: Graph, region: Region) -> Found | None:
         return None
     slicing = Slicing(first.name, last.name, state.place.axis, 2)
     operators = tuple(graph.operators[i] for i in region.members)
-    return Found(slicing, region.size, inside, operators, graph, region)
+    return Found(slicing, region.size, inside, waiting, operators, graph, region)
+
+
+def _waiting(graph: Graph, region: Region, names: Collection[str]) -> set[str]:
+    """Those of `names` that the backward pass reads, as they are or through views."""
+    found: set[str] = set()
+    for i in reversed(region.members):
+        o = graph.operators[i]
+        for n in (v.name for v in o.writes() if v.name in names):
+            if n in found or any(graph.operators[k].role not in FORWARD for k in graph.consumers.get(n, ())):
+                found.add(n)
+                if _is_view(graph, n) and o.inputs[0] is not None and o.inputs[0].name in names:
+                    found.add(o.inputs[0].name)
+    return found
 
 
 def _is_view(graph: Graph, name: str) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ...errors import UsageError, nearest
 from ...language.axes import Cut, of_operator
@@ -25,6 +26,7 @@ from .region import Graph, Region, around, at_once, backward_of, given_places, g
 from .staged import StagePieces, Stagewise
 from .whole import MicroBatch, micro_batch, reads_sums, shared_once, whole_backward
 
+T = TypeVar("T")
 #: the region that is the whole forward pass; the same in micro-batches, each with batch statistics of its own
 ALL, MICRO = "all", "micro"
 #: the whole step, operator by operator, on the ranks of a mesh side by side (partition.py)
@@ -282,27 +284,34 @@ def _from_operator(graph: Graph, o: Operator, slicing: Slicing, what: str) -> tu
 
 
 def rewritten(graph: Graph, forward: Region, pieces: int, what: str) -> Block:
-    """The block with a region of the forward pass, and what belongs to it in the backward pass, in slices.
+    """The block with a region of the forward pass, and what belongs to it in the backward pass, in slices."""
+    b = Builder.on(graph.block)
+    return _finished(graph.block, b, sliced_groups(graph, b, forward, pieces, lambda p: p.emit(pieces), what), what)
+
+
+def sliced_groups(
+    graph: Graph, b: Builder, forward: Region, pieces: int, emit: Callable[[Pieces], T], what: str
+) -> list[tuple[Region, T]]:
+    """Regions of both passes that belong to one of the forward pass, each with what `emit` makes of its slices.
 
     Where the backward pass of a slice can follow its forward pass, as it can if the loss is in the region, nothing runs
     twice: the step accumulates gradients over slices.
     """
     if not forward.members or len(bounds(forward.size, pieces)) < 2:
         raise UsageError(f"{what}: nothing runs in slices along this axis")
-    block, b = graph.block, Builder.on(graph.block)
+    block = graph.block
     backward = backward_of(graph, forward)
     whole = at_once(graph, forward, backward) if backward is not None else None
     if whole is not None:
-        groups = [(whole, Pieces(block, b, whole, _needed(graph, whole, whole.members)).emit(pieces))]
-    else:
-        members = {*forward.members, *(backward.members if backward else ())}
-        wanted = _needed(graph, forward, members)
-        groups = [(forward, Pieces(block, b, forward, wanted).emit(pieces))]
-        if backward is not None:
-            again = needed_again(block, forward, backward, wanted)
-            needed = _needed(graph, backward, backward.members)
-            groups.append((backward, Pieces(block, b, backward, needed, again).emit(pieces)))
-    return _finished(block, b, groups, what)
+        return [(whole, emit(Pieces(block, b, whole, _needed(graph, whole, whole.members))))]
+    members = {*forward.members, *(backward.members if backward else ())}
+    wanted = _needed(graph, forward, members)
+    groups = [(forward, emit(Pieces(block, b, forward, wanted)))]
+    if backward is not None:
+        again = needed_again(block, forward, backward, wanted)
+        needed = _needed(graph, backward, backward.members)
+        groups.append((backward, emit(Pieces(block, b, backward, needed, again))))
+    return groups
 
 
 def _finished(block: Block, b: Builder, groups: Sequence[tuple[Region, list[Operator]]], what: str) -> Block:

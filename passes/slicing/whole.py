@@ -80,7 +80,7 @@ class MicroBatch:
 
     `step`: the step before slicing; `origins`: for each operator of `block`, the one there that it stands for;
     `members`: those of which each slice has its own, and which a plan may therefore recompute; `pieces`: how often they
-    run.
+    run.  `there`: the values of `block` that the slices before it have left.
     """
 
     step: Block
@@ -88,6 +88,7 @@ class MicroBatch:
     origins: tuple[int, ...]
     members: tuple[int, ...]
     pieces: int
+    there: frozenset[str]
 
 
 def micro_batch(graph: Graph, region: Region, wanted: set[str], pieces: int, own: int) -> MicroBatch:
@@ -109,7 +110,8 @@ def micro_batch(graph: Graph, region: Region, wanted: set[str], pieces: int, own
         number = {id(o): i for o, i in zip(operators, origins, strict=True)}
         found = EagerUpdates().run(found)
         origins = [number[id(o)] for o in found.operators]
-    return MicroBatch(block, found, tuple(origins), region.members, min(own, len(bounds(region.size, pieces))))
+    times = min(own, len(bounds(region.size, pieces)))
+    return MicroBatch(block, found, tuple(origins), region.members, times, frozenset(one.there))
 
 
 class _OneSlice(Pieces):
@@ -124,6 +126,7 @@ class _OneSlice(Pieces):
         super().__init__(block, builder, region, wanted)
         self.alone = alone
         self.origins: list[int] = []
+        self.there: list[str] = []
         self.mark = len(builder.operators)
 
     def emitted(self, i: int) -> None:
@@ -149,4 +152,6 @@ class _OneSlice(Pieces):
 
     def filled(self, v: Value) -> Value:
         """A value of the same size, that is there."""
-        return self.b.Expand(self.b.constant(0, v), shape=v.shape)
+        found: Value = self.b.Expand(self.b.constant(0, v), shape=v.shape)
+        self.there.append(found.name)
+        return found

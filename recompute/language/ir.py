@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,12 @@ class Role(str, enum.Enum):
 
 def _type(v: Value | None) -> TensorType | None:
     return None if v is None else v.type
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _workspace(op: Op, ins: tuple[TensorType | None, ...], outs: tuple[TensorType | None, ...]) -> tuple[Any, ...]:
+    """The temporary buffers of an operator's numerics: equal layers ask for the same, and every measure of a block."""
+    return op.scratch(ins, outs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ class Operator:
         """Types of the temporary buffers of its kernel or numerics."""
         if self.kernel:
             return provider(self.kernel).scratch(self)
-        return () if type(self.op).scratch is Op.scratch else self.op.scratch(*self.types)
+        return () if type(self.op).scratch is Op.scratch else _workspace(self.op, *self.types)
 
     def views(self) -> tuple[int | None, ...]:
         """Byte offsets of the outputs in input 0's buffer (see `Op.views`)."""

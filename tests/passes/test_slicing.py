@@ -15,14 +15,18 @@ from recompute.analysis.strategies import in_slices as in_slices_of
 from recompute.analysis.strategies import lowest_plan
 from recompute.compiling.compiler import compile_step
 from recompute.compiling.steps import Steps, attach_loss
+from recompute.cost import device
 from recompute.errors import UsageError
+from recompute.language.ir import Role
 from recompute.language.kernels import PROVIDERS
 from recompute.passes import memory_report
 from recompute.passes.planners.core.simulate import simulate
 from recompute.passes.planners.core.watch import Watch
+from recompute.passes.planners.fit.problem import _with_sums_there
 from recompute.passes.planners.fit.with_slices import Sliced
-from recompute.passes.slicing.regions import found_regions
-from recompute.passes.slicing.slicing import Slice, Slicing, in_slices, parse_slicing
+from recompute.passes.slicing.open_means import open_means
+from recompute.passes.slicing.regions import found_regions, region_candidates
+from recompute.passes.slicing.slicing import Slice, Slicing, in_slices, micro_step, parse_slicing
 from recompute.planning.saved import load_plan
 from recompute.runtime.cpu import register_all
 from recompute.runtime.cpu.device import native
@@ -107,6 +111,38 @@ def test_regions_that_are_found_can_be_carried_out() -> None:
     assert found
     for f in found:
         assert Slice((str(f.slicing),)).run(program.block) != program.block
+
+
+def test_the_price_of_slices_is_what_they_take() -> None:
+    """Of each kind of region; like layers are of one kind."""
+    program, loss = forward("gpt2-tiny", 8, layers=3, hidden=32, vocab=64, seq=16, context=16)
+    step = program.clone()
+    rc.SGD(0.1).minimize(step[loss])
+    block, seconds = open_means(step.block), device("a100-80").seconds
+    found = region_candidates(block, wide=False)
+    kinds = {f.kind: f for f in found}
+    assert len(kinds) < len(found)
+    for f in kinds.values():
+        sliced = Slice((str(dataclasses.replace(f.slicing, pieces=4)),)).run(block)
+        taken = sum(map(seconds, sliced.operators)) - sum(map(seconds, block.operators))
+        assert f.extra_seconds(4, seconds) == pytest.approx(taken, rel=0.02)
+
+
+def test_one_slice_of_many_finds_sums_and_leaves_them() -> None:
+    """What is alive in one slice is alive in all: no order makes sums later, or uses them up before the last slice."""
+    program, loss = small(8)
+    step = program.clone()
+    rc.SGD(0.1).minimize(step[loss])
+    block = open_means(step.block)
+    one = micro_step(block, parse_slicing("all:0:8"))
+    assert one is not None
+    alone = _with_sums_there(one)
+    assert len(one.there) >= len(block.parameters)
+    assert one.there <= {v.name for v in alone.inputs}
+    assert not one.there & {v.name for o in alone.operators for v in o.writes()}
+    gradients = {v.name for o in one.block.operators if o.role is Role.OPTIMIZE for v in o.reads()}
+    made = {v.name for o in one.block.operators if o.role is Role.BACKWARD for v in o.writes()}
+    assert gradients & made and gradients & made <= set(alone.outputs)
 
 
 def test_peaks_are_predicted_and_recomputation_keeps_the_bits() -> None:

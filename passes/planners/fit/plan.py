@@ -67,6 +67,7 @@ def fit_within(
     be on disk, where the step does not fit without that.
     """
     if budget is not None and (unrepeated := fitting._unrepeated_within(budget)) is not None:
+        verify(unrepeated.compiled)
         return unrepeated
     if budget is not None and disk:
         others: dict[str, Any] = {"offload": offload, "slicing": slicing, "allowed": allowed}
@@ -186,6 +187,7 @@ def _unsliced(
         if best_with_host is None:
             refusal = refusal or str(refused(fitting, budget, strategy, min(found, key=lambda f: f.peak)))
             raise BudgetError(f"{refusal} (nor does it fit with values in host memory)")
+        verify(best_with_host.compiled)
         return best_with_host
     best = fitting.best_of(found, budget)
     if budget is not None and best.peak > budget:

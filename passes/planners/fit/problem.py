@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ....errors import UsageError
-from ....language.ir import Block, Operator
+from ....language.ir import Block, Operator, Role
 from ....language.verify import trusted, verify
 from ... import sequence
 from ...approximation.approximate import Approximate
@@ -126,10 +126,11 @@ class Fitting:
 
     @cached_property
     def plain(self) -> Fitted:
-        """The step that nothing was asked for, compiled."""
+        """The step that nothing was asked for, compiled: not verified before it turns out to be the answer."""
         block = Rebuild().run(self.once) if self.target.rebuild else self.once
         known = self.known is not None and self.known[0] == block
-        return self._unplanned(block, self.known[1] if known and self.known is not None else self.compiled(block))
+        with trusted():
+            return self._unplanned(block, self.known[1] if known and self.known is not None else self.compiled(block))
 
     @cached_property
     def unrepeated(self) -> Fitted:
@@ -297,13 +298,19 @@ class OneSlice:
 
 
 def _with_sums_there(one: MicroBatch) -> Block:
-    """One slice, with the sums and parts of the slices before it as inputs: no order makes them later."""
+    """One slice, with the sums and parts of the slices before it as inputs: no order makes them later.
+
+    Of more than two slices one has others before and after it: what updates read stays until it ends.
+    """
     block = one.block
-    zeros = {c.value.name for c in block.constants[len(one.step.constants) :]}
-    before = [o for o in block.operators if o.op.name == "Expand" and any(v.name in zeros for v in o.reads())]
-    given = {id(o) for o in before}
+    before = [o for o in block.operators if any(v.name in one.there for v in o.writes())]
+    last = [o for o in block.operators if o.role is Role.OPTIMIZE and one.pieces > 2]
+    away = {id(o) for o in (*before, *last)}
     inputs = (*block.inputs, *(v for o in before for v in o.writes()))
-    return block.with_operators([o for o in block.operators if id(o) not in given], inputs=inputs)
+    kept = [o for o in block.operators if id(o) not in away]
+    made = {v.name for o in kept for v in o.writes()}
+    sums = dict.fromkeys(v.name for o in last for v in o.reads() if v.name in made)
+    return block.with_operators(kept, inputs=inputs, outputs=tuple(dict.fromkeys((*block.outputs, *sums))))
 
 
 def quick_peak(block: Block, target: Target, budget: int) -> int:

@@ -20,7 +20,7 @@ from ..core.derive import Derived
 from ..core.frontier import Point
 from ..core.simulate import Outcome, plan_of, simulate
 from ..core.watch import current
-from ..methods.auto import GOOD, Auto, frontier_of, quick_frontier_of, refuse_hopeless
+from ..methods.auto import GOOD, SOLVED_IN_PARTS, Auto, frontier_of, quick_frontier_of, refuse_hopeless
 from .problem import Fitted, Fitting
 from .refusal import lowest_quickly
 
@@ -30,6 +30,8 @@ _BEST, _NEARLY = 1e-9, 1e-2
 _FIRST, _SECOND, _LATER = 3, 2, 2
 #: arenas that are further from the budget, as a share of it, say nothing about plans that just fit
 _NEAR = 0.1
+#: plans whose live bytes are more than so many times the budget are far from it
+_FAR = 1.25
 #: goals around which is looked: they move when arenas of the plans that were found are known
 _GOALS = 3
 #: rounds in a row that find nothing, after which the search is over
@@ -79,18 +81,18 @@ class _Search:
         """Everything, in order."""
         first = _Order(self, self.fitting.derived, scheduled=False)
         orders = [first]
-        yield from first.walk(min(self.tries, _FIRST))
+        if not first.far:
+            yield from first.walk(min(self.tries, _FIRST))
         yield from self.sure()
         if self.ends():
             return
-        if reorder and not self.watch.late and self.fitting.reordered is not None:
-            orders.append(_Order(self, self.fitting.reordered, scheduled=True))
+        if reorder and not first.far and self.second(orders):
             yield from orders[1].walk(min(self.tries, _SECOND))
             yield from self.sure()
             if self.ends():
                 return
         nearly = self.best <= self.bound * (1 + _NEARLY)
-        for order in orders[:1] if nearly else orders:
+        for order in orders[:1] if nearly else self.each(orders, reorder):
             for _ in range(1 if nearly else _GOALS):
                 order.refine(0)
                 yield from order.walk(self.tries)
@@ -98,6 +100,19 @@ class _Search:
                     return
         if not self.ends(last=True):
             yield from self.further(orders)
+
+    def second(self, orders: list[_Order]) -> bool:
+        """Adds the order of the step that needs less memory, where there is one and time for it."""
+        if self.watch.late or self.fitting.reordered is None:
+            return False
+        orders.append(_Order(self, self.fitting.reordered, scheduled=True))
+        return True
+
+    def each(self, orders: list[_Order], reorder: bool) -> Iterator[_Order]:
+        """The orders of the step: a second one that was put off comes when the first is done."""
+        yield from tuple(orders)
+        if reorder and len(orders) == 1 and self.second(orders):
+            yield orders[1]
 
     def sure(self) -> Iterator[Fitted]:
         """What is sure to fit, if anything is: where time is up and no plan fits, once."""
@@ -136,6 +151,9 @@ class _Order:
     def __init__(self, search: _Search, derived: Derived, *, scheduled: bool) -> None:
         self.search, self.derived, self.scheduled = search, derived, scheduled
         self.frontier = quick_frontier_of(derived.problem)
+        room, lowest = search.budget - derived.problem.fixed, self.frontier.lowest.peak - derived.problem.fixed
+        #: whether nothing that cuts have found is worth compiling, as that of a long step takes long
+        self.far = len(derived.problem) > SOLVED_IN_PARTS and lowest > _FAR * room
         self.goal = search.budget  # live bytes whose arena is about the budget
         self.refined: list[int] = []  # goals around which was looked
         self.beyond = 0  # live bytes of the least plan whose arena is too large

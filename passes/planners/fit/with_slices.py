@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 from ....errors import UsageError
 from ...slicing.regions import Found, region_candidates
@@ -24,8 +26,8 @@ from .problem import Fitted, Fitting
 _PIECES, _LEAST = (8, 32), 1 << 16
 #: slices of the batch, at most
 _BATCHES = 64
-#: estimates of seconds and bytes are trusted to this share
-_TRUSTED = 1.03
+#: estimates of seconds and bytes are trusted to this share; those of regions, which are priced slice by slice, wholly
+_TRUSTED, _EXACT = 1.03, 1.0
 #: a plan that leaves this share of the budget to the arena's holes is sure to fit
 _SURE = 0.95
 
@@ -43,7 +45,20 @@ class Sliced:
         self.least: Fitted | None = None
         self.limit = math.inf
         self.left_out = False  # whether the limit has left something out
-        self.missed: list[tuple[int, tuple[str, ...]]] = []  # bytes alive and slices of those that do not fit
+        self.missed: dict[tuple[str, ...], int] = {}  # slices of those that do not fit, and bytes alive
+        self.ones: dict[int, tuple[float, Callable[[], bool]]] = {}  # by the number of slices of the batch
+        self.dear: dict[object, float] = {}  # the extra seconds of regions of a kind, in so many slices
+
+    @cached_property
+    def long(self) -> bool:
+        """Whether a step in slices is so long that only what is expected to be the answer is built."""
+        return len(self.fitting.derived.problem) > SOLVED_IN_PARTS
+
+    @cached_property
+    def goal(self) -> int:
+        """Live bytes whose arena is sure to fit."""
+        fixed = self.fitting.derived.problem.fixed
+        return fixed + int(_SURE * (self.budget - fixed))
 
     def quickly(self) -> None:
         """Steps in slices that recompute nothing else, before any plan is compiled.
@@ -52,14 +67,17 @@ class Sliced:
         """
         current().doing("slices")
         problem = self.fitting.derived.problem
-        goal = problem.fixed + int(_SURE * (self.budget - problem.fixed))
         if self.fitting.bound(self.budget) < math.inf:
-            sure = quick_frontier_of(problem).best(goal)
+            sure = quick_frontier_of(problem).best(self.goal)
             quick = len(problem) <= SOLVED_IN_PARTS and not _ended()
             if sure is None and current().seconds is not None and quick:  # plans take all the time that there is
-                sure = frontier_of(problem).best(goal)
+                sure = frontier_of(problem).best(self.goal)
             self.limit = self.fitting.bound(self.budget) if sure is None else sure.cost
-        self._all_ways()
+        if self.long and self.limit < math.inf:  # a plan is found sooner than regions are built
+            self.batches()
+            self.left_out = True
+        else:
+            self._all_ways()
 
     def beyond(self, limit: float = math.inf) -> None:
         """Those that were left out and take no longer than the best plan, as far as estimates tell."""
@@ -69,7 +87,7 @@ class Sliced:
 
     def _all_ways(self) -> None:
         self.batches()
-        for wide in (False, True):
+        for wide in (False, True)[: 1 if self.long and self.limit < math.inf else 2]:
             if not _ended():
                 self.regions(wide)
 
@@ -96,21 +114,24 @@ class Sliced:
     def tried(self, slicings: Sequence[Slicing]) -> bool:
         """Whether the step with these slices fits.  UsageError where there is no such step."""
         slices = tuple(map(str, slicings))
+        if slices in self.missed:
+            return False
         found, peak = self.fitting.of(slices).unrepeated_quickly(self.budget)
         if found is None:
-            self.missed.append((peak, slices))
+            self.missed[slices] = peak
             return False
         return self.take(found)
 
     def compile_lowest(self) -> None:
         """Compiles the one of those that do not fit that needs least, by the order that was found for it quickly."""
         if self.missed:
-            self.take(self.fitting.of(min(self.missed)[1]).unrepeated)
-            self.missed = []
+            least = min((peak, slices) for slices, peak in self.missed.items())
+            self.take(self.fitting.of(least[1]).unrepeated)
+            self.missed = {}
 
-    def too_dear(self, seconds: float) -> bool:
+    def too_dear(self, seconds: float, trusted: float = _TRUSTED) -> bool:
         """Whether a step that takes so long, as estimated, is not worth compiling."""
-        if seconds <= self.limit * _TRUSTED:
+        if seconds <= self.limit * trusted:
             return False
         self.left_out = True
         return True
@@ -122,14 +143,24 @@ class Sliced:
         while pieces <= min(size, _BATCHES) and not _ended():
             slicing = Slicing(ALL, ALL, 0, pieces)
             try:
-                one = self.fitting.one_slice(str(slicing))
-                if one is not None and self.too_dear(one.seconds):  # more of them take longer
+                seconds, fits = self._one_slice(slicing)
+                if self.too_dear(seconds):  # more of them take longer
                     return
-                if (one is None or one.fits(self.budget * _TRUSTED)) and self.tried([slicing]):
+                if fits() and self.tried([slicing]):
                     return
             except UsageError:  # an operator needs the whole batch
                 return
             pieces = size if pieces < size < 2 * pieces else 2 * pieces
+
+    def _one_slice(self, slicing: Slicing) -> tuple[float, Callable[[], bool]]:
+        """Seconds of the step in slices of the batch, and whether it is likely to fit, as one slice tells; 0 and true
+        where nothing but all slices can be planned."""
+        if slicing.pieces not in self.ones:
+            one = self.fitting.one_slice(str(slicing))
+            within = self.goal if self.long else self.budget * _TRUSTED
+            fits = functools.cache(lambda: one is None or one.fits(within))
+            self.ones[slicing.pieces] = (0.0 if one is None else one.seconds), fits
+        return self.ones[slicing.pieces]
 
     def regions(self, wide: bool) -> None:
         """Tries as few regions as fit, in the order of bytes saved for each second."""
@@ -144,8 +175,21 @@ class Sliced:
                 self._fewer(slicings)
                 return
 
+    def _extra_seconds(self, f: Found, pieces: int) -> float:
+        """What so many slices of a region take beyond the whole: the same for all of its kind."""
+        n = self._pieces(f, pieces)
+        if n < 2:
+            return 0.0
+        key = f.kind, n
+        if key not in self.dear:
+            self.dear[key] = f.extra_seconds(n, self.fitting.seconds)
+        return self.dear[key]
+
+    def _pieces(self, f: Found, pieces: int) -> int:
+        return min(pieces, f.size, f.hidden_bytes // _LEAST)
+
     def _in_pieces(self, found: Sequence[Found], pieces: int) -> list[Slicing]:
-        able = [(f.slicing, min(pieces, f.size, f.hidden_bytes // _LEAST)) for f in found]
+        able = [(f.slicing, self._pieces(f, pieces)) for f in found]
         return [dataclasses.replace(s, pieces=n) for s, n in able if n > 1]
 
     def _affordable(self, found: Sequence[Found], pieces: int) -> Sequence[Found]:
@@ -157,10 +201,10 @@ class Sliced:
         lacking = fitting.peak_before - self.budget
         lacking -= 2 * max((f.hidden_bytes for f in found), default=0)  # gradients of what one region hides
         for n, f in enumerate(found):
-            seconds += f.extra_seconds(pieces, fitting.seconds)
-            if self.too_dear(seconds):
+            seconds += self._extra_seconds(f, pieces)
+            if self.too_dear(seconds, _EXACT):
                 return found[:n] if lacking <= 0 else ()
-            lacking -= f.hidden_bytes
+            lacking -= f.waiting_bytes
         return found if lacking <= 0 else ()
 
     def _fewer(self, slicings: Sequence[Slicing]) -> None:

@@ -129,7 +129,8 @@ class Auto(Planner):
             yield
         if quickest_first and len(problem) > _OTHERS_MOST:  # blocks take long
             yield from search(1.0)
-        frontier_of(problem)
+        if not again:
+            frontier_of(problem, budget)
         yield
         for strategy in others:
             ask(frontier, budget, strategy)
@@ -234,16 +235,17 @@ def quick_frontier_of(problem: RematerialisationProblem) -> Frontier:
     return known
 
 
-def frontier_of(problem: RematerialisationProblem) -> Frontier:
-    """`quick_frontier_of`, with what blocks find."""
+def frontier_of(problem: RematerialisationProblem, budget: int | None = None) -> Frontier:
+    """`quick_frontier_of`, with what blocks find; of a long problem, for a budget, only those for about as much."""
     frontier = quick_frontier_of(problem)
     if not frontier.joined:
+        budget = budget if len(problem) > SOLVED_IN_PARTS else None
         watch = current()
         watch.doing("blocks")
         chain = merged(chain_of(problem), _STAGES)
         with contextlib.suppress(OutOfTime):
-            join_blocks(frontier, chain, slots=_SLOTS, tries=max(8, int(48 / _large(problem))))
-            frontier.joined = True
+            join_blocks(frontier, chain, slots=_SLOTS, tries=max(8, int(48 / _large(problem))), budget=budget)
+            frontier.joined = budget is None
         watch.spend(_SWEPT * len(problem))
     return frontier
 

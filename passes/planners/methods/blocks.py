@@ -21,6 +21,9 @@ from ..core.schedules import rebuild
 from ..core.watch import current
 from .stage_options import StageOption, options_of
 
+#: a budget of up to this share of a table's memory is served by it: schedules of a little more are wanted, too
+_SERVED = 0.95
+
 
 class BlockTable:
     """Opt(a, b, m) for all stages a ≤ b and m in `slots` equal parts of `most` bytes."""
@@ -181,14 +184,22 @@ class _Emit:
         return self.sequence
 
 
-def join_blocks(frontier: Frontier, chain: Chain, *, slots: int = 240, tries: int = 48) -> None:
-    """Offers the frontier the table's schedules for `tries` amounts of memory."""
+def join_blocks(
+    frontier: Frontier, chain: Chain, *, slots: int = 240, tries: int = 48, budget: int | None = None
+) -> None:
+    """Offers the frontier the table's schedules for `tries` amounts of memory.
+
+    There is a table for all amounts, and a finer one for small ones; with a budget, only the one that serves it.
+    """
     problem: RematerialisationProblem = frontier.problem
     if len(chain) < 2 or not any(n.backward for n in problem.nodes):
         return
     plain = max(p.peak for p in frontier) - problem.fixed
+    amounts = [plain, plain // 3]
+    if budget is not None:
+        amounts = amounts[1:] if budget - problem.fixed <= _SERVED * (plain // 3) else amounts[:1]
     options = options_of(chain)
-    for most in (plain, plain // 3):
+    for most in amounts:
         _offer_schedules(frontier, BlockTable(chain, options, max(1, most), slots), tries)
 
 

@@ -58,7 +58,7 @@ class RotorTable:
         if (s, t, m) not in self._following:
             later = self.shifted[t, s + 1 : t + 1, m] + self.cost[s, s:t, m]
             later += self.stages.reach[s + 1 : t + 1] - self.stages.reach[s]
-            later[np.array(self.stages.need_later(s, t)) > m] = np.inf
+            later[self.stages.need_later(s, t) > m] = np.inf
             k = int(later.argmin())
             best = _now(self.stages, self.cost, s, t)[m]
             self._following[s, t, m] = s + 1 + k if later[k] < best else 0
@@ -82,7 +82,7 @@ class _Stages:
         ]
         self.backward = [peak - h for peak, h in zip(b.backward_peak, held, strict=True)]
         self.chain_bytes, self.unit = b, unit
-        self.running = [i + f for i, f in zip(into, b.forward_peak, strict=True)]
+        self.running = np.array([i + f for i, f in zip(into, b.forward_peak, strict=True)], np.int64)
 
     def need_leaf(self, s: int) -> int:
         """Slots for Opt(s, s)."""
@@ -94,11 +94,12 @@ class _Stages:
         b = self.chain_bytes
         return self._up(max(b.gradients[t] + b.forward_all_peak[s], self.backward[s]))
 
-    def need_later(self, s: int, t: int) -> list[int]:
+    def need_later(self, s: int, t: int) -> NDArray[np.int64]:
         """Slots for the runs of stages s to j - 1, for each j in s + 1..t."""
-        b = self.chain_bytes
-        peaks = accumulate([b.forward_peak[s], *self.running[s + 1 : t]], max)
-        return [self._up(b.gradients[t] + p) for p in peaks]
+        peaks = self.running[s:t].copy()
+        peaks[0] = self.chain_bytes.forward_peak[s]
+        needed = (np.maximum.accumulate(peaks) + self.chain_bytes.gradients[t]) / self.unit
+        return np.maximum(np.rint(needed), 0).astype(np.int64)
 
     def _up(self, size: int) -> int:
         return max(0, round(size / self.unit))
@@ -175,7 +176,7 @@ def _later(
     """Cost by j - s - 1 and m of keeping what crosses into s and j, s < j ≤ t."""
     found = shifted[t, s + 1 : t + 1] + cost[s, s:t]
     found += (stages.reach[s + 1 : t + 1] - stages.reach[s])[:, None]
-    for j, least in enumerate(stages.need_later(s, t)):
+    for j, least in enumerate(stages.need_later(s, t).tolist()):
         found[j, :least] = np.inf
     return found
 
