@@ -8,9 +8,10 @@
   without chunks.
 * Llama 3 (arXiv 2407.21783, table 4), H100, 450 and 50 GB/s: its FLOP/s count 6 operations a parameter and token, and
   the scores of causal attention.  One layer a chunk of the pipeline.
-* torchtitan (github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, and asyncTP_llama3_h100_2025-06
-  _torchtitan.md), H100s with 96 GB of HBM2e at 2.4 TB/s and 500 W, bfloat16 with torch.compile: tokens a second and
-  device, and the most that is reserved.  Selective recomputation is every second product's.
+* torchtitan (github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, and in the same folder
+  asyncTP_llama3_h100_2025-06_torchtitan.md), H100s with 96 GB of HBM2e at 2.4 TB/s and 500 W, bfloat16 with
+  torch.compile: tokens a second and device, and the most that is reserved.  Selective recomputation is every second
+  product's.
 
 Left out: rows in FP8, mixtures of experts, LoRA, context parallelism and asynchronous tensor parallelism (most of those
 of NeMo and Megatron-Bridge), which these formulas have no terms for; rows without torch.compile, whose element-wise

@@ -141,7 +141,7 @@ def device(name: str) -> Device:
     tera = 1e12
     half = {"f16": sheet.f16 * tera, "bf16": (sheet.f16 if sheet.bf16 else sheet.f32) * tera}
     shown = found[0].upper().replace("RTX-", "RTX ").replace("TI", " Ti")
-    rates = {"f64": sheet.f64 * tera, "tf32": sheet.tf32 * tera, "link": sheet.link * 1e9, **half}
+    rates: dict[str, Any] = {"f64": sheet.f64 * tera, "tf32": sheet.tf32 * tera, "link": sheet.link * 1e9, **half}
     found_device = Device(shown, sheet.f32 * tera, sheet.bandwidth * 1e9, LAUNCH, sheet.memory << 30, **rates)
     return found_device.with_tf32() if variant else found_device
 

@@ -30,14 +30,13 @@ def repeating(pipe: Pipe, micro_batches: int) -> int:
 def of_each(spans: Sequence[Span], pipe: Pipe | None, micro_batches: int) -> tuple[float, float]:
     """Seconds in which a rank computes, and in which it waits for data that move, for each micro-batch.
 
-    They are counted between two backward passes of the steady state, where the schedule has one; else between the first
-    pass and the last, without updates.
+    Waits are counted between two backward passes of the steady state, where the schedule has one; else between the
+    first pass and the last.  Updates are of the step.
     """
+    computes = sum(s.end - s.start for s in spans if s.kind not in (COMMUNICATE, PAUSE, UPDATE))
     first, last, count = _steady(spans, pipe, micro_batches)
-    others = {COMMUNICATE, PAUSE} if first else {COMMUNICATE, PAUSE, UPDATE}
     waits = sum(s.end - s.start for s in spans[first:last] if s.kind == COMMUNICATE)
-    computes = sum(s.end - s.start for s in spans[first:last] if s.kind not in others)
-    return computes / count, waits / count
+    return computes / micro_batches, waits / count
 
 
 def _steady(spans: Sequence[Span], pipe: Pipe | None, micro_batches: int) -> tuple[int, int, int]:

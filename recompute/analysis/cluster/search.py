@@ -294,10 +294,9 @@ class Search:
                          self.budget)  # fmt: skip
         if not best.exact:
             best = at_largest(best, self.steps, every, found, self.checkpoints(c), self.progress)
-        peak = best.peak_bytes
         return best, dataclasses.replace(
-            row, step_seconds=best.step_seconds, bubble=best.bubble, mfu=best.mfu, peak_bytes=peak, exact=best.exact,
-            exposed_communication_seconds=best.exposed_communication_seconds, fits=peak <= self.budget,
+            row, step_seconds=best.step_seconds, bubble=best.bubble, mfu=best.mfu or 0.0, peak_bytes=best.peak_bytes,
+            exposed_communication_seconds=best.exposed_communication_seconds, exact=best.exact, fits=best.fits,
         )  # fmt: skip
 
 
