@@ -3,8 +3,8 @@
     python benchmarks/activations.py [22B 175B 530B 1T]        writes benchmarks/results/activations.txt
 
 Their table 5 (arXiv 2205.05198): GPT-3 shapes on A100-80, tp 8, micro-batches of 4, 1, 1, 1.  Programs have as
-many micro-batches as it takes until the schedule repeats itself, in bfloat16, and times are simulated with products at
-64.7 % of the peak (formulas.ACHIEVED).  Activations are values that operators of the forward pass made and that are
+many micro-batches as it takes until the schedule repeats itself, in bfloat16, and times are simulated with products by
+their size (recompute/efficiency.py).  Activations are values that operators of the forward pass made and that are
 alive at the moment when they are most, without copies of parameters in low precision.
 """
 

@@ -1,29 +1,46 @@
-"""Published times of steps on many devices beside our closed formulas.
+"""Published times and memory of steps on many devices beside our closed formulas, on the same meshes.
 
     python benchmarks/cluster_tables.py        writes benchmarks/results/cluster_tables.txt
 
-Korthikanti et al. 2022 (arXiv 2205.05198, table 5), on A100-80; Narayanan et al. 2021 (arXiv 2104.04473, table 1),
-whose times follow from its batch and FLOP/s.  That table does not say the micro-batches nor the chunks of a stage: we
-take what our model finds fastest of micro-batches 1, 2, 4 and 8, without chunks.
+* Korthikanti et al. 2022 (arXiv 2205.05198, table 5; the first stage's bytes: figure 1), A100-80, 300 and 25 GB/s.
+* Narayanan et al. 2021 (arXiv 2104.04473, table 1), whose times follow from its batch and FLOP/s.  That table does not
+  say the micro-batches nor the chunks of a stage: we take what is fastest by our model of micro-batches 1, 2, 4 and 8,
+  without chunks.
+* Llama 3 (arXiv 2407.21783, table 4), H100, 450 and 50 GB/s: its FLOP/s count 6 operations a parameter and token, and
+  the scores of causal attention.  One layer a chunk of the pipeline.
+* torchtitan (github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, and in the same folder
+  asyncTP_llama3_h100_2025-06_torchtitan.md), H100s with 96 GB of HBM2e at 2.4 TB/s and 500 W, bfloat16 with
+  torch.compile: tokens a second and device, and the most that is reserved.  Selective recomputation is every second
+  product's.
+
+Left out: rows in FP8, mixtures of experts, LoRA, context parallelism and asynchronous tensor parallelism (most of those
+of NeMo and Megatron-Bridge), which these formulas have no terms for; rows without torch.compile, whose element-wise
+operators are not fused: those on A100s (its docs/performance.md of 2024) stand below, for information.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from recompute.analysis.cluster.candidates import Candidate
-from recompute.analysis.cluster.formulas import ACHIEVED, StepTime, Transformer, memory_bytes, step_time
+from recompute.analysis.cluster.formulas import StepTime, Transformer, activation_bytes, memory_bytes, step_time
 from recompute.communication.links import Network
-from recompute.cost import device
+from recompute.cost import Device, device
+from recompute.efficiency import FITTED, reached
 
 SELENE = Network(node=8, inside=300e9, across=25e9)
-A100 = device("a100-80")
-#: name, heads, hidden, layers, pp, chunks, batch, micro-batch, seconds: full recomputation, sp + selective
+HOPPER = Network(node=8, inside=450e9, across=50e9)
+#: name, heads, hidden, layers, pp, chunks, batch, micro-batch, seconds (full recomputation, sp + selective), and GiB of
+#: weights with state, and of activations, without recomputation and with sp + selective
 KORTHIKANTI = (
-    ("22B", 64, 6144, 48, 1, 1, 4, 4, 1.42, 1.10),
-    ("175B", 96, 12288, 96, 8, 3, 64, 1, 18.13, 13.75),
-    ("530B", 128, 20480, 105, 35, 3, 280, 1, 49.05, 37.83),
-    ("1T", 160, 25600, 128, 64, 1, 512, 1, 94.42, 71.49),
+    ("22B", 64, 6144, 48, 1, 1, 4, 4, 1.42, 1.10, 45.56, 59.25, 9.56),
+    ("175B", 96, 12288, 96, 8, 3, 64, 1, 18.13, 13.75, 45.56, 66.84, 12.35),
+    ("530B", 128, 20480, 105, 35, 3, 280, 1, 49.05, 37.83, 31.64, 114.02, 23.08),
+    ("1T", 160, 25600, 128, 64, 1, 512, 1, 94.42, 71.49, 32.96, 131.25, 26.56),
 )
 #: billions, heads, hidden, layers, tp, pp, ranks, batch, TFLOP/s of a device
 PTDP = (
@@ -38,14 +55,47 @@ PTDP = (
     (529.6, 128, 20480, 105, 8, 35, 2520, 2520, 163),
     (1008, 160, 25600, 128, 8, 64, 3072, 3072, 163),
 )
+#: the part of a layer's products that torchtitan repeats: those of keys, of attention's output, one of the gated two
+AGAIN = (0.25 + 1 + 3.5) / (1 + 2 * 0.25 + 1 + 3 * 3.5)
+LLAMA_8B = Transformer(32, 4096, 32, 8192, 128256, 14336, True, 8, True, False, AGAIN)
+LLAMA_70B = Transformer(80, 8192, 64, 8192, 128256, 28672, True, 8, True, False, AGAIN)
+LLAMA2_13B = Transformer(40, 5120, 40, 4096, 32000, 13824, True, 40, True, False, 0.5)
+LLAMA2_70B = Transformer(80, 8192, 64, 4096, 32000, 28672, True, 8, True, False, AGAIN)
+LLAMA_405B = Transformer(126, 16384, 128, 8192, 128256, 53248, True, 8, True, False)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published figure and ours; `unit`: seconds or GiB."""
+
+    source: str
+    name: str
+    published: float
+    ours: float
+    unit: str = "s"
+
+    @property
+    def off(self) -> float:
+        """How much ours is larger, as a part of the published figure."""
+        return self.ours / self.published - 1
+
+    @property
+    def fitted(self) -> bool:
+        """Whether a constant of efficiency.py was fitted to it."""
+        return self.unit == "s" and f"{self.source} {self.name}" in FITTED
 
 
 def korthikanti(row: tuple, recompute: str) -> StepTime:
     """Our time of one row."""
-    _, heads, hidden, layers, pp, chunks, batch, micro = row[:8]
+    batch, micro = row[6:8]
+    return step_time(*_korthikanti(row, recompute, micro), batch, device("a100-80"), SELENE)
+
+
+def _korthikanti(row: tuple, recompute: str, micro: int) -> tuple[Transformer, Candidate]:
+    _, heads, hidden, layers, pp, chunks = row[:6]
     schedule = "interleaved" if chunks > 1 else "1f1b"
     c = Candidate(1, 8, pp, micro, 0, schedule, chunks, recompute == "selective", recompute)
-    return step_time(Transformer(layers, hidden, heads, 2048, 51200), c, batch, A100, SELENE)
+    return Transformer(layers, hidden, heads, 2048, 51200), c
 
 
 def ptdp(row: tuple) -> tuple[float, float, int]:
@@ -55,34 +105,119 @@ def ptdp(row: tuple) -> tuple[float, float, int]:
     net = Transformer(layers, hidden, heads, 2048, 51200)
     flops = 4 * layers * net.layer_flops(batch) + 6 * batch * net.seq * hidden * net.vocab
     dp = ranks // tp // pp
-    found = []
+    priced = []
     for micro in (1, 2, 4, 8):
         c = Candidate(dp, tp, pp, micro, recompute="full")
         if batch % (dp * micro) == 0 and memory_bytes(net, c) < 80e9:
-            found.append((step_time(net, c, batch, A100, SELENE).seconds, micro))
-    seconds, micro = min(found)
+            priced.append((step_time(net, c, batch, device("a100-80"), SELENE).seconds, micro))
+    seconds, micro = min(priced)
     return flops / (ranks * teraflops * 1e12), seconds, micro
 
 
-def main() -> None:
-    """Writes the table, and prints it."""
-    lines = [f"products reach {ACHIEVED:.1%} of the peak: fitted to one row, 175B sp + selective", ""]
-    lines.append("Korthikanti et al. 2022    published  ours [s]    off     MFU  bubble  exposed communication [s]")
+def llama3(dp: int, teraflops: float) -> Row:
+    """A row of Llama 3's table 4: 2,048 sequences on tp 8, pp 16."""
+    net, batch, ranks = LLAMA_405B, 2048, dp * 128
+    c = Candidate(dp, 8, 16, 1, 1, "interleaved", 8, True, "none")
+    flops = batch * net.seq * 6 * (net.parameters + net.layers * net.hidden * net.seq)
+    ours = step_time(net, c, batch, device("h100"), HOPPER).seconds
+    return Row("Llama 3", f"405B on {ranks:,}", flops / (ranks * teraflops * 1e12), ours)
+
+
+def torchtitan(name: str, net: Transformer, c: Candidate, batch: int, tokens: float, on: Device) -> Row:
+    """A row of torchtitan's tables, from tokens a second and device."""
+    network = SELENE if on.name.startswith("A100") else HOPPER
+    ours = step_time(net, c, batch, on, network).seconds
+    return Row("torchtitan", name, batch * net.seq / c.ranks / tokens, ours)
+
+
+def torchtitan_rows() -> Iterator[Row]:
+    """On H100s with 96 GB of HBM2e and 500 W, with torch.compile."""
+    low = dataclasses.replace(device("h100"), name="H100 500 W", bandwidth=2.4e12, memory=96 << 30)
+    sharded: dict[str, Any] = {"zero": 3, "recompute": "selective"}
+    yield torchtitan("8B FSDP 8", LLAMA_8B, Candidate(8, 1, 1, 2, **sharded), 16, 6667, low)
+    yield torchtitan("8B FSDP 128", LLAMA_8B, Candidate(128, 1, 1, 2, **sharded), 256, 6514, low)
+    c = Candidate(8, 8, 1, 12, sequence_parallel=True, **sharded)
+    yield torchtitan("8B FSDP 8, tp 8", LLAMA_8B, c, 96, 4378, low)
+    c = Candidate(32, 8, 1, 16, 3, sequence_parallel=True, recompute="full")
+    yield torchtitan("70B FSDP 32, tp 8", LLAMA_70B, c, 512, 597.3, low)
+
+
+def eager_rows() -> Iterator[Row]:
+    """torchtitan on A100s, without torch.compile."""
+    a100 = device("a100-80")
+    for name, net, micro, recompute, tokens in (
+        ("8B FSDP 64, A100", LLAMA_8B, 1, "selective", 2973),
+        ("70B FSDP 64, A100", LLAMA_70B, 1, "full", 331),
+        ("2-13B FSDP 64, A100, nothing again", LLAMA2_13B, 2, "none", 2162),
+        ("2-13B FSDP 64, A100", LLAMA2_13B, 2, "selective", 1904),
+        ("2-70B FSDP 64, A100", LLAMA2_70B, 1, "selective", 355),
+        ("2-70B FSDP 64, A100, all again", LLAMA2_70B, 2, "full", 353),
+    ):
+        yield torchtitan(name, net, Candidate(64, 1, 1, micro, 3, recompute=recompute), 64 * micro, tokens, a100)
+
+
+def torchtitan_bytes(c: Candidate) -> float:
+    """What torchtitan's step of LLaMA 8B holds at its peak: weights, gradients and moments in float32 on one of all
+    ranks; two gathered layers and the tables in bfloat16; what selective recomputation keeps of each layer; and the
+    scores of the head in bfloat16 and float32, with their gradients."""
+    net = LLAMA_8B
+    tokens = c.micro_batch * net.seq
+    gathered = 2 * (2 * net.layer_parameters + 2 * net.vocab * net.hidden)
+    kept = 2 * (4 * net.hidden + net.hidden * net.groups // net.heads + net.width)  # x, q, attention, down; v; up
+    return 16 * net.parameters / c.dp + gathered + tokens * (net.layers * kept + 12 * net.vocab)
+
+
+def times() -> Iterator[Row]:
+    """All rows of seconds."""
     for row in KORTHIKANTI:
-        for recompute, seconds in zip(("full", "selective"), row[8:], strict=True):
-            t = korthikanti(row, recompute)
-            kind = "full" if recompute == "full" else "sp + selective"
-            lines.append(
-                f"{row[0]:>5} {kind:<20} {seconds:9.2f} {t.seconds:9.2f} {t.seconds / seconds - 1:+7.1%} {t.mfu:7.1%} "
-                f"{t.bubble / t.seconds:7.1%} {t.exposed_communication:8.2f}"
-            )
-    lines += ["", "Narayanan et al. 2021      published  ours [s]    off  micro-batch (our choice)"]
+        for recompute, seconds in zip(("full", "selective"), row[8:10], strict=True):
+            yield Row("Korthikanti", f"{row[0]} {recompute}", seconds, korthikanti(row, recompute).seconds)
     for line in PTDP:
         told, seconds, micro = ptdp(line)
-        lines.append(
-            f"{line[0]:>6}B                    {told:9.2f} {seconds:9.2f} {seconds / told - 1:+7.1%} {micro:3d}"
+        yield Row("PTD-P", f"{line[0]}B, micro-batches of {micro}", told, seconds)
+    yield llama3(64, 430)
+    yield llama3(128, 400)
+    yield from torchtitan_rows()
+
+
+def memory() -> Iterator[Row]:
+    """All rows of GiB."""
+    for row in KORTHIKANTI:
+        for recompute, kept in zip(("none", "selective"), row[11:], strict=True):
+            net, c = _korthikanti(row, recompute, row[7])
+            # Figure 1 counts the layers alone, without tables.
+            state = 18 * net.layers // c.pp * 12 * net.hidden**2 / c.tp
+            ours = (state + activation_bytes(net, c)) / 2**30
+            yield Row("Korthikanti", f"{row[0]} {recompute}", row[10] + kept, ours, "GiB")
+    for dp, gibibytes in ((8, 77.0), (128, 62.0)):
+        yield Row(
+            "torchtitan", f"8B FSDP {dp}", gibibytes, torchtitan_bytes(Candidate(dp, micro_batch=2)) / 2**30, "GiB"
         )
-    text = "\n".join(lines) + "\n"
+
+
+def table(rows: list[Row], what: str) -> list[str]:
+    """A table as text, with the mean and the worst of what was not fitted."""
+    lines = [f"{what:<44} published      ours      off"]
+    for r in rows:
+        note = "  (fitted)" if r.fitted else ""
+        lines.append(f"{r.source:<12} {r.name:<31} {r.published:9.2f} {r.ours:9.2f} {r.off:+8.1%}{note}")
+    off = [abs(r.off) for r in rows if not r.fitted]
+    worst = max((r for r in rows if not r.fitted), key=lambda r: abs(r.off))
+    lines.append(
+        f"{len(off)} rows that were not fitted: mean {sum(off) / len(off):.1%}, worst {worst.off:+.1%} "
+        f"({worst.source} {worst.name})"
+    )
+    return [*lines, ""]
+
+
+def main() -> None:
+    """Writes the tables, and prints them."""
+    kinds = (f"{name}: {r.products:.1%} of products, {r.attention:.0%} of fused attention" for name, r in
+             (("A100", reached("a100")), ("H100", reached("h100"))))  # fmt: skip
+    lines = ["reached of the peak, in full waves of tiles: " + "; ".join(kinds), ""]
+    lines += table(list(times()), "seconds of a step") + table(list(memory()), "GiB of a rank")
+    lines += table(list(eager_rows()), "not modelled: seconds without torch.compile")
+    text = "\n".join(lines)
     (Path(__file__).parent / "results" / "cluster_tables.txt").write_text(text)
     print(text)
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .efficiency import Reached
 from .errors import UsageError, expect
 from .language.ir import Free, Operator
 from .language.op import Cost
@@ -46,7 +47,8 @@ class Device:
     `flops`: rate of float32 and integers; `f16`, `bf16`, `f64`: rates of other element types (0: same as `flops`),
     matrix units included; `tf32`: rate of float32 whose products may be rounded to TF32 (0: not supported).  `memory`
     is 0 if unknown.  `link`: bytes per second between device and host memory, each way (0: half the bandwidth, as if
-    both were the same memory).  `reached`: the part of the rates that is counted with.
+    both were the same memory).  `reached`: the parts of the rates that are counted
+    with, by the size of products (None: all of them).
     """
 
     name: str
@@ -59,7 +61,7 @@ class Device:
     f64: float = 0.0
     tf32: float = 0.0
     link: float = 0.0
-    reached: float = 1.0
+    reached: Reached | None = None
 
     def with_tf32(self) -> Device:
         """The device with float32 products at the TF32 rate; itself if it has no TF32."""
@@ -80,7 +82,11 @@ class Device:
             return 0.0
         cost = operator_cost(operator)
         dtype = next((v.dtype for v in (*operator.reads(), *operator.writes()) if v.type.is_float), "f32")
-        return self.roofline(cost.flops, cost.bytes, dtype) + self.launch
+        how = self.reached
+        if how is None:
+            return self.roofline(cost.flops, cost.bytes, dtype) + self.launch
+        flops = cost.flops / _part(how, operator)
+        return self.roofline(flops, cost.bytes / how.memory, dtype) + self.launch
 
     def roofline(self, flops: float, nbytes: float, dtype: str) -> float:
         """Seconds of operations on an element type ("f32", "bf16", ...), or of the bytes that they move, if longer.
@@ -88,7 +94,20 @@ class Device:
         Williams, Waterman & Patterson 2009.
         """
         rate = {"f16": self.f16, "bf16": self.bf16, "f64": self.f64}.get(dtype, 0.0) or self.flops
-        return max(flops / (self.reached * rate), nbytes / self.bandwidth)
+        return max(flops / rate, nbytes / self.bandwidth)
+
+
+def _part(how: Reached, operator: Operator) -> float:
+    """The part of a device's peak that an operator reaches: a product by the tiles of its result."""
+    if operator.op.name.startswith("TiledAttention"):
+        return how.attention
+    if operator.op.name not in ("MatMul", "Gemm"):
+        return how.products
+    *many, rows, columns = (1, 1, *next(operator.writes()).shape)
+    reads = list(operator.reads())
+    if len(reads) > 1 and len(reads[1].shape) == 2:  # one factor for all
+        many, rows = [], math.prod(many) * rows
+    return how.products * how.filled(rows, columns, math.prod(many))
 
 
 def is_view(operator: Operator) -> bool:
@@ -122,7 +141,7 @@ def device(name: str) -> Device:
     tera = 1e12
     half = {"f16": sheet.f16 * tera, "bf16": (sheet.f16 if sheet.bf16 else sheet.f32) * tera}
     shown = found[0].upper().replace("RTX-", "RTX ").replace("TI", " Ti")
-    rates = {"f64": sheet.f64 * tera, "tf32": sheet.tf32 * tera, "link": sheet.link * 1e9, **half}
+    rates: dict[str, Any] = {"f64": sheet.f64 * tera, "tf32": sheet.tf32 * tera, "link": sheet.link * 1e9, **half}
     found_device = Device(shown, sheet.f32 * tera, sheet.bandwidth * 1e9, LAUNCH, sheet.memory << 30, **rates)
     return found_device.with_tf32() if variant else found_device
 

@@ -74,7 +74,15 @@ def grown(
     """
     found = _grown(graph, positions, starts, size)
     counts = _counts(graph, found, share)
-    return _grown(graph, [i for i in positions if i not in counts], starts, size) if counts else found
+    if not counts:
+        return found
+    rest = [i for i in positions if i not in counts]
+    # What the sums are made from is whole then; others read it in slices still, and theirs may be larger, as labels
+    # compared with all words.
+    read = {v.name for i in rest for v in graph.operators[i].reads()}
+    made = [v.name for i in sorted(counts) for v in graph.operators[i].writes() if v.name in read]
+    places = {n: s.place for n in made if isinstance(s := found.states.get(n), Cut)}
+    return _grown(graph, rest, {**starts, **places}, size)
 
 
 def _grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], size: int) -> Region:

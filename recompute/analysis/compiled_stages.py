@@ -110,9 +110,11 @@ def _made(work: _Work, places: Sequence[int]) -> Iterator[Iterable[CompiledStage
     with warnings.catch_warnings(), ProcessPoolExecutor(count, copies, _begin, (work, os.getpid())) as pool:
         warnings.simplefilter("ignore", DeprecationWarning)  # copies run Python alone, whatever threads there are
         try:
-            yield pool.map(_stage, places)
+            # Not by map: the futures that it cancels at an error make the pool's thread fail when its workers end.
+            each = [pool.submit(_stage, place) for place in places]
+            yield (future.result() for future in each)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
             for worker in set(multiprocessing.active_children()) - others:
                 worker.terminate()  # else the end of this process would wait for what it compiles
+            pool.shutdown(wait=False)
             raise

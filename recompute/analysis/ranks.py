@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,10 +186,11 @@ def estimate_ranks(
     whole = None if local is None else local * parallel.ranks
     programs = programs_of(step, parallel, make.same)
     verify_ranks([programs[r % len(programs)].program.block for r in range(ranks)], mesh)
+    check_axes([block], mesh)
     found = RanksEstimate(
         mesh=str(mesh), ranks=ranks, zero=parallel.zero, micro_batches=pieces, batch=whole, batch_per_rank=local,
         classes=classes_of(programs, ranks), channels=channels_of(block), links=(),
-        compute_seconds=compute_seconds(block, cost), costs=cost.name, notes=_idle_axes(block, mesh),
+        compute_seconds=compute_seconds(block, cost), costs=cost.name,
     )  # fmt: skip
     if network is None:
         return found
@@ -265,15 +266,18 @@ def _links(block: Block, network: Network, mesh: Mesh, seconds: float) -> tuple[
     return tuple(LinkUse(name, n, _share(n / rates[name], seconds)) for name, n in sorted(sent.items()))
 
 
-def _idle_axes(block: Block, mesh: Mesh) -> tuple[str, ...]:
-    """A note on each axis of a mesh along which nothing is divided: its ranks would all do the same."""
-    used = {o.op.axis for o in communications(block) if isinstance(o.op, Communication)}
-    return tuple(
-        f"nothing is divided along {axis}: its {size} ranks hold and compute the same; give a number of ranks "
-        f"that divides the step's heads or channels, or leave {axis} out"
-        for axis, size in mesh.axes
-        if size > 1 and axis not in used
-    )
+def check_axes(blocks: Iterable[Block], mesh: Mesh) -> None:
+    """UsageError for an axis of a mesh along which nothing is divided: its ranks would all do the same.
+
+    `blocks`: the programs of all ranks that differ.
+    """
+    used = {o.op.axis for b in blocks for o in communications(b) if isinstance(o.op, Communication)}
+    for axis, size in mesh.axes:
+        if size > 1 and axis not in used:
+            raise UsageError(
+                f"mesh {mesh}: nothing is divided along {axis}: its {size} ranks would hold and compute the same; give "
+                f"a number of ranks that divides the step's heads or channels, or leave {axis} out"
+            )
 
 
 def _one_rank(

@@ -27,26 +27,16 @@ from ..training.parallel import PIPELINE, DataParallel, Parallel
 from ..training.protocol import spec_of
 from .compiled_stages import CompiledStage, compiled_stages
 from .facts import facts_of
-from .ranks import network_of
+from .ranks import check_axes, network_of
+from .stage import Stage
+from .steady import extended, of_each, repeating
 
-
-@dataclass(frozen=True)
-class Stage:
-    """The ranks at one coordinate of the pipeline: bytes of one of them, and the seconds in which it computes, waits
-    for other ranks, and waits for data that move.  `memory`: the bytes that it holds from each of these seconds on."""
-
-    place: int
-    peak_bytes: int
-    persistent_bytes: int
-    compute_seconds: float
-    pause_seconds: float
-    communication_seconds: float
-    memory: tuple[tuple[float, int], ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The figures, without what is held when, for JSON."""
-        rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("place", "memory")}
-        return {"stage": self.place, **rest}
+#: operators of a step of all stages, before its gradients are made, beyond which few micro-batches are compiled
+MANY_OPERATORS = 20_000
+#: how near to the device's memory a peak has to be for the largest stage to be compiled with all micro-batches
+NEAR = 0.1
+#: operators of the step of a stage that is compiled with all of its micro-batches: two minutes
+MOST_OPERATORS = 250_000
 
 
 @dataclass(frozen=True)
@@ -56,7 +46,9 @@ class StagesEstimate:
     `bubble`: the share of the ranks' time in which they wait for others; `exposed_communication_seconds`: how long the
     rank that waits longest for data that move waits.  `mfu`: the part of the peak of all devices that the model's
     operations of forward and backward pass take, nothing recomputed (None: of a machine whose peak is not known).
-    `timeline` has what each rank does when.
+    `timeline` has what each rank does when, for the first `simulated_micro_batches` of a dp rank: those after which
+    the schedule repeats itself, where there are many.  `exact`: whether the largest peak is that of a program with all
+    micro-batches, to the byte.  `budget`: bytes of a device (0: not known); `precision`: of products.
     """
 
     mesh: str
@@ -70,6 +62,15 @@ class StagesEstimate:
     mfu: float | None
     costs: str
     timeline: Timeline
+    simulated_micro_batches: int
+    exact: bool = True
+    budget: int = 0
+    precision: str = "fp32"
+
+    @property
+    def fits(self) -> bool:
+        """Whether all ranks' peaks are within the device's memory."""
+        return all(s.fits for s in self.stages)
 
     @property
     def peak_bytes(self) -> int:
@@ -81,7 +82,7 @@ class StagesEstimate:
         rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("stages", "timeline")}
         each = len(self.timeline.classes) // len(self.stages)
         ranks = [{"count": each, **s.to_dict()} for s in self.stages]
-        return {**rest, "peak_bytes": self.peak_bytes, "ranks": ranks}
+        return {**rest, "peak_bytes": self.peak_bytes, "fits": self.fits, "ranks": ranks}
 
     def spans(self, place: int) -> tuple[Span, ...]:
         """What the first rank of a stage does, in order."""
@@ -127,6 +128,8 @@ def estimate_stages(
     A rank of each stage is compiled, to the byte (in a network with few layers of the other stages, where these are
     identical: what a rank takes does not depend on them), and the step of all ranks is simulated with the target's
     cost model and the network's links (None: communication takes no time).  The verifier of all ranks runs over them.
+    Of very many micro-batches those are compiled after which the schedule repeats itself; then, where its peak is near
+    the device's memory, the largest stage once more with all of them (`exact`).
     `progress` is called with what is being done, a text; other arguments are those of `rc.estimate` (`loss`,
     `options`, `input_shapes`, `trainable`).  UsageError without a batch or stages, and for what cannot be divided.
     """
@@ -141,25 +144,68 @@ def estimate_stages(
     mesh: Mesh = parallel.mesh
     between = network_of(network, mesh)
     steps = Steps(model, optimizer=optimizer, checkpoints=checkpoints, target=target, **model_options)
+    program = steps.program(parallel.batch)[0]
+    few = _few(parallel, len(program.block.operators))
     count, say = mesh.size(PIPELINE), as_function(progress or (lambda text: None), "progress", "a text")
 
     def done(compiled: int) -> None:
         say(f"compiled {compiled} of {count} stages")
 
-    compiled = compiled_stages(steps, parallel, range(count), checkpoints, done)
-    flops = facts_of(steps.program(parallel.batch)[0].block).step_flops(1)
-    return simulated(parallel, compiled, steps.target, between, flops)
+    compiled = compiled_stages(steps.for_ranks(few), few, range(count), checkpoints, done)
+    found = simulated(parallel, few, compiled, steps.target, between, facts_of(program.block).step_flops(1))
+    near = found.budget and abs(found.peak_bytes / found.budget - 1) <= NEAR
+    return at_largest(found, steps, parallel, compiled, checkpoints, say) if near and not found.exact else found
+
+
+def _few(parallel: Parallel, operators: int) -> Parallel:
+    """The step, of fewer micro-batches where the schedule repeats itself and there are many operators."""
+    pipe, pieces = parallel.pipe, parallel.pieces(None)
+    every = pieces // parallel.ranks
+    if pipe is None or parallel.batch is None or parallel.batch % pieces or operators * every <= MANY_OPERATORS:
+        return parallel
+    few = repeating(pipe, every) * parallel.ranks
+    return dataclasses.replace(parallel, micro_batches=few, batch=parallel.batch // pieces * few)
+
+
+def at_largest(
+    found: StagesEstimate,
+    steps: Steps,
+    parallel: Parallel,
+    compiled: Mapping[int, CompiledStage],
+    checkpoints: Sequence[str] | None,
+    say: Callable[[str], Any],
+) -> StagesEstimate:
+    """The estimate with the stage of the largest peak compiled with all micro-batches, where that takes a minute or
+    two at most: so the peak is that of the step, to the byte."""
+    largest = max(found.stages, key=lambda s: s.peak_bytes)
+    times = found.micro_batches / parallel.ranks / found.simulated_micro_batches
+    if len(compiled[largest.place].block.operators) * times > MOST_OPERATORS:
+        return found
+    say(f"compiling all {found.micro_batches // parallel.ranks:,} micro-batches of stage {largest.place}")
+    peak = compiled_stages(steps, parallel, [largest.place], checkpoints)[largest.place].figures.peak_bytes
+    fits = not found.budget or peak <= found.budget
+    stages = tuple(dataclasses.replace(s, peak_bytes=peak, fits=fits) if s is largest else s for s in found.stages)
+    return dataclasses.replace(found, stages=stages, exact=True)
 
 
 def simulated(
-    parallel: Parallel, compiled: Mapping[int, CompiledStage], target: Target, network: Network | None, flops: float
+    parallel: Parallel,
+    few: Parallel,
+    compiled: Mapping[int, CompiledStage],
+    target: Target,
+    network: Network | None,
+    flops: float,
+    budget: int | None = None,
 ) -> StagesEstimate:
     """The estimate from all stages, by place, of a step of so many operations of the model.
 
-    VerifyError if the ranks would wait for ever.
+    `few`: what was compiled, `parallel` itself or the same with fewer micro-batches (steady.py).  `budget`: bytes of a
+    rank (None: the device's).  VerifyError if the ranks would wait for ever; UsageError for an axis along which
+    nothing is divided.
     """
     mesh = parallel.mesh
     blocks = [compiled[mesh.coordinate(r, PIPELINE)].block for r in range(mesh.ranks)]
+    check_axes((step.block for step in compiled.values()), mesh)
     with trusted():  # each by itself is verified
         verify_ranks(blocks, mesh)
     assert target.cost is not None
@@ -171,18 +217,31 @@ def simulated(
               times.spent(first[p], PAUSE), times.spent(first[p], COMMUNICATE), _held(step, times.of(first[p])))
         for p, step in sorted(compiled.items())
     )  # fmt: skip
-    peak = cost.rate(target.precision) * mesh.ranks * times.seconds if isinstance(cost, Device) else 0.0
-    mfu = flops / peak if peak else None
+    own = few.pieces(None) // few.ranks
+    more = parallel.pieces(None) // parallel.ranks - own
+    pipe = parallel.pipe
+    each = [of_each(times.of(first[p]), pipe and pipe.at(p), own) for p in sorted(compiled)]
+    fed = [sum(v.nbytes for v in compiled[p].block.inputs) / own for p in sorted(compiled)]
+    idle, waits = times.bubble * times.seconds, times.exposed_seconds
+    if more:
+        stages, period = extended(stages, each, fed, more)
+        idle += more * sum(period - sum(e) for e in each) / len(each)
+        waits = max(s.communication_seconds for s in stages)
+    seconds = times.seconds + (more * period if more else 0.0)
+    budget = budget if budget is not None else cost.memory if isinstance(cost, Device) else 0
+    stages = tuple(dataclasses.replace(s, fits=not budget or s.peak_bytes <= budget) for s in stages)
+    peak = cost.rate(target.precision) * mesh.ranks * seconds if isinstance(cost, Device) else 0.0
     return StagesEstimate(
-        str(mesh), parallel.schedule, parallel.pieces(None), parallel.batch or 0, stages, times.seconds, times.bubble,
-        times.exposed_seconds, mfu, priced_by(cost), times,
+        str(mesh), parallel.schedule, parallel.pieces(None), parallel.batch or 0, stages, seconds,
+        idle / seconds if seconds else 0.0, waits, flops / peak if peak else None, priced_by(cost), times, own,
+        not more, budget, target.precision or "fp32",
     )  # fmt: skip
 
 
 def priced_by(cost: CostModel) -> str:
     """The cost model in words."""
-    if isinstance(cost, Device) and cost.reached != 1:
-        return f"{cost.name}, products at {cost.reached:.0%} of its peak"
+    if isinstance(cost, Device) and cost.reached is not None:
+        return f"{cost.name}, products by their size at up to {cost.reached.products:.0%} of its peak"
     return cost.name
 
 

@@ -110,6 +110,9 @@ def _given(job: Job, model: dict[str, Any], update: Callable[[str], None]) -> An
     from ..passes.base import dumping
 
     args = job.args
+    if (near := _near(args.cluster, args.network)) != args.cluster:
+        job.say(f"ranks are numbered along {near}, so that those along the last axis share a node")
+        args.cluster = near
     target = target_of(args)
     target = target if args.device is None else as_published(target)
     optimizer, checkpoints = among_stages(args, job.optimizer()), job.checkpoint_patterns()
@@ -124,6 +127,17 @@ def _given(job: Job, model: dict[str, Any], update: Callable[[str], None]) -> An
     job.report.cluster = found.to_dict()
     job.say(str(found))
     return found
+
+
+def _near(mesh: Any, network: Any) -> Any:
+    """The mesh with stages of a pipeline before, and with tp behind the other axes, where nodes are smaller than it:
+    what sends most has the shortest way."""
+    from ..communication.mesh import Mesh
+
+    if network is None or not 1 < network.node < mesh.ranks:
+        return mesh
+    order = {"dp": 0, "pp": 1, "tp": 3}
+    return Mesh(tuple(sorted(mesh.axes, key=lambda axis: order.get(axis[0], 2))))
 
 
 def among_stages(args: argparse.Namespace, optimizer: Any) -> Any:

@@ -19,16 +19,37 @@ def stages_text(e: Any) -> str:
             table.add_row("...", *[""] * 6)
         last = s.place
         times = map(human_seconds, (s.compute_seconds, s.pause_seconds, s.communication_seconds))
-        table.add_row(str(s.place), f"{s.peak_bytes:,}", human_bytes(s.peak_bytes), f"{s.persistent_bytes:,}", *times)
+        peak = human_bytes(s.peak_bytes) + ("" if s.fits else ", too large")
+        table.add_row(str(s.place), f"{s.peak_bytes:,}", peak, f"{s.persistent_bytes:,}", *times)
     mfu = "" if e.mfu is None else f"; MFU {e.mfu:.1%}"
     return "\n".join(
         [
-            f"mesh {e.mesh}, {e.schedule}, batch {e.batch:,} in {e.micro_batches:,} micro-batches",
+            f"mesh {e.mesh}, {e.schedule}, batch {e.batch:,} in {e.micro_batches:,} micro-batches, {e.precision}",
             render(table),
+            *_memory(e),
             f"step {human_seconds(e.step_seconds)}, of which {e.bubble:.1%} pauses; communication that nothing hides: "
-            f"{human_seconds(e.exposed_communication_seconds)}{mfu} ({e.costs})",
+            f"{human_seconds(e.exposed_communication_seconds)}{mfu} ({e.costs}; {e.precision}, "
+            f"{e.micro_batches:,} micro-batches{'' if e.fits else '; exceeds the device'})",
         ]
     )
+
+
+def _memory(e: Any) -> list[str]:
+    """What exceeds the device, and which peaks are those of fewer micro-batches."""
+    lines = []
+    if large := [s for s in e.stages if not s.fits]:
+        named = ", ".join(str(s.place) for s in large[:_MOST]) + (", ..." if len(large) > _MOST else "")
+        lines.append(
+            f"exceeds the device: stage{'s' * (len(large) > 1)} {named} of {human_bytes(e.budget)}, at most by "
+            f"{human_bytes(e.peak_bytes - e.budget)}; give more ranks, smaller micro-batches, or --checkpoints"
+        )
+    if e.simulated_micro_batches < e.micro_batches and e.timeline.classes:
+        largest = ", but for the largest" if e.exact else ""
+        lines.append(
+            f"peaks{largest}: those of {e.simulated_micro_batches} micro-batches a rank, after which the schedule "
+            "repeats itself, and the rows that others are fed"
+        )
+    return lines
 
 
 def _some(stages: Any) -> list[Any]:
@@ -56,7 +77,7 @@ def mesh_text(plans: Any) -> str:
         memory = (str(c.zero), c.recompute, f"{r.peak_bytes:,}", human_bytes(r.peak_bytes))
         table.add_row(*what, *memory, step, f"{r.bubble:.1%}", exposed, f"{r.mfu:.1%}")
     lines.append(render(table, 150))
-    lines.append(f"times: {plans.costs}; {plans.network}")
+    lines.append(f"times: {plans.costs}; {plans.precision}; {plans.network}")
     if plans.best is not None:
         lines += ["", _best(plans), stages_text(plans.best)]
     return "\n".join([*lines, *(f"note: {n}" for n in plans.notes)])
@@ -64,7 +85,7 @@ def mesh_text(plans: Any) -> str:
 
 def _best(plans: Any) -> str:
     row, best = plans.rows[0], plans.best
-    if best.batch == plans.batch:
+    if best.simulated_micro_batches == row.micro_batches:
         return f"the first, all {len(best.stages)} stages compiled, {plans.ranks:,} ranks verified:"
     peak = (
         f"the peak above is that of the largest stage with all {row.micro_batches:,}"

@@ -62,8 +62,10 @@ def render(table: Any, width: int = 110) -> str:
     from rich.console import Console
 
     out = io.StringIO()
-    plain = {"no_color": True, "highlight": False, "markup": False, "emoji": False}
-    Console(file=out, width=width, force_terminal=False, force_jupyter=False, **plain).print(table)
+    Console(
+        file=out, width=width, force_terminal=False, force_jupyter=False, no_color=True, highlight=False, markup=False,
+        emoji=False,
+    ).print(table)  # fmt: skip
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 

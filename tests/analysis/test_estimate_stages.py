@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from recompute.analysis import compiled_stages
+from recompute.analysis import compiled_stages, stages
 from recompute.analysis.compiled_stages import compiled_stage
 from recompute.analysis.ranks import shape_of
 from recompute.analysis.stages import StagesEstimate, estimate_stages
@@ -82,3 +83,70 @@ def test_a_mesh_without_stages_is_refused() -> None:
         rc.estimate_stages("gpt2-tiny", rc.DataParallel(rc.Adam(), rc.Mesh.of(dp=2), batch=8))
     with pytest.raises(UsageError, match="samples of a step"):
         rc.estimate_stages("gpt2-tiny", rc.DataParallel(rc.Adam(), rc.Mesh.of(pp=2)))
+
+
+def test_a_mesh_that_divides_nothing_is_refused() -> None:
+    optimizer = rc.DataParallel(rc.Adam(), rc.Mesh.of(pp=2, tp=3), batch=4, micro_batches=4)
+    with pytest.raises(UsageError, match="nothing is divided along tp: its 3 ranks"):
+        estimate_stages("gpt2-tiny", optimizer, target=Target(cost=device("h100-80")), options=OPTIONS)
+
+
+def test_more_stages_than_cuts_are_refused_by_name() -> None:
+    optimizer = rc.DataParallel(rc.Adam(), rc.Mesh.of(pp=64), batch=64, micro_batches=64)
+    with pytest.raises(UsageError, match="cannot be cut into 64 stages: there are"):
+        estimate_stages("gpt2-tiny", optimizer, target=Target(cost=device("h100-80")), options=OPTIONS)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are compiled with few micro-batches, however small they are."""
+    monkeypatch.setattr(stages, "MANY_OPERATORS", 0)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb"])
+def test_many_micro_batches_from_few(schedule: str, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the steady state on a micro-batch adds what the slowest stage takes, and the rows that ranks are fed."""
+    cuts = ["h.0.out", "h.1.out", "h.2.out"]
+    one = {"batch": 24, "micro_batches": 24, "cuts": cuts, "schedule": schedule, "accumulate": "running"}
+    extended = estimate(**one)
+    assert (extended.simulated_micro_batches, extended.micro_batches, extended.exact) == (10, 24, False)
+    monkeypatch.setattr(stages, "MANY_OPERATORS", 1 << 62)
+    whole = estimate(**one)
+    assert whole.simulated_micro_batches == 24 and whole.exact
+    assert extended.step_seconds == pytest.approx(whole.step_seconds, rel=0.02)
+    assert extended.bubble == pytest.approx(whole.bubble, rel=0.06)
+    assert extended.mfu == pytest.approx(whole.mfu, rel=0.02)
+    for a, b in zip(extended.stages, whole.stages, strict=True):
+        assert a.peak_bytes == pytest.approx(b.peak_bytes, rel=0.06)
+        assert a.compute_seconds == pytest.approx(b.compute_seconds, rel=0.03)  # of the first stage: sums of the table
+    assert "those of 10 micro-batches a rank" in str(extended)
+
+
+def test_the_largest_stage_has_all_micro_batches_where_its_peak_is_near_the_memory(few: None) -> None:
+    one = {"batch": 16, "micro_batches": 16, "cuts": ["h.0.out", "h.1.out", "h.2.out"], "accumulate": "running"}
+    target = Target(cost=dataclasses.replace(device("h100-80"), memory=1_600_000))
+    optimizer = rc.DataParallel(rc.Adam(), rc.Mesh.of(pp=4), **one)
+    found = estimate_stages("gpt2-tiny", optimizer, target=target, options=OPTIONS)
+    whole = compiled_stage(Steps("gpt2-tiny", optimizer=optimizer, options=OPTIONS, target=target),
+                           optimizer.spec.parallel, max(found.stages, key=lambda s: s.peak_bytes).place)  # fmt: skip
+    assert found.simulated_micro_batches == 10
+    assert found.exact and found.peak_bytes == whole.figures.peak_bytes
+
+
+def test_what_exceeds_the_device_is_said() -> None:
+    target = Target(cost=dataclasses.replace(device("h100-80"), memory=1_000_000), precision="bf16")
+    optimizer = rc.DataParallel(rc.Adam(), rc.Mesh.of(pp=2), batch=4, micro_batches=4)
+    found = estimate_stages("gpt2-tiny", optimizer, target=target, options=OPTIONS)
+    assert not found.fits and found.to_dict()["fits"] is False and found.to_dict()["precision"] == "bf16"
+    assert [s.fits for s in found.stages] == [s.peak_bytes <= 1_000_000 for s in found.stages]
+    assert "exceeds the device: stage" in str(found) and "bf16, 4 micro-batches; exceeds the device" in str(found)
+
+
+def test_labels_are_compared_with_words_in_each_micro_batch() -> None:
+    """Vocabularies that ranks share: what a label is compared with does not exist for the whole batch."""
+    optimizer = rc.DataParallel(rc.Adam(), rc.Mesh.of(pp=2, tp=2), batch=8, micro_batches=8, accumulate="running")
+    steps = Steps("gpt2-tiny", optimizer=optimizer, options=OPTIONS, target=Target(cost=device("h100-80")))
+    block = compiled_stage(steps, optimizer.spec.parallel, 1).program.block
+    words = OPTIONS["vocab"] // 2
+    rows = {v.size // words for o in block.operators for v in o.writes() if v.shape and v.shape[-1] == words}
+    assert OPTIONS["seq"] in rows and 8 * OPTIONS["seq"] not in rows

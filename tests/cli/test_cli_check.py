@@ -191,6 +191,6 @@ def test_what_lowers_weights_and_state_is_said_where_these_are_most(wide: str) -
     assert "What lowers that" not in held_text(program.block, held * 5)
 
 
-def test_a_mesh_that_divides_nothing_is_told(wide: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([wide, "--batch", "4", "--mesh", "tp=3"]) == 0
-    assert "nothing is divided along tp: its 3 ranks hold and compute the same" in capsys.readouterr().out
+def test_a_mesh_that_divides_nothing_is_refused(wide: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([wide, "--batch", "4", "--mesh", "tp=3"]) == 2
+    assert "nothing is divided along tp: its 3 ranks would hold and compute the same" in capsys.readouterr().err

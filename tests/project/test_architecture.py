@@ -20,7 +20,7 @@ HEAVY += ("PIL", "pyarrow", "tokenizers", "mpi4py")
 #: rooms and single files of the package, the lowest first: each may import from those before it, and within itself
 LAYERS = [
     {"errors", "version"},
-    {"support", "budgets", "places"},
+    {"support", "budgets", "places", "efficiency"},
     {"language"},
     {"boundary", "devices"},
     {"ops"},

@@ -3,51 +3,82 @@
 Activations: Korthikanti et al. 2022 (arXiv 2205.05198, equations 1 to 6).  A step's time adds, for each micro-batch of
 a stage, products at a part of the device's peak, element-wise traffic at its bandwidth, and communication by the α-β
 model; the bubble of 1F1B is (p-1)/v micro-batches (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).  Weights are
-float16 or bfloat16, and no communication is beside computation.
+float16 or bfloat16.  What products, memory and links reach of a data sheet is in efficiency.py; shards of weights that
+are gathered travel beside computation (ZeRO 3), all other communication does not.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from ...communication.links import Network
 from ...cost import Device
+from ...efficiency import Reached, reached
 from ...errors import UsageError
 from .candidates import Candidate
 
-#: the part of a device's peak that products reach, whatever their size.  Fitted to one row: 175 billion parameters with
-#: sequence parallelism and selective recomputation take the published 13.75 s on 64 A100 (arXiv 2205.05198, table 5).
-ACHIEVED = 0.647
 #: bytes of weights, gradients and Adam's state of a parameter: 2 (weight) + 4 (gradient) + 12 (float32 weight, moments)
 STATE_BYTES = (2, 4, 12)
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """A network of repeated layers: `inner` is 4 · hidden where the feed-forward network is GPT's."""
+    """A network of repeated layers: GPT's, or (`inner`, `gated`, `groups`, `fused`, `tied`) LLaMA's.
+
+    `inner`: width of the feed-forward network (0: 4 · hidden); `gated`: it has two products beside each other;
+    `groups`: heads of keys and values (0: as many as queries); `fused`: attention is one causal operator that keeps no
+    scores; `tied`: the output is the embedding's table; `again`: where attention is fused, the part of the
+    products with weights that selective recomputation repeats.
+    """
 
     layers: int
     hidden: int
     heads: int
     seq: int
     vocab: int
+    inner: int = 0
+    gated: bool = False
+    groups: int = 0
+    fused: bool = False
+    tied: bool = True
+    again: float = 0.0
+
+    @property
+    def width(self) -> int:
+        """Of the feed-forward network."""
+        return self.inner or 4 * self.hidden
+
+    @property
+    def projected(self) -> int:
+        """Elements of queries, keys and values of a token."""
+        return self.hidden + 2 * self.hidden * (self.groups or self.heads) // self.heads
 
     @property
     def layer_parameters(self) -> int:
         """Weights, biases and norms of one layer."""
-        return 12 * self.hidden**2 + 13 * self.hidden
+        weights = self.hidden * (self.projected + self.hidden + (3 if self.gated else 2) * self.width)
+        return weights + (2 if self.gated else 13) * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All of them, the output tied to the embedding."""
-        return self.layers * self.layer_parameters + (self.vocab + self.seq + 2) * self.hidden
+        """All of them."""
+        tables = self.vocab + self.seq + 2 if self.tied else 2 * self.vocab + 1
+        return self.layers * self.layer_parameters + tables * self.hidden
+
+    def products(self, tokens: int, tp: int) -> list[tuple[int, int, int]]:
+        """Rows, columns and summed length of the products with weights in a layer's forward pass on one of `tp`."""
+        up = (2 if self.gated else 1) * self.width
+        return [(tokens, self.projected // tp, self.hidden), (tokens, self.hidden, self.hidden // tp),
+                (tokens, up // tp, self.hidden), (tokens, self.hidden, self.width // tp)]  # fmt: skip
 
     def layer_flops(self, batch: int) -> int:
         """FLOPs of the matrix products of one layer's forward pass."""
-        return 24 * batch * self.seq * self.hidden**2 + self.attention_flops(batch)
+        weights = sum(2 * m * n * k for m, n, k in self.products(batch * self.seq, 1))
+        return weights + self.attention_flops(batch)
 
     def attention_flops(self, batch: int) -> int:
-        """FLOPs of the two products of attention, which selective recomputation repeats."""
+        """FLOPs of attention's two products (all scores, as MFU counts), which selective recomputation repeats."""
         return 4 * batch * self.seq**2 * self.hidden
 
     def step_flops(self, batch: int) -> int:
@@ -104,30 +135,48 @@ def step_time(net: Transformer, c: Candidate, batch: int, device: Device, networ
             f"{c.dp * c.micro_batch}"
         )
     micro_batches, layers = batch // (c.dp * c.micro_batch), net.layers / c.pp
-    compute = layers * _layer_seconds(net, c, device)
-    # The head is on the last stage alone, which all others wait for.
-    head = 3 * 2 * c.micro_batch * net.seq * net.hidden * net.vocab / c.tp / (ACHIEVED * device.f16)
+    how, tokens = reached(device.name), net.seq * c.micro_batch
+    network = dataclasses.replace(network, inside=how.links * network.inside, across=how.links * network.across)
+    # The head is on the last stage alone, which all others wait for; its scores are float32.
+    head = how.product_seconds([(tokens, net.vocab // c.tp, net.hidden)], device.f16, 3)
+    head += 4 * 6 * tokens * net.vocab / c.tp / (how.memory * device.bandwidth)
     sent = layers * _tensor_seconds(net, c, network) + _messages_seconds(net, c, network)
-    one = compute + head + sent
+    one = layers * _layer_seconds(net, c, device, how) + head + sent
     bubble = 0.0 if c.schedule == "zero-bubble" else (c.pp - 1) / c.chunks * one
     sums = _gradients_seconds(net, c, network)
+    if c.zero == 3:  # beside computation
+        sums = max(0.0, sums - micro_batches * one)
     weights = net.parameters / (c.pp * c.tp)
-    update = 2 * sum(STATE_BYTES) * weights / (c.dp if c.zero else 1) / device.bandwidth
+    update = 2 * sum(STATE_BYTES) * weights / (c.dp if c.zero else 1) / (how.memory * device.bandwidth)
     seconds = micro_batches * one + bubble + sums + update
     mfu = net.step_flops(batch) / (seconds * c.ranks * device.f16)
     return StepTime(seconds, bubble, micro_batches * sent + sums, mfu)
 
 
-def _layer_seconds(net: Transformer, c: Candidate, device: Device) -> float:
+def _layer_seconds(net: Transformer, c: Candidate, device: Device, how: Reached) -> float:
     """Computation of a layer and a micro-batch, forward and backward, with what is recomputed."""
     sbh, s = net.seq * c.micro_batch * net.hidden, c.tp if c.sequence_parallel else 1
-    softmax = (
-        9 * net.heads * net.seq**2 * c.micro_batch / c.tp
-    )  # read and written once each, then dropout with its mask
-    others = sbh * (22 / s + 22 / c.tp)  # two norms, two dropouts with sums; GELU, and the heads' copies
-    forward = net.layer_flops(c.micro_batch) / c.tp / (ACHIEVED * device.f16) + (softmax + others) / device.bandwidth
-    attention = net.attention_flops(c.micro_batch) / c.tp / (ACHIEVED * device.f16) + softmax / device.bandwidth
-    return 3 * forward + {"none": 0.0, "selective": attention, "full": forward}[c.recompute]
+    bandwidth = how.memory * device.bandwidth
+    products = net.products(net.seq * c.micro_batch, c.tp)
+    weights = how.product_seconds(products, device.f16, 1)
+    # Two norms with the sums before them on the stream; of the heads and of the activation what is divided along tp.
+    stream, inner = (20, 2 * (2 * net.projected + 3 * net.width) / net.hidden) if net.gated else (22, 22)
+    others = sbh * (stream / s + inner / c.tp) / bandwidth
+    if net.fused:
+        attention = net.attention_flops(c.micro_batch) / 2 / c.tp / (how.attention * device.f16)
+        backward = 2.5 * attention  # five products in place of two (Dao 2023, arXiv 2307.08691)
+    else:
+        # Softmax reads and writes scores once each, then dropout with its mask; two products write and read them.
+        scores = net.heads * net.seq**2 * c.micro_batch / c.tp
+        multiplied = max(
+            net.attention_flops(c.micro_batch) / c.tp / (how.products * device.f16), 4 * scores / bandwidth
+        )
+        attention = 9 * scores / bandwidth + multiplied
+        backward = 2 * attention
+    selective = net.again * weights + others if net.fused else attention
+    again = {"none": 0.0, "selective": selective, "full": weights + others + attention}[c.recompute]
+    both = how.product_seconds(products, device.f16, 3) + 3 * others + attention + backward
+    return both + again
 
 
 def _tensor_seconds(net: Transformer, c: Candidate, network: Network) -> float:
@@ -149,9 +198,13 @@ def _messages_seconds(net: Transformer, c: Candidate, network: Network) -> float
 
 
 def _gradients_seconds(net: Transformer, c: Candidate, network: Network) -> float:
-    """The sum of float32 gradients along dp, after the last micro-batch."""
+    """The sum of float32 gradients along dp, after the last micro-batch, or as many bytes of shards.
+
+    Ranks along dp that share a node, g of n, exchange within it, and a g-th of the rest each across nodes.
+    """
     if c.dp == 1:
         return 0.0
-    near = not network.node or c.ranks <= network.node
-    rate = network.inside if near else network.across
-    return 2 * (c.dp - 1) / c.dp * 4 * net.parameters / (c.pp * c.tp) / rate
+    g = c.dp if not network.node else min(c.dp, max(1, network.node // (c.pp * c.tp)))
+    moved = 2 * 4 * net.parameters / (c.pp * c.tp)
+    far = moved * (c.dp - g) / (g * c.dp) / network.across if c.dp > g else 0.0
+    return far + (moved * (g - 1) / g / network.inside if g > 1 else 0.0)

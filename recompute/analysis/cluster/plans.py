@@ -44,7 +44,7 @@ class MeshPlans:
     """What was found for so many ranks: compiled candidates, the fastest that fits first, and its stages.
 
     `budget`: bytes of a rank.  `counted`: candidates that formulas priced.  `best`: the whole step of the first row, of
-    as many micro-batches as were compiled; None if nothing fits.  `notes`: what was left out, and why.
+    all micro-batches; None if nothing fits.  `notes`: what was left out, and why.
     """
 
     model: str
@@ -58,10 +58,14 @@ class MeshPlans:
     costs: str
     network: str
     notes: tuple[str, ...] = ()
+    precision: str = "fp32"
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, for JSON: `mesh`, `ranks` (peaks by stage), and times are those of the best."""
-        rest = {n: getattr(self, n) for n in ("model", "batch", "budget", "counted", "costs", "network", "notes")}
+        rest = {
+            n: getattr(self, n)
+            for n in ("model", "batch", "budget", "counted", "costs", "network", "notes", "precision")
+        }
         found: dict[str, Any] = {**rest, "candidates": [r.to_dict() for r in self.rows]}
         if self.best is None:
             return {**found, "mesh": None, "ranks": []}
@@ -69,7 +73,7 @@ class MeshPlans:
         best = self.best.to_dict()
         return {
             **found, **row.to_dict(), **{n: best[n] for n in ("mesh", "schedule", "ranks")},
-            "simulated_micro_batches": self.best.micro_batches,
+            "simulated_micro_batches": self.best.simulated_micro_batches,
         }  # fmt: skip
 
     def __str__(self) -> str:

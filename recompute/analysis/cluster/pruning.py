@@ -10,6 +10,7 @@ import math
 
 from ...communication.links import Network
 from ...cost import Device
+from ...efficiency import ACHIEVED
 from ..facts import Facts
 from .candidates import Candidate
 
@@ -43,7 +44,7 @@ def rough_seconds(
 ) -> float:
     """About the time of a step of `batch` samples of all ranks."""
     micro_batches, layers = batch // (c.dp * c.micro_batch), math.ceil(facts.layers / c.pp)
-    rate = device.reached * device.rate(precision)
+    rate = (ACHIEVED if device.reached is not None else 1.0) * device.rate(precision)
     forward = c.micro_batch * facts.layer_flops / c.tp
     compute = layers * forward * (4 if c.recompute == "full" else 3) / rate
     head = 3 * c.micro_batch * facts.fixed_flops / c.tp / rate

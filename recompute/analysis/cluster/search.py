@@ -5,7 +5,7 @@ rank of the first two stages and of the last is compiled, for as many micro-batc
 repeats itself: their peaks say whether it fits, their operators and collectives what a micro-batch takes.  The fastest
 of those that fit is compiled in all its stages, verified among all ranks, and simulated.
 
-Products are priced at the part of the device's peak that published steps reach (formulas.ACHIEVED).
+Products are priced by their size, at the parts of the device's peak that published steps reach (efficiency.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ...communication.mesh import Mesh
 from ...compiling.sources import Model
 from ...compiling.steps import Steps
 from ...cost import Device
+from ...efficiency import reached
 from ...errors import BudgetError, UsageError, expect
 from ...language.ir import Role
 from ...ops.convolution.conv import Conv
@@ -36,9 +37,8 @@ from ...training.protocol import AnyOptimizer
 from ...training.stages import busiest
 from ..compiled_stages import CompiledStage, compiled_stages
 from ..facts import facts_of
-from ..stages import StagesEstimate, priced_by, simulated
+from ..stages import StagesEstimate, at_largest, priced_by, simulated
 from .candidates import Candidate, candidates
-from .formulas import ACHIEVED
 from .plans import MeshPlans, Row, described
 from .pruning import rough_bytes, rough_seconds
 
@@ -50,8 +50,6 @@ MARGIN = 1.15
 WHOLE = 2
 #: micro-batches beyond those of a full pipeline that are compiled: from there on each adds what the one before it adds
 BEYOND = 3
-#: operators of the step of a stage that is compiled with all of its micro-batches: two minutes
-MOST_OPERATORS = 200_000
 #: how a schedule is called in programs
 _SCHEDULE = {"zero-bubble": "zb"}
 
@@ -171,7 +169,7 @@ class Search:
         chosen = best.get(rows[0].candidate) if rows and rows[0].fits else None
         return MeshPlans(
             self.steps.name, self.ranks, self.batch, self.budget, self.facts, tuple(rows), len(every), chosen,
-            priced_by(self.device), str(self.network), tuple(self.notes),
+            priced_by(self.device), str(self.network), tuple(self.notes), self.target.precision or "fp32",
         )  # fmt: skip
 
     def candidates(self) -> Iterator[Candidate]:
@@ -282,43 +280,24 @@ class Search:
         """All stages of a row, verified and simulated together; the row with what they say.
 
         They are compiled for as many micro-batches as it takes until the schedule repeats itself; then the stage with
-        the largest peak for all of them, where that takes at most two minutes.
+        the largest peak for all of them (`at_largest`).
         """
-        c, own = row.candidate, self.repeating(row.candidate)
-        parallel, name = self.parallel(c, own), described(c)
+        c, name = row.candidate, described(row.candidate)
+        few, every = self.parallel(c, self.repeating(c)), self.parallel(c, row.micro_batches)
 
         def done(count: int) -> None:
             self.progress(f"compiled {count} of {c.pp} stages of {name}")
 
-        found = compiled_stages(self.steps, parallel, range(c.pp), self.checkpoints(c), done)
+        found = compiled_stages(self.steps, few, range(c.pp), self.checkpoints(c), done)
         self.progress(f"verifying and simulating {self.ranks:,} ranks of {name}")
-        best = simulated(parallel, found, self.target, self.network, self.facts.step_flops(parallel.batch or 0))
-        row = self.refined(row, best)
-        largest = max(found, key=lambda p: found[p].figures.peak_bytes)
-        if own < row.micro_batches and len(found[largest].block.operators) * row.micro_batches <= MOST_OPERATORS * own:
-            self.progress(f"compiling all {row.micro_batches:,} micro-batches of stage {largest}")
-            every = compiled_stages(self.steps, self.parallel(c, row.micro_batches), [largest], self.checkpoints(c))
-            row = self.at_peak(row, every[largest].figures.peak_bytes, whole=True)
-        return best, row
-
-    def at_peak(self, row: Row, peak: int, whole: bool) -> Row:
-        """The row with another peak; `whole`: of all micro-batches."""
-        return dataclasses.replace(row, peak_bytes=peak, fits=peak <= self.budget, exact=whole)
-
-    def refined(self, row: Row, best: StagesEstimate) -> Row:
-        """The row with what the simulation of all stages says; micro-batches that were not compiled take what the
-        slowest stage takes for one."""
-        own = self.repeating(row.candidate)
-        slowest = max(s.compute_seconds + s.communication_seconds for s in best.stages) / own
-        more = (row.micro_batches - own) * slowest
-        seconds = best.step_seconds + more
-        exposed = best.exposed_communication_seconds * row.micro_batches / own
-        mfu = self.facts.step_flops(self.batch) / (seconds * self.ranks * self.rate)
-        found = dataclasses.replace(
-            row, step_seconds=seconds, bubble=best.bubble * best.step_seconds / seconds,
-            exposed_communication_seconds=exposed, mfu=mfu,
+        best = simulated(every, few, found, self.target, self.network, self.facts.step_flops(self.batch),
+                         self.budget)  # fmt: skip
+        if not best.exact:
+            best = at_largest(best, self.steps, every, found, self.checkpoints(c), self.progress)
+        return best, dataclasses.replace(
+            row, step_seconds=best.step_seconds, bubble=best.bubble, mfu=best.mfu or 0.0, peak_bytes=best.peak_bytes,
+            exposed_communication_seconds=best.exposed_communication_seconds, exact=best.exact, fits=best.fits,
         )  # fmt: skip
-        return self.at_peak(found, best.peak_bytes, whole=own == row.micro_batches)
 
 
 def as_published(target: Target | None) -> Target:
@@ -328,7 +307,9 @@ def as_published(target: Target | None) -> Target:
         raise UsageError("a mesh needs the rates of a device: give target=rc.Target(cost='h100-80')")
     assert isinstance(target.cost, Device)
     place = CUDAPlace() if target.place == CPUPlace() and target.cost.f16 else target.place
-    return dataclasses.replace(target, place=place, cost=dataclasses.replace(target.cost, reached=ACHIEVED))
+    return dataclasses.replace(
+        target, place=place, cost=dataclasses.replace(target.cost, reached=reached(target.cost.name))
+    )
 
 
 def _order(row: Row) -> tuple[bool, float]:
