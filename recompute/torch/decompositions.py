@@ -145,7 +145,7 @@ def _diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, di
 def _covariance(
     input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
-    """Of rows, with weights of observations."""
+    """The covariance of rows, with weights of observations."""
     import torch
 
     rows = input.reshape(1, -1) if input.ndim < 2 else input

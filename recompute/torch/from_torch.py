@@ -64,8 +64,8 @@ def from_torch(
     `dynamic_batch`: the exported model takes any batch, where PyTorch can trace it so: `program.evaluate` and
     `rc.export_trained` need it for other batches than the example's (of more than one sample).
 
-    `exporter`: "dynamo" (without optimisation, which would merge, fold and rename parameters), "torchscript", or
-    "auto": the first that can.  `options`: those of `rc.load`.
+    `exporter`: "dynamo" (without optimisation, which would rename parameters), "torchscript", or "auto": the first that
+    can.  `options`: those of `rc.load`.
 
     The program's parameters have the module's names; of tied ones the program has one, and aliases.  `program.source`
     is the exported model.  ModelError where the module cannot be exported, with PyTorch's reason.
@@ -81,7 +81,7 @@ def from_torch(
     _check(program, found, module, call, exporter, trainable, options, check)
     if share:
         _share(program, module)
-    give_back()  # what exporting and comparing have freed
+    give_back()
     return program
 
 

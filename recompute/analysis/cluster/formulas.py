@@ -46,7 +46,7 @@ class Transformer:
 
     @property
     def width(self) -> int:
-        """Of the feed-forward network."""
+        """The hidden width of the feed-forward network."""
         return self.inner or 4 * self.hidden
 
     @property
