@@ -131,7 +131,7 @@ def test_every_printed_pass_is_dumped(
 ) -> None:
     if "--memory-budget" in options:
         pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
-    command = ["mlp" if "tp=2" in options else "lenet", "--batch", "8", *options]  # tp=2 divides nothing of LeNet
+    command = ["bert-tiny" if "tp=2" in options else "lenet", "--batch", "8", *options]  # LeNet has nothing to divide
     assert main([*command, "--print-passes"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     printed = [words[1].partition("{")[0] for words in lines if words and words[0].isdigit()]
