@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -91,6 +92,16 @@ def test_a_budget_below_the_provable_minimum_is_refused_with_it(seed: int) -> No
     floor = least_budget(p)
     with pytest.raises(UsageError, match=f"at least {floor:,} are needed"):
         plan(p, budget=floor - 1, strategy="auto")
+
+
+@pytest.mark.parametrize("seed", [6, 21, 54])
+def test_a_budget_that_the_bound_refutes_is_refused_with_one_that_it_refutes_too(seed: int) -> None:
+    p = random_problem(seed)
+    floor = least_budget(p)
+    with pytest.raises(UsageError, match=r"more than \d+ are needed even with full recomputation") as caught:
+        plan(p, budget=floor, strategy="auto")
+    said = re.search(r"more than (\d+) are", str(caught.value))
+    assert said and int(said[1]) > floor and lower_bound(p, int(said[1])) == math.inf
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -270,4 +270,16 @@ def refuse_hopeless(problem: RematerialisationProblem, budget: int, bound: float
     if budget < least:
         raise BudgetError(f"{text}: at least {least:,} are needed even with full recomputation{REMEDY}")
     if math.isinf(lower_bound(problem, budget) if bound is None else bound):
-        raise BudgetError(f"{text}, even with full recomputation{REMEDY}")
+        least = _refuted(problem, budget)
+        raise BudgetError(f"{text}: more than {least:,} are needed even with full recomputation{REMEDY}")
+
+
+def _refuted(problem: RematerialisationProblem, budget: int) -> int:
+    """The largest budget, to about a hundredth, of which the bound proves that it holds no schedule; `budget`: one."""
+    low, high = budget, budget * 9 // 8
+    while math.isinf(lower_bound(problem, high)):
+        low, high = high, high * 9 // 8
+    for _ in range(4):
+        middle = (low + high) // 2
+        low, high = (middle, high) if math.isinf(lower_bound(problem, middle)) else (low, middle)
+    return low
