@@ -291,6 +291,16 @@ def test_constants_are_written_once_and_found_inside() -> None:
     assert other % 64 == 0 and bytes(tables.constants[other:]) == np.ones(3, np.float32).tobytes()
 
 
+def test_an_operator_without_a_call_is_refused() -> None:
+    """An Executor runs its own numerics then."""
+    arena = SimpleNamespace(bytes=lambda: np.zeros(64, np.uint8))
+    op = SimpleNamespace(op=SimpleNamespace(name="MatMul"), writes=lambda: iter([SimpleNamespace(name="y", nbytes=4)]))
+    session = SimpleNamespace(arena=arena, arrays={}, steps=[SimpleNamespace(op=op, calls=())])
+    memory = SimpleNamespace(places={}, constants={})
+    with pytest.raises(JobError, match="MatMul 'y' makes no call"):
+        calls.entries(session, memory, calls.Tables())  # type: ignore[arg-type]
+
+
 def test_an_operand_that_leaves_its_buffer_is_refused() -> None:
     room = np.zeros(256, np.uint8)
     places = calls._Places.__new__(calls._Places)
