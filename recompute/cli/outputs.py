@@ -87,16 +87,19 @@ def list_models() -> int:
 
 
 def begin_library(args: argparse.Namespace) -> None:
-    """`--library`: native code is made for its target.  UsageError for targets, processors and places without one,
-    MissingExtraError without a C compiler."""
-    from ..exporter.library.tools import compiler
-    from ..exporter.library.write import build_for
+    """`--library`: native code is made for its target.  UsageError for names that it cannot have, and for targets,
+    processors and places without one, MissingExtraError without a C compiler or what links."""
+    from ..exporter.library.tools import archiver, compiler
+    from ..exporter.library.write import build_for, check_name
 
     if args.place != "cpu":
         raise UsageError(f"--library is for processors, not for --place {args.place}")
+    if args.name is not None:
+        check_name(args.name)
     target = args.target or "x86_64"
     build_for(target, args.cpu)
     compiler(target)
+    archiver(target)
 
 
 def write_models(job: Job, step: Any) -> None:

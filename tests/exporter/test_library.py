@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from library_build import STEPS
 from safetensors.numpy import load_file, save_file
 
 import recompute as rc
+from recompute.cli.command import main
 from recompute.errors import JobError, UsageError
-from recompute.exporter.library import calls, text
+from recompute.exporter.library import calls, text, write
 from recompute.exporter.library.write import write_library
 from recompute.runtime.cpu.device import building, jit, native
 
@@ -77,7 +79,9 @@ def test_c_trains_as_the_executor_in_exactly_the_predicted_memory(
     network: str, batch: int, how: str, tmp_path: Path
 ) -> None:
     """Bit for bit, between pages that nobody may touch, from memory full of NaN; saved weights go on the same way."""
+    (tmp_path / "main.c").write_text("a program of the user's")
     facts = build(network, how, batch, tmp_path)
+    assert (tmp_path / "main.c").read_text() == "a program of the user's", "the example replaces nothing"
     if how == "checkpoints":
         assert facts["recomputed"]
     for cc in filter(shutil.which, ("gcc", "clang")):
@@ -167,6 +171,17 @@ def test_weights_are_checked_before_anything_is_copied(lenet: Path) -> None:
     for says, wrong in cases.items():
         assert says in library.load(wrong), says
     size = 8 + struct.unpack_from("<Q", data)[0]
+
+    def renamed(name: bytes) -> bytes:
+        head = data[8:size].replace(b'"conv1.bias"', b'"' + name + b'"', 1)
+        return struct.pack("<Q", len(head)) + head + data[size:]
+
+    for name in (rb"\u0063onv1.bias", rb"conv1\u002Ebias"):
+        assert library.load(renamed(name)) == "", "escaped by another writer"
+    for name in (rb"conv1.bias\u0000x", b"conv1.bias\0", rb"\ud83d", rb"conv1.bia\s", rb"\u00e", b"conv1.\nbias"):
+        assert "header is damaged" in library.load(renamed(name)), name
+    assert "the file has '\u00e9\u20ac\U0001f600'" in library.load(renamed(rb"\u00e9\u20ac\ud83d\ude00"))
+    library.room[:] = before
     refused = 0
     for at in range(0, size, 7):
         for wrong in (data[:at], data[:at] + bytes([data[at] ^ 0x15]) + data[at + 1 :]):
@@ -188,6 +203,7 @@ def test_calls_that_are_wrong_say_so(lenet: Path) -> None:
     assert library.c.step_input(library.memory, b"y") is None and library.c.step_error() == b"there is no value 'y'"
     assert library.c.step_run(ctypes.c_void_p(library.memory.value + 4)) == 3
     assert library.c.step_run(None) == 3
+    assert library.c.step_store(library.memory, None) == 3
     values = {n: library.c.step_value(library.memory, n.encode()) for n in load_file(lenet / "step.safetensors")}
     assert all(values.values())
     label = library.c.step_input(library.memory, b"label")
@@ -206,8 +222,9 @@ def test_a_library_begins_with_build_for(tmp_path: Path, monkeypatch: pytest.Mon
     program = rc.load(rc.models.build("mlp"), batch=2)
     with pytest.raises(UsageError, match="build_for"):
         write_library(program, tmp_path)
-    with pytest.raises(UsageError, match="'9' does not begin names of C"):
-        write_library(program, tmp_path, name="9")
+    for name, says in (("9", "does not begin names of C"), ("a;b", "does not begin"), ("evaluation", "would hide")):
+        with pytest.raises(UsageError, match=f"'{name}' {says}"):
+            write_library(program, tmp_path, name=name)
     for wrong in (("x", tmp_path, "step"), (program, 3, "step"), (program, tmp_path, 4)):
         with pytest.raises(UsageError):
             write_library(wrong[0], wrong[1], name=wrong[2])  # type: ignore[arg-type]
@@ -230,6 +247,40 @@ def test_operators_without_kernels_are_named_together(tmp_path: Path) -> None:
     assert not (tmp_path / "library").exists()
 
 
+def test_names_are_checked_before_a_step_is_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lenet", "--batch", "4", "--library", str(tmp_path), "--name", "1x"]) == 2
+    told = capsys.readouterr()
+    assert "'1x' does not begin names of C" in told.err and "building" not in told.out
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-user")
+def test_a_processor_that_lacks_a_feature_is_told(lenet: Path) -> None:
+    """The kernels would end the process there; the features of a Nehalem are those of 2008."""
+    program = lenet / "lacking"
+    subprocess.run(["gcc", "main.c", "libstep.a", "-lm", "-o", str(program)], check=True, cwd=lenet)
+    command = ["qemu-x86_64", "-cpu", "Nehalem", program, lenet / "step.safetensors", "1"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "init: the step was built for processors with avx, and" in done.stderr, done
+
+
+def test_features_that_a_library_asks_for() -> None:
+    for cpu, more in (("x86-64-v3", []), ("x86-64-v4", [f"avx512{x}" for x in ("f", "bw", "cd", "dq", "vl")])):
+        asked = building.asked(building.named("x86_64", cpu).features)
+        assert asked == ["popcnt", "sse4.2", "avx", "avx2", "fma", "bmi", "bmi2", *more]
+
+
+def test_a_step_of_more_than_32_bits_is_none_for_webassembly() -> None:
+    def fitting(size: int) -> None:
+        memory = SimpleNamespace(size=size, weights={"w": SimpleNamespace(nbytes=1 << 30)})
+        write._need_addresses(SimpleNamespace(header=b"", memory=memory, tables=calls.Tables()))  # type: ignore[arg-type]
+
+    fitting(3 * (1 << 30) - (8 << 20))
+    with pytest.raises(UsageError, match="4 GiB of memory, and the step takes 3,221,225,472 bytes"):
+        fitting(3 << 30)
+
+
 def test_constants_are_written_once_and_found_inside() -> None:
     tables = calls.Tables()
     a = np.arange(12, dtype=np.int64)
@@ -238,6 +289,16 @@ def test_constants_are_written_once_and_found_inside() -> None:
     assert tables.constant(np.arange(12, dtype=np.int64)) == first, "an equal one"
     other = tables.constant(np.ones(3, np.float32))
     assert other % 64 == 0 and bytes(tables.constants[other:]) == np.ones(3, np.float32).tobytes()
+
+
+def test_an_operator_without_a_call_is_refused() -> None:
+    """An Executor runs its own numerics then."""
+    arena = SimpleNamespace(bytes=lambda: np.zeros(64, np.uint8))
+    op = SimpleNamespace(op=SimpleNamespace(name="MatMul"), writes=lambda: iter([SimpleNamespace(name="y", nbytes=4)]))
+    session = SimpleNamespace(arena=arena, arrays={}, steps=[SimpleNamespace(op=op, calls=())])
+    memory = SimpleNamespace(places={}, constants={})
+    with pytest.raises(JobError, match="MatMul 'y' makes no call"):
+        calls.entries(session, memory, calls.Tables())  # type: ignore[arg-type]
 
 
 def test_an_operand_that_leaves_its_buffer_is_refused() -> None:
@@ -254,6 +315,8 @@ def test_an_operand_that_leaves_its_buffer_is_refused() -> None:
 
 def test_texts_are_safe_in_c() -> None:
     assert text.quoted('a"b\\c??=é\n') == '"a\\"b\\\\c\\?\\?=\\303\\251\\012"'
+    assert text._comment("a*/b/*c/*/\n*/") == "a* /b/ *c/ * /\\n* /", "a line of a comment"
+    assert text._filled("/* @MODEL@ @LOSS@ */", {"MODEL": "@LOSS@", "LOSS": "1"}) == "/* @LOSS@ 1 */"
     shown = text.template("step.h", "digits")
     assert "digits_run(" in shown and "step_" not in shown and "DIGITS_LOSS" in shown
 

@@ -154,6 +154,8 @@ def entries(session: Session, memory: Memory, tables: Tables) -> list[Entry]:
     found, places = [], _Places(session, memory)
     for step in session.steps:
         where = f"{step.op.op.name} '{next(step.op.writes()).name}'"
+        if not step.calls and any(v.nbytes for v in step.op.writes()):  # here NumPy would compute it: not so there
+            raise JobError(f"the kernel of {where} makes no call for these sizes: this is a bug in the compiler")
         for call in (part for c in step.calls for part in c.parts or (c,)):
             first = len(tables.words)
             for x in call.operands:

@@ -2,9 +2,10 @@
  *
  * All functions work on @BYTES@ bytes of memory that the caller provides, which begin at a multiple of 64.  They
  * allocate nothing and start no thread; several memories can train at the same time.  What returns an int returns 0,
- * or 1 for data that the step cannot use (a label that is no class, say), 2 for a file, 3 for arguments; step_error
- * then says what is wrong.  What returns a pointer returns a null pointer there.  A step that fails on its data has
- * changed no weights.
+ * or 1 for data that the step cannot use (a label that is no class, say), 2 for a file, 3 for arguments, 4 for a
+ * processor that lacks what the kernels need; step_error then says what is wrong.  What returns a pointer returns a null
+ * pointer there.  A step that fails on its data has changed no weights.  Until step_init or step_load has succeeded there
+ * are no weights, and nobody checks that.
  *
  * Inputs of a step, which is to be filled before each run:
  * THE_INPUTS

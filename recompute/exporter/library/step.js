@@ -37,7 +37,7 @@ class Step {
     this.c = exports;
     this.loss = @LOSS@;
     this.inputs = Object.keys(INPUTS);
-    this.bytes = exports.step_memory();
+    this.bytes = exports.step_memory() >>> 0; // of 32 bits, which JavaScript takes for signed
     this.text = (exports.__heap_base.value + 63) & ~63; // names are written here, then the step's memory begins
     this.at = this.text + 1024;
     this.room(this.at + this.bytes);
@@ -53,16 +53,16 @@ class Step {
   }
 
   error() {
-    const bytes = new Uint8Array(this.c.memory.buffer, this.c.step_error());
+    const bytes = new Uint8Array(this.c.memory.buffer, this.c.step_error() >>> 0);
     return new TextDecoder().decode(bytes.slice(0, bytes.indexOf(0)));
   }
 
   array(find, table, name) {
-    if (!(name in table)) throw new Error(`there is no value '${name}': ${Object.keys(table).join(", ")}`);
+    if (!Object.hasOwn(table, name)) throw new Error(`there is no value '${name}': ${Object.keys(table).join(", ")}`);
     const bytes = new TextEncoder().encode(name + "\0");
     new Uint8Array(this.c.memory.buffer, this.text, 1024).set(bytes);
     const [kind, shape] = table[name];
-    return new KINDS[kind](this.c.memory.buffer, find(this.at, this.text), shape.reduce((a, b) => a * b, 1));
+    return new KINDS[kind](this.c.memory.buffer, find(this.at, this.text) >>> 0, shape.reduce((a, b) => a * b, 1));
   }
 
   /** Where the elements of an input go; other memory than before after `load` or `save`: ask again. */
@@ -88,7 +88,7 @@ class Step {
 
   /** The contents of such a file, a copy. */
   save() {
-    const room = this.at + this.bytes, size = this.c.step_size();
+    const room = this.at + this.bytes, size = this.c.step_size() >>> 0;
     this.room(room + size);
     this.check(this.c.step_store(this.at, room));
     return new Uint8Array(this.c.memory.buffer.slice(room, room + size));

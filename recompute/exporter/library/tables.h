@@ -1,4 +1,5 @@
 /* A training step in C: tables of its calls and values, then its interface.  Generated. */
+#define _POSIX_C_SOURCE 200112L /* fsync, fileno */
 #include <stddef.h>
 #include <stdint.h>
 #ifdef STEP_FREESTANDING
@@ -16,7 +17,7 @@ typedef void kernel(const int64_t *, int64_t, int64_t);
 struct call {
     int64_t work;
     uint32_t first, where;
-    uint16_t kernel, words;
+    uint32_t kernel, words;
 };
 enum { WIDE = 4 };
 

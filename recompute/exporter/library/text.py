@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...errors import one_line
 from ...language.ir import Value
 from ...passes import ALIGNMENT
 from .calls import Entry, Memory, Tables
@@ -25,7 +26,7 @@ class Library:
 
     `copies`: where the contents of constants are in the library; `kernels`: the functions' names by address; `step`,
     `evaluation`: see `Block`; `header`: the beginning of the file of weights; `types`: their element types as it names
-    them, in its order; `about`: what it was made of.
+    them, in its order; `about`: what it was made of; `features`: what the processor is asked for.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Library:
     types: Mapping[str, str]
     model: str
     about: str
+    features: Sequence[str] = ()
 
 
 def template(file: str, name: str) -> str:
@@ -57,15 +59,23 @@ def header(lib: Library) -> str:
         "EVALUATION_INPUTS": lib.evaluation[1],
         "EVALUATION_OUTPUTS": lib.evaluation[2],
     }
-    lines = {f"THE_{k}": "".join(f" *   {v.name}: {_type(v)}\n" for v, _ in values) for k, values in listed.items()}
-    text = template("step.h", lib.name)
+    lines = {f"THE_{k}": "".join(f" *   {_shown(v)}\n" for v, _ in values) for k, values in listed.items()}
+    named = ", ".join(f"{{{quoted(v.name)}, {v.nbytes}}}" for v, _ in lib.step[1])
+    given = {"BYTES": f"{lib.memory.size:,}", "COUNT": str(len(lib.step[1])), "LOSS": quoted(lib.loss), "NAMED": named}
+    text = _filled(template("step.h", lib.name), {**given, "ABOUT": _comment(lib.about)})
     for key, found in lines.items():
         text = text.replace(f" * {key}\n", found)
-    named = ", ".join(f"{{{quoted(v.name)}, {v.nbytes}}}" for v, _ in lib.step[1])
-    given = {"ABOUT": lib.about, "BYTES": f"{lib.memory.size:,}", "COUNT": str(len(lib.step[1])), "LOSS": lib.loss}
-    for key, value in {**given, "NAMED": named}.items():
-        text = text.replace(f"@{key}@", quoted(value) if key == "LOSS" else value)
     return text
+
+
+def _filled(text: str, given: Mapping[str, str]) -> str:
+    """A template's @KEYS@ with what is given for them, in which others mean nothing."""
+    return re.sub(r"@([A-Z_]+)@", lambda found: given[found[1]], text)
+
+
+def _comment(text: str) -> str:
+    """A text from a file in a line of a comment, which does not end there, and in which none begins."""
+    return one_line(text).replace("*/", "* /").replace("/*", "/ *")
 
 
 def loader(lib: Library) -> str:
@@ -78,14 +88,12 @@ def loader(lib: Library) -> str:
         "VALUES": [(v, 0) for v in lib.memory.weights.values()],
     }
     found = {k: {v.name: [v.type.numpy.name, list(v.shape)] for v, _ in values} for k, values in tables.items()}
-    text = template("step.js", lib.name)
-    for key, value in {**found, "LOSS": lib.loss}.items():
-        text = text.replace(f"@{key}@", json.dumps(value))
-    return text.replace("@MODEL@", json.dumps(lib.model))
+    given = {**found, "LOSS": lib.loss, "MODEL": lib.model}
+    return _filled(template("step.js", lib.name), {k: json.dumps(v) for k, v in given.items()})
 
 
-def _type(v: Value) -> str:
-    return f"{v.type.numpy.name} {list(v.shape)}, {v.nbytes:,} bytes"
+def _shown(v: Value) -> str:
+    return f"{_comment(v.name)}: {v.type.numpy.name} {list(v.shape)}, {v.nbytes:,} bytes"
 
 
 def source(lib: Library) -> str:
@@ -109,6 +117,7 @@ def source(lib: Library) -> str:
         "OUTPUTS": len(lib.step[2]),
         "EVALUATION_INPUTS": len(lib.evaluation[1]),
         "EVALUATION_OUTPUTS": len(lib.evaluation[2]),
+        "FEATURES": " ".join(f'NEEDS("{f}")' for f in lib.features),
     }
     texts, wide = _Texts(), dict[int, int]()
     rows = [_word(k, w, wide) for k, w in zip(lib.tables.kinds, lib.tables.words, strict=True)]
@@ -127,6 +136,7 @@ def source(lib: Library) -> str:
         _array("unsigned char file_header[]", map(str, lib.header)),
         f"static const char texts[] = {{\n{texts.bytes()}\n}};",
         template("step.c", lib.name),
+        template("weights.c", lib.name),
     ]
     return "\n\n".join(parts)
 

@@ -18,6 +18,12 @@ _COMPILERS = {
     "aarch64": ("aarch64-linux-gnu-gcc", "clang"),
     "wasm32": ("clang", "clang-19", "clang-14"),
 }
+#: target → tools that put object files together, the first one that is there is taken; the package that has them
+_ARCHIVERS = {
+    "x86_64": (("ar", "llvm-ar"), "binutils"),
+    "aarch64": (("aarch64-linux-gnu-ar", "llvm-ar"), "binutils-aarch64-linux-gnu"),
+    "wasm32": (("wasm-ld", "wasm-ld-19", "wasm-ld-14"), "lld"),
+}
 #: what JavaScript's Math has of C's mathematics, by the same names
 _MATH = "acos acosh asin asinh atan atan2 atanh cbrt cos cosh exp expm1 log log10 log1p log2 pow sin sinh tan tanh"
 _OPTIONS = ("-O2", "-std=c99")
@@ -25,8 +31,8 @@ _OPTIONS = ("-O2", "-std=c99")
 
 def built(lib: text.Library, machine: Machine, tools: Any, room: Path) -> list[Path]:
     """The files of a library but its weights, in the folder `room`.  MissingExtraError without a C compiler."""
-    (room / f"{lib.name}.h").write_text(text.header(lib))
-    (room / f"{lib.name}.c").write_text(text.source(lib))
+    (room / f"{lib.name}.h").write_text(text.header(lib), encoding="utf-8")
+    (room / f"{lib.name}.c").write_text(text.source(lib), encoding="utf-8")
     (room / "kernels.o").write_bytes(tools.machine.emit_object(tools.together(lib.kernels, _constants(lib))))
     if machine.name == "wasm32":
         return _module(lib, room)
@@ -34,8 +40,7 @@ def built(lib: text.Library, machine: Machine, tools: Any, room: Path) -> list[P
     cc = compiler(machine.name)
     files = [room / f for f in (f"lib{lib.name}.a", f"lib{lib.name}.so")]
     _do([*cc, *_OPTIONS, "-fPIC", "-fvisibility=hidden", "-c", f"{lib.name}.c", "-o", "interface.o"], room)
-    ar = ("aarch64-linux-gnu-ar", "llvm-ar") if machine.name == "aarch64" else ("ar", "llvm-ar")
-    _do([_first(machine.name, ar, "binutils"), "rcsD", files[0].name, "interface.o", "kernels.o"], room)
+    _do([archiver(machine.name), "rcsD", files[0].name, "interface.o", "kernels.o"], room)
     shared = ["-shared", "-Wl,-z,noexecstack", "-Wl,--as-needed", "-Wl,-z,defs", "-s"]
     _do([*cc, *shared, "interface.o", "kernels.o", "-lm", "-o", files[1].name], room)
     return [*files, room / f"{lib.name}.h", room / "main.c"]
@@ -50,8 +55,7 @@ def _module(lib: text.Library, room: Path) -> list[Path]:
     (room / "mathematics").write_text("".join(f"{f}\n{f}f\n" for f in _MATH.split()))
     link = ["--no-entry", "--stack-first", "-zstack-size=1048576", "--allow-undefined-file=mathematics"]
     link += ["--export=__heap_base", "--export-dynamic", "--strip-all", "-o", files[0].name]
-    linker = _first("wasm32", ("wasm-ld", "wasm-ld-19", "wasm-ld-14"), "lld")
-    _do([linker, *link, "interface.o", "kernels.o"], room)
+    _do([archiver("wasm32"), *link, "interface.o", "kernels.o"], room)
     return [*files, room / f"{lib.name}.h"]
 
 
@@ -76,8 +80,9 @@ def compiler(target: str) -> list[str]:
     )
 
 
-def _first(target: str, names: tuple[str, ...], package: str) -> str:
-    """The first of these tools that is here.  MissingExtraError where none is."""
+def archiver(target: str) -> str:
+    """The tool that puts a target's object files together.  MissingExtraError where there is none."""
+    names, package = _ARCHIVERS[target]
     for name in names:
         if shutil.which(name):
             return name

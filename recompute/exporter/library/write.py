@@ -25,9 +25,12 @@ from ...version import __version__
 from . import calls, text
 from .tools import built
 
-#: names that a C compiler would not take, or that the interface has
+#: what a library's files and functions may be named, and names that are others': of the example, of tables and
+#: functions inside of the library, of C's libraries and headers
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,31}")
-_TAKEN = ("main", "int", "char", "void", "long", "short", "float", "double", "struct", "static", "const", "extern")
+_TAKEN = ("main", "bad", "evaluation", "c", "m", "stddef", "stdint", "stdio", "stdlib", "string", "unistd")
+#: bytes that a module of WebAssembly can address, and what of them its stack, its tables and names take at most
+_ADDRESSED, _RESERVED = 1 << 32, 4 << 20
 
 
 def build_for(target: str = "x86_64", cpu: str | None = None) -> None:
@@ -44,14 +47,13 @@ def write_library(program: Program, folder: str | PathLike[str], *, name: str = 
     """Writes a training step, whose program `compile_step` or `minimize` has made, as a library; the files' paths.
 
     They are NAME.h, libNAME.a and libNAME.so (for wasm32 NAME.wasm and a loader, NAME.js), NAME.safetensors with
-    weights and optimizer state, and main.c, an example.  `rc.build_for` comes first in the process, before the step is
-    compiled.  All of a run's memory is the step's predicted peak, which the forward pass in inference mode shares (its
-    own peak, where a budget has made the step's smaller).
+    weights and optimizer state, and main.c, an example, if there is no main.c yet.  `rc.build_for`
+    comes first in the process, before the step is compiled.  All of a run's memory is the step's predicted peak, which
+    the forward pass in inference mode shares (its own peak, where a budget has made the step's smaller).
     UsageError where operators have no kernels of ours, ModelError where a file cannot be written or a tool is missing.
     """
     folder, program = as_path(folder), as_program(program)
-    if not _WORD.fullmatch(expect("name", name, str, "a text")) or name in _TAKEN:
-        raise UsageError(f"name '{name}' does not begin names of C: take small letters, digits and _, such as 'step'")
+    check_name(name)
     machine = building.machine()
     if machine is None:
         raise UsageError("call rc.build_for(target) before anything is compiled: this process makes code for itself")
@@ -61,9 +63,13 @@ def write_library(program: Program, folder: str | PathLike[str], *, name: str = 
     tested = _evaluation(program, executor)
     calls.need_kernels([executor.planned(p) for p in (program, tested)])
     lib = _library(program, [executor.session(p) for p in (program, tested)], name, machine)
+    if machine.name == "wasm32":
+        _need_addresses(lib)
     try:
         with together(), tempfile.TemporaryDirectory() as room:
             files = built(lib, machine, native.toolchain(), Path(room))
+            # an example that is there may have become its user's program
+            files = [f for f in files if f.name != "main.c" or not (folder / f.name).exists()]
             make_folder(folder)
             for file in files:
                 with replacing(folder / file.name) as temporary:
@@ -73,6 +79,24 @@ def write_library(program: Program, folder: str | PathLike[str], *, name: str = 
     except OSError as e:
         raise ModelError(f"cannot write a library to '{folder}': {reason(e)}") from None
     return [*(folder / f.name for f in files), weights]
+
+
+def check_name(name: str) -> None:
+    """UsageError for what cannot be the `name` of a library."""
+    if not _WORD.fullmatch(expect("name", name, str, "a text")):
+        raise UsageError(f"name '{name}' does not begin names of C: take small letters, digits and _, such as 'step'")
+    if name in _TAKEN:
+        raise UsageError(f"name '{name}' would hide a name of the interface or of C's own libraries: take another one")
+
+
+def _need_addresses(lib: text.Library) -> None:
+    """UsageError where a step, and the weights' file that the loader puts behind it, are more than 32 bits address."""
+    file = len(lib.header) + sum(v.nbytes for v in lib.memory.weights.values())
+    if lib.memory.size + file + len(lib.tables.constants) + _RESERVED > _ADDRESSED:
+        raise UsageError(
+            f"WebAssembly has 4 GiB of memory, and the step takes {lib.memory.size:,} bytes, its file {file:,}: "
+            "a smaller batch or a --memory-budget takes less"
+        )
 
 
 def _evaluation(program: Program, executor: Executor) -> Program:
@@ -97,9 +121,12 @@ def _library(program: Program, sessions: Sequence[Session], name: str, machine: 
     (size,) = struct.unpack_from("<Q", head)
     types = {n: e["dtype"] for n, e in json.loads(head[8 : 8 + size]).items() if n != "__metadata__"}
     cpu, model = native.toolchain().cpu, program.block.name
+    features = building.asked(native.toolchain().features) if machine.name == "x86_64" else ()
     about = f"A training step of '{model}', made by onnx-recompute {__version__} for {machine.name} ({cpu})."
     step, evaluation = (_block(memory, b, e) for b, e in zip(blocks, found, strict=True))
-    return text.Library(name, program.loss, memory, tables, copies, names, step, evaluation, head, types, model, about)
+    return text.Library(
+        name, program.loss, memory, tables, copies, names, step, evaluation, head, types, model, about, features
+    )
 
 
 def _block(memory: calls.Memory, block: Block, found: Sequence[calls.Entry]) -> text.Block:

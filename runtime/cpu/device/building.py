@@ -15,6 +15,12 @@ from ....language.kernels import kernels_run_everything
 #: levels of x86-64 processors: what LLVM calls them, and the features that kernels ask for
 _V3 = "+avx,+avx2,+f16c,+fma,+bmi,+bmi2,+lzcnt,+movbe,+popcnt,+sse4.2,-prefer-256-bit"
 _V4 = f"{_V3},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
+#: features of x86-64 that a library asks its processor for: those that C compilers can ask for (what LLVM and they name
+#: alike); the others come with one of these
+_ASKED = (
+    "popcnt", "sse4.2", "avx", "avx2", "fma", "bmi", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl",
+    "avx512vbmi", "avx512vnni", "avx512bf16",
+)  # fmt: skip
 #: what stands for this machine's processor
 NATIVE = "native"
 
@@ -55,6 +61,11 @@ def machine() -> Machine | None:
 def no_libraries() -> str:
     """Why libraries of others, such as a BLAS, cannot be called; "" where they can."""
     return "a library calls none but libc and libm" if _chosen else ""
+
+
+def asked(features: str) -> list[str]:
+    """Those of LLVM's features, such as "+avx,-prefer-256-bit", that a library asks its processor for."""
+    return [f for f in _ASKED if f"+{f}" in features.split(",")]
 
 
 def named(target: str, cpu: str | None = None) -> Machine:
