@@ -130,7 +130,7 @@ class _Places:
         return mine is not None and (there is None or mine.tobytes() == there.tobytes())
 
     def place(self, x: np.ndarray) -> int | None:
-        """The place of an array's first element; None for an array elsewhere.  JobError where it is only partly there."""
+        """The place of an array's first element; None for an array elsewhere.  JobError where it is partly there."""
         low, high = _extent(x)
         i = bisect.bisect_right(self._starts, low) - 1
         start, end, at = self._found[i] if i >= 0 else (0, 0, 0)
