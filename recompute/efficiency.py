@@ -40,7 +40,7 @@ class Reached:
 
     def filled(self, rows: int, columns: int, count: int = 1) -> float:
         """The part of the waves of tiles that `count` products of the same size need."""
-        if not self.units:
+        if not self.units or not rows * columns * count:
             return 1.0
         best = 0.0
         for a, b in (_TILE, _TILE[::-1]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -72,10 +73,16 @@ class Found:
 
     @cached_property
     def kind(self) -> Hashable:
-        """The same for regions of like operators that read each other's results alike; their seeds may differ."""
+        """The same for regions of like operators (seeds apart) along one axis that read each other's results alike."""
         number = {v.name: n for n, v in enumerate(v for o in self.operators for v in o.writes())}
-        return self.size, tuple(
-            (o.op.name, o.role, o.types, tuple(v and number.get(v.name) for v in o.inputs)) for o in self.operators
+        ops = [dataclasses.replace(o.op, seed=0) if "seed" in vars(o.op) else o.op for o in self.operators]
+        return (
+            self.size,
+            self.slicing.axis,
+            tuple(
+                (op, o.role, o.types, tuple(v and number.get(v.name) for v in o.inputs))
+                for op, o in zip(ops, self.operators, strict=True)
+            ),
         )
 
 

@@ -128,8 +128,9 @@ def estimate_stages(
     A rank of each stage is compiled, to the byte (in a network with few layers of the other stages, where these are
     identical: what a rank takes does not depend on them), and the step of all ranks is simulated with the target's
     cost model and the network's links (None: communication takes no time).  The verifier of all ranks runs over them.
-    Of very many micro-batches those are compiled after which the schedule repeats itself; then, where its peak is near
-    the device's memory, the largest stage once more with all of them (`exact`).
+    Of very many micro-batches that are added up one by one (`accumulate="running"`, as the command line has it) those
+    are compiled after which the schedule repeats itself; then, where its peak is near the device's memory, the largest
+    stage once more with all of them (`exact`).
     `progress` is called with what is being done, a text; other arguments are those of `rc.estimate` (`loss`,
     `options`, `input_shapes`, `trainable`).  UsageError without a batch or stages, and for what cannot be divided.
     """
@@ -161,6 +162,8 @@ def _few(parallel: Parallel, operators: int) -> Parallel:
     """The step, of fewer micro-batches where the schedule repeats itself and there are many operators."""
     pipe, pieces = parallel.pipe, parallel.pieces(None)
     every = pieces // parallel.ranks
+    if parallel.accumulate == "tree":  # sums grow with micro-batches: nothing repeats itself
+        return parallel
     if pipe is None or parallel.batch is None or parallel.batch % pieces or operators * every <= MANY_OPERATORS:
         return parallel
     few = repeating(pipe, every) * parallel.ranks
@@ -176,16 +179,19 @@ def at_largest(
     say: Callable[[str], Any],
 ) -> StagesEstimate:
     """The estimate with the stage of the largest peak compiled with all micro-batches, where that takes a minute or
-    two at most: so the peak is that of the step, to the byte."""
-    largest = max(found.stages, key=lambda s: s.peak_bytes)
-    times = found.micro_batches / parallel.ranks / found.simulated_micro_batches
-    if len(compiled[largest.place].block.operators) * times > MOST_OPERATORS:
-        return found
-    say(f"compiling all {found.micro_batches // parallel.ranks:,} micro-batches of stage {largest.place}")
-    peak = compiled_stages(steps, parallel, [largest.place], checkpoints)[largest.place].figures.peak_bytes
-    fits = not found.budget or peak <= found.budget
-    stages = tuple(dataclasses.replace(s, peak_bytes=peak, fits=fits) if s is largest else s for s in found.stages)
-    return dataclasses.replace(found, stages=stages, exact=True)
+    two at most: so the peak is that of the step, to the byte.  Where another stage has the largest then, that one is
+    compiled, too."""
+    times, whole = found.micro_batches / parallel.ranks / found.simulated_micro_batches, set[int]()
+    while (largest := max(found.stages, key=lambda s: s.peak_bytes)).place not in whole:
+        if len(compiled[largest.place].block.operators) * times > MOST_OPERATORS:
+            return found
+        say(f"compiling all {found.micro_batches // parallel.ranks:,} micro-batches of stage {largest.place}")
+        peak = compiled_stages(steps, parallel, [largest.place], checkpoints)[largest.place].figures.peak_bytes
+        fits = not found.budget or peak <= found.budget
+        stages = tuple(dataclasses.replace(s, peak_bytes=peak, fits=fits) if s is largest else s for s in found.stages)
+        found = dataclasses.replace(found, stages=stages)
+        whole.add(largest.place)
+    return dataclasses.replace(found, exact=True)
 
 
 def simulated(

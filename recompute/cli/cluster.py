@@ -111,7 +111,7 @@ def _given(job: Job, model: dict[str, Any], update: Callable[[str], None]) -> An
 
     args = job.args
     if (near := _near(args.cluster, args.network)) != args.cluster:
-        job.say(f"ranks are numbered along {near}, so that those along the last axis share a node")
+        job.say(f"ranks are numbered along {near}, so that neighbours along {near.axes[-1][0]} share a node")
         args.cluster = near
     target = target_of(args)
     target = target if args.device is None else as_published(target)

@@ -63,12 +63,11 @@ def from_torch(
 
     `dynamic_batch`: the exported model takes any batch, where PyTorch can trace it so: `program.evaluate` and
     `rc.export_trained` need it for other batches than the example's (of more than one sample).
-
     `exporter`: "dynamo" (without optimisation, which would rename parameters), "torchscript", or "auto": the first that
     can.  `options`: those of `rc.load`.
 
-    The program's parameters have the module's names; of tied ones the program has one, and aliases.  `program.source`
-    is the exported model.  ModelError where the module cannot be exported, with PyTorch's reason.
+    The program's parameters have the module's names, and aliases for tied ones; `program.source` is the exported model.
+    ModelError where the module cannot be exported, with PyTorch's reason.
     """
     _usable(module, exporter, check)
     args, kwargs = arguments(example_inputs)
@@ -79,9 +78,9 @@ def from_torch(
     refuse(module, call.tensors())
     program, found = _first(call, exporter, module, trainable, options)
     _check(program, found, module, call, exporter, trainable, options, check)
+    give_back()
     if share:
         _share(program, module)
-    give_back()
     return program
 
 

@@ -248,7 +248,8 @@ def _running(reduced: Callable[[Tensor], Tensor], nothing: float) -> Callable[..
             return x.to(dtype or x.dtype)
         rows = x.to(dtype or x.dtype).movedim(dim, -1)
         first = torch.ones(rows.shape[-1], rows.shape[-1], dtype=torch.bool).tril()
-        return reduced(torch.where(first, rows.unsqueeze(-2), nothing)).movedim(-1, dim)
+        fill = nothing if rows.is_floating_point() else int(nothing)  # else integers would become float32
+        return reduced(torch.where(first, rows.unsqueeze(-2), fill)).movedim(-1, dim)
 
     return decomposed
 
@@ -286,12 +287,17 @@ def _kth(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tenso
 
 
 def _median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, ...]:
-    """The median; of an even number of elements, the lower one."""
+    """The median; of an even number of elements, the lower one; NaN where there is one."""
     import torch
 
     if x.ndim == 0:
         return x * 1, torch.zeros((), dtype=torch.int64)
-    return _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+    at = _kth(x, (x.shape[dim] + 1) // 2, dim, True)[1]
+    if x.is_floating_point():
+        missing = x.isnan()
+        at = torch.where(missing.any(dim, True), missing.int().argmax(dim, True), at)
+    found = (x.gather(dim, at), at)
+    return found if keepdim else tuple(t.squeeze(dim) for t in found)
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:

@@ -86,3 +86,8 @@ def test_published_steps_that_were_not_fitted(tables: Any) -> None:
     assert sum(not r.fitted for r in seconds) >= 20
     assert [f"{r.source} {r.name}" for r in seconds if r.fitted] == list(FITTED)
     assert all(abs(r.off) < 0.01 for r in seconds if r.fitted)
+
+
+def test_products_of_nothing_take_no_time() -> None:
+    assert HALF.filled(0, 256) == HALF.filled(128, 0) == HALF.filled(128, 256, 0) == 1
+    assert HALF.product_seconds([(128, 0, 256)], 1e12, 3) == 0

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,7 @@ import recompute as rc
 from recompute.analysis import compiled_stages, stages
 from recompute.analysis.compiled_stages import compiled_stage
 from recompute.analysis.ranks import shape_of
+from recompute.analysis.stage import Stage
 from recompute.analysis.stages import StagesEstimate, estimate_stages
 from recompute.compiling.steps import Steps
 from recompute.cost import device
@@ -122,6 +124,12 @@ def test_many_micro_batches_from_few(schedule: str, few: None, monkeypatch: pyte
     assert "those of 10 micro-batches a rank" in str(extended)
 
 
+def test_sums_in_a_tree_are_compiled_for_all_micro_batches(few: None) -> None:
+    """They grow with the logarithm of micro-batches: nothing repeats itself."""
+    found = estimate(batch=12, micro_batches=12, accumulate="tree")
+    assert (found.simulated_micro_batches, found.exact) == (12, True)
+
+
 def test_the_largest_stage_has_all_micro_batches_where_its_peak_is_near_the_memory(few: None) -> None:
     one = {"batch": 16, "micro_batches": 16, "cuts": ["h.0.out", "h.1.out", "h.2.out"], "accumulate": "running"}
     target = Target(cost=dataclasses.replace(device("h100-80"), memory=1_600_000))
@@ -150,3 +158,20 @@ def test_labels_are_compared_with_words_in_each_micro_batch() -> None:
     words = OPTIONS["vocab"] // 2
     rows = {v.size // words for o in block.operators for v in o.writes() if v.shape and v.shape[-1] == words}
     assert OPTIONS["seq"] in rows and 8 * OPTIONS["seq"] not in rows
+
+
+def test_the_stage_that_is_largest_in_the_end_has_all_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first one turns out smaller than another, that one's peak is no estimate either."""
+    guessed = tuple(Stage(p, 100 - p, 0, 0.0, 0.0, 0.0) for p in range(4))
+    peaks = {0: 10, 1: 98}
+    blocks = Mock(operators=())
+
+    def compiled(steps: Any, parallel: Any, places: Any, checkpoints: Any) -> Any:
+        return {p: Mock(figures=Mock(peak_bytes=peaks[p])) for p in places}
+
+    monkeypatch.setattr(stages, "compiled_stages", compiled)
+    parallel = rc.DataParallel(rc.Adam(), rc.Mesh.of(pp=4), batch=4, micro_batches=4).spec.parallel
+    guess = StagesEstimate("pp=4", "1f1b", 24, 24, guessed, 1.0, 0.0, 0.0, None, "", Mock(), 10, exact=False)
+    every: Any = {p: Mock(block=blocks) for p in range(4)}
+    whole = stages.at_largest(guess, Mock(), parallel, every, None, lambda text: None)
+    assert whole.exact and [s.peak_bytes for s in whole.stages] == [10, 98, 98, 97]

@@ -19,7 +19,7 @@ UNCLEAR = re.compile(
     r"|UnboundLocalError|RecursionError|StopIteration|NotImplementedError|object has no attribute|NoneType)\b"
 )
 #: where an error's name stands behind the node or operator that it is about
-NAMED = re.compile(r" \((Index|Value)Error\)$|^\w+Error in\s|its inputs or attributes do not fit \([^\n]*\)")
+NAMED = re.compile(r" \((Index|Value)Error\)$|^\w+Error in\s|invalid inputs or attributes \([^\n]*\)")
 
 
 @functools.cache

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import recompute as rc
+from recompute.torch.decompositions import decompositions
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 pytestmark = pytest.mark.slow
 
+NAN, INF = float("nan"), float("inf")
 X = [[0.3, -1.5, 0.3, 2.5], [-0.75, 4.0, -2.25, 0.125]]
 Y = [[0.5, -0.0, float("nan"), -3.0], [0.0, 4.0, -2.5, 0.25]]
 
@@ -41,11 +43,18 @@ CASES = {
     "cummin of a number": lambda w: torch.cummin(w[0, 1], 0)[0],
     "indices of cummax": lambda w: w.gather(1, torch.cummax(w, 1)[1]),
     "median": lambda w: torch.median(w),
+    "median of rows with NaN": lambda w: torch.median(torch.where(w > 3, NAN, w), 1)[0].nan_to_num(7.0) + w[:, 0],
     "median of a number": lambda w: torch.median(w[0, 1], 0)[0],
     "diagonal_scatter": lambda w: torch.diagonal_scatter(w, w[0, :2] * 2, offset=1),
     "cov": lambda w: torch.cov(w, fweights=torch.tensor([1, 2, 1, 3])),
     "corrcoef": lambda w: torch.corrcoef(w),
     "combinations": lambda w: torch.combinations(w[0], 2, with_replacement=True),
+    "method cov": lambda w: w.cov(correction=0),
+    "ends of erfinv": lambda w: torch.erfinv(w.clamp(-1, 1)).clamp(-3, 3),
+    "poles of lgamma": lambda w: torch.lgamma(w.floor()).clamp(max=50) + w,
+    "cummax after NaN": lambda w: torch.cummax(torch.where(w > 3, NAN, w), 1)[0].nan_to_num(7.0),
+    "large hypot": lambda w: torch.hypot(w * 1e25, w.flip(1) * 1e25) * 1e-25,
+    "median of large numbers": lambda w: torch.median(w.clamp(0.3, 0.3) * 1e38 * 10) * 1e-37 + w.sum(),
 }
 
 
@@ -71,3 +80,39 @@ def test_sparse_tensors_are_refused_by_name() -> None:
         rc.from_torch(module, (torch.ones(2, 4),))
     with pytest.raises(rc.ModelError, match="'example input 0' is a sparse_csr tensor"):
         rc.from_torch(torch.nn.Linear(4, 4), (torch.eye(4).to_sparse_csr(),))
+
+
+POINTS = [1.0, -2.0, 0.0, -0.0, 3.0, NAN, INF, -INF, -0.5, 0.5, 2.5, -1.0, 1e-3, 200.0]
+EVERY = {
+    "copysign.Tensor": (POINTS, [-1.0, 2.0, -0.0, 0.0, 1.0] * 2 + [1.0, -1.0, 2.0, 1.0]),
+    "copysign.Scalar": (POINTS, -0.5),
+    "fmax.default": (POINTS, POINTS[::-1]),
+    "fmin.default": (POINTS, POINTS[::-1]),
+    "hypot.default": (POINTS, POINTS[::-1]),
+    "erfinv.default": (POINTS,),
+    "lgamma.default": (POINTS,),
+    "cummax.default": (POINTS, 0),
+    "cummin.default": (POINTS, 0),
+    "median.default": (POINTS,),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64", "int32"])
+@pytest.mark.parametrize("name", EVERY)
+def test_all_values_of_all_types_are_those_of_pytorch(name: str, dtype: str) -> None:
+    """NaN, infinities, zeros of both signs, what is outside of a function's domain; and without NaN and infinities."""
+    overload = getattr(getattr(torch.ops.aten, name.split(".")[0]), name.split(".")[1])
+    kind = getattr(torch, dtype)
+    if name.startswith("hypot") and not kind.is_floating_point:
+        pytest.skip("PyTorch has no hypot of integers")
+    columns = [a for a in EVERY[name] if isinstance(a, list)]
+    finite = [i for i in range(len(POINTS)) if all(abs(c[i]) < INF for c in columns)]
+    for at in (range(len(POINTS)), finite) if kind.is_floating_point else (finite,):
+        given = [torch.tensor([a[i] for i in at]).to(kind) if isinstance(a, list) else a for a in EVERY[name]]
+        expected, found = overload(*given), decompositions()[overload](*given)
+        if isinstance(expected, torch.Tensor):
+            expected, found = (expected,), (found,)
+        tolerance = {"float16": 4e-3, "bfloat16": 3e-2, "float64": 1e-12}.get(dtype, 2e-6)
+        for a, b in zip(expected, found, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(b.double(), a.double(), rtol=tolerance, atol=tolerance)

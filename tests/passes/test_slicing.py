@@ -19,13 +19,14 @@ from recompute.cost import device
 from recompute.errors import UsageError
 from recompute.language.ir import Role
 from recompute.language.kernels import PROVIDERS
-from recompute.passes import memory_report
+from recompute.passes import Target, memory_report
 from recompute.passes.planners.core.simulate import simulate
 from recompute.passes.planners.core.watch import Watch
-from recompute.passes.planners.fit.problem import _with_sums_there
+from recompute.passes.planners.fit import with_slices
+from recompute.passes.planners.fit.problem import Fitting, _with_sums_there
 from recompute.passes.planners.fit.with_slices import Sliced
 from recompute.passes.slicing.open_means import open_means
-from recompute.passes.slicing.regions import found_regions, region_candidates
+from recompute.passes.slicing.regions import Found, found_regions, region_candidates
 from recompute.passes.slicing.slicing import Slice, Slicing, in_slices, micro_step, parse_slicing
 from recompute.planning.saved import load_plan
 from recompute.runtime.cpu import register_all
@@ -266,3 +267,30 @@ def test_as_few_regions_as_fit(least: int, monkeypatch: pytest.MonkeyPatch) -> N
     search._fewer(list(range(5)))
     assert min((n for n, fits in seen.items() if fits), default=5) == least
     assert max((n for n, fits in seen.items() if not fits), default=0) == least - 1
+
+
+def test_slices_of_a_long_step_that_leave_little_room_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no first choice, but nothing is refused that they make fit."""
+    program, loss = small(4)
+    step = program.clone()
+    rc.SGD(0.1).minimize(step[loss])
+    fitting = Fitting(step.block, Target(providers=(), cost=device("a100-80")))
+    budget = fitting.of(("all:0:4",)).unrepeated.peak
+    monkeypatch.setattr(with_slices, "SOLVED_IN_PARTS", 0)
+    search = Sliced(fitting, budget)
+    search.batches()
+    assert search.fits is None and search.doubtful
+    search.in_doubt()
+    assert search.fits is not None and search.fits.plan.slices == ("all:0:4",)
+
+
+def test_kinds_of_regions_differ_by_axis_and_attributes() -> None:
+    text = """program p {
+  input %x: f32[8,8]
+  %y: f32[8,8] = Softmax(%x) {axis=AXIS}
+  %z: f32[8,8] = Exp(%y)
+  output %z
+}"""
+    blocks = [rc.parse(text.replace("AXIS", axis)) for axis in ("0", "1")]
+    found = [Found(Slicing("y", "z", axis, 2), 8, 0, 0, b.operators, None, None) for b in blocks for axis in (0, 1)]  # type: ignore[arg-type]
+    assert len({f.kind for f in found}) == 4

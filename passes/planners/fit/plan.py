@@ -139,6 +139,8 @@ def _in_slices_or_not(
         refusal = e
         if found is None:
             in_slices.beyond()
+            if in_slices.fits is None:
+                in_slices.in_doubt()
             found = in_slices.fits
     except KeyboardInterrupt:
         found = in_slices.fits if found is None else found

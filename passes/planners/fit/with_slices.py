@@ -46,7 +46,8 @@ class Sliced:
         self.limit = math.inf
         self.left_out = False  # whether the limit has left something out
         self.missed: dict[tuple[str, ...], int] = {}  # slices of those that do not fit, and bytes alive
-        self.ones: dict[int, tuple[float, Callable[[], bool]]] = {}  # by the number of slices of the batch
+        self.ones: dict[int, tuple[float, Callable[[float], bool]]] = {}  # by the number of slices of the batch
+        self.doubtful: dict[Slicing, None] = {}  # slices of the batch that may fit, if hardly anything else does
         self.dear: dict[object, float] = {}  # the extra seconds of regions of a kind, in so many slices
 
     @cached_property
@@ -146,19 +147,28 @@ class Sliced:
                 seconds, fits = self._one_slice(slicing)
                 if self.too_dear(seconds):  # more of them take longer
                     return
-                if fits() and self.tried([slicing]):
-                    return
+                if fits(self.goal if self.long else self.budget * _TRUSTED):
+                    if self.tried([slicing]):
+                        return
+                elif self.long:
+                    self.doubtful[slicing] = None
             except UsageError:  # an operator needs the whole batch
                 return
             pieces = size if pieces < size < 2 * pieces else 2 * pieces
 
-    def _one_slice(self, slicing: Slicing) -> tuple[float, Callable[[], bool]]:
-        """Seconds of the step in slices of the batch, and whether it is likely to fit, as one slice tells; 0 and true
-        where nothing but all slices can be planned."""
+    def in_doubt(self) -> None:
+        """Tries slices of the batch of a long step of which it was not sure that they fit: where nothing else does."""
+        with contextlib.suppress(UsageError):
+            for slicing in self.doubtful:
+                if _ended() or (self._one_slice(slicing)[1](self.budget * _TRUSTED) and self.tried([slicing])):
+                    return
+
+    def _one_slice(self, slicing: Slicing) -> tuple[float, Callable[[float], bool]]:
+        """Seconds of the step in slices of the batch, and whether it is likely to fit so many bytes, as one slice
+        tells; 0 and true where nothing but all slices can be planned."""
         if slicing.pieces not in self.ones:
             one = self.fitting.one_slice(str(slicing))
-            within = self.goal if self.long else self.budget * _TRUSTED
-            fits = functools.cache(lambda: one is None or one.fits(within))
+            fits = functools.cache(lambda within: one is None or one.fits(within))
             self.ones[slicing.pieces] = (0.0 if one is None else one.seconds), fits
         return self.ones[slicing.pieces]
 
