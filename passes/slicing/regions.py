@@ -12,6 +12,7 @@ from ...language.axes import Cut, Followed, advance, of_operator
 from ...language.builder import Builder
 from ...language.factors import Place
 from ...language.ir import Block, Operator, Value
+from ...language.op import Op
 from .open_means import open_means
 from .pieces import Pieces, bounds
 from .region import FORWARD, Graph, Region, contiguous, given_places, grown, hidden, possible
@@ -75,7 +76,7 @@ class Found:
     def kind(self) -> Hashable:
         """The same for regions of like operators (seeds apart) along one axis that read each other's results alike."""
         number = {v.name: n for n, v in enumerate(v for o in self.operators for v in o.writes())}
-        ops = [dataclasses.replace(o.op, seed=0) if "seed" in vars(o.op) else o.op for o in self.operators]
+        ops = [_seedless(o.op) for o in self.operators]
         return (
             self.size,
             self.slicing.axis,
@@ -84,6 +85,10 @@ class Found:
                 for op, o in zip(ops, self.operators, strict=True)
             ),
         )
+
+
+def _seedless(op: Op) -> Op:
+    return dataclasses.replace(op, seed=0) if op.random and hasattr(op, "seed") else op  # type: ignore[call-arg]
 
 
 def found_regions(block: Block, wide: bool) -> list[Found]:
