@@ -68,7 +68,7 @@ def test_another_plan_gives_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_budget_gives_the_same_bits(tmp_path: Path) -> None:
-    """A run of a deep network, stopped and then resumed within 70 % of its memory."""
+    """A run of a deep network, stopped and then resumed within 70 % of its memory; slices would round otherwise."""
     pytest.importorskip("ortools")
 
     def run(optimizer: object, folder: Path, *, resume: bool = False, stop: int = 99) -> rc.History:
@@ -79,7 +79,9 @@ def test_a_budget_gives_the_same_bits(tmp_path: Path) -> None:
 
     wanted = run(rc.Adam(), tmp_path / "whole")
     plain = run(rc.Adam(), tmp_path / "cut", stop=5)
-    within = run(rc.RecomputeOptimizer(rc.Adam()).set_budget("70%", effort=0.2), tmp_path / "cut", resume=True)
+    within = run(
+        rc.RecomputeOptimizer(rc.Adam()).set_budget("70%", effort=0.2, slicing=False), tmp_path / "cut", resume=True
+    )
     assert within.resumed_at == plain.steps == 5
     assert within.peak_bytes["measured"] <= 0.7 * plain.peak_bytes["measured"]
     assert within.weights_sha256 == wanted.weights_sha256
