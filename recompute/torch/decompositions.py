@@ -1,6 +1,6 @@
 """Operators of PyTorch for which its ONNX exporter has no function, by operators for which it has one.
 
-Values and gradients are PyTorch's (its tools/autograd/derivatives.yaml says what these are).
+Values are PyTorch's; gradients, too (its tools/autograd/derivatives.yaml), but for those at poles and of NaN.
 """
 
 from __future__ import annotations

@@ -43,6 +43,13 @@ class Library:
     about: str
     features: Sequence[str] = ()
 
+    @property
+    def placed(self) -> dict[str, Sequence[Placed]]:
+        """Inputs and outputs of the step and of the evaluation, by the names of their tables."""
+        (_, *step), (_, *evaluation) = self.step, self.evaluation
+        names = ("inputs", "outputs", "evaluation_inputs", "evaluation_outputs")
+        return dict(zip(names, (*step, *evaluation), strict=True))
+
 
 def template(file: str, name: str) -> str:
     """A file of this folder, its names with the library's."""
@@ -53,13 +60,9 @@ def template(file: str, name: str) -> str:
 
 def header(lib: Library) -> str:
     """NAME.h."""
-    listed = {
-        "INPUTS": lib.step[1],
-        "OUTPUTS": lib.step[2],
-        "EVALUATION_INPUTS": lib.evaluation[1],
-        "EVALUATION_OUTPUTS": lib.evaluation[2],
+    lines = {
+        f"THE_{name.upper()}": "".join(f" *   {_shown(v)}\n" for v, _ in values) for name, values in lib.placed.items()
     }
-    lines = {f"THE_{k}": "".join(f" *   {_shown(v)}\n" for v, _ in values) for k, values in listed.items()}
     named = ", ".join(f"{{{quoted(v.name)}, {v.nbytes}}}" for v, _ in lib.step[1])
     given = {"BYTES": f"{lib.memory.size:,}", "COUNT": str(len(lib.step[1])), "LOSS": quoted(lib.loss), "NAMED": named}
     text = _filled(template("step.h", lib.name), {**given, "ABOUT": _comment(lib.about)})
@@ -80,14 +83,8 @@ def _comment(text: str) -> str:
 
 def loader(lib: Library) -> str:
     """NAME.js."""
-    tables = {
-        "INPUTS": lib.step[1],
-        "OUTPUTS": lib.step[2],
-        "EVALUATION_INPUTS": lib.evaluation[1],
-        "EVALUATION_OUTPUTS": lib.evaluation[2],
-        "VALUES": [(v, 0) for v in lib.memory.weights.values()],
-    }
-    found = {k: {v.name: [v.type.numpy.name, list(v.shape)] for v, _ in values} for k, values in tables.items()}
+    tables = {**lib.placed, "values": [(v, 0) for v in lib.memory.weights.values()]}
+    found = {k.upper(): {v.name: [v.type.numpy.name, list(v.shape)] for v, _ in some} for k, some in tables.items()}
     given = {**found, "LOSS": lib.loss, "MODEL": lib.model}
     return _filled(template("step.js", lib.name), {k: json.dumps(v) for k, v in given.items()})
 
@@ -113,10 +110,7 @@ def source(lib: Library) -> str:
         "FILE_BYTES": size,
         "STEP_CALLS": len(lib.step[0]),
         "EVALUATION_CALLS": len(lib.evaluation[0]),
-        "INPUTS": len(lib.step[1]),
-        "OUTPUTS": len(lib.step[2]),
-        "EVALUATION_INPUTS": len(lib.evaluation[1]),
-        "EVALUATION_OUTPUTS": len(lib.evaluation[2]),
+        **{name.upper(): len(values) for name, values in lib.placed.items()},
         "FEATURES": " ".join(f'NEEDS("{f}")' for f in lib.features),
     }
     texts, wide = _Texts(), dict[int, int]()
@@ -182,13 +176,7 @@ def _values(lib: Library, weights: Sequence[Placed], texts: _Texts) -> list[str]
     copies = [f"{{{lib.memory.places[n]}, {at}, {lib.memory.constants[n].nbytes}}}" for n, at in lib.copies.items()]
     found = [_array("uint64_t shapes[]", shapes), _array("struct value weights[]", rows)]
     found.append(_array("struct copy constants[]", copies, "{0, 0, 0}"))
-    plain = {
-        "inputs": lib.step[1],
-        "outputs": lib.step[2],
-        "evaluation_inputs": lib.evaluation[1],
-        "evaluation_outputs": lib.evaluation[2],
-    }
-    for name, values in plain.items():
+    for name, values in lib.placed.items():
         rows = [f"{{{at}, {v.nbytes}, {texts.at(v.name)}, 0, 0, 0}}" for v, at in values]
         found.append(_array(f"struct value {name}[]", rows, "{0, 0, 0, 0, 0, 0}"))
     return found
