@@ -19,7 +19,7 @@ import recompute as rc
 from recompute.compiling.compiler import CompiledStep, compile_step
 from recompute.cost import kept_values
 from recompute.language.ir import Role
-from recompute.report.timeline import COLOURS, ROLES, timeline
+from recompute.report.timeline import COLOURS, ROLES, columns, timeline
 
 #: network → batch, options of the zoo
 NETWORKS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -69,10 +69,7 @@ def point(step: CompiledStep, share: int) -> dict[str, Any]:
 
 def _curves(totals: dict[str, list[int]]) -> dict[str, list[list[int]]]:
     """Role → runs (columns, KiB), each column as at its operator of the highest sum; roles of no bytes are left out."""
-    sums = [sum(at) for at in zip(*totals.values(), strict=True)]
-    n = min(len(sums), COLUMNS)
-    parts = [range(i * len(sums) // n, (i + 1) * len(sums) // n) for i in range(n)]
-    picked = [max(part, key=sums.__getitem__) for part in parts]
+    picked = [i for _, i in columns([sum(at) for at in zip(*totals.values(), strict=True)], COLUMNS)]
     found = {}
     for role, levels in totals.items():
         column = [levels[i] >> 10 for i in picked]

@@ -17,7 +17,7 @@ from ..cost import kept_values
 from ..language.ir import Role
 from ..language.program import Program
 from ..support.tables import human_bytes, human_flops, human_seconds
-from .timeline import COLOURS, ROLES, Timeline, timeline
+from .timeline import COLOURS, ROLES, Timeline, columns, timeline
 
 #: width and height of a picture in pixels; left margin for the scale
 _WIDTH, _HEIGHT, _LEFT = 760, 190, 64
@@ -99,11 +99,10 @@ def _memory(line: Timeline) -> str:
     n = len(line.operators)
     if not n:
         return ""
-    columns = [(i * n // min(n, _WIDTH), (i + 1) * n // min(n, _WIDTH)) for i in range(min(n, _WIDTH))]
     totals = line.totals()
-    height = max(map(sum, zip(*totals.values(), strict=True)))
-    # in each column the operator of the highest sum stands for all
-    picked = [max(range(a, b), key=lambda i: sum(x[i] for x in totals.values())) for a, b in columns]
+    sums = [sum(at) for at in zip(*totals.values(), strict=True)]
+    height, parts = max(sums), columns(sums, _WIDTH)
+    picked = [i for _, i in parts]  # in each column the operator of the highest sum stands for all
     under = [0] * len(picked)
     areas = []
     for role, label in ROLES.items():
@@ -112,8 +111,8 @@ def _memory(line: Timeline) -> str:
             areas.append(_area(under, over, height, role, label, max(totals[role])))
         under = over
     peak = max(range(len(picked)), key=under.__getitem__)
-    again = [any(line.operators[i].role is Role.RECOMPUTE for i in range(a, b)) for a, b in columns]
-    wide = _WIDTH / len(columns)
+    again = [any(line.operators[i].role is Role.RECOMPUTE for i in part) for part, _ in parts]
+    wide = _WIDTH / len(parts)
     mark = f"y='{_HEIGHT + 2}' width='{wide + 0.3:.1f}' height='5' fill='{COLOURS['recomputed']}'"
     marks = "".join(f"<rect x='{_LEFT + k * wide:.1f}' {mark}/>" for k, on in enumerate(again) if on)
     said = (

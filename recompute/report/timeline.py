@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..cost import CostModel, link_of, this_cpu
@@ -113,6 +113,13 @@ class Timeline:
     def starts(self) -> list[float]:
         """Estimated seconds from the beginning of the step to the start of each operator."""
         return running_sum(self.seconds)
+
+
+def columns(levels: Sequence[int], most: int) -> list[tuple[range, int]]:
+    """Positions in at most `most` parts of about one length, each with the position of its highest level."""
+    count = min(len(levels), most)
+    parts = [range(i * len(levels) // count, (i + 1) * len(levels) // count) for i in range(count)]
+    return [(part, max(part, key=levels.__getitem__)) for part in parts]
 
 
 def running_sum(seconds: Iterable[float]) -> list[float]:
