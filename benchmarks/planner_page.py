@@ -17,6 +17,7 @@ from typing import Any
 
 import recompute as rc
 from recompute.compiling.compiler import CompiledStep, compile_step
+from recompute.compiling.steps import attach_loss
 from recompute.cost import kept_values
 from recompute.language.ir import Role
 from recompute.report.timeline import COLOURS, ROLES, columns, timeline
@@ -81,8 +82,7 @@ def _curves(totals: dict[str, list[int]]) -> dict[str, list[list[int]]]:
 def planned(name: str, batch: int, options: dict[str, Any], share: int) -> dict[str, Any]:
     """The plan of a network within a share of its activations; `refused`: why there is none."""
     program = rc.load(rc.models.build(name, weights=False, **options), batch=batch)
-    outputs = program.block.outputs
-    loss = program["loss"] if "loss" in outputs else rc.losses.cross_entropy(program[outputs[0]])
+    loss, _ = attach_loss(program, None)
     optimizer = rc.MixedPrecision(rc.AdamW(1e-4), "bf16")
     budget = None if share == 100 else f"{share}% of activations"
     try:
