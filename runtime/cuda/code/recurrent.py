@@ -254,3 +254,20 @@ def column_sums(dtype: str, result: str) -> Kernel:
     parameters = (f"const {C_TYPES[dtype]}* x, const {C_TYPES[dtype]}* factor, {C_TYPES[result]}* y, long long rows, "
                   "int stride, int columns")  # fmt: skip
     return Kernel(f"column_sums_{dtype}", parameters, body)
+
+
+@functools.cache
+def bias_sums(dtype: str) -> Kernel:
+    """y [blocks · n] = the sums over the parts of x [parts, columns].
+
+    Which block of n columns a block of y is the sum of: four bits of `order` for each.
+    """
+    body = f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= size) return;
+    const int block = (int)(i / n), column = (int)(order >> 4 * block & 15) * n + (int)(i - (long long)block * n);
+    {COMPUTE[dtype]} sum = x[column];
+    for (int p = 1; p < parts; p++) sum += x[(long long)p * columns + column];
+    y[i] = narrow<{C_TYPES[dtype]}>(sum);"""
+    parameters = (f"const {COMPUTE[dtype]}* x, {C_TYPES[dtype]}* y, int columns, int parts, int n, "
+                  "unsigned long long order, long long size")  # fmt: skip
+    return Kernel(f"bias_sums_{dtype}", parameters, body)

@@ -209,11 +209,10 @@ class Backward(_Base):
         forward = op.op.forward()
         x, n, name = op.inputs[0].type, op.op.hidden_size, forward.name
         steps, batch, _ = x.shape
-        outs, state = filled(op.outputs, 7), TensorType(wide(x.dtype), (batch, n))
-        width = _width(forward)
+        outs, width, state = filled(op.outputs, 7), _width(forward), TensorType(wide(x.dtype), (batch, n))
         found = {"dg": x.with_shape((steps, batch, width)), "dh": state}
-        if name == "LSTM":
-            found["dc"] = state
+        if name == "LSTM":  # and dc behind dh
+            found["dh"] = state.with_shape((2, batch, n))
         if name == "GRU" and not forward.linear_before_reset:
             found["v"] = state
         masked = _masked(forward, op.inputs)
@@ -223,7 +222,6 @@ class Backward(_Base):
             found["previous"] = x.with_shape((steps, batch, n))
         if outs[3] is not None or outs[6] is not None:
             found["sums"] = TensorType(wide(x.dtype), (_parts(steps * batch) + 1, width))
-            found["total"] = x.with_shape((width,))
         return found
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
@@ -259,7 +257,8 @@ class _Back(_Direction):
         self.dc_last = self.part(grads[2]) if forward.name == "LSTM" else None
         self.dx = outs[0]
         self.dw, self.dr, self.db, self.dh0, self.dc0, self.dp = map(self.part, outs[1:7])
-        self.dg, self.dh, self.dc = rooms["dg"], rooms["dh"], rooms.get("dc")
+        self.dg, state, kind = rooms["dg"], rooms["dh"], (self.batch, self.n)
+        self.dh, self.dc = state.at(0, kind), state.at(self.size, kind) if forward.name == "LSTM" else None
         self.columns = _width(forward)
         masked = _masked(forward, ins)
         self.resident = resident.sizes(forward, self.x.type, masked=masked)
@@ -267,9 +266,9 @@ class _Back(_Direction):
 
     def calls(self) -> list[Call]:
         """The steps, then what follows from the gates' gradients."""
-        calls: list[Call] = [*self._copy(self.dh_last, self.dh)]
-        if self.dc is not None:
-            calls += self._copy(self.dc_last, self.dc)
+        calls: list[Call] = [Fill(self.rooms["dh"])]
+        if self.dh_last is not None or self.dc_last is not None:
+            calls = [*self._copy(self.dh_last, self.dh), *(self._copy(self.dc_last, self.dc) if self.dc else ())]
         if self.masked:
             calls.append(self._shift())
         order, step = self.op.order(self.d, self.steps), getattr(self, f"_{self.op.name.lower()}_back")
@@ -414,13 +413,15 @@ class _Back(_Direction):
         """The gates' gradients added up, where each bias stands."""
         if self.db is None:
             return []
-        n, width, rows, total = self.n, self.columns, self.steps * self.batch, self.rooms["total"]
-        calls: list[Call] = [self._sums(self.dg, rows, width, 0)]
-        calls.append(adding(self.x.dtype, False)(width, self.rooms["sums"], total, width, _parts(rows)))
-        places = [(0, 0, width), (0, width, width)]
-        if self.op.name == "GRU":
-            places = [(n, 0, 2 * n), (0, 2 * n, n), (n, 3 * n, 2 * n), (0 if "v" in self.rooms else 3 * n, 5 * n, n)]
-        return [*calls, *(Copy(self.db.at(to, (k,)), total.at(source, (k,))) for source, to, k in places)]
+        rows, blocks = self.steps * self.batch, [*range(self.op.gates)] * 2
+        if self.op.name == "GRU":  # columns of the gates' gradients: new, update, reset, what the reset gate meets
+            blocks = [1, 2, 0, 1, 2, 0 if "v" in self.rooms else 3]
+        order = sum(block << 4 * i for i, block in enumerate(blocks))
+        args = (self.rooms["sums"], self.db, self.columns, _parts(rows), self.n, order)
+        return [
+            self._sums(self.dg, rows, self.columns, 0),
+            text.bias_sums(self.x.dtype)(self.db.size, *args, self.db.size),
+        ]
 
     def _peepholes(self) -> list[Call]:
         """Gates' gradients times the cells that they saw, added up."""
