@@ -210,9 +210,8 @@ class Backward(_Base):
         x, n, name = op.inputs[0].type, op.op.hidden_size, forward.name
         steps, batch, _ = x.shape
         outs, width, state = filled(op.outputs, 7), _width(forward), TensorType(wide(x.dtype), (batch, n))
-        found = {"dg": x.with_shape((steps, batch, width)), "dh": state}
-        if name == "LSTM":  # and dc behind dh
-            found["dh"] = state.with_shape((2, batch, n))
+        states = state.with_shape((2, batch, n)) if name == "LSTM" else state  # dc behind dh
+        found = {"dg": x.with_shape((steps, batch, width)), "dh": states}
         if name == "GRU" and not forward.linear_before_reset:
             found["v"] = state
         masked = _masked(forward, op.inputs)
