@@ -1,4 +1,4 @@
-"""U-Net (Ronneberger et al. 2015, arXiv 1505.04597): the paper's layers and widths, without normalization."""
+"""U-Net (Ronneberger et al. 2015, arXiv 1505.04597): the paper's layers and widths, without normalisation."""
 
 from dataclasses import dataclass
 

@@ -2,7 +2,7 @@
 
 A product is computed in tiles of 128 x 256 elements of its result, one a streaming multiprocessor at a time; a last
 wave of tiles that does not fill the device takes as long as a full one (NVIDIA, Matrix Multiplication Background,
-sections on tile and wave quantization).  Full waves run at a part of the peak.
+sections on tile and wave quantisation).  Full waves run at a part of the peak.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Convolutions and products with weights, and the values around them that are quantized."""
+"""Convolutions and products with weights, and the values around them that are quantised."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...language.ir import Block, Operator, Role, Value
 from ..matching.graph import Graph, result
 
-#: operators that only move values, or choose among them: what they make of quantized values is quantized
+#: operators that only move values, or choose among them: what they make of quantised values is quantised
 _MOVES = frozenset(["Reshape", "Transpose", "MaxPool", "Identity", "Dropout", "Detach"])
 #: activations that integers have as bounds of what is clipped
 _CLIPS = frozenset(["Relu", "Relu6", "Clip"])

@@ -44,7 +44,7 @@ class QuantizeAware(Pass):
         return _Rewrite(self, block).run(self.chosen(block))
 
     def chosen(self, block: Block) -> list[Layer]:
-        """The layers to quantize, in order."""
+        """The layers to quantise, in order."""
         found = layers_of(block)
         if not found:
             raise UsageError(

@@ -12,7 +12,7 @@ from ..language.program import Program
 
 
 def initialise(program: Program, scheme: str, seed: int = 0, *, max_bytes: int | None = None) -> None:
-    """Initializes every parameter randomly.
+    """Initialises every parameter randomly.
 
     Matrices and convolution kernels: `"he"` is normal with variance 2 / fan_in (He et al. 2015), `"glorot"` uniform
     with variance 2 / (fan_in + fan_out) (Glorot & Bengio 2010).  Vectors: scales are 1, others 0.

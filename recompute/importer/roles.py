@@ -12,7 +12,7 @@ import onnx
 from ..language.op import REGISTRY
 from .origin import FLOATS
 
-#: inputs of operators on quantized tensors that are scales
+#: inputs of operators on quantised tensors that are scales
 _SCALES = {
     "DequantizeLinear": (1,), "QuantizeLinear": (1,), "QLinearMatMul": (1, 4, 6), "QLinearConv": (1, 4, 6),
     "QLinearAdd": (1, 4, 6), "QLinearMul": (1, 4, 6), "QLinearSigmoid": (1, 3), "QLinearLeakyRelu": (1, 3),
@@ -48,7 +48,7 @@ class Roles:
     """Names by what the graph does with them.
 
     `constants`: tensors that are nodes; `held`: the weights among them, where the file has no others; `scales`: of
-    integers, with `measured` those of values that are quantized in the graph; `codes`: integers that stand for weights;
+    integers, with `measured` those of values that are quantised in the graph; `codes`: integers that stand for weights;
     `bounds`: see _BOUNDS; `biases`: what is added to a product; `statistics`: of batch normalisations.
     """
 

@@ -74,7 +74,7 @@ class TrainRule:
         self.frozen = Patterns(said_to_train(source, FROZEN) or ())
         self.wanted = None if trainable is None else Patterns(trainable)
         self.roles = roles_of(graph)
-        if straight:  # scales of what is quantized in the graph have a gradient
+        if straight:  # scales of what is quantised in the graph have a gradient
             self.roles.scales.difference_update(self.roles.measured)
         self.angles = angles(graph, self.roles.held) if trainable is None else set()
         self.decided: dict[str, Trained] = {}

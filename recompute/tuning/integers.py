@@ -30,7 +30,7 @@ class Product:
 
 
 def integer_weights(model: Graph) -> dict[str, tuple[int, int]]:
-    """Matrices of 8-bit integers [in, out] that products of what is quantized in the graph read, with their shapes."""
+    """Matrices of 8-bit integers [in, out] that products of what is quantised in the graph read, with their shapes."""
     candidates = [n for n in model.nodes if n.op_type in PRODUCTS and len(n.input) > 1 and n.input[1] in model.tensors]
     reading, found = model.reading() if candidates else None, {}
     for node in candidates:
@@ -42,7 +42,7 @@ def integer_weights(model: Graph) -> dict[str, tuple[int, int]]:
 
 
 def product_of(reading: Reading, node: onnx.NodeProto) -> Product | None:
-    """The product that a node begins; None where its input is not quantized in the graph, or it ends otherwise."""
+    """The product that a node begins; None where its input is not quantised in the graph, or it ends otherwise."""
     scale, zero = PRODUCTS[node.op_type]
     names = [*node.input, *[""] * 6]
     if node.op_type == "DynamicQuantizeMatMul":

@@ -34,7 +34,7 @@ def dequantize(model: Graph, patterns: str | Sequence[str] | None = None) -> Non
     Those are MatMulNBits, MatMulBnb4 and GatherBlockQuantized (by the names of their codes), integers that
     MatMulInteger reads behind DynamicQuantizeLinear, DynamicQuantizeMatMul and MatMulIntegerToFloat (by the names of
     the integers), and weights behind DequantizeLinear (by the name of what it makes).  `patterns`: names or globs
-    (default: all).  What the graph quantizes for such products alone is no longer rounded.  `model`: a path, a
+    (default: all).  What the graph quantises for such products alone is no longer rounded.  `model`: a path, a
     ModelProto, or a Program from before losses and `minimize`; it stays as it is.  `requantize` rounds what was trained
     to the file's own form.
     UsageError where nothing of the kind is there, or matches.

@@ -145,7 +145,7 @@ def cdist(node: ImportedNode) -> Imported:
 
 @imports("LayerNormalization", domain=MS)
 def layer_normalization(node: ImportedNode) -> Imported:
-    """ONNX's LayerNormalization (opset 17), which optimized files of older opsets hold, too."""
+    """ONNX's LayerNormalization (opset 17), which optimised files of older opsets hold, too."""
     g, given = node.body(), node.attributes
     count = max([i + 1 for i in range(3) if node.wants(i)], default=1)
     made = g.LayerNormalization(*g.ins[:3], axis=given.get("axis", -1), epsilon=given.get("epsilon", 1e-5),

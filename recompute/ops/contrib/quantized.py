@@ -1,4 +1,4 @@
-"""Operators of the domain com.microsoft on quantized tensors: dequantize, compute, quantize again.
+"""Operators of the domain com.microsoft on quantised tensors: dequantise, compute, quantise again.
 
 Integer weights do not train: what is trained is around them.  Weights packed by blocks (MatMulNBits,
 MatMulBnb4, GatherBlockQuantized) stay packed.
@@ -14,7 +14,7 @@ from ...language.types import Value
 from ..linear.quantize import STRAIGHT, beyond
 from .basic import MS
 
-#: ONNX's numbers for the types of quantized elements
+#: ONNX's numbers for the types of quantised elements
 _KINDS = {"u8": 2, "i8": 3, "u16": 4, "i16": 5, "i32": 6}
 
 
@@ -40,7 +40,7 @@ def _again(node: ImportedNode, g: NodeWriter, y: str, scale: str, zero: int) -> 
 
 @imports("QuantizeLinear", "DequantizeLinear", domain=MS)
 def quantize(node: ImportedNode) -> Imported:
-    """Between real numbers and quantized ones, by one scale or one for each element of `axis`."""
+    """Between real numbers and quantised ones, by one scale or one for each element of `axis`."""
     g, t, scale = node.body(), node.need_type(0), node.need_type(1)
     if scale.ndim and scale.size > 1:
         axis = node.attributes.get("axis", 1) % t.ndim
@@ -137,7 +137,7 @@ def dynamic_quantize_lstm(node: ImportedNode) -> Imported:
 
 @imports("QAttention", domain=MS)
 def qattention(node: ImportedNode) -> Imported:
-    """Attention on quantized input and weights; what comes out is real."""
+    """Attention on quantised input and weights; what comes out is real."""
     g = node.body()
     x, w = _real(g, g.ins[0], g.ins[3], g.ins[6]), _real(g, g.ins[1], g.ins[4], g.ins[7])
     made = g.Attention(x, w, g.ins[2], g.ins[5], g.ins[8], domain=MS, outputs=2 if node.wants(1) else 1,
@@ -193,7 +193,7 @@ def gather_block_quantized(node: ImportedNode) -> Imported:
     """Rows of a table that is packed into a few bits with one scale for each block of a row, dequantised when they are
     taken.
 
-    Integers of 4 bits are packed as uint8 when the model is loaded; a table that is gathered or quantized along another
+    Integers of 4 bits are packed as uint8 when the model is loaded; a table that is gathered or quantised along another
     axis, or whose rows do not fill their last block, is unpacked then.
     """
     given, t = node.attributes, node.need_type(0)

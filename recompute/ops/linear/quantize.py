@@ -23,7 +23,7 @@ from ..common import Ufunc
 STRAIGHT = "recompute.straight"
 #: the largest sum of products of bytes that 32 bits hold is of this many
 _MOST_TERMS = (2**31 - 1) // 255**2
-#: range of what is quantized to integers
+#: range of what is quantised to integers
 _RANGES = {f"{s}{n}": ((0, 2**n - 1) if s == "u" else (-(2 ** (n - 1)), 2 ** (n - 1) - 1))
            for s in "ui" for n in (2, 4, 8, 16, 32)}  # fmt: skip
 
