@@ -82,8 +82,8 @@ class UNet(Segmentation):
             starts.append((have - want) // 2)
             ends.append((have - want) // 2 + want)
         name = f"up{level}.crop"
-        given = [net.constant(f"{name}.{key}", at) for key, at in (("starts", starts), ("ends", ends))]
-        return net.add("Slice", [x, *given, net.constant("crop.axes", [2, 3])], name)
+        bounds = [net.constant(f"{name}.{key}", at) for key, at in (("starts", starts), ("ends", ends))]
+        return net.add("Slice", [x, *bounds, net.constant("crop.axes", [2, 3])], name)
 
 
 def _sizes(side: int) -> list[int] | None:
