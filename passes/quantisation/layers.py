@@ -30,8 +30,8 @@ class Layer:
 def layers_of(block: Block) -> list[Layer]:
     """All of a block's forward pass, in order."""
     graph, weights = Graph(block), {v.name for v in (*block.parameters, *block.buffers)}
-    found = (_layer(graph, i, op, weights) for i, op in enumerate(block.operators))
-    return [layer for layer in found if layer is not None]
+    layers = (_layer(graph, i, op, weights) for i, op in enumerate(block.operators))
+    return [layer for layer in layers if layer is not None]
 
 
 def named(block: Block, layer: Layer) -> tuple[str, str]:

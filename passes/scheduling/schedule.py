@@ -62,20 +62,20 @@ class Schedule(Pass):
     def orders(self, graph: Graph) -> list[list[int]]:
         """Orders with a lower peak than the one given, as far as the graph tells; the best first."""
         n = len(graph)
-        given = list(range(n))
+        original = list(range(n))
         if n <= self.exact:
             order, _, _ = best_order(Window.of_all(graph), 1 << 60)
             return [] if order is None else [order]
-        peak = max(graph.profile(given), default=0)
+        peak = max(graph.profile(original), default=0)
         if graph.bound() >= peak:
             return []
         if n > _LOOKS:  # one look is what there is time for
-            found = [fit(graph, given, peak) or given]
+            candidates = [fit(graph, original, peak) or original]
         else:
-            squeezed = squeeze(graph, settle(graph, given, peak))
+            squeezed = squeeze(graph, settle(graph, original, peak))
             refined = refine(graph, squeezed, self.window, self.tries)
-            found = [squeezed] if refined == squeezed else [refined, squeezed]
-        peaks = [(max(graph.profile(order)), order) for order in found]
+            candidates = [squeezed] if refined == squeezed else [refined, squeezed]
+        peaks = [(max(graph.profile(order)), order) for order in candidates]
         return [order for p, order in peaks if p < peak]
 
 
@@ -121,12 +121,12 @@ def in_order_of(others: Iterable[Block], block: Block) -> Block | None:
 def _keys(block: Block) -> list[tuple[str, ...]]:
     """The kind of each operator but frees, and what it writes and reads besides tables."""
     tables = {v.name for v in block.buffers}.union(c.value.name for c in block.constants)
-    found = []
+    keys = []
     for op in block.operators:
         if not isinstance(op.op, Free):
             reads = ("" if v is None or v.name in tables else v.name for v in op.inputs)
-            found.append((op.op.name, *(v.name for v in op.writes()), *reads))
-    return found
+            keys.append((op.op.name, *(v.name for v in op.writes()), *reads))
+    return keys
 
 
 def _is_chain(block: Block) -> bool:
@@ -156,10 +156,10 @@ def quick_live_peak(block: Block, limit: int) -> int:
     if least <= limit or _is_chain(block):
         return least
     graph = graph_of(block)
-    given = list(range(len(graph)))
+    original = list(range(len(graph)))
     if graph.bound() > limit:
         return graph.bound()
-    order = settle(graph, given, max(graph.profile(given)))
+    order = settle(graph, original, max(graph.profile(original)))
     least = min(least, max(graph.profile(order)))
     if least > limit:
         order = fit(graph, order, limit) or _fit_backwards(graph.reversed(), order, limit) or order
@@ -195,19 +195,19 @@ def squeeze(graph: Graph, order: list[int], steps: int = 6) -> list[int]:
         if high - low <= high >> 9:
             break
         limit = (low + high) // 2
-        found = fit(graph, order, limit) or _fit_backwards(back, order, limit)
-        if found is None:
+        squeezed = fit(graph, order, limit) or _fit_backwards(back, order, limit)
+        if squeezed is None:
             low = limit + 1
         else:
-            order, high = found, max(graph.profile(found))
+            order, high = squeezed, max(graph.profile(squeezed))
     return order
 
 
 def _fit_backwards(back: Graph, order: list[int], limit: int) -> list[int] | None:
     """`fit` from the end: `back` is the reversed graph, the orders are the graph's own."""
     last = len(order) - 1
-    found = fit(back, [last - i for i in reversed(order)], limit)
-    return None if found is None else [last - i for i in reversed(found)]
+    backward = fit(back, [last - i for i in reversed(order)], limit)
+    return None if backward is None else [last - i for i in reversed(backward)]
 
 
 def fit(graph: Graph, order: list[int], limit: int) -> list[int] | None:
@@ -323,10 +323,10 @@ def refine(graph: Graph, order: list[int], width: int, tries: int) -> list[int]:
                 walk.step(i)
             window = Window(graph, order, first, first + w, walk)
             allowed = min(tries, _TRIES)
-            found, _, left = best_order(window, allowed, peak >> 10) if window.bound() < peak else (None, True, allowed)
+            best, _, left = best_order(window, allowed, peak >> 10) if window.bound() < peak else (None, True, allowed)
             tries -= allowed - left + first // 8
-            if found is not None:
-                order[first : first + w] = [window.operators[k] for k in found]
+            if best is not None:
+                order[first : first + w] = [window.operators[k] for k in best]
                 profile[first : first + w] = graph.profile(order[first : first + w], walk)
                 break
         else:

@@ -54,7 +54,7 @@ def gradient_errors(plain: CompiledStep, step: CompiledStep, loss: str, feed: An
     return {
         "same_loss": bool(same), "loss_error": off, "steps": STEPS, "relative_error": float(np.mean(np.sqrt(total))),
         "worst": {"parameter": worst, "relative_error": deviations.get(worst, 0.0)},
-        "parameters": deviations, "sketches": _sketches(near, feed, executors[1]),
+        "parameters": deviations, "sketches": sketch_variances(near, feed, executors[1]),
     }  # fmt: skip
 
 
@@ -76,8 +76,9 @@ def _squares(exact: Any, near: Any) -> tuple[float, float]:
     return float((b - a) @ (b - a)), float(a @ a)
 
 
-def _sketches(program: Program, feed: Any, executor: Any) -> list[dict[str, Any]]:
-    """For each weight whose gradient is a product of two sketches: its variance, and the batch's own."""
+def sketch_variances(program: Program, feed: Any, executor: Any) -> list[dict[str, Any]]:
+    """Runs one step; for each weight whose gradient is a product of two sketches, the variance that the sketch adds
+    (`variance`), that which the choice of the batch gives (`batch_variance`), and their quotient (`ratio`)."""
     block = program.logical
     makers = {o.outputs[0].name: o for o in block.operators if isinstance(o.op, Sketch) and o.outputs[0] is not None}
     sketches = []
