@@ -62,20 +62,20 @@ class Schedule(Pass):
     def orders(self, graph: Graph) -> list[list[int]]:
         """Orders with a lower peak than the one given, as far as the graph tells; the best first."""
         n = len(graph)
-        original = list(range(n))
+        given = list(range(n))
         if n <= self.exact:
             order, _, _ = best_order(Window.of_all(graph), 1 << 60)
             return [] if order is None else [order]
-        peak = max(graph.profile(original), default=0)
+        peak = max(graph.profile(given), default=0)
         if graph.bound() >= peak:
             return []
         if n > _LOOKS:  # one look is what there is time for
-            candidates = [fit(graph, original, peak) or original]
+            found = [fit(graph, given, peak) or given]
         else:
-            squeezed = squeeze(graph, settle(graph, original, peak))
+            squeezed = squeeze(graph, settle(graph, given, peak))
             refined = refine(graph, squeezed, self.window, self.tries)
-            candidates = [squeezed] if refined == squeezed else [refined, squeezed]
-        peaks = [(max(graph.profile(order)), order) for order in candidates]
+            found = [squeezed] if refined == squeezed else [refined, squeezed]
+        peaks = [(max(graph.profile(order)), order) for order in found]
         return [order for p, order in peaks if p < peak]
 
 
@@ -121,12 +121,12 @@ def in_order_of(others: Iterable[Block], block: Block) -> Block | None:
 def _keys(block: Block) -> list[tuple[str, ...]]:
     """The kind of each operator but frees, and what it writes and reads besides tables."""
     tables = {v.name for v in block.buffers}.union(c.value.name for c in block.constants)
-    keys = []
+    found = []
     for op in block.operators:
         if not isinstance(op.op, Free):
             reads = ("" if v is None or v.name in tables else v.name for v in op.inputs)
-            keys.append((op.op.name, *(v.name for v in op.writes()), *reads))
-    return keys
+            found.append((op.op.name, *(v.name for v in op.writes()), *reads))
+    return found
 
 
 def _is_chain(block: Block) -> bool:
@@ -156,10 +156,10 @@ def quick_live_peak(block: Block, limit: int) -> int:
     if least <= limit or _is_chain(block):
         return least
     graph = graph_of(block)
-    original = list(range(len(graph)))
+    given = list(range(len(graph)))
     if graph.bound() > limit:
         return graph.bound()
-    order = settle(graph, original, max(graph.profile(original)))
+    order = settle(graph, given, max(graph.profile(given)))
     least = min(least, max(graph.profile(order)))
     if least > limit:
         order = fit(graph, order, limit) or _fit_backwards(graph.reversed(), order, limit) or order
@@ -195,19 +195,19 @@ def squeeze(graph: Graph, order: list[int], steps: int = 6) -> list[int]:
         if high - low <= high >> 9:
             break
         limit = (low + high) // 2
-        squeezed = fit(graph, order, limit) or _fit_backwards(back, order, limit)
-        if squeezed is None:
+        found = fit(graph, order, limit) or _fit_backwards(back, order, limit)
+        if found is None:
             low = limit + 1
         else:
-            order, high = squeezed, max(graph.profile(squeezed))
+            order, high = found, max(graph.profile(found))
     return order
 
 
 def _fit_backwards(back: Graph, order: list[int], limit: int) -> list[int] | None:
     """`fit` from the end: `back` is the reversed graph, the orders are the graph's own."""
     last = len(order) - 1
-    backward = fit(back, [last - i for i in reversed(order)], limit)
-    return None if backward is None else [last - i for i in reversed(backward)]
+    found = fit(back, [last - i for i in reversed(order)], limit)
+    return None if found is None else [last - i for i in reversed(found)]
 
 
 def fit(graph: Graph, order: list[int], limit: int) -> list[int] | None:
@@ -323,10 +323,10 @@ def refine(graph: Graph, order: list[int], width: int, tries: int) -> list[int]:
                 walk.step(i)
             window = Window(graph, order, first, first + w, walk)
             allowed = min(tries, _TRIES)
-            best, _, left = best_order(window, allowed, peak >> 10) if window.bound() < peak else (None, True, allowed)
+            found, _, left = best_order(window, allowed, peak >> 10) if window.bound() < peak else (None, True, allowed)
             tries -= allowed - left + first // 8
-            if best is not None:
-                order[first : first + w] = [window.operators[k] for k in best]
+            if found is not None:
+                order[first : first + w] = [window.operators[k] for k in found]
                 profile[first : first + w] = graph.profile(order[first : first + w], walk)
                 break
         else:

@@ -104,7 +104,7 @@ def region_candidates(block: Block, wide: bool) -> list[Found]:
     """`found_regions` of which some may not be `possible`: to ask takes longer than to find them."""
     graph = Graph(open_means(block))  # as the pass does
     positions = list(graph.forward)
-    regions: list[Found] = []
+    found: list[Found] = []
     at = 0
     while at < len(positions):
         run = _run(graph, positions[at:])
@@ -114,9 +114,9 @@ def region_candidates(block: Block, wide: bool) -> list[Found]:
             continue
         for part in [region] if wide else list(_hidden_layers(graph, region)):
             if (one := _described(graph, part)) is not None:
-                regions.append(one)
+                found.append(one)
         at = positions.index(run.members[-1]) + 1
-    return regions
+    return found
 
 
 def _run(graph: Graph, positions: Sequence[int]) -> Region | None:
@@ -125,12 +125,12 @@ def _run(graph: Graph, positions: Sequence[int]) -> Region | None:
     if start is None:
         return None
     starts, size = start
-    state = Followed({n: Cut(p, size) for n, p in starts.items()}, {}, {}, {})
+    found = Followed({n: Cut(p, size) for n, p in starts.items()}, {}, {}, {})
     end = 0
     for n, i in enumerate(positions):
         o = graph.operators[i]
-        advance(state, i, o)
-        if o.op.updates or any((i, k) in state.needs for k in range(len(o.inputs))):
+        advance(found, i, o)
+        if o.op.updates or any((i, k) in found.needs for k in range(len(o.inputs))):
             break
         end = n + 1
     if end < 2:
@@ -141,15 +141,15 @@ def _run(graph: Graph, positions: Sequence[int]) -> Region | None:
 
 def _start(graph: Graph, o: Operator) -> tuple[dict[str, Place], int] | None:
     """The index that is the first axis of an operator's result, and where its inputs have it: contiguous in all."""
-    output = o.outputs[0] if o.outputs else None
-    if output is None or o.op.updates:
+    made = o.outputs[0] if o.outputs else None
+    if made is None or o.op.updates:
         return None
-    axis = next((a for a, d in enumerate(output.shape) if d > 1), -1)
+    axis = next((a for a, d in enumerate(made.shape) if d > 1), -1)
     for f in of_operator(o) if axis >= 0 else ():
-        places = given_places(graph, o, f)
-        apart = any(not contiguous(graph.values[n], p) for n, p in places.items())
-        if f.outputs[0] == Place(axis) and not f.whole and places and not apart:
-            return places, f.size
+        given = given_places(graph, o, f)
+        apart = any(not contiguous(graph.values[n], p) for n, p in given.items())
+        if f.outputs[0] == Place(axis) and not f.whole and given and not apart:
+            return given, f.size
     return None
 
 
@@ -183,15 +183,15 @@ def _hidden_layers(graph: Graph, region: Region) -> Iterator[Region]:
     for n, i in enumerate(region.members):
         o = graph.operators[i]
         cut = [v.nbytes for v in o.reads() if v.name in region.states and v.name not in graph.persistent]
-        size = sum(v.nbytes for v in o.writes() if isinstance(region.states.get(v.name), Cut))
+        made = sum(v.nbytes for v in o.writes() if isinstance(region.states.get(v.name), Cut))
         largest = max(cut, default=0)
-        if first is None and size > 1.5 * largest > 0:
+        if first is None and made > 1.5 * largest > 0:
             first = n
-        elif first is not None and largest > 0 and size < 0.75 * largest and largest * 2 > _bytes(graph, region, first):
+        elif first is not None and largest > 0 and made < 0.75 * largest and largest * 2 > _bytes(graph, region, first):
             part = region.members[first : n + 1]
-            written = {v.name for j in part for v in graph.operators[j].writes()}
-            read = {v.name for j in part for v in graph.operators[j].reads()} - written
-            outer = {m: p for m, p in starts.items() if m in read and m not in graph.persistent}
+            own = {v.name for j in part for v in graph.operators[j].writes()}
+            given = {v.name for j in part for v in graph.operators[j].reads()} - own
+            outer = {m: p for m, p in starts.items() if m in given and m not in graph.persistent}
             smaller = _trimmed(graph, grown(graph, part, outer, region.size))
             if smaller is not None:
                 yield smaller
@@ -205,16 +205,14 @@ def _bytes(graph: Graph, region: Region, n: int) -> int:
 
 def _described(graph: Graph, region: Region) -> Found | None:
     """The region as a slicing of two slices, if it hides enough."""
-    hidden_values = hidden(graph, region)
+    own = hidden(graph, region)
     values = region.written(graph.block)
-    inside = sum(values[n].nbytes for n in hidden_values if not _is_view(graph, n))
-    waiting = sum(values[n].nbytes for n in _waiting(graph, region, hidden_values) if not _is_view(graph, n))
+    inside = sum(values[n].nbytes for n in own if not _is_view(graph, n))
+    waiting = sum(values[n].nbytes for n in _waiting(graph, region, own) if not _is_view(graph, n))
     members = set(region.members)
-    read = {v.name: v for i in members for v in graph.operators[i].reads() if v.name in region.states}
-    border = sum(v.nbytes for n, v in read.items() if n not in values)
-    border += sum(
-        v.nbytes for n, v in values.items() if n not in hidden_values and isinstance(region.states.get(n), Cut)
-    )
+    given = {v.name: v for i in members for v in graph.operators[i].reads() if v.name in region.states}
+    border = sum(v.nbytes for n, v in given.items() if n not in values)
+    border += sum(v.nbytes for n, v in values.items() if n not in own and isinstance(region.states.get(n), Cut))
     if inside < _WORTH * border:
         return None
     first = next(graph.operators[region.members[0]].writes())
@@ -229,15 +227,15 @@ def _described(graph: Graph, region: Region) -> Found | None:
 
 def _waiting(graph: Graph, region: Region, names: Collection[str]) -> set[str]:
     """Those of `names` that the backward pass reads, as they are or through views."""
-    saved: set[str] = set()
+    found: set[str] = set()
     for i in reversed(region.members):
         o = graph.operators[i]
         for n in (v.name for v in o.writes() if v.name in names):
-            if n in saved or any(graph.operators[k].role not in FORWARD for k in graph.consumers.get(n, ())):
-                saved.add(n)
+            if n in found or any(graph.operators[k].role not in FORWARD for k in graph.consumers.get(n, ())):
+                found.add(n)
                 if _is_view(graph, n) and o.inputs[0] is not None and o.inputs[0].name in names:
-                    saved.add(o.inputs[0].name)
-    return saved
+                    found.add(o.inputs[0].name)
+    return found
 
 
 def _is_view(graph: Graph, name: str) -> bool:

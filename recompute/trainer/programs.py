@@ -90,10 +90,10 @@ class Programs:
     @property
     def batch(self) -> int:
         """Samples of a step of all ranks.  UsageError where the inputs have no common first dimension."""
-        size = self.program.forward_block.batch if hasattr(self, "program") else None
-        if size is None:
+        found = self.program.forward_block.batch if hasattr(self, "program") else None
+        if found is None:
             raise UsageError("the inputs of the program have no common first dimension, so that there is no batch")
-        return size
+        return found
 
     def at(self, batch: int, dims: Mapping[str, int] = MappingProxyType({})) -> At:
         """A batch with these sizes of dimensions, and the program's own of others."""
@@ -111,8 +111,8 @@ class Programs:
 
     def rows(self, batch: int) -> slice:
         """The rows of a batch that this rank reads."""
-        size = batch if self.ranks.mesh is None else self.training(self.at(batch)).block.batch or batch
-        return slice(None) if size == batch else slice(self.ranks.share * size, (self.ranks.share + 1) * size)
+        own = batch if self.ranks.mesh is None else self.training(self.at(batch)).block.batch or batch
+        return slice(None) if own == batch else slice(self.ranks.share * own, (self.ranks.share + 1) * own)
 
     @property
     def micro_batches(self) -> int | None:
@@ -156,9 +156,9 @@ class Programs:
         """The forward pass at other sizes, with arrays of its own, divided among ranks as it was asked for."""
         if self.again is None:
             raise UsageError(f"the model fixes its batch at {self.batch}")
-        program = self.again(at.batch, dict(at.dims))
-        program.shardings = self.program.shardings
-        return program
+        made = self.again(at.batch, dict(at.dims))
+        made.shardings = self.program.shardings
+        return made
 
     def _minimized(self, at: At) -> Program:
         """A training step at other sizes.  Plain where a shorter one fits the program's memory without its plan."""
@@ -167,9 +167,9 @@ class Programs:
         spec = self._spec.for_batch(at.batch, self._most)
         plain = spec.without_plan()
         if at.dims != self.own.dims and spec.request is not None and not (spec.allowed or spec.slices):
-            program = self._trained(plain, at)
-            if self._arena(program, training=True) <= self._arena(self.program, training=True):
-                return program
+            made = self._trained(plain, at)
+            if self._arena(made, training=True) <= self._arena(self.program, training=True):
+                return made
         try:
             return self._trained(spec, at)
         except UsageError:  # a plan that is for other sizes
@@ -237,9 +237,9 @@ class Programs:
                 if session is None:
                     continue
                 near = [v for v in session.block.persistent() if not v.type.host]
-                near_bytes = {self._held(program, v): session.arrays[v.name].nbytes for v in near}
-                arrays |= near_bytes
-                arenas[id(getattr(session, "arena", session))] = session.measured_peak_bytes - sum(near_bytes.values())
+                own = {self._held(program, v): session.arrays[v.name].nbytes for v in near}
+                arrays |= own
+                arenas[id(getattr(session, "arena", session))] = session.measured_peak_bytes - sum(own.values())
         return sum(arenas.values()) + sum(arrays.values())
 
 
