@@ -80,8 +80,8 @@ def piece(
     op: Op, f: Factor, start: int, size: int, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
 ) -> tuple[Op, Types, Types]:
     """The operator of the slice [start, start + size) of a factor, and the types that it reads and writes."""
-    inputs, outputs = f.types(size, ins, outs)
-    return op.sliced(f, start, size, outputs), inputs, outputs
+    given, made = f.types(size, ins, outs)
+    return op.sliced(f, start, size, made), given, made
 
 
 def of_operator(o: Operator) -> tuple[Factor, ...]:
@@ -99,36 +99,36 @@ def follow(block: Block, starts: Mapping[str, int | Place]) -> Followed:
     for name, at in starts.items():
         place = at if isinstance(at, Place) else Place(at)
         states[name] = Cut(place, values[name].shape[place.axis] // (place.outer * place.inner))
-    state = Followed(states, {}, {}, {})
+    found = Followed(states, {}, {}, {})
     for i, o in enumerate(block.operators):
-        advance(state, i, o)
-    return state
+        advance(found, i, o)
+    return found
 
 
-def advance(state: Followed, i: int, o: Operator) -> None:
+def advance(found: Followed, i: int, o: Operator) -> None:
     """Takes the index through the next operator, at position `i`: states of its outputs from those of its inputs."""
-    states = [None if v is None else state.states.get(v.name) for v in o.inputs]
+    states = [None if v is None else found.states.get(v.name) for v in o.inputs]
     partial = {k for k, s in enumerate(states) if isinstance(s, Partial)}
     summed = {k for k in partial if states[k] == Partial(SUM)} == partial
     if partial and summed and all(s is None for k, s in enumerate(states) if k not in partial):
         groups = [{k for k in g if k < len(states) and o.inputs[k] is not None} for g in o.op.linear]
         if partial in groups and all(v.type.is_float for v in o.writes()):
-            _write(state, o, [Partial(SUM)] * len(o.outputs))
+            _write(found, o, [Partial(SUM)] * len(o.outputs))
             return
     f = _choose(o, states)
     for k, s in enumerate(states):
         place = None if f is None else f.inputs[k]
         wanted = None if f is None or place is None else Cut(place, f.size)
         if s is not None and (s != wanted or (f is not None and f.whole)):
-            state.needs[i, k] = s
+            found.needs[i, k] = s
         if wanted is not None and s != wanted and f is not None and not f.whole:
-            state.cuts[i, k] = wanted
+            found.cuts[i, k] = wanted
     if f is None:
-        _write(state, o, [None] * len(o.outputs))
+        _write(found, o, [None] * len(o.outputs))
         return
-    state.factors[i] = f
-    written = [Cut(p, f.size) if isinstance(p, Place) else None if p is None else Partial(p) for p in f.outputs]
-    _write(state, o, written)
+    found.factors[i] = f
+    made = [Cut(p, f.size) if isinstance(p, Place) else None if p is None else Partial(p) for p in f.outputs]
+    _write(found, o, made)
 
 
 def _choose(o: Operator, states: Sequence[State | None]) -> Factor | None:
@@ -156,13 +156,13 @@ def matched(f: Factor, place: Place | str | None, s: Cut) -> Factor | None:
     return None if parts is None else f.refined(s.size, *parts)
 
 
-def _write(state: Followed, o: Operator, states: Sequence[State | None]) -> None:
+def _write(found: Followed, o: Operator, states: Sequence[State | None]) -> None:
     for v, s in zip(o.outputs, states, strict=False):
         if v is None:
             continue
-        state.states.pop(v.name, None)
+        found.states.pop(v.name, None)
         if s is not None:
-            state.states[v.name] = s
+            found.states[v.name] = s
 
 
 # -- compositions -----------------------------------------------------------------------------------------------------
@@ -187,10 +187,10 @@ class _Body:
         """None for an operator without one."""
         b = Builder()
         inputs = [None if t is None else Value(b.names.take(f"x{i}"), t) for i, t in enumerate(ins)]
-        results = op.expand(b, *inputs)
-        if results is None:
+        made = op.expand(b, *inputs)
+        if made is None:
             return None
-        wanted = tuple(v if t is not None else None for v, t in zip(results, outs, strict=False))
+        wanted = tuple(v if t is not None else None for v, t in zip(made, outs, strict=False))
         constants = {c.value.name: (c.value.type, c.data) for c in b.constants}
         return _Body(op, ins, outs, tuple(leading_to(b.operators, wanted)), constants, wanted)
 
@@ -215,9 +215,9 @@ class _Body:
         if any(v is not None and s is None for v, s in zip(self.outputs, states, strict=True)):
             return None
         inputs = tuple(s.place if isinstance(s := way.states.get(f"x{k}"), Cut) else None for k in range(len(self.ins)))
-        places = tuple(None if s is None else s.place if isinstance(s, Cut) else s.how for s in states)
+        made = tuple(None if s is None else s.place if isinstance(s, Cut) else s.how for s in states)
         size = next(s.size for s in way.states.values() if isinstance(s, Cut))
-        f = Factor(size, inputs, places).fitted(self.ins, self.outs)
+        f = Factor(size, inputs, made).fitted(self.ins, self.outs)
         return f if self.is_sliced(f, way) else None
 
     def is_sliced(self, f: Factor, way: Followed) -> bool:
@@ -235,7 +235,7 @@ class _Body:
         if other is None or len(other.operators) != len(self.operators):
             return False
         same: dict[str, str] = {f"x{i}": f"x{i}" for i in range(len(self.ins))}
-        same |= {n: m for n, data in self.constants.items() for m, array in other.constants.items() if array == data}
+        same |= {n: m for n, data in self.constants.items() for m, found in other.constants.items() if found == data}
         read = {v.name: c for (k, j), c in way.cuts.items() if (v := self.operators[k].inputs[j]) is not None}
         for k, (a, b) in enumerate(zip(self.operators, other.operators, strict=True)):
             if not _same_operator(a, b, same, way.factors.get(k) or _making(a, read)):
@@ -250,14 +250,14 @@ def through_expansion(op: Op, ins: Types, outs: Types) -> tuple[Factor, ...]:
     body = _Body.of(op, ins, outs)
     if body is None:
         return ()
-    result: list[Factor] = []
+    found: list[Factor] = []
     for i, t in enumerate(ins):
         for axis, d in enumerate(() if t is None else t.shape):
-            if d > 1 and all(f.inputs[i] != Place(axis) for f in result):
+            if d > 1 and all(f.inputs[i] != Place(axis) for f in found):
                 f = body.factor(i, axis)
                 if f is not None:
-                    result.append(f)
-    return tuple(result)
+                    found.append(f)
+    return tuple(found)
 
 
 def _making(o: Operator, read: Mapping[str, Cut]) -> Factor | None:

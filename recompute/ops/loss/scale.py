@@ -111,5 +111,5 @@ class LossScaleUpdate(Op):
     @classmethod
     def samples(cls, draw):
         for scale, good, unscale in ((64, 5, 0.0), (64, 5, 1 / 64), (64, 9, 1 / 64), (_MOST, 9, 0.5), (_LEAST, 0, 0.0)):
-            state = np.array(scale, np.float32), np.array(good, np.int64), np.array(unscale, np.float32)
-            yield draw.case(cls(interval=10), *state)
+            given = np.array(scale, np.float32), np.array(good, np.int64), np.array(unscale, np.float32)
+            yield draw.case(cls(interval=10), *given)

@@ -69,21 +69,21 @@ class Forward(_Base):
         x, n, name = op.inputs[0].type, op.op.hidden_size, op.op.name
         steps, batch, _ = x.shape
         outs = filled(op.outputs, 5)
-        types = {}
+        found = {}
         if name != "LSTM" or outs[3] is None:
-            types["gates"] = x.with_shape((steps, batch, op.op.gates * n))
+            found["gates"] = x.with_shape((steps, batch, op.op.gates * n))
         if name == "LSTM" and outs[4] is None:
-            types["cell"] = x.with_shape((batch, n))
+            found["cell"] = x.with_shape((batch, n))
         lengths = len(op.inputs) > 4 and op.inputs[4] is not None
         if sizes := resident.sizes(op.op, x, masked=lengths):
-            types["counters"] = sizes.counters(batch)
+            found["counters"] = sizes.counters(batch)
         elif name == "GRU":
-            types["product"] = x.with_shape((batch, 3 * n))
+            found["product"] = x.with_shape((batch, 3 * n))
             if not getattr(op.op, "linear_before_reset", 0):
-                types["room"] = x.with_shape((batch, n))
+                found["room"] = x.with_shape((batch, n))
         if lengths:
-            types["h"] = x.with_shape((batch, n))
-        return types
+            found["h"] = x.with_shape((batch, n))
+        return found
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         rooms = dict(zip(self.rooms(op), scratch, strict=True))
@@ -96,14 +96,14 @@ class _Direction:
 
     def __init__(self, op: Recurrent, d: int, ins: Buffers, outs: Buffers, rooms: dict[str, Buffer]) -> None:
         self.op, self.d, self.rooms = op, d, rooms
-        inputs = filled(ins, 8)[:8]
-        x = need(inputs[0])
-        self.x, self.lengths = x, inputs[4]
+        given = filled(ins, 8)[:8]
+        x = need(given[0])
+        self.x, self.lengths = x, given[4]
         self.counts = "i32" if self.lengths is None else self.lengths.dtype
         self.steps, self.batch, self.features = x.shape
         self.n = op.hidden_size
         self.width = op.gates * self.n
-        self.w, self.r, self.bias, self.h0, self.c0, self.p = (self.part(inputs[i]) for i in (1, 2, 3, 5, 6, 7))
+        self.w, self.r, self.bias, self.h0, self.c0, self.p = (self.part(given[i]) for i in (1, 2, 3, 5, 6, 7))
         self.y, self.last = outs[0], [self.part(v) for v in outs[1 : op.onnx_outputs]]
         self.kept = [self.part(v) for v in outs[op.onnx_outputs : op.onnx_outputs + 2]]
         self.gates = self.kept[0] if op.name == "LSTM" and self.kept[0] is not None else rooms["gates"]
@@ -162,10 +162,10 @@ class _Direction:
 
     def _met_state(self, name: str, args: Sequence[Any], before: Any, t: int, activation: str = "") -> list[Call]:
         """A step's kernel, after gates += h rᵀ."""
-        n, width, launches = self.n, self.width, self.run(name, *args, t=t, activation=activation)
+        n, width, found = self.n, self.width, self.run(name, *args, t=t, activation=activation)
         if before is None:
-            return [launches]
-        return [product(before, self.r, args[0], (self.batch, width, n), (n, n, width), tb=True, add=True), launches]
+            return [found]
+        return [product(before, self.r, args[0], (self.batch, width, n), (n, n, width), tb=True, add=True), found]
 
     def _lstm(self, t: int, before: Any, cell: Any) -> tuple[list[Call], Any]:
         gates, new = self.step(self.gates, t), self.rooms.get("cell")
@@ -211,20 +211,20 @@ class Backward(_Base):
         steps, batch, _ = x.shape
         outs, state = filled(op.outputs, 7), TensorType(wide(x.dtype), (batch, n))
         width = _width(forward)
-        types = {"dg": x.with_shape((steps, batch, width)), "dh": state}
+        found = {"dg": x.with_shape((steps, batch, width)), "dh": state}
         if name == "LSTM":
-            types["dc"] = state
+            found["dc"] = state
         if name == "GRU" and not forward.linear_before_reset:
-            types["v"] = state
+            found["v"] = state
         masked = _masked(forward, op.inputs)
         if sizes := resident.sizes(forward, x, masked=masked):
-            types["counters"] = sizes.counters(batch)
-        if masked or (outs[2] is not None and (forward.directions > 1 or "v" in types)):
-            types["previous"] = x.with_shape((steps, batch, n))
+            found["counters"] = sizes.counters(batch)
+        if masked or (outs[2] is not None and (forward.directions > 1 or "v" in found)):
+            found["previous"] = x.with_shape((steps, batch, n))
         if outs[3] is not None or outs[6] is not None:
-            types["sums"] = TensorType(wide(x.dtype), (_parts(steps * batch) + 1, width))
-            types["total"] = x.with_shape((width,))
-        return types
+            found["sums"] = TensorType(wide(x.dtype), (_parts(steps * batch) + 1, width))
+            found["total"] = x.with_shape((width,))
+        return found
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         rooms = dict(zip(self.rooms(op), scratch, strict=True))
@@ -238,8 +238,8 @@ def _width(forward: Any) -> int:
 
 def _masked(forward: Any, ins: Sequence[Any]) -> bool:
     """Whether the state before a step is not just that of the step before it: the initial one follows the last step."""
-    inputs = filled(ins, 6)
-    return forward.direction != "forward" and inputs[4] is not None and inputs[5] is not None
+    given = filled(ins, 6)
+    return forward.direction != "forward" and given[4] is not None and given[5] is not None
 
 
 def _parts(rows: int) -> int:
@@ -251,10 +251,10 @@ class _Back(_Direction):
 
     def __init__(self, op: RecurrentGrad, d: int, ins: Buffers, outs: Buffers, rooms: dict[str, Buffer]) -> None:
         forward = op.forward()
-        inputs, saved, grads = op.parts(ins)
+        given, made, grads = op.parts(ins)
         rooms = {**rooms, "gates": rooms["dg"]}
-        kept = [saved[0], *[None] * (forward.onnx_outputs - 1), *saved[1:], None, None]
-        super().__init__(forward, d, inputs, kept, rooms)
+        kept = [made[0], *[None] * (forward.onnx_outputs - 1), *made[1:], None, None]
+        super().__init__(forward, d, given, kept, rooms)
         self.dy, self.dh_last = grads[0], self.part(grads[1])
         self.dc_last = self.part(grads[2]) if forward.name == "LSTM" else None
         self.dx = outs[0]
@@ -430,16 +430,16 @@ class _Back(_Direction):
         back = self.op.backwards(self.d)
         edge, rest = ((self.steps - 1) * step, 0) if back else (0, step)
         calls: list[Call] = []
-        for k, flag in ((0, False), (1, True), (2, False)):
+        for k, own in ((0, False), (1, True), (2, False)):
             parts = 0
-            if flag:
+            if own:
                 calls.append(self._sums(_rest(self.dg, k * n), rows, n, 0, cells))
                 parts = _parts(rows)
             elif self.steps > 1:
                 seen = _rest(cells, self.size) if back else cells
                 calls.append(self._sums(_rest(self.dg, rest + k * n), rows - self.batch, n, 0, seen))
                 parts = _parts(rows - self.batch)
-            if not flag and self.c0 is not None:
+            if not own and self.c0 is not None:
                 x, columns, sums = _rest(self.dg, edge + k * n), -(-n // 32), self.rooms["sums"]
                 args = (x, self.c0, _rest(sums, parts * n), self.batch, self.columns, n)
                 calls.append(text.column_sums(x.dtype, sums.dtype).blocks(columns, 1, args=args))
