@@ -1,10 +1,11 @@
 """Makes docs/planner.html: ten networks, budgets of each, and what a plan keeps, recomputes and costs.
 
-    python benchmarks/planner_page.py ROWS.jsonl [--only NAME ...]      plans that ROWS.jsonl lacks
+    python benchmarks/planner_page.py ROWS.jsonl [--only NAME ...] [--shares 60 30 ...]      plans that ROWS.jsonl lacks
     python benchmarks/planner_page.py ROWS.jsonl --page docs/planner.html
 
 Nothing is run and no device is needed: steps are planned for an H100 by its data sheet (`rc.Target`), at shares of the
-activations.  The page loads nothing; its numbers are in it.
+activations.  The page loads nothing; its numbers are in it.  Low shares take minutes each: the page in docs/ has all of
+them for four networks (`llama-block`, `vit-base`, `bert-base`, `gpt2-small`), 4 to 6 for the others.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ def point(step: CompiledStep, share: int) -> dict[str, Any]:
 def _curves(totals: dict[str, list[int]]) -> dict[str, list[list[int]]]:
     """Role → runs (columns, KiB), each column as at its operator of the highest sum; roles of no bytes are left out."""
     picked = [i for _, i in columns([sum(at) for at in zip(*totals.values(), strict=True)], COLUMNS)]
-    found = {}
+    curves = {}
     for role, levels in totals.items():
         column = [levels[i] >> 10 for i in picked]
         if any(column):
-            found[role] = [[len(list(same)), level] for level, same in itertools.groupby(column)]
-    return found
+            curves[role] = [[len(list(same)), level] for level, same in itertools.groupby(column)]
+    return curves
 
 
 def planned(name: str, batch: int, options: dict[str, Any], share: int) -> dict[str, Any]:
@@ -94,12 +95,14 @@ def planned(name: str, batch: int, options: dict[str, Any], share: int) -> dict[
 def page(rows: list[dict[str, Any]]) -> str:
     """The page with its data."""
     networks: dict[str, Any] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda r: (list(NETWORKS).index(r["network"]), -r["share"])):
         entry = networks.setdefault(row["network"], {"batch": row["batch"], "points": []})
         entry["points"].append({k: v for k, v in row.items() if k not in ("network", "batch")})
-    for entry in networks.values():
-        entry["points"].sort(key=lambda p: -p["share"])
-    data = {"networks": networks, "roles": ROLES, "colours": COLOURS, "columns": COLUMNS}
+    return filled({"networks": networks, "roles": ROLES, "colours": COLOURS, "columns": COLUMNS})
+
+
+def filled(data: dict[str, Any]) -> str:
+    """The page with this data, which it holds as JSON."""
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     template = Path(__file__).with_name("planner_page.html").read_text(encoding="utf-8")
     return template.replace("__DATA__", text)
@@ -110,6 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path)
     parser.add_argument("--only", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--shares", nargs="*", type=int, default=SHARES)
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.rows.read_text().splitlines()] if options.rows.exists() else []
@@ -119,7 +123,7 @@ def main() -> None:
     ready = {(row["network"], row["share"]) for row in rows}
     for name in options.only:
         batch, more = NETWORKS[name]
-        for share in SHARES:
+        for share in options.shares:
             if (name, share) not in ready:
                 row = {"network": name, "batch": batch, **planned(name, batch, more, share)}
                 with options.rows.open("a") as file:

@@ -43,8 +43,8 @@ class Parts:
         x = net.add("Relu", [x], f"{name}.relu")
         parts = [net.conv(x, f"{name}.conv1", channels=(first, out // 2), kernel=1, stride=2, bias=False)]
         bounds = {"starts": [1, 1], "ends": [1 << 31, 1 << 31], "axes": [2, 3]}
-        given = [net.constant(f"shift.{key}", value) for key, value in bounds.items()]
-        y = net.add("Slice", [x, *given], f"{name}.shift")
+        inputs = [net.constant(f"shift.{key}", value) for key, value in bounds.items()]
+        y = net.add("Slice", [x, *inputs], f"{name}.shift")
         parts.append(net.conv(y, f"{name}.conv2", channels=(first, out - out // 2), kernel=1, stride=2, bias=False))
         return self._norm(net.concat(parts, f"{name}.cat"), name, out)
 

@@ -1,4 +1,4 @@
-"""AlexNet (Krizhevsky 2014, arXiv 1404.5997: "one weird trick"), the variant of one tower without normalization.
+"""AlexNet (Krizhevsky 2014, arXiv 1404.5997: "one weird trick"), the variant of one tower without normalisation.
 
 Parameters have torchvision's names and layouts, so that its weights can be copied in by name (at image 224).
 """

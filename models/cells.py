@@ -94,9 +94,9 @@ class _Searched(Classifier):
             halves = index in (self.cells // 3, 2 * self.cells // 3)
             width = width * 2 if halves else width
             cell = self.reduction if halves else self.normal
-            name, ((x, size), (y, own)) = f"cell{index}", states
+            name, ((x, size), (y, last)) = f"cell{index}", states
             first = (parts.halve if halved else parts.project)(x, f"{name}.pre0", channels=(size, width))
-            pair = [first, parts.project(y, f"{name}.pre1", channels=(own, width))]
+            pair = [first, parts.project(y, f"{name}.pre1", channels=(last, width))]
             out = cell.build(parts, pair, name, width, halves=halves)
             states, halved = [states[1], (out, width * len(cell.gives))], halves
         x, size = states[1]

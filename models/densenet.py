@@ -46,11 +46,11 @@ class DenseNet(Classifier):
             raise UsageError(f"option 'image' ({self.image}) is too small for {len(self.blocks)} blocks")
 
     def checkpoints(self) -> tuple[str, ...]:
-        found = []
+        names = []
         for block, count in enumerate(self.blocks, start=1):
-            found.append("stem.pool" if block == 1 else f"transition{block - 1}.pool")
-            found += [f"block{block}.layer{layer}.out" for layer in range(1, count + 1)]
-        return tuple(found)
+            names.append("stem.pool" if block == 1 else f"transition{block - 1}.pool")
+            names += [f"block{block}.layer{layer}.out" for layer in range(1, count + 1)]
+        return tuple(names)
 
     def build(self, net: Net) -> None:
         window: dict[str, Any] = {"kernel": 7, "stride": 2, "padding": 3}

@@ -215,8 +215,8 @@ def _loss(net: Net, classes: int) -> None:
     focal = net.add("ReduceSum", [_focal(net, classes)], "focal.sum", keepdims=0)
     # log(1 + e^x) - x * wanted, stable for scores of both signs
     soft = net.add("Softplus", ["centerness"], "middle.soft")
-    own = net.add("Mul", ["centerness", "target_centerness"], "middle.own")
-    middle = net.add("Mul", [net.add("Sub", [soft, own], "middle.each"), front], "middle.front")
+    product = net.add("Mul", ["centerness", "target_centerness"], "middle.own")
+    middle = net.add("Mul", [net.add("Sub", [soft, product], "middle.each"), front], "middle.front")
     middle = net.add("ReduceSum", [middle], "middle.sum", keepdims=0)
     scores = net.add("Div", [net.add("Add", [focal, middle], "scores.sum"), count], "scores.mean")
     weighted = net.add("Mul", [_apart(net, one), "target_centerness"], "boxes.each")

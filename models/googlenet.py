@@ -1,4 +1,4 @@
-"""GoogLeNet (Szegedy et al. 2014, arXiv 1409.4842) with batch normalization, without the auxiliary heads.
+"""GoogLeNet (Szegedy et al. 2014, arXiv 1409.4842) with batch normalisation, without the auxiliary heads.
 
 Parameters have torchvision's names and layouts, so that its weights can be copied in by name. As there, the branch
 that the paper gives a 5x5 kernel has a 3x3 one.

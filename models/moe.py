@@ -66,8 +66,8 @@ class Moe(Llama):
         split = net.constant("experts.shape", [-1, self.experts, self.capacity, self.hidden])
         y = net.add("Reshape", [y, split], f"{name}.by_group")
         y = net.add("Transpose", [y], f"{name}.by_expert", perm=[1, 0, 2, 3])
-        own = net.constant("expert.shape", [self.experts, -1, self.hidden])
-        y = self._experts(net, net.add("Reshape", [y, own], f"{name}.own"), name)
+        shape = net.constant("expert.shape", [self.experts, -1, self.hidden])
+        y = self._experts(net, net.add("Reshape", [y, shape], f"{name}.own"), name)
         returned = net.constant("returned.shape", [self.experts, -1, self.capacity, self.hidden])
         y = net.add("Reshape", [y, returned], f"{name}.served")
         y = net.add("Transpose", [y], f"{name}.returned", perm=[1, 0, 2, 3])
@@ -126,15 +126,15 @@ class Moe(Llama):
         ranks = net.add("CumSum", [first, tokens], f"{name}.first.rank", exclusive=1)
         later = net.add("CumSum", [second, tokens], f"{name}.second.rank", exclusive=1)
         taken = net.add("ReduceSum", [first, net.constant("token.axes", [1])], f"{name}.first.taken", keepdims=1)
-        found = []
+        places = []
         for kind, mask, rank in (
             ("first", first, ranks),
             ("second", second, net.add("Add", [later, taken], f"{name}.second.after")),
         ):
-            own = net.add("Mul", [rank, mask], f"{name}.{kind}.own")
-            place = net.add("ReduceSum", [own, last], f"{name}.{kind}.place", keepdims=1)
-            found.append(net.add("Cast", [place], f"{name}.{kind}.number", to=TensorProto.INT64))
-        return found[0], found[1]
+            product = net.add("Mul", [rank, mask], f"{name}.{kind}.own")
+            place = net.add("ReduceSum", [product, last], f"{name}.{kind}.place", keepdims=1)
+            places.append(net.add("Cast", [place], f"{name}.{kind}.number", to=TensorProto.INT64))
+        return places[0], places[1]
 
     def _slot(self, net: Net, mask: str, place: str, name: str) -> str:
         """float32 [groups, tokens, experts · capacity]: 1 at the token's slot, nowhere if its expert is full."""

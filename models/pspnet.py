@@ -66,7 +66,7 @@ class PspNet(Segmentation):
 
     def _pyramid(self, net: Net, x: str, size: int) -> str:
         """x beside its averages over coarse squares, each with a quarter of the channels, at x's size."""
-        found, (height, width) = [x], self._sizes()
+        parts, (height, width) = [x], self._sizes()
         for bins in _BINS:
             name, part = f"pyramid{bins}", size // len(_BINS)
             stride = (height // bins, width // bins)
@@ -74,8 +74,8 @@ class PspNet(Segmentation):
             y = net.average_pool(x, f"{name}.pool", kernel=kernel, stride=stride)
             y = conv_bn(net, y, name + ".{}", channels=(size, part), kernel=1)
             y = net.add("Relu", [y], f"{name}.relu")
-            found.append(_resize(net, y, f"{name}.out", (height, width)))
-        return net.concat(found, "pyramid.out")
+            parts.append(_resize(net, y, f"{name}.out", (height, width)))
+        return net.concat(parts, "pyramid.out")
 
     def _head(self, net: Net, x: str, size: int) -> None:
         inner = size // len(_BINS)

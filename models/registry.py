@@ -186,11 +186,11 @@ def _options(family: Family) -> dict[str, Any]:
     return {item.name: getattr(family, item.name) for item in fields(family)}
 
 
-def _nearest(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+def _nearest(word: str, choices: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, choices, n=3, cutoff=0.5)
     if close:
         return "did you mean " + " or ".join(repr(match) for match in close) + "?"
-    return "there are " + ", ".join(known)
+    return "there are " + ", ".join(choices)
 
 
 def _check_option(name: str, key: str, value: Any, default: Any) -> Any:
@@ -200,8 +200,8 @@ def _check_option(name: str, key: str, value: Any, default: Any) -> Any:
         value = (value,) * len(default)
     where = f"option {key!r} of network {name!r}"
     if type(value) is not type(default):
-        wanted, given = type(default).__name__, type(value).__name__
-        raise UsageError(f"{where} must be of type {wanted} like its default {default!r}, not {given} {value!r}")
+        wanted, actual = type(default).__name__, type(value).__name__
+        raise UsageError(f"{where} must be of type {wanted} like its default {default!r}, not {actual} {value!r}")
     if type(value) is int and value < 1:
         raise UsageError(f"{where} must be at least 1, not {value}")
     if key == "image" and type(value) is tuple and [type(v) is int and v > 0 for v in value] != [True, True]:

@@ -39,8 +39,8 @@ class SegNet(Segmentation):
                 size = width
             name = f"down{level}.pool"
             window = {"kernel_shape": [2, 2], "strides": [2, 2]}
-            x, found = net.add_many("MaxPool", [x], [name, f"{name}.indices"], name=name, **window)
-            indices.append(found)
+            x, pooled = net.add_many("MaxPool", [x], [name, f"{name}.indices"], name=name, **window)
+            indices.append(pooled)
         for level in range(5, 0, -1):
             window = {"kernel_shape": [2, 2], "strides": [2, 2]}
             x = net.add("MaxUnpool", [x, indices[level - 1]], f"up{level}.unpool", **window)

@@ -1,4 +1,4 @@
-"""U-Net (Ronneberger et al. 2015, arXiv 1505.04597): the paper's layers and widths, without normalization."""
+"""U-Net (Ronneberger et al. 2015, arXiv 1505.04597): the paper's layers and widths, without normalisation."""
 
 from dataclasses import dataclass
 
@@ -82,8 +82,8 @@ class UNet(Segmentation):
             starts.append((have - want) // 2)
             ends.append((have - want) // 2 + want)
         name = f"up{level}.crop"
-        given = [net.constant(f"{name}.{key}", at) for key, at in (("starts", starts), ("ends", ends))]
-        return net.add("Slice", [x, *given, net.constant("crop.axes", [2, 3])], name)
+        bounds = [net.constant(f"{name}.{key}", at) for key, at in (("starts", starts), ("ends", ends))]
+        return net.add("Slice", [x, *bounds, net.constant("crop.axes", [2, 3])], name)
 
 
 def _sizes(side: int) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""VGG (Simonyan and Zisserman 2014, arXiv 1409.1556), plain and with batch normalization.
+"""VGG (Simonyan and Zisserman 2014, arXiv 1409.1556), plain and with batch normalisation.
 
 Parameters have torchvision's names and layouts, so that its weights can be copied in by name.
 """

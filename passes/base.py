@@ -86,11 +86,11 @@ class ForwardPass(Pass, abstract=True):
         values = block.values()
         kept = dict.fromkeys([*block.outputs, *(n for n in self.kept if n in values)])
         marked = block.with_operators(block.operators, outputs=tuple(kept))
-        found = self.changed(marked, program)
-        if found is marked:
+        changed = self.changed(marked, program)
+        if changed is marked:
             return block
         program.edited(program.again, str(self), lambda made: apply_passes(made, [self]))
-        return found.with_operators(found.operators, outputs=block.outputs)
+        return changed.with_operators(changed.operators, outputs=block.outputs)
 
     def changed(self, block: Block, program: Program) -> Block:
         """The rewritten block, whose outputs all stay; `program`: whose block it is."""
@@ -222,7 +222,7 @@ def pipeline(text: str) -> list[Pass]:
 
     UsageError for an unknown pass or option, with the nearest names.
     """
-    found = []
+    passes = []
     for part in _split(expect("a pipeline", text, str, "a text such as 'dead-code,liveness'")):
         match = re.match(r"^([\w-]+)(?:\{(.*)\})?$", part, re.DOTALL)
         if not match:
@@ -232,8 +232,8 @@ def pipeline(text: str) -> list[Pass]:
             raise UsageError(
                 f"unknown pass '{match[1]}'{nearest(match[1], PASSES)}; known: {', '.join(sorted(PASSES))}"
             )
-        found.append(cls(**_options(cls, match[2] or "")))
-    return found
+        passes.append(cls(**_options(cls, match[2] or "")))
+    return passes
 
 
 def _options(cls: type[Pass], text: str) -> dict[str, Any]:

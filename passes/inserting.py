@@ -39,13 +39,13 @@ def insertion(given: str | Insertion) -> Insertion:
 
 def with_inserted(passes: Sequence[Pass], inserted: Iterable[Insertion]) -> list[Pass]:
     """A list of passes with those that are inserted at its own; others are left out."""
-    found = list(passes)
+    result = list(passes)
     for one in inserted:
-        names = [p.name for p in found]
+        names = [p.name for p in result]
         if one.at in names:
             at = names.index(one.at) + (one.where == "after")
-            found[at:at] = one.passes
-    return found
+            result[at:at] = one.passes
+    return result
 
 
 def check_places(inserted: Iterable[Insertion], passes: Sequence[Pass]) -> None:

@@ -74,8 +74,8 @@ def cleanup_passes(target: Target, *, planned: bool = False) -> list[Pass]:
     """The first passes of any step.  `planned`: a plan will define which normalised values are recomputed."""
     rebuild = expect("target", target, Target, "an rc.Target").rebuild and not planned
     weights = [TemporaryWeights()] if target.rebuild else []
-    found = [Unplan(), DeadCode(), *weights, *([Rebuild()] if rebuild else ()), CommitUpdates()]
-    return with_inserted(found, target.insertions)
+    passes = [Unplan(), DeadCode(), *weights, *([Rebuild()] if rebuild else ()), CommitUpdates()]
+    return with_inserted(passes, target.insertions)
 
 
 def numbered_passes(target: Target, *, scheduled: bool = False) -> list[Pass]:
@@ -118,8 +118,8 @@ def lowering_passes(target: Target) -> list[Pass]:
         return with_inserted(_communication(), target.insertions)
     fusion: list[Pass] = [OpenNorms(), Fusion(device=target.on_device)] if {"loops", "cuda"} & set(names) else []
     gradients = [FoldTransposes(), HeadsLast(names), ScatterGradients(names)]
-    found = [*_communication(), *gradients, ChannelsLast(names), *fusion, ChooseKernels(names)]
-    return with_inserted(found, target.insertions)
+    passes = [*_communication(), *gradients, ChannelsLast(names), *fusion, ChooseKernels(names)]
+    return with_inserted(passes, target.insertions)
 
 
 def _communication() -> list[Pass]:
@@ -169,9 +169,9 @@ def planned(block: Block, target: Target, others: Sequence[Block] = (), limit: i
     with trusted() if others else contextlib.nullcontext():  # what will run is verified
         block = lowered(without_copies(block), target)
     if target.schedule and (ordered := in_order_of(others, block)) is not None:
-        found = run_passes(ordered, memory_passes(replace(target, schedule=False), moved))
-        if memory_report(found).arena <= max(memory_report(other).arena for other in others):
-            return found
+        result = run_passes(ordered, memory_passes(replace(target, schedule=False), moved))
+        if memory_report(result).arena <= max(memory_report(other).arena for other in others):
+            return result
     return run_passes(block, memory_passes(target, moved, limit))
 
 

@@ -112,19 +112,19 @@ def target_fields() -> tuple[str, ...]:
 
 def target_from(target: Target | None, options: dict[str, Any]) -> Target:
     """The target, or one made from its fields, which are removed from `options`.  UsageError if both are given."""
-    given = {name: options.pop(name) for name in target_fields() if name in options}
-    given = {name: value for name, value in given.items() if value is not None}
+    fields = {name: options.pop(name) for name in target_fields() if name in options}
+    fields = {name: value for name, value in fields.items() if value is not None}
     if target is not None:
         expect("target", target, Target, "an rc.Target")
-    if target is not None and given:
-        name = next(iter(given))
+    if target is not None and fields:
+        name = next(iter(fields))
         raise UsageError(f"target and {name} both define the target: give target=rc.Target({name}=..., ...)")
-    return target or Target(**given)
+    return target or Target(**fields)
 
 
 def target_given(target: Target | None, options: dict[str, Any], function: str) -> Target:
     """`target_from` for options that must all be fields of a target.  UsageError for others."""
-    found = target_from(target, options)
+    result = target_from(target, options)
     for name in options:
         raise UsageError(f"{function} has no option '{name}'{nearest(name, target_fields())}")
-    return found
+    return result

@@ -32,18 +32,18 @@ def as_block(block: Block) -> Block:
 
 def as_names(names: Any, what: str) -> list[str | Variable]:
     """A name or Variable, or several of them, as a list.  UsageError for all else."""
-    given = [names] if isinstance(names, (str, Variable)) else names
+    listed = [names] if isinstance(names, (str, Variable)) else names
     wanted = "a name or Variable, or a list of such"
-    return [expect(what, name, (str, Variable), wanted) for name in expect(what, given, Iterable, wanted)]
+    return [expect(what, name, (str, Variable), wanted) for name in expect(what, listed, Iterable, wanted)]
 
 
 def as_texts(names: Any, what: str, program: Program | None = None) -> list[str]:
     """The same, Variables by their names; UsageError for those of another program than `program`, if it is given."""
-    given = as_names(names, what)
-    for name in given:
+    listed = as_names(names, what)
+    for name in listed:
         if program is not None and isinstance(name, Variable) and name.program is not program:
             raise UsageError(f"{what}: '{name.name}' belongs to another program")
-    return [name.name if isinstance(name, Variable) else name for name in given]
+    return [name.name if isinstance(name, Variable) else name for name in listed]
 
 
 def as_loss(program: Program, loss: Variable | str) -> Variable:

@@ -67,19 +67,19 @@ def as_budget(amount: str | int | Budget) -> Budget:
             f"cannot read '{amount}' as an amount of memory ({_EXPECTED}, 60% of the plain step's peak, "
             "'40% of activations' or '8GiB of process')"
         )
-    text, found = str(amount).strip(), float(match[1])
+    text, number = str(amount).strip(), float(match[1])
     if match[2] == "%":
-        if not 0 < found < math.inf:
+        if not 0 < number < math.inf:
             raise UsageError(f"a memory budget must be more than 0 %, not {amount}")
-        return Budget(text, share=found / 100, of_activations=bool(match[3]))
-    found *= _UNITS[match[2].lower()]
-    if not 1 <= found < math.inf:
+        return Budget(text, share=number / 100, of_activations=bool(match[3]))
+    number *= _UNITS[match[2].lower()]
+    if not 1 <= number < math.inf:
         raise UsageError(f"a memory budget must be more than 0 bytes, not {amount}")
     if match[3]:
-        if found <= BESIDE:
+        if number <= BESIDE:
             raise UsageError(f"'{text}': Python, libraries and kernels may take {BESIDE:,} bytes, without any step")
-        return Budget(text, of_process=int(found))
-    return Budget(text, bytes=int(found))
+        return Budget(text, of_process=int(number))
+    return Budget(text, bytes=int(number))
 
 
 def as_bytes(text: str | int) -> int:

@@ -93,17 +93,17 @@ def kept_values(block: Block) -> dict[str, int]:
     Values offloaded to host memory are not included.
     """
     forward = (Role.FORWARD, Role.LOSS)
-    made: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     kept: dict[str, int] = {}
     for op in block.operators:
         if isinstance(op.op, Free) or op.op.copies:
             continue
         if op.role in forward:
             if not op.op.updates:
-                made.update((v.name, v.nbytes) for v in op.writes())
+                sizes.update((v.name, v.nbytes) for v in op.writes())
         else:
-            kept.update((v.name, made[v.name]) for v in op.reads() if v.name in made)
-    return {name: nbytes for name, nbytes in made.items() if name in kept}
+            kept.update((v.name, sizes[v.name]) for v in op.reads() if v.name in sizes)
+    return {name: nbytes for name, nbytes in sizes.items() if name in kept}
 
 
 def kept_bytes(block: Block) -> int:

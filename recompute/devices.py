@@ -126,13 +126,13 @@ def device(name: str) -> Device:
     """
     plain, _, variant = expect("device", name, str, "a name such as 'h200'").strip().lower().partition(":")
     key = "".join(c for c in plain if c.isalnum())
-    known = {"cpu": None, **DATASHEETS}
-    found = [k for k, sheet in known.items() if key in _spellings(k, sheet)]
-    if not found:
-        inside = [k for k in known if key and key in k.replace("-", "")]
+    sheets = {"cpu": None, **DATASHEETS}
+    keys = [k for k, sheet in sheets.items() if key in _spellings(k, sheet)]
+    if not keys:
+        inside = [k for k in sheets if key and key in k.replace("-", "")]
         hint = f" (did you mean {', '.join(inside)}?)" if inside else ""
-        raise UsageError(f"unknown device '{name}'{hint}; known: {', '.join(known)}")
-    sheet = known[found[0]]
+        raise UsageError(f"unknown device '{name}'{hint}; known: {', '.join(sheets)}")
+    sheet = sheets[keys[0]]
     if variant not in ("", "tf32") or (variant and (sheet is None or not sheet.tf32)):
         with_tf32 = ", ".join(k for k, d in DATASHEETS.items() if d.tf32)
         raise UsageError(f"device '{name}': the only suffix is ':tf32', for {with_tf32}")
@@ -140,7 +140,7 @@ def device(name: str) -> Device:
         return this_cpu()
     tera = 1e12
     half = {"f16": sheet.f16 * tera, "bf16": (sheet.f16 if sheet.bf16 else sheet.f32) * tera}
-    shown = found[0].upper().replace("RTX-", "RTX ").replace("TI", " Ti")
+    shown = keys[0].upper().replace("RTX-", "RTX ").replace("TI", " Ti")
     rates: dict[str, Any] = {"f64": sheet.f64 * tera, "tf32": sheet.tf32 * tera, "link": sheet.link * 1e9, **half}
     found_device = Device(shown, sheet.f32 * tera, sheet.bandwidth * 1e9, LAUNCH, sheet.memory << 30, **rates)
     return found_device.with_tf32() if variant else found_device
@@ -279,8 +279,8 @@ def _measured_rates() -> tuple[float, float]:
 def _read_rates(path: Path | None) -> tuple[float, float] | None:
     """Rates measured by an earlier process; None if there are no valid ones."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found: Any = json.loads(path.read_text()) if path is not None and is_own(path) else {}
-        flops, bandwidth = float(found["flops"]), float(found["bandwidth"])
+        rates: Any = json.loads(path.read_text()) if path is not None and is_own(path) else {}
+        flops, bandwidth = float(rates["flops"]), float(rates["bandwidth"])
         if _plausible(flops, bandwidth):
             return flops, bandwidth
     return None

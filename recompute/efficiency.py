@@ -2,7 +2,7 @@
 
 A product is computed in tiles of 128 x 256 elements of its result, one a streaming multiprocessor at a time; a last
 wave of tiles that does not fill the device takes as long as a full one (NVIDIA, Matrix Multiplication Background,
-sections on tile and wave quantization).  Full waves run at a part of the peak.
+sections on tile and wave quantisation).  Full waves run at a part of the peak.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Reached:
 
         `times`: 1 for the forward pass, 3 with the gradients of both factors.
         """
-        found = 0.0
+        seconds = 0.0
         for m, n, k in products:
             shapes = [(m, n, k), (m, k, n), (k, n, m)][:times]
-            found += sum(2 * m * n * k / (self.filled(a, b) * self.products * rate) for a, b, _ in shapes)
-        return found
+            seconds += sum(2 * m * n * k / (self.filled(a, b) * self.products * rate) for a, b, _ in shapes)
+        return seconds
 
     def filled(self, rows: int, columns: int, count: int = 1) -> float:
         """The part of the waves of tiles that `count` products of the same size need."""

@@ -117,13 +117,13 @@ def expect(what: str, value: T, kinds: type | tuple[type, ...], wanted: str) -> 
     return value
 
 
-def nearest(name: object, known: Iterable[str], n: int = 3, *, close: bool = False) -> str:
+def nearest(name: object, names: Iterable[str], n: int = 3, *, close: bool = False) -> str:
     """` (did you mean a, b?)` with the most similar names, or "" if there are none; `close`: misspellings only."""
-    name, known = str(name), list(known)
-    found = difflib.get_close_matches(name, known, n=n, cutoff=0.85 if close else 0.5)
-    if not found and not close:
-        found = [k for k in known if name and name.lower() in k.lower()][:n]
-    return f" (did you mean {', '.join(found)}?)" if found else ""
+    name, names = str(name), list(names)
+    matches = difflib.get_close_matches(name, names, n=n, cutoff=0.85 if close else 0.5)
+    if not matches and not close:
+        matches = [k for k in names if name and name.lower() in k.lower()][:n]
+    return f" (did you mean {', '.join(matches)}?)" if matches else ""
 
 
 def need_extra(package: str, extra: str, why: str) -> MissingExtraError:

@@ -31,13 +31,13 @@ from .support.threads import cores
 def mpiexec() -> str:
     """The launcher.  MissingExtraError where there is none."""
     beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
-    if found is None:
+    path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    if path is None:
         raise MissingExtraError(
             "no mpiexec: it is not beside this Python, nor on PATH; pip install 'onnx-recompute[mpi]' brings one, or "
             "load your cluster's MPI"
         )
-    return found
+    return path
 
 
 def command(arguments: argparse.Namespace) -> list[str]:
@@ -98,29 +98,29 @@ def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    found = argparse.ArgumentParser(
+    result = argparse.ArgumentParser(
         prog="python -m recompute.launch", description="start a script on several processes, which communicate by MPI"
     )
-    found.add_argument("--nproc", type=int, metavar="N", help="how many processes to start")
-    found.add_argument(
+    result.add_argument("--nproc", type=int, metavar="N", help="how many processes to start")
+    result.add_argument(
         "--deadline", type=float, metavar="SECONDS", help="how long a rank waits for one that gives no sign of life"
     )
-    found.add_argument(
+    result.add_argument(
         "--bind", action="store_true", help="give each process cores of its own, on a machine that runs nothing else"
     )
-    found.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
-    found.add_argument("script", metavar="SCRIPT")
-    found.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's arguments")
-    return found
+    result.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
+    result.add_argument("script", metavar="SCRIPT")
+    result.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's arguments")
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     try:
-        given = parser().parse_args(arguments)
-        if given.nproc is None and given_rank():
-            return rank_of(["-m"] * given.module + [given.script, *given.arguments])
-        return launch(given)
+        options = parser().parse_args(arguments)
+        if options.nproc is None and given_rank():
+            return rank_of(["-m"] * options.module + [options.script, *options.arguments])
+        return launch(options)
     except RecomputeError as e:
         print(f"error: {e}", file=sys.stderr)
         return e.exit_code

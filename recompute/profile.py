@@ -183,10 +183,10 @@ def _read(path: Path) -> tuple[str, dict[str, tuple[float, float]]]:
         raise _NoProfile("it begins otherwise")
     if len(raw) > _LARGEST_FILE:
         raise ValueError("it is too large")
-    found: Any = json.loads(raw)
-    if not isinstance(found.get("machine"), str) or not isinstance(found.get("seconds"), dict):
+    content: Any = json.loads(raw)
+    if not isinstance(content.get("machine"), str) or not isinstance(content.get("seconds"), dict):
         raise ValueError("parts are missing")
-    return found["machine"], {key: _pair(key, x) for key, x in found["seconds"].items()}
+    return content["machine"], {key: _pair(key, x) for key, x in content["seconds"].items()}
 
 
 def _pair(key: str, x: Any) -> tuple[float, float]:
@@ -214,8 +214,8 @@ def signature(operator: Operator) -> str:
     if operator.op.random:
         attributes.pop("seed", None)
     ins, outs = (", ".join("_" if v is None else str(v.type) for v in vs) for vs in (operator.inputs, operator.outputs))
-    given = ", ".join(f"{k}={show_attribute(v)}" for k, v in attributes.items())
-    return f"{operator.op.name}({ins}) -> {outs}" + (f" {{{given}}}" if given else "")
+    options = ", ".join(f"{k}={show_attribute(v)}" for k, v in attributes.items())
+    return f"{operator.op.name}({ins}) -> {outs}" + (f" {{{options}}}" if options else "")
 
 
 def measured_seconds(operator: Operator, limit: int) -> float:
@@ -260,11 +260,11 @@ def measured_seconds(operator: Operator, limit: int) -> float:
 
 def _bounds(operator: Operator) -> Iterator[int]:
     """Possible upper bounds of an index, the largest first: sizes of operands, of trailing dimensions, of axes; 1."""
-    found = {1}
+    bounds = {1}
     for v in (*operator.reads(), *operator.writes()):
-        found.update(v.shape)
-        found.update(math.prod(v.shape[i:]) for i in range(v.ndim))
-    return iter(sorted(found - {0}, reverse=True))
+        bounds.update(v.shape)
+        bounds.update(math.prod(v.shape[i:]) for i in range(v.ndim))
+    return iter(sorted(bounds - {0}, reverse=True))
 
 
 def _repeat(array: np.ndarray, drawn: np.ndarray) -> None:

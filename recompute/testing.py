@@ -154,13 +154,13 @@ def check_inplace(case: Case) -> None:
 def check_element(case: Case, block: Block, feed: dict[str, np.ndarray]) -> None:
     """Where the operator has an expression for one element, it gives the numbers of its numerics."""
     types = [None if a is None else TensorType.of(a) for a in case.inputs]
-    found = formula(case.op, tuple(None if t is None else t.dtype for t in types))
-    if found is None:
+    exprs = formula(case.op, tuple(None if t is None else t.dtype for t in types))
+    if exprs is None:
         return
     outs = block.operators[0].outputs
-    values = evaluate_elements([x for x in found if x is not None], case.inputs)
+    values = evaluate_elements([x for x in exprs if x is not None], case.inputs)
     made = iter(values)
-    results = [None if x is None else next(made) for x in found]
+    results = [None if x is None else next(made) for x in exprs]
     expected = iter(evaluate(block, feed))
     for v, got in zip(outs, results, strict=False):
         if v is None:
@@ -191,8 +191,8 @@ def check_expansion(case: Case, block: Block, feed: dict[str, np.ndarray]) -> No
     expanded = block.with_operators(
         b.operators, constants=tuple(b.constants), outputs=tuple(dict.fromkeys(n for n in names if n))
     )
-    for made, o in zip(outs, op.outputs, strict=False):
-        assert made is None or o is None or made.type == o.type, f"{case.op.name}: expands to {made}, not {o}"
+    for value, o in zip(outs, op.outputs, strict=False):
+        assert value is None or o is None or value.type == o.type, f"{case.op.name}: expands to {value}, not {o}"
     expected = evaluate(verify(expanded), feed, [n for n in names if n])
     got = evaluate(block, feed, [o.name for o, n in zip(op.outputs, names, strict=False) if n and o is not None])
     for g, e in zip(got, expected, strict=True):
@@ -255,8 +255,8 @@ def _compare(
     what: str,
 ) -> None:
     verify(grad_block)
-    found = evaluate(grad_block, feed, [g.name for _, g in pairs])
-    grads = {v.name: g for (v, _), g in zip(pairs, found, strict=True)}
+    gradients = evaluate(grad_block, feed, [g.name for _, g in pairs])
+    grads = {v.name: g for (v, _), g in zip(pairs, gradients, strict=True)}
     g = np.random.default_rng(3)
     for _ in range(directions):
         along = {n: g.choice([-1.0, 1.0], feed[n].shape) * g.uniform(0.5, 1.0, feed[n].shape) for n in wrt}

@@ -29,38 +29,38 @@ def block_to_run(
     target, a new plan is made.  `others`: the same at other sizes, whose order of operators it takes where it can.
     `far`: parameters and state that are on disk; without a plan, the block fetches them from there.
     """
-    made = program.compiled if program.compiled and program.compiled.logical is program.logical else None
-    for block in (program.block, *([made.block] if made is not None else ())):
+    compiled = program.compiled if program.compiled and program.compiled.logical is program.logical else None
+    for block in (program.block, *([compiled.block] if compiled is not None else ())):
         outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
-        if block.addresses and outputs == block.outputs and _suits(block, made, target):
+        if block.addresses and outputs == block.outputs and _suits(block, compiled, target):
             return block
     with without_gc():
-        if made is not None and made.refit is not None and not made.target.makes_the_same_as(target):
-            made = made.refit(target)
-            if set(fetch) <= set(made.block.outputs):
-                return made.block
-        block = _fetching(made.logical if made is not None else program.logical, fetch)
+        if compiled is not None and compiled.refit is not None and not compiled.target.makes_the_same_as(target):
+            compiled = compiled.refit(target)
+            if set(fetch) <= set(compiled.block.outputs):
+                return compiled.block
+        block = _fetching(compiled.logical if compiled is not None else program.logical, fetch)
         by_planner = program.planned is not None  # which defines what is recomputed
         block = cleaned(block, target, planned=by_planner)
         if here := [v.name for v in block.persistent() if v.name in far and not v.type.host]:
             block = Offload((*offloaded(block), *here), tight=True).run(block)
-        found = planned(block, target, others)
-    if made is not None and made.budget is not None and (peak := memory_report(found).peak) > made.budget:
+        result = planned(block, target, others)
+    if compiled is not None and compiled.budget is not None and (peak := memory_report(result).peak) > compiled.budget:
         warnings.warn(
-            f"the step takes {peak:,} bytes, its budget is {made.budget:,}: what is fetched stays to the end of "
+            f"the step takes {peak:,} bytes, its budget is {compiled.budget:,}: what is fetched stays to the end of "
             "the step; fetch less, or plan with these values as outputs (compile_step(fetch=...))",
             stacklevel=6,
         )
-    return found
+    return result
 
 
-def _suits(block: Block, made: Compiled | None, target: Target) -> bool:
+def _suits(block: Block, compiled: Compiled | None, target: Target) -> bool:
     """Whether a block with addresses can run on a target as it is."""
     if foreign(block, target):
         return False
-    if made is None or made.budget is None or made.block is not block:
+    if compiled is None or compiled.budget is None or compiled.block is not block:
         return True
-    return made.target.makes_the_same_as(target)
+    return compiled.target.makes_the_same_as(target)
 
 
 def _fetching(block: Block, fetch: Sequence[str]) -> Block:

@@ -152,28 +152,28 @@ class Executor:
         """Runs the program at other sizes: those that were used last are kept."""
         with exclusively(program.lock, _IN_USE.format(program.block.name)):
             others = self._others.setdefault(program, Recent(self.kept_bytes, _program_bytes))
-            made = others.get(sizes)
-            if made is None:
+            other = others.get(sizes)
+            if other is None:
                 with trusted():
-                    made = program.at(sizes[0], dict(sizes[1]))
-                verify(made.block)
-                for old in others.put(sizes, made):
+                    other = program.at(sizes[0], dict(sizes[1]))
+                verify(other.block)
+                for old in others.put(sizes, other):
                     self._forget(old, others)
-                self._families[made] = self._families[program] = weakref.ref(others)
-            made.broken, made.averaged = program.broken, program.averaged
-            names = _names(made, fetch_list)
+                self._families[other] = self._families[program] = weakref.ref(others)
+            other.broken, other.averaged = program.broken, program.averaged
+            names = _names(other, fetch_list)
             try:
-                return self._run(made, self.session(made, names), feed, names)
+                return self._run(other, self.session(other, names), feed, names)
             finally:
-                program.broken = made.broken
+                program.broken = other.broken
 
-    def _forget(self, made: Program, others: Recent[Any, Program]) -> None:
+    def _forget(self, resized: Program, others: Recent[Any, Program]) -> None:
         """Lets go of a program of other sizes, with the arrays that no other one has."""
-        self._families.pop(made, None)
+        self._families.pop(resized, None)
         used = {v.name for other in others for v in other.block.persistent()}
-        self._sessions.pop(made, None)
-        for name in set(made.tables) - used:
-            made.data.pop(name, None)
+        self._sessions.pop(resized, None)
+        for name in set(resized.tables) - used:
+            resized.data.pop(name, None)
 
     def _run(self, program: Program, session: Any, feed: Any, names: list[str]) -> list[np.ndarray]:
         if self._shared is None:
@@ -281,8 +281,8 @@ class Executor:
     def bound(self, program: Program, fetch_list: Sequence[str | Variable] = ()) -> Any:
         """The session of a program for a fetch list, if it is there already; else None."""
         wanted = tuple(sorted(set(_names(program, fetch_list))))
-        found = self._sessions.get(program)
-        return found.session if found is not None and found.serves(program, wanted) else None
+        entry = self._sessions.get(program)
+        return entry.session if entry is not None and entry.serves(program, wanted) else None
 
     def share_arena(self, nbytes: int) -> None:
         """Lets the programs of this executor that need at most `nbytes` for their intermediate values share one arena.
@@ -313,26 +313,26 @@ class Executor:
 
     def _family(self, program: Program) -> list[Program]:
         """The programs of a program's other sizes, and itself, that have sessions."""
-        own = self._families.get(program)
-        return [p for p, f in self._families.items() if own is not None and f() is own() and p in self._sessions]
+        family = self._families.get(program)
+        return [p for p, f in self._families.items() if family is not None and f() is family() and p in self._sessions]
 
     def _planned(self, program: Program, fetch: tuple[str, ...]) -> Block:
         """What runs, compiled once for a program's block and what is fetched.
 
         What it keeps on disk goes there now; other programs with the same arrays fetch them from there.
         """
-        known = self._made.get(program)
+        entry = self._made.get(program)
         far = frozenset(n for n, a in dict.items(program.data) if is_stored(a))
         before = program.block, program.compiled, fetch, far
-        if known is None or known[0] is not before[0] or known[1] is not before[1] or known[2:4] != before[2:]:
+        if entry is None or entry[0] is not before[0] or entry[1] is not before[1] or entry[2:4] != before[2:]:
             others = [self._sessions[p].session.block for p in self._family(program)]
             block = block_to_run(program, self.target, fetch, others, far)
             disk, values = self._disk(program, block), [v for v in block.persistent() if v.type.host]
             if disk is not None and values:
                 move_to_disk(disk, program.data, values)
                 before = *before[:3], far.union(v.name for v in values)
-            known = self._made[program] = (*before, block)
-        return known[4]
+            entry = self._made[program] = (*before, block)
+        return entry[4]
 
     def _feed(self, session: Any, feed: Mapping[str, Any]) -> None:
         inputs = {v.name: v for v in session.block.inputs}
@@ -379,8 +379,8 @@ def _short(e: BaseException) -> str:
 def _names(program: Program, fetch_list: Sequence[str | Variable] | None) -> list[str]:
     """Names of the values to fetch, aliases resolved."""
     as_program(program)
-    given = () if fetch_list is None else as_names(fetch_list, "fetch_list")
-    names = (f.name if isinstance(f, Variable) else f for f in given)
+    fetches = () if fetch_list is None else as_names(fetch_list, "fetch_list")
+    names = (f.name if isinstance(f, Variable) else f for f in fetches)
     return [program[name].name if name in program.aliases else name for name in names]
 
 
@@ -395,17 +395,17 @@ def _engine(place: Place, mesh: Mesh | str | None, engine: Engine | None, shared
     if engine is not None:
         return engine
     assert mesh is not None
-    found = as_mesh(mesh)
-    if found.ranks == 1 and not given_rank():
-        return Alone(found)
+    axes = as_mesh(mesh)
+    if axes.ranks == 1 and not given_rank():
+        return Alone(axes)
     if isinstance(place, CUDAPlace) and not isinstance(place, EmulatedCUDAPlace):
         from .cuda.local_device import engine_on, open_engine
 
-        opened: Engine = (engine_on if shared else open_engine)(found, place.device)
+        opened: Engine = (engine_on if shared else open_engine)(axes, place.device)
         return opened
     from .communication.mpi import MpiEngine, engine_of
 
-    return engine_of(found) if shared else MpiEngine(found)
+    return engine_of(axes) if shared else MpiEngine(axes)
 
 
 def _opener(place: Place, engine: Engine | None) -> Callable[..., Any]:

@@ -52,8 +52,8 @@ def first_not_finite(program: Program, feed: Mapping[str, Any], engine: Engine |
             session.feed(v.name, np.asarray(feed[v.name]))
         if engine is not None:
             engine.compare(session.block)
-        found = _persistent(session) or _fed(session)
-        return found if found and engine is None else _walked(session, found)
+        reason = _persistent(session) or _fed(session)
+        return reason if reason and engine is None else _walked(session, reason)
     except (RecomputeError, MemoryError) as e:
         return f"the first such value was not looked for ({str(e).partition(chr(10))[0]})"
 
@@ -91,8 +91,8 @@ def _fed(session: Session) -> str:
     return ""
 
 
-def _walked(session: Session, found: str = "") -> str:
-    """About the first operator that makes NaN of numbers, else infinities of finite numbers; `found` is known already.
+def _walked(session: Session, text: str = "") -> str:
+    """About the first operator that makes NaN of numbers, else infinities of finite numbers; `text` is known already.
 
     With other ranks the walk goes to the end in any case: they may wait for what comes.
     """
@@ -100,22 +100,22 @@ def _walked(session: Session, found: str = "") -> str:
     with np.errstate(all="ignore"):
         for step in session.steps:
             rule = step.op.op
-            own = slice(isinstance(rule, CommWait), None)  # what comes from others may be there before the wait
-            before = [] if isinstance(rule, Communication) else _all(step.op.inputs[own], step.ins[own])
+            outputs = slice(isinstance(rule, CommWait), None)  # what comes from others may be there before the wait
+            before = [] if isinstance(rule, Communication) else _all(step.op.inputs[outputs], step.ins[outputs])
             (segment,) = segments([step])
             segment.run()
-            if found or isinstance(rule, Communication):
+            if text or isinstance(rule, Communication):
                 continue
             after = _all(step.op.outputs, step.outs)
             if any(f.nan for f in after) and not any(f.nan for f in before):
                 cause = f"\n  {overflowed}" if overflowed and any(f.infinite for f in before) else ""
-                found = f"{_said('nan', step.op, before)}{cause}\n  {_ADVICE}"
+                text = f"{_said('nan', step.op, before)}{cause}\n  {_ADVICE}"
                 if session.engine is None:
-                    return found
+                    return text
             if not overflowed and any(f.infinite for f in after) and not any(f.infinite for f in before):
                 overflowed = _said("infinite value", step.op, before)
-    if found:
-        return found
+    if text:
+        return text
     if not overflowed:
         return "with the operators' own numerics, on NumPy, all values are finite"
     return f"{overflowed}\n  {_ADVICE}"
@@ -129,8 +129,8 @@ def _said(what: str, op: Operator, before: list[_Facts]) -> str:
 
 
 def _all(values: tuple[Value | None, ...], arrays: tuple[Any, ...]) -> list[_Facts]:
-    found = (_facts(v, a) for v, a in zip(values, arrays, strict=True) if v is not None)
-    return [f for f in found if f is not None]
+    facts = (_facts(v, a) for v, a in zip(values, arrays, strict=True) if v is not None)
+    return [f for f in facts if f is not None]
 
 
 def _facts(v: Value, array: Any) -> _Facts | None:

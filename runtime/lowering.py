@@ -45,8 +45,8 @@ def resolved(target: Target) -> Target:
     for name in wanted:
         if name not in here:
             kind = "CUDA" if target.on_device else "the processor"
-            known = ", ".join((*here, OWN))
-            raise UsageError(f"no provider '{name}' for {kind}{nearest(name, here)}; known: {known}")
+            names = ", ".join((*here, OWN))
+            raise UsageError(f"no provider '{name}' for {kind}{nearest(name, here)}; known: {names}")
     return replace(target, providers=wanted)
 
 

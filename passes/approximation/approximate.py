@@ -60,9 +60,9 @@ def permitted_choices(block: Block, permitted: Sequence[Approximation]) -> tuple
     if not permitted:
         return ()
     step = step_of(block)
-    found = best(step, permitted, lambda c: c.saved)
-    if not found:
+    candidates = best(step, permitted, lambda c: c.saved)
+    if not candidates:
         reasons = [why for a in permitted if (why := a.why_nothing(step))]
         why = "; ".join(reasons) or "no value of 4 KiB or more waits for readers that can do with less"
         raise UsageError(f"nothing in this step can be approximated by {','.join(map(str, permitted))}: {why}")
-    return tuple(str(c.choice) for c in found)
+    return tuple(str(c.choice) for c in candidates)

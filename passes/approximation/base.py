@@ -70,16 +70,16 @@ def parse_permissions(text: str | Sequence[str | Approximation]) -> tuple[Approx
     """
     load_kinds()
     wanted = "a text such as 'sketch:0.2,bits:4', or a list of such"
-    given = [text] if isinstance(text, str) else list(expect("approximations", text, Iterable, wanted))
-    for t in given:
+    parts = [text] if isinstance(text, str) else list(expect("approximations", text, Iterable, wanted))
+    for t in parts:
         expect("approximations", t, (str, Approximation), wanted)
-    found: dict[str, Approximation] = {}
-    for part in (p.strip() for t in given for p in str(t).split(",")):
-        made = parse_approximation(part)
-        if made.name in found:
-            raise UsageError(f"'{made.name}' is given twice: {found[made.name]} and {made}")
-        found[made.name] = made
-    return tuple(found.values())
+    permissions: dict[str, Approximation] = {}
+    for part in (p.strip() for t in parts for p in str(t).split(",")):
+        permission = parse_approximation(part)
+        if permission.name in permissions:
+            raise UsageError(f"'{permission.name}' is given twice: {permissions[permission.name]} and {permission}")
+        permissions[permission.name] = permission
+    return tuple(permissions.values())
 
 
 def parse_approximation(text: str) -> Approximation:
@@ -88,8 +88,8 @@ def parse_approximation(text: str) -> Approximation:
     name, *settings = text.split(":")
     kind = KINDS.get(name)
     if kind is None:
-        known = ", ".join(k.usage for k in KINDS.values())
-        raise UsageError(f"there is no approximation '{name}'{nearest(name, KINDS)}; known: {known}")
+        usages = ", ".join(k.usage for k in KINDS.values())
+        raise UsageError(f"there is no approximation '{name}'{nearest(name, KINDS)}; known: {usages}")
     return kind.parse(settings)
 
 

@@ -73,11 +73,11 @@ def _ways(
         return
     needed: dict[Approximation, None] = {}
     for leaf in leaves:
-        found = _serving(step, leaf, permitted)
-        if found is None:
+        operators = _serving(step, leaf, permitted)
+        if operators is None:
             needed.clear()
             break
-        needed[found[0]] = None
+        needed[operators[0]] = None
     if needed:
         yield tuple(needed)
     for a in permitted:
@@ -93,22 +93,22 @@ def _serving(step: Step, leaf: Leaf, kinds: Sequence[Approximation]) -> tuple[Ap
 def _kept_bytes(step: Step, value: Value, leaves: Sequence[Leaf], kinds: Sequence[Approximation]) -> int:
     if kinds[0].whole:
         return sum(t.nbytes for t in kinds[0].form(value) or ())
-    found: dict[tuple[str, str], int] = {}
+    sizes: dict[tuple[str, str], int] = {}
     for leaf in leaves:
         if (serving := _serving(step, leaf, kinds)) is not None:
-            found[leaf.origin.name, serving[0].name] = serving[1].nbytes
-    return sum(found.values())
+            sizes[leaf.origin.name, serving[0].name] = serving[1].nbytes
+    return sum(sizes.values())
 
 
-def write(step: Step, found: Candidate, edits: Edits) -> None:
+def write(step: Step, candidate: Candidate, edits: Edits) -> None:
     """Carries a candidate out.  UsageError where another one has replaced one of its readers."""
-    if any(leaf.at in edits.replaced for leaf in found.leaves):
-        raise UsageError(f"'{found.choice}': another approximation has replaced an operator that reads this value")
-    kinds = found.choice.kinds
+    if any(leaf.at in edits.replaced for leaf in candidate.leaves):
+        raise UsageError(f"'{candidate.choice}': another approximation has replaced an operator that reads this value")
+    kinds = candidate.choice.kinds
     if kinds[0].whole:
-        kinds[0].store(step, found.value, edits)
+        kinds[0].store(step, candidate.value, edits)
         return
-    for leaf in found.leaves:
+    for leaf in candidate.leaves:
         serving = _serving(step, leaf, kinds)
         assert serving is not None, "a candidate serves all of its readers"
         serving[0].replace(step, leaf, edits)
@@ -116,12 +116,12 @@ def write(step: Step, found: Candidate, edits: Edits) -> None:
 
 def best(step: Step, permitted: Sequence[Approximation], worth: Callable[[Candidate], float]) -> list[Candidate]:
     """For each waiting value the candidate of most worth; those that can be made together."""
-    found: dict[str, tuple[float, Candidate]] = {}
+    result: dict[str, tuple[float, Candidate]] = {}
     for c in candidates(step, permitted):
         w = worth(c)
-        if c.value.name not in found or w > found[c.value.name][0]:
-            found[c.value.name] = w, c
-    return compatible([c for _, c in found.values()])
+        if c.value.name not in result or w > result[c.value.name][0]:
+            result[c.value.name] = w, c
+    return compatible([c for _, c in result.values()])
 
 
 def compatible(found: Sequence[Candidate]) -> list[Candidate]:
@@ -155,7 +155,7 @@ def named(step: Step, choices: Sequence[Choice]) -> Iterator[Candidate]:
 
 def step_of(block: Block) -> Step:
     """A block's step, for choices.  UsageError where it is no training step."""
-    found = Step(block)
-    if found.counter is None:
+    step = Step(block)
+    if step.counter is None:
         raise UsageError("approximations are for training steps: call minimize first")
-    return found
+    return step

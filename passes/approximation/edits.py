@@ -73,5 +73,5 @@ class Edits:
 
     def changes(self) -> tuple[list[Operator], list[Operator]]:
         """The operators that are added, and those whose place some of them take."""
-        added = [o for found in (*self._before.values(), *self.replaced.values()) for o in found]
+        added = [o for operators in (*self._before.values(), *self.replaced.values()) for o in operators]
         return added, [self.step.operators[i] for i in self.replaced]

@@ -71,40 +71,44 @@ class SketchedProducts(Approximation):
 
     def keeps(self, step: Step, leaf: Leaf) -> TensorType | None:
         """The sketch of the forward pass's factor of a product over the batch."""
-        found = _product(step, leaf)
-        if found is None:
+        product = _product(step, leaf)
+        if product is None:
             return None
-        rows = self.kept_rows(found.batch)
-        return leaf.read.type.with_shape((rows, found.features)) if rows < found.batch else None
+        rows = self.kept_rows(product.batch)
+        return leaf.read.type.with_shape((rows, product.features)) if rows < product.batch else None
 
     def why_nothing(self, step: Step) -> str:
         """Where a number of rows is no less than any product has."""
-        found = [p.batch for v in step.waiting() for leaf in step.leaves(v) if (p := _product(step, leaf))]
-        if self.rows is None or not found or self.rows < max(found):
+        products = [p.batch for v in step.waiting() for leaf in step.leaves(v) if (p := _product(step, leaf))]
+        if self.rows is None or not products or self.rows < max(products):
             return ""
-        return f"it keeps {self.rows:,} rows, and the products over the batch have {max(found):,} at most"
+        return f"it keeps {self.rows:,} rows, and the products over the batch have {max(products):,} at most"
 
     def replace(self, step: Step, leaf: Leaf, edits: Edits) -> None:
         """The product of two sketches."""
-        o, found = step.operators[leaf.at], _product(step, leaf)
-        assert found is not None
-        op = Sketch(self.kept_rows(found.batch), self.kind, seed_of(leaf.origin.name))
-        (kept,) = edits.kept(op, leaf.origin, leaf.read.shape, "sketch", found.turned)
-        made: list[Operator] = []
+        o, product = step.operators[leaf.at], _product(step, leaf)
+        assert product is not None
+        op = Sketch(self.kept_rows(product.batch), self.kind, seed_of(leaf.origin.name))
+        (kept,) = edits.kept(op, leaf.origin, leaf.read.shape, "sketch", product.turned)
+        operators: list[Operator] = []
         factors: list[Value] = []
         for v in o.inputs:
             assert v is not None
             if v == leaf.read:
                 factors.append(kept)
                 continue
-            x = v if found.turned is None else edits.emit(made, found.turned, [v], f"{v.name}.turned", o.role)[0]
-            factors += edits.emit(made, op, [x, *edits.counter(op)], f"{v.name}.sketch", Role.BACKWARD)
-        if found.turned is None:
-            made.append(Operator(o.op, tuple(factors), o.outputs, o.role))
+            x = (
+                v
+                if product.turned is None
+                else edits.emit(operators, product.turned, [v], f"{v.name}.turned", o.role)[0]
+            )
+            factors += edits.emit(operators, op, [x, *edits.counter(op)], f"{v.name}.sketch", Role.BACKWARD)
+        if product.turned is None:
+            operators.append(Operator(o.op, tuple(factors), o.outputs, o.role))
         else:  # [k, c], [k, m] → [m, c, 1, ...]
-            (y,), w = edits.emit(made, _OVER_ROWS, factors[::-1], f"{kept.name}.product", o.role), next(o.writes())
-            made.append(Operator(Reshape(w.shape), (y,), o.outputs, o.role))
-        edits.replaced[leaf.at] = made
+            (y,), w = edits.emit(operators, _OVER_ROWS, factors[::-1], f"{kept.name}.product", o.role), next(o.writes())
+            operators.append(Operator(Reshape(w.shape), (y,), o.outputs, o.role))
+        edits.replaced[leaf.at] = operators
 
 
 @dataclass(frozen=True)

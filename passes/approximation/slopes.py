@@ -46,17 +46,17 @@ class FewBitSlopes(Approximation):
 
     def keeps(self, step: Step, leaf: Leaf) -> TensorType | None:
         """Codes for a reader that belongs to the gradient of a known activation."""
-        found = self._gradients(step).get(leaf.at)
-        return None if found is None else found.codes.infer(found.x.type)[0]
+        gradient = self._gradients(step).get(leaf.at)
+        return None if gradient is None else gradient.codes.infer(gradient.x.type)[0]
 
     def replace(self, step: Step, leaf: Leaf, edits: Edits) -> None:
         """One operator in place of the gradient's last one; the others are left without readers."""
-        found = self._gradients(step)[leaf.at]
-        last = step.operators[found.last]
-        (codes,) = edits.kept(found.codes, found.x, found.x.shape, "slopes")
-        op = SlopeGrad(levels=found.steps.levels)
+        gradient = self._gradients(step)[leaf.at]
+        last = step.operators[gradient.last]
+        (codes,) = edits.kept(gradient.codes, gradient.x, gradient.x.shape, "slopes")
+        op = SlopeGrad(levels=gradient.steps.levels)
         edits.replaced.setdefault(leaf.at, [step.operators[leaf.at]])
-        edits.replaced[found.last] = [Operator(op, (found.dy, codes), last.outputs, last.role)]
+        edits.replaced[gradient.last] = [Operator(op, (gradient.dy, codes), last.outputs, last.role)]
 
     def _gradients(self, step: Step) -> dict[int, ActivationGradient]:
         """Position → the gradient that it belongs to."""
@@ -82,17 +82,17 @@ class ActivationGradient:
 
 def activation_gradients(step: Step, bits: int) -> Iterator[ActivationGradient]:
     """The gradients of a step's activations that are as their rules emit them, with steps for their slopes."""
-    known = {c.value.name: c for c in step.block.constants}
+    constants = {c.value.name: c for c in step.block.constants}
     for i, o in enumerate(step.operators):
         if not step.early(i) or o.op.name not in (*SMOOTH, *PIECEWISE):
             continue
         x, others = o.inputs[0], o.inputs[1:]
-        if x is None or x.name not in step.origin or any(v is not None and v.name not in known for v in others):
+        if x is None or x.name not in step.origin or any(v is not None and v.name not in constants for v in others):
             continue
-        steps = slope_of(o.op, bits, x.dtype, [None if v is None else known[v.name].numpy() for v in others])
-        found = None if steps is None else _matched(step, o)
-        if steps is not None and found is not None:
-            positions, dy = found
+        steps = slope_of(o.op, bits, x.dtype, [None if v is None else constants[v.name].numpy() for v in others])
+        match = None if steps is None else _matched(step, o)
+        if steps is not None and match is not None:
+            positions, dy = match
             yield ActivationGradient(step.origin[x.name], next(o.writes()), dy, positions, positions[-1], steps)
 
 
@@ -125,12 +125,12 @@ def _same(a: Any, b: Any) -> bool:
 def _readers(step: Step, wanted: Operator, names: dict[str, Any]) -> Iterator[int]:
     """Late operators that read what an operator of a template reads, as far as that is known."""
     for v in wanted.reads():
-        known = names.get(v.name)
-        if known is not None:
-            if known.name in step.origin:
-                yield from (leaf.at for leaf in step.leaves(step.origin[known.name]))
+        numbers = names.get(v.name)
+        if numbers is not None:
+            if numbers.name in step.origin:
+                yield from (leaf.at for leaf in step.leaves(step.origin[numbers.name]))
             else:
-                yield from step.readers.get(known.name, ())
+                yield from step.readers.get(numbers.name, ())
 
 
 def _bind(step: Step, wanted: Operator, at: int, names: dict[str, Any]) -> bool:
@@ -144,8 +144,8 @@ def _bind(step: Step, wanted: Operator, at: int, names: dict[str, Any]) -> bool:
             if mine is not other:
                 return False
             continue
-        known = new.setdefault(mine.name, other)
-        if known is None or step.origin.get(known.name, known) != step.origin.get(other.name, other):
+        partner = new.setdefault(mine.name, other)
+        if partner is None or step.origin.get(partner.name, partner) != step.origin.get(other.name, other):
             return False
     names.update(new)
     names[next(wanted.writes()).name] = next(there.writes())

@@ -66,7 +66,7 @@ class Step:
         return self.operators[i].role in _EARLY
 
     def _find_origins(self) -> None:
-        made: dict[tuple[object, ...], Operator] = {}
+        makers: dict[tuple[object, ...], Operator] = {}
         for i, o in enumerate(self.operators):
             if whole_view(o):
                 x, y = o.inputs[0], o.outputs[0]
@@ -81,26 +81,26 @@ class Step:
                 continue
             key = (o.op, tuple(None if v is None else self.origin.get(v.name, v).name for v in o.inputs))
             if self.early(i):
-                made.setdefault(key, o)
+                makers.setdefault(key, o)
                 self.origin.update((v.name, v) for v in o.writes())
-            elif key in made:
-                for v, first in zip(o.outputs, made[key].outputs, strict=False):
+            elif key in makers:
+                for v, first in zip(o.outputs, makers[key].outputs, strict=False):
                     if v is not None and first is not None:
                         self.origin[v.name] = self.origin[first.name]
 
     def waiting(self) -> Iterator[Value]:
         """Forward values that something reads late, in order of production; of views, what they look into."""
-        found: dict[str, Value] = {}
+        values: dict[str, Value] = {}
         for i, o in enumerate(self.operators):
             if not self.early(i):
                 for v in o.reads():
                     if (x := self.origin.get(v.name)) is not None and self.is_early(v.name):
-                        found.setdefault(x.name, x)
+                        values.setdefault(x.name, x)
         order = self.producers
         yield from sorted(
             (
                 v
-                for v in found.values()
+                for v in values.values()
                 if v.name not in self.kept and v.name not in self.parted and not self.is_shared(v)
             ),
             key=lambda v: order.get(v.name, -1),
@@ -108,8 +108,8 @@ class Step:
 
     def is_early(self, name: str) -> bool:
         """Whether a value is made in the forward pass."""
-        made = self.producers.get(name, -1)
-        return made < 0 or self.early(made)
+        position = self.producers.get(name, -1)
+        return position < 0 or self.early(position)
 
     def is_activation(self, value: Value) -> bool:
         """Whether a value depends on inputs and on parameters, and is no statistic of its operator, such as a mean or
@@ -126,30 +126,30 @@ class Step:
 
     def _depending(self, values: Iterable[Value]) -> set[str]:
         """These values, and all that is made of them."""
-        found = {v.name for v in values}
+        names = {v.name for v in values}
         for o in self.operators:
-            if any(v.name in found for v in o.reads()):
-                found.update(v.name for v in o.writes())
-        return found
+            if any(v.name in names for v in o.reads()):
+                names.update(v.name for v in o.writes())
+        return names
 
     def leaves(self, value: Value) -> list[Leaf]:
         """The late readers of a waiting value, through views and copies of other values that are made from it."""
         return self.remembered(("leaves", value.name), lambda: self._leaves(value))
 
     def _leaves(self, value: Value) -> list[Leaf]:
-        found: dict[int, Leaf] = {}
+        leaves: dict[int, Leaf] = {}
         names, seen = [value], {value.name}
         for v in names:
             for i in self.readers.get(v.name, ()):
                 o = self.operators[i]
-                own = [w for w in o.writes() if w.name in self.origin]
-                through = whole_view(o) or (not self.early(i) and own)
+                outputs = [w for w in o.writes() if w.name in self.origin]
+                through = whole_view(o) or (not self.early(i) and outputs)
                 if through:
-                    names += [w for w in own if w.name not in seen]
-                    seen.update(w.name for w in own)
+                    names += [w for w in outputs if w.name not in seen]
+                    seen.update(w.name for w in outputs)
                 elif not self.early(i):
-                    found.setdefault(i, Leaf(i, v, self.origin[v.name]))
-        return [found[i] for i in sorted(found)]
+                    leaves.setdefault(i, Leaf(i, v, self.origin[v.name]))
+        return [leaves[i] for i in sorted(leaves)]
 
     def slot(self, origin: Value) -> int:
         """Where something may be made of a forward value: right before its last forward reader, which may overwrite

@@ -64,8 +64,8 @@ class StoredValues(Approximation):
         if value.type.numpy.kind not in "fV" or value.dtype.startswith("f8"):
             return None
         if self.how in CASTS:
-            made = value.type.with_dtype(CASTS[self.how].to)
-            return (made,) if made.nbytes < value.nbytes else None
+            types = value.type.with_dtype(CASTS[self.how].to)
+            return (types,) if types.nbytes < value.nbytes else None
         return CompressGroups(int(self.how), GROUP).compressed(value.type)
 
     def packing(self, value: Value) -> Op:
@@ -97,14 +97,14 @@ class StoredValues(Approximation):
 
 def _first_readers(step: Step, value: Value) -> list[int]:
     """The late operators that read a forward value or forward views of it."""
-    names, found = [value], set()
+    names, readers = [value], set()
     for v in names:
         for i in step.readers.get(v.name, ()):
             if not step.early(i):
-                found.add(i)
+                readers.add(i)
             elif whole_view(step.operators[i]):
                 names += list(step.operators[i].writes())
-    return sorted(found)
+    return sorted(readers)
 
 
 def _shaped(edits: Edits, to: list[Operator], copies: dict[str, Value], value: Value, wanted: Value) -> Value:

@@ -43,21 +43,21 @@ class FindAttention(ForwardPass):
 def find_attention(block: Block, data: Mapping[str, Any] | None = None) -> tuple[Block, list[str]]:
     """The rewritten block, and a note for each softmax: what was found, or why it is none."""
     search = _Search(Graph(block, data))
-    found = search.rewritten()
-    return _without_masks(found, block), search.notes
+    rewritten = search.rewritten()
+    return _without_masks(rewritten, block), search.notes
 
 
 def described(op: TiledAttention) -> str:
     """What a note says besides that it is attention."""
-    found = []
+    reasons = []
     if (op.first, op.last) != (None, None):
         ends = "the first" if op.first is None else f"{op.first:+d}", "the last" if op.last is None else f"{op.last:+d}"
-        found.append(f"keys from {ends[0]} to {ends[1]} of each query")
+        reasons.append(f"keys from {ends[0]} to {ends[1]} of each query")
     if op.cap:
-        found.append(f"soft cap {op.cap:g}")
+        reasons.append(f"soft cap {op.cap:g}")
     if op.ratio:
-        found.append(f"dropout {op.ratio:g}")
-    return f" ({', '.join(found)})" if found else ""
+        reasons.append(f"dropout {op.ratio:g}")
+    return f" ({', '.join(reasons)})" if reasons else ""
 
 
 def _without_masks(block: Block, before: Block) -> Block:
@@ -105,8 +105,8 @@ class _Search(Walk):
         """What was found, or why it is none."""
         if not isinstance(found, Found):
             return f"softmax '{result(op).name}' is not attention: {found}"
-        made = next(o.op for o in found.operators if isinstance(o.op, TiledAttention))
-        return f"'{result(found.op).name}' is attention{described(made)}"
+        attention = next(o.op for o in found.operators if isinstance(o.op, TiledAttention))
+        return f"'{result(found.op).name}' is attention{described(attention)}"
 
     def attention(self, softmax: Operator) -> Found:
         """From a softmax down to the second product, and up to the first."""
@@ -124,13 +124,13 @@ class _Search(Walk):
         at = self.graph.places[result(last).name]
         for i, op in enumerate(operators):
             o = op.reading(names)
-            made = result(o)
+            output = result(o)
             key = (o.op, o.inputs)
-            before, same = self.shared.get(key, (at, made))
+            before, same = self.shared.get(key, (at, output))
             if before < at and i < len(operators) - 1:
-                names[made.name] = same
+                names[output.name] = same
                 continue
-            self.shared.setdefault(key, (at, made))
+            self.shared.setdefault(key, (at, output))
             found.append(o)
         return found
 
@@ -141,8 +141,8 @@ class _Search(Walk):
         `dtype`, in which the values are."""
         if v is None or v.ndim < 2:
             raise NoMatchError("queries, keys or values are no matrices")
-        own = (1,) * (len(level) - v.ndim + 2) + v.shape[:-2]
-        best = at = _Operand(v, own, level, swapped=swapped)
+        lead = (1,) * (len(level) - v.ndim + 2) + v.shape[:-2]
+        best = at = _Operand(v, lead, level, swapped=swapped)
         for _ in range(24):
             above = self.step(at, dtype)
             if above is None:
@@ -189,8 +189,8 @@ class _Search(Walk):
         ratio, seed = (0.0, 0) if drop is None else (drop.op.ratio, drop.op.seed)  # type: ignore[attr-defined]
         attention = TiledAttention(scale=scores.scale, cap=scores.cap, ratio=ratio, seed=seed)
         levels = scores.levels + weights.levels
-        made = self.built(attention, (q, k, v), levels, scores, y, None if drop is None else drop.inputs[1])
-        return [replace(o, role=op.role) for o in made]
+        output = self.built(attention, (q, k, v), levels, scores, y, None if drop is None else drop.inputs[1])
+        return [replace(o, role=op.role) for o in output]
 
     def again(self, op: Operator) -> list[Operator] | None:
         """An attention that is one operator already, with windows in place of masks and without copies of shared heads;
@@ -238,21 +238,21 @@ class _Search(Walk):
         scale = attention.scale * operands[0].scale * operands[1].scale
         attention = replace(attention, scale=scale, first=masks.first, last=masks.last)
         more = [bias] if bias is not None or step is not None else []
-        found = self.applied(attention, [q, k, v, *more, *([] if step is None else [step])])
-        found = masks.revived(found, v, lambda x, level: self.regrouped(x, level, fine))
+        output = self.applied(attention, [q, k, v, *more, *([] if step is None else [step])])
+        output = masks.revived(output, v, lambda x, level: self.regrouped(x, level, fine))
         factor = operands[2].scale
-        found = found if factor == 1 else b.Mul(found, b.constant(factor, found))
-        found = found if found.shape == y.shape else b.Reshape(found, shape=y.shape)
-        return [o.renamed({found.name: y.name}) for o in b.operators]
+        output = output if factor == 1 else b.Mul(output, b.constant(factor, output))
+        output = output if output.shape == y.shape else b.Reshape(output, shape=y.shape)
+        return [o.renamed({output.name: y.name}) for o in b.operators]
 
     def applied(self, attention: TiledAttention, inputs: list[Value | None]) -> Value:
         """Emits attention; NoMatchError where its rule refuses the types."""
         try:
-            found = self.b.emit(attention, *inputs, want=1)
+            output = self.b.emit(attention, *inputs, want=1)
         except RecomputeError as e:
             raise NoMatchError(str(e)) from None
-        assert isinstance(found, Value)
-        return found
+        assert isinstance(output, Value)
+        return output
 
     def fitted(self, x: _Operand, fine: Level) -> Value:
         """An operand at the finest level, as rows."""

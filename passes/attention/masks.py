@@ -121,12 +121,12 @@ class Masks:
         for bias, low, allowed in ((a, b, True), (b, a, False)):
             number = self.graph.known.number(low)
             if condition is not None and bias is not None and number is not None and number <= FAR_BELOW:
-                known = self.graph.known.number(bias)
-                if known is not None and known != 0:
+                constant = self.graph.known.number(bias)
+                if constant is not None and constant != 0:
                     return False
                 group = 1 + max((e.group for e in self.entries if isinstance(e, Hidden)), default=0)
                 self.hide(condition, allowed, number, level, dtype, 0 if number == -math.inf else group)
-                if known is None:
+                if constant is None:
                     self.add(bias, level, 1.0)
                 return True
         return False
@@ -178,16 +178,16 @@ class Masks:
         b = self.builder
         masks = [e for e in self.entries if self.may_hide(e)]
         bias = self.sum([e for e in self.entries if e not in masks], q.dtype, regrouped)
-        found = self.sum(masks, q.dtype, regrouped)
-        if found is None or not any(self.finite_somewhere(e) for e in masks):
-            return q, bias if found is None else found if bias is None else b.Add(bias, found)
-        most = b.ReduceMax(found, axes=(-1,))
+        total = self.sum(masks, q.dtype, regrouped)
+        if total is None or not any(self.finite_somewhere(e) for e in masks):
+            return q, bias if total is None else total if bias is None else b.Add(bias, total)
+        most = b.ReduceMax(total, axes=(-1,))
         low = b.constant(_LOST.get(q.dtype, FAR_BELOW), most)
         dead = b.And(b.LessOrEqual(most, low), b.Greater(most, b.constant(-math.inf, most)))
-        found = b.Sub(found, b.Where(dead, most, b.constant(0.0, most)))
+        total = b.Sub(total, b.Where(dead, most, b.constant(0.0, most)))
         if bias is not None:
-            found = b.Add(b.Where(dead, b.constant(0.0, bias), bias), found)
-        return b.Where(dead, b.constant(0.0, q), q), found
+            total = b.Add(b.Where(dead, b.constant(0.0, bias), bias), total)
+        return b.Where(dead, b.constant(0.0, q), q), total
 
     def may_hide(self, e: Bias | Hidden) -> bool:
         """Whether an entry is a mask: what is learned, and what is known to be mild, is none."""
@@ -212,10 +212,10 @@ class Masks:
         before: Value | None = None  # the total that a group is added to
         group = 0
         for e in reversed(entries):
-            own = e.group if isinstance(e, Hidden) else 0
-            if own != group:
+            level = e.group if isinstance(e, Hidden) else 0
+            if level != group:
                 total = total if before is None else b.Add(before, total)
-                before, total, group = (total, None, own) if own else (None, total, own)
+                before, total, group = (total, None, level) if level else (None, total, level)
             if isinstance(e, Bias):
                 x = e.value if e.value.dtype == dtype else b.Cast(e.value, to=dtype)
                 x = regrouped(x if e.factor == 1 else b.Mul(x, b.constant(e.factor, x)), e.level)

@@ -82,9 +82,9 @@ class Walk(Search):
 
     def passes(self, op: Operator, w: Value, found: Weights) -> bool:
         """Whether an operator leaves the weights what they are, up to dropout and zeros."""
-        name, made = op.op.name, result(op)
+        name, output = op.op.name, result(op)
         if name == "Reshape":
-            return made.shape[-2:] == w.shape[-2:]
+            return output.shape[-2:] == w.shape[-2:]
         if name == "Dropout" and found.dropout is None:
             found.dropout = op
             mask = op.outputs[1] if len(op.outputs) > 1 else None
@@ -96,7 +96,7 @@ class Walk(Search):
         if name == "Where":
             condition, a, b = op.inputs
             inside = b == w
-            if condition is None or self.graph.number(a if inside else b) != 0 or made.shape != w.shape:
+            if condition is None or self.graph.number(a if inside else b) != 0 or output.shape != w.shape:
                 return False
             found.cleared.append((condition, inside))
             return True

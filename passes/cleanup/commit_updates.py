@@ -54,18 +54,18 @@ def checking_operators(block: Block) -> list[int]:
     operator and the original) cannot fail.  Contents of constants, parameters and buffers are not checked here: they
     are the same in every step.
     """
-    known = {v.name for v in block.persistent()}
+    names = {v.name for v in block.persistent()}
     origin: dict[str, str] = {}
     answered: set[tuple] = set()
-    found = []
+    checks = []
     for i, op in enumerate(block.operators):
         if op.role is Role.RECOMPUTE:
             origin.update((v.name, _COPY.sub("", v.name)) for v in op.writes())
-        asked = {(origin.get(name, name), question) for name, question in _questions(op) if name not in known}
+        asked = {(origin.get(name, name), question) for name, question in _questions(op) if name not in names}
         if not asked <= answered:
-            found.append(i)
+            checks.append(i)
             answered |= asked
-    return found
+    return checks
 
 
 def _questions(op: Operator) -> Iterator[tuple[str, object]]:

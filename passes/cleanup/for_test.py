@@ -29,8 +29,8 @@ class ForTest(Pass):
     def run(self, block: Block) -> Block:
         """UsageError if a batch normalisation has no running statistics."""
         kept = [op for op in block.operators if op.role in (Role.FORWARD, Role.LOSS)]
-        made = {v.name for op in kept for v in op.writes()} | {v.name for v in block.declared()}
-        outputs = self.outputs or tuple(n for n in block.outputs if n in made)
+        names = {v.name for op in kept for v in op.writes()} | {v.name for v in block.declared()}
+        outputs = self.outputs or tuple(n for n in block.outputs if n in names)
         block = block.with_operators(kept, outputs=outputs)
         block = in_inference(block, lambda op: True)
         forward = [op for op in block.operators if not op.op.updates]
@@ -60,12 +60,12 @@ def in_inference(block: Block, chosen: Callable[[Operator], bool]) -> Block:
             continue
         running = [None if v is None else followed.get(v.name) for v in op.outputs]
         start = len(b.operators)
-        found = op.op.inference(b, op.inputs, running)
-        if found is None:
+        evaluated = op.op.inference(b, op.inputs, running)
+        if evaluated is None:
             b.operators.append(op)
             continue
         stopped.update(v.name for v in running if v is not None)
-        _take_names(b, op, found, start)
+        _take_names(b, op, evaluated, start)
     operators = [op for op in b.operators if not (op.op.updates and any(v.name in stopped for v in op.writes()))]
     return block.with_operators(operators, constants=(*block.constants, *b.constants))
 
@@ -93,14 +93,14 @@ def _as(op: Operator, role: Role) -> Operator:
 def _running_statistics(block: Block) -> Mapping[str, Value]:
     """Batch statistic → the running statistic that follows it."""
     writers = {v.name: op for op in block.operators for v in op.writes() if not op.op.updates}
-    found: dict[str, Value] = {}
+    statistics: dict[str, Value] = {}
     for op in block.operators:
         if op.op.name != "RunningUpdate":
             continue
         running, batch = op.inputs
         assert running is not None
         while batch is not None:
-            found[batch.name] = running
+            statistics[batch.name] = running
             before = writers.get(batch.name)
             batch = before.inputs[0] if before is not None and before.op.name in _ON_THE_WAY else None
-    return found
+    return statistics

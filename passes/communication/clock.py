@@ -29,8 +29,8 @@ class Exchange:
         """What the operator begins."""
         op, out = operator.of(Communication), next(operator.writes())
         sent = next((v.type for v in operator.reads()), None)
-        found = self.network.transfer(op, sent, out.type, self.mesh, self.rank)
-        return Flight(out.name, sum(found.bytes.values()), found.seconds, (op.queue, *found.bytes))
+        transfer = self.network.transfer(op, sent, out.type, self.mesh, self.rank)
+        return Flight(out.name, sum(transfer.bytes.values()), transfer.seconds, (op.queue, *transfer.bytes))
 
 
 def times(block: Block, seconds: Seconds, exchange: Exchange, link: Link = LINK) -> StepTimes:

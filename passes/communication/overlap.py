@@ -64,8 +64,8 @@ class _Placing:
         self.operators, self.ahead, self.behind = block.operators, ahead, behind
         self.before = _dependencies(block)
         self.after: list[list[int]] = [[] for _ in self.before]
-        for i, found in enumerate(self.before):
-            for j in found:
+        for i, edges in enumerate(self.before):
+            for j in edges:
                 self.after[j].append(i)
         #: messages between stages, and their waits: they stand where the schedule of the pipeline puts them
         self.messages = _messages(block)
@@ -73,7 +73,7 @@ class _Placing:
         self.early = self._early()
         self._keep_channels_in_order()
         self.done = [False] * len(self.operators)
-        self.missing = [len(found) for found in self.before]
+        self.missing = [len(edges) for edges in self.before]
         #: late operators whose inputs are there
         self.ready = [i for i in self.late if not self.missing[i]]
         heapify(self.ready)
@@ -82,37 +82,39 @@ class _Placing:
         self.begun: dict[str, int] = {}
 
     def _late(self) -> set[int]:
-        found: set[int] = set()
+        positions: set[int] = set()
         for i in reversed(range(len(self.operators))):
-            if i not in self.messages and _light(self.operators[i]) and all(j in found for j in self.after[i]):
-                found.add(i)
-        return self._connected(found, {i for i in found if self._begins(i)})
+            if i not in self.messages and _light(self.operators[i]) and all(j in positions for j in self.after[i]):
+                positions.add(i)
+        return self._connected(positions, {i for i in positions if self._begins(i)})
 
     def _connected(self, among: set[int], starts: set[int]) -> set[int]:
         """The operators of a set that lead to some of them, or follow from them."""
-        found = set(starts)
+        positions = set(starts)
         for i in sorted(among):
-            if any(j in found for j in self.before[i]):
-                found.add(i)
+            if any(j in positions for j in self.before[i]):
+                positions.add(i)
         for i in sorted(among, reverse=True):
-            if any(j in found for j in self.after[i]):
-                found.add(i)
-        return found
+            if any(j in positions for j in self.after[i]):
+                positions.add(i)
+        return positions
 
     def _early(self) -> set[int]:
         """Communication that computation waits for: begins, waits and views, and casts that feed begins alone."""
-        found: set[int] = set()
+        positions: set[int] = set()
         for i, o in enumerate(self.operators):
             if i in self.late or i in self.messages:
                 continue
-            if o.op.communicates or (o.op.moves_data and self.before[i] and all(j in found for j in self.before[i])):
-                found.add(i)
+            if o.op.communicates or (
+                o.op.moves_data and self.before[i] and all(j in positions for j in self.before[i])
+            ):
+                positions.add(i)
         for i in reversed(range(len(self.operators))):
             o = self.operators[i]
-            feeds = self.after[i] and all(self._begins(j) and j in found for j in self.after[i])
-            if feeds and i not in found and i not in self.late and i not in self.messages and _light(o):
-                found.add(i)
-        return found
+            feeds = self.after[i] and all(self._begins(j) and j in positions for j in self.after[i])
+            if feeds and i not in positions and i not in self.late and i not in self.messages and _light(o):
+                positions.add(i)
+        return positions
 
     def _keep_channels_in_order(self) -> None:
         """A collective comes after the one before it on its channel, whatever waits for it."""
@@ -176,15 +178,15 @@ class _Placing:
 
     def _needed(self, i: int) -> list[int]:
         """What an operator needs that is not there, in order; itself is the last."""
-        found, stack, seen = [], [i], {i}
+        positions, stack, seen = [], [i], {i}
         while stack:
             at = stack.pop()
-            found.append(at)
+            positions.append(at)
             for j in self.before[at]:
                 if not self.done[j] and j not in seen:
                     seen.add(j)
                     stack.append(j)
-        return sorted(found)
+        return sorted(positions)
 
     def _with_needs(self, i: int) -> Iterator[int]:
         """An operator, and before it what it needs."""
@@ -225,8 +227,8 @@ class _Placing:
     def _queue_of(self, wait: int) -> str:
         """The channel of what a wait waits for."""
         target = self.operators[wait].inputs[0]
-        found = (self.operators[j] for j in self.before[wait])
-        ops = [o.op for o in found if isinstance(o.op, Communication) and target in o.outputs]
+        operators = (self.operators[j] for j in self.before[wait])
+        ops = [o.op for o in operators if isinstance(o.op, Communication) and target in o.outputs]
         assert ops
         return ops[0].queue
 
@@ -234,14 +236,14 @@ class _Placing:
 def _messages(block: Block) -> set[int]:
     """The positions of messages and of their waits."""
     targets: set[str] = set()
-    found: set[int] = set()
+    positions: set[int] = set()
     for i, o in enumerate(block.operators):
         if isinstance(o.op, Message):
             targets.update(v.name for v in o.writes())
-            found.add(i)
+            positions.add(i)
         elif o.op.communicates == "wait" and next(o.reads()).name in targets:
-            found.add(i)
-    return found
+            positions.add(i)
+    return positions
 
 
 def _dependencies(block: Block) -> list[list[int]]:
@@ -251,7 +253,7 @@ def _dependencies(block: Block) -> list[list[int]]:
     last = checking[-1] if checking else len(block.operators)
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
-    found: list[list[int]] = []
+    edges: list[list[int]] = []
     for i, o in enumerate(block.operators):
         before = {writer[v.name] for v in (*o.reads(), *o.writes()) if v.name in writer}
         if o.op.updates:
@@ -265,5 +267,5 @@ def _dependencies(block: Block) -> list[list[int]]:
             if o.op.updates:
                 readers[v.name] = []
         before.discard(i)
-        found.append(sorted(before))
-    return found
+        edges.append(sorted(before))
+    return edges

@@ -82,11 +82,11 @@ class _Repeating:
         self.updated = self._first_updates()
 
     def _first_updates(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        updates: dict[str, int] = {}
         for i, o in enumerate(self.old.operators):
             for v in o.writes() if o.op.updates else ():
-                found.setdefault(v.name, i)
-        return found
+                updates.setdefault(v.name, i)
+        return updates
 
     def block(self) -> Block:
         """All runs but the first get a gather of their own."""
@@ -104,7 +104,7 @@ class _Repeating:
 
     def runs(self, k: int, chain: _Chain, events: list[tuple[int, int]]) -> list[list[int]]:
         """The uses of one chain, cut where enough others are used in between."""
-        found: list[list[int]] = [[chain.uses[0]]]
+        result: list[list[int]] = [[chain.uses[0]]]
         others: set[int] = set()
         at = chain.uses[0]
         mine = set(chain.uses[1:])
@@ -113,10 +113,10 @@ class _Repeating:
                 others.add(other)
             elif place in mine:
                 if len(others) >= self.between:
-                    found.append([])
-                found[-1].append(place)
+                    result.append([])
+                result[-1].append(place)
                 others = set()
-        return found
+        return result
 
     def repeat(self, chain: _Chain, uses: list[int]) -> None:
         """A gather before a run of uses, and before the shard is updated."""

@@ -82,11 +82,11 @@ def timeline(
     seen = {name: events(b) for name, b in different.items()}
     classes = classes_of([(str(id(b)), seen[id(b)]) for b in blocks], mesh)
     first = first_of(classes)
-    known: dict[int, list[_Item]] = {}
+    items: dict[int, list[_Item]] = {}
     for rank in first:
-        if id(blocks[rank]) not in known:
-            known[id(blocks[rank])] = _items(blocks[rank], seconds, mesh, network, rank)
-    return _Simulation(places_of(classes, mesh), classes, [known[id(blocks[rank])] for rank in first]).run()
+        if id(blocks[rank]) not in items:
+            items[id(blocks[rank])] = _items(blocks[rank], seconds, mesh, network, rank)
+    return _Simulation(places_of(classes, mesh), classes, [items[id(blocks[rank])] for rank in first]).run()
 
 
 @dataclass(frozen=True)
@@ -108,32 +108,32 @@ def _items(
     block: Block, seconds: Callable[[Operator], float], mesh: Mesh, network: Network | None, rank: int
 ) -> list[_Item]:
     """A program, with neighbours of one kind and micro-batch as one item."""
-    found: list[_Item] = []
+    items: list[_Item] = []
     begun: dict[str, int] = {}
     for i, o in enumerate(block.operators):
         if isinstance(o.op, Communication) and o.op.ranks > 1:
             out = next(o.writes())
             sent = next((v.type for v in o.reads()), None)
             takes = 0.0 if network is None else network.transfer(o.op, sent, out.type, mesh, rank).seconds
-            begun[out.name] = len(found)
-            found.append(_Item(takes, i, i + 1, op=o.op, types=("" if sent is None else str(sent), str(out.type))))
+            begun[out.name] = len(items)
+            items.append(_Item(takes, i, i + 1, op=o.op, types=("" if sent is None else str(sent), str(out.type))))
         elif o.op.communicates == "wait" and (name := next(o.reads()).name) in begun:
-            found.append(_Item(0.0, i, i + 1, waits=begun[name]))
+            items.append(_Item(0.0, i, i + 1, waits=begun[name]))
         elif (time := seconds(o)) > 0:
             kind, number = _KINDS[o.role], _micro_batch(o)
-            last = found[-1] if found else None
+            last = items[-1] if items else None
             if last is not None and last.kind == kind and (number in (last.micro_batch, -1)):  # sums are of no one
-                found[-1] = _Item(last.seconds + time, last.first, i + 1, kind, last.micro_batch)
+                items[-1] = _Item(last.seconds + time, last.first, i + 1, kind, last.micro_batch)
             else:
-                found.append(_Item(time, i, i + 1, kind, number))
-    return found
+                items.append(_Item(time, i, i + 1, kind, number))
+    return items
 
 
 def _micro_batch(o: Operator) -> int:
     """The number of the first sample of the slice that an operator belongs to, which is in its results' names."""
     named = (m for v in o.writes() if (m := _MICRO_BATCH.search(v.name)))
-    found = next(named, None)
-    return -1 if found is None else int(found[1])
+    match = next(named, None)
+    return -1 if match is None else int(match[1])
 
 
 class _Simulation:

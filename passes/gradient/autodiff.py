@@ -55,10 +55,10 @@ def select(patterns: Sequence[str], values: Sequence[Value], what: str) -> list[
     chosen: set[str] = set()
     names = {v.name: v for v in values}
     for pattern in patterns:
-        found = [pattern] if pattern in names else fnmatch.filter(names, pattern)
-        if not found:
+        matches = [pattern] if pattern in names else fnmatch.filter(names, pattern)
+        if not matches:
             raise UsageError(f"no {what} is called '{pattern}'{nearest(pattern, names)}")
-        chosen.update(found)
+        chosen.update(matches)
     return [v for v in values if v.name in chosen]
 
 
@@ -106,11 +106,11 @@ def differentiate(
 
 def _gradient_names(block: Block, b: Builder, grads: dict[str, Value], first: Sequence[Value]) -> dict[str, str]:
     """Renames the final gradient of each value to NAME_grad; `first` choose before the others."""
-    made = {v.name for o in b.operators for v in o.writes()}
+    written = {v.name for o in b.operators for v in o.writes()}
     names: dict[str, str] = {}
     for name in dict.fromkeys([*(v.name for v in first), *grads]):
         g = grads.get(name)
-        if g is not None and g.name in made and g.name not in names:
+        if g is not None and g.name in written and g.name not in names:
             names[g.name] = b.names.take(f"{name}_grad")
     return names
 
@@ -120,11 +120,11 @@ def _without_unread_extras(
 ) -> list[Operator]:
     """Takes back optional outputs that were made for gradient operators which have been pruned since."""
     read = {v.name for o in backward for v in o.reads()}
-    found = []
+    operators = []
     for old, new in zip(before, after, strict=True):
         had = {v.name for v in old.writes()}
-        found.append(new if any(v.name in read for v in new.writes() if v.name not in had) else old)
-    return found
+        operators.append(new if any(v.name in read for v in new.writes() if v.name not in had) else old)
+    return operators
 
 
 def _used(b: Builder, operators: Sequence[Operator]) -> list:

@@ -64,12 +64,12 @@ class Precision(Pass):
         names = [v.name for o in block.operators for v in o.writes()]
         full: set[str] = set()
         for pattern in self.full:
-            found = fnmatch.filter(names, pattern)
-            if not found:
+            matches = fnmatch.filter(names, pattern)
+            if not matches:
                 raise UsageError(f"precision: no operator writes '{pattern}'{nearest(pattern, names)}")
-            full.update(found)
-        made = {v.name for o in block.operators if not isinstance(o.op, LinearLoss) for v in o.writes()}
-        full |= made.intersection(self.losses)
+            full.update(matches)
+        written = {v.name for o in block.operators if not isinstance(o.op, LinearLoss) for v in o.writes()}
+        full |= written.intersection(self.losses)
         return _Casting(block, low, full, pure=self.to == PURE).run()
 
 
@@ -242,18 +242,18 @@ class _Casting:
             return self.sources[v.name]
         if v.name in self.constants:
             return self.b.constant(self.constants[v.name].numpy(), kind)
-        found = self.casts.get((v.name, kind))
-        if found is None:
+        value = self.casts.get((v.name, kind))
+        if value is None:
             move, source = self.moves.get(v.name), None
             if move is not None:
                 source = self.cast(next(move.reads()), kind)
             name = self.b.names.take(f"{v.name}.{kind}")
-            found = self.casts[v.name, kind] = Value(name, v.type.with_dtype(kind))
-            made = Operator(Cast(to=kind), (v,), (found,), self.b.role)
+            value = self.casts[v.name, kind] = Value(name, v.type.with_dtype(kind))
+            operator = Operator(Cast(to=kind), (v,), (value,), self.b.role)
             if move is not None:
-                made = dataclasses.replace(move, inputs=(source,), outputs=(found,), role=self.b.role)
-            self.b.operators.append(made)
-        return found
+                operator = dataclasses.replace(move, inputs=(source,), outputs=(value,), role=self.b.role)
+            self.b.operators.append(operator)
+        return value
 
 
 def _fits(constant: Constant, low: str) -> bool:

@@ -25,14 +25,14 @@ class StopOnNan(Pass):
         at = block.producers().get(self.loss)
         if at is None:
             raise UsageError(f"stop-on-nan: no operator of '{block.name}' computes '{self.loss}'")
-        made = block.operators[at]
-        if isinstance(made.op, CheckFinite):
+        source = block.operators[at]
+        if isinstance(source.op, CheckFinite):
             return block
         values = block.values()
         names = itertools.chain([f"{self.loss}.unchecked"], (f"{self.loss}.unchecked_{i}" for i in itertools.count(1)))
         loss = values[self.loss]
         unchecked = Value(next(n for n in names if n not in values), loss.type)
         CheckFinite().infer(loss.type)
-        checked = Operator(CheckFinite(), (unchecked,), (loss,), made.role)
-        made = made.renamed({self.loss: unchecked.name})
-        return block.with_operators([*block.operators[:at], made, checked, *block.operators[at + 1 :]])
+        checked = Operator(CheckFinite(), (unchecked,), (loss,), source.role)
+        source = source.renamed({self.loss: unchecked.name})
+        return block.with_operators([*block.operators[:at], source, checked, *block.operators[at + 1 :]])

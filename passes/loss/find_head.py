@@ -112,11 +112,11 @@ class _Search(Search):
 
     def behind(self, operators: Sequence[Operator]) -> set[str]:
         """Values that are made from the logits of heads that were found."""
-        found = set(self.logits)
+        names = set(self.logits)
         for o in operators:
-            if any(v.name in found for v in o.reads()):
-                found.update(v.name for v in o.writes())
-        return found
+            if any(v.name in names for v in o.reads()):
+                names.update(v.name for v in o.writes())
+        return names
 
     def note(self, op: Operator, found: Found | NoMatchError) -> str:
         """What was found, or why it is no head."""
@@ -251,10 +251,10 @@ class _Search(Search):
         assert labels is not None
         if x.shape[:-1] != labels.shape:
             raise NoMatchError("its labels are no rows of the product")
-        given: Any = op.op
+        operation: Any = op.op
         head = LinearCrossEntropy(
-            reduction=given.reduction,
-            ignore_index=given.ignore_index,
+            reduction=operation.reduction,
+            ignore_index=operation.ignore_index,
             transB=transposed,
             smoothing=smoothing,
             cap=chain.cap,
@@ -264,10 +264,10 @@ class _Search(Search):
             head.infer(x.type, w.type, None if bias is None else bias.type, labels.type)
         except Exception as e:
             raise NoMatchError(str(e)) from None
-        found = b.emit(head, x, w, bias, labels)
-        if found.dtype != loss.dtype:
-            found = b.Cast(found, to=loss.dtype)
-        done = self.emitted(last, found, product.role)
+        output = b.emit(head, x, w, bias, labels)
+        if output.dtype != loss.dtype:
+            output = b.Cast(output, to=loss.dtype)
+        done = self.emitted(last, output, product.role)
         self.words = result(product).shape[-1]
         self.logits.update(n for n in chain.names if n != loss.name)
         return done

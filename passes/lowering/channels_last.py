@@ -53,8 +53,8 @@ class ChannelsLast(Pass):
 
 def _convolutions_stay(block: Block, forms: list[Turned | None]) -> bool:
     """Whether there are convolutions, and no kernels for any of them: everything else would only be turned there."""
-    found = [f for o, f in zip(block.operators, forms, strict=True) if isinstance(o.op, Convolution)]
-    return bool(found) and all(f is None for f in found)
+    kinds = [f for o, f in zip(block.operators, forms, strict=True) if isinstance(o.op, Convolution)]
+    return bool(kinds) and all(f is None for f in kinds)
 
 
 def _served(o: Operator, form: Turned | None, providers: tuple[str, ...]) -> Turned | None:
@@ -183,10 +183,10 @@ class _Turning:
             for v in (*o.inputs, *o.outputs):
                 if v is not None and v.name in wanted and form is not None:
                     last[v.name] = (i, v)
-        found: dict[int, list[Value]] = {}
+        values: dict[int, list[Value]] = {}
         for i, v in last.values():
-            found.setdefault(i, []).append(v)
-        return found
+            values.setdefault(i, []).append(v)
+        return values
 
     def wrote(self, o: Operator) -> None:
         """What an operator wrote is there as it is, and only so."""
@@ -214,21 +214,21 @@ class _Turning:
 
     def get(self, v: Value, rank: int, role: Role) -> Value:
         """A value in one form; an operator that turns it is written first where it is not there yet."""
-        known = self.forms[v.name]
-        if rank in known:
-            return known[rank]
+        forms = self.forms[v.name]
+        if rank in forms:
+            return forms[rank]
         if rank == 0:
-            known[0] = self.emit(known[v.ndim], to_first(v.ndim), v, role)
+            forms[0] = self.emit(forms[v.ndim], to_first(v.ndim), v, role)
         elif rank == v.ndim and not (turned_type(v.type, rank) == v.type and not _weight(v)):
             target = Value(f"{v.name}.last", turned_type(v.type, rank))
-            known[rank] = self.constant(v, target, rank) or self.emit(
+            forms[rank] = self.constant(v, target, rank) or self.emit(
                 self.get(v, 0, role), to_last(rank), target.renamed(self.names.take(target.name)), role
             )
         elif rank == v.ndim:
-            known[rank] = self.get(v, 0, role)
+            forms[rank] = self.get(v, 0, role)
         else:
-            known[rank] = self.operand(v, rank, role)
-        return known[rank]
+            forms[rank] = self.operand(v, rank, role)
+        return forms[rank]
 
     def emit(self, source: Value, perm: tuple[int, ...], target: Value, role: Role) -> Value:
         """Writes `target`: `source` with its axes in another order; a view where no element moves."""
@@ -245,9 +245,9 @@ class _Turning:
         if t == v.type:
             return self.get(v, 0, role)
         target = Value(f"{v.name}.last", t)
-        found = self.constant(v, target, rank)
-        if found is not None:
-            return found
+        constant = self.constant(v, target, rank)
+        if constant is not None:
+            return constant
         source = self.get(v, 0, role)
         whole = v.type.with_shape([1] * (rank - v.ndim) + list(v.shape))
         if moves(whole.shape, to_last(rank)):
@@ -266,22 +266,22 @@ class _Turning:
         if c is None:
             return None
         array = c.numpy().reshape([1] * (rank - v.ndim) + list(v.shape)).transpose(to_last(rank))
-        found = Constant.of(self.names.take(target.name), np.ascontiguousarray(array).reshape(target.shape))
-        self.added.append(found)
-        return found.value
+        copy = Constant.of(self.names.take(target.name), np.ascontiguousarray(array).reshape(target.shape))
+        self.added.append(copy)
+        return copy.value
 
     def transpose(self, o: Operator, op: Transpose) -> bool:
         """Composes a Transpose with the layouts around it; False where there is nothing to compose with."""
         x, y = o.inputs[0], o.outputs[0]
         assert x is not None and y is not None
-        known = self.forms[x.name]
+        forms = self.forms[x.name]
         needs = self.needs.get(y.name, {0})
-        if (0 in known and not needs & {y.ndim}) or y.ndim < 3:
+        if (0 in forms and not needs & {y.ndim}) or y.ndim < 3:
             return False
-        if 0 in known:
-            source, perm = known[0], op.perm
+        if 0 in forms:
+            source, perm = forms[0], op.perm
         else:
-            source, perm = known[x.ndim], tuple(to_first(x.ndim)[p] for p in op.perm)
+            source, perm = forms[x.ndim], tuple(to_first(x.ndim)[p] for p in op.perm)
         self.forms[y.name] = {}
         for rank in sorted(needs & {0, y.ndim}) or [0]:
             order = tuple(perm[p] for p in to_last(y.ndim)) if rank else perm

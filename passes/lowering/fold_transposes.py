@@ -38,19 +38,19 @@ def _swaps(op: Operator) -> bool:
 
 
 def _operands(block: Block) -> list[Operator]:
-    made: dict[str, tuple[int, Value]] = {}  # a transposed value → its place in the list, and what it was made of
+    values: dict[str, tuple[int, Value]] = {}  # a transposed value → its place in the list, and what it was made of
     updated: dict[str, int] = {}
-    found: list[Operator] = []
+    transposes: list[Operator] = []
     for i, op in enumerate(block.operators):
         if isinstance(op.op, (MatMul, Gemm)):
-            op = _with_operands(op, made, updated)
-        found.append(op)
+            op = _with_operands(op, values, updated)
+        transposes.append(op)
         for k in op.op.updates:
             if k < len(op.inputs) and (v := op.inputs[k]) is not None:
                 updated[v.name] = i
         if _swaps(op) and op.inputs[0] is not None and op.outputs[0] is not None:
-            made[op.outputs[0].name] = i, op.inputs[0]
-    return found
+            values[op.outputs[0].name] = i, op.inputs[0]
+    return transposes
 
 
 def _with_operands(op: Operator, made: dict[str, tuple[int, Value]], updated: dict[str, int]) -> Operator:
@@ -74,7 +74,7 @@ def _results(block: Block, operators: list[Operator]) -> list[Operator]:
         for v in op.reads():
             readers.setdefault(v.name, []).append(op)
     gone: set[str] = set()
-    found = []
+    transposes = []
     kept = set(block.outputs)
     for op in operators:
         y = op.outputs[0] if op.outputs else None
@@ -86,5 +86,5 @@ def _results(block: Block, operators: list[Operator]) -> list[Operator]:
             gone.add(y.name)  # type: ignore[union-attr]
         elif _swaps(op) and op.inputs[0] is not None and op.inputs[0].name in gone:
             continue
-        found.append(op)
-    return found
+        transposes.append(op)
+    return transposes

@@ -47,8 +47,8 @@ class Fusion(Pass):
         while groups and looks <= 4 * _LOOKS:
             fused, places = _fused(walk, groups)
             profile = _profile(fused, places)
-            found, at = max(profile, default=(0, -1))
-            if found <= most:
+            highest, at = max(profile, default=(0, -1))
+            if highest <= most:
                 return fused
             few = looks < _LOOKS  # where it does not take long, no more loops go than must
             full = [at] if few else sorted({place for live, place in profile if live > most})
@@ -118,21 +118,21 @@ class _Walk:
             return None
         shape = iteration(op.op, [None if v is None else v.type for v in op.inputs], [out.type])
         role = Role.BACKWARD if op.role is Role.RECOMPUTE else op.role
-        made, sums = {out.name: out}, {out.name} if isinstance(op.op, Reduce) else set()
-        return _Group(shape, role, [i], {v.name: v for v in op.reads()}, made, sums)
+        members, sums = {out.name: out}, {out.name} if isinstance(op.op, Reduce) else set()
+        return _Group(shape, role, [i], {v.name: v for v in op.reads()}, members, sums)
 
     def makers_of(self, op: Operator) -> list[_Group]:
         """Open groups whose results an operator reads."""
-        found = {id(g): g for v in op.reads() if (g := self.maker.get(v.name)) is not None}
-        return list(found.values())
+        groups = {id(g): g for v in op.reads() if (g := self.maker.get(v.name)) is not None}
+        return list(groups.values())
 
     def candidates(self, group: _Group, makers: Sequence[_Group]) -> list[_Group]:
         """Open groups that a single operator might join: makers of its inputs, then other readers of large ones."""
-        found = {id(g): g for g in makers}
+        groups = {id(g): g for g in makers}
         for v in group.inputs.values():
             if v.shape == group.shape:
-                found.update(self.reading.get(v.name, {}))
-        return list(found.values())
+                groups.update(self.reading.get(v.name, {}))
+        return list(groups.values())
 
     def joined(self, group: _Group, other: _Group, at: int) -> _Group:
         """Both as one, if they fit; else `group` as it is."""
@@ -140,10 +140,10 @@ class _Walk:
             return group
         if not other.sums.isdisjoint(group.inputs) or not group.sums.isdisjoint(other.inputs):
             return group
-        made = {**other.made, **group.made}
-        inputs = {n: v for n, v in {**other.inputs, **group.inputs}.items() if n not in made}
+        values = {**other.made, **group.made}
+        inputs = {n: v for n, v in {**other.inputs, **group.inputs}.items() if n not in values}
         members = sorted((*other.members, *group.members))
-        both = _Group(group.shape, group.role, members, inputs, made, other.sums | group.sums)
+        both = _Group(group.shape, group.role, members, inputs, values, other.sums | group.sums)
         if len(inputs) > _INPUTS or len(members) > _MEMBERS or len(self.yielded(both)) > _OUTPUTS:
             return group
         if at - other.members[-1] > 1 and not self.pays(other, at, {*group.members, *other.members}):
@@ -167,18 +167,18 @@ class _Walk:
 
     def last(self, name: str) -> int:
         """The position of a value's last reader."""
-        found = self.readers.get(name)
-        return found[-1] if found else -1
+        positions = self.readers.get(name)
+        return positions[-1] if positions else -1
 
     def yielded(self, group: _Group) -> list[str]:
         """What somebody outside of a group reads, in the order in which it is made."""
-        own = set(group.members)
-        found = []
+        members = set(group.members)
+        values = []
         for i in group.members:
             for v in self.block.operators[i].writes():
-                if v.name in self.kept or any(r not in own for r in self.readers.get(v.name, ())):
-                    found.append(v.name)
-        return found
+                if v.name in self.kept or any(r not in members for r in self.readers.get(v.name, ())):
+                    values.append(v.name)
+        return values
 
     def add(self, group: _Group) -> None:
         self.open[id(group)] = group

@@ -75,7 +75,7 @@ class _Folding:
 
     def _results(self, members: dict[int, Operator]) -> dict[str, list[Operator]]:
         """Results that can be turned, with the Transposes that read them, of which all but the first can go."""
-        found, there = {}, {id(op) for op in members.values()}
+        operators, there = {}, {id(op) for op in members.values()}
         for op in members.values():
             for y in (op.outputs[i] for i in MATRICES[type(op.op)][1] if i < len(op.outputs)):
                 readers = [] if y is None or y.name in self.kept else self.readers.get(y.name, [])
@@ -84,8 +84,8 @@ class _Folding:
                 others = [r for r in readers if not _swaps(r) and not (id(r) in there and _reads_result(r, y))]
                 lone = all(next(r.writes()).name not in self.kept for r in swaps[1:])
                 if y is not None and readers and not others and lone:
-                    found[y.name] = swaps
-        return found
+                    operators[y.name] = swaps
+        return operators
 
     def _turned(self, swaps: dict[str, list[Operator]]) -> dict[str, Value]:
         """What turned results are called: as a Transpose of them was."""

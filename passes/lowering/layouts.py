@@ -24,8 +24,8 @@ def turned(o: Operator) -> Turned | None:
     rank = max((v.ndim for v in (*o.outputs, *o.inputs) if v is not None), default=0)
     if rank < 3 or o.op.updates or o.op.random:
         return None
-    found = _rule(o, rank)
-    return found if found is not None and _types_fit(o, found) else None
+    form = _rule(o, rank)
+    return form if form is not None and _types_fit(o, form) else None
 
 
 def _rule(o: Operator, rank: int) -> Turned | None:
@@ -62,7 +62,7 @@ def _types_fit(o: Operator, t: Turned) -> bool:
     """Whether the turned operator gives the turned types."""
     ins, outs = turned_values(o, t)
     try:
-        found = t.op.infer(*(None if v is None else v.type for v in ins))
+        types = t.op.infer(*(None if v is None else v.type for v in ins))
     except TypeRuleError:
         return False
-    return all(w is None or w.type == f for w, f in zip(outs, found, strict=False))
+    return all(w is None or w.type == f for w, f in zip(outs, types, strict=False))

@@ -51,9 +51,9 @@ class ScatterGradients(Pass):
             if taken is None or x is None or rows is None or x.type != rows.type or x.name == rows.name:
                 continue
             rule: GatherGrad = taken.op  # type: ignore[assignment]
-            made = Operator(AddRows(rule.axis), (x, *taken.inputs), op.outputs, op.role)
-            if x.dtype in ("f32", "f64") and (not self.providers or accepting(self.providers, made)):
-                return made, taken
+            operator = Operator(AddRows(rule.axis), (x, *taken.inputs), op.outputs, op.role)
+            if x.dtype in ("f32", "f64") and (not self.providers or accepting(self.providers, operator)):
+                return operator, taken
         return None
 
 

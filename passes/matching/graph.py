@@ -54,11 +54,11 @@ class Graph:
 
     @cached_property
     def _readers(self) -> dict[str, list[Operator]]:
-        found: dict[str, list[Operator]] = {}
+        readers: dict[str, list[Operator]] = {}
         for op in self._counted:
             for v in () if isinstance(op.op, Free) else op.reads():
-                found.setdefault(v.name, []).append(op)
-        return found
+                readers.setdefault(v.name, []).append(op)
+        return readers
 
     def replace(self, operators: Iterable[Operator]) -> None:
         """From now on, these make what they write."""
@@ -77,10 +77,10 @@ class Graph:
         """The one operator that reads a value, once; NoMatchError where others do, or the program's caller."""
         if v.name in self.outputs:
             raise NoMatchError(f"'{v.name}' is an output")
-        found = self.readers(v)
-        if len(found) != 1:
-            raise NoMatchError(f"'{v.name}' has {len(found)} readers")
-        return found[0]
+        readers = self.readers(v)
+        if len(readers) != 1:
+            raise NoMatchError(f"'{v.name}' has {len(readers)} readers")
+        return readers[0]
 
     def below(self, op: Operator, steps: int) -> Iterator[Operator]:
         """An operator, the only reader of its result, the only reader of that one's result, and so on; of one role."""

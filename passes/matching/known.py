@@ -70,8 +70,8 @@ class Known:
     def least(self, v: Value) -> float:
         """The least number of a known value; -inf where it cannot be evaluated."""
         if v.ndim < 2:
-            found = self._whole(v)
-            return -math.inf if found is None else float(found.min(initial=math.inf))
+            array = self._whole(v)
+            return -math.inf if array is None else float(array.min(initial=math.inf))
         parts = [-math.inf if x is None else float(x.min(initial=math.inf)) for _, x in self.rows(v)]
         return min(parts, default=math.inf)
 
@@ -79,8 +79,8 @@ class Known:
         """The one number that a known float is; None for others."""
         if v is None or v.name not in self.names or not v.type.is_float or v.type.size != 1:
             return None
-        found = self._whole(v)
-        return None if found is None else float(found.reshape(()))
+        array = self._whole(v)
+        return None if array is None else float(array.reshape(()))
 
     def band(self, v: Value, allowed: bool, queries: int, keys: int) -> Band | None:
         """The band that a mask [..., queries, keys] is, the same for all leading axes; None: it is none.
@@ -97,8 +97,8 @@ class Known:
         if v not in self or not v.type.size or v.ndim < 1:
             return None
         if v.shape[-2:] != (queries, keys):  # broadcast along queries or keys: nothing is hidden, or it is no band
-            found = self._whole(v)
-            return Band() if found is not None and bool(np.all(_seen(found, allowed))) else None
+            array = self._whole(v)
+            return Band() if array is not None and bool(np.all(_seen(array, allowed))) else None
         edges = _Edges(keys)
         for start, rows in self.rows(v):
             seen = None if rows is None else _seen(rows.reshape(-1, *rows.shape[-2:]), allowed)
@@ -115,9 +115,9 @@ class Known:
         total = v.shape[axis]
         count = max(1, _ROWS // max(v.type.size // total, 1))
         for start in range(0, total, count):
-            found = self._part(v, (Place(axis), total, start, min(start + count, total)), {})
-            yield start, found
-            if found is None:
+            array = self._part(v, (Place(axis), total, start, min(start + count, total)), {})
+            yield start, array
+            if array is None:
                 return
 
     # -- evaluation ---------------------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ class Known:
             whole = self.constants[v.name].numpy() if v.name in self.constants else np.asarray(self.data[v.name])
             return whole if cut is None else cut[0].cut(whole, *cut[1:])
         o = self.block.operators[self.producers[v.name]]
-        if cut is not None and (found := self._sliced(o, v, cut, memo)) is not None:
-            return found
+        if cut is not None and (array := self._sliced(o, v, cut, memo)) is not None:
+            return array
         if v.type.size > _WHOLE:
             return None
         if cut is not None:
@@ -152,30 +152,30 @@ class Known:
         place, size, start, stop = cut
         types = [None if x is None else x.type for x in o.inputs], [None if x is None else x.type for x in o.outputs]
         at = next(i for i, x in enumerate(o.outputs) if x is not None and x.name == v.name)
-        found = (f for f in shared(o.op, *types) if not f.whole and f.size == size and f.outputs[at] == place)
-        f = next(found, None)
+        factors = (f for f in shared(o.op, *types) if not f.whole and f.size == size and f.outputs[at] == place)
+        f = next(factors, None)
         if f is None or f.shares or any(isinstance(p, str) for p in f.outputs):
             return None
-        op, _, made = piece(o.op, f, start, stop - start, *types)
+        op, _, outputs = piece(o.op, f, start, stop - start, *types)
         ins = [
             None if x is None else self._part(x, None if p is None else (p, size, start, stop), memo)
             for x, p in zip(o.inputs, f.inputs, strict=True)
         ]
-        return _run(op, ins, o, list(made), v)
+        return _run(op, ins, o, list(outputs), v)
 
 
 def _run(op: Any, ins: list[Any], o: Operator, types: list[Any], wanted: Value) -> Any:
     """One result of an operator's own numerics; None where an input is missing."""
     if any(a is None and v is not None for a, v in zip(ins, o.inputs, strict=True)):
         return None
-    given = [None if a is None else np.asarray(a, order="C") for a in ins]
+    arrays = [None if a is None else np.asarray(a, order="C") for a in ins]
     outs = [None if t is None else np.empty(t.shape, t.numpy) for t in types]
     in_types = [
-        None if v is None or a is None else v.type.with_shape(a.shape) for v, a in zip(o.inputs, given, strict=True)
+        None if v is None or a is None else v.type.with_shape(a.shape) for v, a in zip(o.inputs, arrays, strict=True)
     ]
     room = [np.empty(t.shape, t.numpy) for t in op.scratch(in_types, types)]
     with np.errstate(all="ignore"):
-        op.compute(given, outs, room)
+        op.compute(arrays, outs, room)
     return next(a for a, v in zip(outs, o.outputs, strict=True) if v is not None and v.name == wanted.name)
 
 

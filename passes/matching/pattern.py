@@ -47,12 +47,12 @@ def _ways(term: Term, graph: Graph, v: Value | None, names: Captures) -> Iterato
         yield names
 
 
-def _each(terms: Sequence[Term], graph: Graph, given: Values, names: Captures) -> Iterator[Captures]:
+def _each(terms: Sequence[Term], graph: Graph, operands: Values, names: Captures) -> Iterator[Captures]:
     if not terms:
         yield names
         return
-    for found in _ways(terms[0], graph, given[0], names):
-        yield from _each(terms[1:], graph, given[1:], found)
+    for captures in _ways(terms[0], graph, operands[0], names):
+        yield from _each(terms[1:], graph, operands[1:], captures)
 
 
 class _Operations:
@@ -69,11 +69,11 @@ class _Operations:
                     there = getattr(op.op, key)
                     if there != (names.setdefault(wanted, there) if isinstance(wanted, str) else wanted):
                         return
-                given = (*op.inputs, *[None] * (len(inputs) - len(op.inputs)))
-                terms = (*inputs, *[None] * (len(given) - len(inputs)))
-                yield from _each(terms, graph, given, names)
-                if op.op.name in COMMUTATIVE and given[0] != given[1]:
-                    yield from _each(terms, graph, given[::-1], names)
+                operands = (*op.inputs, *[None] * (len(inputs) - len(op.inputs)))
+                terms = (*inputs, *[None] * (len(operands) - len(inputs)))
+                yield from _each(terms, graph, operands, names)
+                if op.op.name in COMMUTATIVE and operands[0] != operands[1]:
+                    yield from _each(terms, graph, operands[::-1], names)
 
             return Pattern(ways, kinds)
 

@@ -53,13 +53,13 @@ class Search:
             if op.op.name not in self.kinds or op.role not in self.roles:
                 continue
             self.b.operators = []
-            found: Found | NoMatchError
+            rewrite: Found | NoMatchError
             try:
-                found = self.at(op)
-                self.found[result(found.op).name] = found.operators
+                rewrite = self.at(op)
+                self.found[result(rewrite.op).name] = rewrite.operators
             except NoMatchError as e:
-                found = e
-            self.notes.append(self.note(op, found))
+                rewrite = e
+            self.notes.append(self.note(op, rewrite))
         return bool(self.found)
 
     def emitted(self, op: Operator, made: Value, role: Role | None = None) -> Found:
@@ -107,11 +107,11 @@ class _Rules(Search):
             if names is None:
                 continue
             self.b.operators, self.b.prefix = [], out.name
-            made = rule.make(Match(self.graph, self.b, op, names))
-            if made is not None and made.type == out.type:
-                found = self.emitted(op, made)
-                self.graph.replace(found.operators)
-                return found
+            output = rule.make(Match(self.graph, self.b, op, names))
+            if output is not None and output.type == out.type:
+                rewrite = self.emitted(op, output)
+                self.graph.replace(rewrite.operators)
+                return rewrite
         raise NoMatchError
 
 

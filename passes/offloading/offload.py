@@ -89,9 +89,9 @@ def without_copies(block: Block) -> Block:
     kept: list[Operator] = []
     for op in block.operators:
         if op.op.copies:
-            source, made = op.inputs[0], op.outputs[0]
-            assert source is not None and made is not None
-            origin[made.name] = origin.get(source.name, source)
+            source, copy = op.inputs[0], op.outputs[0]
+            assert source is not None and copy is not None
+            origin[copy.name] = origin.get(source.name, source)
         else:
             kept.append(op.reading(origin))
     return block if not origin else block.with_operators(kept, addresses={})
@@ -118,22 +118,22 @@ def find_rests(block: Block, names: Iterable[str]) -> list[Rest]:
     names.
     """
     values = block.values()
-    made, readers = block.producers(), block.consumers()
+    producers, readers = block.producers(), block.consumers()
     always = {v.name for v in block.persistent()}.union(block.outputs)
-    found = []
+    rests = []
     for name in dict.fromkeys(names):
         if name not in values:
             raise UsageError(f"there is no value '{name}' to offload{nearest(name, values)}")
         if name in always or not values[name].nbytes:
             continue
-        here, reads = made.get(name, -1), readers.get(name, [])
+        here, reads = producers.get(name, -1), readers.get(name, [])
         if here >= 0 and block.operators[here].role not in _FORWARD:
             continue
         early = max((i for i in reads if block.operators[i].role in _FORWARD), default=here)
         late = tuple(i for i in reads if i > early and block.operators[i].role not in _FORWARD)
         if late:
-            found.append(Rest(values[name], here, max([early, *(i for i in reads if i < late[0])]), late))
-    return sorted(found, key=lambda r: (r.made, r.value.name))
+            rests.append(Rest(values[name], here, max([early, *(i for i in reads if i < late[0])]), late))
+    return sorted(rests, key=lambda r: (r.made, r.value.name))
 
 
 @dataclass
@@ -177,26 +177,26 @@ class _Placing:
         last = 0
         for m, _, s in sorted(moves, key=lambda x: x[0].due):
             last = self._fetch_at(m, max(s, last, m.leave))
-        found = _written(self.block, [m for m, _, _ in moves])
-        return found if int(_live(found).max(initial=0)) <= self.room else self.tight
+        block = _written(self.block, [m for m, _, _ in moves])
+        return block if int(_live(block).max(initial=0)) <= self.room else self.tight
 
     def _leaving(self) -> list[int]:
         """For each move the first slot at which its copy out is done."""
-        free, found = 0.0, []
+        free, times = 0.0, []
         for m in self.moves:
             free = max(free, self.starts[m.rest.made + 1]) + self.link.seconds(m.rest.value.nbytes, back=False)
-            found.append(m.tight if free <= self.starts[m.tight] else bisect_left(self.starts, free))
-        return found
+            times.append(m.tight if free <= self.starts[m.tight] else bisect_left(self.starts, free))
+        return times
 
     def _coming(self) -> list[int]:
         """For each move the last slot at which its copy back can begin and be done in time."""
-        found = [0] * len(self.moves)
+        times = [0] * len(self.moves)
         free = float("inf")
         for i in sorted(range(len(self.moves)), key=lambda i: -self.moves[i].due):
             m = self.moves[i]
             free = min(free, self.starts[m.due]) - self.link.seconds(m.rest.value.nbytes, back=True)
-            found[i] = min(max(bisect_right(self.starts, free) - 1, 0), m.due)
-        return found
+            times[i] = min(max(bisect_right(self.starts, free) - 1, 0), m.due)
+        return times
 
     def _stays(self, m: _Move) -> bool:
         """Whether there is room for the value where it is; it is taken then."""
@@ -240,8 +240,8 @@ def _may_take(op: Operator, v: Value) -> bool:
 def _live(block: Block) -> np.ndarray:
     """Bytes alive on the device while each operator runs that is no copy."""
     freed = Liveness().run(block)
-    found = [live for i, live in live_profile(freed, ALIGNMENT) if not freed.operators[i].op.copies]
-    return np.array(found, np.int64)
+    bytes_alive = [live for i, live in live_profile(freed, ALIGNMENT) if not freed.operators[i].op.copies]
+    return np.array(bytes_alive, np.int64)
 
 
 def _written(block: Block, moves: Sequence[_Move]) -> Block:
@@ -254,8 +254,8 @@ def _written(block: Block, moves: Sequence[_Move]) -> Block:
     read: dict[tuple[int, str], Value] = {}
 
     def put(slot: int, kind: int, op: ops.Copy, *ins: Value, name: str) -> Value:
-        (made,) = op.infer(*(v.type for v in ins))
-        out = Value(names.take(name), made)
+        (output,) = op.infer(*(v.type for v in ins))
+        out = Value(names.take(name), output)
         slots.setdefault(slot, ([], [], [], []))[kind].append(Operator(op, ins, (out,), Role.COMMUNICATE))
         return out
 
@@ -285,5 +285,5 @@ def surviving(block: Block, names: Iterable[str]) -> tuple[str, ...]:
     """What values are called in a lowered block, where they can have another layout, or be gone."""
     values = block.values()
     there = [n for name in names for n in (name, f"{name}.last") if n in values]
-    known = storable(block)
-    return (*(n for n in there if n in known), *(r.value.name for r in find_rests(block, there)))
+    stored = storable(block)
+    return (*(n for n in there if n in stored), *(r.value.name for r in find_rests(block, there)))

@@ -106,11 +106,11 @@ class StepTimes:
 
     def busy(self) -> dict[str, float]:
         """Queue → seconds in which it moves something, in the order of first use."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for t in sorted(self.transfers, key=lambda t: t.begin):
             for queue in t.queues:
-                found[queue] = found.get(queue, 0.0) + t.end - t.begin
-        return found
+                seconds[queue] = seconds.get(queue, 0.0) + t.end - t.begin
+        return seconds
 
 
 #: what a communication begins

@@ -66,8 +66,8 @@ def place_windows(
     Bytes alive never exceed those with windows of one operator each (or `limit`, if larger); within that, copies begin
     early, and values stay between two readers.  `tight`: nothing but windows of one operator each.
     """
-    known = storable(block)
-    chosen = [known[n] for n in names if n in known]
+    stored = storable(block)
+    chosen = [stored[n] for n in names if n in stored]
     windows = list(_windows(block, chosen))
     if not tight and windows:
         windows = _Placing(block, windows, seconds, link, limit).run()
@@ -174,8 +174,8 @@ def _written(block: Block, chosen: Sequence[Value], windows: Sequence[Window]) -
     result: list[Operator] = []
 
     def put(op: ops.Copy, *ins: Value, name: str = "") -> Value:
-        (made,) = op.infer(*(v.type for v in ins))
-        out = ins[0] if op.updates else Value(names.take(name), made)
+        (output,) = op.infer(*(v.type for v in ins))
+        out = ins[0] if op.updates else Value(names.take(name), output)
         result.append(Operator(op, ins, (out,), Role.COMMUNICATE))
         return out
 

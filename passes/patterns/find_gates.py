@@ -42,10 +42,10 @@ def find_gates(block: Block) -> Block:
     return _Search(Graph(block)).rewritten()
 
 
-def _like(found: Polynomial | None, wanted: Polynomial) -> bool:
-    if found is None or found.keys() != wanted.keys():
+def _like(polynomial: Polynomial | None, wanted: Polynomial) -> bool:
+    if polynomial is None or polynomial.keys() != wanted.keys():
         return False
-    return all(math.isclose(found[k], wanted[k], rel_tol=_CLOSE) for k in wanted)
+    return all(math.isclose(polynomial[k], wanted[k], rel_tol=_CLOSE) for k in wanted)
 
 
 class _Search(Search):
@@ -80,14 +80,14 @@ class _Search(Search):
 
     def sources(self, z: Value) -> list[Value]:
         """Values of z's type from which products and sums lead to z, nearest first."""
-        found = {z.name: z}
+        values = {z.name: z}
         front = [z]
         for _ in range(_STEPS):
             makers = [self.graph.producer(v, *_STEP) for v in front]
             above = [v for op in makers if op is not None for v in op.reads() if v.type == z.type]
-            front = [v for v in dict.fromkeys(above) if v.name not in found and v not in self.graph.known]
-            found.update((v.name, v) for v in front)
-        return list(found.values())
+            front = [v for v in dict.fromkeys(above) if v.name not in values and v not in self.graph.known]
+            values.update((v.name, v) for v in front)
+        return list(values.values())
 
     def polynomial(self, v: Value | None, x: Value, gate: Value | None, depth: int = 0) -> Polynomial | None:
         """A value as a polynomial in x and a gate; None where it is none, or none of a low degree."""
@@ -111,18 +111,18 @@ def _plain(alpha: float) -> float:
 
 
 def _combined(name: str, a: Polynomial, b: Polynomial) -> Polynomial | None:
-    found: dict[tuple[int, int], float] = {}
+    terms: dict[tuple[int, int], float] = {}
     if name in ("Add", "Sub"):
-        found.update(a)
+        terms.update(a)
         for k, c in b.items():
-            found[k] = found.get(k, 0.0) + (c if name == "Add" else -c)
+            terms[k] = terms.get(k, 0.0) + (c if name == "Add" else -c)
     elif name == "Mul":
         for (i, j), c in a.items():
             for (p, q), d in b.items():
-                found[i + p, j + q] = found.get((i + p, j + q), 0.0) + c * d
+                terms[i + p, j + q] = terms.get((i + p, j + q), 0.0) + c * d
     elif b.keys() == {(0, 0)} and b[0, 0]:
-        found.update((k, c / b[0, 0]) for k, c in a.items())
+        terms.update((k, c / b[0, 0]) for k, c in a.items())
     else:
         return None
-    found = {k: c for k, c in found.items() if c}
-    return found if found and max(i + j for i, j in found) <= 4 else None
+    terms = {k: c for k, c in terms.items() if c}
+    return terms if terms and max(i + j for i, j in terms) <= 4 else None

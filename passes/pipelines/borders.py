@@ -75,9 +75,9 @@ class _Cutting:
             return v
         if (v.name, stage) not in self.there:
             role, self.b.role = self.b.role, Role.FORWARD
-            made = self.b.emit(Border(home, stage), v, name=f"{v.name}.stage_{stage}")
+            border = self.b.emit(Border(home, stage), v, name=f"{v.name}.stage_{stage}")
             self.b.role = role
-            self.there[v.name, stage] = made
+            self.there[v.name, stage] = border
         return self.there[v.name, stage]
 
 
@@ -100,62 +100,62 @@ def _ends(block: Block, cuts: Sequence[str]) -> list[int]:
     forward = [o for o in block.operators if o.role in FORWARD_ROLES]
     producers = {v.name: i for i, o in enumerate(block.operators) for v in o.writes()}
     names = [v.name for o in forward for v in o.writes()]
-    found: list[int] = []
+    ends: list[int] = []
     for name in cuts:
         if name not in producers:
             raise UsageError(f"pipeline: no operator makes the cut '{name}'{nearest(name, names)}")
-        if found and producers[name] <= found[-1]:
+        if ends and producers[name] <= ends[-1]:
             raise UsageError(
-                f"pipeline: the cut '{name}' does not come after '{cuts[len(found) - 1]}': give the cuts in the order "
+                f"pipeline: the cut '{name}' does not come after '{cuts[len(ends) - 1]}': give the cuts in the order "
                 "in which they are computed, each once"
             )
-        found.append(producers[name])
-    return found
+        ends.append(producers[name])
+    return ends
 
 
 def unbound(block: Block) -> set[str]:
     """The values that belong to no stage: inputs, parameters, and what follows from inputs alone or from parameters
     alone, without drawing random numbers or changing state."""
-    given = {v.name for v in (*block.inputs, *(c.value for c in block.constants))}
-    kept = {v.name for v in block.persistent()} - given
+    sources = {v.name for v in (*block.inputs, *(c.value for c in block.constants))}
+    kept = {v.name for v in block.persistent()} - sources
     fixed = {c.value.name for c in block.constants}
-    of_inputs, of_parameters = set(given), kept | fixed
+    of_inputs, of_parameters = set(sources), kept | fixed
     for o in block.operators:
         names = {v.name for v in o.reads()}
         if o.op.updates or o.op.random or o.role not in FORWARD_ROLES:
             continue
-        for found in (of_inputs, of_parameters):  # parts of parameters are gathered where they are needed
-            if names <= found and (not o.op.once or (found is of_parameters and o.op.communicates)):
-                found.update(v.name for v in o.writes())
+        for free in (of_inputs, of_parameters):  # parts of parameters are gathered where they are needed
+            if names <= free and (not o.op.once or (free is of_parameters and o.op.communicates)):
+                free.update(v.name for v in o.writes())
     return of_inputs | of_parameters
 
 
 def homes(block: Block) -> dict[int, int]:
     """The stage of each operator of a step with borders, by position; of those that belong to one."""
     free = unbound(block)
-    stage, home, found = 0, dict[str, int](), dict[int, int]()
+    stage, home, stages = 0, dict[str, int](), dict[int, int]()
     for i, o in enumerate(block.operators):
         at = _stage(o, home, free, stage)
         if at is None:
             continue
         if isinstance(o.op, Border) and o.role in FORWARD_ROLES:
             stage = max(stage, at)
-        found[i] = at
+        stages[i] = at
         home.update((v.name, at) for v in o.writes() if v.name not in home and not o.op.updates)
-    return found
+    return stages
 
 
 def _stage(o: Operator, home: Mapping[str, int], free: set[str], stage: int) -> int | None:
     """The stage of an operator: in the forward pass that of the last border, else that of what it reads."""
     if isinstance(o.op, Border):
         return o.op.target
-    own = next(o.writes()).name
-    if o.role is Role.RECOMPUTE and (original := own.rpartition("@")[0]) in home:
+    output = next(o.writes()).name
+    if o.role is Role.RECOMPUTE and (original := output.rpartition("@")[0]) in home:
         return home[original]
     if o.role in FORWARD_ROLES:
-        return None if own in free and not o.op.updates else stage
-    given = [home[v.name] for v in o.reads() if v.name in home]
-    return min(given) if given else None
+        return None if output in free and not o.op.updates else stage
+    stages = [home[v.name] for v in o.reads() if v.name in home]
+    return min(stages) if stages else None
 
 
 def holders(block: Block) -> dict[str, set[int]]:
@@ -163,14 +163,14 @@ def holders(block: Block) -> dict[str, set[int]]:
     alone."""
     free, home = unbound(block), homes(block)
     sources: dict[str, set[str]] = {v.name: {v.name} for v in block.parameters}
-    found: dict[str, set[int]] = {v.name: set() for v in block.parameters}
+    stages: dict[str, set[int]] = {v.name: set() for v in block.parameters}
     for i, o in enumerate(block.operators):
         if o.role not in FORWARD_ROLES:
             continue
-        given = set[str]().union(*(sources.get(v.name, set()) for v in o.reads()))
+        stages_here = set[str]().union(*(sources.get(v.name, set()) for v in o.reads()))
         if i in home:
-            for name in given:
-                found[name].add(home[i])
-        elif given and all(v.name in free for v in o.writes()):
-            sources.update((v.name, given) for v in o.writes())
-    return found
+            for name in stages_here:
+                stages[name].add(home[i])
+        elif stages_here and all(v.name in free for v in o.writes()):
+            sources.update((v.name, stages_here) for v in o.writes())
+    return stages

@@ -38,28 +38,28 @@ def balanced_cuts(
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if _cut(ends, total, stages, middle) is not None else (middle, high)
-    found = _filled(_cut(ends, total, stages, high) or [], len(places), stages - 1)
+    cuts = _filled(_cut(ends, total, stages, high) or [], len(places), stages - 1)
     if ranks is not None and 1 < ranks < stages:
-        found = _evened(found, ends, total, ranks)
-    return tuple(places[k][1] for k in found)
+        cuts = _evened(cuts, ends, total, ranks)
+    return tuple(places[k][1] for k in cuts)
 
 
 def loads(block: Block, cuts: Sequence[str], seconds: Callable[[Operator], float], ranks: int) -> list[float]:
     """The time of each rank's stages in a forward pass that is cut behind these values."""
-    time, made = _times(block, seconds), {v.name: i for i, o in enumerate(block.operators) for v in o.writes()}
-    ends = [0.0, *(time[made[n] + 1] for n in cuts), time[-1]]
-    found = [0.0] * ranks
+    time, makers = _times(block, seconds), {v.name: i for i, o in enumerate(block.operators) for v in o.writes()}
+    ends = [0.0, *(time[makers[n] + 1] for n in cuts), time[-1]]
+    sums = [0.0] * ranks
     for stage in range(len(ends) - 1):
-        found[stage % ranks] += ends[stage + 1] - ends[stage]
-    return found
+        sums[stage % ranks] += ends[stage + 1] - ends[stage]
+    return sums
 
 
 def _times(block: Block, seconds: Callable[[Operator], float]) -> list[float]:
     """The time of the forward pass up to each operator, and of all."""
-    found = [0.0]
+    sums = [0.0]
     for o in block.operators:
-        found.append(found[-1] + (seconds(o) if o.role in FORWARD_ROLES else 0.0))
-    return found
+        sums.append(sums[-1] + (seconds(o) if o.role in FORWARD_ROLES else 0.0))
+    return sums
 
 
 def places_of(block: Block) -> list[tuple[int, str]]:
@@ -73,54 +73,54 @@ def places_of(block: Block) -> list[tuple[int, str]]:
     ending: dict[int, list[str]] = {}
     for name, i in last.items():
         ending.setdefault(i, []).append(name)
-    found = []
+    places = []
     for i, o in enumerate(block.operators):
         alive.difference_update(ending.get(i, ()))
-        made = [v.name for v in o.writes() if last.get(v.name, -1) > i and v.name not in free]
-        alive.update(made)
-        if made and len(alive) == 1 and o.role is Role.FORWARD and shapes[made[0]]:
-            found.append((i, made[0]))
-    return found
+        crossing = [v.name for v in o.writes() if last.get(v.name, -1) > i and v.name not in free]
+        alive.update(crossing)
+        if crossing and len(alive) == 1 and o.role is Role.FORWARD and shapes[crossing[0]]:
+            places.append((i, crossing[0]))
+    return places
 
 
 def _cut(ends: Sequence[float], total: float, stages: int, most: float) -> list[int] | None:
     """The places, as few as possible, for stages of at most this time; None where it takes too many."""
-    found: list[int] = []
+    cuts: list[int] = []
     begin = 0.0
     for k, end in enumerate(ends):
         following = ends[k + 1] if k + 1 < len(ends) else total
         if following - begin > most:
-            if end - begin > most or len(found) == stages - 1:
+            if end - begin > most or len(cuts) == stages - 1:
                 return None
-            found.append(k)
+            cuts.append(k)
             begin = end
-    return found if total - begin <= most else None
+    return cuts if total - begin <= most else None
 
 
 def _evened(cuts: Sequence[int], ends: Sequence[float], total: float, ranks: int) -> list[int]:
     """Cuts moved place by place while the squares of ranks' times and of stages' times become less in all."""
-    found = [-1, *cuts, len(ends)]
+    borders = [-1, *cuts, len(ends)]
     at = [0.0, *ends, total]  # behind place k: at[k + 1]
-    stage = [at[b + 1] - at[a + 1] for a, b in itertools.pairwise(found)]
+    stage = [at[b + 1] - at[a + 1] for a, b in itertools.pairwise(borders)]
     rank = [sum(stage[r::ranks]) for r in range(ranks)]
     for _ in range(_ROUNDS):
         moved = False
-        for i in range(1, len(found) - 1):
-            for k in (found[i] - 1, found[i] + 1):
-                if not found[i - 1] < k < found[i + 1]:
+        for i in range(1, len(borders) - 1):
+            for k in (borders[i] - 1, borders[i] + 1):
+                if not borders[i - 1] < k < borders[i + 1]:
                     continue
-                more, a, b = at[k + 1] - at[found[i] + 1], (i - 1) % ranks, i % ranks
+                more, a, b = at[k + 1] - at[borders[i] + 1], (i - 1) % ranks, i % ranks
                 # (x + d)² + (y - d)² - x² - y² = 2d (x - y + d)
                 if more * (rank[a] - rank[b] + stage[i - 1] - stage[i] + 2 * more) < -1e-9 * total * total:
-                    found[i], moved = k, True
+                    borders[i], moved = k, True
                     stage[i - 1], stage[i] = stage[i - 1] + more, stage[i] - more
                     rank[a], rank[b] = rank[a] + more, rank[b] - more
         if not moved:
             break
-    return found[1:-1]
+    return borders[1:-1]
 
 
-def _filled(found: Sequence[int], places: int, wanted: int) -> list[int]:
+def _filled(chosen: Sequence[int], places: int, wanted: int) -> list[int]:
     """`wanted` places: those found, and others if they are too few."""
-    more = (k for k in range(places) if k not in found)
-    return sorted([*found, *(k for k, _ in zip(more, range(wanted - len(found)), strict=False))])
+    more = (k for k in range(places) if k not in chosen)
+    return sorted([*chosen, *(k for k, _ in zip(more, range(wanted - len(chosen)), strict=False))])

@@ -31,7 +31,7 @@ def own_forward(block: Block, pipe: Pipe) -> Block:
 
     All ranks are fed all inputs.  Outputs are those that the rank's own stages make, and what belongs to no stage.
     """
-    home, own = homes(block), set(pipe.own())
+    home, stages = homes(block), set(pipe.own())
     b, numbers = Builder.on(block), Numbers(block.operators)
     there: dict[str, Value] = {}  # what other stages have sent, or other stages of this rank have made
     free: set[int] = set()  # operators of no stage
@@ -39,19 +39,19 @@ def own_forward(block: Block, pipe: Pipe) -> Block:
         b.role = o.role
         if isinstance(o.op, Border):
             _cross(b, o, pipe, numbers, there)
-        elif home.get(i) in own or i not in home:
+        elif home.get(i) in stages or i not in home:
             if i not in home:
                 free.add(len(b.operators))
             b.operators.append(o.reading({v.name: there[v.name] for v in o.reads() if v.name in there}))
     operators = _needed(b.operators, free, block.outputs)
-    made = {v.name for o in operators for v in o.writes()} | {v.name for v in block.declared()}
+    names = {v.name for o in operators for v in o.writes()} | {v.name for v in block.declared()}
     read = {v.name for o in operators for v in o.reads()}.union(block.outputs)
 
     def kept(values: Iterable[Value]) -> tuple[Value, ...]:
         return tuple(v for v in values if v.name in read)
 
     return dataclasses.replace(
-        block, operators=tuple(operators), outputs=tuple(n for n in block.outputs if n in made),
+        block, operators=tuple(operators), outputs=tuple(n for n in block.outputs if n in names),
         parameters=kept(block.parameters), buffers=kept(block.buffers), state=kept(block.state),
         constants=tuple(c for c in (*block.constants, *b.constants) if c.value.name in read), addresses={},
     )  # fmt: skip

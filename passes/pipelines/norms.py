@@ -36,8 +36,8 @@ class NormsOverStages(Pass):
 
     def rewrite(self, program: Program) -> Block:
         """Those count whose parameters' first stage is one of this rank's."""
-        own = self.pipe.own()
-        others = {g for p, g in program.gradients if program.first_stages.get(p, -1) not in own}
+        stages = self.pipe.own()
+        others = {g for p, g in program.gradients if program.first_stages.get(p, -1) not in stages}
         return norms_over_stages(program.block, self.pipe, others)
 
 
@@ -48,32 +48,32 @@ def norms_over_stages(block: Block, pipe: Pipe, others: Collection[str]) -> Bloc
     """
     if pipe.ranks == 1:
         return block
-    b, found, numbers = Builder.on(block), list[Operator](), Numbers(block.operators)
+    b, operators, numbers = Builder.on(block), list[Operator](), Numbers(block.operators)
     left = set(others)
     for o in block.operators:
         if o.role is Role.OPTIMIZE and not o.op.updates:  # what is made of a gradient, of its shape, is like it
             left.update(v.name for v in o.writes() if any(r.name in left and r.shape == v.shape for r in o.reads()))
         if not isinstance(o.op, (GlobalNorm, SquareSums, InverseIfFinite)):
-            found.append(o)
+            operators.append(o)
             continue
         (out,) = o.writes()
         b.operators, b.role, b.prefix = [], o.role, out.name
         if isinstance(o.op, InverseIfFinite):
-            own = b.emit(o.op, *o.inputs)
-            made = b.ReduceMin(_gathered(b, b.Reshape(own, shape=(1,)), pipe, numbers), axes=(0,), keepdims=0)
+            part = b.emit(o.op, *o.inputs)
+            total = b.ReduceMin(_gathered(b, b.Reshape(part, shape=(1,)), pipe, numbers), axes=(0,), keepdims=0)
         else:
             parts = o.op.parts if isinstance(o.op, SquareSums) else 1
-            made = _squares(b, [v for v in o.reads() if v.name not in left], parts, pipe, numbers)
+            total = _squares(b, [v for v in o.reads() if v.name not in left], parts, pipe, numbers)
             if isinstance(o.op, GlobalNorm):
-                made = b.Sqrt(b.Reshape(made, shape=()))
-                made = made if made.dtype == out.dtype else b.Cast(made, to=out.dtype)
-        found += [x.renamed({made.name: out.name}) for x in b.operators]
-    return dataclasses.replace(block, operators=tuple(found), constants=(*block.constants, *b.constants))
+                total = b.Sqrt(b.Reshape(total, shape=()))
+                total = total if total.dtype == out.dtype else b.Cast(total, to=out.dtype)
+        operators += [x.renamed({total.name: out.name}) for x in b.operators]
+    return dataclasses.replace(block, operators=tuple(operators), constants=(*block.constants, *b.constants))
 
 
-def _squares(b: Builder, own: Sequence[Value], parts: int, pipe: Pipe, numbers: Numbers) -> Value:
+def _squares(b: Builder, local: Sequence[Value], parts: int, pipe: Pipe, numbers: Numbers) -> Value:
     """Sums of squares, f64[parts], of all stages."""
-    squares = b.SquareSums(*own, parts=parts) if own else b.fill(0.0, TensorType("f64", (parts,)))
+    squares = b.SquareSums(*local, parts=parts) if local else b.fill(0.0, TensorType("f64", (parts,)))
     return b.TreeSum(_gathered(b, squares, pipe, numbers), parts=pipe.ranks)
 
 

@@ -34,43 +34,43 @@ class Segment:
 def segments(block: Block) -> list[Segment]:
     """A forward pass cut wherever a single value crosses, but for what comes behind the last such place."""
     declared = {v.name for v in (*block.parameters, *block.buffers, *block.state)}
-    free, found = unbound(block), list[Segment]()
-    given, begin = None, 0
-    for at, made in places_of(block):
+    free, result = unbound(block), list[Segment]()
+    name, begin = None, 0
+    for at, crossing in places_of(block):
         operators = range(begin, at + 1)
-        found.append(Segment(given, made, operators, _signature(block, operators, given, declared, free)))
-        given, begin = made, at + 1
-    return found
+        result.append(Segment(name, crossing, operators, _signature(block, operators, name, declared, free)))
+        name, begin = crossing, at + 1
+    return result
 
 
 def _signature(
-    block: Block, operators: range, given: str | None, declared: Collection[str], free: Collection[str]
+    block: Block, operators: range, entry: str | None, declared: Collection[str], free: Collection[str]
 ) -> tuple[object, ...]:
     """What segments that compute the same have in common: operators and types, with values by number.
 
     Parameters count by order.  What follows from inputs or parameters alone counts by name, unless it is made here.
     """
-    numbers: dict[str, object] = {} if given is None else {given: "given"}
+    numbers: dict[str, object] = {} if entry is None else {entry: "given"}
     rows: list[object] = []
     for i in operators:
         o = block.operators[i]
         for v in (*o.reads(), *o.writes()):
             if v.name not in numbers:
-                own = v.name in declared or v.name not in free or any(w.name == v.name for w in o.writes())
-                numbers[v.name] = len(numbers) if own else v.name
+                local = v.name in declared or v.name not in free or any(w.name == v.name for w in o.writes())
+                numbers[v.name] = len(numbers) if local else v.name
         fields = tuple((f.name, repr(getattr(o.op, f.name))) for f in dataclasses.fields(o.op) if f.name not in _SEEDS)
         values = tuple(None if v is None else (numbers[v.name], v.type) for v in (*o.inputs, *o.outputs))
         rows.append((o.op.name, fields, o.role, values))
     return tuple(rows)
 
 
-def repeats(found: Sequence[Segment]) -> Iterator[tuple[int, int]]:
+def repeats(parts: Sequence[Segment]) -> Iterator[tuple[int, int]]:
     """(first, segments) of each layer that the layer behind it is identical to, in order."""
     at = 0
-    while at < len(found):
+    while at < len(parts):
         for size in range(1, _LONGEST + 1):
-            here = [s.signature for s in found[at : at + size]]
-            if here == [s.signature for s in found[at + size : at + 2 * size]]:
+            here = [s.signature for s in parts[at : at + size]]
+            if here == [s.signature for s in parts[at + size : at + 2 * size]]:
                 yield at, size
                 at += size
                 break
@@ -82,15 +82,15 @@ def shortened(block: Block, cuts: Sequence[str], whole: Collection[int]) -> Bloc
     """A forward pass that is to be cut into stages behind `cuts`, with one layer in place of identical neighbours in
     every stage but those of `whole`; the block itself where several values cross a cut.
     """
-    found = segments(block)
-    ends = {s.made: k for k, s in enumerate(found)}
+    parts = segments(block)
+    ends = {s.made: k for k, s in enumerate(parts)}
     if any(name not in ends for name in cuts):
         return block
     names: dict[str, str] = {}
     gone: set[int] = set()
     begin = 0
-    for stage, end in enumerate([*(ends[name] + 1 for name in cuts), len(found)]):
-        part = found[begin:end]
+    for stage, end in enumerate([*(ends[name] + 1 for name in cuts), len(parts)]):
+        part = parts[begin:end]
         for first, size in repeats(part) if stage not in whole else ():
             layer = part[first : first + size]
             if layer[0].given is not None:

@@ -110,14 +110,14 @@ def interleaved(pipe: Pipe, micro_batches: int) -> list[Slot]:
 def zero_bubble(pipe: Pipe, micro_batches: int) -> list[Slot]:
     """1f1b with the weight gradients of a micro-batch `rank` backward passes later, so that as many micro-batches are
     alive on each rank as on the first; what is left of them fills the end."""
-    found: list[Slot] = []
+    slots: list[Slot] = []
     for slot in one_forward_one_backward(pipe, micro_batches):
-        found.append(slot)
+        slots.append(slot)
         late = slot.micro_batch - pipe.rank
         if slot.kind == BACKWARD and late >= 0:
-            found.append(Slot(WEIGHTS, 0, late))
+            slots.append(Slot(WEIGHTS, 0, late))
     first = max(micro_batches - pipe.rank, 0)
-    return [*found, *(Slot(WEIGHTS, 0, m) for m in range(first, micro_batches))]
+    return [*slots, *(Slot(WEIGHTS, 0, m) for m in range(first, micro_batches))]
 
 
 def _in_turn(forward: list[Slot], backward: list[Slot], ahead: int) -> list[Slot]:

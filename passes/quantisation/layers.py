@@ -1,4 +1,4 @@
-"""Convolutions and products with weights, and the values around them that are quantized."""
+"""Convolutions and products with weights, and the values around them that are quantised."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...language.ir import Block, Operator, Role, Value
 from ..matching.graph import Graph, result
 
-#: operators that only move values, or choose among them: what they make of quantized values is quantized
+#: operators that only move values, or choose among them: what they make of quantised values is quantised
 _MOVES = frozenset(["Reshape", "Transpose", "MaxPool", "Identity", "Dropout", "Detach"])
 #: activations that integers have as bounds of what is clipped
 _CLIPS = frozenset(["Relu", "Relu6", "Clip"])
@@ -30,8 +30,8 @@ class Layer:
 def layers_of(block: Block) -> list[Layer]:
     """All of a block's forward pass, in order."""
     graph, weights = Graph(block), {v.name for v in (*block.parameters, *block.buffers)}
-    found = (_layer(graph, i, op, weights) for i, op in enumerate(block.operators))
-    return [layer for layer in found if layer is not None]
+    layers = (_layer(graph, i, op, weights) for i, op in enumerate(block.operators))
+    return [layer for layer in layers if layer is not None]
 
 
 def named(block: Block, layer: Layer) -> tuple[str, str]:

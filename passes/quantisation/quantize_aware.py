@@ -44,27 +44,27 @@ class QuantizeAware(Pass):
         return _Rewrite(self, block).run(self.chosen(block))
 
     def chosen(self, block: Block) -> list[Layer]:
-        """The layers to quantize, in order."""
-        found = layers_of(block)
-        if not found:
+        """The layers to quantise, in order."""
+        layers = layers_of(block)
+        if not layers:
             raise UsageError(
                 f"program '{block.name}' has nothing to quantize: no Conv, Gemm or MatMul of float32 or float64 reads "
                 "a weight of its own"
             )
         wanted, skipped = Patterns(self.layers), Patterns(self.skip)
-        names = {n for layer in found for n in named(block, layer)}
+        names = {n for layer in layers for n in named(block, layer)}
         useless = wanted.useless(names) or skipped.useless(names)
         if useless is not None:
             raise UsageError(f"no Conv, Gemm or MatMul has a weight or output '{useless}'{nearest(useless, names)}")
-        found = found[int(self.skip_first) : len(found) - int(self.skip_last)]
-        found = [
+        layers = layers[int(self.skip_first) : len(layers) - int(self.skip_last)]
+        layers = [
             layer
-            for layer in found
+            for layer in layers
             if any(map(wanted.fit, named(block, layer))) and not any(map(skipped.fit, named(block, layer)))
         ]
-        if not found:
+        if not layers:
             raise UsageError("no layer is left to quantize: all were skipped")
-        return found
+        return layers
 
 
 class _Rewrite:
@@ -119,7 +119,7 @@ class _Rewrite:
     def activation(self, v: Value) -> None:
         """Rounds an activation for all that reads it in the forward pass, within a range that follows it."""
         readers = [i for i in self.readers.get(v.name, ()) if self.block.operators[i].role is Role.FORWARD]
-        made = self.producers.get(v.name)
+        producer = self.producers.get(v.name)
         b, o = self.begin(v), self.options
         b.prefix = v.name
         ends = []
@@ -133,7 +133,7 @@ class _Rewrite:
         scale = b.emit(RangeScale(steps=o.high - o.low), *ends, name=f"{v.name}.scale")
         zero = b.emit(RangeZero(low=o.low, high=o.high), ends[0], scale, name=f"{v.name}.zero")
         quantized = b.emit(FakeQuantize(low=o.low, high=o.high), v, scale, zero, name=f"{v.name}.quantized")
-        self.insert(readers[0] if made is None else made + 1)
+        self.insert(readers[0] if producer is None else producer + 1)
         for i in readers:
             self.reading.setdefault(i, {})[v.name] = quantized
 

@@ -82,8 +82,8 @@ class _Chains:
             return  # a parameter in another precision, which all of its readers share
         new: dict[str, Value] = {}
         for o in chain.operators:
-            made = next(o.writes())
-            new[made.name] = made.renamed(self.names.take(f"{made.name}.again"))
+            output = next(o.writes())
+            new[output.name] = output.renamed(self.names.take(f"{output.name}.again"))
         for o in chain.operators:
             copy = Operator(o.op, o.reading(new).inputs, (new[next(o.writes()).name],), Role.BACKWARD)
             self.added.setdefault(first, []).append(copy)
@@ -125,8 +125,8 @@ class _Chains:
         if op is None or above + len(chain.operators) > _LONGEST:
             return False
         for r in op.reads():
-            made = any(next(o.writes()) == r for o in chain.operators)
-            if not made and not self.there(r, at) and not self.extend(chain, r, at, most, above + 1):
+            inside = any(next(o.writes()) == r for o in chain.operators)
+            if not inside and not self.there(r, at) and not self.extend(chain, r, at, most, above + 1):
                 return False
         chain.operators.append(op)
         chain.flops += op.op.flops_per_element if isinstance(op.op, Elementwise) else 0
@@ -137,8 +137,8 @@ class _Chains:
         op = self.producer(v)
         if op is None or op.role not in _FORWARD or op.op.random or op.op.updates or op.op.copies or op.op.communicates:
             return None
-        if len(op.outputs) > 1 and op.outputs[0] == v and (found := op.op.again(op.inputs, op.outputs)) is not None:
-            op = Operator(found[0], found[1], (v,), op.role)
+        if len(op.outputs) > 1 and op.outputs[0] == v and (pair := op.op.again(op.inputs, op.outputs)) is not None:
+            op = Operator(pair[0], pair[1], (v,), op.role)
         if len(op.outputs) != 1 or not (isinstance(op.op, Elementwise) or _is_view(op)):
             return None
         return op
@@ -160,8 +160,8 @@ class _Chains:
         """Operations of a reader; of a view's readers."""
         op = self.block.operators[at]
         if _is_view(op):
-            made = next(op.writes())
-            return max((self.flops(i, made) for i in self.readers.get(made.name, ())), default=0.0)
+            output = next(op.writes())
+            return max((self.flops(i, output) for i in self.readers.get(output.name, ())), default=0.0)
         return op.op.cost(
             [None if r is None else r.type for r in op.inputs], [None if w is None else w.type for w in op.outputs]
         ).flops

@@ -83,8 +83,8 @@ class _Rebuilder:
         if again is None or t is None:
             return
         needs = again[1]
-        found = ((self.first_late(y, at, op, needs), a, y) for a, y in self.activations(t))
-        wanted = [(f, a, y) for f, a, y in found if f is not None]
+        candidates = ((self.first_late(y, at, op, needs), a, y) for a, y in self.activations(t))
+        wanted = [(f, a, y) for f, a, y in candidates if f is not None]
         first = self.first_late(t, at, op, needs)
         sources = [*([] if first is None else [t]), *(y for _, _, y in wanted)]
         rounding = [q for y in sources for q in self.rounded(y)]
@@ -133,8 +133,8 @@ class _Rebuilder:
 
     def rounded(self, y: Value) -> list[Operator]:
         """What rounds a value to 8 bits in the forward pass."""
-        found = (self.block.operators[i] for i in self.readers.get(y.name, ()))
-        return [op for op in found if op.op.name == "FakeQuantize" and op.role in _FORWARD and op.inputs[0] == y]
+        readers = (self.block.operators[i] for i in self.readers.get(y.name, ()))
+        return [op for op in readers if op.op.name == "FakeQuantize" and op.role in _FORWARD and op.inputs[0] == y]
 
     def first_late(self, v: Value, at: int, op: Operator, needs: Values) -> int | None:
         """The first position of the backward pass that reads `v`; None where `v` cannot be made again before it."""

@@ -234,16 +234,16 @@ def _demand(block: Block, producers: dict[str, int], kept: set[str]) -> list[Rer
 
 def _missing(block: Block, want: int, producers: dict[str, int], kept: set[str], there: set[int]) -> list[int]:
     """Operators that must run again for operator `want`'s outputs, in order of execution; marks them as there."""
-    found: list[int] = []
+    positions: list[int] = []
     stack = [want]
     while stack:
         j = stack.pop()
         if j in there:
             continue
         there.add(j)
-        found.append(j)
+        positions.append(j)
         stack += [producers[v.name] for v in block.operators[j].reads() if v.name in producers and v.name not in kept]
-    return sorted(found)
+    return sorted(positions)
 
 
 def _notes(

@@ -40,9 +40,9 @@ class SplitNorms(Pass):
             if again is None or op.role not in _FORWARD or op.outputs[0] is None:
                 result.append(op)
                 continue
-            rest, given = again
+            rest, operands = again
             result.append(Operator(BatchNormStatistics(), op.inputs[:1], op.outputs[1:], op.role))
-            result.append(Operator(rest, given, op.outputs[:1], op.role))
+            result.append(Operator(rest, operands, op.outputs[:1], op.role))
         return block.with_operators(result)
 
 
@@ -125,21 +125,21 @@ _MASKED = {"ReluGrad": "Relu", "Relu6Grad": "Relu6"}
 def _again(chain: list[Operator], role: Role, names: Names) -> list[Operator]:
     """Clones of operators, of which some read others' results."""
     new: dict[str, Value] = {}
-    found = []
+    operators = []
     for op in chain:
         ins = tuple(v and new.get(v.name, v) for v in op.inputs)
         outs = tuple(v and Value(names.take(f"{v.name}.again"), v.type) for v in op.outputs)
         new.update((v.name, w) for v, w in zip(op.outputs, outs, strict=True) if v and w)
-        found.append(dataclasses.replace(op, inputs=ins, outputs=outs, role=role, scratch=()))
-    return found
+        operators.append(dataclasses.replace(op, inputs=ins, outputs=outs, role=role, scratch=()))
+    return operators
 
 
 def _open_training(op: Operator, names: Names) -> list[Operator] | None:
     """Statistics, and the rest opened; None where the statistics have another type than x."""
     x, y, scale = op.inputs[0], op.outputs[0], op.inputs[1]
     assert x is not None and y is not None and scale is not None
-    given = [*op.outputs[1:], None, None][:2]
-    mean, var = (v or Value(names.take(f"{y.name}.{i}"), scale.type) for i, v in enumerate(given, 1))
+    outputs = [*op.outputs[1:], None, None][:2]
+    mean, var = (v or Value(names.take(f"{y.name}.{i}"), scale.type) for i, v in enumerate(outputs, 1))
     again = op.op.again(op.inputs, (y, mean, var))
     statistics = channels_last_form(BatchNormStatistics())
     if again is None or statistics is None:
@@ -176,17 +176,17 @@ def _open_gradient(op: Operator, names: Names) -> list[Operator] | None:
     total = dbias or Value(names.take(f"{base}.total"), scale.type)
     against = Value(names.take(f"{base}.against"), scale.type)
     sums = ReduceSum(axes=tuple(range(x.ndim - 1)), keepdims=0)
-    found = [
+    operators = [
         Operator(sums, (dy,), (total,), role),
         Operator(CentredProduct(), (x, mean, dy), (product,), role),
         Operator(sums, (product,), (against,), role),
     ]
     if dscale is not None:
-        found.append(Operator(BatchNormFactor(epsilon=epsilon), (against, var), (dscale,), role))
+        operators.append(Operator(BatchNormFactor(epsilon=epsilon), (against, var), (dscale,), role))
     if dx is not None:
         slope = BatchNormSlope(count=x.size // scale.size, epsilon=epsilon)
-        found.append(Operator(slope, (x, mean, scale, var, total, against, dy), (dx,), role))
-    return found
+        operators.append(Operator(slope, (x, mean, scale, var, total, against, dy), (dx,), role))
+    return operators
 
 
 _OPEN = {

@@ -34,8 +34,8 @@ class TemporaryWeights(Pass):
     def run(self, block: Block) -> Block:
         """The block itself where it stores no such weights."""
         codes = {v.name for v in block.buffers if v.dtype in _CODES}
-        made = {**(_weights(block, codes) if codes else {}), **_casts(block)}
-        if not made:
+        chains = {**(_weights(block, codes) if codes else {}), **_casts(block)}
+        if not chains:
             return block
         names, updated = Names(block.values()), _first_updates(block)
         recomputed = {v.name for op in block.operators if op.role is Role.RECOMPUTE for v in op.reads()}
@@ -44,8 +44,8 @@ class TemporaryWeights(Pass):
         late = False
         for i, op in enumerate(block.operators):
             if op.role is Role.BACKWARD:
-                for v in dict.fromkeys(v for v in op.reads() if v.name in made and v.name not in fixed):
-                    chain = [block.operators[k] for k in made[v.name]]
+                for v in dict.fromkeys(v for v in op.reads() if v.name in chains and v.name not in fixed):
+                    chain = [block.operators[k] for k in chains[v.name]]
                     before = {k for o in chain for r in o.reads() if (k := updated.get(r.name, i)) < i}
                     if all(block.operators[k].role is Role.OPTIMIZE for k in before):
                         copies, again = _again(chain, v, names)
@@ -60,44 +60,44 @@ class TemporaryWeights(Pass):
 def _weights(block: Block, codes: set[str]) -> dict[str, tuple[int, ...]]:
     """Forward values that are made of stored ones alone, codes among them → the operators that make them, in order."""
     stored = {v.name for v in block.persistent()}
-    made: dict[str, tuple[int, ...]] = {}
+    chains: dict[str, tuple[int, ...]] = {}
     coded = set(codes)
     for i, op in enumerate(block.operators):
         reads = [v.name for v in op.reads()]
         once = op.op.random or op.op.updates or op.op.copies or op.op.communicates
         if op.role not in _FORWARD or len(op.outputs) != 1 or once:
             continue
-        if reads and all(n in stored or n in made for n in reads):
-            chain = tuple(sorted({i}.union(*(made[n] for n in reads if n in made))))
+        if reads and all(n in stored or n in chains for n in reads):
+            chain = tuple(sorted({i}.union(*(chains[n] for n in reads if n in chains))))
             y = next(op.writes()).name
             if len(chain) <= _LONGEST:
-                made[y] = chain
+                chains[y] = chain
                 coded.update([y] if coded.intersection(reads) else ())
-    return {n: chain for n, chain in made.items() if n in coded}
+    return {n: chain for n, chain in chains.items() if n in coded}
 
 
 def _casts(block: Block) -> dict[str, tuple[int, ...]]:
     """Forward values that are parameters cast to 16 bits, and moved → the operators that make them, in order."""
     parameters = {v.name for v in block.parameters if v.dtype not in HALVES}
-    made: dict[str, tuple[int, ...]] = {}
+    chains: dict[str, tuple[int, ...]] = {}
     for i, op in enumerate(block.operators):
         if op.role not in _FORWARD or len(op.outputs) != 1 or not op.inputs or op.inputs[0] is None:
             continue
         x, y = op.inputs[0].name, next(op.writes())
         if isinstance(op.op, Cast) and x in parameters and y.dtype in HALVES:
-            made[y.name] = (i,)
-        elif x in made and len(op.inputs) == 1 and op.op.moves_data and len(made[x]) < _LONGEST:
-            made[y.name] = (*made[x], i)
-    return made
+            chains[y.name] = (i,)
+        elif x in chains and len(op.inputs) == 1 and op.op.moves_data and len(chains[x]) < _LONGEST:
+            chains[y.name] = (*chains[x], i)
+    return chains
 
 
 def _first_updates(block: Block) -> dict[str, int]:
-    found: dict[str, int] = {}
+    updates: dict[str, int] = {}
     for i, op in enumerate(block.operators):
         if op.op.updates:
             for v in op.writes():
-                found.setdefault(v.name, i)
-    return found
+                updates.setdefault(v.name, i)
+    return updates
 
 
 def _again(chain: list[Operator], v: Value, names: Names) -> tuple[list[Operator], Value]:

@@ -62,11 +62,11 @@ class Graph:
     def profile(self, order: Iterable[int], walk: Walk | None = None) -> list[int]:
         """Live bytes while each operator of `order` runs, from the start or from where `walk` is."""
         walk = walk or Walk(self)
-        found = []
+        levels = []
         for i in order:
-            found.append(walk.running(i))
+            levels.append(walk.running(i))
             walk.step(i)
-        return found
+        return levels
 
     def bound(self) -> int:
         """No order has a lower peak: what an operator touches is alive while it runs."""
@@ -190,7 +190,7 @@ def _dependencies(block: Block) -> list[tuple[int, ...]]:
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     sent = -1
-    found: list[tuple[int, ...]] = []
+    edges: list[tuple[int, ...]] = []
     for i, op in enumerate(block.operators):
         before = {writer[v.name] for v in op.reads() if v.name in writer}
         before.add(previous.get(i, -1))
@@ -205,8 +205,8 @@ def _dependencies(block: Block) -> list[tuple[int, ...]]:
                 before.update(readers.pop(v.name, ()))
                 before.add(writer.get(v.name, -1))
             writer[v.name] = i
-        found.append(tuple(sorted(before - {i, -1})))
-    return found
+        edges.append(tuple(sorted(before - {i, -1})))
+    return edges
 
 
 class _Buffers:
@@ -253,11 +253,11 @@ class _Buffers:
             if out is None or out.name not in fresh:
                 continue
             size = self.size[self.of[out.name]]
-            found = []
+            buffers = []
             for k in op.op.overwrites(at) if size > best[1] else ():
                 v, b = (op.inputs[k], used[k]) if k < len(op.inputs) else (None, None)
                 if v is not None and b is not None and v.type == out.type:
-                    found += [b] if self.size[b] == size and used.count(b) == 1 else []
-            if found:
-                best = tuple(found), size
+                    buffers += [b] if self.size[b] == size and used.count(b) == 1 else []
+            if buffers:
+                best = tuple(buffers), size
         return best

@@ -54,10 +54,10 @@ class Window:
     def effect(self, k: int, ran: int) -> tuple[int, int]:
         """(bytes while k runs, bytes after it), both more than before, when the operators `ran` have run."""
         key = ran & self.sees[k]
-        found = self.known[k].get(key)
-        if found is None:
-            found = self.known[k][key] = self._effect(k, ran)
-        return found
+        result = self.known[k].get(key)
+        if result is None:
+            result = self.known[k][key] = self._effect(k, ran)
+        return result
 
     def _effect(self, k: int, ran: int) -> tuple[int, int]:
         bit = 1 << k
@@ -113,7 +113,7 @@ class Window:
         first = [k for k in range(self.n) if not self.needs[k]]
         stack = [(0, self.live, first, -1, 0)]
         path: list[int] = []
-        known = {0}
+        states = {0}
         while stack:
             ran, live, ready, k, depth = stack.pop()
             del path[depth:]
@@ -127,31 +127,31 @@ class Window:
             tries -= len(ready)
             for change, k in reversed(self._choices(ran, live, ready, limit)):
                 then = ran | 1 << k
-                if then not in known:
-                    known.add(then)
+                if then not in states:
+                    states.add(then)
                     more = [j for j in self.gives[k] if not self.needs[j] & ~then]
                     stack.append((then, live + change, [j for j in ready if j != k] + more, k, depth))
         return None, tries
 
     def _choices(self, ran: int, live: int, ready: list[int], limit: int) -> list[tuple[int, int]]:
         """What may run next: (change of live bytes, operator), the best first; one only where it cannot hurt."""
-        found, room = [], limit - live
+        choices, room = [], limit - live
         for k in ready:
             effect = self.known[k].get(ran & self.sees[k])
             during, change = effect if effect is not None else self.effect(k, ran)
             if during <= room:
                 if change <= 0:
                     return [(change, k)]
-                found.append((change, k))
-        found.sort()
-        return found
+                choices.append((change, k))
+        choices.sort()
+        return choices
 
 
 def _union(sets: Iterable[int]) -> int:
-    found = 0
+    union = 0
     for bits in sets:
-        found |= bits
-    return found
+        union |= bits
+    return union
 
 
 def best_order(window: Window, tries: int, gap: int = 0) -> tuple[list[int] | None, bool, int]:
@@ -163,10 +163,10 @@ def best_order(window: Window, tries: int, gap: int = 0) -> tuple[list[int] | No
     best, sure, limit = None, True, low
     while low < high and high - low > gap and tries > 0:
         share = max(tries // 4, 1)
-        found, left = window.fits(limit, share)
+        order, left = window.fits(limit, share)
         tries -= share - max(left, 0)
-        if found is not None:
-            best, high = found, window.peak(found)
+        if order is not None:
+            best, high = order, window.peak(order)
         else:
             sure = sure and left > 0
             low = limit + ALIGNMENT  # all sizes are multiples of it

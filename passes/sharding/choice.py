@@ -42,16 +42,16 @@ def choose(block: Block, how: Division, sequence: bool = True) -> dict[str, Cut]
 def of_inputs(block: Block, how: Division) -> dict[str, Cut]:
     """The second axis of all inputs: the sequence (context parallelism)."""
     sizes = [v.shape[1] for v in block.inputs if v.ndim > 1]
-    found = {v.name: how.cut(v.type, 1) for v in block.inputs if v.ndim > 1 and v.shape[1] == sizes[0]}
-    return {n: c for n, c in found.items() if c is not None}
+    cuts = {v.name: how.cut(v.type, 1) for v in block.inputs if v.ndim > 1 and v.shape[1] == sizes[0]}
+    return {n: c for n, c in cuts.items() if c is not None}
 
 
 def experts(block: Block, how: Division) -> dict[str, Cut]:
     """The first axis of weights that are batches of matrices."""
     weights = {v.name: v for v in block.parameters if v.ndim == 3}
     read = {v.name for o in block.operators if isinstance(o.op, MatMul) for v in o.reads() if v.name in weights}
-    found = {n: how.cut(weights[n].type, 0) for n in weights if n in read}
-    return {n: c for n, c in found.items() if c is not None}
+    cuts = {n: how.cut(weights[n].type, 0) for n in weights if n in read}
+    return {n: c for n, c in cuts.items() if c is not None}
 
 
 # -- pairs ------------------------------------------------------------------------------------------------------------
@@ -64,11 +64,11 @@ def pairs(block: Block, forward: Sequence[Operator], how: Division) -> dict[str,
         next(o.writes()).name: o for o in forward if isinstance(o.op, Cast) and next(o.reads()).name in parameters
     }
     casts = {name: next(o.reads()).name for name, o in made_of.items()}
-    found: dict[str, Cut] = {}
-    known: dict[object, tuple[int, list[tuple[str, int, Cut]]] | None] = {}
+    cuts: dict[str, Cut] = {}
+    trials: dict[object, tuple[int, list[tuple[str, int, Cut]]] | None] = {}
     for i, o in enumerate(forward):
         name = _weight(o, parameters, casts)
-        if name is None or name in found:
+        if name is None or name in cuts:
             continue
         window = tuple(forward[i : i + WINDOW])
         names = _numbered(window, casts)
@@ -77,17 +77,17 @@ def pairs(block: Block, forward: Sequence[Operator], how: Division) -> dict[str,
         )
         read = {v.name for p in window for v in p.reads()}
         window = (*(c for n, c in made_of.items() if n in read and c not in window), *window)
-        if key not in known:
-            made = _best(block, window, how, parameters[name], o)
-            known[key] = None if made is None else (0, [(n, names.get(n, -1), c) for n, c in made.items()])
-        same = known[key]
+        if key not in trials:
+            best_pair = _best(block, window, how, parameters[name], o)
+            trials[key] = None if best_pair is None else (0, [(n, names.get(n, -1), c) for n, c in best_pair.items()])
+        same = trials[key]
         if same is not None:
             by_number = {k: n for n, k in names.items()}
             for original, number, cut in same[1]:
                 target = by_number.get(number, original)
                 if target in parameters and parameters[target].type == _whole(cut, parameters[target]):
-                    found[target] = cut
-    return found
+                    cuts[target] = cut
+    return cuts
 
 
 def _whole(cut: Cut, v: Value) -> object:
@@ -101,12 +101,12 @@ def _numbered(window: Sequence[Operator], casts: dict[str, str]) -> dict[str, in
 
     A parameter that is cast has the number behind that of what it is cast to.
     """
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for o in window:
         for v in (*o.reads(), *o.writes()):
             for name in (v.name, casts.get(v.name, v.name)):
-                found.setdefault(name, len(found))
-    return found
+                numbers.setdefault(name, len(numbers))
+    return numbers
 
 
 def _weight(o: Operator, parameters: dict[str, Value], casts: dict[str, str]) -> str | None:
@@ -127,26 +127,26 @@ def _best(block: Block, window: tuple[Operator, ...], how: Division, w: Value, o
         cut = how.cut(w.type, axis, blocks)
         if cut is None:
             continue
-        made = divide(trial, how, {w.name: cut}, whole=())
-        products = _products(trial, made)
-        if products < 2 or made.gathered:
+        divided = divide(trial, how, {w.name: cut}, whole=())
+        products = _products(trial, divided)
+        if products < 2 or divided.gathered:
             continue
         declared = {v.name for v in (*block.parameters, *block.buffers)}
-        price = made.sent / products
+        price = divided.sent / products
         if best is None or price < best[0]:
-            best = price, {n: c for n, c in made.cuts.items() if n in declared}
+            best = price, {n: c for n, c in divided.cuts.items() if n in declared}
     return None if best is None else best[1]
 
 
 def _free(block: Block, window: Sequence[Operator]) -> tuple[Value, ...]:
     """What a part of a block reads of the operators before it."""
     declared = {v.name for v in block.persistent()}
-    made: set[str] = set()
-    found: dict[str, Value] = {}
+    written: set[str] = set()
+    values: dict[str, Value] = {}
     for o in window:
-        found.update((v.name, v) for v in o.reads() if v.name not in made and v.name not in declared)
-        made.update(v.name for v in o.writes())
-    return tuple(found.values())
+        values.update((v.name, v) for v in o.reads() if v.name not in written and v.name not in declared)
+        written.update(v.name for v in o.writes())
+    return tuple(values.values())
 
 
 def _products(trial: Block, made: Divided) -> int:
@@ -172,15 +172,15 @@ def stream(block: Block, forward: Sequence[Operator], how: Division, cuts: dict[
             readers.setdefault(v.name, []).append(o)
     trial = Block("trial", block.inputs, block.parameters, block.buffers, block.state, block.constants, tuple(forward))
     sums = divide(trial, how, cuts, whole=()).sums
-    found: dict[str, Cut] = {}
+    result: dict[str, Cut] = {}
     for v in sums:
         cut = how.cut(v.type, 1) if v.ndim == 3 else None
         if cut is None:
             continue
-        if not found and (other := _added_to(v, readers)) is not None:
-            found[other] = cut
-        found[v.name] = cut
-    return found
+        if not result and (other := _added_to(v, readers)) is not None:
+            result[other] = cut
+        result[v.name] = cut
+    return result
 
 
 def _added_to(v: Value, readers: dict[str, list[Operator]]) -> str | None:

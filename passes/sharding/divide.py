@@ -78,15 +78,15 @@ def divide(
     `whole`: values that must be whole (None: the block's outputs).  `closed`: only what `cuts` names.
     """
     wanted: dict[str, State] = dict(cuts)
-    found = _Divide(block, how, wanted, gradients or {}, block.outputs if whole is None else whole)
+    divided = _Divide(block, how, wanted, gradients or {}, block.outputs if whole is None else whole)
     for _ in range(_ROUNDS):
-        found.run()
-        more = {} if closed else found.read_in_parts()
+        divided.run()
+        more = {} if closed else divided.read_in_parts()
         if not more:
             break
         wanted |= more
-        found = _Divide(block, how, wanted, gradients or {}, block.outputs if whole is None else whole)
-    return found.result()
+        divided = _Divide(block, how, wanted, gradients or {}, block.outputs if whole is None else whole)
+    return divided.result()
 
 
 @dataclass
@@ -185,12 +185,12 @@ class _Divide:
             return tuple(self.own[v.name][1] if v.name in self.own else v for v in values)
 
         old = self.block
-        made = dataclasses.replace(
+        block = dataclasses.replace(
             old, parameters=local(old.parameters), buffers=local(old.buffers), state=local(old.state),
             operators=tuple(self.b.operators), constants=(*old.constants, *self.b.constants), addresses={},
         )  # fmt: skip
         cuts = {n: s for n, (s, _) in self.own.items() if isinstance(s, Cut)}
-        return Divided(made, cuts, self.sent, self.gathered, tuple(self.sums))
+        return Divided(block, cuts, self.sent, self.gathered, tuple(self.sums))
 
     # -- one operator -------------------------------------------------------------------------------------------------
 
@@ -199,9 +199,9 @@ class _Divide:
         ways = self.ways(o)
         if len(ways) > 1:
             ways.sort(key=lambda w: self.price(o, w))
-        way, (op, outs) = next((w, made) for w in ways if (made := self.part(o, w.factor)) is not None)
+        way, (op, outs) = next((w, part) for w in ways if (part := self.part(o, w.factor)) is not None)
         self.note(o, way)
-        given = tuple(None if v is None else self.get(v, s) for v, s in zip(o.inputs, way.inputs, strict=True))
+        inputs = tuple(None if v is None else self.get(v, s) for v, s in zip(o.inputs, way.inputs, strict=True))
         if isinstance(o.op, Reshape):
             self.reshaped[next(o.writes()).name] = next(o.reads()), o.op
         outputs = tuple(
@@ -209,9 +209,9 @@ class _Divide:
         )
         shares = () if way.factor is None else way.factor.shares
         if way.rows is not None:
-            self.emit(o, rows_of_part(self.b, o, way.rows, self.how.rank, given), way.outputs)
+            self.emit(o, rows_of_part(self.b, o, way.rows, self.how.rank, inputs), way.outputs)
         else:
-            self.emit(o, Operator(op, given, outputs, o.role), way.outputs, shares)
+            self.emit(o, Operator(op, inputs, outputs, o.role), way.outputs, shares)
 
     def part(self, o: Operator, f: Factor | None) -> tuple[Op, tuple[TensorType | None, ...]] | None:
         """The rank's part of an operator along an index (None: all of it), and the types of its results.
@@ -243,11 +243,11 @@ class _Divide:
                     if isinstance(s, Cut):
                         self.reads.setdefault(v.name, _Read()).parts.add(s)
             return [whole]
-        found = [whole]
+        result = [whole]
         if not any(states) and not any(self.final.get(v.name) for v in o.writes()):
-            return found
+            return result
         if o.op.communicates:
-            return self.together(o, states) or found
+            return self.together(o, states) or result
         if widens(o) and states == [
             Partial(SUM)
         ]:  # halves are added up in float32, where a sum that is too large for them fits
@@ -257,24 +257,24 @@ class _Divide:
         if partial and partial in groups and all(v.type.is_float for v in o.writes()):
             others = tuple(s if k in partial else None for k, s in enumerate(states))
             if sum(v.nbytes for v in o.writes()) <= max(o.inputs[k].nbytes for k in partial):  # type: ignore[union-attr]
-                found.append(_Way(others, (Partial(SUM),) * len(o.outputs)))
+                result.append(_Way(others, (Partial(SUM),) * len(o.outputs)))
         if (rows := row_way(o, self.state, self.final.get)) is not None:
             cut = next(s for s in (*rows[0], *rows[1]) if isinstance(s, Cut))
-            found.append(_Way(*rows, rows=cut))
-        return [*found, *self.along(o, states)]
+            result.append(_Way(*rows, rows=cut))
+        return [*result, *self.along(o, states)]
 
     def along(self, o: Operator, states: list[State], updates: bool = False) -> list[_Way]:
         """The ways along an index of an input that is cut, or of an output that is to be.
 
         `updates`: also those in which the state that an operator updates is cut, and is not yet.
         """
-        found: dict[_Way, None] = {}
+        ways: dict[_Way, None] = {}
         random = isinstance(o.op, (Dropout, DropoutPart))
         for f in of_operator(o):
             if any(p == OWN for p in f.outputs) or (f.whole and not random):
                 continue
             for fine in self.fitting(f, o, states):
-                made = tuple(
+                outs = tuple(
                     None
                     if v is None
                     else Partial(p)
@@ -284,17 +284,17 @@ class _Divide:
                     else Cut(p, fine.size)
                     for v, p in zip(o.outputs, fine.outputs, strict=False)
                 )
-                given = tuple(
+                ins = tuple(
                     None if v is None or p is None else Cut(p, fine.size)
                     for v, p in zip(o.inputs, fine.inputs, strict=True)
                 )
                 if (
                     updates
                     or not o.op.updates
-                    or all(s == self.state(v.name) for v, s in zip(o.writes(), made, strict=True))
+                    or all(s == self.state(v.name) for v, s in zip(o.writes(), outs, strict=True))
                 ):
-                    found[_Way(given, made, fine)] = None
-        return list(found)
+                    ways[_Way(ins, outs, fine)] = None
+        return list(ways)
 
     def drawn(self, o: Operator, f: Factor) -> Op | None:
         """Dropout inside of its axes: the numbers of the whole tensor at the rank's places."""
@@ -344,9 +344,9 @@ class _Divide:
 
     def get(self, v: Value, then: State) -> Value:
         """A value in a state."""
-        now, own = self.own.get(v.name, (None, v))
+        now, local = self.own.get(v.name, (None, v))
         if now == then:
-            return own
+            return local
         if v.name in self.inputs and then is None:
             return v
         key = (v.name, then, self.backward)
@@ -355,12 +355,12 @@ class _Divide:
             self.others[key] = self.b.emit(op, self.get(source, None))
         if key not in self.others:
             self.count(v, now, then)
-            made = self.reshard.change(own, v.type, now, then)
+            value = self.reshard.change(local, v.type, now, then)
             if isinstance(now, Partial):  # the sum takes the value's name and its place
-                made = self.named(made, v.name)
-                self.own[v.name] = then, made
-                return made
-            self.others[key] = made
+                value = self.named(value, v.name)
+                self.own[v.name] = then, value
+                return value
+            self.others[key] = value
         return self.others[key]
 
     def count(self, v: Value, now: State, then: State) -> None:
@@ -429,7 +429,7 @@ class _Divide:
     def read_in_parts(self) -> dict[str, State]:
         """Whole values of which all readers read the same part: parameters, and what is made of whole values."""
         makers = {v.name: o for o in self.block.operators for v in o.writes()}
-        found: dict[str, State] = {}
+        states: dict[str, State] = {}
         for name, read in self.reads.items():
             if read.whole or len(read.parts) != 1 or name in self.wanted or name in self.block.outputs:
                 continue
@@ -439,5 +439,5 @@ class _Divide:
                     continue
                 if any(self.state(v.name) is not None for v in maker.reads()):
                     continue
-            found[name] = next(iter(read.parts))
-        return found
+            states[name] = next(iter(read.parts))
+        return states

@@ -69,10 +69,10 @@ class DivideAxis(Pass):
         gradients = dict(program.gradients)
         cuts = _asked(program, block, how) or choose(block, how, self.sequence)
         opened = open_losses(block, cuts)
-        made = divide(opened, how, cuts, gradients, whole=(program.loss, *program.fetched))
+        divided = divide(opened, how, cuts, gradients, whole=(program.loss, *program.fetched))
         program.gradients = list(gradients.items())
-        _take_parts(program, block, how, made.cuts, self.rank)
-        return made.block
+        _take_parts(program, block, how, divided.cuts, self.rank)
+        return divided.block
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class DivideForward(Pass):
 
 def _asked(program: Program, block: Block, how: Division) -> dict[str, Cut]:
     """The cuts along one axis of the mesh that are asked for.  UsageError for unequal parts."""
-    values, found = block.values(), {}
+    values, cuts = block.values(), {}
     for name, wanted in program.shardings.items():
         for s in wanted:
             if s.axis != how.axis or name not in values:
@@ -109,8 +109,8 @@ def _asked(program: Program, block: Block, how: Division) -> dict[str, Cut]:
                     f"axis {s.dim} of '{name}', which is {values[name].type}, cannot be divided among {how.ranks} ranks"
                     + (f" in {s.blocks} blocks" if s.blocks > 1 else "")
                 )
-            found[name] = cut
-    return found
+            cuts[name] = cut
+    return cuts
 
 
 def _part(array: np.ndarray, place: Place, how: Division) -> np.ndarray:

@@ -41,17 +41,17 @@ def norms_over_ranks(block: Block, how: Sharded, *, sharded: bool) -> Block:
     if how.parts == 1:
         return block
     b = Builder.on(block)
-    found: list[Operator] = []
+    operators: list[Operator] = []
     numbers = Numbers(block.operators)
     for o in block.operators:
         norm = isinstance(o.op, GlobalNorm)
         if not norm and not (sharded and isinstance(o.op, InverseIfFinite)):
-            found.append(o)
+            operators.append(o)
             continue
         b.operators, b.role, b.prefix = [], o.role, next(o.writes()).name
-        made = _norm(b, o, how, numbers, sharded) if norm else _finite(b, o, how, numbers)
-        found += [x.renamed({made.name: next(o.writes()).name}) for x in b.operators]
-    return dataclasses.replace(block, operators=tuple(found), constants=(*block.constants, *b.constants))
+        total = _norm(b, o, how, numbers, sharded) if norm else _finite(b, o, how, numbers)
+        operators += [x.renamed({total.name: next(o.writes()).name}) for x in b.operators]
+    return dataclasses.replace(block, operators=tuple(operators), constants=(*block.constants, *b.constants))
 
 
 def _norm(b: Builder, o: Operator, how: Sharded, numbers: Numbers, sharded: bool) -> Value:
@@ -66,8 +66,8 @@ def _norm(b: Builder, o: Operator, how: Sharded, numbers: Numbers, sharded: bool
 
 def _finite(b: Builder, o: Operator, how: Sharded, numbers: Numbers) -> Value:
     """1 / scale, or 0 where any rank found something that is not finite."""
-    own = b.emit(o.op, *o.inputs)
-    return b.ReduceMin(_gathered(b, b.Reshape(own, shape=(1,)), how, numbers), axes=(0,), keepdims=0)
+    local = b.emit(o.op, *o.inputs)
+    return b.ReduceMin(_gathered(b, b.Reshape(local, shape=(1,)), how, numbers), axes=(0,), keepdims=0)
 
 
 def _gathered(b: Builder, x: Value, how: Sharded, numbers: Numbers) -> Value:

@@ -55,21 +55,21 @@ def norms_over_parts(
     every = [tuple(a for a in sizes if a in axes) for axes in everywhere]
     axes = dict(gradients)
     b = Builder.on(block)
-    found: list[Operator] = []
+    operators: list[Operator] = []
     numbers = Numbers(block.operators)
     for o in block.operators:
         if o.role is Role.OPTIMIZE and not o.op.updates:
             _follow(o, axes)
         divided = bool(every) or any(axes.get(v.name) for v in o.reads())
         if not divided or not isinstance(o.op, (GlobalNorm, InverseIfFinite)):
-            found.append(o)
+            operators.append(o)
             continue
         b.operators, b.role, (out,) = [], o.role, o.writes()
         b.prefix = out.name
         norm = isinstance(o.op, GlobalNorm)
-        made = _norm(b, o, axes, sizes, every, numbers) if norm else _finite(b, o, sizes, numbers)
-        found += [x.renamed({made.name: out.name}) for x in b.operators]
-    return dataclasses.replace(block, operators=tuple(found), constants=(*block.constants, *b.constants))
+        total = _norm(b, o, axes, sizes, every, numbers) if norm else _finite(b, o, sizes, numbers)
+        operators += [x.renamed({total.name: out.name}) for x in b.operators]
+    return dataclasses.replace(block, operators=tuple(operators), constants=(*block.constants, *b.constants))
 
 
 def _follow(o: Operator, axes: dict[str, frozenset[str]]) -> None:
@@ -106,7 +106,7 @@ def _norm(
 
 def _finite(b: Builder, o: Operator, sizes: Mapping[str, int], n: Numbers) -> Value:
     """1 / scale, or 0 where any rank found something that is not finite."""
-    own = b.Reshape(b.emit(o.op, *o.inputs), shape=(1,))
+    local = b.Reshape(b.emit(o.op, *o.inputs), shape=(1,))
     for axis, ranks in ((a, n) for a, n in sizes.items() if n > 1):
-        own = b.ReduceMin(communicated(b, AllGather(axis, ranks, n.take(axis)), own), axes=(0,), keepdims=1)
-    return b.Reshape(own, shape=())
+        local = b.ReduceMin(communicated(b, AllGather(axis, ranks, n.take(axis)), local), axes=(0,), keepdims=1)
+    return b.Reshape(local, shape=())

@@ -94,15 +94,15 @@ class Reshard:
         p, n = cut.place, self.how.ranks
         lead = (*x.shape[: p.axis], p.outer)
         rest = (p.inner, *x.shape[p.axis + 1 :])
-        found = self.send(AllGather, self.shaped(x, x.type.with_shape((1, *lead, *rest))))
-        return self.shaped(self.to_place(found, len(lead)) if math.prod(lead) > 1 else found, whole) if n > 1 else x
+        joined = self.send(AllGather, self.shaped(x, x.type.with_shape((1, *lead, *rest))))
+        return self.shaped(self.to_place(joined, len(lead)) if math.prod(lead) > 1 else joined, whole) if n > 1 else x
 
     def summed(self, x: Value, now: Partial, then: State) -> Value:
         """The sum of all ranks' parts, or this rank's part of it."""
         if now.how != SUM:
             many = self.send(AllGather, self.b.Reshape(x, shape=(1, *x.shape)))
-            found = getattr(self.b, REDUCE[now.how])(many, axes=(0,), keepdims=0)
-            return found if then is None else self.sliced(found, then)
+            total = getattr(self.b, REDUCE[now.how])(many, axes=(0,), keepdims=0)
+            return total if then is None else self.sliced(total, then)
         if then is None:
             many = self.shaped(x, x.type.with_shape((1, *x.shape)))  # so that x's first axis can run in slices
             return self.shaped(self.send(AllReduce, many), x.type)
@@ -135,8 +135,8 @@ class Reshard:
         if math.prod(lead) == 1:
             return self.shaped(x, x.type.with_shape((n, *lead, *rest)))
         k = len(lead)
-        found = self.b.Reshape(x, shape=(*lead, n, *rest))
-        return self.b.Transpose(found, perm=(k, *range(k), *range(k + 1, found.ndim)))
+        reshaped = self.b.Reshape(x, shape=(*lead, n, *rest))
+        return self.b.Transpose(reshaped, perm=(k, *range(k), *range(k + 1, reshaped.ndim)))
 
     def to_place(self, x: Value, k: int) -> Value:
         """x with axis 0 behind the next k axes."""

@@ -43,30 +43,30 @@ def _along(cut: State, axis: int, ndim: int) -> bool:
     return isinstance(cut, Cut) and cut.place.axis == axis % ndim and cut.place.outer == 1
 
 
-def rows_of_part(b: Builder, o: Operator, cut: Cut, rank: int, given: Values) -> Operator:
+def rows_of_part(b: Builder, o: Operator, cut: Cut, rank: int, operands: Values) -> Operator:
     """Emits what the `rank`-th rank runs of an operator that takes rows by number, and returns the last operator of it.
 
-    `given`: the operator's inputs, of which the table is the rank's part.
+    `operands`: the operator's inputs, of which the table is the rank's part.
     """
     size = cut.place.inner
     op = o.op
     if isinstance(op, _TAKES):
-        x, indices = present(*given)
+        x, indices = present(*operands)
         local, inside = _local(b, indices, rank * size, size, size * cut.size)
         taken = b.emit(op, x, local)
         mask = inside if isinstance(op, GatherElements) else _beside(b, inside, op.axis % x.ndim, taken)
-        made = b.Where(mask, taken, b.constant(0, taken))
+        rows = b.Where(mask, taken, b.constant(0, taken))
     else:
         assert isinstance(op, _ADDS)
-        indices, dy = present(*given)
+        indices, dy = present(*operands)
         axis = op.axis % len(op.shape)
         local, inside = _local(b, indices, rank * size, size, size * cut.size)
         mask = inside if isinstance(op, GatherElementsGrad) else _beside(b, inside, axis, dy)
-        own = b.Where(mask, dy, b.constant(0, dy))
+        masked = b.Where(mask, dy, b.constant(0, dy))
         shape = (*op.shape[:axis], size, *op.shape[axis + 1 :])
-        made = b.emit(type(op)(shape=shape, axis=op.axis), local, own)
+        rows = b.emit(type(op)(shape=shape, axis=op.axis), local, masked)
     last = b.operators.pop()
-    return last.renamed({made.name: next(o.writes()).name})
+    return last.renamed({rows.name: next(o.writes()).name})
 
 
 def _local(b: Builder, indices: Value, start: int, size: int, whole: int) -> tuple[Value, Value]:

@@ -26,11 +26,11 @@ def vocabularies(block: Block, how: Division) -> dict[str, Cut]:
 
     A table is cut if it has more rows than a sample takes of it.
     """
-    found: dict[str, Cut] = {}
+    cuts: dict[str, Cut] = {}
     for _, w, axis in _heads(block):
         cut = how.cut(w.type, axis)
         if cut is not None:
-            found[w.name] = cut
+            cuts[w.name] = cut
     parameters = {v.name: v for v in block.parameters}
     graph = Graph(block)
     inputs = {v.name: v for v in block.inputs}
@@ -42,8 +42,8 @@ def vocabularies(block: Block, how: Division) -> dict[str, Cut]:
             continue
         cut = how.cut(w.type, 0)
         if cut is not None and w.shape[0] > o.inputs[1].size // max(source.shape[0] if source.ndim > 1 else 1, 1):
-            found.setdefault(w.name, cut)
-    return found
+            cuts.setdefault(w.name, cut)
+    return cuts
 
 
 def has_heads(block: Block, how: Division) -> bool:
@@ -139,15 +139,15 @@ def _opened(b: Builder, o: Operator) -> Value:
     each = b.Sub(sums, b.GatherElements(scores, y, axis=1))
     if ignored is not None:
         each = b.Where(ignored, b.constant(0, each), each)
-    found = b.Reshape(each, shape=labels.shape) if o.op.reduction == "none" else b.ReduceSum(each, keepdims=0)
-    b.operators[-1] = b.operators[-1].renamed({found.name: loss.name})
+    loss_value = b.Reshape(each, shape=labels.shape) if o.op.reduction == "none" else b.ReduceSum(each, keepdims=0)
+    b.operators[-1] = b.operators[-1].renamed({loss_value.name: loss.name})
     return sums
 
 
 def _opened_gradient(b: Builder, o: Operator, loss: Operator, sums: Value) -> None:
     """(softmax - 1 at the label) times the gradient of each label's loss."""
     assert isinstance(o.op, LabelLoss)
-    scores, labels, dloss, made = loss.inputs[0], o.inputs[1], o.inputs[3], next(o.writes())
+    scores, labels, dloss, output = loss.inputs[0], o.inputs[1], o.inputs[3], next(o.writes())
     assert scores is not None and labels is not None and dloss is not None
     y, ignored = _labels(b, labels, o.op.ignore_index)
     classes = (scores.shape[1], *[1] * (scores.ndim - 2))
@@ -157,5 +157,5 @@ def _opened_gradient(b: Builder, o: Operator, loss: Operator, sums: Value) -> No
     if ignored is not None:
         each = b.Where(ignored, b.constant(0, each), each)
     p = b.Exp(b.Sub(scores, sums))
-    found = b.Mul(b.Where(chosen, b.Sub(p, b.constant(1, p)), p), each)
-    b.operators[-1] = b.operators[-1].renamed({found.name: made.name})
+    slope = b.Mul(b.Where(chosen, b.Sub(p, b.constant(1, p)), p), each)
+    b.operators[-1] = b.operators[-1].renamed({slope.name: output.name})

@@ -114,16 +114,18 @@ def shard_parameters(
     Returns it, the shards by name, and the pairs of shards: a parameter's has the parameter's name.
     """
     values = block.values()
-    found, shards = read_gathered(block, [p for p, _ in pairs], how)
-    b = Builder.on(found, role=Role.BACKWARD)
-    made = []
+    gathered_block, shards = read_gathered(block, [p for p, _ in pairs], how)
+    b = Builder.on(gathered_block, role=Role.BACKWARD)
+    sharded = []
     for p, g in pairs:
         part = b.emit(Shard(how.ranks, how.rank, how.parts), values[g], name=f"{g}.shard")
-        made.append((p, part.name))
-    found = dataclasses.replace(
-        found, operators=(*found.operators, *b.operators), constants=(*found.constants, *b.constants)
+        sharded.append((p, part.name))
+    gathered_block = dataclasses.replace(
+        gathered_block,
+        operators=(*gathered_block.operators, *b.operators),
+        constants=(*gathered_block.constants, *b.constants),
     )
-    return found, shards, made
+    return gathered_block, shards, sharded
 
 
 def read_gathered(block: Block, names: Sequence[str], how: Sharded) -> tuple[Block, dict[str, Value]]:
@@ -147,8 +149,8 @@ def read_gathered(block: Block, names: Sequence[str], how: Sharded) -> tuple[Blo
     gone: set[str] = set()
     for number, v in enumerate(w for w in block.parameters if w.name in readers):
         low = _low(readers[v.name])
-        own = b.Cast(shards[v.name], to=low) if low else shards[v.name]
-        whole = unsharded(b, gathered(b, own, how, number), v.type.with_dtype(own.dtype))
+        shard = b.Cast(shards[v.name], to=low) if low else shards[v.name]
+        whole = unsharded(b, gathered(b, shard, how, number), v.type.with_dtype(shard.dtype))
         if low:  # what was cast is cast already
             for o in readers[v.name]:
                 renamed[next(o.writes()).name] = whole
@@ -156,13 +158,13 @@ def read_gathered(block: Block, names: Sequence[str], how: Sharded) -> tuple[Blo
         else:
             renamed[v.name] = whole
     kept = [o.reading(renamed) for o in block.operators if not any(v.name in gone for v in o.writes())]
-    found = dataclasses.replace(
+    gathered_block = dataclasses.replace(
         block,
         parameters=tuple(shards.get(v.name, v) for v in block.parameters),
         operators=(*b.operators, *kept),
         constants=(*block.constants, *b.constants),
     )
-    return found, shards
+    return gathered_block, shards
 
 
 def gathered(b: Builder, shard: Value, how: Sharded, number: int) -> Value:

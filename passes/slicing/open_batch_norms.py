@@ -24,17 +24,17 @@ class OpenBatchNorms(Pass):
         kinds = (BatchNormTrain, BatchNormStatistics, BatchNormGrad)
         if not any(isinstance(o.op, kinds) for o in block.operators):
             return block
-        found: list[Operator] = []
+        operators: list[Operator] = []
         b = Builder.on(block)
         for o in block.operators:
             if not isinstance(o.op, kinds):
-                found.append(o)
+                operators.append(o)
                 continue
             b.operators, b.role, b.prefix = [], o.role, next(o.writes()).name
-            made = _opened(b, o)
-            names = {v.name: w.name for v, w in zip(made, o.outputs, strict=False) if v is not None and w is not None}
-            found += [x.renamed(names) for x in b.operators]
-        return block.with_operators(found, constants=(*block.constants, *b.constants))
+            total = _opened(b, o)
+            names = {v.name: w.name for v, w in zip(total, o.outputs, strict=False) if v is not None and w is not None}
+            operators += [x.renamed(names) for x in b.operators]
+        return block.with_operators(operators, constants=(*block.constants, *b.constants))
 
 
 def _opened(b: Builder, o: Operator) -> tuple[Value | None, ...]:

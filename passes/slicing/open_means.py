@@ -33,18 +33,18 @@ def open_means(block: Block) -> Block:
 
 
 def _with_open_means(block: Block) -> Block:
-    found: list[Operator] = []
+    operators: list[Operator] = []
     counts: dict[object, Value] = {}
     b = Builder.on(block)
     for o in block.operators:
         if not isinstance(o.op, (LabelLoss, LinearLoss)) or o.op.reduction != "mean":
-            found.append(o)
+            operators.append(o)
             continue
         b.role, b.prefix = o.role, next(o.writes()).name
-        found += _opened(b, o, counts)
-    if len(found) == len(block.operators):
+        operators += _opened(b, o, counts)
+    if len(operators) == len(block.operators):
         return block
-    return block.with_operators(found, constants=(*block.constants, *b.constants))
+    return block.with_operators(operators, constants=(*block.constants, *b.constants))
 
 
 def _opened(b: Builder, o: Operator, counts: dict[object, Value]) -> Sequence[Operator]:
@@ -99,5 +99,5 @@ def _count(b: Builder, ignore_index: int | None, labels: Value, weights: Value |
         each = b.Gather(weights, labels if ignored is None else b.Where(ignored, b.constant(0, labels), labels), axis=0)
     if ignored is not None:
         each = b.Where(ignored, b.constant(0, each), each)
-    found = b.ReduceSum(each, axes=tuple(range(each.ndim)), keepdims=0)
-    return found if found.dtype == like.dtype else b.Cast(found, to=like.dtype)
+    total = b.ReduceSum(each, axes=tuple(range(each.ndim)), keepdims=0)
+    return total if total.dtype == like.dtype else b.Cast(total, to=like.dtype)

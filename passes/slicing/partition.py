@@ -65,31 +65,37 @@ class _Partition(RankPieces):
         states = dict(self.followed.states)
         advance(self.followed, i, o)
         f = self.followed.factors.get(i)
-        made = {v.name: self.followed.states[v.name] for v in o.writes() if v.name in self.followed.states}
+        followed_states = {v.name: self.followed.states[v.name] for v in o.writes() if v.name in self.followed.states}
         if self.shard_of_sum(o, states):
             return
-        if o.op.updates or o.op.communicates or o.role is Role.OPTIMIZE or (f is not None and f.whole) or not made:
+        if (
+            o.op.updates
+            or o.op.communicates
+            or o.role is Role.OPTIMIZE
+            or (f is not None and f.whole)
+            or not followed_states
+        ):
             self.everywhere(o)
             return
         if f is None:  # linear in partial results
             inputs = tuple(None if v is None else self.own.get(v.name, v) for v in o.inputs)
             self.emit_own(o, Operator(o.op, inputs, o.outputs, o.role))
             return
-        given: list[Value | None] = []
+        operands: list[Value | None] = []
         for v, place in zip(o.inputs, f.inputs, strict=True):
             if v is None or place is None:
-                given.append(None if v is None else self.whole(v) if v.name in states else v)
+                operands.append(None if v is None else self.whole(v) if v.name in states else v)
             elif states.get(v.name) == Cut(place, f.size):
-                given.append(self.own[v.name])
+                operands.append(self.own[v.name])
             else:
-                given.append(self.rows(self.whole(v) if v.name in states else v, place))
+                operands.append(self.rows(self.whole(v) if v.name in states else v, place))
         types = o.types
         absent = (None,) * (len(f.outputs) - len(o.outputs))
         op, _, outs = piece(o.op, f, self.start, self.size, types[0], (*types[1], *absent))
         outputs = tuple(
             None if v is None or t is None else Value(v.name, t) for v, t in zip(o.outputs, outs, strict=False)
         )
-        self.emit_own(o, Operator(op, tuple(given), outputs, o.role), f.shares)
+        self.emit_own(o, Operator(op, tuple(operands), outputs, o.role), f.shares)
 
     def everywhere(self, o: Operator) -> None:
         """An operator that every rank runs whole."""
@@ -124,14 +130,14 @@ class _Partition(RankPieces):
         if state is None:
             return v
         if v.name not in self.wholes:
-            own = self.own[v.name]
+            parts = self.own[v.name]
             if isinstance(state, Cut):
-                self.wholes[v.name] = self.gathered([own], state.place)
+                self.wholes[v.name] = self.gathered([parts], state.place)
             else:
-                self.over_ranks(v, own, state.how)
-                found = self.totals.pop(v.name)
-                found = self.b.Cast(found, to=v.dtype) if found.dtype != v.dtype else found
-                self.wholes[v.name] = self.renamed(found, v)
+                self.over_ranks(v, parts, state.how)
+                total = self.totals.pop(v.name)
+                total = self.b.Cast(total, to=v.dtype) if total.dtype != v.dtype else total
+                self.wholes[v.name] = self.renamed(total, v)
         return self.wholes[v.name]
 
     def renamed(self, found: Value, v: Value) -> Value:
@@ -150,10 +156,10 @@ class _Partition(RankPieces):
         if v.name in self.wholes:
             return False
         self.over_ranks(v, self.own[v.name], states[v.name].how)  # type: ignore[union-attr]
-        (made,) = o.writes()
-        if made.name not in self.totals:  # others read the sum, too
+        (output,) = o.writes()
+        if output.name not in self.totals:  # others read the sum, too
             self.wholes[v.name] = self.renamed(self.totals.pop(v.name), v)
             return False
-        self.renamed(self.totals.pop(made.name), made)
-        self.followed.states.pop(made.name, None)
+        self.renamed(self.totals.pop(output.name), output)
+        self.followed.states.pop(output.name, None)
         return True

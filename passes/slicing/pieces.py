@@ -56,11 +56,11 @@ class Pieces:
 
     def slice(self, start: int, size: int) -> None:
         """One slice of all operators."""
-        made: dict[object, Value] = {}
+        cache: dict[object, Value] = {}
         for region, repeated in ((self.again, True), (self.region, False)):
             for i in region.members if region else ():
                 self.b.role = Role.RECOMPUTE if repeated else self.block.operators[i].role
-                self.one(i, region, made, start, size)  # type: ignore[arg-type]
+                self.one(i, region, cache, start, size)  # type: ignore[arg-type]
                 self.emitted(i)
 
     def emitted(self, i: int) -> None:
@@ -75,21 +75,21 @@ class Pieces:
             if name in self.totals and self.totals[name].dtype != v.dtype:
                 self.b.role = self.roles[name]
                 self.totals[name] = self.b.Cast(self.totals[name], to=v.dtype)
-        found = self.b.operators[mark:]
+        operators = self.b.operators[mark:]
         del self.b.operators[mark:]
         names = {v.name: name for name, v in self.totals.items()}
-        return [o.renamed(names) for o in found]
+        return [o.renamed(names) for o in operators]
 
     def one(self, i: int, region: Region, made: dict[object, Value], start: int, size: int) -> None:
         """One slice of an operator."""
         o, f = self.block.operators[i], region.factors[i]
         types = o.types
-        given: list[Value | None] = [
+        operands: list[Value | None] = [
             self.given(v, made) if v is None or p is None else self.cut(v, p, made, start, size)
             for v, p in zip(o.inputs, f.inputs, strict=True)
         ]
         if o.op.updates:
-            self.update(i, tuple(given))
+            self.update(i, tuple(operands))
             return
         absent = (None,) * (len(f.outputs) - len(o.outputs))
         op, _, outs = piece(o.op, f, start, size, types[0], (*types[1], *absent))
@@ -99,7 +99,7 @@ class Pieces:
         ]
         if isinstance(op, Communication):
             op = dataclasses.replace(op, number=self.numbers.take(op.queue))
-        self.b.operators.append(Operator(op, tuple(given), tuple(outputs), self.b.role))
+        self.b.operators.append(Operator(op, tuple(operands), tuple(outputs), self.b.role))
         for k, (v, p) in enumerate(zip(o.outputs, outputs, strict=True)):
             if v is None or p is None:
                 continue
@@ -188,10 +188,10 @@ def needed_again(block: Block, forward: Region, backward: Region, kept: Collecti
     makers = {v.name: i for i in forward.members for v in block.operators[i].writes()}
     written = backward.written(block)
     need = {v.name for i in backward.members for v in block.operators[i].reads() if v.name not in written}
-    found: list[int] = []
+    members: list[int] = []
     for i in reversed(forward.members):
         o = block.operators[i]
         if any(v.name in need and v.name not in kept and makers[v.name] == i for v in o.writes()):
-            found.append(i)
+            members.append(i)
             need.update(v.name for v in o.reads())
-    return dataclasses.replace(forward, members=tuple(found[::-1])) if found else None
+    return dataclasses.replace(forward, members=tuple(members[::-1])) if members else None

@@ -90,18 +90,18 @@ class RankPieces(Pieces):
 
     def emit(self, pieces: int) -> list[Operator]:
         """The rank's slices, one after the other, then the joins and sums."""
-        mark, own = len(self.b.operators), self.share.bounds(self.region.size, pieces)
-        self.start, self.size = own[0][0], sum(size for _, size in own)
+        mark, local = len(self.b.operators), self.share.bounds(self.region.size, pieces)
+        self.start, self.size = local[0][0], sum(size for _, size in local)
         self.local = {n: dataclasses.replace(v, type=self.place(n).resized(v.type, self.size))
                       for n, v in self.local.items()}  # fmt: skip
-        self.in_order(own)
+        self.in_order(local)
         for name, heap in self.heaps.items():
             self.b.role, total = self.roles[name], heap[-1][1]
             for _, before in heap[-2::-1]:
                 total = self.b.Add(before, total)
             self.totals[name] = total
-        found = self.finished(mark)
-        return self.named(found) if len(own) == 1 else found
+        parts = self.finished(mark)
+        return self.named(parts) if len(local) == 1 else parts
 
     def in_order(self, own: Sequence[tuple[int, int]]) -> None:
         """The rank's slices, one after the other."""
@@ -127,11 +127,11 @@ class RankPieces(Pieces):
 
     def cut(self, v: Value, place: Place, made: dict[object, Value], start: int, size: int) -> Value:
         """The slice of a value; of an input, from the rows that the rank has."""
-        own = self.local.get(v.name)
-        if own is None:
+        local = self.local.get(v.name)
+        if local is None:
             return super().cut(v, place, made, start, size)
         assert place.outer == 1
-        return own if size == self.size else super().cut(own, place, made, start - self.start, size)
+        return local if size == self.size else super().cut(local, place, made, start - self.start, size)
 
     def keep(self, v: Value, part: Value) -> None:
         """Sums go up the tree as far as they can: the sum of two neighbours as soon as both are there."""
@@ -183,13 +183,13 @@ class RankPieces(Pieces):
         rule = readers[0].op if len(readers) == 1 else None
         taken = self.taken_rows(local)
         if isinstance(rule, Shard) and rule.ranks == self.share.ranks and v.name not in self.graph.outputs:
-            (made,) = readers[0].writes()
+            (output,) = readers[0].writes()
             if taken is not None:
-                found = self.row_sums(taken, self.share.rank * made.size, made.size)
+                total = self.row_sums(taken, self.share.rank * output.size, output.size)
             else:
-                found = self.communicated(ReduceScatter, rule.padded(self.b, local))
-            self.totals[made.name] = self.b.Cast(found, to=v.dtype) if found.dtype != v.dtype else found
-            self.shards.add(made.name)
+                total = self.communicated(ReduceScatter, rule.padded(self.b, local))
+            self.totals[output.name] = self.b.Cast(total, to=v.dtype) if total.dtype != v.dtype else total
+            self.shards.add(output.name)
         elif taken is not None:
             self.totals[v.name] = self.b.Reshape(self.row_sums(taken, 0, v.size), shape=v.shape)
         else:
@@ -200,15 +200,15 @@ class RankPieces(Pieces):
         half as much memory and traffic as sending the table; it is removed, as nothing else reads it."""
         if self.share.ranks == 1 or self.share.order != "tree" or local.nbytes < TABLE:
             return None
-        made = next((o for o in reversed(self.b.operators) if any(w.name == local.name for w in o.writes())), None)
-        if made is None or not isinstance(made.op, GatherGrad) or local.dtype not in ("f32", "f64"):
+        gather = next((o for o in reversed(self.b.operators) if any(w.name == local.name for w in o.writes())), None)
+        if gather is None or not isinstance(gather.op, GatherGrad) or local.dtype not in ("f32", "f64"):
             return None
-        small = 2 * self.share.ranks * sum(x.nbytes for x in made.reads()) <= local.nbytes
+        small = 2 * self.share.ranks * sum(x.nbytes for x in gather.reads()) <= local.nbytes
         alone = all(x.name != local.name for o in self.b.operators for x in o.reads())
-        if not (small and alone and made.op.axis % local.ndim == 0 and all(x.ndim for x in made.reads())):
+        if not (small and alone and gather.op.axis % local.ndim == 0 and all(x.ndim for x in gather.reads())):
             return None
-        self.b.operators.remove(made)
-        return made
+        self.b.operators.remove(gather)
+        return gather
 
     def row_sums(self, taken: Operator, start: int, size: int) -> Value:
         """`size` elements, from `start` on, of the sum of all ranks' gradients of a table, from the rows of each."""
@@ -220,15 +220,15 @@ class RankPieces(Pieces):
         """A whole value from its slices on all ranks; `own`: from this rank's alone."""
         b = self.b
         seen, axis = self.opened(parts, place)
-        found = seen[0] if len(seen) == 1 else b.Concat(*seen, axis=axis)
+        joined = seen[0] if len(seen) == 1 else b.Concat(*seen, axis=axis)
         if self.share.ranks > 1 and not own:
-            front = (axis, *(a for a in range(found.ndim) if a != axis))
-            moved = b.Transpose(found, perm=front) if axis else found
+            front = (axis, *(a for a in range(joined.ndim) if a != axis))
+            moved = b.Transpose(joined, perm=front) if axis else joined
             moved = self.communicated(AllGather, moved)
-            found = b.Transpose(moved, perm=tuple(front.index(a) for a in range(found.ndim))) if axis else moved
+            joined = b.Transpose(moved, perm=tuple(front.index(a) for a in range(joined.ndim))) if axis else moved
         if place.outer == 1:
-            return found
-        return b.Reshape(found, shape=place.resized(parts[0].type, self.size if own else self.region.size).shape)
+            return joined
+        return b.Reshape(joined, shape=place.resized(parts[0].type, self.size if own else self.region.size).shape)
 
     def update_all(self) -> None:
         """Updates running statistics with those of all micro-batches, one after the other, alike on all ranks."""
@@ -245,8 +245,8 @@ class RankPieces(Pieces):
                 continue
             lines = [b.Concat(*(b.Reshape(self.statistics[key][k], shape=(size,)) for key, size in keys), axis=0)
                      for k in range(each)]  # fmt: skip
-            own = b.Reshape(b.Concat(*lines, axis=0), shape=(each, sum(size for _, size in keys)))
-            table = self.communicated(AllGather, own)
+            line = b.Reshape(b.Concat(*lines, axis=0), shape=(each, sum(size for _, size in keys)))
+            table = self.communicated(AllGather, line)
             low = 0
             for key, size in keys:
                 like = self.statistics[key][0]
@@ -280,7 +280,7 @@ class RankPieces(Pieces):
         for v in block.inputs:
             if v.name in local and any(r == v for o in block.operators for r in o.reads()):
                 names[v.name] = self.gathered([local[v.name]], self.place(v.name))
-        made = b.operators[mark:]
+        operators = b.operators[mark:]
         del b.operators[mark:]
         rest = [
             o.reading({v.name: names[v.name] for v in o.reads() if v.name in names and v != local[v.name]})
@@ -288,4 +288,4 @@ class RankPieces(Pieces):
             if not (isinstance(o.op, Shard) and o.outputs[0] is not None and o.outputs[0].name in self.shards)
         ]
         inputs = tuple(local.get(v.name, v) for v in block.inputs)
-        return dataclasses.replace(block, inputs=inputs, operators=(*made, *rest))
+        return dataclasses.replace(block, inputs=inputs, operators=(*operators, *rest))

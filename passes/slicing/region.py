@@ -72,58 +72,58 @@ def grown(
     computed from inputs alone and summed up, such as how many labels count: later members may need the sum.  That is
     if it makes no more than a `share` of the bytes that the region makes.
     """
-    found = _grown(graph, positions, starts, size)
-    counts = _counts(graph, found, share)
+    region = _grown(graph, positions, starts, size)
+    counts = _counts(graph, region, share)
     if not counts:
-        return found
+        return region
     rest = [i for i in positions if i not in counts]
     # What the sums are made from is whole then; others read it in slices still, and theirs may be larger, as labels
     # compared with all words.
     read = {v.name for i in rest for v in graph.operators[i].reads()}
-    made = [v.name for i in sorted(counts) for v in graph.operators[i].writes() if v.name in read]
-    places = {n: s.place for n in made if isinstance(s := found.states.get(n), Cut)}
+    names = [v.name for i in sorted(counts) for v in graph.operators[i].writes() if v.name in read]
+    places = {n: s.place for n in names if isinstance(s := region.states.get(n), Cut)}
     return _grown(graph, rest, {**starts, **places}, size)
 
 
 def _grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], size: int) -> Region:
     """`grown`, sums of inputs included."""
     cut = {n: Cut(p, size) for n, p in starts.items()}
-    own = {v.name for i in positions for v in graph.operators[i].writes()}
+    names = {v.name for i in positions for v in graph.operators[i].writes()}
     while True:
-        found = Followed(dict(cut), {}, {}, {})
+        state = Followed(dict(cut), {}, {}, {})
         members: list[int] = []
         more: dict[str, Cut] = {}
         for i in positions:
             o = graph.operators[i]
-            advance(found, i, o)
-            if not (graph.own and with_own_statistics(found, i, o)) and not _in_slices(found, i, o, graph.always):
-                _forget(found, i, o)
+            advance(state, i, o)
+            if not (graph.own and with_own_statistics(state, i, o)) and not _in_slices(state, i, o, graph.always):
+                _forget(state, i, o)
                 continue
             members.append(i)
             for k, v in enumerate(o.inputs):
-                c = found.cuts.get((i, k))
-                if c is not None and v is not None and not (v.name in graph.persistent or v.name in own):
+                c = state.cuts.get((i, k))
+                if c is not None and v is not None and not (v.name in graph.persistent or v.name in names):
                     more.setdefault(v.name, c)
         if not more.keys() - cut.keys():
-            return Region(tuple(members), found.factors, found.states, size)
+            return Region(tuple(members), state.factors, state.states, size)
         cut = more | cut
 
 
 def _counts(graph: Graph, region: Region, share: float) -> set[int]:
     """Members that only serve a sum, or another partial result, of what is computed from inputs alone; small ones."""
-    given: dict[str, int] = {}  # values computed from inputs alone → the member that makes them
-    found: set[int] = set()
+    makers: dict[str, int] = {}  # values computed from inputs alone → the member that makes them
+    counts: set[int] = set()
     limit = _made_bytes(graph, region.members) * share
     for i in region.members:
         o = graph.operators[i]
-        if not all(v.name in given or not (v.name in graph.trained or v.name in graph.producers) for v in o.reads()):
+        if not all(v.name in makers or not (v.name in graph.trained or v.name in graph.producers) for v in o.reads()):
             continue
-        given.update((v.name, i) for v in o.writes())
+        makers.update((v.name, i) for v in o.writes())
         if all(isinstance(s := region.states.get(v.name), Partial) and s.how != OWN for v in o.writes()):
-            own = _makers(graph, i, given)
-            if _made_bytes(graph, own) <= limit:
-                found |= own
-    return found
+            members = _makers(graph, i, makers)
+            if _made_bytes(graph, members) <= limit:
+                counts |= members
+    return counts
 
 
 def _makers(graph: Graph, position: int, given: Mapping[str, int]) -> set[int]:
@@ -139,18 +139,18 @@ def _makers(graph: Graph, position: int, given: Mapping[str, int]) -> set[int]:
     return seen
 
 
-def _in_slices(found: Followed, i: int, o: Operator, always: bool) -> bool:
+def _in_slices(state: Followed, i: int, o: Operator, always: bool) -> bool:
     """Whether an operator runs in slices: it has the index, needs nothing whole, changes no state, and saves bytes."""
-    if _widens(found, o):  # so that partial gradients in halves are added up in float32
-        found.needs.pop((i, 0), None)
-        found.factors[i] = Factor(1, (None,), (SUM,))
-        found.states[next(o.writes()).name] = Partial(SUM)
+    if _widens(state, o):  # so that partial gradients in halves are added up in float32
+        state.needs.pop((i, 0), None)
+        state.factors[i] = Factor(1, (None,), (SUM,))
+        state.states[next(o.writes()).name] = Partial(SUM)
         return True
-    if always and i not in found.factors and _shrinks_sums(found, o):
-        found.factors[i] = Factor(1, (None,) * len(o.inputs), (SUM,) * len(o.outputs))
+    if always and i not in state.factors and _shrinks_sums(state, o):
+        state.factors[i] = Factor(1, (None,) * len(o.inputs), (SUM,) * len(o.outputs))
         return True
-    f = found.factors.get(i)
-    if f is None or o.op.updates or any((i, k) in found.needs for k in range(len(o.inputs))):
+    f = state.factors.get(i)
+    if f is None or o.op.updates or any((i, k) in state.needs for k in range(len(o.inputs))):
         return False
     if any(v is not None and p is None for v, p in zip(o.outputs, f.outputs, strict=False)):
         return False
@@ -162,21 +162,21 @@ def _in_slices(found: Followed, i: int, o: Operator, always: bool) -> bool:
     return partial < sum(v.nbytes for v, p in zip(o.inputs, f.inputs, strict=True) if v is not None and p is not None)
 
 
-def _shrinks_sums(found: Followed, o: Operator) -> bool:
+def _shrinks_sums(state: Followed, o: Operator) -> bool:
     """Whether an operator is linear in sums' partial results, and its own is no larger: it is what slices add up then,
     as of a parameter that is used twice."""
-    if not all(found.states.get(v.name) == Partial(SUM) for v in o.writes()):
+    if not all(state.states.get(v.name) == Partial(SUM) for v in o.writes()):
         return False
-    given = {v.name: v for v in o.reads() if v.name in found.states}
-    return sum(v.nbytes for v in o.writes()) <= sum(v.nbytes for v in given.values())
+    values = {v.name: v for v in o.reads() if v.name in state.states}
+    return sum(v.nbytes for v in o.writes()) <= sum(v.nbytes for v in values.values())
 
 
 def widens(o: Operator) -> bool:
     """Whether an operator casts halves to a wider type, in which sums of them are added up."""
     if not isinstance(o.op, Cast):
         return False
-    (source,), (made,) = o.reads(), o.writes()
-    return source.dtype in ("f16", "bf16") and made.dtype in ("f32", "f64")
+    (source,), (target,) = o.reads(), o.writes()
+    return source.dtype in ("f16", "bf16") and target.dtype in ("f32", "f64")
 
 
 def _widens(found: Followed, o: Operator) -> bool:
@@ -184,14 +184,14 @@ def _widens(found: Followed, o: Operator) -> bool:
     return widens(o) and found.states.get(next(o.reads()).name) == Partial(SUM)
 
 
-def _forget(found: Followed, i: int, o: Operator) -> None:
+def _forget(state: Followed, i: int, o: Operator) -> None:
     """Takes back what is known of an operator that runs whole."""
-    found.factors.pop(i, None)
+    state.factors.pop(i, None)
     for k in range(len(o.inputs)):
-        found.needs.pop((i, k), None)
-        found.cuts.pop((i, k), None)
+        state.needs.pop((i, k), None)
+        state.cuts.pop((i, k), None)
     for v in o.writes():
-        found.states.pop(v.name, None)
+        state.states.pop(v.name, None)
 
 
 def given_places(graph: Graph, o: Operator, f: Factor) -> dict[str, Place]:
@@ -235,7 +235,7 @@ def backward_of(graph: Graph, forward: Region) -> Region | None:
     readers = {i for n in inside for i in graph.consumers.get(n, ()) if graph.operators[i].role is Role.BACKWARD}
     if not readers:
         return None
-    known = inside | {v.name for i in forward.members for v in graph.operators[i].reads()}
+    names = inside | {v.name for i in forward.members for v in graph.operators[i].reads()}
     backward = graph.backward
     low, high = bisect_left(backward, min(readers)), bisect_left(backward, max(readers)) + 1
     starts = {n: s.place for n in inside if isinstance(s := forward.states[n], Cut)}
@@ -246,9 +246,9 @@ def backward_of(graph: Graph, forward: Region) -> Region | None:
     def cheapest(windows: Iterable[tuple[int, int]]) -> tuple[int, int]:
         return min(windows, key=lambda w: (_price(graph, region(*w)), w[1] - w[0]))
 
-    before = _run(graph, backward[max(low - _WINDOW, 0) : low][::-1], known)
+    before = _run(graph, backward[max(low - _WINDOW, 0) : low][::-1], names)
     low, high = cheapest((low - n, high) for n in range(before + 1))
-    after = _run(graph, backward[high : high + _WINDOW], known)
+    after = _run(graph, backward[high : high + _WINDOW], names)
     low, high = cheapest((low, high + n) for n in range(after + 1))
     return region(low, high)
 
@@ -272,13 +272,13 @@ def _price(graph: Graph, region: Region) -> float:
 def _whole_bytes(graph: Graph, region: Region) -> int:
     """Bytes of gradients that exist whole at the region's borders: those it makes, and those that only it reads."""
     members, written = set(region.members), region.written(graph.block)
-    made = sum(
+    size = sum(
         v.nbytes for n, v in written.items() if isinstance(region.states.get(n), Cut) and graph.read_outside(n, members)
     )
-    given = {v.name: v for i in members for v in graph.operators[i].reads() if v.name not in written}
-    return made + sum(
+    values = {v.name: v for i in members for v in graph.operators[i].reads() if v.name not in written}
+    return size + sum(
         v.nbytes
-        for n, v in given.items()
+        for n, v in values.items()
         if n in region.states
         and n in graph.producers
         and graph.operators[graph.producers[n]].role is Role.BACKWARD
@@ -312,7 +312,7 @@ def around(block: Block, members: Collection[int]) -> tuple[list[int], list[int]
 
     The third is the name of a value that stands in the way, as the region needs it and it needs the region; else "".
     """
-    made = {v.name for i in members for v in block.operators[i].writes()}
+    names = {v.name for i in members for v in block.operators[i].writes()}
     read = {v.name for i in members for v in block.operators[i].reads()}
     before: list[int] = []
     after: list[int] = []
@@ -320,11 +320,11 @@ def around(block: Block, members: Collection[int]) -> tuple[list[int], list[int]
         o = block.operators[i]
         if i in members:
             continue
-        if not o.op.updates and not any(v.name in made for v in o.reads()):
+        if not o.op.updates and not any(v.name in names for v in o.reads()):
             before.append(i)
             continue
         after.append(i)
-        made.update(v.name for v in o.writes() if not o.op.updates)
+        names.update(v.name for v in o.writes() if not o.op.updates)
         clash = next((v.name for v in o.writes() if v.name in read and not o.op.updates), "")
         if clash:
             return before, after, clash

@@ -65,28 +65,28 @@ class Slicing:
 
 def parse_slicing(text: str) -> Slicing:
     """A slicing from FIRST..LAST:AXIS:PIECES or all:AXIS:PIECES.  UsageError for anything else."""
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"(?:(?P<first>.+?)\.\.(?P<last>.+)|(?P<whole>all|micro|ranks)):(?P<axis>-?\d+):(?P<pieces>\d+)"
         r"(?:@(?P<mesh>\w+)=(?P<rank>\d+)/(?P<ranks>\d+)(?P<library>/library)?(?P<running>/running)?"
         r"(?:\+(?P<pipe>\w+)=(?P<place>\d+)/(?P<places>\d+),(?P<schedule>\w+),(?P<chunks>\d+))?)?",
         text.strip(),
     )
     # ranks are of a mesh, micro-batches may be, other regions are not
-    if not found or (found["whole"] != MICRO and (found["whole"] == RANKS) != bool(found["mesh"])):
+    if not match or (match["whole"] != MICRO and (match["whole"] == RANKS) != bool(match["mesh"])):
         raise UsageError(
             f"invalid slice '{text}': give FIRST..LAST:AXIS:PIECES, such as fc_1..fc_2:0:8 for the "
             "operators from the one that makes fc_1 to the one that makes fc_2, or all:AXIS:PIECES"
         )
-    whole = found["whole"]
-    order = "library" if found["library"] else "tree"
+    whole = match["whole"]
+    order = "library" if match["library"] else "tree"
     share = pipe = None
-    if found["mesh"]:
-        share = Share(found["mesh"], int(found["ranks"]), int(found["rank"]), order, bool(found["running"]))
-    if found["pipe"]:
-        places = int(found["places"]), int(found["place"])
-        pipe = Pipe(found["pipe"], *places, found["schedule"], int(found["chunks"]))
-    first, last = (found[name] or whole for name in ("first", "last"))
-    return Slicing(first, last, int(found["axis"]), int(found["pieces"]), share, pipe)
+    if match["mesh"]:
+        share = Share(match["mesh"], int(match["ranks"]), int(match["rank"]), order, bool(match["running"]))
+    if match["pipe"]:
+        places = int(match["places"]), int(match["place"])
+        pipe = Pipe(match["pipe"], *places, match["schedule"], int(match["chunks"]))
+    first, last = (match[name] or whole for name in ("first", "last"))
+    return Slicing(first, last, int(match["axis"]), int(match["pieces"]), share, pipe)
 
 
 def whole_last(parts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -146,9 +146,9 @@ def _shared(graph: Graph, whole: Region | None, share: Share, slicing: Slicing) 
         )
     if slicing.pipe is not None:
         return _staged(graph, whole, share, slicing)
-    made = RankPieces(graph, Builder.on(graph.block), whole, _needed(graph, whole, whole.members), share)
-    groups = [(whole, made.emit(slicing.pieces))]
-    return made.with_rows(_finished(graph.block, made.b, groups, str(slicing)))
+    pieces = RankPieces(graph, Builder.on(graph.block), whole, _needed(graph, whole, whole.members), share)
+    groups = [(whole, pieces.emit(slicing.pieces))]
+    return pieces.with_rows(_finished(graph.block, pieces.b, groups, str(slicing)))
 
 
 def _staged(graph: Graph, whole: Region, share: Share, slicing: Slicing) -> Block:
@@ -158,9 +158,9 @@ def _staged(graph: Graph, whole: Region, share: Share, slicing: Slicing) -> Bloc
     if any(o.role is Role.OPTIMIZE for o in graph.operators):
         raise UsageError("pipelines and budgets or plans are not combined yet: give checkpoints, or neither")
     plan = Stagewise(graph, whole, pipe.stages)
-    made = StagePieces(graph, Builder.on(graph.block), plan, share, pipe)
-    groups = [(plan.region, made.emit(slicing.pieces))]
-    return made.own_part(made.with_rows(_finished(graph.block, made.b, groups, str(slicing))))
+    pieces = StagePieces(graph, Builder.on(graph.block), plan, share, pipe)
+    groups = [(plan.region, pieces.emit(slicing.pieces))]
+    return pieces.own_part(pieces.with_rows(_finished(graph.block, pieces.b, groups, str(slicing))))
 
 
 def _side_by_side(block: Block, slicing: Slicing) -> Block:
@@ -181,10 +181,10 @@ def whole_step(block: Block, slicing: Slicing) -> tuple[Graph, Region, Region | 
     are the same: the block remembers them.
     """
     key = f"whole step {slicing.first}:{slicing.axis}:{slicing.share}"
-    known = block.facts.get(key)
-    if known is None or not _least_pieces(slicing) <= slicing.pieces <= known[1].size:  # then the error is raised again
-        known = block.facts[key] = _whole_step(block, slicing)
-    return known
+    step = block.facts.get(key)
+    if step is None or not _least_pieces(slicing) <= slicing.pieces <= step[1].size:  # then the error is raised again
+        step = block.facts[key] = _whole_step(block, slicing)
+    return step
 
 
 def _whole_step(block: Block, slicing: Slicing) -> tuple[Graph, Region, Region | None]:
@@ -264,22 +264,22 @@ def _from_inputs(graph: Graph, axis: int, what: str) -> tuple[dict[str, Place], 
 
 def _from_operator(graph: Graph, o: Operator, slicing: Slicing, what: str) -> tuple[dict[str, Place], int]:
     """Where the inputs of the first operator have the axis of its output."""
-    made = next(v for v in o.writes() if v.name == slicing.first)
-    k = [None if v is None else v.name for v in o.outputs].index(made.name)
-    if not -made.ndim <= slicing.axis < made.ndim:
-        raise UsageError(f"{what}: '{made.name}' of type {made.type} has no axis {slicing.axis}")
-    place = Place(slicing.axis % made.ndim)
+    target = next(v for v in o.writes() if v.name == slicing.first)
+    k = [None if v is None else v.name for v in o.outputs].index(target.name)
+    if not -target.ndim <= slicing.axis < target.ndim:
+        raise UsageError(f"{what}: '{target.name}' of type {target.type} has no axis {slicing.axis}")
+    place = Place(slicing.axis % target.ndim)
     can: set[int] = set()
     for f in of_operator(o):
-        at, given = f.outputs[k], given_places(graph, o, f)
-        if not isinstance(at, Place) or f.whole or not given:
+        at, places = f.outputs[k], given_places(graph, o, f)
+        if not isinstance(at, Place) or f.whole or not places:
             continue
         if at == place:
-            return given, f.size
+            return places, f.size
         can.add(at.axis)
     axes = ", ".join(map(str, sorted(can))) or "none"
     raise UsageError(
-        f"{what}: {o.op.name} cannot make '{made.name}' in slices along axis {slicing.axis}; it can along {axes}"
+        f"{what}: {o.op.name} cannot make '{target.name}' in slices along axis {slicing.axis}; it can along {axes}"
     )
 
 
@@ -321,17 +321,17 @@ def _finished(block: Block, b: Builder, groups: Sequence[tuple[Region, list[Oper
     kept = {v.name for o in block.operators for v in o.writes() if v.name not in read}  # are there to stay
     kept.update(block.outputs, (v.name for o in operators for v in o.reads()))
     operators = [drop_unused_outputs(o, kept) for o in operators]
-    found = block.with_operators(operators, constants=(*block.constants, *b.constants))
-    return EagerUpdates().run(found) if any(o.role is Role.OPTIMIZE for o in operators) else found
+    result = block.with_operators(operators, constants=(*block.constants, *b.constants))
+    return EagerUpdates().run(result) if any(o.role is Role.OPTIMIZE for o in operators) else result
 
 
 def _needed(graph: Graph, region: Region, members: Collection[int]) -> set[str]:
     """The values of a region that are needed whole: by others than `members`, or, of partial results, by any other."""
-    own, others = set(region.members), set(members)
+    mine, others = set(region.members), set(members)
     return {
         n
         for n in region.written(graph.block)
-        if graph.read_outside(n, others if isinstance(region.states.get(n), Cut) else own)
+        if graph.read_outside(n, others if isinstance(region.states.get(n), Cut) else mine)
     }
 
 

@@ -58,9 +58,9 @@ class Stagewise:
         for n in self.wanted:  # a sum that any stage could compute is the last one's
             self.home.setdefault(self.values[n], stages - 1)
         self.needs = [self._needs(s) for s in range(stages)]
-        found = [(n, self.home[self.values[n]], s) for s, needs in enumerate(self.needs) for n in needs & self.wanted]
+        sends = [(n, self.home[self.values[n]], s) for s, needs in enumerate(self.needs) for n in needs & self.wanted]
         order = {n: k for k, n in enumerate(self.values)}
-        self.moved = sorted((m for m in found if m[1] != m[2]), key=lambda m: (order[m[0]], m[2]))
+        self.moved = sorted((m for m in sends if m[1] != m[2]), key=lambda m: (order[m[0]], m[2]))
 
     def _of_one_stage(self, region: Region) -> Region:
         """The region without operators that read values of several stages, as sums of a parameter's gradients do:
@@ -81,29 +81,29 @@ class Stagewise:
         """The values that a stage needs when all micro-batches have run: the step's outputs, the gradients to which it
         contributes, and what they are computed from."""
         of: dict[str, set[int]] = {n: {self.home[self.values[n]]} for n in self.wanted}
-        found = set(self.graph.block.outputs)
+        names = set(self.graph.block.outputs)
         for i in self.outside:
             o = self.graph.operators[i]
             stages = set[int]().union(*(of.get(v.name, set()) for v in o.reads()))
             of.update((v.name, stages) for v in o.writes() if not o.op.updates)
-        found.update(n for n in self.graph.outputs if stage in of.get(n, ()))
+        names.update(n for n in self.graph.outputs if stage in of.get(n, ()))
         for i in reversed(self.outside):
             o = self.graph.operators[i]
-            if any(v.name in found for v in o.writes()):
-                found.update(v.name for v in o.reads())
-        return found
+            if any(v.name in names for v in o.writes()):
+                names.update(v.name for v in o.reads())
+        return names
 
     def members(self, stage: int) -> list[int]:
         """What a stage runs for each micro-batch, in order: its own operators, and those of no stage that it needs."""
-        found = {i for i in self.region.members if self.home.get(i) == stage}
+        positions = {i for i in self.region.members if self.home.get(i) == stage}
         read: set[str] = set()
         for i in reversed(self.region.members):
             o = self.graph.operators[i]
-            if i in found or (i not in self.home and any(v.name in read for v in o.writes())):
-                found.add(i)
+            if i in positions or (i not in self.home and any(v.name in read for v in o.writes())):
+                positions.add(i)
                 if not isinstance(o.op, Border):
                     read.update(v.name for v in o.reads())
-        return sorted(found)
+        return sorted(positions)
 
     def slots(self, stage: int, apart: bool) -> dict[str, list[int]]:
         """The operators of a stage by kind of slot.  `apart`: what no earlier stage waits for has slots of its own."""
@@ -178,7 +178,7 @@ class StagePieces(RankPieces):
     def slot(self, slot: Slot, at: tuple[int, int], parts: dict[str, list[int]]) -> None:
         """One pass of a micro-batch through a stage, and what leaves the stage."""
         stage, micro_batch = self.stage(slot), slot.micro_batch
-        made = self.made.setdefault(micro_batch, {})
+        cache = self.made.setdefault(micro_batch, {})
         done = self.done.setdefault(micro_batch, set())
         for i in parts[slot.kind]:
             if i in done:
@@ -187,16 +187,16 @@ class StagePieces(RankPieces):
             o = self.block.operators[i]
             if (i, micro_batch) in self.asked:
                 name = self.b.names.take(f"{next(o.writes()).name}#{at[0]}")
-                made[next(o.writes()).name] = self.arrived(self.asked.pop((i, micro_batch)), name)
+                cache[next(o.writes()).name] = self.arrived(self.asked.pop((i, micro_batch)), name)
             elif isinstance(o.op, Border):  # from another stage of this rank
-                made[next(o.writes()).name] = made[next(o.reads()).name]
+                cache[next(o.writes()).name] = cache[next(o.reads()).name]
             else:
                 self.b.role = o.role
-                self.one(i, self.region, made, *at)
+                self.one(i, self.region, cache, *at)
         for o in self.plan.leaving(stage, slot.kind) if slot.kind != WEIGHTS else ():
             assert isinstance(o.op, Border)
             if o.op.target % self.pipe.ranks != self.pipe.rank:
-                self.send(made[next(o.reads()).name], self.channel(o.op), o.op.target % self.pipe.ranks)
+                self.send(cache[next(o.reads()).name], self.channel(o.op), o.op.target % self.pipe.ranks)
 
     def begun(self, o: Operator, op: Border, at: tuple[int, int]) -> Value:
         """Begins to receive a micro-batch's part of a value from another stage."""
@@ -233,14 +233,14 @@ class StagePieces(RankPieces):
     def arrived(self, target: Value, name: str) -> Value:
         """What was received, after the wait for it, under a name."""
         self.b.role = Role.COMMUNICATE
-        made = self.b.CommWait(target)
-        self.b.operators[-1] = self.b.operators[-1].renamed({made.name: name})
-        return Value(name, made.type)
+        value = self.b.CommWait(target)
+        self.b.operators[-1] = self.b.operators[-1].renamed({value.name: name})
+        return Value(name, value.type)
 
     def finished(self, mark: int) -> list[Operator]:
         """The operators since `mark`, sums, and the exchange of sums between stages."""
-        found = super().finished(mark)
-        own = {*self.pipe.own()}
+        operators = super().finished(mark)
+        stages = {*self.pipe.own()}
         values = {v.name: v for v in self.region.written(self.block).values()}
         moved = [(n, a % self.pipe.ranks, b % self.pipe.ranks) for n, a, b in self.plan.moved]
         start = len(self.b.operators)
@@ -250,14 +250,14 @@ class StagePieces(RankPieces):
             if a == here:
                 self.send(self.whole_on_rank(values[name]), channel, b)
         for name, a, b in dict.fromkeys(m for m in moved if m[1] != m[2]):
-            if b == here and not any(self.plan.home[self.plan.values[name]] == s for s in own):
+            if b == here and not any(self.plan.home[self.plan.values[name]] == s for s in stages):
                 channel = f"{self.pipe.axis}.sums.{a}.{b}"
                 self.arrived(self.receive(self.whole_on_rank(values[name]).type, channel, a), name)
         for channel in list(self.sent):
             self.sent_wholly(channel)
         exchanged = self.b.operators[start:]
         del self.b.operators[start:]
-        return [*found, *exchanged]
+        return [*operators, *exchanged]
 
     def whole_on_rank(self, v: Value) -> Value:
         """A value of all micro-batches, as a rank has it: its own rows of one that is cut."""
@@ -266,22 +266,22 @@ class StagePieces(RankPieces):
 
     def of_others(self) -> set[str]:
         """What operators of other stages, or of none, make that run once, as gathered parts of a parameter."""
-        own, home = {*self.pipe.own()}, self.plan.home
-        foreign = (i for i in self.plan.outside if home.get(i) not in own)
+        stages, home = {*self.pipe.own()}, self.plan.home
+        foreign = (i for i in self.plan.outside if home.get(i) not in stages)
         return {v.name for i in foreign for v in self.graph.operators[i].writes()}
 
     def own_part(self, block: Block) -> Block:
         """The block without operators and parameters that this rank does not need; buffers that no stage needs stay, so
         that the stages have together what one rank has."""
         needs = set[str]().union(*(self.plan.needs[s] for s in self.pipe.own()))
-        made = {v.name for v in block.declared()}
+        names = {v.name for v in block.declared()}
         operators: list[Operator] = []
         for o in prune(_without_unread(block.operators, self.of_others(), needs), needs):
-            if all(v.name in made for v in o.reads()):
+            if all(v.name in names for v in o.reads()):
                 operators.append(o)
-                made.update(v.name for v in o.writes())
+                names.update(v.name for v in o.writes())
             elif any(v.name in needs for v in o.writes()):
-                missing = next(v.name for v in o.reads() if v.name not in made)
+                missing = next(v.name for v in o.reads() if v.name not in names)
                 raise UsageError(f"pipeline: '{missing}' is read by stages {list(self.pipe.own())}, but is not there")
         operators = prune(operators, needs)
         read = {v.name for o in operators for v in (*o.reads(), *o.writes())} | set(block.outputs)

@@ -33,21 +33,21 @@ def whole_backward(graph: Graph, forward: Region) -> Region | None:
 
 def _of_repeated(graph: Graph) -> list[int]:
     """The operators of the forward pass that need results of recomputed ones."""
-    made = {v.name for i in graph.repeated for v in graph.operators[i].writes()}
-    found = []
+    names = {v.name for i in graph.repeated for v in graph.operators[i].writes()}
+    operators = []
     for i in graph.forward:
-        if any(v.name in made for v in graph.operators[i].reads()):
-            found.append(i)
-            made.update(v.name for v in graph.operators[i].writes())
-    return found
+        if any(v.name in names for v in graph.operators[i].reads()):
+            operators.append(i)
+            names.update(v.name for v in graph.operators[i].writes())
+    return operators
 
 
 def reads_sums(graph: Graph, region: Region) -> bool:
     """Whether a slice reads a value whole of which slices have only partial results."""
-    made = {n for n in region.written(graph.block) if isinstance(s := region.states.get(n), Partial) and s.how != OWN}
+    names = {n for n in region.written(graph.block) if isinstance(s := region.states.get(n), Partial) and s.how != OWN}
     for i in region.members:
         o, f = graph.operators[i], region.factors[i]
-        partial = [v for v in o.reads() if v.name in made]
+        partial = [v for v in o.reads() if v.name in names]
         linear = f.size == 1 and not any(f.inputs)  # a cast of a partial result
         if partial and not linear:
             return True
@@ -91,10 +91,10 @@ class MicroBatch:
     there: frozenset[str]
 
 
-def micro_batch(graph: Graph, region: Region, wanted: set[str], pieces: int, own: int) -> MicroBatch:
-    """The step with one slice of a region that holds the forward and the backward pass; `own`: slices run here."""
+def micro_batch(graph: Graph, region: Region, wanted: set[str], pieces: int, mine: int) -> MicroBatch:
+    """The step with one slice of a region that holds the forward and the backward pass; `mine`: slices run here."""
     block, b = graph.block, Builder.on(graph.block)
-    one = _OneSlice(block, b, region, wanted, alone=own == 1)
+    one = _OneSlice(block, b, region, wanted, alone=mine == 1)
     size = bounds(region.size, pieces)[0][1]
     inside = one.only(size)
     before, after, _ = around(block, set(region.members))
@@ -105,13 +105,13 @@ def micro_batch(graph: Graph, region: Region, wanted: set[str], pieces: int, own
     ]  # the backward pass comes later
     operators = [*shared, *inside, *(block.operators[i] for i in last)]
     origins = [*first, *one.origins, *([last[0] if last else high] * (len(inside) - len(one.origins))), *last]
-    found = block.with_operators(operators, constants=(*block.constants, *b.constants))
-    if own <= 2:  # sums of the second slice are used up as soon as they are there
+    result = block.with_operators(operators, constants=(*block.constants, *b.constants))
+    if mine <= 2:  # sums of the second slice are used up as soon as they are there
         number = {id(o): i for o, i in zip(operators, origins, strict=True)}
-        found = EagerUpdates().run(found)
-        origins = [number[id(o)] for o in found.operators]
-    times = min(own, len(bounds(region.size, pieces)))
-    return MicroBatch(block, found, tuple(origins), region.members, times, frozenset(one.there))
+        result = EagerUpdates().run(result)
+        origins = [number[id(o)] for o in result.operators]
+    times = min(mine, len(bounds(region.size, pieces)))
+    return MicroBatch(block, result, tuple(origins), region.members, times, frozenset(one.there))
 
 
 class _OneSlice(Pieces):
@@ -152,6 +152,6 @@ class _OneSlice(Pieces):
 
     def filled(self, v: Value) -> Value:
         """A value of the same size, that is there."""
-        found: Value = self.b.Expand(self.b.constant(0, v), shape=v.shape)
-        self.there.append(found.name)
-        return found
+        value: Value = self.b.Expand(self.b.constant(0, v), shape=v.shape)
+        self.there.append(value.name)
+        return value

@@ -39,17 +39,17 @@ def holdings(block: Block) -> list[Holding]:
     at = memory_report(block).peak_at
     kinds = roles_of(block)
     near = [v for v in block.persistent() if not v.type.host]
-    found = [Holding(v.name, kinds[v.name], layer_of(v.name), v.nbytes) for v in near]
+    values = [Holding(v.name, kinds[v.name], layer_of(v.name), v.nbytes) for v in near]
     alive = [x for x in collect_lifetimes(block) if x.start <= at <= x.end]
     newest = _newest(block, at, {x.name: x.size for x in alive})
-    return found + [Holding(n, kinds[n], layer_of(n), x.size) for x in alive for n in [newest[x.name]]]
+    return values + [Holding(n, kinds[n], layer_of(n), x.size) for x in alive for n in [newest[x.name]]]
 
 
 def _newest(block: Block, at: int, sizes: Mapping[str, int]) -> dict[str, str]:
     """Allocation → the value in it that was written last, up to operator `at`."""
-    found = {name: name for name in sizes}
+    newest = {name: name for name in sizes}
     if not block.addresses:
-        return found
+        return newest
     places = sorted((block.addresses[name], name) for name in sizes if sizes[name])
     gone: set[str] = set()
     for op in reversed(block.operators[: at + 1]):
@@ -61,26 +61,26 @@ def _newest(block: Block, at: int, sizes: Mapping[str, int]) -> dict[str, str]:
                 continue
             i = bisect.bisect(places, (block.addresses[v.name], "\U0010ffff")) - 1
             if i >= 0 and block.addresses[v.name] < places[i][0] + sizes[places[i][1]]:
-                found[places.pop(i)[1]] = v.name
-    return found
+                newest[places.pop(i)[1]] = v.name
+    return newest
 
 
 def roles_of(block: Block) -> dict[str, str]:
     """Value name → one of `ROLES`."""
-    found = {v.name: "input" for v in block.inputs}
+    roles = {v.name: "input" for v in block.inputs}
     for role, values in (("parameter", block.parameters), ("buffer", block.buffers), ("optimizer state", block.state)):
-        found.update((v.name, role) for v in values)
-    found.update((c.value.name, "buffer") for c in block.constants)
+        roles.update((v.name, role) for v in values)
+    roles.update((c.value.name, "buffer") for c in block.constants)
     for op in block.operators:
         kind = "communication" if op.op.communicates else _KIND[op.role]
         for v in op.writes():
-            found.setdefault(v.name, kind)
-        found.update((v.name, "scratch") for v in op.scratch)
+            roles.setdefault(v.name, kind)
+        roles.update((v.name, "scratch") for v in op.scratch)
         if op.op.moves_data and op.views():  # what a rank received, under another shape
             source = next(op.reads(), None)
-            if source is not None and found.get(source.name) == "communication":
-                found.update((v.name, "communication") for v in op.writes())
-    return found
+            if source is not None and roles.get(source.name) == "communication":
+                roles.update((v.name, "communication") for v in op.writes())
+    return roles
 
 
 def layer_of(name: str) -> str:

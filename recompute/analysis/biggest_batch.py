@@ -160,41 +160,41 @@ def max_batch_of(
     steps.open()
     peaks = _Peaks(steps, progress)
     each = steps.each
-    found: dict[Strategy, int] = {}
+    batches: dict[Strategy, int] = {}
 
     def largest(s: Strategy, guess: int) -> int:
         return each * largest_fitting(lambda n: peaks(s, n * each), budget, max(1, guess // each))
 
     for s in fixed_strategies(steps):
-        found[s] = largest(s, max([_FIRST_GUESS * each, *found.values()]))
-    reference = max([*found.values(), each])
+        batches[s] = largest(s, max([_FIRST_GUESS * each, *batches.values()]))
+    reference = max([*batches.values(), each])
     best = best_k(steps, reference, peaks)
     if best is not None:
-        found[best] = largest(best, reference)
-    reference = max([*found.values(), each])
+        batches[best] = largest(best, reference)
+    reference = max([*batches.values(), each])
     notes: list[str] = []
     watch = watch or Watch()
     auto = _planned(steps, reference, watch, progress, notes)
     if auto is not None:
-        found[auto] = _fitting_plan(auto, peaks, budget, reference, notes, each)
+        batches[auto] = _fitting_plan(auto, peaks, budget, reference, notes, each)
     if slicing and not steps.is_step and steps.parallel is None:
-        found |= _sliced(steps, found, peaks, budget, watch, notes)
-    if not any(found.values()):
-        _hopeless(steps, budget, {s.name: peaks(s, each) for s in found})
-    rows = tuple(_row(steps, s, b, peaks) for s, b in found.items())
-    limited = [s.name for s, b in found.items() if b == LARGEST_BATCH * (SLICES if s.slices else each)]
+        batches |= _sliced(steps, batches, peaks, budget, watch, notes)
+    if not any(batches.values()):
+        _hopeless(steps, budget, {s.name: peaks(s, each) for s in batches})
+    rows = tuple(_row(steps, s, b, peaks) for s, b in batches.items())
+    limited = [s.name for s, b in batches.items() if b == LARGEST_BATCH * (SLICES if s.slices else each)]
     if limited:
         notes.append(f"{', '.join(limited)}: the search ends at batch {LARGEST_BATCH:,}, or as much in each slice")
-    ranks = _ranks(steps, found, network)
+    ranks = _ranks(steps, batches, network)
     return MaxBatch(steps.name, budget, rows, steps.cost.name, tuple(notes), ranks)
 
 
-def _ranks(steps: Steps, found: Mapping[Strategy, int], network: Network | str | None) -> RanksEstimate | None:
+def _ranks(steps: Steps, batches: Mapping[Strategy, int], network: Network | str | None) -> RanksEstimate | None:
     """The estimate of all ranks at the biggest batch."""
     if steps.parallel is None:
         return None
-    best = max(found, key=lambda s: found[s])
-    return ranks_of_steps(steps, found[best], best.kept, steps.compile(found[best]), network)
+    best = max(batches, key=lambda s: batches[s])
+    return ranks_of_steps(steps, batches[best], best.kept, steps.compile(batches[best]), network)
 
 
 def _planned(
@@ -203,10 +203,10 @@ def _planned(
     """`lowest_plan`, with notes on what went wrong."""
     progress(f"auto: planning batch {batch}")
     try:
-        found = lowest_plan(steps, batch, watch, slices)
+        plan = lowest_plan(steps, batch, watch, slices)
         if watch.interrupted:
             notes.append("auto: planning was interrupted, using the best plan so far")
-        return found
+        return plan
     except MissingExtraError as e:
         notes.append(f"auto: {e}")
         return None
@@ -225,35 +225,35 @@ def _fitting_plan(s: Strategy, peaks: _Peaks, budget: int, reference: int, notes
 
 
 def _sliced(
-    steps: Steps, found: Mapping[Strategy, int], peaks: _Peaks, budget: int, watch: Watch, notes: list[str]
+    steps: Steps, batches: Mapping[Strategy, int], peaks: _Peaks, budget: int, watch: Watch, notes: list[str]
 ) -> dict[Strategy, int]:
     """The whole step in slices of the batch, without and with recomputation: batches that are multiples of `SLICES`."""
-    made: dict[Strategy, int] = {}
+    sliced: dict[Strategy, int] = {}
     part = f"all:0:{SLICES}"
     plain = in_slices(part)
-    guess = max((b for s, b in found.items() if s.name == "plain"), default=1)
+    guess = max((b for s, b in batches.items() if s.name == "plain"), default=1)
     try:
-        made[plain] = SLICES * largest_fitting(lambda b: peaks(plain, SLICES * b), budget, guess)
+        sliced[plain] = SLICES * largest_fitting(lambda b: peaks(plain, SLICES * b), budget, guess)
     except UsageError as e:
         notes.append(f"slices: {e}")
         return {}
-    best = max([*found.values(), 1])
+    best = max([*batches.values(), 1])
     if best > guess and not watch.interrupted:
         auto = _planned(steps, SLICES * best, watch, peaks.progress, notes, part)
         if auto is not None:
             try:
-                made[auto] = _fitting_plan(auto, peaks, budget, SLICES * best, notes, SLICES)
-                if made[auto] <= made[plain]:
-                    del made[auto]
+                sliced[auto] = _fitting_plan(auto, peaks, budget, SLICES * best, notes, SLICES)
+                if sliced[auto] <= sliced[plain]:
+                    del sliced[auto]
                     notes.append("slices+auto: no plan was found that lowers the peak of the step in slices")
             except UsageError as e:
                 notes.append(f"slices+auto: {e}")
-    for s in [s for s, b in made.items() if not b]:
-        del made[s]
+    for s in [s for s, b in sliced.items() if not b]:
+        del sliced[s]
         notes.append(f"{s.name}: even {SLICES} slices of one sample take {human_bytes(peaks(s, SLICES))}")
-    if plain in made:
-        notes.append(_beyond(steps, plain, made[plain], peaks))
-    return made
+    if plain in sliced:
+        notes.append(_beyond(steps, plain, sliced[plain], peaks))
+    return sliced
 
 
 def _beyond(steps: Steps, s: Strategy, batch: int, peaks: _Peaks) -> str:
@@ -277,11 +277,11 @@ class _Peaks:
         self.known: dict[Strategy, dict[int, int]] = {}
 
     def __call__(self, s: Strategy, batch: int) -> int:
-        known = self.known.setdefault(s, {})
-        if batch not in known:
+        peaks = self.known.setdefault(s, {})
+        if batch not in peaks:
             self.progress(f"{s.name}: compiling batch {batch}")
-            known[batch] = self.steps.peak(batch, s.kept)
-        return known[batch]
+            peaks[batch] = self.steps.peak(batch, s.kept)
+        return peaks[batch]
 
     def either(self, s: Strategy, batch: int) -> int:
         """The peak; where the step has other operators than the strategy's plan, that without recomputation."""

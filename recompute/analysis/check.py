@@ -44,19 +44,20 @@ def check_step(job: Any, program: Program, plain: CompiledStep, step: CompiledSt
         return result
     plan = step.plan
     if plan is not None and (plan.approximations or plan.before):
-        result["gradients"] = found = gradient_errors(plain, step, loss, feed, place)
-        close = plan.slices and found["loss_error"] <= slices_tolerance(plain.program)
-        result["passed"] = result["passed"] and bool(found["same_loss"] or close)
-        for line in _gradient_lines(found):
+        result["gradients"] = errors = gradient_errors(plain, step, loss, feed, place)
+        close = plan.slices and errors["loss_error"] <= slices_tolerance(plain.program)
+        result["passed"] = result["passed"] and bool(errors["same_loss"] or close)
+        for line in _gradient_lines(errors):
             job.say(line)
         return result
     if plan is not None and plan.slices:
-        result["slices"] = found = slices_difference(plain, step, loss, feed, place)
-        result["passed"] = result["passed"] and found["passed"]
+        result["slices"] = errors = slices_difference(plain, step, loss, feed, place)
+        result["passed"] = result["passed"] and errors["passed"]
         job.say(
-            f"check: in slices against plain, {found['steps']} steps: relative error of gradients "
-            f"{found['relative_error']:.3g}, of losses {found['loss_error']:.3g}; sums in another order may differ by "
-            f"{found['tolerance']:.3g}"
+            f"check: in slices against plain, {errors['steps']} steps: relative error of gradients "
+            f"{errors['relative_error']:.3g}, of losses {errors['loss_error']:.3g}; "
+            f"sums in another order may differ by "
+            f"{errors['tolerance']:.3g}"
         )
         if not plan.reruns:
             return result
@@ -76,11 +77,11 @@ def slices_difference(
     Slices add gradients up in another order (docs/transformers.md): they are close, and not the same bits; what an
     optimizer makes of their last bits (Adam divides by their size) is not compared.
     """
-    found = gradient_errors(plain, step, loss, feed, place)
+    comparison = gradient_errors(plain, step, loss, feed, place)
     tolerance = slices_tolerance(plain.program)
-    errors = {"relative_error": found["relative_error"], "loss_error": found["loss_error"]}
+    errors = {"relative_error": comparison["relative_error"], "loss_error": comparison["loss_error"]}
     passed = all(e <= tolerance for e in errors.values())  # NaN is no difference that passes
-    return {"passed": passed, "steps": found["steps"], "tolerance": tolerance, **errors}
+    return {"passed": passed, "steps": comparison["steps"], "tolerance": tolerance, **errors}
 
 
 def slices_tolerance(program: Program) -> float:
@@ -90,21 +91,21 @@ def slices_tolerance(program: Program) -> float:
     return max(units[k] for k in kinds | {"f32"} if k in units)
 
 
-def _gradient_lines(found: dict[str, Any]) -> list[str]:
+def _gradient_lines(errors: dict[str, Any]) -> list[str]:
     """What `gradient_errors` found, for people."""
-    worst = found["worst"]
-    loss = "the same bits" if found["same_loss"] else "other bits"
+    worst = errors["worst"]
+    loss = "the same bits" if errors["same_loss"] else "other bits"
     lines = [
-        f"check: approximate against exact gradients, {found['steps']} steps: relative error "
-        f"{found['relative_error']:.3g}, largest {worst['relative_error']:.3g} ({one_line(worst['parameter'])}); "
+        f"check: approximate against exact gradients, {errors['steps']} steps: relative error "
+        f"{errors['relative_error']:.3g}, largest {worst['relative_error']:.3g} ({one_line(worst['parameter'])}); "
         f"losses: {loss}"
     ]
-    known = sorted((s for s in found["sketches"] if s["ratio"] is not None), key=lambda s: -s["ratio"])
-    if known:
-        most = known[0]
+    ratios = sorted((s for s in errors["sketches"] if s["ratio"] is not None), key=lambda s: -s["ratio"])
+    if ratios:
+        most = ratios[0]
         lines.append(
-            f"check: a sketch adds {np.median([s['ratio'] for s in known]):.2g} times the variance that the choice of "
-            f"the batch gives a weight's gradient (median of {len(known)}), at most {most['ratio']:.2g} times "
+            f"check: a sketch adds {np.median([s['ratio'] for s in ratios]):.2g} times the variance that the choice of "
+            f"the batch gives a weight's gradient (median of {len(ratios)}), at most {most['ratio']:.2g} times "
             f"({one_line(most['gradient'])})"
         )
     return lines
@@ -153,23 +154,25 @@ def forward_difference(job: Any, program: Program, feed: Any) -> dict[str, Any]:
         path = os.path.join(folder, "model.onnx")
         export_trained(program, path)
         session = ort.InferenceSession(path, options, providers=_providers(ort))
-    given = {**feed, **_bound(program, {i.name for i in session.get_inputs()})}
-    if missing := sorted({i.name for i in session.get_inputs()} - given.keys()):
+    feed_all = {**feed, **_bound(program, {i.name for i in session.get_inputs()})}
+    if missing := sorted({i.name for i in session.get_inputs()} - feed_all.keys()):
         return {
             "against": f"ONNX Runtime {ort.__version__}",
             "said": f"skipped, the file needs inputs that the program has not ({', '.join(missing[:3])}, ...)",
         }
     names = [o.name for o in session.get_outputs() if o.name in evaluated]  # without maps and strings
-    theirs = session.run(names, given)
+    theirs = session.run(names, feed_all)
     ours = Executor().run(evaluated, feed, names)
-    made = steps_of(evaluated.block)
-    sizes = [1.0 if scores_of(n, made).kind in ("Softmax", "Sigmoid") else 1e-30 for n in names]  # of probabilities: 1
+    makers = steps_of(evaluated.block)
+    sizes = [
+        1.0 if scores_of(n, makers).kind in ("Softmax", "Sigmoid") else 1e-30 for n in names
+    ]  # of probabilities: 1
     largest = max((_relative(a, b, s) for a, b, s in zip(ours, theirs, sizes, strict=True)), default=0.0)
     said = f"largest relative difference {largest:.3g}"
     against = f"ONNX Runtime {ort.__version__} ({session.get_providers()[0]})"
     if job.args.init is None and _opened(job.args.model, program):
         file = ort.InferenceSession(job.args.model, options, providers=_providers(ort))
-        rows = _rows_of_file(file, given, dict(zip(names, ours, strict=True)))
+        rows = _rows_of_file(file, feed_all, dict(zip(names, ours, strict=True)))
         if rows:
             each = max(_relative(a, b, s) for (a, b), s in zip(rows, sizes, strict=True))
             largest, said = max(largest, each), f"{said}; of rows and the file, one batch at a time, {each:.3g}"
@@ -184,9 +187,9 @@ def _evaluated(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Progr
     with warnings.catch_warnings():  # told when the program was loaded
         warnings.simplefilter("ignore", ModelWarning)
         loading = {**program.loaded, "mode": "eval", "trainable": None}
-        found = onnx_import.load(program.source, input_shapes=shapes, **loading)
-    found.data.update({n: a for n, a in program.data.items() if n in found.data})
-    return found
+        forward = onnx_import.load(program.source, input_shapes=shapes, **loading)
+    forward.data.update({n: a for n, a in program.data.items() if n in forward.data})
+    return forward
 
 
 def _opened(model: str, program: Program) -> bool:
@@ -196,7 +199,7 @@ def _opened(model: str, program: Program) -> bool:
 
 
 def _rows_of_file(
-    file: Any, given: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray]
+    file: Any, feeds: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Results of a program that was made for another batch than its file's, and the file's, for the first batches.
 
@@ -205,25 +208,25 @@ def _rows_of_file(
     fixed = {
         i.name: (axis, d)
         for i in file.get_inputs()
-        for axis, (d, n) in enumerate(zip(i.shape, given[i.name].shape, strict=True))
+        for axis, (d, n) in enumerate(zip(i.shape, feeds[i.name].shape, strict=True))
         if isinstance(d, int) and d != n
     }
     if not fixed:
         return []
-    count = min(_ROWS, *(given[n].shape[axis] // size for n, (axis, size) in fixed.items()))
+    count = min(_ROWS, *(feeds[n].shape[axis] // size for n, (axis, size) in fixed.items()))
 
     def part(name: str, a: np.ndarray, k: int) -> np.ndarray:
         axis, size = fixed.get(name, (0, 0))
         return a.take(range(k * size, (k + 1) * size), axis) if size else a
 
-    parts = [file.run(list(ours), {n: part(n, a, k) for n, a in given.items()}) for k in range(count)]
-    found = []
+    parts = [file.run(list(ours), {n: part(n, a, k) for n, a in feeds.items()}) for k in range(count)]
+    rows = []
     for whole, *theirs in zip(ours.values(), *parts, strict=True):
         axes = [i for i, (m, n) in enumerate(zip(whole.shape, theirs[0].shape, strict=False)) if m != n]
         dropped = whole.ndim > theirs[0].ndim
         joined = np.stack(theirs) if dropped else np.concatenate(theirs, axes[0]) if axes else whole
-        found.append((whole.take(range(joined.shape[axes[0]]), axes[0]) if axes and not dropped else whole, joined))
-    return [(a[: len(b)] if a.ndim and len(a) != len(b) else a, b) for a, b in found]
+        rows.append((whole.take(range(joined.shape[axes[0]]), axes[0]) if axes and not dropped else whole, joined))
+    return [(a[: len(b)] if a.ndim and len(a) != len(b) else a, b) for a, b in rows]
 
 
 def _providers(ort: Any) -> list[str]:

@@ -71,10 +71,10 @@ def _tried(fitting: Fitting, budget: int, strategy: str, options: dict[str, Any]
     start = time.perf_counter()
     try:
         tried = list(candidates(fitting, budget, strategy, options, _TRIES, reorder=False))
-        found = fitting.best_of(tried or [fitting.plain], budget)  # none: there is nothing that it would recompute
+        fitted = fitting.best_of(tried or [fitting.plain], budget)  # none: there is nothing that it would recompute
     except RecomputeError as e:
         return Row(strategy, seconds=time.perf_counter() - start, refusal=str(e))
-    return _row(figures_of(fitting, found, strategy=strategy, budget=budget), time.perf_counter() - start)
+    return _row(figures_of(fitting, fitted, strategy=strategy, budget=budget), time.perf_counter() - start)
 
 
 def _row(f: Any, seconds: float) -> Row:
@@ -145,23 +145,23 @@ def pareto(fitting: Fitting, progress: Progress = lambda text: None) -> Curve:
         Auto(moves=4000, effort=0.2).refine(frontier, low + (high - low) * k // (_POINTS // 2))
     points = list(frontier)
     chosen = [points[round(i * (len(points) - 1) / _POINTS)] for i in range(_POINTS + 1)] if points else []
-    found: dict[int, CurvePoint] = {}
+    curve: dict[int, CurvePoint] = {}
     for p in {p.peak: p for p in chosen}.values():
         progress(f"compiling the plan of {human_bytes(p.peak)}")
         step = fitting.carry_out(fitting.derived.for_block(plan_of(p.sequence)), False)
         f = figures_of(fitting, step, strategy=p.method, budget=step.peak)
         bound = (f.bound or 0.0) / f.plain_seconds - 1
-        found[step.peak] = CurvePoint(step.peak, f.overhead, bound if math.isfinite(bound) else 0.0, p.method)
-    found = {peak: p for peak, p in found.items() if peak < high}  # the plain step repeats a little itself
-    found[high] = CurvePoint(high, 0.0, 0.0, "plain")
-    return Curve(high, tuple(_unbeaten(found)), cost_of(fitting).name)
+        curve[step.peak] = CurvePoint(step.peak, f.overhead, bound if math.isfinite(bound) else 0.0, p.method)
+    curve = {peak: p for peak, p in curve.items() if peak < high}  # the plain step repeats a little itself
+    curve[high] = CurvePoint(high, 0.0, 0.0, "plain")
+    return Curve(high, tuple(_unbeaten(curve)), cost_of(fitting).name)
 
 
-def _unbeaten(found: dict[int, CurvePoint]) -> list[CurvePoint]:
+def _unbeaten(points: dict[int, CurvePoint]) -> list[CurvePoint]:
     kept: list[CurvePoint] = []
-    for peak in sorted(found):
-        if not kept or found[peak].overhead < kept[-1].overhead:
-            kept.append(found[peak])
+    for peak in sorted(points):
+        if not kept or points[peak].overhead < kept[-1].overhead:
+            kept.append(points[peak])
     return [dataclasses.replace(p, bound=min(p.bound, p.overhead)) for p in kept]
 
 

@@ -35,14 +35,14 @@ def compiled_stage(
     """The step of the first rank at a coordinate of the pipeline, which has all layers of its own and few others."""
     mesh = parallel.mesh
     rank = next(r for r in range(mesh.ranks) if mesh.coordinate(r, PIPELINE) == place)
-    own = dataclasses.replace(parallel, rank=rank)
-    steps = steps.for_ranks(own)
-    if own.pipe is None or steps.is_step:
-        return steps.compile(steps.batch(own.batch), checkpoints)
-    program, loss = steps.program(steps.batch(own.batch))
-    cuts = cuts_of(program, own.pipe, own.cuts)
-    return steps.for_ranks(dataclasses.replace(own, cuts=cuts)).compile_program(
-        with_own_layers(program, own.pipe, cuts), loss, steps.resolved(checkpoints, own.batch)
+    rank_options = dataclasses.replace(parallel, rank=rank)
+    steps = steps.for_ranks(rank_options)
+    if rank_options.pipe is None or steps.is_step:
+        return steps.compile(steps.batch(rank_options.batch), checkpoints)
+    program, loss = steps.program(steps.batch(rank_options.batch))
+    cuts = cuts_of(program, rank_options.pipe, rank_options.cuts)
+    return steps.for_ranks(dataclasses.replace(rank_options, cuts=cuts)).compile_program(
+        with_own_layers(program, rank_options.pipe, cuts), loss, steps.resolved(checkpoints, rank_options.batch)
     )
 
 
@@ -60,12 +60,12 @@ def compiled_stages(
     """
     wanted = sorted(places)
     steps.program(steps.batch(parallel.batch))  # made once, for all
-    found: dict[int, CompiledStage] = {}
-    with _made(_Work(steps, parallel, wanted[0], checkpoints), wanted) as made:
-        for place, stage in zip(wanted, made, strict=True):
-            found[place] = stage
-            done(len(found))
-    return found
+    stages: dict[int, CompiledStage] = {}
+    with _made(_Work(steps, parallel, wanted[0], checkpoints), wanted) as results:
+        for place, stage in zip(wanted, results, strict=True):
+            stages[place] = stage
+            done(len(stages))
+    return stages
 
 
 @dataclass(frozen=True)

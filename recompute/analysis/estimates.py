@@ -150,11 +150,11 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as numbers, strings, lists and dictionaries, for JSON."""
-        found = dataclasses.asdict(self)
+        report = dataclasses.asdict(self)
         if self.by_batch is not None:
-            found["by_batch"].update(deviation=self.by_batch.deviation, breakpoints=list(self.by_batch.breakpoints))
-        found["ranks"] = None if self.ranks is None else self.ranks.to_dict()
-        return found
+            report["by_batch"].update(deviation=self.by_batch.deviation, breakpoints=list(self.by_batch.breakpoints))
+        report["ranks"] = None if self.ranks is None else self.ranks.to_dict()
+        return report
 
     def __str__(self) -> str:
         return estimate_text(self)
@@ -272,20 +272,20 @@ def checkpoint_worth(plain: CompiledStep, step: CompiledStep) -> tuple[Checkpoin
     if step.plan is None or not step.plan.checkpoints:
         return ()
     forward = [op for op in plain.program.logical.operators if op.role in (Role.FORWARD, Role.LOSS)]
-    made = {v.name: i for i, op in enumerate(forward) for v in op.writes()}
+    makers = {v.name: i for i, op in enumerate(forward) for v in op.writes()}
     sizes = plain.program.logical.values()
-    names = [n for n in step.plan.checkpoints if n in made]
-    ends = [made[n] for n in names]
+    names = [n for n in step.plan.checkpoints if n in makers]
+    ends = [makers[n] for n in names]
     dropped = _kept(plain.program.logical) - _kept(step.program.logical)
     saved = [0] * (len(names) + 1)
     for name in dropped:
-        if name in made:
-            saved[bisect.bisect_left(ends, made[name])] += sizes[name].nbytes
+        if name in makers:
+            saved[bisect.bisect_left(ends, makers[name])] += sizes[name].nbytes
     again: list[list[Operator]] = [[] for _ in range(len(names) + 1)]
     for op in step.program.logical.operators:
         if op.role is Role.RECOMPUTE:
             base = next(op.writes()).name.rpartition("@")[0]
-            again[bisect.bisect_left(ends, made.get(base, len(forward)))].append(op)
+            again[bisect.bisect_left(ends, makers.get(base, len(forward)))].append(op)
     worth = []
     for i, name in enumerate(names):
         flops = sum(operator_cost(op).flops for op in again[i])
@@ -296,14 +296,14 @@ def checkpoint_worth(plain: CompiledStep, step: CompiledStep) -> tuple[Checkpoin
 
 def _kept(block: Block) -> set[str]:
     """Forward values that are kept for the backward pass."""
-    made: set[str] = set()
+    written: set[str] = set()
     kept: set[str] = set()
     for op in block.operators:
         if op.role in (Role.FORWARD, Role.LOSS) and not isinstance(op.op, Free):
             if not op.op.updates:
-                made.update(v.name for v in op.writes())
+                written.update(v.name for v in op.writes())
         elif not isinstance(op.op, Free):
-            kept.update(v.name for v in op.reads() if v.name in made)
+            kept.update(v.name for v in op.reads() if v.name in written)
     return kept
 
 
@@ -319,29 +319,29 @@ def fit(peak: Callable[[int], int], first: int, last: int, tolerance: int, also:
     """
     near = tolerance // 2
     batches = sorted({first, last, (first + last) // 2, *(b for b in also if first <= b <= last)})
-    known = {b: peak(b) for b in batches}
-    while len(known) < _MOST_BATCHES:
-        runs = _runs(sorted(known), known, near)
-        wanted = _unknown(runs, known)
+    peaks = {b: peak(b) for b in batches}
+    while len(peaks) < _MOST_BATCHES:
+        runs = _runs(sorted(peaks), peaks, near)
+        wanted = _unknown(runs, peaks)
         if wanted is None:
             break
-        known[wanted] = peak(wanted)
-    runs = _runs(sorted(known), known, near)
+        peaks[wanted] = peak(wanted)
+    runs = _runs(sorted(peaks), peaks, near)
     pieces: list[Piece] = []
     for i, run in enumerate(runs):
-        pieces.append(_piece(run[0], run[-1], run, known))
+        pieces.append(_piece(run[0], run[-1], run, peaks))
         if i + 1 < len(runs) and runs[i + 1][0] - run[-1] > 1:  # an interval without compiled batches: its chord
             ends = [run[-1], runs[i + 1][0]]
-            chord = _piece(ends[0], ends[1], ends, known)
+            chord = _piece(ends[0], ends[1], ends, peaks)
             pieces.append(dataclasses.replace(chord, first=ends[0] + 1, last=ends[1] - 1, checked=False))
-    return BatchFunction(tuple(pieces), tuple(sorted(known.items())), tolerance)
+    return BatchFunction(tuple(pieces), tuple(sorted(peaks.items())), tolerance)
 
 
-def _piece(first: int, last: int, run: Sequence[int], known: Mapping[int, int]) -> Piece:
-    rise, width = known[last] - known[first], last - first
+def _piece(first: int, last: int, run: Sequence[int], peaks: Mapping[int, int]) -> Piece:
+    rise, width = peaks[last] - peaks[first], last - first
     slope = 0 if not width else rise // width if rise % width == 0 else rise / width
-    fixed = known[first] - slope * first
-    deviation = max(abs(round(fixed + slope * b) - known[b]) for b in run)
+    fixed = peaks[first] - slope * first
+    deviation = max(abs(round(fixed + slope * b) - peaks[b]) for b in run)
     return Piece(first, last, fixed, slope, deviation, len(run) > 2 or width <= 1)
 
 
@@ -360,20 +360,20 @@ def _runs(batches: Sequence[int], known: Mapping[int, int], tolerance: int) -> l
 
 def _unknown(runs: Sequence[Sequence[int]], known: Mapping[int, int]) -> int | None:
     """The batch to compile next: within the widest interval that no compiled batch confirms."""
-    found: list[tuple[float, int]] = []
+    deviations: list[tuple[float, int]] = []
     for i, run in enumerate(runs):
         if len(run) == 2 and run[1] - run[0] > 1:
-            found.append((run[1] / run[0], (run[0] + run[1]) // 2))
+            deviations.append((run[1] / run[0], (run[0] + run[1]) // 2))
         if i + 1 < len(runs) and runs[i + 1][0] - run[-1] > 1:
-            found.append((runs[i + 1][0] / run[-1], _crossing(run, runs[i + 1], known)))
-    return max(found)[1] if found else None
+            deviations.append((runs[i + 1][0] / run[-1], _crossing(run, runs[i + 1], known)))
+    return max(deviations)[1] if deviations else None
 
 
-def _crossing(left: Sequence[int], right: Sequence[int], known: Mapping[int, int]) -> int:
+def _crossing(left: Sequence[int], right: Sequence[int], peaks: Mapping[int, int]) -> int:
     """The batch at which two lines cross between their runs; the middle if they do not cross, or one is a point."""
     low, high = left[-1], right[0]
     if len(left) > 1 and len(right) > 1:
-        a, b = _piece(left[0], low, left, known), _piece(high, right[-1], right, known)
+        a, b = _piece(left[0], low, left, peaks), _piece(high, right[-1], right, peaks)
         if a.per_sample != b.per_sample:
             x = int((b.fixed - a.fixed) / (a.per_sample - b.per_sample))
             if low < x < high:

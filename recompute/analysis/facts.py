@@ -45,22 +45,22 @@ class Facts:
 
 def facts_of(block: Block) -> Facts:
     """The facts of a forward pass at batch 1.  A network without repeated layers is one layer."""
-    found = segments(block)
-    runs = list(repeats(found))
-    common = Counter(found[first].signature for first, _ in runs).most_common(1)
-    layers = [(first, size) for first, size in runs if found[first].signature == common[0][0]] if runs else []
+    groups = segments(block)
+    runs = list(repeats(groups))
+    common = Counter(groups[first].signature for first, _ in runs).most_common(1)
+    layers = [(first, size) for first, size in runs if groups[first].signature == common[0][0]] if runs else []
     total = _flops(block.operators)
     if not layers:
         kept = _kept(block, block.operators)
-        stream = max((v.size for v in _values(block, [s.made for s in found])), default=1)
+        stream = max((v.size for v in _values(block, [s.made for s in groups])), default=1)
         return Facts(1, total, sum(v.size for v in block.parameters), kept, stream, 0, 0)
     first, size = layers[0]
-    own = [block.operators[i] for s in found[first : first + size] for i in s.operators]
-    names = {v.name for o in own for v in o.reads()}
+    operators = [block.operators[i] for s in groups[first : first + size] for i in s.operators]
+    names = {v.name for o in operators for v in o.reads()}
     parameters = sum(v.size for v in block.parameters if v.name in names)
-    (border,) = _values(block, [found[first].made])
-    count, flops = len(layers) + 1, _flops(own)
-    kept = _kept(block, own, _SCORES * border.size)
+    (border,) = _values(block, [groups[first].made])
+    count, flops = len(layers) + 1, _flops(operators)
+    kept = _kept(block, operators, _SCORES * border.size)
     rest = sum(v.size for v in block.parameters) - count * parameters
     return Facts(count, flops, parameters, kept, border.size, max(0.0, total - count * flops), max(0, rest))
 
@@ -77,11 +77,11 @@ def _values(block: Block, names: Sequence[str]) -> list[Value]:
 def _kept(block: Block, operators: Iterable[Operator], most: int = 1 << 62) -> int:
     """Elements of different values that products read, but for parameters and for values of more than `most`."""
     declared = {v.name for v in block.persistent()}
-    found = {
+    sizes = {
         v.name: v.size
         for o in operators
         if isinstance(o.op, (MatMul, Gemm, Conv))
         for v in o.reads()
         if v.name not in declared and v.size <= most
     }
-    return sum(found.values())
+    return sum(sizes.values())

@@ -38,36 +38,36 @@ def gradient_errors(plain: CompiledStep, step: CompiledStep, loss: str, feed: An
     for _ in range(STEPS):
         for name, array in exact.data.items():
             near.data[name][...] = array
-        found = [
+        entries = [
             dict(zip([loss, *gradients.values()], e.run(p, feed, [loss, *gradients.values()]), strict=True))
             for e, p in zip(executors, (exact, near), strict=True)
         ]
-        same = same and np.array_equal(found[0][loss], found[1][loss])
-        of = [float(np.asarray(f[loss], np.float64).reshape(())) for f in found]
+        same = same and np.array_equal(entries[0][loss], entries[1][loss])
+        of = [float(np.asarray(f[loss], np.float64).reshape(())) for f in entries]
         off = max(off, abs(of[1] - of[0]) / max(abs(of[0]), 1e-30))
-        errors.append({p: _squares(found[0][g], found[1][g]) for p, g in gradients.items()})
+        errors.append({p: _squares(entries[0][g], entries[1][g]) for p, g in gradients.items()})
     mean = {p: (sum(e[p][0] for e in errors), sum(e[p][1] for e in errors)) for p in gradients}
     least = _NOISE**2 * sum(b for _, b in mean.values())
-    own = {p: (a / b) ** 0.5 for p, (a, b) in mean.items() if b > least}
-    worst = max(own, key=lambda p: own[p], default="")
+    deviations = {p: (a / b) ** 0.5 for p, (a, b) in mean.items() if b > least}
+    worst = max(deviations, key=lambda p: deviations[p], default="")
     total = [sum(a for a, _ in e.values()) / (sum(b for _, b in e.values()) or 1.0) for e in errors]
     return {
         "same_loss": bool(same), "loss_error": off, "steps": STEPS, "relative_error": float(np.mean(np.sqrt(total))),
-        "worst": {"parameter": worst, "relative_error": own.get(worst, 0.0)},
-        "parameters": own, "sketches": _sketches(near, feed, executors[1]),
+        "worst": {"parameter": worst, "relative_error": deviations.get(worst, 0.0)},
+        "parameters": deviations, "sketches": sketch_variances(near, feed, executors[1]),
     }  # fmt: skip
 
 
 def gradients_of(block: Block) -> dict[str, str]:
     """Parameter → the gradient that its update reads."""
     parameters = {v.name for v in block.parameters}
-    found: dict[str, str] = {}
+    gradients: dict[str, str] = {}
     for o in block.operators:
         target = o.outputs[0] if o.role is Role.OPTIMIZE and o.op.updates and len(o.inputs) > 1 else None
         gradient = o.inputs[1] if target is not None else None
         if target is not None and gradient is not None and target.name in parameters and gradient.type == target.type:
-            found.setdefault(target.name, gradient.name)
-    return found
+            gradients.setdefault(target.name, gradient.name)
+    return gradients
 
 
 def _squares(exact: Any, near: Any) -> tuple[float, float]:
@@ -76,25 +76,26 @@ def _squares(exact: Any, near: Any) -> tuple[float, float]:
     return float((b - a) @ (b - a)), float(a @ a)
 
 
-def _sketches(program: Program, feed: Any, executor: Any) -> list[dict[str, Any]]:
-    """For each weight whose gradient is a product of two sketches: its variance, and the batch's own."""
+def sketch_variances(program: Program, feed: Any, executor: Any) -> list[dict[str, Any]]:
+    """Runs one step; for each weight whose gradient is a product of two sketches, the variance that the sketch adds
+    (`variance`), that which the choice of the batch gives (`batch_variance`), and their quotient (`ratio`)."""
     block = program.logical
-    made = {o.outputs[0].name: o for o in block.operators if isinstance(o.op, Sketch) and o.outputs[0] is not None}
-    found = []
+    makers = {o.outputs[0].name: o for o in block.operators if isinstance(o.op, Sketch) and o.outputs[0] is not None}
+    sketches = []
     for o in block.operators:
-        sources = [made.get(v.name) for v in o.reads()]
+        sources = [makers.get(v.name) for v in o.reads()]
         if len(sources) == 2 and sources[0] is not None and sources[1] is not None:
             (x, y), op = [s.inputs[0] for s in sources if s is not None], sources[0].op
             assert x is not None and y is not None and isinstance(op, Sketch)
-            found.append((next(o.writes()).name, op, x.name, y.name))
-    names = list(dict.fromkeys(n for _, _, *pair in found for n in pair))
+            sketches.append((next(o.writes()).name, op, x.name, y.name))
+    names = list(dict.fromkeys(n for _, _, *pair in sketches for n in pair))
     arrays = dict(zip(names, executor.run(program, feed, names), strict=True)) if names else {}
     result = []
-    for gradient, op, *pair in found:
+    for gradient, op, *pair in sketches:
         a, b = (arrays[n] for n in pair)
-        variance, own = sketch_variance(op.kind, op.rows, a, b), batch_variance(a, b)
+        variance, noise = sketch_variance(op.kind, op.rows, a, b), batch_variance(a, b)
         result.append({
             "gradient": gradient, "kind": op.kind, "rows": op.rows, "of": a.size // a.shape[-1],
-            "variance": variance, "batch_variance": own, "ratio": variance / own if own else None,
+            "variance": variance, "batch_variance": noise, "ratio": variance / noise if noise else None,
         })  # fmt: skip
     return result

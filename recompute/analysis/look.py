@@ -49,10 +49,10 @@ class _Options:
 
     def command(self, model: str) -> str:
         """The command line that compiles the model so."""
-        given = [] if self.batch is None else [f"--batch {self.batch}"]
-        given += [f"--dim {shlex.quote(n)}={size}" for n, size in self.dims.items()]
-        given += [f"--set {shlex.quote(n)}={_shown(value)}" for n, value in self.set.items()]
-        return " ".join(["recompute-compile", shlex.quote(model), *given])
+        options = [] if self.batch is None else [f"--batch {self.batch}"]
+        options += [f"--dim {shlex.quote(n)}={size}" for n, size in self.dims.items()]
+        options += [f"--set {shlex.quote(n)}={_shown(value)}" for n, value in self.set.items()]
+        return " ".join(["recompute-compile", shlex.quote(model), *options])
 
 
 def _shown(value: Any) -> str:
@@ -80,10 +80,10 @@ def look(
     asked = _Options(batch, dict(dims or {}), dict(set or {}))
     graph = proto.graph
     makers = {o: n for n in graph.node for o in n.output}
-    found = _facts(name, proto, tuple(_conditions(graph, makers)))
-    options, program, why, notes = _tried(proto, found, asked)
-    found = replace(found, command=options.command(name), problem=why)
-    return found if program is None else _of_program(replace(found, notes=tuple(notes)), program)
+    facts = _facts(name, proto, tuple(_conditions(graph, makers)))
+    options, program, why, notes = _tried(proto, facts, asked)
+    facts = replace(facts, command=options.command(name), problem=why)
+    return facts if program is None else _of_program(replace(facts, notes=tuple(notes)), program)
 
 
 # -- of the file -----------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def _port(v: onnx.ValueInfoProto) -> Port:
 def _conditions(graph: onnx.GraphProto, makers: Mapping[str, onnx.NodeProto]) -> Iterator[Condition]:
     """The Ifs and Loops of a graph that depend on the contents of its inputs."""
     weights = {t.name: t for t in graph.initializer}
-    own = {i.name for i in graph.input} - weights.keys()
+    inputs = {i.name for i in graph.input} - weights.keys()
     for node in graph.node:
         if node.op_type not in ("If", "Loop") or not node.input:
             continue
@@ -169,7 +169,7 @@ def _conditions(graph: onnx.GraphProto, makers: Mapping[str, onnx.NodeProto]) ->
         while stack:
             name = stack.pop()
             maker = makers.get(name)
-            if name in own:
+            if name in inputs:
                 behind[name] = None
             if name in seen or maker is None or maker.op_type in _OF_SHAPES:
                 continue
@@ -250,59 +250,59 @@ def _is_open(v: onnx.ValueInfoProto, axis: int) -> bool:
     return not v.type.tensor_type.shape.dim[axis].HasField("dim_value")
 
 
-def _of_program(found: Look, program: Program) -> Look:
+def _of_program(facts: Look, program: Program) -> Look:
     """Adds the facts of the program that was loaded."""
     outputs = main_outputs(program)
     heads = tuple(_head(program, v) for v in outputs[:4])
     rest = Counter(t.why for t in program.tensors if not t.trains)
     trained = tuple(v.name for v in program.parameters)
     numbers = sum(v.value.size for v in program.parameters)
-    found = replace(found, heads=heads, frozen=dict(rest.most_common()), trained=trained, parameters=numbers)
+    facts = replace(facts, heads=heads, frozen=dict(rest.most_common()), trained=trained, parameters=numbers)
     try:
         name, reason = attach_loss(program, None)
         kind = reason.partition(",")[0]
-        found = replace(found, loss=name if kind.startswith("'") else kind, loss_reason=reason)
+        facts = replace(facts, loss=name if kind.startswith("'") else kind, loss_reason=reason)
     except RecomputeError as e:
-        found = replace(found, loss_reason=str(e))
+        facts = replace(facts, loss_reason=str(e))
         if not outputs:
-            return found
+            return facts
         wanted = f"mse:{outputs[0].name}"
-        found = replace(found, command=f"{found.command} --loss {shlex.quote(wanted)}")
+        facts = replace(facts, command=f"{facts.command} --loss {shlex.quote(wanted)}")
         name, _ = attach_loss(program, wanted)
     if not trained:
-        return found
+        return facts
     reached, error = set[str](), None
     try:
         reached = {v.name for v, _ in differentiate(program.block, name)[1]}
     except RecomputeError as e:
         error = str(e)
     missing = tuple(n for n in trained if n not in reached)
-    if missing and "QuantizeLinear" in found.quantised:
-        found = replace(found, command=f"{found.command} --quantization ste")
-    return replace(found, gradient_error=error or "", no_gradient=() if error else missing)
+    if missing and "QuantizeLinear" in facts.quantised:
+        facts = replace(facts, command=f"{facts.command} --quantization ste")
+    return replace(facts, gradient_error=error or "", no_gradient=() if error else missing)
 
 
 def _head(program: Program, output: Variable) -> HeadFact:
     """The layer behind an output."""
-    made = steps_of(program.block)
+    step_of = steps_of(program.block)
     parameters = {v.name: v.value.shape for v in program.parameters}
     parameters.update((v.name, v.shape) for v in program.block.buffers)
-    found = scores_of(output.name, made)
-    scores = before_moves(found.source, made)[1]
-    weight = _weight(scores, made, parameters)
-    return HeadFact(output.name, scores, found.kind, weight, parameters.get(weight, ()))
+    head = scores_of(output.name, step_of)
+    scores = before_moves(head.source, step_of)[1]
+    weight = _weight(scores, step_of, parameters)
+    return HeadFact(output.name, scores, head.kind, weight, parameters.get(weight, ()))
 
 
-def _weight(name: str, made: Callable[[str], Step | None], held: Mapping[str, tuple[int, ...]]) -> str:
+def _weight(name: str, step_of: Callable[[str], Step | None], held: Mapping[str, tuple[int, ...]]) -> str:
     """The weight of the layer that makes a value, its bias being added perhaps; "" where none is found."""
-    step = made(name)
+    step = step_of(name)
     while step is not None and step.kind == "Add":
-        rest = [n for n in step.reads if before_moves(n, made)[1] not in held]
-        step = made(before_moves(rest[0], made)[1]) if len(rest) == 1 else None
+        rest = [n for n in step.reads if before_moves(n, step_of)[1] not in held]
+        step = step_of(before_moves(rest[0], step_of)[1]) if len(rest) == 1 else None
     if step is None or step.kind not in _LAYERS:
         return ""
     for name in step.reads[1::-1]:
-        while name not in held and (before := made(name)) is not None and before.kind in _UNPACKS:
+        while name not in held and (before := step_of(name)) is not None and before.kind in _UNPACKS:
             name = before.reads[0]
         if name in held:
             return name

@@ -59,9 +59,9 @@ class Timing:
 
     def as_json(self) -> dict[str, Any]:
         """All fields with the rates, for JSON; fields of a single operator only for one."""
-        found = {k: v for k, v in asdict(self).items() if v is not None and (v != "" or k == "kernel")}
+        fields = {k: v for k, v in asdict(self).items() if v is not None and (v != "" or k == "kernel")}
         rates = {k: getattr(self, k) for k in ("flops_per_second", "bytes_per_second", "efficiency")}
-        return found | rates
+        return fields | rates
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,13 @@ def step_times(block: Block, seconds: Sequence[float], device: Device, steps: in
     """The times of a step from its operators' seconds (see `operator_seconds`) and a roofline."""
     total = sum(seconds) or 1.0
     real = [op for op in block.operators if not isinstance(op.op, Free)]
-    found = tuple(_timing(i, op, s, device, total) for i, (op, s) in enumerate(zip(real, seconds, strict=True)))
+    timings = tuple(_timing(i, op, s, device, total) for i, (op, s) in enumerate(zip(real, seconds, strict=True)))
     groups: dict[tuple[str, str], list[Timing]] = {}
-    for t in found:
+    for t in timings:
         if t.seconds:
             groups.setdefault((t.name, t.kernel), []).append(t)
     kinds = [_together(group) for group in groups.values()]
-    return StepTimes(steps, device, found, tuple(sorted(kinds, key=lambda t: -t.seconds)))
+    return StepTimes(steps, device, timings, tuple(sorted(kinds, key=lambda t: -t.seconds)))
 
 
 def timed_steps(wanted: int) -> int:

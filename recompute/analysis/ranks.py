@@ -125,21 +125,23 @@ class RanksEstimate(Shown):
 
 def mesh_of(mesh: Mesh | str) -> Mesh:
     """A mesh of which one step is compiled.  UsageError for axes along which nothing is divided."""
-    found = as_mesh(mesh)
-    if dict(found.axes).get("pp", 1) > 1:
-        raise UsageError(f"mesh {found}: stages of a pipeline ('pp') are estimated by rc.estimate_stages: leave pp out")
-    if not found.axes:
+    as_given = as_mesh(mesh)
+    if dict(as_given.axes).get("pp", 1) > 1:
+        raise UsageError(
+            f"mesh {as_given}: stages of a pipeline ('pp') are estimated by rc.estimate_stages: leave pp out"
+        )
+    if not as_given.axes:
         raise UsageError("the mesh has no axis: give one, such as dp=8")
-    return found
+    return as_given
 
 
 def network_of(network: Network | str | None, mesh: Mesh) -> Network | None:
     """The network between the ranks of a mesh.  UsageError where it lacks a link."""
     if network is None:
         return None
-    found = as_network(network)
-    found.check(mesh)
-    return found
+    parsed = as_network(network)
+    parsed.check(mesh)
+    return parsed
 
 
 def among_ranks(
@@ -158,11 +160,11 @@ def among_ranks(
 def ranks_given(optimizer: AnyOptimizer, options: dict[str, Any]) -> tuple[AnyOptimizer, Network | str | None]:
     """The optimizer, data parallel as options say (`mesh`, `zero`, `micro_batches`), and the `network`; all of them are
     removed from `options`."""
-    given = {
+    fields = {
         name: options.pop(name, default) for name, default in (("mesh", None), ("zero", 0), ("micro_batches", None))
     }
     network = options.pop("network", None)
-    return among_ranks(optimizer, **given), network
+    return among_ranks(optimizer, **fields), network
 
 
 def at_parallel(optimizer: AnyOptimizer | Spec, parallel: Parallel) -> Spec:
@@ -187,25 +189,25 @@ def estimate_ranks(
     programs = programs_of(step, parallel, make.same)
     verify_ranks([programs[r % len(programs)].program.block for r in range(ranks)], mesh)
     check_axes([block], mesh)
-    found = RanksEstimate(
+    estimate = RanksEstimate(
         mesh=str(mesh), ranks=ranks, zero=parallel.zero, micro_batches=pieces, batch=whole, batch_per_rank=local,
         classes=classes_of(programs, ranks), channels=channels_of(block), links=(),
         compute_seconds=compute_seconds(block, cost), costs=cost.name,
     )  # fmt: skip
     if network is None:
-        return found
+        return estimate
     clock = times(block, cost.seconds, Exchange(network, mesh, parallel.rank), link_of(cost))
     total, busy = clock.seconds, clock.busy()
     channels = tuple(
         dataclasses.replace(c, seconds=busy.get(c.channel, 0.0), share=_share(busy.get(c.channel, 0.0), total))
-        for c in found.channels
+        for c in estimate.channels
     )
     alone, more = _one_rank(plain, step, parallel, pieces, make.plain, whole)
     return dataclasses.replace(
-        found, network=str(network), channels=channels, links=_links(block, network, mesh, total),
+        estimate, network=str(network), channels=channels, links=_links(block, network, mesh, total),
         step_seconds=total, communication_seconds=clock.moving, hidden_seconds=clock.hidden,
         stalled_seconds=clock.stalls, one_rank_seconds=alone,
-        efficiency=None if alone is None else _share(alone, total), notes=(*found.notes, *more),
+        efficiency=None if alone is None else _share(alone, total), notes=(*estimate.notes, *more),
     )  # fmt: skip
 
 
@@ -243,16 +245,16 @@ def communications(block: Block) -> list[Operator]:
 
 def channels_of(block: Block) -> tuple[ChannelUse, ...]:
     """What a rank sends on each channel."""
-    found: dict[str, ChannelUse] = {}
+    channels: dict[str, ChannelUse] = {}
     for o in communications(block):
         op = o.op
         assert isinstance(op, Communication)
         sent = op.traffic(next((v.type for v in o.reads()), None), next(o.writes()).type).bytes
-        before = found.get(op.queue, ChannelUse(op.queue, op.axis, 0, 0))
-        found[op.queue] = dataclasses.replace(
+        before = channels.get(op.queue, ChannelUse(op.queue, op.axis, 0, 0))
+        channels[op.queue] = dataclasses.replace(
             before, communications=before.communications + 1, bytes=before.bytes + sent
         )
-    return tuple(found.values())
+    return tuple(channels.values())
 
 
 def _links(block: Block, network: Network, mesh: Mesh, seconds: float) -> tuple[LinkUse, ...]:
@@ -318,22 +320,22 @@ def programs_of(step: CompiledStep, parallel: Parallel, same: Compile) -> list[C
     """
     if parallel.mesh.ranks > parallel.ranks:
         return _divided(step, parallel, same)
-    known = {0: step}
+    programs = {0: step}
     period = 1
     while period < min(parallel.ranks, ALIGNMENT):
-        known[period] = same(dataclasses.replace(parallel, rank=period))
-        if shape_of(known[period].program.block) == shape_of(step.program.block):
+        programs[period] = same(dataclasses.replace(parallel, rank=period))
+        if shape_of(programs[period].program.block) == shape_of(step.program.block):
             break
         period *= 2
     for rank in range(min(period, parallel.ranks)):
-        known[rank] = known.get(rank) or same(dataclasses.replace(parallel, rank=rank))
-    for rank, other in known.items():
+        programs[rank] = programs.get(rank) or same(dataclasses.replace(parallel, rank=rank))
+    for rank, other in programs.items():
         if _operators(other.program.block) != _operators(step.program.block):
             raise VerifyError(
                 f"the programs of ranks 0 and {rank} of the mesh {parallel.mesh} have different operators: this is a "
                 "bug in the compiler"
             )
-    return [known[rank] for rank in range(min(period, parallel.ranks))]
+    return [programs[rank] for rank in range(min(period, parallel.ranks))]
 
 
 #: the most ranks of a mesh with axes that divide operators that are compiled one by one
@@ -349,12 +351,12 @@ def _divided(step: CompiledStep, parallel: Parallel, same: Compile) -> list[Comp
     """
     mesh = parallel.mesh
     beside = [mesh.group(0, axis)[1] for axis, size in mesh.axes if size > 1]
-    known = {0: step, **{rank: same(dataclasses.replace(parallel, rank=rank)) for rank in beside}}
-    if all(shape_of(other.program.block) == shape_of(step.program.block) for other in known.values()):
+    programs = {0: step, **{rank: same(dataclasses.replace(parallel, rank=rank)) for rank in beside}}
+    if all(shape_of(other.program.block) == shape_of(step.program.block) for other in programs.values()):
         return [step]
     if mesh.ranks > _MOST:
-        return [max(known.values(), key=lambda made: made.figures.peak_bytes)]
-    return [known.get(rank) or same(dataclasses.replace(parallel, rank=rank)) for rank in range(mesh.ranks)]
+        return [max(programs.values(), key=lambda made: made.figures.peak_bytes)]
+    return [programs.get(rank) or same(dataclasses.replace(parallel, rank=rank)) for rank in range(mesh.ranks)]
 
 
 def _operators(block: Block) -> Counter[Any]:
@@ -369,11 +371,11 @@ def classes_of(programs: list[CompiledStep], ranks: int) -> tuple[RankClass, ...
     for rank in range(ranks):
         f = programs[rank % len(programs)].figures
         members.setdefault((f.peak_bytes, f.arena_bytes, f.persistent_bytes), []).append(rank)
-    found = []
+    classes = []
     for (peak, arena, persistent), mine in members.items():
         held = holdings(programs[mine[0] % len(programs)].program.block)
-        found.append(RankClass(_named(mine), len(mine), peak, arena, persistent, by_role(held, peak)))
-    return tuple(found)
+        classes.append(RankClass(_named(mine), len(mine), peak, arena, persistent, by_role(held, peak)))
+    return tuple(classes)
 
 
 def _named(ranks: list[int]) -> str:

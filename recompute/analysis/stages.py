@@ -153,9 +153,11 @@ def estimate_stages(
         say(f"compiled {compiled} of {count} stages")
 
     compiled = compiled_stages(steps.for_ranks(few), few, range(count), checkpoints, done)
-    found = simulated(parallel, few, compiled, steps.target, between, facts_of(program.block).step_flops(1))
-    near = found.budget and abs(found.peak_bytes / found.budget - 1) <= NEAR
-    return at_largest(found, steps, parallel, compiled, checkpoints, say) if near and not found.exact else found
+    estimate = simulated(parallel, few, compiled, steps.target, between, facts_of(program.block).step_flops(1))
+    near = estimate.budget and abs(estimate.peak_bytes / estimate.budget - 1) <= NEAR
+    return (
+        at_largest(estimate, steps, parallel, compiled, checkpoints, say) if near and not estimate.exact else estimate
+    )
 
 
 def _few(parallel: Parallel, operators: int) -> Parallel:
@@ -171,7 +173,7 @@ def _few(parallel: Parallel, operators: int) -> Parallel:
 
 
 def at_largest(
-    found: StagesEstimate,
+    estimate: StagesEstimate,
     steps: Steps,
     parallel: Parallel,
     compiled: Mapping[int, CompiledStage],
@@ -181,17 +183,19 @@ def at_largest(
     """The estimate with the stage of the largest peak compiled with all micro-batches, where that takes a minute or
     two at most: so the peak is that of the step, to the byte.  Where another stage has the largest then, that one is
     compiled, too."""
-    times, whole = found.micro_batches / parallel.ranks / found.simulated_micro_batches, set[int]()
-    while (largest := max(found.stages, key=lambda s: s.peak_bytes)).place not in whole:
+    times, whole = estimate.micro_batches / parallel.ranks / estimate.simulated_micro_batches, set[int]()
+    while (largest := max(estimate.stages, key=lambda s: s.peak_bytes)).place not in whole:
         if len(compiled[largest.place].block.operators) * times > MOST_OPERATORS:
-            return found
-        say(f"compiling all {found.micro_batches // parallel.ranks:,} micro-batches of stage {largest.place}")
+            return estimate
+        say(f"compiling all {estimate.micro_batches // parallel.ranks:,} micro-batches of stage {largest.place}")
         peak = compiled_stages(steps, parallel, [largest.place], checkpoints)[largest.place].figures.peak_bytes
-        fits = not found.budget or peak <= found.budget
-        stages = tuple(dataclasses.replace(s, peak_bytes=peak, fits=fits) if s is largest else s for s in found.stages)
-        found = dataclasses.replace(found, stages=stages)
+        fits = not estimate.budget or peak <= estimate.budget
+        stages = tuple(
+            dataclasses.replace(s, peak_bytes=peak, fits=fits) if s is largest else s for s in estimate.stages
+        )
+        estimate = dataclasses.replace(estimate, stages=stages)
         whole.add(largest.place)
-    return dataclasses.replace(found, exact=True)
+    return dataclasses.replace(estimate, exact=True)
 
 
 def simulated(
@@ -223,11 +227,11 @@ def simulated(
               times.spent(first[p], PAUSE), times.spent(first[p], COMMUNICATE), _held(step, times.of(first[p])))
         for p, step in sorted(compiled.items())
     )  # fmt: skip
-    own = few.pieces(None) // few.ranks
-    more = parallel.pieces(None) // parallel.ranks - own
+    count = few.pieces(None) // few.ranks
+    more = parallel.pieces(None) // parallel.ranks - count
     pipe = parallel.pipe
-    each = [of_each(times.of(first[p]), pipe and pipe.at(p), own) for p in sorted(compiled)]
-    fed = [sum(v.nbytes for v in compiled[p].block.inputs) / own for p in sorted(compiled)]
+    each = [of_each(times.of(first[p]), pipe and pipe.at(p), count) for p in sorted(compiled)]
+    fed = [sum(v.nbytes for v in compiled[p].block.inputs) / count for p in sorted(compiled)]
     idle, waits = times.bubble * times.seconds, times.exposed_seconds
     if more:
         stages, period = extended(stages, each, fed, more)
@@ -239,7 +243,7 @@ def simulated(
     peak = cost.rate(target.precision) * mesh.ranks * seconds if isinstance(cost, Device) else 0.0
     return StagesEstimate(
         str(mesh), parallel.schedule, parallel.pieces(None), parallel.batch or 0, stages, seconds,
-        idle / seconds if seconds else 0.0, waits, flops / peak if peak else None, priced_by(cost), times, own,
+        idle / seconds if seconds else 0.0, waits, flops / peak if peak else None, priced_by(cost), times, count,
         not more, budget, target.precision or "fp32",
     )  # fmt: skip
 
@@ -254,9 +258,9 @@ def priced_by(cost: CostModel) -> str:
 def _held(step: CompiledStage, spans: Sequence[Span]) -> tuple[tuple[float, int], ...]:
     """The most bytes that a rank holds in each span of its step, with the second in which it begins."""
     live = dict(live_profile(step.block, ALIGNMENT))
-    found, at = [], 0
+    stages, at = [], 0
     for s in spans:
         most = max((live.get(i, 0) for i in range(at, max(s.operators[1], at + 1))), default=0)
-        found.append((s.start, step.figures.persistent_bytes + most))
+        stages.append((s.start, step.figures.persistent_bytes + most))
         at = max(at, s.operators[1])
-    return tuple(found)
+    return tuple(stages)

@@ -62,13 +62,13 @@ def candidates_of(steps: Steps) -> list[Candidate]:
 
 def fixed_strategies(steps: Steps) -> list[Strategy]:
     """Strategies without a search: plain, the given checkpoints, and √n."""
-    found = [Strategy("plain")]
+    strategies = [Strategy("plain")]
     if steps.asked is not None:
-        found.append(Strategy("checkpoints", steps.resolved(steps.asked)))
+        strategies.append(Strategy("checkpoints", steps.resolved(steps.asked)))
     candidates = candidates_of(steps)
     if candidates:
-        found.append(Strategy("sqrt", equal_work(candidates, max(1, round(math.sqrt(len(candidates)))))))
-    return found
+        strategies.append(Strategy("sqrt", equal_work(candidates, max(1, round(math.sqrt(len(candidates)))))))
+    return strategies
 
 
 def best_k(steps: Steps, batch: int, peaks: Callable[[Strategy, int], int]) -> Strategy | None:

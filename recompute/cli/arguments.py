@@ -234,7 +234,7 @@ def _add_target(what: argparse._ArgumentGroup) -> None:
 
 
 def add_loading(what: argparse._ArgumentGroup) -> None:
-    """Options of loading a model: limits, initialization, seed, unrolling."""
+    """Options of loading a model: limits, initialisation, seed, unrolling."""
     what.add_argument(
         "--max-seconds", type=real, metavar="S", help="limit on the work of loading a file, in seconds (default: 6)"
     )

@@ -86,19 +86,21 @@ def _found(job: Job, model: dict[str, Any], update: Callable[[str], None]) -> An
 
     args = job.args
     budget = None if args.budget is None else args.budget.bytes
-    found = find_mesh(
+    meshes = find_mesh(
         args.model, args.rank_count, batch=args.batch, network=args.network, optimizer=job.optimizer(), budget=budget,
         target=target_of(args), progress=update, **model,
     )  # fmt: skip
-    job.report.cluster = found.to_dict()
-    job.say(str(found))
-    if found.best is None:
-        least = f": the smallest that was compiled takes {human_bytes(found.rows[0].peak_bytes)}" if found.rows else ""
-        raise BudgetError(
-            f"no way was found to train {found.model} at batch {args.batch:,} on {args.rank_count:,} ranks of "
-            f"{human_bytes(found.budget)}{least}; give more ranks, a smaller batch, or a larger --memory-budget"
+    job.report.cluster = meshes.to_dict()
+    job.say(str(meshes))
+    if meshes.best is None:
+        least = (
+            f": the smallest that was compiled takes {human_bytes(meshes.rows[0].peak_bytes)}" if meshes.rows else ""
         )
-    return found.best
+        raise BudgetError(
+            f"no way was found to train {meshes.model} at batch {args.batch:,} on {args.rank_count:,} ranks of "
+            f"{human_bytes(meshes.budget)}{least}; give more ranks, a smaller batch, or a larger --memory-budget"
+        )
+    return meshes.best
 
 
 def _given(job: Job, model: dict[str, Any], update: Callable[[str], None]) -> Any:
@@ -116,7 +118,7 @@ def _given(job: Job, model: dict[str, Any], update: Callable[[str], None]) -> An
     target = target_of(args)
     target = target if args.device is None else as_published(target)
     optimizer, checkpoints = among_stages(args, job.optimizer()), job.checkpoint_patterns()
-    found = estimate_stages(
+    estimate = estimate_stages(
         args.model, optimizer, checkpoints=checkpoints, network=args.network, target=target,
         progress=update, **model,
     )  # fmt: skip
@@ -124,9 +126,9 @@ def _given(job: Job, model: dict[str, Any], update: Callable[[str], None]) -> An
         with dumping(args.dump_ir):
             steps = Steps(args.model, optimizer=optimizer, target=target, **model)
             compiled_stage(steps, optimizer.spec.parallel, 0, checkpoints)
-    job.report.cluster = found.to_dict()
-    job.say(str(found))
-    return found
+    job.report.cluster = estimate.to_dict()
+    job.say(str(estimate))
+    return estimate
 
 
 def _near(mesh: Any, network: Any) -> Any:

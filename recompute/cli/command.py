@@ -86,10 +86,10 @@ def _facts(args: argparse.Namespace) -> list[str]:
     from .cluster import AUTO
     from .plan import is_problem
 
-    found = ["a planning problem"] if args.model is not None and is_problem(args.model) else []
+    modes = ["a planning problem"] if args.model is not None and is_problem(args.model) else []
     if args.mesh is not None:
-        found.append("--mesh auto" if args.cluster == AUTO else "a mesh with pp" if args.cluster else "a mesh")
-    return found
+        modes.append("--mesh auto" if args.cluster == AUTO else "a mesh with pp" if args.cluster else "a mesh")
+    return modes
 
 
 @dataclass
@@ -317,12 +317,12 @@ class _Job(ModelJob):
         target = resolved(spec.target)
         check_inserted(spec, Program(), loss, target)
         moved = checkpoints if spec.offload else ()
-        found = [
+        lines = [
             *([StopOnNan(loss)] if args.stop_on_nan else ()),
             *pipeline(spec, Program(), loss),
             *step_passes(target, None if request is None else RecomputePlan(), moved=moved),
         ]
-        cli_ending.say(passes_table(found))
+        cli_ending.say(passes_table(lines))
 
     def look(self) -> dict[str, Any]:
         """The screen, whose facts the report holds too."""
@@ -398,9 +398,9 @@ class _Job(ModelJob):
         count = times.timed_steps(self.args.run) if self.args.profile is not None else 1
         self.seconds = times.operator_seconds(step.program, loss, feed, count, executor)
         if self.args.profile is not None:
-            found = times.step_times(step.program.block, self.seconds, this_cpu(), count)
-            self.report.profile = found.as_json()
-            self.say(times.tables(found))
+            timings = times.step_times(step.program.block, self.seconds, this_cpu(), count)
+            self.report.profile = timings.as_json()
+            self.say(times.tables(timings))
 
     def draw(self, program: Any, plain: Any, step: Any, loss: str) -> None:
         """Writes the requested pictures."""

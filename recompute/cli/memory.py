@@ -102,11 +102,11 @@ def before_loading(job: Job, more: bool) -> bool:
 
             watch = Watch(effort=args.effort or 1.0, seconds=args.seconds)
             options: dict[str, Any] = {"slicing": not args.no_slicing, "network": args.network}
-            found = max_batch_of(steps, args.budget.bytes, progress, watch, **options)
-            job.report.max_batch = found.to_dict()
+            result = max_batch_of(steps, args.budget.bytes, progress, watch, **options)
+            job.report.max_batch = result.to_dict()
             job.report.ranks = job.report.max_batch.pop("ranks")
             job.report.optimizer = args.optimizer.lower()
-            text = str(found)
+            text = str(result)
         else:
             if refuses:
                 _refuse(steps, steps.batch(args.batch), args.budget, progress)
@@ -135,18 +135,18 @@ def before_running(job: Job, step: Any) -> None:
 def _estimate(job: Job, steps: Steps, progress: Callable[[str], None]) -> str:
     from ..analysis.estimates import estimate_steps
 
-    found = estimate_steps(steps, job.args.batch, progress, job.args.network)
-    program, loss = steps.program(found.batch)
+    estimate = estimate_steps(steps, job.args.batch, progress, job.args.network)
+    program, loss = steps.program(estimate.batch)
     report = job.report
-    report.estimate = found.to_dict()
+    report.estimate = estimate.to_dict()
     report.ranks = report.estimate.pop("ranks")
-    report.batch, report.loss = found.batch, loss
+    report.batch, report.loss = estimate.batch, loss
     report.inputs = {v.name: str(v.type) for v in program.block.inputs}
     report.parameters = sum(v.size for v in program.block.parameters)
-    report.checkpoints = [c.name for c in found.checkpoints]
-    report.plain = asdict(steps.figures(found.batch))
-    report.recompute = asdict(steps.figures(found.batch, steps.asked)) if steps.asked is not None else None
-    return str(found)
+    report.checkpoints = [c.name for c in estimate.checkpoints]
+    report.plain = asdict(steps.figures(estimate.batch))
+    report.recompute = asdict(steps.figures(estimate.batch, steps.asked)) if steps.asked is not None else None
+    return str(estimate)
 
 
 def _refuse(steps: Steps, batch: int, amount: Budget, progress: Callable[[str], None]) -> None:
@@ -173,15 +173,15 @@ def _said(steps: Steps, batch: int) -> str:
 
 def available_memory() -> int | None:
     """Bytes that this process can still allocate (of the machine, or of its control group); None if unknown."""
-    found = []
+    limits = []
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
+                limits.append(int(line.split()[1]) * 1024)
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
-        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    if not found:
+        limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    if not limits:
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
-    return min(found, default=None)
+            limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+    return min(limits, default=None)

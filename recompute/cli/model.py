@@ -61,9 +61,9 @@ class ModelJob:
         args = self.args
         if not Path(args.model).is_file():
             raise UsageError(f"--look reads a model's file, and '{args.model}' is none (--list-models: the zoo)")
-        found = look(args.model, batch=args.batch, dims=sizes(args.dim), set=dict(map(bound, args.set)))
-        self.say(str(found))
-        return found.to_dict()
+        facts = look(args.model, batch=args.batch, dims=sizes(args.dim), set=dict(map(bound, args.set)))
+        self.say(str(facts))
+        return facts.to_dict()
 
     def needs_weights(self) -> bool:
         """Whether a network of the zoo is built with weights."""
@@ -125,16 +125,16 @@ class ModelJob:
         """The patterns of --checkpoints, with `@file` replaced by the file's lines."""
         if self.args.checkpoints is None:
             return None
-        found: list[str] = []
+        patterns: list[str] = []
         for item in split(self.args.checkpoints):
             if item.startswith("@"):
                 try:
                     lines = regular(item[1:]).read_text().splitlines()
                 except (OSError, UnicodeDecodeError) as e:
                     raise UsageError(f"--checkpoints: cannot read '{item[1:]}': {e}") from None
-                found += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+                patterns += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
             else:
-                found.append(item)
-        if not found:
+                patterns.append(item)
+        if not patterns:
             raise UsageError("--checkpoints is empty: give names, globs or @file (--list-checkpoints shows candidates)")
-        return found
+        return patterns

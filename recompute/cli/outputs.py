@@ -131,8 +131,8 @@ def report_attention(job: Any, program: Any) -> None:
     from ..passes.attention.find_attention import find_attention
 
     _, notes = find_attention(program.block, program.data)
-    found = sum("' is attention" in note for note in notes)
+    count = sum("' is attention" in note for note in notes)
     if notes:
-        job.say(f"attention in tiles: {found} of {len(notes)} softmaxes")
+        job.say(f"attention in tiles: {count} of {len(notes)} softmaxes")
     for note in notes:
         job.say(f"  {note}")

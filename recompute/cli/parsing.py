@@ -51,9 +51,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The options.  UsageError for the first one that is unknown, with the nearest that is known."""
-        found, unknown = self.parse_known_args(args, namespace)
+        parsed, unknown = self.parse_known_args(args, namespace)
         if not unknown:
-            return found
+            return parsed
         name = next((a for a in unknown if a.startswith("-")), unknown[0]).partition("=")[0]
         if not name.startswith("-"):
             raise UsageError(
@@ -61,16 +61,16 @@ class Parser(argparse.ArgumentParser):
                 "(several names are separated by commas)"
             )
         stem = name.lstrip("-")
-        known = {option.lstrip("-"): option for option in self._option_string_actions if option.startswith("--")}
-        near = re.sub(r"(?<=mean )(.*)(?=\?\))", lambda m: known[m[0]], nearest(stem, known, n=1))
+        options = {option.lstrip("-"): option for option in self._option_string_actions if option.startswith("--")}
+        near = re.sub(r"(?<=mean )(.*)(?=\?\))", lambda m: options[m[0]], nearest(stem, options, n=1))
         raise UsageError(f"unknown option '{name}'{near or ' (--help-all prints all options)'}")
 
     def error(self, message: str) -> NoReturn:
         """UsageError in place of argparse's usage and message."""
-        found = re.fullmatch(r"argument ([^:]+): (.*)", message, re.DOTALL)
-        if found is None:
+        match = re.fullmatch(r"argument ([^:]+): (.*)", message, re.DOTALL)
+        if match is None:
             raise UsageError(message)
-        option, said = found[1].split("/")[-1], found[2]
+        option, said = match[1].split("/")[-1], match[2]
         if said == "expected one argument":
             what = self._option_string_actions[option].metavar or option.lstrip("-").upper()
             raise UsageError(f"{option} needs a value: {option} {what}")
@@ -82,9 +82,9 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            known = [str(c) for c in action.choices]
+            choices = [str(c) for c in action.choices]
             raise argparse.ArgumentError(
-                action, f"unknown value '{value}'{nearest(str(value), known)}; known: {', '.join(known)}"
+                action, f"unknown value '{value}'{nearest(str(value), choices)}; known: {', '.join(choices)}"
             )
 
 
@@ -133,25 +133,25 @@ def group_option(text: str) -> dict[str, Any]:
 def lora_option(text: str) -> dict[str, Any]:
     """The adapters of `--lora r=8,targets=*q_proj*,*v_proj*`, as `rc.lora` takes them; a part without a `=` continues
     the list before it."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         key, sign, value = part.partition("=")
-        if not sign and found and isinstance(found[key := next(reversed(found))], list):
-            found[key].append(part)
+        if not sign and options and isinstance(options[key := next(reversed(options))], list):
+            options[key].append(part)
             continue
         kind = _LORA.get(key.strip())
         try:
-            if not sign or kind is None or key in found:
+            if not sign or kind is None or key in options:
                 raise ValueError
-            found[key.strip()] = [value.strip()] if kind is list else kind(value)
+            options[key.strip()] = [value.strip()] if kind is list else kind(value)
         except ValueError:
-            known = ", ".join(f"{k}=" for k in _LORA)
+            keys = ", ".join(f"{k}=" for k in _LORA)
             raise argparse.ArgumentTypeError(
-                f"cannot read '{part}' (expected e.g. r=8,targets=*q_proj*,*v_proj*; known: {known})"
+                f"cannot read '{part}' (expected e.g. r=8,targets=*q_proj*,*v_proj*; known: {keys})"
             ) from None
-    if not found.get("targets"):
+    if not options.get("targets"):
         raise argparse.ArgumentTypeError("name the weights that get adapters: targets=*q_proj*,*v_proj*")
-    return {"patterns": found.pop("targets"), **found}
+    return {"patterns": options.pop("targets"), **options}
 
 
 def _truth(text: str) -> bool:

@@ -125,8 +125,8 @@ def _advice(job: Job, budget: int) -> str:
     with contextlib.suppress(UsageError):
         steps = steps_of(job)
         if steps.open_batch:
-            found = largest_fitting(steps.peak, budget)
-            return f"\n  the biggest batch that fits without recomputation is {found}" if found else ""
+            biggest = largest_fitting(steps.peak, budget)
+            return f"\n  the biggest batch that fits without recomputation is {biggest}" if biggest else ""
     return ""
 
 
@@ -261,33 +261,33 @@ def plan_problem(job: Job) -> None:
         for strategy, options in wanted.items():
             progress(f"strategy {strategy}")
             try:
-                found = plan(problem, budget=budget, strategy=strategy, **options)
+                result = plan(problem, budget=budget, strategy=strategy, **options)
             except UsageError as e:
                 if not args.compare:
                     raise
                 job.say(f"{strategy}: {e}")
                 continue
             proven = lower_bound(problem, budget)
-            job.report.compare.append(_problem_row(found, proven))
-            gap = f", gap at most {max(0.0, found.outcome.cost / proven - 1):.2%}" if found.fits and proven else ""
-            fits = "" if found.fits else " (does not fit)"
+            job.report.compare.append(_problem_row(result, proven))
+            gap = f", gap at most {max(0.0, result.outcome.cost / proven - 1):.2%}" if result.fits and proven else ""
+            fits = "" if result.fits else " (does not fit)"
             job.say(
-                f"{strategy}{fits}: peak {found.outcome.peak:,} ({found.outcome.peak / plain.peak:.1%}), "
-                f"cost {1 + found.overhead:.4f}{gap}, {human_seconds(found.seconds)}"
+                f"{strategy}{fits}: peak {result.outcome.peak:,} ({result.outcome.peak / plain.peak:.1%}), "
+                f"cost {1 + result.overhead:.4f}{gap}, {human_seconds(result.seconds)}"
             )
-            if not found.fits and not args.compare:
+            if not result.fits and not args.compare:
                 raise UsageError(
                     f"strategy '{strategy}' found no plan that fits {budget:,} bytes: try another strategy, or auto"
                 )
 
 
-def _problem_row(found: Any, proven: float) -> dict[str, Any]:
+def _problem_row(result: Any, proven: float) -> dict[str, Any]:
     return {
-        "strategy": found.strategy,
-        "peak_bytes": found.outcome.peak,
-        "overhead": found.overhead,
-        "gap": max(0.0, found.outcome.cost / proven - 1) if found.fits and proven else None,
-        "fits": found.fits,
-        "seconds": found.seconds,
-        "reruns": [[r.operator, r.before] for r in found.plan.reruns],
+        "strategy": result.strategy,
+        "peak_bytes": result.outcome.peak,
+        "overhead": result.overhead,
+        "gap": max(0.0, result.outcome.cost / proven - 1) if result.fits and proven else None,
+        "fits": result.fits,
+        "seconds": result.seconds,
+        "reruns": [[r.operator, r.before] for r in result.plan.reruns],
     }

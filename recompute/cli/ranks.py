@@ -125,8 +125,8 @@ def estimate(job: Job, program: Any, loss: str, plain: Any, step: Any) -> None:
     if step is not plain and step.planned is None:
         kept = {"checkpoints": job.report.checkpoints}
     elif step is not plain:
-        own = tuple(s for s in step.plan.slices if "@" not in s)
-        kept = {"plan": dataclasses.replace(step.plan, slices=own)} if step.plan.reruns or own else {}
+        slices = tuple(s for s in step.plan.slices if "@" not in s)
+        kept = {"plan": dataclasses.replace(step.plan, slices=slices)} if step.plan.reruns or slices else {}
     make = Makers(made, lambda other: made(other, **kept))
     found = estimate_ranks(plain, step, parallel, args.pieces, make, args.network)
     job.report.ranks, job.estimated = found.to_dict(), found

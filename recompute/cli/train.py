@@ -134,26 +134,26 @@ class _TrainJob(ModelJob):
         from ..training.with_passes import WithPasses
 
         args = self.args
-        found = with_precision(self.optimizer(_rate(args, steps), _clipping(args)), args.precision)
+        optimizer = with_precision(self.optimizer(_rate(args, steps), _clipping(args)), args.precision)
         if inserted := insertions_of(args):
-            found = WithPasses(found, inserted)
+            optimizer = WithPasses(optimizer, inserted)
         if args.ema is not None:
-            found = ExponentialMovingAverage(found, args.ema)
+            optimizer = ExponentialMovingAverage(optimizer, args.ema)
         patterns = self.checkpoint_patterns()
         if args.gradient_merge is not None:
-            found = GradientMergeOptimizer(found, args.gradient_merge)
+            optimizer = GradientMergeOptimizer(optimizer, args.gradient_merge)
         elif patterns is not None or args.budget is not None or args.allow is not None:
-            found = RecomputeOptimizer(found)
+            optimizer = RecomputeOptimizer(optimizer)
         if args.allow is not None:
-            found.set_approximations(args.allow)
+            optimizer.set_approximations(args.allow)
         if patterns is not None:
-            return found.set_checkpoints(patterns)
+            return optimizer.set_checkpoints(patterns)
         if args.budget is None:
-            return found
+            return optimizer
         place = as_place(args.place)
         target = None if place == CPUPlace() else Target(place)
         # slices would add gradients up in another order: the bits of a run must not depend on its budget
-        return found.set_budget(args.budget, target=target, slicing=False)
+        return optimizer.set_budget(args.budget, target=target, slicing=False)
 
     def _metrics(self, program: Any, evaluates: bool) -> list[Any]:
         """The metrics of --metrics; by default accuracy, where the labels are classes."""
@@ -205,8 +205,8 @@ def _rate(args: argparse.Namespace, steps: int) -> Any:
         "linear": lambda: lr.PolynomialDecay(args.lr, after, end_lr=0.0),
         "cosine": lambda: lr.CosineAnnealingDecay(args.lr, after),
     }
-    found = kinds[args.schedule]()
-    return lr.LinearWarmup(found, args.warmup, 0.0, args.lr) if args.warmup else found
+    schedule = kinds[args.schedule]()
+    return lr.LinearWarmup(schedule, args.warmup, 0.0, args.lr) if args.warmup else schedule
 
 
 def _clipping(args: argparse.Namespace) -> Any:

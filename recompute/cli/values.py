@@ -105,25 +105,25 @@ def input_shapes(items: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 def sizes(items: Sequence[str]) -> dict[str, int]:
     """Sizes of open dimensions by name, from `name=16`.  UsageError if one cannot be parsed."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for item in items:
         name, _, size = item.rpartition("=")
         if not name or not size.isdecimal():
             raise UsageError(f"--dim: cannot read '{item}' (expected e.g. src_len=16)")
-        found[name] = int(size)
-    return found
+        result[name] = int(size)
+    return result
 
 
 def bucket_sizes(items: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Sizes of open dimensions by name, from `sequence=64,128`.  UsageError if one cannot be parsed."""
-    found: dict[str, tuple[int, ...]] = {}
+    result: dict[str, tuple[int, ...]] = {}
     for item in items:
         name, _, listed = item.rpartition("=")
         parts = split(listed)
         if not name or not parts or not all(p.isdecimal() and int(p) for p in parts):
             raise UsageError(f"--buckets: cannot read '{item}' (expected e.g. sequence=64,128,256)")
-        found[name] = tuple(map(int, parts))
-    return found
+        result[name] = tuple(map(int, parts))
+    return result
 
 
 def paddings(items: Sequence[str]) -> dict[str, Any]:
@@ -133,21 +133,21 @@ def paddings(items: Sequence[str]) -> dict[str, Any]:
     """
     from ..data import MaskOf, Pad
 
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for item in items:
         name, _, text = item.partition("=")
         value, _, rest = text.partition(":")
         if name and value == "mask" and rest:
             column, _, side = rest.partition(":")
-            found[name] = MaskOf(column, side or "right")
+            result[name] = MaskOf(column, side or "right")
             continue
         try:
-            found[name] = Pad(int(value) if value.lstrip("-").isdecimal() else float(value), rest or "right")
+            result[name] = Pad(int(value) if value.lstrip("-").isdecimal() else float(value), rest or "right")
         except ValueError:
             name = ""
         if not name:
             raise UsageError(f"--pad: cannot read '{item}' (expected e.g. label=-100, x=0:left or mask=mask:input_ids)")
-    return found
+    return result
 
 
 def bound(text: str) -> tuple[str, Any]:

@@ -31,19 +31,19 @@ class Event:
 
 def events(block: Block) -> tuple[Event, ...]:
     """The communications and waits of a verified block."""
-    found: list[Event] = []
+    result: list[Event] = []
     begun: dict[str, int] = {}
     for at, o in enumerate(block.operators):
         if not o.op.communicates:
             continue
         if isinstance(o.op, Communication):
             out = next(o.writes())
-            begun[out.name] = len(found)
+            begun[out.name] = len(result)
             source = next((str(v.type) for v in o.reads()), "")
-            found.append(Event(at, o.op, (source, str(out.type))))
+            result.append(Event(at, o.op, (source, str(out.type))))
         else:
-            found.append(Event(at, waits=begun[next(o.reads()).name]))
-    return tuple(found)
+            result.append(Event(at, waits=begun[next(o.reads()).name]))
+    return tuple(result)
 
 
 def digest(found: Sequence[Event]) -> str:

@@ -71,18 +71,18 @@ class Network:
     @staticmethod
     def parse(text: str) -> Network:
         """A network from `node=8,nvlink=450GB/s,net=50GB/s,latency=5us`.  UsageError for other texts."""
-        found: dict[str, str] = {}
+        fields: dict[str, str] = {}
         for part in filter(None, text.replace(" ", "").split(",")):
             name, equals, value = part.partition("=")
             if not equals or not value:
                 raise UsageError(f"link '{text}': cannot read '{part}'; give {_FORM}")
             if name not in ("node", INSIDE, ACROSS, "latency"):
-                known = ["node", INSIDE, ACROSS, "latency"]
-                raise UsageError(f"link '{text}': unknown '{name}'{nearest(name, known)}; known: {', '.join(known)}")
-            if name in found:
+                keys = ["node", INSIDE, ACROSS, "latency"]
+                raise UsageError(f"link '{text}': unknown '{name}'{nearest(name, keys)}; known: {', '.join(keys)}")
+            if name in fields:
                 raise UsageError(f"link '{text}': '{name}' is given twice")
-            found[name] = value
-        return _network(text, found)
+            fields[name] = value
+        return _network(text, fields)
 
     def __str__(self) -> str:
         parts = [f"node={self.node}"] if self.node > 1 else []
@@ -115,8 +115,8 @@ class Network:
             sent = {ACROSS if far else INSIDE: traffic.bytes} if traffic.bytes else {}
             return Transfer(sent, self.latency * traffic.steps + moved)
         members = set(Counter(map(self._node, group)).values())
-        found = [self._made(op, traffic, _across(op, traffic, g, len(group))) for g in members]
-        return max(found, key=lambda t: t.seconds)
+        transfers = [self._made(op, traffic, _across(op, traffic, g, len(group))) for g in members]
+        return max(transfers, key=lambda t: t.seconds)
 
     def _node(self, rank: int) -> int:
         return rank // self.node if self.node else 0
@@ -139,22 +139,22 @@ def _across(op: Communication, traffic: Traffic, g: int, n: int) -> int:
     return traffic.bytes * (n - g) // ((n - 1) * (1 if isinstance(op, AllToAll) else g))
 
 
-def _network(text: str, found: dict[str, str]) -> Network:
+def _network(text: str, fields: dict[str, str]) -> Network:
     """The network of the parts of a text."""
-    node = found.get("node")
+    node = fields.get("node")
     if node is not None and (not re.fullmatch(r"[0-9]{1,9}", node) or int(node) < 1):
         raise UsageError(f"link '{text}': node must be a whole number of at least 1 ranks, not '{node}'")
-    if node is None and INSIDE in found and ACROSS in found:
+    if node is None and INSIDE in fields and ACROSS in fields:
         raise UsageError(f"link '{text}': say how many ranks a node has, such as node=8")
-    if INSIDE not in found and ACROSS not in found:
+    if INSIDE not in fields and ACROSS not in fields:
         raise UsageError(f"link '{text}': a rate is missing; give {_FORM}")
-    ranks = int(node) if node is not None else 0 if INSIDE in found else 1
-    rates = [_rate(text, name, found[name]) if name in found else 0.0 for name in (INSIDE, ACROSS)]
+    ranks = int(node) if node is not None else 0 if INSIDE in fields else 1
+    rates = [_rate(text, name, fields[name]) if name in fields else 0.0 for name in (INSIDE, ACROSS)]
     if ranks > 1 and not rates[0]:
         raise UsageError(f"link '{text}': nodes of {ranks} ranks need a rate within them, such as {INSIDE}=450GB/s")
     if ranks == 1 and not rates[1]:
         raise UsageError(f"link '{text}': nodes of one rank need a rate between them, such as {ACROSS}=50GB/s")
-    latency = found.get("latency")
+    latency = fields.get("latency")
     return Network(ranks, rates[0], rates[1], LATENCY if latency is None else _seconds(text, latency))
 
 

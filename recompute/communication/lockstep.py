@@ -37,10 +37,10 @@ class LockStep:
         self.mesh = mesh
         self.blocks = [blocks] * mesh.ranks if isinstance(blocks, Block) else list(blocks)
         verify_ranks(self.blocks, mesh)
-        given = [data] * mesh.ranks if isinstance(data, Mapping) else (list(data) or [{}] * mesh.ranks)
-        if len(given) != mesh.ranks:
-            raise UsageError(f"the mesh {mesh} has {mesh.ranks} ranks, but there are data of {len(given)}")
-        pairs = enumerate(zip(self.blocks, given, strict=True))
+        contents = [data] * mesh.ranks if isinstance(data, Mapping) else (list(data) or [{}] * mesh.ranks)
+        if len(contents) != mesh.ranks:
+            raise UsageError(f"the mesh {mesh} has {mesh.ranks} ranks, but there are data of {len(contents)}")
+        pairs = enumerate(zip(self.blocks, contents, strict=True))
         self.state = [_checked(rank, _kept(block), arrays, "kept value") for rank, (block, arrays) in pairs]
 
     def run(
@@ -50,12 +50,12 @@ class LockStep:
 
         `feeds[rank]`: a rank's inputs (one mapping: those of all).
         """
-        given = [feeds] * self.mesh.ranks if isinstance(feeds, Mapping) else (list(feeds) or [{}] * self.mesh.ranks)
-        if len(given) != self.mesh.ranks:
-            raise UsageError(f"the mesh {self.mesh} has {self.mesh.ranks} ranks, but there are {len(given)} feeds")
+        inputs = [feeds] * self.mesh.ranks if isinstance(feeds, Mapping) else (list(feeds) or [{}] * self.mesh.ranks)
+        if len(inputs) != self.mesh.ranks:
+            raise UsageError(f"the mesh {self.mesh} has {self.mesh.ranks} ranks, but there are {len(inputs)} feeds")
         matcher = Matcher(Places(self.mesh.group, self.mesh.coordinate, lambda rank: rank), _exchange)
         ranks = []
-        for r, (block, feed, state) in enumerate(zip(self.blocks, given, self.state, strict=True)):
+        for r, (block, feed, state) in enumerate(zip(self.blocks, inputs, self.state, strict=True)):
             names = block.outputs if fetch is None else tuple(fetch)
             ranks.append(_Rank(r, block, _checked(r, block.inputs, feed, "input"), state, names))
         run_together(matcher, {r.number: r.steps(matcher) for r in ranks})
@@ -77,9 +77,9 @@ class _Rank:
         for at, o in enumerate(self.block.operators):
             if isinstance(o.op, Free):
                 for v in o.reads():
-                    found = self.values.pop(v.name)
+                    buffer = self.values.pop(v.name)
                     if v.name in self.names:
-                        self.kept[v.name] = found
+                        self.kept[v.name] = buffer
                 continue
             if o.op.communicates == "wait":
                 yield self.begun.pop(next(o.reads()).name)
@@ -111,11 +111,11 @@ class _Rank:
 
     def fetched(self) -> dict[str, np.ndarray]:
         """The values that were asked for.  UsageError for a name that the program does not have."""
-        found = {**self.values, **self.kept}
+        values = {**self.values, **self.kept}
         for name in self.names:
-            if name not in found:
+            if name not in values:
                 raise UsageError(f"rank {self.number}: its program has no value '{name}' to fetch")
-        return {name: found[name].copy() for name in self.names}
+        return {name: values[name].copy() for name in self.names}
 
 
 def poisoned(t: TensorType) -> np.ndarray:
@@ -136,14 +136,14 @@ def _kept(block: Block) -> tuple[Value, ...]:
     return (*block.parameters, *block.buffers, *block.state)
 
 
-def _checked(rank: int, wanted: Sequence[Value], given: Arrays, what: str) -> dict[str, np.ndarray]:
+def _checked(rank: int, wanted: Sequence[Value], feed: Arrays, what: str) -> dict[str, np.ndarray]:
     """Copies of the arrays of declared values.  UsageError for one that is missing or of another type."""
-    found = {}
+    arrays = {}
     for v in wanted:
-        if v.name not in given:
+        if v.name not in feed:
             raise UsageError(f"rank {rank}: no array is given for {what} '{v.name}'")
-        array = np.asarray(given[v.name])
+        array = np.asarray(feed[v.name])
         if TensorType.of(array) != v.type:
             raise UsageError(f"rank {rank}: {what} '{v.name}' is {v.type}, but its array is {TensorType.of(array)}")
-        found[v.name] = np.array(array, order="C")
-    return found
+        arrays[v.name] = np.array(array, order="C")
+    return arrays

@@ -99,15 +99,15 @@ class Matcher:
 
     def _other_end(self, begun: Begun, op: Message) -> Begun | None:
         """The first message of the other rank, if it is for this one."""
-        own, axis = self.places.coordinate(begun.actor, op.axis), op.axis
-        if op.peer == own:
+        coordinate, axis = self.places.coordinate(begun.actor, op.axis), op.axis
+        if op.peer == coordinate:
             raise VerifyError(f"{self.name(begun)}: a rank sends nothing to itself; its peer must be another one")
         other = self.head(self.places.group(begun.actor, axis)[op.peer], op.queue)
         if other is None:
             return None
         if not isinstance(other.op, Message) or other.op.axis != axis:
             raise self._mismatch(begun, other, "one is a message, the other is none, or along another axis")
-        if other.op.peer != own:
+        if other.op.peer != coordinate:
             return None
         if type(other.op) is not op.other:
             return None  # both send, or both receive: they wait for ever
@@ -162,11 +162,11 @@ def run_together(matcher: Matcher, actors: Mapping[int, Iterator[Begun]]) -> Non
             if wanted is not None and not wanted.done:
                 continue
             moved = True
-            found = next(actors[actor], None)
-            if found is None:
+            event = next(actors[actor], None)
+            if event is None:
                 del waiting[actor]
             else:
-                waiting[actor] = found
+                waiting[actor] = event
         if not moved:
             raise _deadlock(matcher, waiting)
 

@@ -50,13 +50,13 @@ def replicated(block: Block) -> dict[str, Replica]:
         before, after = kept, _after(block, {**fixed, **kept}, every, fed)
         kept = {n: axes & after[n] for n, axes in before.items()}
     how = _structure(block) if any(kept.values()) else {}
-    found = {n: Replica(axes, how[n]) for n, axes in kept.items() if axes}
+    replicas = {n: Replica(axes, how[n]) for n, axes in kept.items() if axes}
     for o in block.operators:
-        own = [found[v.name].axes for v in o.writes() if v.name in found] if o.op.updates else []
-        for v in o.reads() if own else ():
+        axes_of_writes = [replicas[v.name].axes for v in o.writes() if v.name in replicas] if o.op.updates else []
+        for v in o.reads() if axes_of_writes else ():
             if v.name in fixed and v.name not in updated and _number(v):
-                found[v.name] = Replica(own[0] & found.get(v.name, Replica(every)).axes)
-    return found
+                replicas[v.name] = Replica(axes_of_writes[0] & replicas.get(v.name, Replica(every)).axes)
+    return replicas
 
 
 def _number(v: Value) -> bool:
@@ -66,18 +66,18 @@ def _number(v: Value) -> bool:
 
 def _fed(block: Block) -> set[str]:
     """What is computed of inputs: other communication makes weights alike that are not yet."""
-    found = {v.name for v in block.inputs}
+    names = {v.name for v in block.inputs}
     for o in block.operators:
-        if any(v.name in found for v in o.reads()):
-            found.update(v.name for v in o.writes())
-    return found
+        if any(v.name in names for v in o.reads()):
+            names.update(v.name for v in o.writes())
+    return names
 
 
 def _after(block: Block, before: Mapping[str, Axes], every: Axes, fed: set[str]) -> dict[str, Axes]:
     """The axes along which values are the same after a step, from those along which declared ones were before."""
-    found = dict(before)
+    state = dict(before)
     for o in block.operators:
-        reads = [found.get(v.name, _NONE) for v in o.reads()]
+        reads = [state.get(v.name, _NONE) for v in o.reads()]
         same = every
         if o.op.communicates:
             same = reads[0] if reads else _NONE  # a wait reads what was sent too
@@ -86,16 +86,16 @@ def _after(block: Block, before: Mapping[str, Axes], every: Axes, fed: set[str])
         if isinstance(o.op, Communication):
             axis, gives_all = {o.op.axis}, isinstance(o.op, (AllReduce, AllGather, Broadcast))
             same = same | axis if gives_all and any(v.name in fed for v in o.reads()) else same - axis
-        found.update((v.name, same) for v in o.writes())
-    return found
+        state.update((v.name, same) for v in o.writes())
+    return state
 
 
 def _structure(block: Block) -> dict[str, str]:
     """Digests of how values are computed of declared ones and of what is communicated."""
-    found = {v.name: v.name for v in block.declared()}
-    found |= {c.value.name: repr(c) for c in block.constants if not _number(c.value)}
+    names = {v.name: v.name for v in block.declared()}
+    names |= {c.value.name: repr(c) for c in block.constants if not _number(c.value)}
     for o in block.operators:
-        reads = [] if isinstance(o.op, Communication) else [found[v.name] if v else "" for v in o.inputs]
+        reads = [] if isinstance(o.op, Communication) else [names[v.name] if v else "" for v in o.inputs]
         digest = hashlib.sha256(repr((o.op, reads[:1] if o.op.communicates else reads)).encode()).hexdigest()
-        found.update((v.name, f"{digest[:16]}.{i}") for i, v in enumerate(o.writes()))
-    return found
+        names.update((v.name, f"{digest[:16]}.{i}") for i, v in enumerate(o.writes()))
+    return names

@@ -41,10 +41,10 @@ def verify_events(programs: Sequence[tuple[str, Sequence[Event]]], mesh: Mesh) -
 
 def first_of(classes: Sequence[int]) -> list[int]:
     """The first rank of each class, given the class of each rank (classes are numbered in order of appearance)."""
-    found: dict[int, int] = {}
+    first: dict[int, int] = {}
     for rank, c in enumerate(classes):
-        found.setdefault(c, rank)
-    return list(found.values())
+        first.setdefault(c, rank)
+    return list(first.values())
 
 
 def places_of(classes: Sequence[int], mesh: Mesh) -> Places:
@@ -62,26 +62,26 @@ def places_of(classes: Sequence[int], mesh: Mesh) -> Places:
 
 def _programs(blocks: Sequence[Block], mesh: Mesh) -> list[tuple[str, tuple[Event, ...]]]:
     """The digest and the events of each rank's program; those of the same block are made once."""
-    known: dict[int, tuple[str, tuple[Event, ...]]] = {}
+    traces: dict[int, tuple[str, tuple[Event, ...]]] = {}
     for rank, block in enumerate(blocks):
-        if id(block) not in known:
-            found = events(verify(block))
-            check_mesh(found, mesh, rank)
-            known[id(block)] = digest(found), found
-    return [known[id(block)] for block in blocks]
+        if id(block) not in traces:
+            trace = events(verify(block))
+            check_mesh(trace, mesh, rank)
+            traces[id(block)] = digest(trace), trace
+    return [traces[id(block)] for block in blocks]
 
 
 def _check_channels(programs: Sequence[tuple[str, Sequence[Event]]]) -> None:
     """VerifyError if a channel has both collectives and messages, or is along different axes on different ranks."""
-    known: dict[str, tuple[str, bool, int, Event]] = {}
+    channels: dict[str, tuple[str, bool, int, Event]] = {}
     checked: set[str] = set()
-    for rank, (name, found) in enumerate(programs):
-        for e in () if name in checked else found:
+    for rank, (name, trace) in enumerate(programs):
+        for e in () if name in checked else trace:
             if e.op is None:
                 continue
-            own = e.op.axis, isinstance(e.op, Message), rank, e
-            other = known.setdefault(e.op.queue, own)
-            if other[:2] != own[:2] and other[3].op is not None:
+            use = e.op.axis, isinstance(e.op, Message), rank, e
+            other = channels.setdefault(e.op.queue, use)
+            if other[:2] != use[:2] and other[3].op is not None:
                 raise VerifyError(
                     f"channel '{e.op.queue}': rank {other[2]} has {other[3].op.name} along axis '{other[0]}' "
                     f"(operator {other[3].at}), rank {rank} has {e.op.name} along '{e.op.axis}' (operator {e.at}); a "
@@ -96,25 +96,25 @@ def classes_of(programs: Sequence[tuple[str, Sequence[Event]]], mesh: Mesh) -> l
     Along an axis with messages, which name a coordinate, ranks of a class have the same coordinate.
     """
     distinct = dict(programs).values()
-    ops = [e.op for found in distinct for e in found if e.op is not None]
+    ops = [e.op for classes in distinct for e in classes if e.op is not None]
     axes = sorted({op.axis for op in ops})
     messages = sorted({op.axis for op in ops if isinstance(op, Message)})
     keys: list[Hashable] = [
         (name, *(mesh.coordinate(rank, axis) for axis in messages)) for rank, (name, _) in enumerate(programs)
     ]
-    found, count = _numbered(keys)
+    classes, count = _numbered(keys)
     groups = {axis: mesh.groups(axis) for axis in axes}
     while True:
-        rows: list[list[Hashable]] = [[c] for c in found]
+        rows: list[list[Hashable]] = [[c] for c in classes]
         for axis in axes:
             numbers: dict[tuple[int, ...], int] = {}
             for members in groups[axis]:
-                of_group = numbers.setdefault(tuple(found[r] for r in members), len(numbers))
+                of_group = numbers.setdefault(tuple(classes[r] for r in members), len(numbers))
                 for r in members:
                     rows[r].append(of_group)
-        found, more = _numbered([tuple(row) for row in rows])
+        classes, more = _numbered([tuple(row) for row in rows])
         if more == count:
-            return found
+            return classes
         count = more
 
 

@@ -131,23 +131,23 @@ def compile_step(
             saved = _planned(step, program, wanted, target, plain)
         else:
             lower(step, target)
-        found, cost = figures(step.block, target.cost, step.logical, target.link), target.cost or this_cpu()
+        summary, cost = figures(step.block, target.cost, step.logical, target.link), target.cost or this_cpu()
         if prove and before is None:
             with dumping(None):
                 before = _made(program, loss, _unplanned(spec), fetch, target).block
         proof = _proof(before, step.block) if prove and before is not None else None
-        return CompiledStep(step, step.plan, found, cost, step.planned, saved, proof)
+        return CompiledStep(step, step.plan, summary, cost, step.planned, saved, proof)
 
 
 def _planned(
     step: Program, program: Program, wanted: Request, target: Target, plain: CompiledStep | None
 ) -> SavedPlan | None:
     """Compiles a step of a program by the plan that is asked for, which it returns."""
-    made = step.block
+    compiled = step.block
     with dumping(None):  # the plans that are tried
         fitted = plan_step(step, wanted, target, plain=None if plain is None else plain.program.compiled)
     if is_dumping():
-        run_passes(made, step_passes(target, fitted.plan, scheduled=fitted.scheduled))
+        run_passes(compiled, step_passes(target, fitted.plan, scheduled=fitted.scheduled))
     step.planned = dataclasses.replace(step.planned, kept=tuple(n for n in step.planned.kept if n in program))
     return saved_plan(fitted, step.planned, program.block.name, batch_of(program))
 
@@ -167,16 +167,16 @@ def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) 
     if wanted is not None:
         expect("recompute", wanted, Request, "a request of recompute.planning")
     names = ("strategy", "plan", "offload", "slicing", "effort", "seconds", "progress", "approximations")
-    given: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
-    given["options"] = options.pop("strategy_options", None)
+    fields: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
+    fields["options"] = options.pop("strategy_options", None)
     if options:
-        known = (*names, "strategy_options", *target_fields())
+        allowed = (*names, "strategy_options", *target_fields())
         wrong = next(iter(options))
-        raise UsageError(f"compile_step has no option '{wrong}'{nearest(wrong, known)}")
-    offload = bool(given.get("offload", False))
+        raise UsageError(f"compile_step has no option '{wrong}'{nearest(wrong, allowed)}")
+    offload = bool(fields.get("offload", False))
     if wanted is None:
-        return request(budget, **given), offload
-    if budget is not None or any(v is not None and v is not False for k, v in given.items() if k != "slicing"):
+        return request(budget, **fields), offload
+    if budget is not None or any(v is not None and v is not False for k, v in fields.items() if k != "slicing"):
         raise UsageError("recompute is a complete request: leave out budget, strategy, plan and their options")
     return wanted, wanted.offload
 
@@ -187,8 +187,8 @@ def _asked(
     """The spec of the step that a planner gets, or that has the checkpoints; and the request, which may be its own."""
     if spec.recomputes and offload:
         raise UsageError("offload does not apply to a RecomputeOptimizer: set its enable_offload instead")
-    own, whole = spec.request, spec.whole
-    if own is not None and (wanted is not None or checkpoints is not None):
+    planning, whole = spec.request, spec.whole
+    if planning is not None and (wanted is not None or checkpoints is not None):
         raise UsageError(
             "the RecomputeOptimizer and the arguments of compile_step both define what is recomputed: give one of them"
         )
@@ -198,8 +198,8 @@ def _asked(
         names = spec.checkpoints if checkpoints is None else tuple(checkpoints)
         allowed = spec.allowed if wanted is None else tuple(map(str, wanted.approximations))
         return spec.with_(checkpoints=names, offload=offload or spec.offload, allowed=allowed), None
-    if own is not None:
-        return spec.before_slices(), own
+    if planning is not None:
+        return spec.before_slices(), planning
     if wanted is not None:
         return spec.before_slices(), dataclasses.replace(wanted, slices=whole or wanted.slices)
     if offload:
@@ -255,8 +255,8 @@ def plain_fitting(program: Program, loss: str, optimizer: AnyOptimizer | Spec, t
     target = target_of(target)
     spec = with_precision(optimizer, target.precision)
     with without_gc():
-        found = fitting_of(_made(program, loss, spec.before_slices(), (), target).block, target)
-        return found.of(spec.whole) if spec.whole else found
+        fitting = fitting_of(_made(program, loss, spec.before_slices(), (), target).block, target)
+        return fitting.of(spec.whole) if spec.whole else fitting
 
 
 def batch_of(program: Program) -> int | None:
@@ -307,10 +307,10 @@ def resolve_checkpoints(program: Program, patterns: Sequence[str]) -> list[str]:
     chosen: dict[str, None] = {}
     for pattern in patterns:
         name = program.aliases.get(pattern, pattern)
-        found = [name] if name in names else [n for n in fnmatch.filter(names, pattern) if n not in declared]
-        if not found:
+        matches = [name] if name in names else [n for n in fnmatch.filter(names, pattern) if n not in declared]
+        if not matches:
             raise UsageError(f"no value is called '{pattern}'{nearest(pattern, [*names, *program.aliases])}")
-        chosen.update(dict.fromkeys(found))
+        chosen.update(dict.fromkeys(matches))
     order = {n: i for i, n in enumerate(names)}
     return sorted(chosen, key=order.__getitem__)
 
@@ -345,7 +345,7 @@ def checkpoint_candidates(block: Block) -> tuple[list[Candidate], list[Value]]:
     for n, i in last.items():
         ends.setdefault(i, []).append(n)
     crossing: set[str] = set()
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     since = 0
     for i, op in enumerate(body):
         since += operator_cost(op).flops
@@ -354,9 +354,9 @@ def checkpoint_candidates(block: Block) -> tuple[list[Candidate], list[Value]]:
         if len(crossing) == 1:
             (name,) = crossing
             if born[name] == i:
-                found.append(Candidate(values[name], i, since))
+                candidates.append(Candidate(values[name], i, since))
                 since = 0
-    return found, [values[n] for n in sorted(everywhere, key=born.__getitem__)]
+    return candidates, [values[n] for n in sorted(everywhere, key=born.__getitem__)]
 
 
 def train(

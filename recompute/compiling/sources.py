@@ -70,8 +70,8 @@ class Loading:
 
 def with_dims(fields: dict[str, Any]) -> Loading:
     """How a model is loaded with the sizes of open dimensions that a function's `fields` have, which lose them."""
-    given = fields.pop("dims", None)
-    return Loading(dims=expect("dims", {} if given is None else given, Mapping, "a mapping of names to sizes"))
+    dims = fields.pop("dims", None)
+    return Loading(dims=expect("dims", {} if dims is None else dims, Mapping, "a mapping of names to sizes"))
 
 
 class Source:
@@ -218,8 +218,8 @@ class _File(Source):
 def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]], loading: Loading) -> set[str]:
     """Inputs whose first dimension is the dynamic batch."""
     dims = {i.name: i.type.tensor_type.shape.dim for i in graph.input}
-    found = {n for n, axis in open_dimensions(graph) if axis == 0 and n not in loading.set}
-    return {n for n in found if not {symbol(dims[n][0]), f"{n}.0"} & set(loading.dims)}
+    axes = {n for n, axis in open_dimensions(graph) if axis == 0 and n not in loading.set}
+    return {n for n in axes if not {symbol(dims[n][0]), f"{n}.0"} & set(loading.dims)}
 
 
 def _first_shape(
@@ -284,14 +284,14 @@ class _Given(Source):
         return same
 
 
-def with_contents(made: Program, program: Program) -> Program:
+def with_contents(other: Program, program: Program) -> Program:
     """A program made again, with what the parameters and buffers of its model hold by now; tables depend on sizes."""
     model = {t.name for t in program.source.graph.initializer} if program.source is not None else set()
-    for name in model.union(v.name for v in program.block.parameters) & made.data.keys() & program.data.keys():
-        own, there = made.data[name], program.data[name]
-        if (own.shape, own.dtype) == (there.shape, there.dtype):
-            made.data[name] = there
-    return made
+    for name in model.union(v.name for v in program.block.parameters) & other.data.keys() & program.data.keys():
+        array, there = other.data[name], program.data[name]
+        if (array.shape, array.dtype) == (there.shape, there.dtype):
+            other.data[name] = there
+    return other
 
 
 def _has_open_batch(program: Program) -> bool:

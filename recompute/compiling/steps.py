@@ -121,10 +121,10 @@ class Steps:
 
     def for_ranks(self, parallel: Parallel) -> Steps:
         """The same steps with other options of data parallelism."""
-        found = copy.copy(self)
-        found.spec = self.spec.with_(parallel=parallel)
-        found._figures, found._numbered = {}, {}
-        return found
+        steps = copy.copy(self)
+        steps.spec = self.spec.with_(parallel=parallel)
+        steps._figures, steps._numbered = {}, {}
+        return steps
 
     def batch(self, wanted: int | None) -> int:
         """The batch to compile for; one that a file fixes is opened.  UsageError for less than 1, or if it cannot."""
@@ -167,11 +167,11 @@ class Steps:
             if checkpoints is not None:
                 raise UsageError("the program is already a training step: give the checkpoints to its optimizer")
             whole = self._source.at(self.batch(batch))
-            known = whole.compiled if whole.compiled and whole.compiled.logical is whole.logical else None
-            if known is not None and known.target.makes_the_same_as(self.target):
-                whole.lower_to(known)  # as a planner has made it
-            elif known is not None and known.refit is not None:
-                whole.lower_to(known.refit(self.target))
+            earlier = whole.compiled if whole.compiled and whole.compiled.logical is whole.logical else None
+            if earlier is not None and earlier.target.makes_the_same_as(self.target):
+                whole.lower_to(earlier)  # as a planner has made it
+            elif earlier is not None and earlier.refit is not None:
+                whole.lower_to(earlier.refit(self.target))
             elif not whole.block.addresses:
                 lower(whole, self.target)
             step = CompiledStep(whole, whole.plan, figures(whole.block, self.cost, whole.logical), self.cost)
@@ -194,9 +194,9 @@ class Steps:
         if not isinstance(kept, RecomputePlan):
             return self.compile(batch, kept)
         step = self.compile(batch)
-        made = self._sliced(batch, kept).carry_out(kept, False)
-        step.program.lower_to(Compiled(made.compiled, made.block, self.target))
-        return dataclasses.replace(step, plan=made.plan, figures=figures(made.compiled, self.cost, made.block))
+        fitted = self._sliced(batch, kept).carry_out(kept, False)
+        step.program.lower_to(Compiled(fitted.compiled, fitted.block, self.target))
+        return dataclasses.replace(step, plan=fitted.plan, figures=figures(fitted.compiled, self.cost, fitted.block))
 
     def fitting(self, batch: int) -> Fitting:
         """The step without recomputation, as input of planners.  UsageError if the model is already a training step."""
@@ -217,8 +217,8 @@ class Steps:
         fitting = self.fitting(batch).of(plan.slices)
         if not plan.reruns:
             return fitting
-        found = hash(tuple(o.op.name for o in fitting.block.operators))
-        if self._numbered.setdefault(plan, found) != found:
+        digest = hash(tuple(o.op.name for o in fitting.block.operators))
+        if self._numbered.setdefault(plan, digest) != digest:
             raise UsageError(f"at batch {batch}, {self.name} has other operators than the plan")
         return fitting
 
@@ -231,11 +231,11 @@ class Steps:
     def _known(self, batch: int, kept: Kept) -> tuple[StepFigures, float]:
         key = kept if kept is None or isinstance(kept, RecomputePlan) else tuple(kept)
         if (batch, key) not in self._figures:
-            again = any(known == key for _, known in self._figures)
+            again = any(cached == key for _, cached in self._figures)
             with trusted() if again else contextlib.nullcontext():
                 if isinstance(key, RecomputePlan):
-                    made = self._sliced(batch, key).carry_out(key, False)
-                    self._remember(batch, key, made.block, figures(made.compiled, self.cost, made.block))
+                    fitted = self._sliced(batch, key).carry_out(key, False)
+                    self._remember(batch, key, fitted.block, figures(fitted.compiled, self.cost, fitted.block))
                 else:
                     self.compile(batch, key)
         return self._figures[batch, key]
@@ -260,10 +260,10 @@ def attach_loss(program: Program, wanted: Loss, stop: bool = False) -> tuple[str
     """(name of the loss, why it was chosen); the loss is appended to the program if the model has none.
 
     `stop`: a step ends where the loss is not finite (`rc.stop_on_nan`)."""
-    found = _attached(program, wanted)
+    name = _attached(program, wanted)
     if stop:
-        stop_on_nan(program[found[0]])
-    return found
+        stop_on_nan(program[name[0]])
+    return name
 
 
 def _attached(program: Program, wanted: Loss) -> tuple[str, str]:
@@ -271,8 +271,8 @@ def _attached(program: Program, wanted: Loss) -> tuple[str, str]:
     if isinstance(wanted, Variable):
         wanted = wanted.name
     if callable(wanted):
-        made = expect("loss", wanted(program), Variable, "a function that returns a Variable of the program")
-        return as_loss(program, made).name, "as asked"
+        variable = expect("loss", wanted(program), Variable, "a function that returns a Variable of the program")
+        return as_loss(program, variable).name, "as asked"
     if wanted is not None:
         expect("loss", wanted, str, "a Variable, the name of a value or of a loss, or a function of the program")
     if wanted is not None and wanted in program and program[wanted].value.size == 1:
@@ -282,8 +282,8 @@ def _attached(program: Program, wanted: Loss) -> tuple[str, str]:
         if of and kind in losses.NAMES:
             return getattr(losses, kind)(program[of], **_loss_names(program)).name, f"{kind} of '{of}', as asked"
         if wanted not in losses.NAMES:
-            known = ", ".join(losses.NAMES)
-            raise UsageError(f"unknown loss '{wanted}'{nearest(wanted, losses.NAMES)}; known: {known}")
+            names = ", ".join(losses.NAMES)
+            raise UsageError(f"unknown loss '{wanted}'{nearest(wanted, losses.NAMES)}; known: {names}")
         return getattr(losses, wanted)(program, **_loss_names(program)).name, f"{wanted}, as asked"
     kind, reason = losses.natural_loss(program)
     if kind in program and program[kind].value.size == 1:

@@ -82,12 +82,12 @@ def from_arrays(arrays: Mapping[str, Any], name: str = "arrays") -> Arrays:
     for what is no array of numbers or strings.
     """
     rows = {}
-    for column, given in arrays.items():
+    for column, data in arrays.items():
         if not isinstance(column, str):
             raise UsageError(f"columns of {name} are named by strings, not {type(column).__name__} ({column!r})")
-        if isinstance(given, (str, Path)):
-            array = mapped_npy(given)
-        elif isinstance(found := _array_or_rows(given, f"column '{column}' of {name}"), Rows):
+        if isinstance(data, (str, Path)):
+            array = mapped_npy(data)
+        elif isinstance(found := _array_or_rows(data, f"column '{column}' of {name}"), Rows):
             rows[column] = found
             continue
         else:
@@ -98,32 +98,32 @@ def from_arrays(arrays: Mapping[str, Any], name: str = "arrays") -> Arrays:
     return Arrays(rows, name)
 
 
-def _array_or_rows(given: Any, what: str) -> np.ndarray | Rows:
+def _array_or_rows(data: Any, what: str) -> np.ndarray | Rows:
     """`as_array`; of lists and arrays of different sizes, their rows."""
     try:
-        found = as_array(given, what)
+        array = as_array(data, what)
     except UsageError:
-        if not is_list_of_samples(given):
+        if not is_list_of_samples(data):
             raise
-        return rows_of_samples(given, what)
-    return rows_of_samples(found, what) if found.dtype.kind == "O" and is_list_of_samples(found) else found
+        return rows_of_samples(data, what)
+    return rows_of_samples(array, what) if array.dtype.kind == "O" and is_list_of_samples(array) else array
 
 
-def as_array(given: Any, what: str) -> np.ndarray:
-    """A NumPy array that shares the memory of `given` if that is an array on the host; of a device's array, a copy."""
-    if isinstance(given, np.ndarray):
-        return given
-    if hasattr(given, "detach"):  # a tensor of PyTorch
-        return _of_tensor(given.detach())
-    if hasattr(given, "__dlpack__"):
+def as_array(data: Any, what: str) -> np.ndarray:
+    """A NumPy array that shares the memory of `data` if that is an array on the host; of a device's array, a copy."""
+    if isinstance(data, np.ndarray):
+        return data
+    if hasattr(data, "detach"):  # a tensor of PyTorch
+        return _of_tensor(data.detach())
+    if hasattr(data, "__dlpack__"):
         try:
-            if given.__dlpack_device__()[0] not in _HOST and hasattr(given, "get"):  # CuPy's, on a device
-                return given.get()
-            return np.from_dlpack(given)
+            if data.__dlpack_device__()[0] not in _HOST and hasattr(data, "get"):  # CuPy's, on a device
+                return data.get()
+            return np.from_dlpack(data)
         except (BufferError, RuntimeError, TypeError, ValueError) as e:
             raise UsageError(f"{what} cannot be read as an array: {e}") from None
     try:
-        return np.asarray(given)
+        return np.asarray(data)
     except ValueError:
         raise UsageError(f"{what} is no array: its rows have different shapes; pad them to one length") from None
 

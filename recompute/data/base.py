@@ -170,15 +170,15 @@ def is_ragged(column: Column) -> bool:
 
 def as_indices(indices: object, count: int, name: str) -> np.ndarray:
     """Numbers of samples as an array of int64.  UsageError where one is no sample of a dataset of `count`."""
-    found = np.asarray(indices)
-    if found.dtype == np.bool_ and found.shape == (count,):
-        return np.flatnonzero(found)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        raise UsageError(f"samples of {name} are chosen by whole numbers, not by {found.dtype}{list(found.shape)}")
-    wrong = found[(found < 0) | (found >= count)]
+    array = np.asarray(indices)
+    if array.dtype == np.bool_ and array.shape == (count,):
+        return np.flatnonzero(array)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise UsageError(f"samples of {name} are chosen by whole numbers, not by {array.dtype}{list(array.shape)}")
+    wrong = array[(array < 0) | (array >= count)]
     if wrong.size:
         raise UsageError(f"{name} has no sample {wrong[0]}: its samples are numbered 0 to {count - 1}")
-    return found.astype(np.int64, copy=False)
+    return array.astype(np.int64, copy=False)
 
 
 def need_column(dataset: Dataset, column: str) -> Column:

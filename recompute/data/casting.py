@@ -42,12 +42,12 @@ def _without_ones(shape: Sequence[int]) -> list[int]:
 
 def _order(have: Sequence[int], need: Sequence[int]) -> list[int]:
     """Positions, in an array of samples, of the axes of `have` in the order of `need`."""
-    left, found = list(range(len(have))), []
+    left, order = list(range(len(have))), []
     for d in need:
         at = next(i for i in left if have[i] == d)
         left.remove(at)
-        found.append(at + 1)
-    return found
+        order.append(at + 1)
+    return order
 
 
 def why_no_cast(have: np.dtype, shape: tuple[int, ...], need: TensorType) -> str:

@@ -35,23 +35,23 @@ class Selected(Wrapped):
 
     def __init__(self, inner: Dataset, columns: Sequence[str] | Mapping[str, str | Sequence[str]]) -> None:
         super().__init__(inner)
-        given = columns if isinstance(columns, Mapping) else {c: c for c in columns}
-        self.sources = {n: (c,) if isinstance(c, str) else tuple(c) for n, c in given.items()}
+        sources = columns if isinstance(columns, Mapping) else {c: c for c in columns}
+        self.sources = {n: (c,) if isinstance(c, str) else tuple(c) for n, c in sources.items()}
         self.columns = {n: self._column(n, cs) for n, cs in self.sources.items()}
         self.finite = frozenset(n for n, cs in self.sources.items() if set(cs) <= inner.finite)
         self.costly = frozenset(n for n, cs in self.sources.items() if not inner.costly.isdisjoint(cs))
         self.notes = {n: inner.notes[cs[0]] for n, cs in self.sources.items() if cs[0] in inner.notes}
 
     def _column(self, name: str, sources: Sequence[str]) -> Column:
-        found = [need_column(self.inner, c) for c in sources]
-        if len(found) == 1:
-            return found[0]
-        for source, (dtype, shape) in zip(sources, found, strict=True):
+        columns = [need_column(self.inner, c) for c in sources]
+        if len(columns) == 1:
+            return columns[0]
+        for source, (dtype, shape) in zip(sources, columns, strict=True):
             if dtype == TEXT or shape:
                 raise UsageError(
                     f"column '{source}' of {self.name} is not one number a sample: '{name}' cannot join it"
                 )
-        return np.result_type(*(dtype for dtype, _ in found)), (len(found),)
+        return np.result_type(*(dtype for dtype, _ in columns)), (len(columns),)
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         taken = self.inner.read(indices, tuple(dict.fromkeys(c for n in names for c in self.sources[n])))
@@ -75,32 +75,32 @@ class Mapped(Wrapped):
         self.costly = frozenset(self.columns) if inner.costly else frozenset()
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        made = self._made(indices)
+        arrays = self._made(indices)
         for n in names:
-            if n not in made or (self._column(n, made[n]) != self.columns[n] and len(indices)):
+            if n not in arrays or (self._column(n, arrays[n]) != self.columns[n] and len(indices)):
                 raise UsageError(f"the function mapped over {self.name} gives '{n}' another type for other samples")
-        return {n: made[n] for n in names}
+        return {n: arrays[n] for n in names}
 
-    def _column(self, name: str, made: np.ndarray) -> Column:
+    def _column(self, name: str, array: np.ndarray) -> Column:
         """The type of a column that the function makes; one of arrays as Python objects is ragged along all axes."""
-        first = made[0] if made.dtype.kind == "O" and made.ndim == 1 and len(made) else None
+        first = array[0] if array.dtype.kind == "O" and array.ndim == 1 and len(array) else None
         if not isinstance(first, (np.ndarray, list)):
-            return made.dtype, made.shape[1:]
+            return array.dtype, array.shape[1:]
         return np.asarray(first).dtype, (RAGGED,) * np.ndim(first)
 
     def _made(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        given = self.function(self.inner.take(indices))
-        if not isinstance(given, Mapping):
+        samples = self.function(self.inner.take(indices))
+        if not isinstance(samples, Mapping):
             raise UsageError(
-                f"the function mapped over {self.name} must return arrays by column, not {type(given).__name__}"
+                f"the function mapped over {self.name} must return arrays by column, not {type(samples).__name__}"
             )
-        made = {n: np.ascontiguousarray(a) for n, a in given.items()}
-        for n, a in made.items():
+        arrays = {n: np.ascontiguousarray(a) for n, a in samples.items()}
+        for n, a in arrays.items():
             if len(a) != len(indices):
                 raise UsageError(
                     f"the function mapped over {self.name} gives {len(a)} rows of '{n}' for {len(indices)} samples"
                 )
-        return made
+        return arrays
 
 
 class Encoded(Wrapped):
@@ -162,8 +162,8 @@ def select(dataset: Dataset, columns: Sequence[str] | Mapping[str, str | Sequenc
     """Some columns: a list of names, or new name → column, or → columns of one number each that make a row."""
     if isinstance(columns, str):
         raise UsageError(f"columns= takes a list of names, or a dict of new names: [{columns!r}]")
-    made = Selected(dataset, columns)
+    selected = Selected(dataset, columns)
     if not isinstance(dataset, Arrays):
-        return made
-    rows = {n: dataset.joined(sources, made.columns[n][0]) for n, sources in made.sources.items()}
-    return Arrays(rows, dataset.name, made.notes)
+        return selected
+    rows = {n: dataset.joined(sources, selected.columns[n][0]) for n, sources in selected.sources.items()}
+    return Arrays(rows, dataset.name, selected.notes)

@@ -54,24 +54,24 @@ def dataset(source: Any, columns: Columns | None = None, **options: Any) -> Data
     if isinstance(source, (str, Path)):
         return _chosen(_opened(Path(source), options, _sources(columns)), columns)
     if isinstance(source, Dataset):
-        found: Dataset | Stream = source
+        data: Dataset | Stream = source
     elif isinstance(source, Stream):
-        found = source
+        data = source
     elif isinstance(source, Mapping):
         if splits := [n for n, v in source.items() if is_hugging_face(v)]:
             raise UsageError(f"this is a dict of datasets, of which one is needed: {', '.join(map(repr, splits))}")
-        found = from_arrays(_only(source, _sources(columns)))
+        data = from_arrays(_only(source, _sources(columns)))
     elif is_frame(source):
         only = _only({c: source[c] for c in source.columns}, _sources(columns))
-        found = from_arrays({str(c): v.to_numpy() for c, v in only.items()}, "the data frame")
+        data = from_arrays({str(c): v.to_numpy() for c, v in only.items()}, "the data frame")
     elif is_hugging_face(source):
-        found = HuggingFace(source)
+        data = HuggingFace(source)
     else:
         return _by_position(source, columns, options)
     _no_options(source, options)
-    if isinstance(found, Stream) and columns is not None:
+    if isinstance(data, Stream) and columns is not None:
         raise UsageError("columns= does not apply to a stream that is one already")
-    return found if isinstance(found, Stream) else _chosen(found, columns)
+    return data if isinstance(data, Stream) else _chosen(data, columns)
 
 
 def _by_position(source: Any, columns: Columns | None, options: Mapping[str, Any]) -> Dataset | Stream:
@@ -138,11 +138,11 @@ def _of_folder(path: Path, options: Mapping[str, Any], wanted: set[str] | None) 
 
 
 def _called(read: Callable[..., Dataset], path: Any, options: Mapping[str, Any]) -> Dataset:
-    known = [p for p in list(inspect.signature(read).parameters)[1:] if p != "wanted"]
+    parameters = [p for p in list(inspect.signature(read).parameters)[1:] if p != "wanted"]
     for name in options:
-        if name not in known:
-            has = f"it takes: {', '.join(known)}" if known else "it takes none"
-            raise UsageError(f"'{path}' is read without an option '{name}'{nearest(name, known)}; {has}")
+        if name not in parameters:
+            has = f"it takes: {', '.join(parameters)}" if parameters else "it takes none"
+            raise UsageError(f"'{path}' is read without an option '{name}'{nearest(name, parameters)}; {has}")
     return read(path, **options)
 
 
@@ -151,5 +151,5 @@ def _no_options(source: Any, options: Mapping[str, Any]) -> None:
         raise UsageError(f"a source of type {type(source).__name__} takes no option '{next(iter(options))}'")
 
 
-def _chosen(found: Dataset, columns: Columns | None) -> Dataset:
-    return found if columns is None else select(found, columns)
+def _chosen(data: Dataset, columns: Columns | None) -> Dataset:
+    return data if columns is None else select(data, columns)

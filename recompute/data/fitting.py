@@ -60,13 +60,13 @@ class Fitted(Wrapped):
         """See `Dataset.read`: only columns that these inputs need are read."""
         fits = {name: self.fits[name] for name in names}
         taken = self.inner.read(indices, tuple(dict.fromkeys(c for f in fits.values() for c in f.columns)))
-        made = {name: f.made(taken, indices) for name, f in fits.items()}
+        arrays = {name: f.made(taken, indices) for name, f in fits.items()}
         for name in self.costly.intersection(names):  # which `check_values` leaves out
             if name not in self.finite and fits[name].need.is_float:
-                _check_finite(made[name], indices, fits[name].what)
+                _check_finite(arrays[name], indices, fits[name].what)
             if name in self.limits:
-                _check_limit(made[name], self.limits[name], indices, fits[name].what)
-        return made
+                _check_limit(arrays[name], self.limits[name], indices, fits[name].what)
+        return arrays
 
 
 class FittedStream(Stream):
@@ -79,14 +79,14 @@ class FittedStream(Stream):
 
     def batches(self, epoch: int) -> Iterator[dict[str, np.ndarray]]:
         """The batches of an epoch, by input."""
-        known: dict[str, Column] = {}
+        types: dict[str, Column] = {}
         fits: dict[str, Fit] = {}
         start = 0
         for batch in self.inner.batches(epoch):
             columns = {n: (a.dtype, a.shape[1:]) for n, a in batch.items() if a.ndim}
-            if columns != known or not fits:
+            if columns != types or not fits:
                 notes = {n: _SINGLE for n in batch if n not in columns}
-                known, fits = columns, _fits(self.name, columns, notes, self.inputs, self.names)
+                types, fits = columns, _fits(self.name, columns, notes, self.inputs, self.names)
             rows = {len(batch[c]) for f in fits.values() for c in f.columns}
             if len(rows) > 1:
                 raise UsageError(
@@ -94,11 +94,11 @@ class FittedStream(Stream):
                 )
             indices = np.arange(start, start + rows.pop())
             start += len(indices)
-            made = {name: f.made(batch, indices) for name, f in fits.items()}
+            arrays = {name: f.made(batch, indices) for name, f in fits.items()}
             for name, limit in self.limits.items():
-                if name in made:
-                    _check_limit(made[name], limit, indices, fits[name].what)
-            yield made
+                if name in arrays:
+                    _check_limit(arrays[name], limit, indices, fits[name].what)
+            yield arrays
 
 
 def fitted(
@@ -132,9 +132,9 @@ def _side_by_side(dataset: Dataset, fits: dict[str, Fit]) -> tuple[Dataset, dict
     if not several or not isinstance(dataset, Arrays):
         return dataset, fits
     kept = {c: c for f in fits.values() if len(f.columns) == 1 for c in f.columns}
-    made = {", ".join(f.columns): f.columns for f in several.values()}
+    merged = {", ".join(f.columns): f.columns for f in several.values()}
     one = {n: f if n not in several else f._replace(columns=(", ".join(f.columns),)) for n, f in fits.items()}
-    return select(dataset, {**kept, **made}), one
+    return select(dataset, {**kept, **merged}), one
 
 
 def _fits(
@@ -191,15 +191,15 @@ def _matched(
         if name not in inputs:
             raise UsageError(f"the model has no input '{name}'{nearest(name, inputs)}; it has: {', '.join(inputs)}")
         need_column(_Described(source, columns, notes), column)
-    found: dict[str, tuple[str, ...]] = {n: (c,) for n in inputs if (c := names.get(n, n)) in columns}
+    matches: dict[str, tuple[str, ...]] = {n: (c,) for n in inputs if (c := names.get(n, n)) in columns}
     for n in inputs:
-        of_labels = _left(columns, found, only=LABELS)
-        if n not in found and n.rstrip("_0123456789").lower() in LABELS and len(of_labels) == 1:
-            found[n] = of_labels
-    missing = [n for n in inputs if n not in found]
-    left = _left(columns, found)
+        of_labels = _left(columns, matches, only=LABELS)
+        if n not in matches and n.rstrip("_0123456789").lower() in LABELS and len(of_labels) == 1:
+            matches[n] = of_labels
+    missing = [n for n in inputs if n not in matches]
+    left = _left(columns, matches)
     if len(missing) == 1 and missing[0] not in notes and _fills(left, columns, inputs[missing[0]]):
-        found[missing[0]] = left
+        matches[missing[0]] = left
         missing = []
     for n in missing:
         note = f": that column {notes[n]}" if n in notes else nearest(n, left)
@@ -212,7 +212,7 @@ def _matched(
             raise UsageError(
                 f"the model's input '{n}' is a single number, not one a sample: no column can be given for it"
             )
-    return found
+    return matches
 
 
 class _Described(Dataset):
@@ -251,8 +251,8 @@ def check_values(
     (or its `samples` alone, by number) is read once, except for columns that cannot have such values (decoded images),
     and those that are `costly`, which a fitted dataset checks in each batch.
     """
-    given = limits if limits is not None else dataset.limits if isinstance(dataset, Fitted) else {}
-    checked = {name: limit if isinstance(limit, Limit) else Limit(int(limit)) for name, limit in given.items()}
+    ranges = limits if limits is not None else dataset.limits if isinstance(dataset, Fitted) else {}
+    checked = {name: limit if isinstance(limit, Limit) else Limit(int(limit)) for name, limit in ranges.items()}
     names = list(dataset.columns) if inputs is None else [v.name for v in inputs]
     floats = {n for n in names if _has_fractions(need_column(dataset, n)[0]) and n not in dataset.finite}
     searched = [n for n in names if (n in floats or n in checked) and n not in dataset.costly]

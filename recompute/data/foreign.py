@@ -37,9 +37,9 @@ class Samples(Dataset):
             for at, sample in enumerate(samples):
                 value = sample.get(name)
                 if value is None or value.shape != shape or (value.dtype != dtype and not is_text(dtype)):
-                    found = "nothing" if value is None else f"{value.dtype}{list(value.shape)}"
+                    description = "nothing" if value is None else f"{value.dtype}{list(value.shape)}"
                     raise UsageError(
-                        f"sample {indices[at]} of {self.name} has {found} as '{name}', where sample 0 has "
+                        f"sample {indices[at]} of {self.name} has {description} as '{name}', where sample 0 has "
                         f"{dtype}{list(shape)}: all samples must have one type and shape"
                     )
                 batch[at] = value[()]
@@ -65,8 +65,8 @@ class HuggingFace(Dataset):
         first, notes = self.source[:1], {}
         ragged = _ragged_columns(source)
         columns: dict[str, Column] = {}
-        for name, given in first.items():
-            array = _rows(given)
+        for name, value in first.items():
+            array = _rows(value)
             if why := why_no_column(array.dtype, array.shape, array):
                 notes[name] = why
             else:
@@ -134,27 +134,27 @@ class Batches(Stream):
             raise UsageError(f"{self.name} gives no batches")
 
 
-def named(given: Any, names: Sequence[str] | None, what: str) -> dict[str, np.ndarray]:
+def named(sample: Any, names: Sequence[str] | None, what: str) -> dict[str, np.ndarray]:
     """A sample or batch as arrays by column.  UsageError where columns have no names, or values are no arrays."""
-    if not isinstance(given, Mapping):
-        values = list(given) if isinstance(given, (tuple, list)) else [given]
+    if not isinstance(sample, Mapping):
+        values = list(sample) if isinstance(sample, (tuple, list)) else [sample]
         if names is None:
             raise UsageError(
-                f"{what} is {_shown(given, values)} without names: columns=('image', 'label') names its columns"
+                f"{what} is {_shown(sample, values)} without names: columns=('image', 'label') names its columns"
             )
         if len(names) != len(values):
-            raise UsageError(f"{what} is {_shown(given, values)}, but columns= names {len(names)}: {', '.join(names)}")
-        given = dict(zip(names, values, strict=True))
+            raise UsageError(f"{what} is {_shown(sample, values)}, but columns= names {len(names)}: {', '.join(names)}")
+        sample = dict(zip(names, values, strict=True))
     elif names is not None:
-        missing = [n for n in names if n not in given]
+        missing = [n for n in names if n not in sample]
         if missing:
-            raise UsageError(f"{what} has no column '{missing[0]}'; it has: {', '.join(map(str, given))}")
-        given = {n: given[n] for n in names}
-    return {str(n): as_array(v, f"'{n}' of {what}") for n, v in given.items()}
+            raise UsageError(f"{what} has no column '{missing[0]}'; it has: {', '.join(map(str, sample))}")
+        sample = {n: sample[n] for n in names}
+    return {str(n): as_array(v, f"'{n}' of {what}") for n, v in sample.items()}
 
 
-def _shown(given: Any, values: Sequence[Any]) -> str:
-    return f"{len(values)} values" if isinstance(given, (tuple, list)) else f"one {type(given).__name__}"
+def _shown(sample: Any, values: Sequence[Any]) -> str:
+    return f"{len(values)} values" if isinstance(sample, (tuple, list)) else f"one {type(sample).__name__}"
 
 
 def _column(array: np.ndarray, name: str, source: str) -> Column:
@@ -164,13 +164,13 @@ def _column(array: np.ndarray, name: str, source: str) -> Column:
     return (TEXT if is_text(array.dtype) else array.dtype, array.shape)
 
 
-def _rows(given: Any) -> np.ndarray:
+def _rows(sample: Any) -> np.ndarray:
     """A column of a batch of `datasets` as an array: of lists of different lengths, an array of Python objects."""
-    if isinstance(given, np.ndarray):
-        array = given
+    if isinstance(sample, np.ndarray):
+        array = sample
     else:
-        same = len({np.shape(row) for row in given}) == 1
-        array = np.asarray(given) if same else np.array([None], dtype=object)
+        same = len({np.shape(row) for row in sample}) == 1
+        array = np.asarray(sample) if same else np.array([None], dtype=object)
     return array.astype(object) if array.dtype.kind == "U" else array
 
 
@@ -181,12 +181,12 @@ def _ragged_columns(source: Any) -> set[str]:
 
     arrow = source.with_format("arrow")
     lists = [f.name for f in source.data.schema if kinds.is_list(f.type) or kinds.is_large_list(f.type)]
-    found = set()
+    columns = set()
     for name in lists:
         ends = pc.min_max(pc.list_value_length(arrow.select_columns([name])[:][name])).as_py()
         if ends["min"] != ends["max"]:
-            found.add(name)
-    return found
+            columns.add(name)
+    return columns
 
 
 def is_loader(source: Any) -> bool:

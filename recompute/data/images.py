@@ -27,8 +27,8 @@ def is_image_folder(path: Path) -> bool:
 
 
 def _images(folder: Path) -> list[Path]:
-    found = (p for p in folder.rglob("*") if p.suffix.lower() in FORMATS and not p.name.startswith("."))
-    return sorted(p for p in found if p.is_file())
+    paths = (p for p in folder.rglob("*") if p.suffix.lower() in FORMATS and not p.name.startswith("."))
+    return sorted(p for p in paths if p.is_file())
 
 
 class ImageFolder(Dataset):
@@ -90,12 +90,12 @@ class ImageFolder(Dataset):
 
     def sized(self, shapes: Sequence[tuple[int, ...]]) -> Dataset:
         """The images in the size of the only shape that has their channels, if `size` was None."""
-        found = [s for s in shapes if len(s) == 3 and s[0] == len(self.mode)]
-        if not self.open or len(found) != 1 or not min(found[0]):
+        sizes = [s for s in shapes if len(s) == 3 and s[0] == len(self.mode)]
+        if not self.open or len(sizes) != 1 or not min(sizes[0]):
             return self
         other = object.__new__(type(self))
-        columns = {**self.columns, "image": (self.columns["image"][0], found[0])}
-        other.__dict__.update(self.__dict__, size=found[0][1:], columns=columns)
+        columns = {**self.columns, "image": (self.columns["image"][0], sizes[0])}
+        other.__dict__.update(self.__dict__, size=sizes[0][1:], columns=columns)
         return other
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -178,16 +178,16 @@ def _listed(path: Path) -> tuple[list[Path], np.ndarray, tuple[str, ...]]:
         folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
     except OSError as e:
         raise ModelError(f"cannot read the folder '{path}': {e.strerror or e}") from None
-    found = {p.name: _images(p) for p in folders}
-    empty = [name for name, files in found.items() if not files]
-    if empty or not found:
+    classes = {p.name: _images(p) for p in folders}
+    empty = [name for name, files in classes.items() if not files]
+    if empty or not classes:
         what = (
             f"'{path / empty[0]}' has no images" if empty else f"'{path}' has no folders of images, one for each class"
         )
         raise ModelError(f"{what} ({', '.join(sorted(FORMATS))})")
-    files = [f for of_class in found.values() for f in of_class]
-    labels = np.repeat(np.arange(len(found)), [len(of_class) for of_class in found.values()])
-    return files, labels.astype(np.int64), tuple(found)
+    files = [f for of_class in classes.values() for f in of_class]
+    labels = np.repeat(np.arange(len(classes)), [len(of_class) for of_class in classes.values()])
+    return files, labels.astype(np.int64), tuple(classes)
 
 
 def _checked_size(size: Any) -> tuple[int, int]:

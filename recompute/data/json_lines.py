@@ -43,16 +43,16 @@ def from_jsonl(path: str | Path) -> Arrays:
 def _add(cells: dict[str, list[Any]], line: str, where: str) -> None:
     """Adds a line's values; lists as arrays, which take less memory."""
     try:
-        found = json.loads(line)
+        row = json.loads(line)
     except (ValueError, RecursionError) as e:
         raise ModelError(f"cannot read the data file {where} is no JSON ({e})") from None
-    if not isinstance(found, Mapping):
+    if not isinstance(row, Mapping):
         raise ModelError(f'cannot read the data file {where} is no object of columns, such as {{"x": [1, 2]}}')
     first = not cells
-    if not first and found.keys() != cells.keys():
-        other = min(found.keys() ^ cells.keys())
+    if not first and row.keys() != cells.keys():
+        other = min(row.keys() ^ cells.keys())
         raise ModelError(f"cannot read the data file {where} {'lacks' if other in cells else 'also has'} '{other}'")
-    for name, value in found.items():
+    for name, value in row.items():
         cells.setdefault(name, []).append(_compact(value))
 
 
@@ -60,10 +60,10 @@ def _compact(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except (ValueError, OverflowError):
         return value
-    return found if found.dtype.kind in "biuf" else value
+    return array if array.dtype.kind in "biuf" else value
 
 
 def _rows(values: list[Any], what: str) -> Rows:
@@ -71,10 +71,10 @@ def _rows(values: list[Any], what: str) -> Rows:
     if kinds == {str}:
         return Rows.of(np.array(values, TEXT))
     if kinds == {bool} or (kinds <= {int, float} and kinds):
-        found = np.array(values)
-        if found.dtype.kind == "O":
+        array = np.array(values)
+        if array.dtype.kind == "O":
             raise UsageError(f"{what} has whole numbers of more than 64 bits")
-        return Rows.of(found)
+        return Rows.of(array)
     if kinds <= {list, np.ndarray}:
         return rows_of_samples(values, what)
     named = ", ".join(sorted(k.__name__ for k in kinds))

@@ -38,8 +38,8 @@ class Limit(NamedTuple):
 
 def limits_of(block: Block) -> dict[str, Limit]:
     """The limit of every integer input whose readers have one."""
-    found = {v.name: limit_of(block, v) for v in as_block(block).inputs if v.type.numpy.kind in "iu"}
-    return {name: limit for name, limit in found.items() if limit is not None}
+    limits = {v.name: limit_of(block, v) for v in as_block(block).inputs if v.type.numpy.kind in "iu"}
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def limit_of(block: Block, v: Value) -> Limit | None:

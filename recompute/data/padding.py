@@ -46,15 +46,15 @@ class Padding:
         """Why samples of one shape (with ragged axes) cannot be padded to another; "" if they can."""
         if len(have) != len(need):
             return f"a sample has {len(have)} dimensions, not {len(need)}"
-        for axis, (own, wanted) in enumerate(zip(have, need, strict=True)):
-            if own != wanted and axis not in self.axes:
-                size = "different sizes" if own == RAGGED else str(own)
+        for axis, (have_size, wanted) in enumerate(zip(have, need, strict=True)):
+            if have_size != wanted and axis not in self.axes:
+                size = "different sizes" if have_size == RAGGED else str(have_size)
                 return f"axis {axis} of a sample has {size}, not {wanted}, and no bucket changes it"
         return ""
 
     def made(self, samples: np.ndarray, need: TensorType, indices: np.ndarray, what: str) -> np.ndarray:
         """The samples, padded.  UsageError for one that is longer than the input."""
-        found = np.full((len(samples), *need.shape[1:]), self.value, need.numpy)
+        padded = np.full((len(samples), *need.shape[1:]), self.value, need.numpy)
         for row, sample in enumerate(samples):
             if any(a > b for a, b in zip(sample.shape, need.shape[1:], strict=True)):
                 raise UsageError(
@@ -65,8 +65,8 @@ class Padding:
                 slice(size - n, size) if self.side == "left" and axis in self.axes else slice(n)
                 for axis, (n, size) in enumerate(zip(sample.shape, need.shape[1:], strict=True))
             )
-            found[row][place] = 1 if self.masks else cast(sample[None], need, indices[row : row + 1], what)[0]
-        return found
+            padded[row][place] = 1 if self.masks else cast(sample[None], need, indices[row : row + 1], what)[0]
+        return padded
 
 
 def paddings(
@@ -74,31 +74,31 @@ def paddings(
     axes: Mapping[str, frozenset[int]],
     limits: Mapping[str, Limit],
     labels: frozenset[str],
-    given: Mapping[str, Any],
+    rules: Mapping[str, Any],
 ) -> dict[str, Padding]:
     """How each input whose samples have several sizes is padded.
 
     `axes`: input → axes of a sample that buckets change.  `labels`: inputs that a loss compares with, which are padded
-    with the label that it ignores.  `given`: `Pad`, `MaskOf` or a value by input.  UsageError for inputs that have no
+    with the label that it ignores.  `rules`: `Pad`, `MaskOf` or a value by input.  UsageError for inputs that have no
     such axes, and for labels without a value that does not count.
     """
-    found = {}
+    result = {}
     for v in inputs:
         if v.name not in axes:
             continue
-        how = given.get(v.name)
+        how = rules.get(v.name)
         if how is None:
             how = Pad(_value(v, limits.get(v.name), v.name in labels))
         if isinstance(how, MaskOf):
-            found[v.name] = Padding(0, _side(how.side), axes[v.name], masks=True)
+            result[v.name] = Padding(0, _side(how.side), axes[v.name], masks=True)
             continue
         pad = how if isinstance(how, Pad) else Pad(how)
-        found[v.name] = Padding(_checked(pad.value, v), _side(pad.side), axes[v.name])
-    for name in given:
-        if name not in found:
-            has = ", ".join(found) or "none"
+        result[v.name] = Padding(_checked(pad.value, v), _side(pad.side), axes[v.name])
+    for name in rules:
+        if name not in result:
+            has = ", ".join(result) or "none"
             raise UsageError(f"padding: '{name}' is no input whose size buckets change; these are: {has}")
-    return found
+    return result
 
 
 def _value(v: Value, limit: Limit | None, is_label: bool) -> float:

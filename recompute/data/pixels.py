@@ -40,8 +40,8 @@ class Scale:
             np.add(out, self.shift, out=out)
 
 
-def _a_channel(given: Any, channels: int, name: str, default: float) -> np.ndarray:
-    numbers = np.atleast_1d(np.asarray(default if given is None else given, np.float64))
+def _a_channel(value: Any, channels: int, name: str, default: float) -> np.ndarray:
+    numbers = np.atleast_1d(np.asarray(default if value is None else value, np.float64))
     if numbers.shape not in ((1,), (channels,)):
         raise UsageError(f"{name} must be one number, or {channels} (one a channel), not {len(numbers)}")
     return np.broadcast_to(numbers, (channels,))
@@ -67,10 +67,10 @@ class Pixels(Wrapped):
         seed: int = 0,
     ) -> None:
         super().__init__(inner)
-        dtype, shape = found = need_column(inner, column)
+        dtype, shape = kind = need_column(inner, column)
         if dtype != np.uint8 or len(shape) not in (2, 3):
             raise UsageError(
-                f"column '{column}' of {self.name} has samples of {show_column(found)}, not of uint8 with 2 or 3 axes: "
+                f"column '{column}' of {self.name} has samples of {show_column(kind)}, not of uint8 with 2 or 3 axes: "
                 "it is no column of images as bytes"
             )
         if len(shape) == 2:
@@ -80,7 +80,7 @@ class Pixels(Wrapped):
         if not 0 <= pad < min(shape[1:]):
             raise UsageError(f"pad must be at least 0 and less than the images' size, {min(shape[1:])}, not {pad}")
         self.column, self.flip, self.pad, self.seed, self.epoch = column, flip, pad, seed, 0
-        self.transposed = channels_last and len(found[1]) == 3
+        self.transposed = channels_last and len(kind[1]) == 3
         self.scale = Scale(shape[0], mean, std)
         self.columns = {**inner.columns, column: (np.dtype(np.float32), shape)}
         self.finite = inner.finite | {column}
@@ -109,12 +109,12 @@ class Pixels(Wrapped):
         return taken
 
     def _changed(self, images: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        made = np.zeros(images.shape, np.uint8)
+        padded = np.zeros(images.shape, np.uint8)
         height, width = images.shape[2:]
-        for sample, image, out in zip(indices.tolist(), images, made, strict=True):
+        for sample, image, out in zip(indices.tolist(), images, padded, strict=True):
             draws = uniform(self.seed, self.epoch, sample, 3)
             image = image[:, :, ::-1] if self.flip and draws[0] < 0.5 else image
             y, x = (int(d * (2 * self.pad + 1)) - self.pad for d in draws[1:])
             to = out[:, max(0, y) : height + min(0, y), max(0, x) : width + min(0, x)]
             to[...] = image[:, max(0, -y) : height - max(0, y), max(0, -x) : width - max(0, x)]
-        return made
+        return padded

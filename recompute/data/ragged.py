@@ -24,10 +24,10 @@ class RaggedRows(Rows):
 
     def take(self, indices: np.ndarray) -> np.ndarray:
         """An array of Python objects: the sample's array of each of the rows, a view."""
-        found = np.empty(len(indices), object)
+        samples = np.empty(len(indices), object)
         for at, i in enumerate(indices.tolist()):
-            found[at] = self._values[self._starts[i] : self._starts[i + 1]].reshape(self._shapes[i])
-        return found
+            samples[at] = self._values[self._starts[i] : self._starts[i + 1]].reshape(self._shapes[i])
+        return samples
 
     def shapes(self) -> np.ndarray:
         """int64[n, axes]: the size of every sample."""
@@ -59,12 +59,12 @@ def rows_of_samples(samples: Iterable[Any], what: str) -> Rows:
 
 def _array(sample: Any, i: int, what: str) -> np.ndarray:
     try:
-        found = np.asarray(sample)
+        array = np.asarray(sample)
     except ValueError:
-        found = np.empty(1, object)
-    if found.dtype.kind not in "biufV" or not found.ndim:
+        array = np.empty(1, object)
+    if array.dtype.kind not in "biufV" or not array.ndim:
         raise UsageError(f"{what} has no array of numbers in sample {i} (counted from 0)")
-    return found
+    return array
 
 
 def _rows(values: np.ndarray, shapes: np.ndarray) -> Rows:
@@ -74,10 +74,10 @@ def _rows(values: np.ndarray, shapes: np.ndarray) -> Rows:
     return RaggedRows(np.ascontiguousarray(values, values.dtype.newbyteorder("=")), shapes)
 
 
-def is_list_of_samples(given: Any) -> bool:
+def is_list_of_samples(value: Any) -> bool:
     """Whether this is a list, or an array of Python objects, whose elements are lists or arrays."""
-    if isinstance(given, np.ndarray):
-        listed = given.dtype.kind == "O" and given.ndim == 1
+    if isinstance(value, np.ndarray):
+        listed = value.dtype.kind == "O" and value.ndim == 1
     else:
-        listed = isinstance(given, (list, tuple))
-    return listed and len(given) > 0 and all(isinstance(e, (list, tuple, np.ndarray)) for e in given)
+        listed = isinstance(value, (list, tuple))
+    return listed and len(value) > 0 and all(isinstance(e, (list, tuple, np.ndarray)) for e in value)

@@ -58,11 +58,11 @@ class Rows:
         """The whole column; rows of unaligned or foreign bytes as bytes, which are copied fastest."""
         with self._lock:
             if self._rows is None and self._load is not None:
-                found = self._load()
-                if (mapping := getattr(found, "_mmap", None)) is not None:
-                    start = found.offset - found.offset % mmap.ALLOCATIONGRANULARITY  # type: ignore[attr-defined]
+                content = self._load()
+                if (mapping := getattr(content, "_mmap", None)) is not None:
+                    start = content.offset - content.offset % mmap.ALLOCATIONGRANULARITY  # type: ignore[attr-defined]
                     self._mapped = mapping, start + len(mapping)
-                array = found.view(np.ndarray)
+                array = content.view(np.ndarray)
                 whole = array.flags.c_contiguous and array.size and not is_text(array.dtype)
                 if whole and not (array.flags.aligned and array.dtype.isnative):
                     self._stored = array.dtype

@@ -105,7 +105,7 @@ class _Table:
 
     def _convert(self, block: list[list[str]]) -> None:
         start, self.rows = self.rows, self.rows + len(block)
-        made = []
+        arrays = []
         for i, cells in enumerate(zip(*block, strict=True)):
             array = None if i in self.texts else _numbers(cells)
             if array is None:
@@ -117,8 +117,8 @@ class _Table:
                 array = np.array(cells, dtype=TEXT)
             elif array.dtype.kind == "f" and (at := next((r for r, c in enumerate(cells) if not c.strip()), -1)) >= 0:
                 self.notes.setdefault(self.names[i], f"the cell of sample {start + at} is empty")
-            made.append(array)
-        self.blocks.append(made)
+            arrays.append(array)
+        self.blocks.append(arrays)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The whole columns."""
@@ -173,20 +173,20 @@ def from_parquet(path: str | Path | Sequence[str | Path]) -> Arrays:
     def column(wanted: str) -> Any:
         with readable(where, "a Parquet file"), lock:
             parts = [f.read(columns=[wanted]) for f in files]
-            found = pa.concat_tables(parts).column(0).combine_chunks()
-            if len(found) != count:
-                raise ValueError(f"column '{wanted}' has {len(found)} rows, not {count}")
-            return found
+            array = pa.concat_tables(parts).column(0).combine_chunks()
+            if len(array) != count:
+                raise ValueError(f"column '{wanted}' has {len(array)} rows, not {count}")
+            return array
 
     with readable(where, "a Parquet file"):
         files = [parquet.ParquetFile(regular(p)) for p in paths]
         schema, count = files[0].schema_arrow, sum(f.metadata.num_rows for f in files)
     for field in schema:
-        found = _of_type(field, count, functools.partial(column, field.name), name)
-        if isinstance(found, str):
-            notes[field.name] = found
+        array = _of_type(field, count, functools.partial(column, field.name), name)
+        if isinstance(array, str):
+            notes[field.name] = array
         else:
-            rows[field.name] = found
+            rows[field.name] = array
     return Arrays(rows, name, notes)
 
 

@@ -32,9 +32,9 @@ class Tokenized(Wrapped):
         if len(self.texts) not in (1, 2):
             raise UsageError(f"one column of text or a pair of them is tokenized, not {len(self.texts)}")
         for name in self.texts:
-            found = need_column(inner, name)
-            if not is_text(found[0]) or found[1]:
-                raise UsageError(f"column '{name}' of {self.name} has samples of {show_column(found)}, not of text")
+            kind = need_column(inner, name)
+            if not is_text(kind[0]) or kind[1]:
+                raise UsageError(f"column '{name}' of {self.name} has samples of {show_column(kind)}, not of text")
         self.tokenizer = _prepared(tokenizer, length, lower)
         least = self.tokenizer.num_special_tokens_to_add(len(self.texts) == 2)
         if length <= least:
@@ -54,35 +54,35 @@ class Tokenized(Wrapped):
         parts = [n for n in names if n in _PARTS]
         kept = [n for n in names if n not in _PARTS]
         taken = self.inner.read(indices, [*kept, *(self.texts if parts else ())])
-        found = {n: taken[n] for n in kept}
+        arrays = {n: taken[n] for n in kept}
         if parts:
             columns = [[str(text) for text in taken[n]] for n in self.texts]
-            given = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-            encodings = self.tokenizer.encode_batch(given)
+            texts = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+            encodings = self.tokenizer.encode_batch(texts)
             for n in parts:
                 shape = len(indices), *self.columns[n][1]
-                found[n] = np.array([getattr(e, _PARTS[n]) for e in encodings], np.int64).reshape(shape)
-        return {n: found[n] for n in names}
+                arrays[n] = np.array([getattr(e, _PARTS[n]) for e in encodings], np.int64).reshape(shape)
+        return {n: arrays[n] for n in names}
 
 
-def _prepared(given: Any, length: int, lower: bool) -> Any:
+def _prepared(source: Any, length: int, lower: bool) -> Any:
     """A copy of a tokenizer that gives `length` words a text; the given one stays as it is."""
     library = load_extra("tokenizers", "text", "tokenizing")
-    if isinstance(given, (str, Path)):
-        found = _from_file(library, Path(given), lower)
+    if isinstance(source, (str, Path)):
+        tokenizer = _from_file(library, Path(source), lower)
     else:
-        inside = getattr(given, "backend_tokenizer", None) or getattr(given, "_tokenizer", None) or given
+        inside = getattr(source, "backend_tokenizer", None) or getattr(source, "_tokenizer", None) or source
         if not isinstance(inside, library.Tokenizer):
-            kind = type(given).__name__
+            kind = type(source).__name__
             raise UsageError(f"a tokenizer of the library tokenizers, or the path of one, is needed, not {kind}")
-        found = library.Tokenizer.from_str(inside.to_str())
-    padding = found.padding or {}
-    known = (w for w in ("[PAD]", "<pad>") if found.token_to_id(w) is not None)
-    word = padding.get("pad_token") or next(known, "[PAD]")
-    number = padding.get("pad_id", found.token_to_id(word) or 0)
-    found.enable_truncation(length)
-    found.enable_padding(length=length, pad_id=number, pad_token=word)
-    return found
+        tokenizer = library.Tokenizer.from_str(inside.to_str())
+    padding = tokenizer.padding or {}
+    words = (w for w in ("[PAD]", "<pad>") if tokenizer.token_to_id(w) is not None)
+    word = padding.get("pad_token") or next(words, "[PAD]")
+    number = padding.get("pad_id", tokenizer.token_to_id(word) or 0)
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(length=length, pad_id=number, pad_token=word)
+    return tokenizer
 
 
 def _from_file(library: Any, path: Path, lower: bool) -> Any:

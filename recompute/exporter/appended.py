@@ -34,9 +34,9 @@ def appended_block(program: Program) -> Block | None:
     ]
     if not outputs:
         return None
-    found = ForTest(tuple(v.name for v in outputs)).run(block)
-    new = [op for op in found.operators if all(v.name not in there for v in op.writes())]
-    return found.with_operators(leading_to(new, outputs))
+    forward = ForTest(tuple(v.name for v in outputs)).run(block)
+    new = [op for op in forward.operators if all(v.name not in there for v in op.writes())]
+    return forward.with_operators(leading_to(new, outputs))
 
 
 def with_appended(model: onnx.ModelProto, program: Program, new: Block) -> onnx.ModelProto:
@@ -46,8 +46,8 @@ def with_appended(model: onnx.ModelProto, program: Program, new: Block) -> onnx.
     """
     model = raised(model, OPSET) if main_opset(model) < OPSET else model
     graph = model.graph
-    made = {v.name for op in new.operators for v in op.writes()}
-    reads = {v.name: v for op in new.operators for v in op.reads() if v.name not in made}
+    written = {v.name for op in new.operators for v in op.writes()}
+    reads = {v.name: v for op in new.operators for v in op.reads() if v.name not in written}
     there = _names(graph)
     constants = {c.value.name: c for c in new.constants}
     for name, v in reads.items():
@@ -60,7 +60,9 @@ def with_appended(model: onnx.ModelProto, program: Program, new: Block) -> onnx.
     missing = sorted(set(reads) - _names(graph))
     if missing:
         raise ModelError(listed("appended operators read values that the original model does not have", missing))
-    builder = FunctionBuilder(Names(_names(graph) | made), {v.name: v.type for op in new.operators for v in op.reads()})
+    builder = FunctionBuilder(
+        Names(_names(graph) | written), {v.name: v.type for op in new.operators for v in op.reads()}
+    )
     for op in new.operators:
         builder.prefix = next(op.writes()).name
         ins, outs = (["" if v is None else v.name for v in vs] for vs in (op.inputs, op.outputs))
@@ -76,8 +78,8 @@ def with_appended(model: onnx.ModelProto, program: Program, new: Block) -> onnx.
 
 def _names(graph: onnx.GraphProto) -> set[str]:
     """All values of a graph."""
-    found = {t.name for t in graph.initializer} | {i.name for i in graph.input}
-    return found.union(o for n in graph.node for o in n.output)
+    names = {t.name for t in graph.initializer} | {i.name for i in graph.input}
+    return names.union(o for n in graph.node for o in n.output)
 
 
 def _declare_outputs(graph: onnx.GraphProto, new: Block) -> None:

@@ -183,21 +183,21 @@ def _texts(found: Iterable[Any]) -> bool:
 
 def _metadata(proto: onnx.ModelProto, where: str) -> dict[str, str]:
     """The metadata entries.  ModelError if one of this package is not UTF-8 text, for which protobuf returns bytes."""
-    found = {p.key: p.value for p in proto.metadata_props if isinstance(p.key, str)}
-    for key, value in found.items():
+    fields = {p.key: p.value for p in proto.metadata_props if isinstance(p.key, str)}
+    for key, value in fields.items():
         if key.startswith("recompute.") and not isinstance(value, str):
             raise ModelError(f"{where} has damaged metadata: {key} is not UTF-8 text")
-    return found
+    return fields
 
 
-def _plan(found: Any) -> Any:
+def _plan(fields: Any) -> Any:
     """The RecomputePlan in the metadata; other contents, put there by a user, are returned as parsed JSON."""
     names = [f.name for f in dataclasses.fields(RecomputePlan) if f.name != "reruns"]
     later = {"offloads", "slices", "approximations", "before"}  # which earlier versions do not have
-    if not isinstance(found, dict) or later | set(found) != {"reruns", *names}:
-        return found
-    texts = [found.get(k, []) for k in names]
-    reruns = found["reruns"]
+    if not isinstance(fields, dict) or later | set(fields) != {"reruns", *names}:
+        return fields
+    texts = [fields.get(k, []) for k in names]
+    reruns = fields["reruns"]
     if not all(isinstance(t, list) and all(isinstance(x, str) for x in t) for t in texts) or not all(
         isinstance(r, dict) and set(r) == {"operator", "before"} and all(type(i) is int for i in r.values())
         for r in (reruns if isinstance(reruns, list) else [None])

@@ -162,10 +162,10 @@ class FunctionBuilder:
         if len(pairs) < sum(map(bool, outs)):
             raise ModelError(f"operator {op.name}: its `expand` does not return all used outputs")
         names = {c.value.name: self.array(c.numpy()) for c in b.constants}
-        made = {v.name for o in b.operators for v in o.writes()}
+        written = {v.name for o in b.operators for v in o.writes()}
         copies = []
         for v, o in pairs:
-            if v.name in made and v.name not in names:
+            if v.name in written and v.name not in names:
                 names[v.name] = o
             else:  # an input, a constant, or an output returned twice
                 copies.append((names.get(v.name, v.name), o))
@@ -186,13 +186,13 @@ class FunctionBuilder:
 
     def _infer(self, node: onnx.NodeProto) -> None:
         """Types of a node's outputs, by ONNX's shape inference."""
-        given = {n: type_proto(self.type(n)) for n in node.input if n}
+        inputs = {n: type_proto(self.type(n)) for n in node.input if n}
         data = {n: tensor_of(n, self._constants[n]) for n in node.input if n in self._constants}
-        found = onnx.shape_inference.infer_node_outputs(
-            _schema(node.op_type), node, given, data, opset_imports=[helper.make_opsetid("", OPSET)]
+        types = onnx.shape_inference.infer_node_outputs(
+            _schema(node.op_type), node, inputs, data, opset_imports=[helper.make_opsetid("", OPSET)]
         )
         for name in node.output:
-            t = found[name].tensor_type if name in found else None
+            t = types[name].tensor_type if name in types else None
             dtype = dtype_from_onnx(t.elem_type) if t is not None else None
             if t is None or dtype is None or any(not d.HasField("dim_value") for d in t.shape.dim):
                 raise ModelError(f"export: ONNX cannot infer the type of '{name}' ({node.op_type})")
@@ -201,10 +201,10 @@ class FunctionBuilder:
 
 def _trimmed(names: Sequence[str]) -> list[str]:
     """The names without absent ones at the end."""
-    found = [n or "" for n in names]
-    while found and not found[-1]:
-        found.pop()
-    return found
+    trimmed = [n or "" for n in names]
+    while trimmed and not trimmed[-1]:
+        trimmed.pop()
+    return trimmed
 
 
 @functools.cache
@@ -217,15 +217,15 @@ def _schema(op_type: str) -> onnx.defs.OpSchema:
 def _attributes_of(op: Op) -> dict[str, Any]:
     """The fields that ONNX has by the same name; ModelError if it lacks one that differs from its default."""
     assert op.onnx_name is not None
-    known = _schema(op.onnx_name).attributes
-    found = {}
+    fields = _schema(op.onnx_name).attributes
+    attributes = {}
     for field in dataclasses.fields(op):
         value = getattr(op, field.name)
-        if field.name in known:
-            found[field.name] = value
+        if field.name in fields:
+            attributes[field.name] = value
         elif field.default is dataclasses.MISSING or value != field.default:
             raise ModelError(f"{op.name}: ONNX's {op.onnx_name} has no attribute '{field.name}': it needs `export`")
-    return found
+    return attributes
 
 
 # element types as ONNX's schemas write them

@@ -76,11 +76,11 @@ def _normalized(node: onnx.NodeProto, read: set[str]) -> list[onnx.NodeProto]:
         for i, o in enumerate(node.output)
         if i and o and o in read
     ]
-    own = onnx.NodeProto()
-    own.CopyFrom(node)
-    del own.attribute[:], own.output[1:]
-    own.attribute.extend(kept)
-    return [own, *copies]
+    normal = onnx.NodeProto()
+    normal.CopyFrom(node)
+    del normal.attribute[:], normal.output[1:]
+    normal.attribute.extend(kept)
+    return [normal, *copies]
 
 
 def restricted(graph: onnx.GraphProto, wanted: Sequence[str]) -> None:
@@ -88,11 +88,11 @@ def restricted(graph: onnx.GraphProto, wanted: Sequence[str]) -> None:
 
     Inner values may be wanted.  UsageError for a name that the graph does not have.
     """
-    known = {v.name: v for v in (*graph.value_info, *graph.output, *graph.input)}
-    made = {o for n in graph.node for o in n.output} | {i.name for i in graph.input}
+    infos = {v.name: v for v in (*graph.value_info, *graph.output, *graph.input)}
+    written = {o for n in graph.node for o in n.output} | {i.name for i in graph.input}
     for name in wanted:
-        if name not in made:
-            raise UsageError(f"the model has no value '{name}' for an output{nearest(name, made)}")
+        if name not in written:
+            raise UsageError(f"the model has no value '{name}' for an output{nearest(name, written)}")
     before = set(names_read(graph.node))
     needed = set(wanted)
     nodes = []
@@ -106,16 +106,16 @@ def restricted(graph: onnx.GraphProto, wanted: Sequence[str]) -> None:
         graph.node.extend(kept)
         _drop(graph.input, before - needed)
         _drop(graph.initializer, before - needed)
-    outputs = [known.get(n) or onnx.ValueInfoProto(name=n) for n in wanted]
+    outputs = [infos.get(n) or onnx.ValueInfoProto(name=n) for n in wanted]
     copies = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in outputs]
     del graph.output[:]
     graph.output.extend(copies)
 
 
-def _drop(found: object, names: set[str]) -> None:
+def _drop(values: object, names: set[str]) -> None:
     """Removes the named entries of a repeated field."""
-    for at in reversed([i for i, v in enumerate(found) if v.name in names]):  # type: ignore[var-annotated, arg-type]
-        del found[at]  # type: ignore[attr-defined]
+    for at in reversed([i for i, v in enumerate(values) if v.name in names]):  # type: ignore[var-annotated, arg-type]
+        del values[at]  # type: ignore[attr-defined]
 
 
 def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

@@ -100,8 +100,8 @@ class _Graph:
 
     def check(self, activations: list[Operator], weights: list[_Weight]) -> None:
         """ModelError unless the graph has all the names."""
-        known = {*self.made, *(i.name for i in self.graph.input)}
-        missing = {_first(op).name for op in activations} - known
+        names = {*self.made, *(i.name for i in self.graph.input)}
+        missing = {_first(op).name for op in activations} - names
         missing |= {r for w in weights for r in w.readers if r not in self.made or w.name not in self.made[r].input}
         if missing:
             raise ModelError(
@@ -139,9 +139,9 @@ class _Graph:
     def pair(self, x: str, scale: Scale) -> tuple[list[onnx.NodeProto], str]:
         """QuantizeLinear and DequantizeLinear of a value, and the result."""
         q, y = (self.names.take(f"{x}_{what}") for what in ("quantized", "dequantized"))
-        given = [self.tensor(f"{x}_scale", scale.scale), self.tensor(f"{x}_zero_point", scale.zero)]
+        scale_and_zero = [self.tensor(f"{x}_scale", scale.scale), self.tensor(f"{x}_zero_point", scale.zero)]
         self.scales[y] = scale
-        return [_node("QuantizeLinear", [x, *given], q), _node("DequantizeLinear", [q, *given], y)], y
+        return [_node("QuantizeLinear", [x, *scale_and_zero], q), _node("DequantizeLinear", [q, *scale_and_zero], y)], y
 
     def tensor(self, wish: str, array: np.ndarray) -> str:
         """A new initializer."""
@@ -201,9 +201,9 @@ class _Graph:
                 continue
             if x is not None and bias is not None:
                 integers, whole, scale = quantized_bias(integers, bias, x)
-                given = [self.tensor(f"{name}_bias_quantized", whole), self.tensor(f"{name}_bias_scale", scale)]
+                tensors = [self.tensor(f"{name}_bias_quantized", whole), self.tensor(f"{name}_bias_scale", scale)]
                 read = self.names.take(f"{name}_bias_dequantized")
-                self.first.append(_node("DequantizeLinear", given, read, axis=0))
+                self.first.append(_node("DequantizeLinear", tensors, read, axis=0))
             else:
                 read = self.tensor(f"{name}_bias_folded", bias)
             node.input[:] = [*node.input[:2], read]
@@ -212,9 +212,9 @@ class _Graph:
     def integers(self, name: str, w: Integers) -> str:
         """The result of DequantizeLinear on an int8 weight."""
         arrays = ("quantized", w.values), ("scale", w.scale), ("zero_point", np.zeros(w.scale.shape, np.int8))
-        given = [self.tensor(f"{name}_{what}", a) for what, a in arrays]
+        tensors = [self.tensor(f"{name}_{what}", a) for what, a in arrays]
         result = self.names.take(f"{name}_dequantized")
-        self.first.append(_node("DequantizeLinear", given, result, axis=w.axis))
+        self.first.append(_node("DequantizeLinear", tensors, result, axis=w.axis))
         return result
 
     def bias(self, node: onnx.NodeProto, w: Integers) -> np.ndarray | None:
@@ -223,8 +223,8 @@ class _Graph:
         name = node.input[2] if len(node.input) > 2 and node.op_type in ("Conv", "Gemm") else ""
         if name not in self.tensors or any(f != 1 for f in factors.values()):
             return None
-        found = tensor_array(self.tensors[name])
-        return found if found.shape == w.scale.shape else None
+        array = tensor_array(self.tensors[name])
+        return array if array.shape == w.scale.shape else None
 
     # -- normalisations -------------------------------------------------------------------------------------------
 
@@ -256,13 +256,13 @@ class _Graph:
 
     def write(self) -> None:
         """Nodes in order; initializers that nothing reads any more go."""
-        found = list(self.first)
+        order = list(self.first)
         for node in self.nodes:
             if node.op_type == "BatchNormalization" and node.output[0] in self.gone:
                 continue
-            found.append(node)
-            found += [n for o in node.output for n in self.behind.get(o, ())]
-        nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in found]
+            order.append(node)
+            order += [n for o in node.output for n in self.behind.get(o, ())]
+        nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in order]
         del self.graph.node[:]
         self.graph.node.extend(nodes)
         read = {*names_read(nodes), *self.outputs}

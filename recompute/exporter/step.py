@@ -244,14 +244,14 @@ class _Step:
 
     def _metadata(self, plan: Any, version: str) -> dict[str, str]:
         plan = self.program.plan if plan is None else plan
-        known = self.program
+        program = self.program
         return {
             "recompute.version": version,
             "recompute.program": show(self.block),
             "recompute.updates": json.dumps(self._updated()),
             **({"recompute.plan": _json(plan)} if plan is not None else {}),
-            **({"recompute.gradients": json.dumps(known.gradients)} if known.gradients else {}),
-            **({"recompute.aliases": json.dumps(known.aliases)} if known.aliases else {}),
+            **({"recompute.gradients": json.dumps(program.gradients)} if program.gradients else {}),
+            **({"recompute.aliases": json.dumps(program.aliases)} if program.aliases else {}),
         }
 
 

@@ -63,10 +63,10 @@ def export_trained(
     values = {v.name: v for v in (*program.block.parameters, *program.block.buffers)}
     new = appended_block(program)
     read = () if new is None else (v.name for op in new.operators for v in op.reads())
-    own = values.keys() & set(read) - _holders(original.graph) | range_buffers(program.forward_block)
+    names = values.keys() & set(read) - _holders(original.graph) | range_buffers(program.forward_block)
     updated = {v.name for op in program.block.operators if op.op.updates for v in op.writes()}
     tensors = {t.name: t for t in original.graph.initializer}
-    trained = {n: v for n, v in values.items() if n not in own and (n in updated or _changed(program, v, tensors))}
+    trained = {n: v for n, v in values.items() if n not in names and (n in updated or _changed(program, v, tensors))}
     model = _with_trained(program, _with_places(original, set(trained)), trained)
     in_inference(model.graph)
     if new is not None:
@@ -159,8 +159,8 @@ def _fill(t: onnx.TensorProto, name: str, array: np.ndarray, referred: dict[str,
 
 def _holders(graph: onnx.GraphProto) -> set[str]:
     """The weights of the graph by name; copies of weights by Identity are separate weights."""
-    own = {t.name for t in graph.initializer}.union(n.output[0] for n in graph.node if _is_constant(n))
-    return own.union((name for name, _, _ in _nested(graph)), _attributes(graph))
+    holders = {t.name for t in graph.initializer}.union(n.output[0] for n in graph.node if _is_constant(n))
+    return holders.union((name for name, _, _ in _nested(graph)), _attributes(graph))
 
 
 def _attributes(graph: onnx.GraphProto) -> dict[str, onnx.AttributeProto]:

@@ -40,12 +40,12 @@ class Body:
 
         def call(*ins: str, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
             names = [self._fresh() for _ in range(outputs)]
-            given = list(ins)
-            while given and not given[-1]:
-                given.pop()
+            inputs = list(ins)
+            while inputs and not inputs[-1]:
+                inputs.pop()
             name = f"{self._node.name or self._prefix}/{op_type}"
             self.nodes.append(
-                onnx.helper.make_node(op_type, given, names, name=name, domain=domain, **without_none(attributes))
+                onnx.helper.make_node(op_type, inputs, names, name=name, domain=domain, **without_none(attributes))
             )
             return names[0] if outputs == 1 else names
 
@@ -84,8 +84,8 @@ class Body:
         """The nodes, with these results as the node's outputs.  ModelError if a used one is None."""
         to: dict[str, str] = {}
         written = {o for n in self.nodes for o in n.output}
-        found: Sequence[str | None] = [*names, *[None] * len(self._node.output)]
-        for outer, name in zip(self._node.output, found, strict=False):
+        outputs: Sequence[str | None] = [*names, *[None] * len(self._node.output)]
+        for outer, name in zip(self._node.output, outputs, strict=False):
             if not outer:
                 continue
             if name is None:

@@ -24,14 +24,14 @@ def _split_to_sequence(importer: ImportState, node: onnx.NodeProto) -> None:
     axis = options.get("axis", 0) % max(source.ndim, 1)
     length = source.shape[axis]
     if len(node.input) > 1 and node.input[1]:
-        known = importer.contents(node.input[1])
-        if known is None:
+        contents = importer.contents(node.input[1])
+        if contents is None:
             raise ModelError(f"its split, '{node.input[1]}', {unknown(importer, node.input[1])}")
-        given = known.array
-        size = int(given) if given.ndim == 0 else 0
+        array = contents.array
+        size = int(array) if array.ndim == 0 else 0
         if size > 0:
             _check_length(importer, -(-length // size), 0)
-        sizes = [min(size, length - i) for i in range(0, length, size)] if size else given.tolist()
+        sizes = [min(size, length - i) for i in range(0, length, size)] if size else array.tolist()
         squeeze = False
     else:
         _check_length(importer, length, 0)
@@ -65,10 +65,10 @@ def _sequence_at(importer: ImportState, node: onnx.NodeProto) -> None:
 
 
 def _position(importer: ImportState, name: str, length: int) -> int:
-    known = importer.contents(name)
-    if known is None:
+    contents = importer.contents(name)
+    if contents is None:
         raise ModelError(f"its position {unknown(importer, name)}")
-    at = int(known.array.reshape(()))
+    at = int(contents.array.reshape(()))
     if not -length <= at <= length:
         raise ModelError(f"position {at} is outside of a sequence of {length}")
     return at

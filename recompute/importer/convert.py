@@ -130,8 +130,8 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         converted = version_converter.convert_version(model, TARGET_OPSET)
         if parked:
             _park_unknown(converted.graph, None)
-            for own in [o for o in converted.opset_import if o.domain == _PARKED]:
-                converted.opset_import.remove(own)
+            for entry in [o for o in converted.opset_import if o.domain == _PARKED]:
+                converted.opset_import.remove(entry)
         if opset <= 10:
             _resize_from_the_corner(converted.graph, resized)
         if opset < 7:
@@ -167,16 +167,16 @@ def _park_unknown(graph: onnx.GraphProto, opset: int | None) -> bool:
 
     Optimizers write LayerNormalization and others into files of any opset, and the converter fails on them.
     """
-    found = False
+    parked = False
     for node in graph.node:
         if opset is None and node.domain == _PARKED:
             node.domain = ""
         elif opset is not None and node.domain in ("", "ai.onnx") and not has_operator(node.op_type, opset):
-            node.domain, found = _PARKED, True
+            node.domain, parked = _PARKED, True
         for a in node.attribute:
             if a.type == onnx.AttributeProto.GRAPH:
-                found = _park_unknown(a.g, opset) or found
-    return found
+                parked = _park_unknown(a.g, opset) or parked
+    return parked
 
 
 def _flatten_hardmax(graph: onnx.GraphProto) -> None:

@@ -19,13 +19,13 @@ def copies_of(names: Iterable[str], tensors: Mapping[str, onnx.TensorProto]) -> 
     by_shape: dict[tuple[int, ...], list[str]] = {}
     for name, t in tensors.items():
         by_shape.setdefault(tuple(sorted(t.dims)), []).append(name)
-    found: dict[str, str] = {}
+    copies: dict[str, str] = {}
     for name in names:
         for other in by_shape[tuple(sorted(tensors[name].dims))]:
-            if other != name and other not in found and _same(tensors[name], tensors[other]):
-                found[name] = other
+            if other != name and other not in copies and _same(tensors[name], tensors[other]):
+                copies[name] = other
                 break
-    return found
+    return copies
 
 
 def _same(one: onnx.TensorProto, other: onnx.TensorProto) -> bool:

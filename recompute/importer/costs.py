@@ -88,8 +88,8 @@ def check_sizes(node: onnx.NodeProto, known: Mapping[str, Any]) -> None:
         return
     most = {"Split": len(node.output), "SplitToSequence": MAX_SEQUENCE}.get(op_type, MAX_SIZES)
     for i in places:
-        if i < len(node.input) and (found := known.get(node.input[i])) is not None and found.array.size > most:
-            size = found.array.size
+        if i < len(node.input) and (constant := known.get(node.input[i])) is not None and constant.array.size > most:
+            size = constant.array.size
             raise ModelError(f"its input {i} ('{node.input[i]}') has {size:,} numbers, at most {most:,} are possible")
 
 

@@ -39,24 +39,24 @@ def with_dropout(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _masks(graph: onnx.GraphProto) -> dict[str, tuple[onnx.NodeProto, onnx.NodeProto, float]]:
     """Masks by name: the node that makes it, the one that draws its numbers, and the probability of 1."""
-    made = {o: n for n in graph.node for o in n.output if o}
+    makers = {o: n for n in graph.node for o in n.output if o}
     uses = Counter((*names_read(graph.node), *(o.name for o in graph.output)))
     uses.subtract(n.input[1] for n in graph.node if n.op_type == "CastLike")  # which reads the type only
     tensors = {t.name: t for t in graph.initializer}
-    found = {}
+    masks = {}
     for node in graph.node:
-        before = made.get(node.input[0]) if node.input else None
+        before = makers.get(node.input[0]) if node.input else None
         kinds = (node.op_type, before.op_type if before is not None else "")
         if before is None or kinds not in (("Floor", "Add"), ("Cast", "Less"), ("CastLike", "Less")):
             continue
-        draw, p = made.get(before.input[0]), _number(before.input[1], made, tensors)
+        draw, p = makers.get(before.input[0]), _number(before.input[1], makers, tensors)
         if before.op_type == "Add" and (draw is None or draw.op_type not in _DRAWS):
-            draw, p = made.get(before.input[1]), _number(before.input[0], made, tensors)
+            draw, p = makers.get(before.input[1]), _number(before.input[0], makers, tensors)
         if draw is None or not _is_uniform(draw) or p is None or not 0 < p < 1:
             continue
         if uses[before.output[0]] == uses[draw.output[0]] == 1:
-            found[node.output[0]] = node, draw, p
-    return found
+            masks[node.output[0]] = node, draw, p
+    return masks
 
 
 def _is_uniform(node: onnx.NodeProto) -> bool:
@@ -96,12 +96,12 @@ def _write(graph: onnx.GraphProto, node: onnx.NodeProto, draw: onnx.NodeProto, p
     put("Mul", [kept, put("CastLike", [constant(np.float32(p), "p32"), ones], "p")], "")
 
 
-def _number(name: str, made: dict[str, onnx.NodeProto], tensors: dict[str, onnx.TensorProto]) -> float | None:
+def _number(name: str, makers: dict[str, onnx.NodeProto], tensors: dict[str, onnx.TensorProto]) -> float | None:
     """The single number that a constant holds, also behind a cast."""
-    node = made.get(name)
+    node = makers.get(name)
     while node is not None and node.op_type in ("Cast", "CastLike"):
         name = node.input[0]
-        node = made.get(name)
+        node = makers.get(name)
     if name in tensors:
         array = numpy_helper.to_array(tensors[name])
     elif node is not None and node.op_type == "Constant" and node.attribute[0].name == "value":

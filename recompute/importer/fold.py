@@ -94,7 +94,7 @@ def static_shape_value(
     return {node.output[0]: Known(np.array(part, np.int64), "folded")}
 
 
-def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int, budget: Budget) -> dict[str, Known] | None:
+def fold(node: onnx.NodeProto, constants: Mapping[str, Known], opset: int, budget: Budget) -> dict[str, Known] | None:
     """Evaluates a node whose inputs are all known; None if it must stay in the program.
 
     Float initializers with dimensions are weights: expressions of them are computed in the step, so that they are
@@ -104,11 +104,11 @@ def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int, budget: B
         return None
     if node.op_type == "Constant":
         return {node.output[0]: Known(_constant(node), "constant")}
-    if any(n and n not in known for n in node.input):
+    if any(n and n not in constants for n in node.input):
         return None
-    ins = {n: known[n] for n in node.input if n}
+    ins = {n: constants[n] for n in node.input if n}
     if node.op_type == "Identity" and ins:
-        source = known[node.input[0]]
+        source = constants[node.input[0]]
         return {node.output[0]: Known(source.array, source.origin, source.trains)}
     if any(is_weight(k) for k in ins.values()):
         return None
@@ -139,12 +139,12 @@ def _affordable(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int, budg
     return True
 
 
-def remember(known: dict[str, Known], found: Mapping[str, Known], budget: Budget) -> None:
+def remember(known: dict[str, Known], computed: Mapping[str, Known], budget: Budget) -> None:
     """Stores folded values.  LimitError if they exceed the budget."""
-    for k in found.values():
+    for k in computed.values():
         if k.origin == "folded" and 0 not in k.array.strides:
             budget.take(k.array.nbytes)
-    known.update(found)
+    known.update(computed)
 
 
 def is_weight(k: Known) -> bool:
@@ -239,7 +239,7 @@ def _evaluate(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> dic
 
 def _named(node: onnx.NodeProto, results: Sequence[Any]) -> dict[str, Known] | None:
     """Results by the names of the node's outputs; None if one has an unsupported element type."""
-    found = {}
+    named = {}
     for name, r in zip(node.output, results, strict=False):
         r = np.asarray(r)
         if r.dtype.kind in _TEXT:
@@ -247,8 +247,8 @@ def _named(node: onnx.NodeProto, results: Sequence[Any]) -> dict[str, Known] | N
         elif r.dtype not in DTYPES.values():
             return None
         if name:
-            found[name] = Known(r, "folded")
-    return found
+            named[name] = Known(r, "folded")
+    return named
 
 
 def _by_hand(node: onnx.NodeProto, arrays: Sequence[np.ndarray]) -> tuple[int, Callable[[], Any]] | None:

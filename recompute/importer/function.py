@@ -61,20 +61,20 @@ def _instantiate(function: onnx.FunctionProto, node: onnx.NodeProto, schema: Any
     for formals, actuals in ((function.input, node.input), (function.output, node.output)):
         for i, formal in enumerate(formals):
             names[formal] = actuals[i] if i < len(actuals) else ""
-    given = {a.name: a for a in node.attribute}
+    attributes = {a.name: a for a in node.attribute}
     for name, a in schema.attributes.items():
-        if name not in given and a.default_value.name:
-            given[name] = a.default_value
+        if name not in attributes and a.default_value.name:
+            attributes[name] = a.default_value
     absent = {n for n in function.input if not names[n]}
     for inner in function.node:
         for n in (*inner.input, *inner.output):
             if n and not names.get(n) and n not in absent:
                 names[n] = f"{prefix}.{n}"
-    return [_copied(inner, names, given, f"{prefix}.{inner.name or inner.op_type}") for inner in function.node]
+    return [_copied(inner, names, attributes, f"{prefix}.{inner.name or inner.op_type}") for inner in function.node]
 
 
 def _copied(
-    inner: onnx.NodeProto, names: Mapping[str, str], given: Mapping[str, onnx.AttributeProto], called: str
+    inner: onnx.NodeProto, names: Mapping[str, str], attributes: Mapping[str, onnx.AttributeProto], called: str
 ) -> onnx.NodeProto:
     """A node of a body with its names replaced and attributes filled in, also inside its subgraphs."""
     copy = onnx.NodeProto()
@@ -84,29 +84,29 @@ def _copied(
     copy.output[:] = [names.get(n, n) for n in inner.output]
     del copy.attribute[:]
     for a in inner.attribute:
-        filled = _filled(a, given)
+        filled = _filled(a, attributes)
         if filled is None:
             continue
         copy.attribute.append(filled)
         if filled is a and a.type == onnx.AttributeProto.GRAPH:
             graph = copy.attribute[-1].g
-            own = {i.name for i in a.g.input} | {t.name for t in a.g.initializer}
-            own |= {o for n in a.g.node for o in n.output}
-            outer = {n: to for n, to in names.items() if n not in own}
+            inner_names = {i.name for i in a.g.input} | {t.name for t in a.g.initializer}
+            inner_names |= {o for n in a.g.node for o in n.output}
+            outer = {n: to for n, to in names.items() if n not in inner_names}
             del graph.node[:]
-            graph.node.extend(_copied(n, outer, given, n.name) for n in a.g.node)
+            graph.node.extend(_copied(n, outer, attributes, n.name) for n in a.g.node)
             for o in graph.output:
                 o.name = outer.get(o.name, o.name)
     return copy
 
 
-def _filled(a: onnx.AttributeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.AttributeProto | None:
+def _filled(a: onnx.AttributeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.AttributeProto | None:
     if not a.ref_attr_name:
         return a
-    if a.ref_attr_name not in given:
+    if a.ref_attr_name not in attributes:
         return None
     copy = onnx.AttributeProto()
-    copy.CopyFrom(given[a.ref_attr_name])
+    copy.CopyFrom(attributes[a.ref_attr_name])
     copy.name = a.name
     copy.ClearField("ref_attr_name")
     return copy

@@ -20,12 +20,12 @@ def names_read(nodes: Any) -> Iterator[str]:
 
 def needed(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
     """The nodes that some values need, which are added to `wanted`, in their order."""
-    found = []
+    result = []
     for node in reversed(nodes):
         if any(o in wanted for o in node.output):
             wanted.update(names_read([node]))
-            found.append(node)
-    return found[::-1]
+            result.append(node)
+    return result[::-1]
 
 
 def graphs_of(a: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
@@ -42,13 +42,13 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str], hidden: frozens
             node.input[i] = names[n]
     for a in node.attribute:
         for graph in graphs_of(a):
-            own = hidden.union((v.name for v in graph.input), (t.name for t in graph.initializer))
+            hidden_here = hidden.union((v.name for v in graph.input), (t.name for t in graph.initializer))
             for inner in graph.node:
-                rename_reads(inner, names, own)
+                rename_reads(inner, names, hidden_here)
                 if any(o in names for o in inner.output):
-                    own = own.union(inner.output)
+                    hidden_here = hidden_here.union(inner.output)
             for v in graph.output:
-                if v.name not in own:
+                if v.name not in hidden_here:
                     v.name = names.get(v.name, v.name)
 
 

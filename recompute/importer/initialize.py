@@ -12,7 +12,7 @@ from ..language.program import Program
 
 
 def initialise(program: Program, scheme: str, seed: int = 0, *, max_bytes: int | None = None) -> None:
-    """Initializes every parameter randomly.
+    """Initialises every parameter randomly.
 
     Matrices and convolution kernels: `"he"` is normal with variance 2 / fan_in (He et al. 2015), `"glorot"` uniform
     with variance 2 / (fan_in + fan_out) (Glorot & Bengio 2010).  Vectors: scales are 1, others 0.
@@ -48,23 +48,23 @@ def _draw(shape: tuple[int, ...], scheme: str, g: np.random.Generator) -> np.nda
 
 def _scales(program: Program) -> set[str]:
     """Parameters that are scales: of a normalisation, or a factor of a product (perhaps reshaped)."""
-    found: set[str] = set()
+    scales: set[str] = set()
     source: dict[str, str] = {}
     for op in program.block.operators:
         inputs = [source.get(v.name, v.name) for v in op.reads()]
         if op.op.name in ("Reshape", "Expand"):
             source.update((v.name, inputs[0]) for v in op.writes())
         elif op.op.name == "Mul":
-            found.update(inputs)
+            scales.update(inputs)
         elif "Norm" in op.op.name and len(inputs) > 1:
-            found.add(inputs[1])
-    return found
+            scales.add(inputs[1])
+    return scales
 
 
 def _variances(program: Program) -> set[str]:
     """Buffers with a running or given variance, which must not be 0, as normalisations divide by it."""
-    found = set()
+    variances = set()
     for op in program.block.operators:
         if op.op.name == "BatchNormalization" and len(op.inputs) > 4 and op.inputs[4] is not None:
-            found.add(op.inputs[4].name)
-    return found
+            variances.add(op.inputs[4].name)
+    return variances

@@ -41,8 +41,8 @@ def with_defaults(model: onnx.ModelProto, budget: Budget) -> onnx.ModelProto:
     todo = [copy.graph.node, *(f.node for f in copy.functions)]
     while todo:
         for node in todo.pop():
-            given = {a.name for a in node.attribute}
-            more = [a for a in defaults.get(_key(node.domain, node.op_type, node), ()) if a.name not in given]
+            names = {a.name for a in node.attribute}
+            more = [a for a in defaults.get(_key(node.domain, node.op_type, node), ()) if a.name not in names]
             budget.take(sum(a.ByteSize() for a in more))
             node.attribute.extend(more)
             todo += [g.node for a in node.attribute for g in graphs_of(a)]
@@ -108,9 +108,9 @@ def _own(nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionPro
         for node in todo.pop():
             key = _key(node.domain, node.op_type, node)
             if key in functions:
-                given = [a for a in node.attribute if not a.ref_attr_name]
-                refs = len(node.attribute) - len(given)
-                size.calls.append((key, sum(a.ByteSize() for a in given), refs))
+                attributes = [a for a in node.attribute if not a.ref_attr_name]
+                refs = len(node.attribute) - len(attributes)
+                size.calls.append((key, sum(a.ByteSize() for a in attributes), refs))
                 continue
             size.nodes += 1
             for a in node.attribute:

@@ -60,19 +60,19 @@ def fitted(declared: onnx.ValueInfoProto, value: Any) -> np.ndarray:
 def inputs_behind(importer: ImportState, name: str) -> list[str]:
     """The inputs that a value is computed from."""
     makers = {v.name: o for o in importer.builder.operators for v in o.writes()}
-    own = {v.name for v in importer.inputs}
-    found: dict[str, None] = {}
+    inputs = {v.name for v in importer.inputs}
+    names: dict[str, None] = {}
     stack, seen = [importer.env[name].name] if name in importer.env else [], set()
     while stack:
         n = stack.pop()
         if n in seen:
             continue
         seen.add(n)
-        if n in own:
-            found[n] = None
+        if n in inputs:
+            names[n] = None
         elif n in makers:
             stack += [v.name for v in makers[n].reads()]
-    return sorted(found)
+    return sorted(names)
 
 
 def unknown(importer: ImportState, name: str) -> str:

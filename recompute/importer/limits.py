@@ -44,9 +44,9 @@ class LimitError(ModelError):
         """This error with the name of its node, added once."""
         if self.placed:
             return self
-        found = LimitError(f"{place}: {self}")
-        found.placed = True
-        return found
+        error = LimitError(f"{place}: {self}")
+        error.placed = True
+        return error
 
 
 def memory_bytes() -> int:

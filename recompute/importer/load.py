@@ -117,8 +117,8 @@ def load(
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch, dims))
     importer.run()
     program = importer.program(source)
-    given = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
-    program.again = _again(source, program, {**given, **limits, "set": values})
+    fields = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
+    program.again = _again(source, program, {**fields, **limits, "set": values})
     give_back()
     _warn(importer, trainable)
     if init is not None:
@@ -296,17 +296,17 @@ class Importer(ImportState):
         train apart, as do statistics of normalisations.
         """
         name = node.input[0] if node.input else ""
-        own, known = self.canonical.get(name, name), self.known.get(name)
-        if own not in self.rule.origin.kinds:
-            if known is None or not is_weight(known) or node.output[0] in self.rule.roles.statistics:
+        canonical, constant = self.canonical.get(name, name), self.known.get(name)
+        if canonical not in self.rule.origin.kinds:
+            if constant is None or not is_weight(constant) or node.output[0] in self.rule.roles.statistics:
                 return False
-            if self.rule.from_pytorch and known.all_equal():
+            if self.rule.from_pytorch and constant.all_equal():
                 return False
         if source_operator(node) == "aten.detach.default":
             self._emit(node)
         else:
             self.alias(node.output[0], name)
-            self.rule.copies.setdefault(own, []).append(node.output[0])
+            self.rule.copies.setdefault(canonical, []).append(node.output[0])
         return True
 
     def _emit(self, node: onnx.NodeProto) -> None:
@@ -346,14 +346,14 @@ class Importer(ImportState):
     def _name_outputs(self, node: onnx.NodeProto, results: Values, start: int) -> None:
         """Gives the node's outputs their ONNX names; an output that is another value gets an alias."""
         written = [v for o in self.builder.operators[start:] for v in o.writes() if not o.op.updates]
-        made = {v.name for v in written}
+        outputs = {v.name for v in written}
         names: dict[str, str] = {}
         for wanted, v in zip(node.output, results, strict=False):
             if not wanted:
                 continue
             if v is None:
                 raise ModelError(f"{describe(node)}: its output '{wanted}' is not supported")
-            if v.name in made and v.name not in names:
+            if v.name in outputs and v.name not in names:
                 names[v.name] = wanted
             else:
                 self.aliases[wanted] = v.name
@@ -405,8 +405,8 @@ class Importer(ImportState):
         program = Program(block, self.data, source=source)
         program.imported = block
         values = block.values()
-        known = {n: k for n, k in self.known.items() if n not in self.canonical}
-        program.tensors = [*self.rule.decided.values(), *self.rule.rest(known, self.used)]
+        constants = {n: k for n, k in self.known.items() if n not in self.canonical}
+        program.tensors = [*self.rule.decided.values(), *self.rule.rest(constants, self.used)]
         shared = {a: n for a, n in self.canonical.items() if n in values}
         program.aliases = {a: n for a, n in {**self.aliases, **shared}.items() if a not in values}
         return program

@@ -120,21 +120,21 @@ def _trip_count(importer: ImportState, node: onnx.NodeProto) -> int | None:
     """The largest number of iterations; None if only the condition ends the loop."""
     if not node.input or not node.input[0]:
         return None
-    known = importer.contents(node.input[0])
-    if known is None:
+    contents = importer.contents(node.input[0])
+    if contents is None:
         raise ModelError(f"its trip count ('{node.input[0]}') {unknown(importer, node.input[0])}")
-    if known.array.size != 1:
-        raise ModelError(f"its trip count has {known.array.size} elements, it needs one")
-    return int(known.array.reshape(()))
+    if contents.array.size != 1:
+        raise ModelError(f"its trip count has {contents.array.size} elements, it needs one")
+    return int(contents.array.reshape(()))
 
 
 def _condition(importer: ImportState, name: str, what: str) -> bool:
-    known = importer.contents(name)
-    if known is None:
+    contents = importer.contents(name)
+    if contents is None:
         raise ModelError(f"{what} {unknown(importer, name)}")
-    if known.array.size != 1:
-        raise ModelError(f"{what} has {known.array.size} elements, it needs one")
-    return bool(known.array.reshape(()))
+    if contents.array.size != 1:
+        raise ModelError(f"{what} has {contents.array.size} elements, it needs one")
+    return bool(contents.array.reshape(()))
 
 
 # -- Scan --------------------------------------------------------------------------------------------------------------
@@ -214,22 +214,22 @@ def _scan(
 
 def _listed(options: Mapping[str, Any], name: str, count: int) -> list[int]:
     """A list attribute; zeros if it is absent."""
-    given = [int(i) for i in options.get(name, ())]
-    if given and len(given) != count:
-        raise ModelError(f"its {name} has {len(given)} numbers, it needs {count}")
-    return given or [0] * count
+    axes = [int(i) for i in options.get(name, ())]
+    if axes and len(axes) != count:
+        raise ModelError(f"its {name} has {len(axes)} numbers, it needs {count}")
+    return axes or [0] * count
 
 
 def _steps(importer: ImportState, names: Sequence[str], axes: Sequence[int]) -> int:
-    found = set()
+    lengths = set()
     for name, axis in zip(names, axes, strict=True):
         t = importer.type_of(name)
         if not -t.ndim <= axis < t.ndim:
             raise ModelError(f"scan axis {axis} is not an axis of '{name}' ({t})")
-        found.add(t.shape[axis])
-    if len(found) != 1:
-        raise ModelError(f"its scan inputs have different numbers of steps: {sorted(found)}")
-    return found.pop()
+        lengths.add(t.shape[axis])
+    if len(lengths) != 1:
+        raise ModelError(f"its scan inputs have different numbers of steps: {sorted(lengths)}")
+    return lengths.pop()
 
 
 def _rows(importer: ImportState, prefix: str, source: str, axis: int, steps: int) -> list[str]:
@@ -332,7 +332,7 @@ def scan_of_opset_8(importer: ImportState, node: onnx.NodeProto) -> None:
     check_trips(importer, body, batch * steps, {}, f"{batch:,} times {steps:,} steps")
     charge(importer.budget, batch * steps * body.units, f"{batch:,} times {steps:,} steps")
     split = [_rows(importer, f"{prefix}/in{i}", x, 0, batch) for i, x in enumerate([*states, *scanned])]
-    made: list[list[str]] = [[] for _ in range(n + k)]
+    names: list[list[str]] = [[] for _ in range(n + k)]
     for b in range(batch):
         here = f"{prefix}/{b}"
         rows = []
@@ -344,11 +344,11 @@ def scan_of_opset_8(importer: ImportState, node: onnx.NodeProto) -> None:
         if importer.problems():
             return
         for i, name in enumerate(values):
-            made[i].append(name)
+            names[i].append(name)
         for i, parts in enumerate(collected):
-            made[n + i].append(f"{here}/out{i}")
+            names[n + i].append(f"{here}/out{i}")
             _stack(importer, f"{here}/out{i}", _padded(importer, here, parts, steps), 0, body.graph.output[n + i])
-    for outer, parts, declared in zip(node.output, made, body.graph.output, strict=False):
+    for outer, parts, declared in zip(node.output, names, body.graph.output, strict=False):
         if outer:
             _stack(importer, outer, parts, 0, declared)
 
@@ -365,10 +365,10 @@ def _padded(importer: ImportState, prefix: str, parts: list[str], steps: int) ->
 def _lengths(importer: ImportState, name: str, batch: int, steps: int) -> list[int]:
     if not name:
         return [steps] * batch
-    known = importer.contents(name)
-    if known is None:
+    contents = importer.contents(name)
+    if contents is None:
         raise ModelError("its sequence lengths are computed from data; a static program needs them known")
-    found = [int(n) for n in known.array.reshape(-1)]
-    if len(found) != batch or not all(min(1, steps) <= n <= steps for n in found):
-        raise ModelError(f"its sequence lengths {found[:8]} do not fit {batch} sequences of {steps} steps")
-    return found
+    lengths = [int(n) for n in contents.array.reshape(-1)]
+    if len(lengths) != batch or not all(min(1, steps) <= n <= steps for n in lengths):
+        raise ModelError(f"its sequence lengths {lengths[:8]} do not fit {batch} sequences of {steps} steps")
+    return lengths

@@ -72,12 +72,12 @@ def whole(path: str, stamp: str) -> np.memmap:
     ValueError if it has changed and was not mapped.
     """
     key = f"{stamp} {path}"
-    found = _MAPS.get(key)
-    if found is None:
+    array = _MAPS.get(key)
+    if array is None:
         if stamp_of(path) != stamp:
             raise ValueError("the file has changed since it was loaded: load it again")
-        found = _MAPS[key] = np.memmap(path, np.uint8, "r")
-    return found
+        array = _MAPS[key] = np.memmap(path, np.uint8, "r")
+    return array
 
 
 def held(model: onnx.ModelProto) -> list[np.memmap | Contents]:
@@ -85,15 +85,15 @@ def held(model: onnx.ModelProto) -> list[np.memmap | Contents]:
 
     Those in memory get the initializers' names.
     """
-    files, found = set(), []
+    files, arrays = set(), []
     for t in model.graph.initializer:
         info = {e.key: e.value for e in t.external_data}
         if "stamp" in info:
             files.add((info["location"], info["stamp"]))
         elif (contents := contents_at(info.get("location", ""))) is not None:
             contents.name = t.name
-            found.append(contents)
-    return [*(whole(*file) for file in sorted(files)), *found]
+            arrays.append(contents)
+    return [*(whole(*file) for file in sorted(files)), *arrays]
 
 
 def with_arrays(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[Contents]]:
@@ -101,26 +101,26 @@ def with_arrays(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[Contents]
     large = {t.name for t in model.graph.initializer if _is_large(t)}
     if not large:
         return model, []
-    light, found = without_fields(model, "graph"), []
+    light, arrays = without_fields(model, "graph"), []
     light.graph.CopyFrom(without_fields(model.graph, "initializer"))
     for t in model.graph.initializer:
         if t.name in large:
             dtype = DTYPES[need(dtype_from_onnx(t.data_type))]
             array = np.array(np.frombuffer(t.raw_data, dtype).reshape(tuple(t.dims)))
-            found.append(Contents(array, t.name))
-            light.graph.initializer.append(referring(t, found[-1].location, 0, array.nbytes))
+            arrays.append(Contents(array, t.name))
+            light.graph.initializer.append(referring(t, arrays[-1].location, 0, array.nbytes))
         else:
             light.graph.initializer.append(t)
-    return light, found
+    return light, arrays
 
 
 def referring(t: onnx.TensorProto, location: str, offset: int, length: int) -> onnx.TensorProto:
     """A tensor of the name and type of another whose contents are at a location."""
-    made = onnx.TensorProto(name=t.name, data_type=t.data_type, dims=t.dims, doc_string=t.doc_string)
-    made.data_location = onnx.TensorProto.EXTERNAL
+    tensor = onnx.TensorProto(name=t.name, data_type=t.data_type, dims=t.dims, doc_string=t.doc_string)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", length)):
-        made.external_data.add(key=key, value=str(value))
-    return made
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
 
 
 def _is_large(t: onnx.TensorProto) -> bool:
@@ -133,8 +133,8 @@ def _is_large(t: onnx.TensorProto) -> bool:
 
 def stamp_of(path: str | Path) -> str:
     """What tells versions of a file apart."""
-    found = os.stat(path)
-    return f"{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+    status = os.stat(path)
+    return f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
 def _model(raw: Buffer, name: str) -> Iterator[bytes]:
@@ -157,11 +157,11 @@ def _graph(raw: Buffer, at: int, end: int, name: str) -> Iterator[bytes]:
 
 def _tensor(raw: Buffer, at: int, end: int, name: str) -> bytes:
     """A tensor that refers to the file for its raw data; as it is if these are elsewhere, few, or twice."""
-    found = list(_fields(raw, at, end))
-    numbers = [number for number, *_ in found]
+    fields = list(_fields(raw, at, end))
+    numbers = [number for number, *_ in fields]
     if numbers.count(_RAW_DATA) != 1 or {_EXTERNAL_DATA, _DATA_LOCATION} & set(numbers):
         return raw[at:end]
-    _, wire, start, inside, after = found[numbers.index(_RAW_DATA)]
+    _, wire, start, inside, after = fields[numbers.index(_RAW_DATA)]
     if wire != _BYTES or after - inside < LARGE_BYTES:
         return raw[at:end]
     entries = (("location", name), ("offset", str(inside)), ("length", str(after - inside)))
@@ -198,23 +198,23 @@ def _fields(raw: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int, int
 def _varint(raw: Buffer, at: int) -> tuple[int, int]:
     """A number of 7 bits a byte, and where the next field begins."""
     byte = raw[at]
-    found, shift = byte & 127, 7
+    number, shift = byte & 127, 7
     while byte & 128:
         at += 1
         byte = raw[at]
-        found |= (byte & 127) << shift
+        number |= (byte & 127) << shift
         shift += 7
         if shift > 70:
             raise ValueError("a number of more than 64 bits")
-    return found, at + 1
+    return number, at + 1
 
 
 def _number(value: int) -> bytes:
-    found = bytearray()
+    digits = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        digits.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*digits, value])
 
 
 def _message(number: int, content: bytes) -> bytes:

@@ -64,20 +64,20 @@ def broadcast(work: Work, inputs: range | tuple[int, ...], last: int = 0) -> Mar
     """The selections of inputs that broadcast, but for their `last` axes; ModelError where they do not fit."""
     present = [i for i in inputs if work.name(i)]
     ndim = max(work.type(i).ndim for i in present)
-    found: Marks = {}
+    marks: Marks = {}
     for i in present:
         for axis, s in work.marks(i).items():
             at = axis + ndim - work.type(i).ndim
-            if at < ndim - last and found.setdefault(at, s) != s:
+            if at < ndim - last and marks.setdefault(at, s) != s:
                 raise work.fail(
                     i, f"{work.node.op_type} joins it with what another mask keeps: entries of two masks have no "
                     "common order"
                 )  # fmt: skip
     for i in present:
         t = work.type(i)
-        for at in found:
+        for at in marks:
             axis = at - (ndim - t.ndim)
             if axis >= 0 and axis not in work.marks(i) and t.shape[axis] != 1:
                 other = next(j for j in present if work.marks(j))
                 raise work.fail(other, f"{work.node.op_type} joins it with all {t.shape[axis]} of '{work.name(i)}'")
-    return found
+    return marks

@@ -23,9 +23,9 @@ def nonzero(work: Work) -> None:
         x = work.full("And", work.cast(x, "bool"), work.both(marks, t.ndim))
         x = work.full("Expand", x, work.constant(t.shape)) if work.importer.type_of(x).shape != t.shape else x
     label = work.labels() if marks else work.name(0)
-    found = work.selection(x, label.strip("'"))
+    selection = work.selection(x, label.strip("'"))
     work.importer.known[work.node.output[0]] = Known(work.grid(t.shape), "folded")
-    work.mark({1: found}, space=marks)
+    work.mark({1: selection}, space=marks)
 
 
 def compress(work: Work) -> None:
@@ -37,11 +37,11 @@ def compress(work: Work) -> None:
     t = work.importer.type_of(x)
     axis, length = int(axis) % max(t.ndim, 1), work.type(1).size
     condition = work.name(1)
-    own, theirs = marks.get(axis), work.marks(1).get(0)
-    if own != theirs:
-        raise work.fail(0 if own else 1, "Compress chooses from it by a mask of other entries")
-    if own is not None:
-        condition = work.full("And", condition, work.mask(own))
+    mark, theirs = marks.get(axis), work.marks(1).get(0)
+    if mark != theirs:
+        raise work.fail(0 if mark else 1, "Compress chooses from it by a mask of other entries")
+    if mark is not None:
+        condition = work.full("And", condition, work.mask(mark))
     elif length < t.shape[axis]:
         x = work.full("Slice", x, *(work.constant([n]) for n in (0, length, axis)))
     selection = work.selection(condition, work.name(1))
@@ -74,8 +74,8 @@ def gather(work: Work) -> None:
     _same_space(work, {0: data[axis]} if axis in data else {}, 1)
     marks = {axis + a: s for a, s in work.marks(1).items()}
     others = {a if a < axis else a + k - 1: s for a, s in data.items() if a != axis}
-    found = work.known(1)
-    if k == 1 and found is not None and np.array_equal(found, np.arange(work.type(0).shape[axis])):
+    indices = work.known(1)
+    if k == 1 and indices is not None and np.array_equal(indices, np.arange(work.type(0).shape[axis])):
         taken = work.name(0)
     else:
         taken = work.full("Gather", work.name(0), _index(work, 1), axis=axis)
@@ -102,19 +102,19 @@ def gather_nd(work: Work) -> None:
     marks = dict(work.marks(1))
     others = {a - taken + inner: s for a, s in data.items() if a >= taken}
     if _in_order(work, t.shape[:taken], 1):
-        found = work.reshaped(work.name(0), (*index.shape[:-1], *t.shape[taken:]))
+        gathered = work.reshaped(work.name(0), (*index.shape[:-1], *t.shape[taken:]))
     else:
-        found = work.full("GatherND", work.name(0), _index(work, 1))
-    work.result(_taken(work, found, marks), {**marks, **others})
+        gathered = work.full("GatherND", work.name(0), _index(work, 1))
+    work.result(_taken(work, gathered, marks), {**marks, **others})
 
 
 def _in_order(work: Work, dims: tuple[int, ...], i: int) -> bool:
     """Whether coordinates (input `i`) are all of these dimensions', in order."""
-    found = work.known(i)
-    if found is None or found.size != math.prod(dims) * len(dims):
+    indices = work.known(i)
+    if indices is None or indices.size != math.prod(dims) * len(dims):
         return False
     grid = work.grid(dims, turned=True)
-    return found is grid or np.array_equal(found.reshape(-1, len(dims)), grid)
+    return indices is grid or np.array_equal(indices.reshape(-1, len(dims)), grid)
 
 
 def gather_elements(work: Work) -> None:
@@ -127,9 +127,9 @@ def gather_elements(work: Work) -> None:
             raise work.fail(0, "GatherElements joins it with indices of other entries")
     if any(a != axis and a not in data for a in marks):
         raise work.fail(1, "GatherElements joins it with all entries")
-    found = work.known(1)
+    indices = work.known(1)
     order = np.arange(t.shape[axis]).reshape([-1 if a == axis else 1 for a in range(t.ndim)])
-    if found is not None and found.shape == t.shape and bool(np.all(found == order)):
+    if indices is not None and indices.shape == t.shape and bool(np.all(indices == order)):
         taken = work.name(0)
     else:
         taken = work.full("GatherElements", work.name(0), _index(work, 1), axis=axis)

@@ -19,8 +19,8 @@ _END = 1 << 30
 def transpose(work: Work) -> None:
     """Axes change places."""
     perm = work.attributes.get("perm", range(work.type(0).ndim)[::-1])
-    known = work.known(0)
-    shape = next((s for (s, turned), grid in work.selected.grids.items() if grid is known and not turned), None)
+    order = work.known(0)
+    shape = next((s for (s, turned), grid in work.selected.grids.items() if grid is order and not turned), None)
     if shape is not None and tuple(perm) == (1, 0):
         work.importer.known[work.node.output[0]] = Known(work.grid(shape, turned=True), "folded")
     else:
@@ -46,10 +46,10 @@ def squeeze(work: Work) -> None:
 
 def unsqueeze(work: Work) -> None:
     """Axes of 1 come."""
-    given = work.need(1, "axes")
-    assert given is not None
-    ndim = work.type(0).ndim + given.size
-    new = {int(a) % ndim for a in given.reshape(-1)}
+    axes = work.need(1, "axes")
+    assert axes is not None
+    ndim = work.type(0).ndim + axes.size
+    new = {int(a) % ndim for a in axes.reshape(-1)}
     work.whole()
     left = [a for a in range(ndim) if a not in new]
     work.mark({left[a]: s for a, s in work.marks(0).items()}, space=_space(work))
@@ -80,8 +80,8 @@ def reshape(work: Work) -> None:
 
 def _over(total: Any, by: Any) -> Any:
     total, by = (e if isinstance(e, Extent) else Extent(e, ()) for e in (total, by))
-    found = total.over(by)
-    return found if found is None or found.masks else found.factor
+    selection = total.over(by)
+    return selection if selection is None or selection.masks else selection.factor
 
 
 def _reshape(work: Work, to: list[Any]) -> None:
@@ -96,7 +96,7 @@ def _reshape(work: Work, to: list[Any]) -> None:
 
 def _groups(work: Work, dims: list[Any], to: list[Any]) -> list[tuple[list[int], list[int]]]:
     """Axes before and after, the fewest together that have as many entries."""
-    found: list[tuple[list[int], list[int]]] = []
+    groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(dims) or j < len(to):
         before: list[int] = []
@@ -110,8 +110,8 @@ def _groups(work: Work, dims: list[Any], to: list[Any]) -> list[tuple[list[int],
                 left, before, i = left * dims[i], [*before, i], i + 1
             else:
                 raise work.fail(0, "Reshape gives it another number of entries")
-        found.append((before, after))
-    return found
+        groups.append((before, after))
+    return groups
 
 
 def _smaller(a: Any, b: Any) -> bool:
@@ -127,23 +127,23 @@ def _regroup(work: Work, before: list[int], after: list[Any], shape: list[int], 
         return
     sizes = {a: work.type(0).shape[a] for a in before}
     first = next(iter(selections))
-    own: Selection
+    selection: Selection
     if len(selections) == 1 and all(sizes[a] == 1 for a in before if a < first):
         inner = product(sizes[a] for a in before if a > first)
-        own = selections[first].repeated(selections[first].repeat * inner)
+        selection = selections[first].repeated(selections[first].repeat * inner)
     else:
-        own = _product(work, selections, before)
+        selection = _product(work, selections, before)
     places = [i for i, d in enumerate(after) if isinstance(d, Extent)]
     if len(places) != 1 or any(d != 1 for d in after[: places[0]]):
         raise work.fail(0, "Reshape parts it otherwise than at its end")
     inner = product(d for d in after if not isinstance(d, Extent))
-    if own.repeat % inner:
+    if selection.repeat % inner:
         raise work.fail(0, "Reshape parts it otherwise than at its end")
-    own = own.repeated(own.repeat // inner)
+    selection = selection.repeated(selection.repeat // inner)
     for d in after:
         if isinstance(d, Extent):
-            marks[len(shape)] = own
-        shape.append(own.size if isinstance(d, Extent) else d)
+            marks[len(shape)] = selection
+        shape.append(selection.size if isinstance(d, Extent) else d)
 
 
 def _product(work: Work, selections: Marks, before: list[int]) -> Selection:
@@ -177,14 +177,14 @@ def concat(work: Work) -> None:
 
 def _columns(work: Work, axis: int) -> Marks:
     """The selections that each column of coordinates, joined along their last axis, counts along."""
-    found: Marks = {}
+    marks: Marks = {}
     before = 0
     for i in range(len(work)):
         space = work.selected.spaces.get(work.name(i), {})
         fits = axis == work.type(i).ndim - 1 and -1 not in space
-        found.update({before + a if fits else -1: s for a, s in space.items()})
+        marks.update({before + a if fits else -1: s for a, s in space.items()})
         before += work.type(i).shape[axis]
-    return found
+    return marks
 
 
 def split(work: Work) -> None:
@@ -230,8 +230,8 @@ def _first(work: Work, x: str, axis: int, extent: Extent) -> tuple[str, Selectio
     last = work.importer.type_of(x).shape[axis] - 1
     places = work.full("Clip", places, work.constant(0), work.constant(max(last, 0)))
     t = work.importer.type_of(x)
-    found = work.full("Gather", x, places, axis=axis)
-    return work.filled(found, {axis: selection}, np.zeros((), t.numpy)), selection
+    gathered = work.full("Gather", x, places, axis=axis)
+    return work.filled(gathered, {axis: selection}, np.zeros((), t.numpy)), selection
 
 
 def eye(work: Work) -> None:

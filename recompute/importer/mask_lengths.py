@@ -17,20 +17,20 @@ _INTEGERS = ("i32", "i64")
 
 def shape(work: Work) -> None:
     """Shape and Size of a value with selections."""
-    found = [work.extent(0, a) for a in range(work.type(0).ndim)]
+    sizes = [work.extent(0, a) for a in range(work.type(0).ndim)]
     if work.node.op_type == "Size":
-        return work.lengths(_array(product(found)))
-    start, end = work.attributes.get("start", 0), work.attributes.get("end", len(found))
-    return work.lengths(_array(found[start:end]))
+        return work.lengths(_array(product(sizes)))
+    start, end = work.attributes.get("start", 0), work.attributes.get("end", len(sizes))
+    return work.lengths(_array(sizes[start:end]))
 
 
-def _array(found: Any) -> np.ndarray:
+def _array(extents: Any) -> np.ndarray:
     """Lengths as an array of objects."""
-    if not isinstance(found, list):
-        return np.array(found, object)
-    made = np.empty(len(found), object)
-    made[:] = found
-    return made
+    if not isinstance(extents, list):
+        return np.array(extents, object)
+    array = np.empty(len(extents), object)
+    array[:] = extents
+    return array
 
 
 def arithmetic(work: Work) -> bool:
@@ -39,31 +39,31 @@ def arithmetic(work: Work) -> bool:
     ins = [_lengths(work, n) for n in work.node.input if n]
     if rule is None or any(a is None for a in ins):
         return False
-    found = rule(work, *ins)
-    if found is None:
+    result = rule(work, *ins)
+    if result is None:
         return False
-    work.lengths(np.asarray(found, object))
+    work.lengths(np.asarray(result, object))
     return True
 
 
 def _lengths(work: Work, name: str) -> np.ndarray | None:
     if name in work.selected.lengths:
         return work.selected.lengths[name]
-    known = work.known(name)
-    return known if known is not None and known.dtype.kind in "biu" else None
+    lengths = work.known(name)
+    return lengths if lengths is not None and lengths.dtype.kind in "biu" else None
 
 
 def _equal(work: Work, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     """Whether lengths are equal; one that depends on data equals no negative number, what else is not known."""
     a, b = np.broadcast_arrays(a, b)
-    found = np.zeros(a.shape, bool)
+    result = np.zeros(a.shape, bool)
     for at in np.ndindex(a.shape):
         x, y = a[at], b[at]
         if isinstance(x, Extent) != isinstance(y, Extent) and (y if isinstance(x, Extent) else x) >= 0:
             return None
-        found[at] = x == y
-    work.importer.known[work.node.output[0]] = work.importer.constant(found)
-    return found
+        result[at] = x == y
+    work.importer.known[work.node.output[0]] = work.importer.constant(result)
+    return result
 
 
 def _cast(work: Work, x: np.ndarray) -> np.ndarray | None:
@@ -80,13 +80,13 @@ def _slice(work: Work, x: np.ndarray, *more: np.ndarray) -> np.ndarray | None:
 def _each(work: Work, *ins: np.ndarray) -> np.ndarray | None:
     """Max, Min, Add and Sub of lengths, where the result is one of them or a plain number."""
     parts = np.broadcast_arrays(*ins)
-    found = np.empty(parts[0].shape, object)
-    for at in np.ndindex(found.shape):
+    array = np.empty(parts[0].shape, object)
+    for at in np.ndindex(array.shape):
         result = _one(work.node.op_type, [p[at] for p in parts])
         if result is None:
             return None
-        found[at] = result
-    return found
+        array[at] = result
+    return array
 
 
 def _one(op_type: str, lengths: list[Any]) -> Any:
@@ -139,10 +139,10 @@ def number(work: Work, name: str) -> str:
     """A shape as a value of the program."""
     if name in work.importer.env:
         return name
-    found = work.selected.lengths[name]
-    parts = [work.reshaped(work.count(e), (1,)) for e in found.reshape(-1)]
+    lengths = work.selected.lengths[name]
+    parts = [work.reshaped(work.count(e), (1,)) for e in lengths.reshape(-1)]
     whole = work.full("Concat", *parts, axis=0) if len(parts) != 1 else parts[0]
-    return work.reshaped(whole, found.shape)
+    return work.reshaped(whole, lengths.shape)
 
 
 def compare(work: Work) -> bool:
@@ -162,10 +162,10 @@ def counted(work: Work) -> None:
     if mask is None:
         return
     base, times = work.importer.numbering.base(mask)
-    found = work.selected.masks.get(work.importer.numbering.number(base))
-    if found is not None:
+    masks = work.selected.masks.get(work.importer.numbering.number(base))
+    if masks is not None:
         length = np.empty(value.shape, object)
-        length[...] = found.repeated(times).count
+        length[...] = masks.repeated(times).count
         work.selected.lengths[out] = length
 
 
@@ -174,10 +174,10 @@ def counted(work: Work) -> None:
 
 def wanted(work: Work, i: int) -> list[Any]:
     """The shape that input `i` asks for, extents in it."""
-    found = _lengths(work, work.name(i))
-    if found is None:
+    extents = _lengths(work, work.name(i))
+    if extents is None:
         raise work.fail(0, f"the shape '{work.name(i)}' is computed from data")
-    return [e if isinstance(e, Extent) else int(e) for e in found.reshape(-1).tolist()]
+    return [e if isinstance(e, Extent) else int(e) for e in extents.reshape(-1).tolist()]
 
 
 def full_shape(work: Work, lengths: list[Any]) -> tuple[list[int], Marks]:
@@ -210,11 +210,11 @@ def expand(work: Work) -> None:
     target = [1] * (ndim - len(to)) + to
     for axis in range(t.ndim):
         at = axis + ndim - t.ndim
-        own = work.extent(0, axis)
-        if target[at] == 1 or (isinstance(own, Extent) and own == target[at]):
-            target[at] = own
-        elif own != 1 and own != target[at]:
-            raise work.fail(0, f"Expand asks for {_show(target[at])} in dimension {at} of {_show(own)}")
+        extent = work.extent(0, axis)
+        if target[at] == 1 or (isinstance(extent, Extent) and extent == target[at]):
+            target[at] = extent
+        elif extent != 1 and extent != target[at]:
+            raise work.fail(0, f"Expand asks for {_show(target[at])} in dimension {at} of {_show(extent)}")
     dims, marks = full_shape(work, target)
     for axis, s in work.marks(0).items():
         marks[axis + ndim - t.ndim] = s

@@ -56,8 +56,8 @@ def gemm(work: Work) -> None:
             if marks.get(axis + 2 - work.type(2).ndim) != s:
                 raise work.fail(2, "Gemm adds it to other entries")
         for axis in marks:
-            own = axis - (2 - work.type(2).ndim)
-            if own >= 0 and own not in work.marks(2) and work.type(2).shape[own] != 1:
+            place = axis - (2 - work.type(2).ndim)
+            if place >= 0 and place not in work.marks(2) and work.type(2).shape[place] != 1:
                 raise work.fail(axis, f"Gemm joins it with all entries of '{work.name(2)}'")
     work.whole(ins)
     work.mark(marks)

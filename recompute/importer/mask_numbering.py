@@ -86,8 +86,8 @@ class Numbering:
             return ("same", ins[0])
         if o.op.random:
             return ("random", o.outputs[output])
-        made = o.outputs[output]
-        plain = made is not None and all(v.type.size in (1, made.type.size) for v in o.reads())
+        value = o.outputs[output]
+        plain = value is not None and all(v.type.size in (1, value.type.size) for v in o.reads())
         if plain and o.op.name in _ELEMENTWISE:
             return (repr(o.op), ins)
         return (repr(o.op), ins, tuple(None if v is None else v.type for v in o.inputs), output)

@@ -114,9 +114,9 @@ def along(work: Work) -> None:
 
 def running(work: Work) -> None:
     """CumSum and CumProd: entries that do not count add nothing, and stand between those that do."""
-    given = work.need(1, "axis")
-    assert given is not None
-    axis = int(given.reshape(-1)[0]) % work.type(0).ndim
+    axes = work.need(1, "axis")
+    assert axes is not None
+    axis = int(axes.reshape(-1)[0]) % work.type(0).ndim
     inside = {a: s for a, s in work.marks(0).items() if a == axis}
     work.whole([work.filled(work.name(0), inside, int(work.node.op_type == "CumProd")), *work.node.input[1:]])
     work.mark(work.marks(0))

@@ -55,17 +55,17 @@ class Work:
 
     def known(self, i: int | str) -> np.ndarray | None:
         """The contents of an input where they are known."""
-        found = self.importer.contents(self.name(i) if isinstance(i, int) else i)
-        return None if found is None else found.array
+        constant = self.importer.contents(self.name(i) if isinstance(i, int) else i)
+        return None if constant is None else constant.array
 
     def need(self, i: int, what: str) -> np.ndarray | None:
         """The contents of input `i`, None where it is absent.  ModelError where they are computed from data."""
         if not self.name(i):
             return None
-        found = self.known(i)
-        if found is None:
+        constant = self.known(i)
+        if constant is None:
             raise self.fail(i, f"its {what} must be known")
-        return found
+        return constant
 
     def axis(self, i: int = 0, default: int = 0) -> int:
         """The attribute `axis`, counted from the front of input `i`."""
@@ -73,13 +73,13 @@ class Work:
 
     def extent(self, i: int, axis: int) -> Extent | int:
         """How many entries of an axis of input `i` count."""
-        found = self.marks(i).get(axis)
-        return self.type(i).shape[axis] if found is None else found.count
+        mark = self.marks(i).get(axis)
+        return self.type(i).shape[axis] if mark is None else mark.count
 
     def labels(self) -> str:
         """The masks of the inputs, for errors."""
-        found = {s.label: 0 for n in self.node.input for s in self.selected.marks.get(n, {}).values()}
-        return " and ".join(f"'{label}'" for label in found) or "a mask"
+        marks = {s.label: 0 for n in self.node.input for s in self.selected.marks.get(n, {}).values()}
+        return " and ".join(f"'{label}'" for label in marks) or "a mask"
 
     def fail(self, i: int, why: str) -> ModelError:
         """The error about input `i`."""
@@ -97,15 +97,15 @@ class Work:
 
     def full(self, op_type: str, *ins: str, **attributes: Any) -> str:
         """Runs a node on the full tensors, once for the same inputs; returns the name of its result."""
-        given = list(ins)
-        while given and not given[-1]:
-            given.pop()
-        key = (op_type, *given, repr(sorted(attributes.items())))
+        operands = list(ins)
+        while operands and not operands[-1]:
+            operands.pop()
+        key = (op_type, *operands, repr(sorted(attributes.items())))
         name = self.selected.made.get(key, "")
         if name and self.importer.has(name):
             return name
         name = self.selected.made[key] = self.importer.builder.names.take(f"{self._base}.{op_type.lower()}")
-        self._run(onnx.helper.make_node(op_type, given, [name], name=f"{self._base}/{op_type}", **attributes))
+        self._run(onnx.helper.make_node(op_type, operands, [name], name=f"{self._base}/{op_type}", **attributes))
         return name
 
     def whole(self, ins: Sequence[str] | None = None, **attributes: Any) -> None:
@@ -146,9 +146,9 @@ class Work:
         """The coordinates of all entries of a shape: [dimensions, entries], or turned."""
         grids, key = self.selected.grids, tuple(shape)
         if (key, turned) not in grids:
-            made = np.indices(key, np.int64).reshape(len(key), -1)
-            grids[key, False] = self.importer.constant(made).array
-            grids[key, True] = self.importer.constant(np.ascontiguousarray(made.T)).array
+            places = np.indices(key, np.int64).reshape(len(key), -1)
+            grids[key, False] = self.importer.constant(places).array
+            grids[key, True] = self.importer.constant(np.ascontiguousarray(places.T)).array
         return grids[key, turned]
 
     def like(self, value: Any, name: str) -> str:
@@ -180,10 +180,10 @@ class Work:
     def both(self, marks: Marks, ndim: int) -> str:
         """Whether each entry counts, along all marked axes."""
         masks = [self.mask(s, ndim, axis) for axis, s in sorted(marks.items())]
-        found = masks[0]
+        mask = masks[0]
         for m in masks[1:]:
-            found = self.full("And", found, m)
-        return found
+            mask = self.full("And", mask, m)
+        return mask
 
     def filled(self, name: str, marks: Marks, value: Any) -> str:
         """The value, with `value` where entries do not count: no gradient flows there, whatever it is."""
@@ -202,10 +202,10 @@ class Work:
             if value.dtype != "bool":
                 base = self.cast(base, "bool")
             size = value.type.size
-            own = extent if extent is not None and times == 1 else Extent(1, (number,))
-            found = Selection(number, 1, self.reshaped(base, (size,)), size, label, own)
+            count = extent if extent is not None and times == 1 else Extent(1, (number,))
+            found = Selection(number, 1, self.reshaped(base, (size,)), size, label, count)
             self.selected.masks[number] = found
-            self.selected.extents.setdefault(own, found)
+            self.selected.extents.setdefault(count, found)
         return found if times == 1 else found.repeated(times)
 
     def count(self, length: Extent | int) -> str:

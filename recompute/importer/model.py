@@ -99,25 +99,25 @@ def _names(graph: onnx.GraphProto, more: Iterable[onnx.NodeProto] = ()) -> Itera
 def _tensors(nodes: Iterable[onnx.NodeProto], graphs: Iterable[onnx.GraphProto]) -> tuple[int, list[onnx.TensorProto]]:
     """The number of nodes, also inside subgraphs, and all tensors.  ModelError if they are nested too deeply."""
     count, depth = 0, 0
-    found: list[onnx.TensorProto] = []
+    tensors: list[onnx.TensorProto] = []
     level, lists = list(graphs), [nodes]
     while level or lists:
         lists += [g.node for g in level]
-        found += [t for g in level for t in g.initializer]
+        tensors += [t for g in level for t in g.initializer]
         level = []
         for listed in lists:
             for node in listed:
                 count += 1
                 for a in node.attribute:
                     if a.type == onnx.AttributeProto.TENSOR:
-                        found.append(a.t)
+                        tensors.append(a.t)
                     elif a.type == onnx.AttributeProto.GRAPH:
                         level.append(a.g)
         lists = []
         depth += 1
         if depth > MAX_DEPTH:
             raise ModelError(f"the model's subgraphs are nested more than {MAX_DEPTH} deep")
-    return count, found
+    return count, tensors
 
 
 def _check_tensors(tensors: Iterable[onnx.TensorProto], folder: Path | None, budget: Budget) -> int:
@@ -266,24 +266,24 @@ def _symbols(
     inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, Sequence[int]], batch: int | None
 ) -> dict[str, int]:
     """Values of symbolic dimensions, from the given shapes and the batch."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for i in inputs:
         dims = i.type.tensor_type.shape.dim
         for d, size in zip(dims, shapes.get(i.name, ()), strict=False):
             if symbol(d):
-                found.setdefault(symbol(d), int(size))
+                sizes.setdefault(symbol(d), int(size))
         if batch is not None and dims and symbol(dims[0]):
-            found.setdefault(symbol(dims[0]), batch)
-    return found
+            sizes.setdefault(symbol(dims[0]), batch)
+    return sizes
 
 
 def _sizes(inputs: Sequence[onnx.ValueInfoProto], sizes: Mapping[str, int]) -> dict[str, int]:
     """Given sizes of open dimensions, checked."""
-    known = list(dict.fromkeys(open_names(inputs)))
+    names = list(dict.fromkeys(open_names(inputs)))
     for name, size in sizes.items():
-        if name not in known:
-            which = f"; open are: {', '.join(known)}" if known else "; no input has open dimensions"
-            raise UsageError(f"dims: no open dimension is called '{name}'{nearest(name, known)}{which}")
+        if name not in names:
+            which = f"; open are: {', '.join(names)}" if names else "; no input has open dimensions"
+            raise UsageError(f"dims: no open dimension is called '{name}'{nearest(name, names)}{which}")
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
             raise UsageError(f"dims: '{name}' must be a whole number of at least 1, not {size!r}")
     return {n: int(size) for n, size in sizes.items()}
@@ -296,12 +296,12 @@ def symbol(d: onnx.TensorShapeProto.Dimension) -> str:
 
 def open_names(inputs: Sequence[onnx.ValueInfoProto]) -> dict[str, list[tuple[str, int]]]:
     """Where each open dimension stands, as (input, axis), by its name: its symbol, or `INPUT.AXIS`."""
-    found: dict[str, list[tuple[str, int]]] = {}
+    names: dict[str, list[tuple[str, int]]] = {}
     for i in inputs:
         for axis, d in enumerate(i.type.tensor_type.shape.dim):
             if not d.HasField("dim_value") or d.dim_value < 0:
-                found.setdefault(symbol(d) or f"{i.name}.{axis}", []).append((i.name, axis))
-    return found
+                names.setdefault(symbol(d) or f"{i.name}.{axis}", []).append((i.name, axis))
+    return names
 
 
 def _check_open(
@@ -311,32 +311,33 @@ def _check_open(
     batch: int | None,
 ) -> None:
     """UsageError that names every dimension that is left open, and what fixes them."""
-    found = {
+    missing = {
         name: where
         for name, places in open_names(inputs).items()
         if name not in symbols
         and (where := [(i, a) for i, a in places if i not in shapes and not (a == 0 and batch is not None)])
     }
-    if not found:
+    if not missing:
         return
-    first = [n for n, places in found.items() if any(axis == 0 for _, axis in places)]
-    others = [n for n in found if n not in first]
+    first = [n for n, places in missing.items() if any(axis == 0 for _, axis in places)]
+    others = [n for n in missing if n not in first]
     listed = ", ".join(
         f"{n} ({', '.join(f'axis {axis} of {i}' for i, axis in places)})"
         if f"{places[0][0]}.{places[0][1]}" != n
         else n
-        for n, places in found.items()
+        for n, places in missing.items()
     )
     api = [*(["batch=8"] if first else []), *([f"dims={dict.fromkeys(others, 16)}"] if others else [])]
     command = [*(["--batch 8"] if first else []), *(f"--dim {shlex.quote(n)}=16" for n in others)]
     raise OpenDimensionsError(
-        f"{'dimensions' if len(found) > 1 else 'a dimension'} of the inputs {'are' if len(found) > 1 else 'is'} open: "
+        f"{'dimensions' if len(missing) > 1 else 'a dimension'} of the inputs "
+        f"{'are' if len(missing) > 1 else 'is'} open: "
         f"{listed}. Give sizes, for example {', '.join(api)} ({' '.join(command)})"
     )
 
 
 def _fixed(
-    i: onnx.ValueInfoProto, given: Sequence[int] | None, symbols: Mapping[str, int], batch: int | None
+    i: onnx.ValueInfoProto, sizes: Sequence[int] | None, symbols: Mapping[str, int], batch: int | None
 ) -> TensorType:
     if not i.type.HasField("tensor_type"):
         raise ModelError(f"input '{i.name}' is no tensor; only tensors can be fed")
@@ -346,22 +347,22 @@ def _fixed(
         raise ModelError(f"input '{i.name}' has element type {kind}, which is not supported")
     has_shape = i.type.tensor_type.HasField("shape")
     dims = list(i.type.tensor_type.shape.dim)
-    if given is not None:
+    if sizes is not None:
         if has_shape and (
-            len(given) != len(dims)
+            len(sizes) != len(dims)
             or any(
                 d.HasField("dim_value") and d.dim_value > 0 and d.dim_value != g
-                for d, g in zip(dims, given, strict=True)
+                for d, g in zip(dims, sizes, strict=True)
             )
         ):
-            rest = [d.dim_value in (0, g) for d, g in zip(dims[1:], given[1:], strict=False)]
+            rest = [d.dim_value in (0, g) for d, g in zip(dims[1:], sizes[1:], strict=False)]
             hint = (
-                f": batch={given[0]} opens a batch that the file fixes"
-                if len(given) == len(dims) > 0 and all(rest)
+                f": batch={sizes[0]} opens a batch that the file fixes"
+                if len(sizes) == len(dims) > 0 and all(rest)
                 else ""
             )
-            raise UsageError(f"input '{i.name}' is {_show(dims)} in the model; {list(given)} does not fit{hint}")
-        return TensorType(dtype, tuple(int(d) for d in given))
+            raise UsageError(f"input '{i.name}' is {_show(dims)} in the model; {list(sizes)} does not fit{hint}")
+        return TensorType(dtype, tuple(int(d) for d in sizes))
     if not has_shape:
         raise UsageError(f"input '{i.name}' has no shape in the model: give input_shapes={{'{i.name}': (...)}}")
     shape = []
@@ -401,9 +402,9 @@ def at_sizes(
 
 def other_dimensions(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, list[tuple[str, int]]]:
     """Where each open dimension besides the batch stands, as (input of `names`, axis), by its name."""
-    known = set(names)
-    found = open_names([i for i in graph.input if i.name in known])
-    return {name: places for name, places in found.items() if all(axis for _, axis in places)}
+    wanted = set(names)
+    by_name = open_names([i for i in graph.input if i.name in wanted])
+    return {name: places for name, places in by_name.items() if all(axis for _, axis in places)}
 
 
 def open_dimensions(graph: onnx.GraphProto) -> list[tuple[str, int]]:

@@ -72,15 +72,15 @@ class NodeContext:
 
     def need(self, i: int) -> Value:
         """Input number `i`; a ModelError where it is absent."""
-        if (found := self.input(i)) is None:
+        if (value := self.input(i)) is None:
             raise self.fail(f"its input {i} is absent")
-        return found
+        return value
 
     def need_type(self, i: int) -> TensorType:
         """The type of input `i`; a ModelError where it is absent."""
-        if (found := self.type(i)) is None:
+        if (t := self.type(i)) is None:
             raise self.fail(f"its input {i} is absent")
-        return found
+        return t
 
     def type(self, i: int) -> TensorType | None:
         """The type of input `i` without making a constant a value."""
@@ -90,19 +90,19 @@ class NodeContext:
         """The contents of input `i` where they are known at compile time, else None."""
         if not self.name(i):
             return None
-        known = self._importer.contents(self._node.input[i])
-        return None if known is None else known.array
+        contents = self._importer.contents(self._node.input[i])
+        return None if contents is None else contents.array
 
     def whole(self, i: int, *, stored: bool = True) -> Value | None:
         """The float that holds the integers of input `i` and has a gradient; None if there is none.
 
         `stored`: also where QuantizeLinear alone has made them.
         """
-        found = self._importer.stands.get(self.name(i))
-        if found is not None and found.stored and not stored:
+        stand = self._importer.stands.get(self.name(i))
+        if stand is not None and stand.stored and not stored:
             self._importer.without_gradient.append(describe(self._node))
             return None
-        return None if found is None else found.value
+        return None if stand is None else stand.value
 
     def numbers(self, to: str) -> Value:
         """Input 0 for a cast to an element type: for a float the one that holds its integers, if there is one."""
@@ -121,17 +121,17 @@ class NodeContext:
 
     def origin(self, i: int) -> str | None:
         """Where the contents of input `i` come from (see `Known.origin`), None where they are not known."""
-        known = self._importer.known.get(self.name(i))
-        return None if known is None else known.origin
+        constant = self._importer.known.get(self.name(i))
+        return None if constant is None else constant.origin
 
     def need_constant(self, i: int, what: str) -> np.ndarray:
         """`constant(i)`, or a ModelError that states that `what` must be known."""
-        found = self.constant(i)
-        if found is None:
+        constant = self.constant(i)
+        if constant is None:
             absent = "is absent; a static program needs it known at compile time"
-            given = absent if self.type(i) is None else unknown(self._importer, self.name(i))
-            raise self.fail(f"its {what} (input {i}) {given}")
-        return found
+            reason = absent if self.type(i) is None else unknown(self._importer, self.name(i))
+            raise self.fail(f"its {what} (input {i}) {reason}")
+        return constant
 
     def wants(self, i: int) -> bool:
         """Whether output `i` is used."""
@@ -139,10 +139,10 @@ class NodeContext:
 
     def emit(self, op: Op, *inputs: Value | None, want: int | None = None) -> Any:
         """Applies an operator; trailing absent inputs are dropped."""
-        given = list(inputs)
-        while given and given[-1] is None:
-            given.pop()
-        return self.builder.emit(op, *given, want=want)
+        operands = list(inputs)
+        while operands and operands[-1] is None:
+            operands.pop()
+        return self.builder.emit(op, *operands, want=want)
 
     def buffer(self, i: int) -> Value:
         """Input `i` as a buffer (contents that are kept but not trained), or as the value it is."""
@@ -150,13 +150,13 @@ class NodeContext:
 
     def frozen(self, i: int) -> Value:
         """Input `i` as a buffer that nothing updates: a Reshape of an initializer's, where it has the same elements."""
-        known = self._importer.known.get(self.name(i))
-        if known is None or known.origin != "folded":
+        constant = self._importer.known.get(self.name(i))
+        if constant is None or constant.origin != "folded":
             return self.buffer(i)
         for name in self._importer.initializers:
             other = self._importer.known.get(name)
-            if other is not None and _same_elements(known.array, other.array):
-                return self.builder.Reshape(self._importer.buffer(name), shape=known.type.shape)
+            if other is not None and _same_elements(constant.array, other.array):
+                return self.builder.Reshape(self._importer.buffer(name), shape=constant.type.shape)
         return self.buffer(i)
 
     def kept(self, v: Value) -> bool:

@@ -39,24 +39,24 @@ class Change:
 
     def applied(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """The nodes in the place of one."""
-        made = onnx.NodeProto()
-        made.CopyFrom(node)
+        changed = onnx.NodeProto()
+        changed.CopyFrom(node)
         for position, name in self.reads.items():
-            made.input[position] = name
+            changed.input[position] = name
         before = list(self.nodes)
         if self.axes is not None:
-            kept = [a for a in made.attribute if a.name != "axes"]
-            as_attribute = len(kept) < len(made.attribute)
-            del made.attribute[:], made.input[1:]
-            made.attribute.extend(kept)
+            kept = [a for a in changed.attribute if a.name != "axes"]
+            as_attribute = len(kept) < len(changed.attribute)
+            del changed.attribute[:], changed.input[1:]
+            changed.attribute.extend(kept)
             if not self.axes:
-                made.op_type = "Identity"
+                changed.op_type = "Identity"
             elif as_attribute:
-                made.attribute.append(onnx.helper.make_attribute("axes", self.axes))
+                changed.attribute.append(onnx.helper.make_attribute("axes", self.axes))
             else:
                 before.append(_constant(name := f"{first_output(node)}/axes_of_any_batch", self.axes))
-                made.input.append(name)
-        return [*before, made]
+                changed.input.append(name)
+        return [*before, changed]
 
 
 class Opening:
@@ -113,10 +113,10 @@ class Opening:
     def _held(self, importer: ImportState, node: onnx.NodeProto, position: int) -> list[int] | None:
         """Numbers that the file holds as an input, which do not follow the batch themselves."""
         name = node.input[position] if len(node.input) > position else ""
-        known, before = importer.contents(name) if name else None, self._contents.get(name)
-        if known is None or before is None or not np.array_equal(known.array, before):
+        contents, before = importer.contents(name) if name else None, self._contents.get(name)
+        if contents is None or before is None or not np.array_equal(contents.array, before):
             return None
-        return [int(n) for n in known.array.reshape(-1)]
+        return [int(n) for n in contents.array.reshape(-1)]
 
     # -- what nodes need ------------------------------------------------------------------------------------------
 
@@ -204,9 +204,15 @@ class Opening:
         x, indices = node.input[:2]
         if self._fixed != 1 or self._axis(importer, x) != 0 or indices not in self._shapes:
             return None
-        shape, known = self._shapes[indices], importer.contents(indices)
+        shape, contents = self._shapes[indices], importer.contents(indices)
         options = {a.name: a.i for a in node.attribute}
-        if known is None or len(shape) < 2 or shape[0] != 1 or options.get("axis", 0) or options.get("batch_dims", 0):
+        if (
+            contents is None
+            or len(shape) < 2
+            or shape[0] != 1
+            or options.get("axis", 0)
+            or options.get("batch_dims", 0)
+        ):
             return None
         steps = [self._shapes[x][0]] if node.op_type == "Gather" else [1, *[0] * (shape[-1] - 1)]
         name, make = f"{first_output(node)}/any_batch", onnx.helper.make_node
@@ -263,12 +269,17 @@ class Opening:
         shape = importer.type_of(name).shape
         return axis < len(shape) and shape[axis] == self._fixed and self._axis(importer, name) is None
 
-    def _first(self, importer: ImportState, name: str, made: str, axis: int) -> list[onnx.NodeProto]:
+    def _first(self, importer: ImportState, name: str, prefix: str, axis: int) -> list[onnx.NodeProto]:
         """Nodes that take one sample of a value.  ModelError where samples differ, or may."""
-        known = importer.contents(name)
-        if known is None or not np.array_equal(known.array, np.repeat(known.array.take([0], axis), self._fixed, axis)):
+        contents = importer.contents(name)
+        if contents is None or not np.array_equal(
+            contents.array, np.repeat(contents.array.take([0], axis), self._fixed, axis)
+        ):
             raise ModelError(f"'{name}' holds other numbers for each of the {self._fixed} samples of the file")
-        return [_constant(f"{made}/0", [0]), onnx.helper.make_node("Gather", [name, f"{made}/0"], [made], axis=axis)]
+        return [
+            _constant(f"{prefix}/0", [0]),
+            onnx.helper.make_node("Gather", [name, f"{prefix}/0"], [prefix], axis=axis),
+        ]
 
     def _repeated(self, importer: ImportState, node: onnx.NodeProto, axes: Mapping[int, int]) -> Change | None:
         """Inputs, by position, that have the file's batch along an axis, and do not grow with it, are repeated."""
@@ -276,24 +287,24 @@ class Opening:
         for position, axis in axes.items():
             name = node.input[position] if position < len(node.input) else ""
             if name and self._of_samples(importer, name, axis):
-                made = f"{first_output(node)}/any_batch{position}"
+                prefix = f"{first_output(node)}/any_batch{position}"
                 if self._fixed > 1:
-                    change.nodes += self._first(importer, name, f"{made}/one", axis)
+                    change.nodes += self._first(importer, name, f"{prefix}/one", axis)
                 change.nodes += self._repeat(
-                    f"{made}/one" if self._fixed > 1 else name, made, importer.type_of(name).ndim, axis
+                    f"{prefix}/one" if self._fixed > 1 else name, prefix, importer.type_of(name).ndim, axis
                 )
-                change.reads[position] = made
+                change.reads[position] = prefix
         return change if change.reads else None
 
-    def _repeat(self, name: str, made: str, ndim: int, axis: int) -> Iterator[onnx.NodeProto]:
+    def _repeat(self, name: str, prefix: str, ndim: int, axis: int) -> Iterator[onnx.NodeProto]:
         """Nodes that expand a value along an axis of one element to the batch."""
-        yield from self._batch(made)
-        shape = [_constant(f"{made}/ones{i}", [1] * n) for i, n in enumerate((axis, ndim - 1 - axis)) if n]
+        yield from self._batch(prefix)
+        shape = [_constant(f"{prefix}/ones{i}", [1] * n) for i, n in enumerate((axis, ndim - 1 - axis)) if n]
         yield from shape
         parts = [s.output[0] for s in shape]
-        parts.insert(1 if axis else 0, f"{made}/size")
-        yield onnx.helper.make_node("Concat", parts, [f"{made}/shape"], axis=0)
-        yield onnx.helper.make_node("Expand", [name, f"{made}/shape"], [made])
+        parts.insert(1 if axis else 0, f"{prefix}/size")
+        yield onnx.helper.make_node("Concat", parts, [f"{prefix}/shape"], axis=0)
+        yield onnx.helper.make_node("Expand", [name, f"{prefix}/shape"], [prefix])
 
 
 def _constant(name: str, numbers: Sequence[int] | int) -> onnx.NodeProto:

@@ -94,9 +94,9 @@ def detached(node: onnx.NodeProto) -> None:
 
 def described(name: str, kind: str) -> onnx.ValueInfoProto:
     """The entry of a graph that says what an initializer is: "PARAMETER" or "BUFFER"."""
-    found = onnx.ValueInfoProto(name=name)
-    found.metadata_props.add(key=_KIND, value=kind)
-    return found
+    info = onnx.ValueInfoProto(name=name)
+    info.metadata_props.add(key=_KIND, value=kind)
+    return info
 
 
 def module_path(node: onnx.NodeProto) -> list[str]:
@@ -120,10 +120,10 @@ def _metadata(properties: object) -> dict[str, str]:
 def _lost(model: onnx.ModelProto, targets: dict[str, str], missing: tuple[str, ...]) -> Iterator[str]:
     """What optimisation did to parameters."""
     floats = {t.name: t for t in model.graph.initializer if t.data_type in FLOATS}
-    made = [n for n, t in floats.items() if _MADE_UP.match(n) and len(t.dims) > 1]
+    lost = [n for n, t in floats.items() if _MADE_UP.match(n) and len(t.dims) > 1]
     norms = [n for n in missing if f"{n.rpartition('.')[0]}.running_mean" in targets]
     folded = [n for n in norms if f"{n.rpartition('.')[0]}.running_mean" not in floats]
-    folded = folded or [n for n in made if n.startswith("onnx::Conv_")]  # as TorchScript's exporter names them
+    folded = folded or [n for n in lost if n.startswith("onnx::Conv_")]  # as TorchScript's exporter names them
     if folded:
         yield f"batch normalisation is folded into weights and does not train ({_some(folded)})"
     plain = any(node.op_type == "Constant" for node in model.graph.node)  # optimisation makes initializers of them
@@ -131,11 +131,11 @@ def _lost(model: onnx.ModelProto, targets: dict[str, str], missing: tuple[str, .
     if missing and shared:
         count, name = max((c, n) for n, c in shared.items())
         yield f"equal parameters are merged and train as one ('{name}' is read by {count} normalisations)"
-    copies = copies_of(made, floats) if missing or not targets else {}
+    copies = copies_of(lost, floats) if missing or not targets else {}
     if copies:
         tied = _some([f"'{n}' of '{other}'" for n, other in copies.items()])
         yield f"copies of tied ones train apart ({tied})"
-    fewer = len(missing) - len(made)
+    fewer = len(missing) - len(lost)
     if fewer > 0 and not (folded or shared or copies) and _optimized(model):
         nameless = f"{len(missing)} that have lost their names ({_some(missing)})"
         yield f"{fewer} of {nameless} are merged or folded into others"

@@ -41,11 +41,11 @@ def without_past(model: onnx.ModelProto, *sizes: Collection[str] | None) -> onnx
             nodes.append(onnx.helper.make_node("Identity", [node.input[1]], [node.output[0]], name=node.name))
             continue
         ins, outs, lengths = _PAST.get((node.domain, node.op_type), ((), (), ()))
-        given = [node.input[i] for i in ins if i < len(node.input) and node.input[i]]
-        if not given or not unknown.issuperset(given):
+        pasts = [node.input[i] for i in ins if i < len(node.input) and node.input[i]]
+        if not pasts or not unknown.issuperset(pasts):
             nodes.append(node)
             continue
-        past += given
+        past += pasts
         present.update(node.output[i] for i in outs if i < len(node.output) and node.output[i])
         nodes.append(_begun(node, (*ins, *lengths), read))
     if not past:
@@ -55,15 +55,17 @@ def without_past(model: onnx.ModelProto, *sizes: Collection[str] | None) -> onnx
     still = set(names_read(nodes)).intersection(past)  # its length
     nodes = [*(n for i in graph.input if i.name in still for n in _empty(i, graph, past)), *nodes]
     now = {*names_read(nodes), *(o.name for o in outputs)}
-    made = {o for n in nodes for o in n.output}
-    gone = [i.name for i in graph.input if i.name in read and i.name in fed and (i.name not in now or i.name in made)]
-    found = without_fields(model, "graph")
-    found.graph.CopyFrom(without_fields(graph, "node", "input", "output"))
-    found.graph.node.extend(nodes)
-    found.graph.input.extend(i for i in graph.input if i.name not in gone)
-    found.graph.output.extend(outputs)
+    written = {o for n in nodes for o in n.output}
+    gone = [
+        i.name for i in graph.input if i.name in read and i.name in fed and (i.name not in now or i.name in written)
+    ]
+    result = without_fields(model, "graph")
+    result.graph.CopyFrom(without_fields(graph, "node", "input", "output"))
+    result.graph.node.extend(nodes)
+    result.graph.input.extend(i for i in graph.input if i.name not in gone)
+    result.graph.output.extend(outputs)
     _tell(gone, len(graph.output) - len(outputs))
-    return found
+    return result
 
 
 def _joined(node: onnx.NodeProto, unknown: Collection[str], graph: onnx.GraphProto) -> str | None:
@@ -81,7 +83,7 @@ def _empty(past: onnx.ValueInfoProto, graph: onnx.GraphProto, others: Collection
     """Nodes that make a past of length 0, for what reads its shape; none where another dimension is open that no other
     input has."""
     dims = list(past.type.tensor_type.shape.dim)
-    given = [(i.name, list(i.type.tensor_type.shape.dim)) for i in graph.input if i.name not in others]
+    shapes = [(i.name, list(i.type.tensor_type.shape.dim)) for i in graph.input if i.name not in others]
     make, parts, nodes = onnx.helper.make_node, list[str](), list[onnx.NodeProto]()
     for axis, d in enumerate(dims):
         parts.append(f"{past.name}/size{axis}")
@@ -89,7 +91,9 @@ def _empty(past: onnx.ValueInfoProto, graph: onnx.GraphProto, others: Collection
             number = 0 if axis == len(dims) - 2 else d.dim_value
             nodes.append(make("Constant", [], [parts[-1]], value=onnx.helper.make_tensor("", 7, [1], [number])))
             continue
-        places = ((n, a) for n, all_ in given for a, o in enumerate(all_) if o.dim_param and o.dim_param == d.dim_param)
+        places = (
+            (n, a) for n, all_ in shapes for a, o in enumerate(all_) if o.dim_param and o.dim_param == d.dim_param
+        )
         source, at = next(places, (None, 0))
         if source is None:
             return

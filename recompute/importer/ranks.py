@@ -55,9 +55,9 @@ def unbounded(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """
     if not _grows(graph):
         return []
-    found: list[onnx.NodeProto] = []
-    _visit(graph, _Bounds(), found)
-    return found
+    nodes: list[onnx.NodeProto] = []
+    _visit(graph, _Bounds(), nodes)
+    return nodes
 
 
 def _grows(graph: onnx.GraphProto) -> bool:
@@ -121,7 +121,7 @@ def _tensor(name: str, t: onnx.TensorProto, bounds: _Bounds) -> None:
         bounds.products[name] = math.prod(max(1, abs(v)) for v in values)
 
 
-def _node(node: onnx.NodeProto, bounds: _Bounds, found: list[onnx.NodeProto]) -> int | None:
+def _node(node: onnx.NodeProto, bounds: _Bounds, nodes: list[onnx.NodeProto]) -> int | None:
     """Bounds the results of a node; returns their rank, None if onnx does not infer it."""
     ranks = [bounds.ranks.get(n, 0) for n in node.input]
     rank: int | None = max(ranks, default=0)
@@ -131,7 +131,7 @@ def _node(node: onnx.NodeProto, bounds: _Bounds, found: list[onnx.NodeProto]) ->
             inside = bounds.inside()
             for v in graph.input:
                 inside.ranks[v.name] = rank or 0
-            inner = max(inner, 1 + _visit(graph, inside, found))
+            inner = max(inner, 1 + _visit(graph, inside, nodes))
     rank = max(rank or 0, inner, 8)
     if node.op_type == "Constant":
         return _constant(node, bounds)
@@ -142,7 +142,7 @@ def _node(node: onnx.NodeProto, bounds: _Bounds, found: list[onnx.NodeProto]) ->
     elif node.op_type in _GROWING:
         rank = _grown(node, ranks, bounds)
     if rank is None or rank > MAX_RANK:
-        found.append(node)
+        nodes.append(node)
         return None
     length = _length(node, bounds, ranks)
     for o in node.output:
@@ -206,13 +206,13 @@ def _length(node: onnx.NodeProto, bounds: _Bounds, ranks: list[int]) -> int | No
     product = bounds.products.get(node.input[-1]) if op in ("ConstantOfShape", "Expand", "Tile") else None
     if op == "ConstantOfShape":
         return product
-    known = [n for n in lengths if n is not None]
-    if len(known) < len(lengths):
+    sizes = [n for n in lengths if n is not None]
+    if len(sizes) < len(lengths):
         return None
     if product is not None:
-        return known[0] * product
+        return sizes[0] * product
     rule = _LENGTHS.get(op) or (_together if op in _TOGETHER else None)
-    return rule(known, ranks) if rule is not None else None
+    return rule(sizes, ranks) if rule is not None else None
 
 
 def _together(lengths: list[int], ranks: list[int]) -> int:

@@ -36,8 +36,8 @@ class Trace(Protocol):
 def fixed_batch(graph: onnx.GraphProto) -> int | None:
     """The batch that a model fixes: the first dimension of its first input with dimensions; None: one is open."""
     weights = {t.name for t in graph.initializer}
-    found = [list(i.type.tensor_type.shape.dim) for i in graph.input if i.name not in weights]
-    firsts = [dims[0] for dims in found if dims]
+    shapes = [list(i.type.tensor_type.shape.dim) for i in graph.input if i.name not in weights]
+    firsts = [dims[0] for dims in shapes if dims]
     if not firsts or any(not d.HasField("dim_value") or d.dim_value < 1 for d in firsts):
         return None
     return int(firsts[0].dim_value)
@@ -57,8 +57,8 @@ def rebatched(
     if fixed is None or batch in (None, fixed) or shapes is None:
         return model
     try:
-        made, axes = _opened(model, shapes, fixed, trace)
-        why = _differs(model, made, shapes, axes, run)
+        opened, axes = _opened(model, shapes, fixed, trace)
+        why = _differs(model, opened, shapes, axes, run)
     except RecomputeError as e:
         why = str(e)
     if why:
@@ -66,7 +66,7 @@ def rebatched(
             f"the model fixes its batch at {fixed}, and it could not be made for {batch} ({why}): load it with "
             f"batch={fixed}, or export it with a dynamic first dimension (torch.onnx.export(..., dynamic_shapes=...))"
         )
-    return made
+    return opened
 
 
 def _opened(
@@ -75,9 +75,9 @@ def _opened(
     """A copy with an open batch, and the axes of its inputs that have it."""
     axes = _batch_axes(model.graph, shapes, fixed)
     before = trace(model, shapes, None)
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    graph = made.graph
+    opened = onnx.ModelProto()
+    opened.CopyFrom(model)
+    graph = opened.graph
     for i in graph.input:
         if i.name in axes:
             i.type.tensor_type.shape.dim[axes[i.name]].dim_param = _BATCH
@@ -85,12 +85,12 @@ def _opened(
         o.type.tensor_type.ClearField("shape")
     del graph.value_info[:]
     names = [n for n in (*before.env, *before.known) if before.has(n)]
-    own = {first_output(n) for n in graph.node}
-    known = {n: k.array for n, k in before.known.items() if k.type.size <= _SMALL and k.type.dtype != "string"}
+    outputs = {first_output(n) for n in graph.node}
+    constants = {n: k.array for n, k in before.known.items() if k.type.size <= _SMALL and k.type.dtype != "string"}
     there = {n: before.type_of(n).shape for n in names}
-    opening = Opening(there, known, (fixed, _TIMES * fixed), next(iter(axes.items())), own)
+    opening = Opening(there, constants, (fixed, _TIMES * fixed), next(iter(axes.items())), outputs)
     larger = {n: tuple(_TIMES * d if axes.get(n) == axis else d for axis, d in enumerate(s)) for n, s in shapes.items()}
-    after = trace(made, larger, opening)
+    after = trace(opened, larger, opening)
     for o in graph.output:
         if o.type.HasField("tensor_type") and after.has(o.name):
             sizes = _dims(there.get(o.name, ()), after.type_of(o.name).shape, _TIMES * fixed)
@@ -100,7 +100,7 @@ def _opened(
     for node in nodes:
         change = opening.changes.get(first_output(node))
         graph.node.extend([node] if change is None else change.applied(node))
-    return made, axes
+    return opened, axes
 
 
 def _dims(before: tuple[int, ...], after: tuple[int, ...], batch: int) -> list[int | str | None]:
@@ -118,12 +118,12 @@ def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], f
     """
     states = {n for node in graph.node if node.op_type in ("LSTM", "GRU", "RNN") for n in node.input[5:7]}
     largest = max(map(len, shapes.values()))
-    found: dict[str, int] = {}
+    axes: dict[str, int] = {}
     for name, dims in shapes.items():
         axis = 1 if name in states and len(dims) == 3 else 0
         if len(dims) > axis and dims[axis] == fixed and (len(dims) > 1 or largest == 1):
-            found[name] = axis
-    return found
+            axes[name] = axis
+    return axes
 
 
 def _shapes(
@@ -131,15 +131,15 @@ def _shapes(
 ) -> dict[str, tuple[int, ...]] | None:
     """The shapes of a model's inputs, but `bound` ones, at sizes of open dimensions; None where one is missing."""
     weights = {t.name for t in graph.initializer}.union(bound)
-    found: dict[str, tuple[int, ...]] = {}
+    result: dict[str, tuple[int, ...]] = {}
     for i in graph.input:
         dims = i.type.tensor_type.shape.dim
         named = [sizes.get(symbol(d) or f"{i.name}.{axis}", d.dim_value) for axis, d in enumerate(dims)]
         if i.name not in weights:
             if not all(named):
                 return None
-            found[i.name] = tuple(named)
-    return found
+            result[i.name] = tuple(named)
+    return result
 
 
 def _differs(
@@ -185,11 +185,11 @@ def _joined(rows: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarr
 
 def _different(g: np.random.Generator, t: TensorType) -> list[np.ndarray]:
     """Contents for each batch, as far as possible no two alike: what takes another sample's part would go unseen."""
-    found: list[np.ndarray] = []
-    while len(found) < _TIMES:
+    rows: list[np.ndarray] = []
+    while len(rows) < _TIMES:
         tries = (_drawn(g, t) for _ in range(_TRIES))
-        found.append(next((a for a in tries if not any(np.array_equal(a, b) for b in found)), _drawn(g, t)))
-    return found
+        rows.append(next((a for a in tries if not any(np.array_equal(a, b) for b in rows)), _drawn(g, t)))
+    return rows
 
 
 def _drawn(g: np.random.Generator, t: TensorType) -> np.ndarray:

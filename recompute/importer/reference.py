@@ -48,16 +48,16 @@ def emit_reference(importer: ImportState, node: onnx.NodeProto, name: str) -> tu
     copy.output[:] = [f"y{i}" if n else "" for i, n in enumerate(node.output)]
     copy.name = copy.doc_string = ""
     ins = [importer.value(n, "", 0) if n else None for n in node.input]
-    made = importer.builder.emit(reference(copy, opset, types), *ins, want=len(types))
-    found = iter(made if isinstance(made, tuple) else (made,))
-    return tuple(next(found) if n else None for n in node.output)
+    outputs = importer.builder.emit(reference(copy, opset, types), *ins, want=len(types))
+    results = iter(outputs if isinstance(outputs, tuple) else (outputs,))
+    return tuple(next(results) if n else None for n in node.output)
 
 
 def _unsupported(domain: str, op_type: str) -> str:
     """Why an operator cannot run, and what to do."""
     if domain:
-        known = [name for own, name in IMPORTERS if own == domain]
-        hint = nearest(op_type, known, close=True)
+        domains = [name for other, name in IMPORTERS if other == domain]
+        hint = nearest(op_type, domains, close=True)
         says = f"the operator {op_type} of the domain '{domain}' is not supported{hint}"
         return (
             f"{says}: export the model with operators of ONNX in its place, or as the file was before it was optimized"
@@ -74,11 +74,11 @@ def _output_types(importer: ImportState, node: onnx.NodeProto, opset: int) -> tu
     if node.op_type == "TreeEnsembleClassifier":
         return _of_classes(node, types)
     data = {n: k.array for n in types if (k := importer.known.get(n)) is not None}
-    found = infer_outputs(node, types, data, opset)
+    outputs = infer_outputs(node, types, data, opset)
     texts = []
     for o in node.output:
         if o:
-            t = found[o].tensor_type if o in found else onnx.TypeProto.Tensor()
+            t = outputs[o].tensor_type if o in outputs else onnx.TypeProto.Tensor()
             dtype = dtype_from_onnx(t.elem_type)
             if dtype is None or not t.HasField("shape") or any(not d.HasField("dim_value") for d in t.shape.dim):
                 return None
@@ -92,9 +92,9 @@ def _of_classes(node: onnx.NodeProto, types: Mapping[str, TensorType]) -> tuple[
     None of labels that are strings, and where not all classes have weights: ONNX's evaluator has other scores than
     ONNX Runtime then.
     """
-    given = {a.name: list(a.ints) for a in node.attribute}
-    classes, shape = len(given.get("classlabels_int64s", ())), types[node.input[0]].shape
-    if not classes or len(shape) != 2 or set(given.get("class_ids", ())) != set(range(classes)):
+    attributes = {a.name: list(a.ints) for a in node.attribute}
+    classes, shape = len(attributes.get("classlabels_int64s", ())), types[node.input[0]].shape
+    if not classes or len(shape) != 2 or set(attributes.get("class_ids", ())) != set(range(classes)):
         return None
-    made = (TensorType("i64", shape[:1]), TensorType("f32", (shape[0], classes)))
-    return tuple(str(t) for o, t in zip(node.output, made, strict=False) if o)
+    outputs = (TensorType("i64", shape[:1]), TensorType("f32", (shape[0], classes)))
+    return tuple(str(t) for o, t in zip(node.output, outputs, strict=False) if o)

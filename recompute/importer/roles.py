@@ -12,7 +12,7 @@ import onnx
 from ..language.op import REGISTRY
 from .origin import FLOATS
 
-#: inputs of operators on quantized tensors that are scales
+#: inputs of operators on quantised tensors that are scales
 _SCALES = {
     "DequantizeLinear": (1,), "QuantizeLinear": (1,), "QLinearMatMul": (1, 4, 6), "QLinearConv": (1, 4, 6),
     "QLinearAdd": (1, 4, 6), "QLinearMul": (1, 4, 6), "QLinearSigmoid": (1, 3), "QLinearLeakyRelu": (1, 3),
@@ -48,7 +48,7 @@ class Roles:
     """Names by what the graph does with them.
 
     `constants`: tensors that are nodes; `held`: the weights among them, where the file has no others; `scales`: of
-    integers, with `measured` those of values that are quantized in the graph; `codes`: integers that stand for weights;
+    integers, with `measured` those of values that are quantised in the graph; `codes`: integers that stand for weights;
     `bounds`: see _BOUNDS; `biases`: what is added to a product; `statistics`: of batch normalisations.
     """
 
@@ -66,33 +66,33 @@ def roles_of(graph: onnx.GraphProto) -> Roles:
     """The roles of a graph's constants."""
     nodes = [n for n in graph.node if n.output]
     readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-    made: dict[str, onnx.NodeProto] = {}
+    makers: dict[str, onnx.NodeProto] = {}
     for n in nodes:
-        made.update((o, n) for o in n.output)
+        makers.update((o, n) for o in n.output)
         for i, name in enumerate(n.input):
             readers.setdefault(name, []).append((n, i))
-    found = Roles()
+    roles = Roles()
     for name, reads in readers.items():
         if all(n.op_type in _BOUNDS for n, _ in reads):
-            found.bounds.add(name)
+            roles.bounds.add(name)
         for n, i in reads:
-            if n.op_type == "Add" and any(_product_made(made, other) for other in n.input if other != name):
-                found.biases.add(name)
+            if n.op_type == "Add" and any(_product_made(makers, other) for other in n.input if other != name):
+                roles.biases.add(name)
             if n.op_type == "BatchNormalization" and i in (3, 4):
-                found.statistics.add(name)
+                roles.statistics.add(name)
             if i in _CODES.get(n.op_type, ()):
-                found.codes.add(name)
-    found.scales.update(_scales(nodes))
+                roles.codes.add(name)
+    roles.scales.update(_scales(nodes))
     for codes, scale in _cast_weights(graph, readers):
-        found.codes.add(codes)
-        found.scales.add(scale)
-    found.constants.update(n.output[0] for n in nodes if n.op_type == "Constant" and _shape(n))
-    known = {n.output[0] for n in nodes if n.op_type == "Constant"}.union(t.name for t in graph.initializer)
+        roles.codes.add(codes)
+        roles.scales.add(scale)
+    roles.constants.update(n.output[0] for n in nodes if n.op_type == "Constant" and _shape(n))
+    constants = {n.output[0] for n in nodes if n.op_type == "Constant"}.union(t.name for t in graph.initializer)
     for n in nodes:
-        if n.op_type in ("QuantizeLinear", "DequantizeLinear") and known.isdisjoint(n.input[:1]):
-            found.measured.update(n.input[1:2])
-    found.held.update(_held(graph, nodes, readers, found.biases))
-    return found
+        if n.op_type in ("QuantizeLinear", "DequantizeLinear") and constants.isdisjoint(n.input[:1]):
+            roles.measured.update(n.input[1:2])
+    roles.held.update(_held(graph, nodes, readers, roles.biases))
+    return roles
 
 
 def at_weight(op_type: str, position: int) -> bool:
@@ -100,8 +100,8 @@ def at_weight(op_type: str, position: int) -> bool:
     return op_type in REGISTRY and position in REGISTRY[op_type].weights
 
 
-def _product_made(made: dict[str, onnx.NodeProto], name: str) -> bool:
-    return name in made and made[name].op_type in _PRODUCTS
+def _product_made(makers: dict[str, onnx.NodeProto], name: str) -> bool:
+    return name in makers and makers[name].op_type in _PRODUCTS
 
 
 def _cast_weights(
@@ -130,9 +130,9 @@ def _scales(nodes: list[onnx.NodeProto]) -> set[str]:
         elif n.op_type == "DynamicQuantizeLinear":
             dynamic.update(n.output[1:2])
         elif n.op_type in _FORMS or n.op_type == "Add":
-            for known in (products, dynamic):
-                if any(i in known for i in n.input):
-                    known.update(n.output)
+            for group in (products, dynamic):
+                if any(i in group for i in n.input):
+                    group.update(n.output)
         elif n.op_type in ("Mul", "Div") and any(i in products for i in n.input):
             others = [i for i in n.input if i not in products]
             scales.update(others)

@@ -71,10 +71,10 @@ def check_node(node: onnx.NodeProto, opset: int) -> None:
         if not node.input[i]:
             raise ModelError(f"its input {i} ({name}) is absent, but {node.op_type} needs it")
     types = {a.name: a.type for a in node.attribute}
-    for name, given in types.items():
-        if given != rules.attributes.get(name, given):
+    for name, actual in types.items():
+        if actual != rules.attributes.get(name, actual):
             kinds = onnx.AttributeProto.AttributeType
-            kind = kinds.Name(given) if given in kinds.values() else str(given)
+            kind = kinds.Name(actual) if actual in kinds.values() else str(actual)
             raise ModelError(f"its attribute '{name}' is {kind}, ONNX requires {kinds.Name(rules.attributes[name])}")
     for a in node.attribute:
         if a.name in _AXES and any(abs(i) > _MOST for i in (a.i, *a.ints)):

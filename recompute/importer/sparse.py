@@ -60,8 +60,8 @@ def _dense(sparse: onnx.SparseTensorProto, budget: Budget) -> onnx.TensorProto:
             places = np.ravel_multi_index(tuple(places.T), shape)
         if places.shape != kept.shape or (places < 0).any():
             raise ValueError
-        found = np.zeros(size, DTYPES[kind])
-        found[places] = kept
+        array = np.zeros(size, DTYPES[kind])
+        array[places] = kept
     except (ValueError, IndexError, TypeError):
         raise ModelError(f"{what} {list(shape)}: its {len(values.dims)}-d values and its indices do not fit") from None
-    return onnx.TensorProto(name=values.name, data_type=values.data_type, dims=shape, raw_data=found.tobytes())
+    return onnx.TensorProto(name=values.name, data_type=values.data_type, dims=shape, raw_data=array.tobytes())

@@ -70,8 +70,8 @@ class ImportState(ABC):
         self.rule = rule
         self.initializers = {t.name: t for t in self.graph.initializer}
         self.known: dict[str, Known] = {name: Known.of_initializer(t) for name, t in self.initializers.items()}
-        for name, known in self.known.items():
-            known.trains = known.type.is_float and rule.is_parameter(name)
+        for name, constant in self.known.items():
+            constant.trains = constant.type.is_float and rule.is_parameter(name)
         self.sequences: dict[str, list[str]] = {}
         self.stands: dict[str, Stand] = {}
         self.without_gradient: list[str] = []
@@ -219,21 +219,21 @@ class ImportState(ABC):
         name = self.canonical.get(name, name)
         if name in self.env:
             return self.env[name]
-        known = self.known.get(name)
-        if known is None:
+        constant = self.known.get(name)
+        if constant is None:
             raise ModelError(f"'{name}' is read but never written")
-        t = known.type
+        t = constant.type
         if t.dtype == "string":
             raise ModelError(f"'{name}' contains strings: results computed from them must be known at compile time")
-        if self.rule.trains(name, known, op_type, position):
+        if self.rule.trains(name, constant, op_type, position):
             self.env[name] = self.parameters[name] = Value(name, t)
-            self.data[name] = _read_only(known.array)
+            self.data[name] = _read_only(constant.array)
             if t.dtype in ("f16", "bf16"):
                 self._in_float32(name, t)
-        elif t.size <= _INLINE and known.origin != "initializer":
-            return self.builder.constant(known.array, t)  # not stored: a later use may be as a weight
+        elif t.size <= _INLINE and constant.origin != "initializer":
+            return self.builder.constant(constant.array, t)  # not stored: a later use may be as a weight
         elif t.size <= 1 and t.ndim == 0:
-            self.env[name] = self.builder.constant(known.array, t)
+            self.env[name] = self.builder.constant(constant.array, t)
         else:
             return self.buffer(name)
         return self.env[name]
@@ -256,9 +256,9 @@ class ImportState(ABC):
         """The value called `name`; a known constant becomes a buffer, which an operator may update."""
         name = self.canonical.get(name, name)
         if name not in self.env:
-            known = self.known[name]
-            self.env[name] = self.buffers[name] = Value(name, known.type)
-            self.data[name] = _read_only(known.array)
+            constant = self.known[name]
+            self.env[name] = self.buffers[name] = Value(name, constant.type)
+            self.data[name] = _read_only(constant.array)
         return self.env[name]
 
 

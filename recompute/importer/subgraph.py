@@ -34,11 +34,11 @@ class Subgraph:
     """
 
     def __init__(self, importer: ImportState, node: onnx.NodeProto, attribute: str) -> None:
-        found = next((a for a in node.attribute if a.name == attribute), None)
-        if found is None:
+        inner = next((a for a in node.attribute if a.name == attribute), None)
+        if inner is None:
             raise ModelError(f"its attribute '{attribute}' is absent")
         self.importer, self.attribute = importer, attribute
-        self.graph = found.g
+        self.graph = inner.g
         self.scope = scope_of(importer.scopes.get(first_output(node), first_output(node)), attribute)
         self.names: dict[str, str] = {}
         self.nodes: list[onnx.NodeProto] = []
@@ -184,7 +184,7 @@ def _take_both(importer: ImportState, node: onnx.NodeProto) -> None:
     importer.known[shape] = importer.constant(np.zeros(0, np.int64))
     make = onnx.helper.make_node
     importer.run_nodes([make("Reshape", [node.input[0], shape], [condition]), make("Not", [condition], [otherwise])])
-    found: list[list[str]] = []
+    both: list[list[str]] = []
     problems = importer.problems()
     for branch in ("then_branch", "else_branch"):
         body = _branch(importer, node, branch)
@@ -193,11 +193,11 @@ def _take_both(importer: ImportState, node: onnx.NodeProto) -> None:
         start = len(importer.builder.operators)
         names = body.inline(f"{base}/{branch}", {})
         _gate(importer, start, importer.value(condition if branch == "then_branch" else otherwise, "", 0))
-        found.append([names.get(o.name, o.name) for o in body.graph.output])
+        both.append([names.get(o.name, o.name) for o in body.graph.output])
     if importer.problems() > problems:
         raise ModelError(f"{why}, or else both of its branches must run")
     nodes = []
-    for out, a, b in zip(node.output, *found, strict=False):
+    for out, a, b in zip(node.output, *both, strict=False):
         if not out:
             continue
         if any(x in importer.sequences or x in importer.nothing for x in (a, b)):
@@ -221,9 +221,9 @@ def _gate(importer: ImportState, start: int, chosen: Value) -> None:
     chosen: 0 · NaN is NaN."""
     builder = importer.builder
     body, builder.operators[start:] = builder.operators[start:], []
-    own = {v.name for o in body for v in o.writes()} | {c.value.name for c in builder.constants}
-    own.update(v.name for v in (*importer.inputs, *importer.buffers.values()))  # those have no gradient
-    read = {v.name: v for o in body for v in o.reads() if v.type.is_float and v.name not in own}
+    written = {v.name for o in body for v in o.writes()} | {c.value.name for c in builder.constants}
+    written.update(v.name for v in (*importer.inputs, *importer.buffers.values()))  # those have no gradient
+    read = {v.name: v for o in body for v in o.reads() if v.type.is_float and v.name not in written}
     gated = {name: builder.Gate(v, chosen) for name, v in read.items()}
     builder.operators += [replace(o, inputs=tuple(v and gated.get(v.name, v) for v in o.inputs)) for o in body]
 
@@ -241,8 +241,8 @@ def final_names(body: Subgraph, outputs: Sequence[str], skip: int = 0) -> dict[s
     for n in body.nodes:
         for o in n.output:
             written[o] = written.get(o, 0) + 1
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for inner, outer in zip(body.graph.output[skip:], outputs, strict=False):
         if outer and written.get(inner.name) == 1:
-            found.setdefault(inner.name, outer)
-    return found
+            names.setdefault(inner.name, outer)
+    return names

@@ -23,14 +23,14 @@ def evaluate_text(node: onnx.NodeProto, arrays: list[np.ndarray], budget: Budget
 
     ModelError for invalid inputs, LimitError if the results would be too large.
     """
-    known = {"StringConcat": _concat, "StringSplit": _split, "RegexFullMatch": _match}.get(node.op_type)
-    if known is None or node.domain not in ("", "ai.onnx"):
+    function = {"StringConcat": _concat, "StringSplit": _split, "RegexFullMatch": _match}.get(node.op_type)
+    if function is None or node.domain not in ("", "ai.onnx"):
         return None
     for a in arrays:
         if a.dtype.kind not in "OUST":
             raise ModelError(f"{node.op_type} takes strings, not {a.dtype}")
     options = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    return known(arrays, options, budget)
+    return function(arrays, options, budget)
 
 
 def _size(text: str) -> int:
@@ -74,11 +74,11 @@ def _match(arrays: list[np.ndarray], options: dict[str, Any], budget: Budget) ->
     (x,) = arrays
     pattern = _decoded(options.get("pattern", b""))
     budget.spend(PYTHON * len(pattern), "reading a regular expression")
-    found = regular_expression(pattern)
+    compiled = regular_expression(pattern)
     texts = x.reshape(-1).tolist()
-    work = sum(PYTHON + 10 * len(t) * found.programsize for t in texts)
+    work = sum(PYTHON + 10 * len(t) * compiled.programsize for t in texts)
     budget.spend(work, "matching a regular expression")
-    return [np.array([found.fullmatch(t) is not None for t in texts], np.bool_).reshape(x.shape)]
+    return [np.array([compiled.fullmatch(t) is not None for t in texts], np.bool_).reshape(x.shape)]
 
 
 def _texts(listed: list[str], shape: tuple[int, ...]) -> np.ndarray:

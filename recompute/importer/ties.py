@@ -57,17 +57,17 @@ def _separate(model: onnx.ModelProto, wanted: Patterns | None) -> None:
             if name not in seen and not copied:
                 seen.add(name)
                 continue
-            own = node.output[0] if copied else _own_name(name, node, missing)
-            if own not in taken or copied:
-                taken.add(own)
+            weight = node.output[0] if copied else _own_name(name, node, missing)
+            if weight not in taken or copied:
+                taken.add(weight)
                 graph.initializer.add().CopyFrom(tensors[name])
-                graph.initializer[-1].name = own
+                graph.initializer[-1].name = weight
                 if name in origin.kinds:
-                    graph.value_info.append(described(own, origin.kinds[name]))
+                    graph.value_info.append(described(weight, origin.kinds[name]))
             if copied:
                 graph.node.remove(node)
             else:
-                node.input[i] = own
+                node.input[i] = weight
 
 
 def _own_name(name: str, node: onnx.NodeProto, missing: set[str]) -> str:

@@ -74,7 +74,7 @@ class TrainRule:
         self.frozen = Patterns(said_to_train(source, FROZEN) or ())
         self.wanted = None if trainable is None else Patterns(trainable)
         self.roles = roles_of(graph)
-        if straight:  # scales of what is quantized in the graph have a gradient
+        if straight:  # scales of what is quantised in the graph have a gradient
             self.roles.scales.difference_update(self.roles.measured)
         self.angles = angles(graph, self.roles.held) if trainable is None else set()
         self.decided: dict[str, Trained] = {}
@@ -86,10 +86,10 @@ class TrainRule:
             return False
         if name in self.decided and self.decided[name].trains:
             return True
-        found, why = self._decide(name, known, op_type, position)
-        if found or (self._of_the_file(name, known) and name not in self.decided):
-            self.decided[name] = Trained(name, known.type, found, why)
-        return found
+        answer, why = self._decide(name, known, op_type, position)
+        if answer or (self._of_the_file(name, known) and name not in self.decided):
+            self.decided[name] = Trained(name, known.type, answer, why)
+        return answer
 
     def is_parameter(self, name: str) -> bool:
         """Whether the user or the file says that a floating-point initializer is trained."""
@@ -103,7 +103,7 @@ class TrainRule:
         assert self.wanted is not None
         return any(self.wanted.fit(n) for n in (name, *self.copies.get(name, ())))
 
-    def _decide(self, name: str, known: Known, op_type: str, position: int) -> tuple[bool, str]:
+    def _decide(self, name: str, constant: Known, op_type: str, position: int) -> tuple[bool, str]:
         if self.wanted is not None:
             return (True, "named by trainable") if self._named(name) else (False, "not named by trainable")
         if self.frozen.fit(name):
@@ -114,13 +114,13 @@ class TrainRule:
         if name in self.roles.scales:
             return False, "a scale of integers, which do not train"
         weighs = at_weight(op_type, position)
-        if known.type.ndim == 0:
+        if constant.type.ndim == 0:
             return False, "a scalar, which --trainable may name"
-        if known.origin != "initializer":
-            held = weighs and known.origin in ("constant", "fill")
+        if constant.origin != "initializer":
+            held = weighs and constant.origin in ("constant", "fill")
             what = f"a constant that {op_type} takes for a weight" if held else f"a constant that {op_type} reads"
             return held, what
-        if self.origin.kinds and not (weighs and known.type.ndim > 1):
+        if self.origin.kinds and not (weighs and constant.type.ndim > 1):
             return False, "the exporter's own constant: no parameter of the module is called so"
         if name in self.angles:
             return False, "read by cos and sin of positions only"
@@ -129,9 +129,9 @@ class TrainRule:
         if name in self.roles.bounds:
             return False, f"a constant of {op_type}, not a weight"
         named = name in self.roles.held or (self.of_modules and not made_up(name))
-        if known.type.size == 1 and not (name in self.roles.biases or named):
+        if constant.type.size == 1 and not (name in self.roles.biases or named):
             return False, "one number, which --trainable may name"
-        return (False, "a mask") if known.is_mask() else (True, self._form(name))
+        return (False, "a mask") if constant.is_mask() else (True, self._form(name))
 
     def _form(self, name: str) -> str:
         return (
@@ -179,9 +179,9 @@ class TrainRule:
         """
         if self.wanted is None:
             return
-        known = {*parameters, *self.origin.missing}
-        known.update(c for n, copies in self.copies.items() if n in known for c in copies)
-        pattern = self.wanted.useless(known)
+        names = {*parameters, *self.origin.missing}
+        names.update(c for n, copies in self.copies.items() if n in names for c in copies)
+        pattern = self.wanted.useless(names)
         if pattern is not None:
             others = [n for n in floats if n != pattern]
             if pattern in set(floats):

@@ -69,15 +69,19 @@ class Scope:
         """The value of a single integer or boolean; None if it is not known."""
         if name in self.numbers:
             return self.numbers[name]
-        known = self.importer.known.get(name)
-        return int(known.array.reshape(())) if known is not None and known.array.size == 1 and _whole(known) else None
+        constant = self.importer.known.get(name)
+        return (
+            int(constant.array.reshape(()))
+            if constant is not None and constant.array.size == 1 and _whole(constant)
+            else None
+        )
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of a value; None if it is not known."""
         if name in self.shapes:
             return self.shapes[name]
-        known = self.importer.env.get(name) or self.importer.known.get(name)
-        return None if known is None else known.type.shape
+        constant = self.importer.env.get(name) or self.importer.known.get(name)
+        return None if constant is None else constant.type.shape
 
 
 def _whole(known: Any) -> bool:

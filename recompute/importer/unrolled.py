@@ -37,7 +37,7 @@ class Unrolled:
 
     def check(self, graph: onnx.GraphProto) -> None:
         """UsageError if a pattern matches no recurrent node."""
-        for pattern, found in self._found.items():
-            if not found:
+        for pattern, matches in self._found.items():
+            if not matches:
                 names = [n.name or first_output(n) for n in graph.node if n.op_type in ("RNN", "GRU", "LSTM")]
                 raise UsageError(f"unroll: no recurrent node is called '{pattern}'{nearest(pattern, names)}")

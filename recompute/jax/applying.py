@@ -114,11 +114,11 @@ def _parts(flat: Flat, names: frozenset[str]) -> list[tuple[list[Step], set[int]
             parts.append([])
         parts[-1].append(step)
     later = {v for v in flat.outputs if isinstance(v, int)}
-    found = []
+    result = []
     for steps in reversed(parts):
-        found.append((steps, set(later)))
+        result.append((steps, set(later)))
         later.update(v for s in steps for v in s.reads if isinstance(v, int))
-    return found[::-1]
+    return result[::-1]
 
 
 def _borders(flat: Flat, names: frozenset[str]) -> set[int]:
@@ -127,10 +127,10 @@ def _borders(flat: Flat, names: frozenset[str]) -> set[int]:
     last.update((v, len(flat.steps)) for v in flat.outputs if isinstance(v, int))
     held = {*flat.inputs, *flat.constants}
     saved: set[int] = set(held)
-    start, crossing, ends, found = 0, 0, [0] * (len(flat.steps) + 1), set()
+    start, crossing, ends, borders = 0, 0, [0] * (len(flat.steps) + 1), set()
     for i, step in enumerate(flat.steps):
         if i - start >= _SHORTEST and crossing <= CROSSING:
-            found.add(i)
+            borders.add(i)
             start = i
         for k, v in enumerate(step.writes):
             view = step.primitive in VIEWS and step.reads[0] in saved
@@ -140,4 +140,4 @@ def _borders(flat: Flat, names: frozenset[str]) -> set[int]:
                 crossing += nbytes(flat.avals[v])
                 ends[last[v]] += nbytes(flat.avals[v])
         crossing -= ends[i]
-    return found
+    return borders

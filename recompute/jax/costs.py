@@ -33,13 +33,13 @@ def flops(equation: Any) -> float:
     A scan counts its body as often as it runs, a `cond` its dearest branch, a `while` one round.
     """
     name, params = equation.primitive.name, equation.params
-    made = sum(math.prod(v.aval.shape) for v in equation.outvars if hasattr(v.aval, "shape"))
+    elements = sum(math.prod(v.aval.shape) for v in equation.outvars if hasattr(v.aval, "shape"))
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
-        return 2.0 * made * math.prod(equation.invars[0].aval.shape[d] for d in contracted)
+        return 2.0 * elements * math.prod(equation.invars[0].aval.shape[d] for d in contracted)
     if name == "conv_general_dilated":
         kernel = equation.invars[1].aval.shape
-        return 2.0 * made * math.prod(kernel) / max(1, kernel[params["dimension_numbers"].rhs_spec[0]])
+        return 2.0 * elements * math.prod(kernel) / max(1, kernel[params["dimension_numbers"].rhs_spec[0]])
     inner = [sum(map(flops, jaxpr.eqns)) for jaxpr in _jaxprs(params)]
     if inner:
         return max(inner) if name == "cond" else sum(inner) * params.get("length", 1)
@@ -47,7 +47,7 @@ def flops(equation: Any) -> float:
         return 0.0
     if name.startswith(("reduce", "arg", "cum")):
         return float(sum(math.prod(v.aval.shape) for v in equation.invars if hasattr(v.aval, "shape")))
-    return float(made)
+    return float(elements)
 
 
 def _jaxprs(params: dict[str, Any]) -> Iterator[Jaxpr]:

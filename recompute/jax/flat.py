@@ -97,19 +97,19 @@ def flatten(closed: ClosedJaxpr, prefix: str = "") -> Flat:
 def _inline(flat: Flat, closed: ClosedJaxpr, args: Sequence[Any], prefix: str) -> tuple[Any, ...]:
     """Adds a jaxpr's steps to the list, and returns what its outputs are there."""
     jaxpr = closed.jaxpr
-    known: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
+    values: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
     for v, array in zip(jaxpr.constvars, closed.consts, strict=True):
-        known[v] = flat.new(v.aval)
-        flat.constants[known[v]] = array
+        values[v] = flat.new(v.aval)
+        flat.constants[values[v]] = array
 
     def read(v: Any) -> Any:
-        return Constant(v.val, v.aval) if isinstance(v, Literal) else known[v]
+        return Constant(v.val, v.aval) if isinstance(v, Literal) else values[v]
 
     for equation in jaxpr.eqns:
         reads = tuple(map(read, equation.invars))
         inner = _inner(equation)
         if inner is not None:
-            known.update(zip(equation.outvars, _inline(flat, inner, reads, prefix), strict=True))
+            values.update(zip(equation.outvars, _inline(flat, inner, reads, prefix), strict=True))
             continue
         writes = tuple(flat.new(v.aval) for v in equation.outvars)
         name = f"{prefix}{len(flat.steps)}.{equation.primitive.name}"
@@ -117,7 +117,7 @@ def _inline(flat: Flat, closed: ClosedJaxpr, args: Sequence[Any], prefix: str) -
             flatten(equation.params["jaxpr"], f"{name}/") if equation.primitive.name == "scan" and not prefix else None
         )
         flat.steps.append(Step(name, equation, reads, writes, body))
-        known.update(zip(equation.outvars, writes, strict=True))
+        values.update(zip(equation.outvars, writes, strict=True))
     return tuple(map(read, jaxpr.outvars))
 
 
@@ -146,8 +146,8 @@ def evaluate(flat: Flat, steps: Sequence[Step], values: dict[int, Any], hook: Ho
     """Runs some steps in order; adds what they make to `values` (number → array)."""
     for step in steps:
         args = [values[v] if isinstance(v, int) else v.val for v in step.reads]
-        made = _scanned(step, args, hook, wrap) if step.body else _run(step, args)
-        values.update(zip(step.writes, hook(step, made), strict=True))
+        results = _scanned(step, args, hook, wrap) if step.body else _run(step, args)
+        values.update(zip(step.writes, hook(step, results), strict=True))
 
 
 def outputs_of(flat: Flat, values: Mapping[int, Any]) -> list[Any]:
@@ -159,10 +159,10 @@ def _run(step: Step, args: Sequence[Any]) -> Sequence[Any]:
     equation = step.equation
     literal = [isinstance(v, Literal) for v in equation.invars]
     names = list(dict.fromkeys(v for v, is_one in zip(equation.invars, literal, strict=True) if not is_one))
-    given = {v: a for v, a in zip(equation.invars, args, strict=True) if not isinstance(v, Literal)}
+    values = {v: a for v, a in zip(equation.invars, args, strict=True) if not isinstance(v, Literal)}
     # a literal of an inlined call may stand where the equation reads a variable: `args` has its value
     alone = Jaxpr((), names, equation.outvars, [equation], equation.effects, _labels(len(names), len(equation.outvars)))
-    return jax.core.eval_jaxpr(alone, (), *(given[v] for v in names))
+    return jax.core.eval_jaxpr(alone, (), *(values[v] for v in names))
 
 
 @cache
@@ -186,8 +186,8 @@ def _scanned(step: Step, args: Sequence[Any], hook: Hook, wrap: Wrap) -> Sequenc
     wrapped = wrap(step, once)
 
     def iteration(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-        made = wrapped(*args[:constants], *carry, *slices)
-        return made[:carries], made[carries:]
+        results = wrapped(*args[:constants], *carry, *slices)
+        return results[:carries], results[carries:]
 
     carry, stacked = jax.lax.scan(
         iteration,

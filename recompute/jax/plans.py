@@ -49,17 +49,17 @@ def candidates(flat: Flat, wanted: Sequence[int], device: Device, most: int) -> 
     """
     cotangents = [i for i, v in enumerate(flat.outputs) if isinstance(v, int) and differentiable(flat.avals[v])]
     joint = traced(flat, wanted, cotangents)
-    found: list[Candidate] = []
+    plans: list[Candidate] = []
     usual: list[Candidate] = []
     for scans in _bodies(flat, device):
         derived = derive(joint, len(flat.outputs), len(cotangents), device, scans)
         inside = frozenset().union(*(s.kept for s in scans.values()))
         by_hand = () if scans else _usual(flat, derived)
-        for into, sets in ((found, _sets(derived)), (usual, by_hand)):
+        for into, sets in ((plans, _sets(derived)), (usual, by_hand)):
             for values, outcome in {_judged(derived, kept) for kept in set(sets)}:
                 names = inside.union(derived.names[v] for v in values)
                 into.append(Candidate(names, outcome.peak, outcome.cost, derived, scans))
-    return _spread(_best(found), most), sorted(usual, key=lambda c: (c.cost, c.peak, sorted(c.names)))
+    return _spread(_best(plans), most), sorted(usual, key=lambda c: (c.cost, c.peak, sorted(c.names)))
 
 
 def _usual(flat: Flat, derived: Derived) -> Iterator[frozenset[int]]:
@@ -81,8 +81,8 @@ def _usual(flat: Flat, derived: Derived) -> Iterator[frozenset[int]]:
         yield from (inside | of(ends[::every]) for every in (1, 2))
         if saved:
             yield inside
-    given = given_names(flat)
-    yield from (of(names) for names in ([n for every in given.values() for n in every], *given.values()) if names)
+    named = given_names(flat)
+    yield from (of(names) for names in ([n for every in named.values() for n in every], *named.values()) if names)
 
 
 def _batch(product: Step) -> tuple[int, ...]:
@@ -127,15 +127,15 @@ def _options(step: Step, device: Device) -> list[Scan]:
     derived = derive(joint, len(body.outputs), len(cotangents), device)
     problem = derived.problem
     forward = sum(n.cost for n in problem.nodes if not n.backward)
-    found: list[Scan] = []
+    scans: list[Scan] = []
     for values, outcome in {
         _judged(derived, kept) for kept in {*_sets(derived), *_one_by_one(derived), *_usual(body, derived)}
     }:
         saved = sum(problem.sizes[v] for v in values)
         names = frozenset(derived.names[v] for v in values)
-        found.append(Scan(names, saved, outcome.cost - forward, outcome.peak - problem.fixed - saved))
+        scans.append(Scan(names, saved, outcome.cost - forward, outcome.peak - problem.fixed - saved))
     best: list[Scan] = []
-    for s in sorted(found, key=lambda s: (s.seconds, s.saved, sorted(s.kept))):
+    for s in sorted(scans, key=lambda s: (s.seconds, s.saved, sorted(s.kept))):
         if not best or s.saved < best[-1].saved:
             best.append(s)
     return best[:: -(-len(best) // _BODIES)] + best[-1:]
@@ -153,20 +153,20 @@ def _one_by_one(derived: Derived) -> Iterator[frozenset[int]]:
         kept, cost = kept - {least}, costs[least]
 
 
-def _best(found: list[Candidate]) -> list[Candidate]:
+def _best(plans: list[Candidate]) -> list[Candidate]:
     """Those with a lower peak than all cheaper ones, the highest peak first, the least of all last."""
     kept: list[Candidate] = []
-    least = min(found, key=lambda c: (c.peak, c.cost, sorted(c.names)))
-    for c in sorted(found, key=lambda c: (c.cost, c.peak, sorted(c.names))):
+    least = min(plans, key=lambda c: (c.peak, c.cost, sorted(c.names)))
+    for c in sorted(plans, key=lambda c: (c.cost, c.peak, sorted(c.names))):
         if not kept or c.peak < kept[-1].peak * (1 - _NEAR) or (c is least and c.peak < kept[-1].peak):
             kept.append(c)
     return kept
 
 
-def _spread(found: list[Candidate], most: int) -> list[Candidate]:
+def _spread(plans: list[Candidate], most: int) -> list[Candidate]:
     """At most so many: those nearest to peaks at equal distances, the first and the last among them."""
-    if len(found) <= most:
-        return found
-    high, low = found[0].peak, found[-1].peak
+    if len(plans) <= most:
+        return plans
+    high, low = plans[0].peak, plans[-1].peak
     aims = [high - (high - low) * i / (most - 1) for i in range(most)]
-    return list({c.peak: c for c in (min(found, key=lambda c: abs(c.peak - a)) for a in aims)}.values())
+    return list({c.peak: c for c in (min(plans, key=lambda c: abs(c.peak - a)) for a in aims)}.values())

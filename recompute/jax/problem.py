@@ -48,16 +48,16 @@ def narrow(flat: Flat, shortest: int = 16) -> list[str]:
             origin[v] = roots[0] if view else v if nbytes(flat.avals[v]) > CROSSING else None
             names[v] = value_name(step.name, k)
     last.update((r, len(flat.steps)) for v in flat.outputs if isinstance(v, int) and (r := origin[v]) is not None)
-    found: list[str] = []
+    result: list[str] = []
     crossing: set[int] = set()
     before = 0
     for i, step in enumerate(flat.steps):
         crossing |= {v for v in step.writes if origin[v] == v and last.get(v, i) > i}
         crossing -= {v for v in crossing if last[v] <= i}
         if len(crossing) == 1 and i - before >= shortest:
-            found.append(names[next(iter(crossing))])
+            result.append(names[next(iter(crossing))])
             before = i
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(result))
 
 
 def given_names(flat: Flat) -> dict[str, list[str]]:
@@ -66,20 +66,20 @@ def given_names(flat: Flat) -> dict[str, list[str]]:
     Arguments have no name of ours: they are there in any case.
     """
     maker = {v: (step, k) for step in flat.steps for k, v in enumerate(step.writes)}
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for step in flat.steps:
         if step.body:
             for name, ours in given_names(step.body).items():
-                found.setdefault(name, []).extend(ours)
+                names.setdefault(name, []).extend(ours)
         if step.primitive != "name":
             continue
-        ours = found.setdefault(step.equation.params["name"], [])
+        ours = names.setdefault(step.equation.params["name"], [])
         source = maker.get(step.reads[0])
         while source is not None and source[0].primitive in VIEWS:
             source = maker.get(source[0].reads[0])
         if source is not None:
             ours.append(value_name(source[0].name, source[1]))
-    return found
+    return names
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,8 @@ class _Deriving:
         self.backward = _dependent(joint, self.cotangents)
         self.primal = self._ancestors(self.roots(joint.outputs[:outputs]))
         owner = {value_name(name, k): name for name in scans for k in range(64)}
-        found = ((self.maker[v], owner[n]) for v, n in self.named.items() if n in owner)
-        self.scans = {step.name: scans[name] for step, name in found}
+        pairs = ((self.maker[v], owner[n]) for v, n in self.named.items() if n in owner)
+        self.scans = {step.name: scans[name] for step, name in pairs}
         self.nodes: list[Node] = []
         self.sizes: list[int] = []
         self.labels: list[str] = []
@@ -224,21 +224,21 @@ class _Deriving:
 
     def roots(self, reads: Sequence[Any]) -> tuple[int, ...]:
         """The values that are read, views and broadcasts replaced by what they are made of; no arguments."""
-        found: dict[int, None] = {}
+        result: dict[int, None] = {}
         for v in reads:
             if isinstance(v, int) and v not in self.held:
-                found.update(dict.fromkeys(self.sources.get(v, (v,))))
-        return tuple(found)
+                result.update(dict.fromkeys(self.sources.get(v, (v,))))
+        return tuple(result)
 
     def _ancestors(self, values: Sequence[int]) -> set[str]:
-        found: set[str] = set()
+        ancestors: set[str] = set()
         stack = list(values)
         while stack:
             step = self.maker.get(stack.pop())
-            if step is not None and step.name not in found:
-                found.add(step.name)
+            if step is not None and step.name not in ancestors:
+                ancestors.add(step.name)
                 stack += self.roots(step.reads)
-        return found
+        return ancestors
 
     def new(self, v: int, label: str, size: int | None = None) -> int:
         """A value of the problem."""
@@ -321,9 +321,9 @@ _MOVES = ("dot_general", "conv_general_dilated", "transpose", "gather", "sort", 
 
 def _dependent(joint: Flat, on: Sequence[int]) -> set[str]:
     """Names of the steps that depend on some values."""
-    values, found = set(on), set()
+    values, names = set(on), set()
     for step in joint.steps:
         if any(v in values for v in step.reads if isinstance(v, int)):
-            found.add(step.name)
+            names.add(step.name)
             values.update(step.writes)
-    return found
+    return names

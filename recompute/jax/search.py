@@ -85,8 +85,8 @@ class Policy:
         """The caller's own names (`checkpoint_name`): of how many values each, and how many of them are saved."""
         saved = set(self.names)
         whole = not self.recomputes
-        given = given_names(self.flat)
-        return {n: (len(ours), sum(whole or o in saved for o in ours)) for n, ours in given.items()}
+        names = given_names(self.flat)
+        return {n: (len(ours), sum(whole or o in saved for o in ours)) for n, ours in names.items()}
 
     @property
     def policy(self) -> Callable[..., bool]:
@@ -224,8 +224,8 @@ class Plans:
         """
         if rung not in self.trials:
             lowered = self._lower(self.result(rung, 0, judged=False).apply(self.f))
-            found = (_compiled(lowered, options) for options in self._options(rung))
-            self.trials[rung] = min(found, key=lambda t: t.peak)
+            trials = (_compiled(lowered, options) for options in self._options(rung))
+            self.trials[rung] = min(trials, key=lambda t: t.peak)
         return self.trials[rung]
 
     def _options(self, rung: int) -> list[dict[str, Any]]:
@@ -301,8 +301,8 @@ def _as_args(args: Any) -> tuple[Any, ...]:
 
 
 def _as_argnums(argnums: Any, count: int) -> tuple[int, ...]:
-    found = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    for i in found:
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for i in numbers:
         if not isinstance(i, int) or not -count <= i < count:
             raise UsageError(f"argnums {argnums}: the function has the arguments 0 to {count - 1}")
-    return tuple(i % count for i in found)
+    return tuple(i % count for i in numbers)

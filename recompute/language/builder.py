@@ -154,9 +154,9 @@ def gradient_through_expansion(op: Op, b: Builder, ins: Values, grads: Values) -
         if out is not None and g is not None:
             seeds[out.name] = g if out.name not in seeds else b.Add(seeds[out.name], g)
     wanted = [v for v in ins if v is not None and v.type.is_float]
-    found, body = reverse(b, body, seeds, wanted)
+    gradients, body = reverse(b, body, seeds, wanted)
     b.operators[start : start + len(body)] = body
-    return [None if v is None else found.get(v.name) for v in ins]
+    return [None if v is None else gradients.get(v.name) for v in ins]
 
 
 def reverse(
@@ -194,17 +194,17 @@ def _reverse_one(b: Builder, o: Operator, grads: dict[str, Value], needs: set[st
     outs = _all_outputs(b, o)
     flowing = [grads.get(v.name) for v in outs]
     start = len(b.operators)
-    found = o.op.gradient(b, o.inputs, outs, flowing)
-    for v, g in zip(o.inputs, found, strict=False):
+    gradients = o.op.gradient(b, o.inputs, outs, flowing)
+    for v, g in zip(o.inputs, gradients, strict=False):
         if v is None or g is None or v.name not in needs:
             continue
         grads[v.name] = b.Add(grads[v.name], g) if v.name in grads else g
-    read = {v.name for made in b.operators[start:] for v in made.reads()}
+    read = {v.name for results in b.operators[start:] for v in results.reads()}
     present = list(o.outputs) + [None] * (len(outs) - len(o.outputs))
-    made = [p if p is not None else (v if v.name in read else None) for p, v in zip(present, outs, strict=True)]
-    while made and made[-1] is None:
-        made.pop()
-    return o if tuple(made) == o.outputs else dataclasses.replace(o, outputs=tuple(made))
+    results = [p if p is not None else (v if v.name in read else None) for p, v in zip(present, outs, strict=True)]
+    while results and results[-1] is None:
+        results.pop()
+    return o if tuple(results) == o.outputs else dataclasses.replace(o, outputs=tuple(results))
 
 
 def _all_outputs(b: Builder, o: Operator) -> list[Value]:

@@ -103,15 +103,15 @@ def constant(value: float, dtype: str) -> Expr:
 def _same(fn: str, *args: Expr | float) -> Expr:
     """A function whose arguments and result have one element type; numbers take it from the expressions."""
     first = next(x for x in args if isinstance(x, Expr))
-    found = tuple((x if isinstance(x, Expr) else constant(x, first.dtype)) for x in args)
-    if any(x.dtype != first.dtype for x in found):
-        raise TypeError(f"{fn} of {', '.join(x.dtype for x in found)}")
-    return Expr(fn, found, first.dtype)
+    operands = tuple((x if isinstance(x, Expr) else constant(x, first.dtype)) for x in args)
+    if any(x.dtype != first.dtype for x in operands):
+        raise TypeError(f"{fn} of {', '.join(x.dtype for x in operands)}")
+    return Expr(fn, operands, first.dtype)
 
 
 def _compare(fn: str, a: Expr | float, b: Expr | float) -> Expr:
-    made = _same(fn, a, b)
-    return Expr(fn, made.args, "bool")
+    pair = _same(fn, a, b)
+    return Expr(fn, pair.args, "bool")
 
 
 def maximum(a: Expr | float, b: Expr | float) -> Expr:
@@ -206,9 +206,9 @@ def substitute(roots: Sequence[Expr], inputs: Sequence[Expr | None] | Mapping[in
     new: dict[int, Expr] = {}
     for x in nodes(roots):
         if x.fn == "input":
-            found = inputs[x.value]
-            assert found is not None
-            new[id(x)] = found
+            value = inputs[x.value]
+            assert value is not None
+            new[id(x)] = value
         else:
             new[id(x)] = Expr(x.fn, tuple(new[id(a)] for a in x.args), x.dtype, x.value) if x.args else x
     return [new[id(r)] for r in roots]
@@ -235,13 +235,13 @@ def evaluate(roots: Sequence[Expr], inputs: Sequence[object]) -> list[Array]:
         for x in nodes(roots):
             kind = DTYPES[x.dtype]
             if x.fn == "input":
-                found = np.asarray(inputs[x.value])
+                array = np.asarray(inputs[x.value])
             elif x.fn == "constant":
-                found = np.asarray(x.value, kind)
+                array = np.asarray(x.value, kind)
             elif x.fn == "cast":
-                found = np.asarray(values[id(x.args[0])]).astype(kind)
+                array = np.asarray(values[id(x.args[0])]).astype(kind)
             else:
-                found = np.asarray(_NUMPY[x.fn](*(values[id(a)] for a in x.args)))
-            assert found.dtype == kind, f"{x.fn}: {found.dtype} where {kind} is expected"
-            values[id(x)] = found
+                array = np.asarray(_NUMPY[x.fn](*(values[id(a)] for a in x.args)))
+            assert array.dtype == kind, f"{x.fn}: {array.dtype} where {kind} is expected"
+            values[id(x)] = array
     return [values[id(r)] for r in roots]

@@ -39,9 +39,9 @@ class Exact:
         try:
             return self._exact
         except AttributeError:
-            found = tuple(map(exact, vars(self).values()))
-            object.__setattr__(self, "_exact", found)
-            return found
+            fields = tuple(map(exact, vars(self).values()))
+            object.__setattr__(self, "_exact", fields)
+            return fields
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__  # copies and pickles: the fields

@@ -137,8 +137,8 @@ def aligned(ins: Types, outs: Types) -> tuple[Factor, ...]:
     shape = next(t.shape for t in outs if t is not None)
 
     def at(t: TensorType | None, axis: int) -> int | None:
-        own = axis - len(shape) + (0 if t is None else t.ndim)
-        return own if t is not None and own >= 0 and t.shape[own] == shape[axis] else None
+        place = axis - len(shape) + (0 if t is None else t.ndim)
+        return place if t is not None and place >= 0 and t.shape[place] == shape[axis] else None
 
     return tuple(
         factor(d, [at(t, i) for t in ins], [None if t is None else i for t in outs]) for i, d in enumerate(shape)
@@ -162,8 +162,8 @@ def own_batch(
     if x is None or x.shape[0] < 2:
         return None
     taken = set(inputs)
-    made = [None if t is None else 0 if t.shape == x.shape else others for t in outs]
-    return factor(x.shape[0], [0 if i in taken else None for i in range(len(ins))], made).fitted(ins, outs)
+    axes = [None if t is None else 0 if t.shape == x.shape else others for t in outs]
+    return factor(x.shape[0], [0 if i in taken else None for i in range(len(ins))], axes).fitted(ins, outs)
 
 
 def needed_whole(found: Iterable[Factor]) -> tuple[Factor, ...]:
@@ -177,8 +177,8 @@ def _only_place(p: Place | str | None) -> Place | None:
 
 def all_but(ins: Types, outs: Types, axis: int) -> tuple[Factor, ...]:
     """Factors of axes that are the same in all inputs and outputs, of which one is needed whole."""
-    found = in_step(ins, outs, range(next(t.ndim for t in ins if t is not None)))
-    return (*found[:axis], *needed_whole(found[axis : axis + 1]), *found[axis + 1 :])
+    factors = in_step(ins, outs, range(next(t.ndim for t in ins if t is not None)))
+    return (*factors[:axis], *needed_whole(factors[axis : axis + 1]), *factors[axis + 1 :])
 
 
 def digits(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, Place, Place]]:
@@ -190,12 +190,12 @@ def digits(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, Place, Place]]
     if 0 in a or 0 in b:
         return []
     borders = sorted({*_strides(a), *_strides(b)})
-    found = []
+    numbers = []
     for low, high in itertools.pairwise(borders):
         at_a, at_b = _digit(a, low, high), _digit(b, low, high)
         if at_a is not None and at_b is not None:
-            found.append((high // low, at_a, at_b))
-    return found[::-1]
+            numbers.append((high // low, at_a, at_b))
+    return numbers[::-1]
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

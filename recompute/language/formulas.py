@@ -24,10 +24,10 @@ class Elements:
             raise AttributeError(name)
 
         def apply(*inputs: Expr | None, **attributes: Any) -> Any:
-            found = op_class(name)(**attributes).element(*inputs)
-            if found is None:
+            expr = op_class(name)(**attributes).element(*inputs)
+            if expr is None:
                 raise NotElementwise(name)
-            return found
+            return expr
 
         return apply
 
@@ -63,22 +63,22 @@ def formula(op: Op, dtypes: tuple[str | None, ...]) -> tuple[Expr | None, ...] |
     """
     if any(t is not None and t not in (*TYPES, *HALVES) for t in dtypes):
         return None
-    found = element_of(op, dtypes)
-    if found is None or not any(x.dtype in HALVES and x.fn not in ("input", "cast") for x in _all(found)):
-        return found
+    elements = element_of(op, dtypes)
+    if elements is None or not any(x.dtype in HALVES and x.fn not in ("input", "cast") for x in _all(elements)):
+        return elements
     wide = element_of(op, tuple("f32" if t in HALVES else t for t in dtypes))
     assert wide is not None, f"{op.name} has an element for halves only"
     inputs = [None if t is None else cast(argument(i, t), "f32" if t in HALVES else t) for i, t in enumerate(dtypes)]
-    made = iter(substitute([x for x in wide if x is not None], inputs))
-    return tuple(None if x is None else cast(next(made), x.dtype) for x in found)
+    exprs = iter(substitute([x for x in wide if x is not None], inputs))
+    return tuple(None if x is None else cast(next(exprs), x.dtype) for x in elements)
 
 
 def element_of(op: Op, dtypes: tuple[str | None, ...]) -> tuple[Expr | None, ...] | None:
     """The expressions of all outputs in these element types themselves, also in halves; None as for `formula`."""
-    found = op.element(*(None if t is None else argument(i, t) for i, t in enumerate(dtypes)))
-    if found is None:
+    exprs = op.element(*(None if t is None else argument(i, t) for i, t in enumerate(dtypes)))
+    if exprs is None:
         return None
-    outs = found if isinstance(found, tuple) else (found,)
+    outs = exprs if isinstance(exprs, tuple) else (exprs,)
     return outs if all(x.dtype in TYPES or x.dtype in HALVES for x in _all(outs)) else None
 
 

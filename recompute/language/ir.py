@@ -213,31 +213,31 @@ class Block:
     def producers(self) -> dict[str, int]:
         """Value name → index of the operator that first writes it (declared values have none)."""
         declared = {v.name for v in self.declared()}
-        found: dict[str, int] = {}
+        result: dict[str, int] = {}
         for i, op in enumerate(self.operators):
             for v in op.writes():
                 if v.name not in declared:
-                    found.setdefault(v.name, i)
-        return found
+                    result.setdefault(v.name, i)
+        return result
 
     def consumers(self) -> dict[str, list[int]]:
         """Value name → indices of the operators that read it, in order (frees do not count)."""
-        found: dict[str, list[int]] = {}
+        result: dict[str, list[int]] = {}
         for i, op in enumerate(self.operators):
             if isinstance(op.op, Free):
                 continue
             for name in {v.name for v in op.reads()}:
-                found.setdefault(name, []).append(i)
-        return found
+                result.setdefault(name, []).append(i)
+        return result
 
     def with_operators(self, operators: Iterable[Operator], **changes: object) -> Block:
         """The block with other operators (and other changes); itself if nothing changes."""
-        found = tuple(operators)
-        if len(found) == len(self.operators) and all(map(operator.is_, found, self.operators)):
-            found = self.operators
+        kept = tuple(operators)
+        if len(kept) == len(self.operators) and all(map(operator.is_, kept, self.operators)):
+            kept = self.operators
             if all(getattr(self, name) == value for name, value in changes.items()):
                 return self
-        other = dataclasses.replace(self, operators=found, **changes)  # type: ignore[arg-type]
-        if found is self.operators and changes.keys() == {"addresses"} and "verified" in self.facts:
+        other = dataclasses.replace(self, operators=kept, **changes)  # type: ignore[arg-type]
+        if kept is self.operators and changes.keys() == {"addresses"} and "verified" in self.facts:
             other.facts["verified"] = True  # addresses are always compared
         return other

@@ -71,18 +71,18 @@ def accepting(names: tuple[str, ...], op: AppliedOperator) -> str:
     A provider's answer depends on the operator and its types, so that it is asked once for all that are alike.
     """
     key = (names, op.op, *(v and v.type for v in op.inputs), None, *(v and v.type for v in op.outputs))
-    found = _answers.get(key)
-    if found is None:
+    chosen = _answers.get(key)
+    if chosen is None:
         if len(_answers) >= _ANSWERS:
             _answers.clear()
-        found = _answers[key] = _chosen(names, op)
-    return found
+        chosen = _answers[key] = _chosen(names, op)
+    return chosen
 
 
 def _chosen(names: tuple[str, ...], op: AppliedOperator) -> str:
     first = next((n for n in names if provider(n).accepts(op)), "")
-    found = provider(first) if first else None
-    other = found.yields_to(op) if isinstance(found, Yielding) else ""
+    chosen = provider(first) if first else None
+    other = chosen.yields_to(op) if isinstance(chosen, Yielding) else ""
     return other if other in names and provider(other).accepts(op) else first
 
 

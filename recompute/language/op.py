@@ -285,10 +285,10 @@ _FIELDS: dict[type, tuple[dataclasses.Field, ...]] = {}
 
 
 def _fields(cls: type[Op]) -> tuple[dataclasses.Field, ...]:
-    found = _FIELDS.get(cls)
-    if found is None:
-        found = _FIELDS[cls] = dataclasses.fields(cls)
-    return found
+    fields = _FIELDS.get(cls)
+    if fields is None:
+        fields = _FIELDS[cls] = dataclasses.fields(cls)
+    return fields
 
 
 def operators_from(source: Callable[[], object]) -> None:
@@ -301,10 +301,10 @@ def op_class(name: str) -> type[Op]:
     if name not in REGISTRY:
         for source in _SOURCES:
             source()
-    found = REGISTRY.get(name)
-    if found is None:
+    cls = REGISTRY.get(name)
+    if cls is None:
         raise UsageError(f"unknown operator '{name}'{nearest(name, REGISTRY)}")
-    return found
+    return cls
 
 
 #: (domain, operator) → importer, for ONNX operators that become several operators or have another name here

@@ -204,8 +204,8 @@ class Program(Shown):
     @property
     def logical(self) -> Block:
         """The block before lowering and memory planning; `block` itself if it was not lowered."""
-        made = self.compiled
-        return made.logical if made is not None and made.block is self.block else self.block
+        compiled = self.compiled
+        return compiled.logical if compiled is not None and compiled.block is self.block else self.block
 
     @property
     def forward_block(self) -> Block:
@@ -385,11 +385,11 @@ class Program(Shown):
         added: dict[str, tuple[Value, np.ndarray]] = {}
         for name, array in arrays:
             value = Value(name, TensorType.of(array))
-            known = names.get(name)
-            if known is None:
-                known = added.setdefault(name, (value, array))[0]
-            if known != value:
-                raise UsageError(f"'{name}' is declared already, as {known.type}")
+            entry = names.get(name)
+            if entry is None:
+                entry = added.setdefault(name, (value, array))[0]
+            if entry != value:
+                raise UsageError(f"'{name}' is declared already, as {entry.type}")
             values.append(value)
         if added:
             declared: dict[str, Any] = {kind: (*getattr(self.block, kind), *(v for v, _ in added.values()))}

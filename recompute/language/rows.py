@@ -99,13 +99,13 @@ class _Factors:
         number, self.dimensions = self.dimensions, self.dimensions + 1
         if size == 1:
             return ()
-        made = []
+        factors = []
         for part, factor in enumerate(self.cuts.get(number, (size,))):
-            made.append(len(self.sizes))
+            factors.append(len(self.sizes))
             self.sizes.append(factor)
             self.same.append(len(self.same))
             self.origin.append((number, part))
-        return tuple(made)
+        return tuple(factors)
 
     def root(self, f: int) -> int:
         """The factor that stands for all that are one with it."""
@@ -138,7 +138,7 @@ class _Factors:
     def regroup(self, axes: Sequence[Sequence[int]], shape: Sequence[int]) -> list[tuple[int, ...]]:
         """The factors of all dimensions, in their order, as dimensions of these sizes."""
         rest = [f for group in axes for f in group]
-        found = []
+        groups = []
         for size in shape:
             group, product = [], 1
             while product < size:
@@ -149,10 +149,10 @@ class _Factors:
                     self.cut(f, math.gcd(self.sizes[f], size // product))
                 product *= self.sizes[f]
                 group.append(f)
-            found.append(tuple(group))
+            groups.append(tuple(group))
         if rest:
             raise NotRows
-        return found
+        return groups
 
 
 class _Rows:
@@ -176,15 +176,15 @@ class _Rows:
         if x is not None and name in ("ReduceSum", "ReduceMean", "ReduceMax"):
             return self.reduced(name, x, **attributes)
         op = op_class(name)(**attributes)
-        found = op.element(*(None if v is None else v.expr for v in inputs))
-        if found is None:
-            made = op.expand(self, *inputs)  # type: ignore[arg-type]
-            if made is None:
+        exprs = op.element(*(None if v is None else v.expr for v in inputs))
+        if exprs is None:
+            results = op.expand(self, *inputs)  # type: ignore[arg-type]
+            if results is None:
                 raise NotRows(name)
-            return made[0] if len(made) == 1 else made
-        if isinstance(found, tuple):
+            return results[0] if len(results) == 1 else results
+        if isinstance(exprs, tuple):
             raise NotRows(name)
-        return self.broadcast(found, [v for v in inputs if v is not None])
+        return self.broadcast(exprs, [v for v in inputs if v is not None])
 
     def broadcast(self, expr: Expr, inputs: Sequence[_Symbol]) -> _Symbol:
         """The result of an element-wise operator."""
@@ -234,8 +234,8 @@ class _Rows:
 @functools.lru_cache(maxsize=1 << 13)
 def formula_over_rows(op: Op, ins: Types, outs: Types) -> RowFormula | None:
     """An operator's formula over rows; None if it has none for these types.  Depends on operator and types only."""
-    given = [t for t in (*ins, *outs) if t is not None]
-    if type(op).row_formula is Op.row_formula or not all(t.dtype in FLOATS and t.size for t in given):
+    types = [t for t in (*ins, *outs) if t is not None]
+    if type(op).row_formula is Op.row_formula or not all(t.dtype in FLOATS and t.size for t in types):
         return None
     cuts: dict[int, tuple[int, ...]] = {}
     for _ in range(_CUTS):
@@ -250,11 +250,11 @@ def formula_over_rows(op: Op, ins: Types, outs: Types) -> RowFormula | None:
 
 def _formula(op: Op, ins: Types, outs: Types, factors: _Factors) -> RowFormula:
     symbols = [None if t is None else _operand(i, t, factors) for i, t in enumerate(ins)]
-    found: Any = op.row_formula(_Rows(factors), *symbols)  # type: ignore[arg-type]
-    if found is None:
+    formula: Any = op.row_formula(_Rows(factors), *symbols)  # type: ignore[arg-type]
+    if formula is None:
         raise NotRows
     results: list[_Symbol | None] = []
-    for s, t in zip((*found, *[None] * len(outs)), outs, strict=False):
+    for s, t in zip((*formula, *[None] * len(outs)), outs, strict=False):
         if t is None:
             results.append(None)
             continue
@@ -333,7 +333,7 @@ def terms(x: Expr) -> tuple[Expr, ...]:
 
 def walks(roots: Sequence[Expr]) -> dict[int, int]:
     """How many walks over the row must be done before each node can be known, by id."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for x in nodes(roots):
-        found[id(x)] = max((found[id(a)] for a in x.args), default=0) + (x.fn in REDUCTIONS)
-    return found
+        counts[id(x)] = max((counts[id(a)] for a in x.args), default=0) + (x.fn in REDUCTIONS)
+    return counts

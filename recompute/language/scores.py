@@ -42,12 +42,12 @@ class Scores:
     among: int | None = None
 
 
-def scores_of(name: str, made: Callable[[str], Step | None]) -> Scores:
-    """What a value is made of; `made` tells how a value is made (None: it is declared)."""
-    moves, base = before_moves(name, made)
-    step = made(base)
-    found = None if step is None else _activation(step, made)
-    return Scores("", name) if found is None else replace(found, moves=tuple(reversed(moves)))
+def scores_of(name: str, step_of: Callable[[str], Step | None]) -> Scores:
+    """What a value is made of; `step_of` tells how a value is made (None: it is declared)."""
+    moves, base = before_moves(name, step_of)
+    step = step_of(base)
+    scores = None if step is None else _activation(step, step_of)
+    return Scores("", name) if scores is None else replace(scores, moves=tuple(reversed(moves)))
 
 
 def before_moves(name: str, made: Callable[[str], Step | None]) -> tuple[list[str], str]:
@@ -59,49 +59,49 @@ def before_moves(name: str, made: Callable[[str], Step | None]) -> tuple[list[st
     return moves, name
 
 
-def _activation(step: Step, made: Callable[[str], Step | None]) -> Scores | None:
+def _activation(step: Step, step_of: Callable[[str], Step | None]) -> Scores | None:
     if step.kind in ("Softmax", "LogSoftmax", "Sigmoid"):
         return Scores(step.kind, step.reads[0], step.axis)
     if step.kind == "Concat":
-        return _two_classes(step, made)
-    inner = made(step.reads[0]) if step.reads else None
+        return _two_classes(step, step_of)
+    inner = step_of(step.reads[0]) if step.reads else None
     if step.kind == "Log" and inner is not None:
-        found = _activation(inner, made)
-        return replace(found, kind="LogSoftmax") if found is not None and found.kind == "Softmax" else None
+        scores = _activation(inner, step_of)
+        return replace(scores, kind="LogSoftmax") if scores is not None and scores.kind == "Softmax" else None
     if step.kind not in ("Div", "Mul") or inner is None or inner.kind != "Exp":
         return None
-    total = _before_spread(step.reads[1], made)
+    total = _before_spread(step.reads[1], step_of)
     if step.kind == "Mul":
-        total = _before_spread(total.reads[0], made) if total is not None and total.kind == "Reciprocal" else None
+        total = _before_spread(total.reads[0], step_of) if total is not None and total.kind == "Reciprocal" else None
     if total is None or total.kind != "ReduceSum" or total.reads[0] != step.reads[0] or total.axis is None:
         return None
     z = inner.reads[0]
-    shifted = made(z)
+    shifted = step_of(z)
     if shifted is not None and shifted.kind == "Sub":
-        most = _before_spread(shifted.reads[1], made)
+        most = _before_spread(shifted.reads[1], step_of)
         if most is not None and most.kind == "ReduceMax" and most.reads[0] == shifted.reads[0]:
             z = shifted.reads[0]
     return Scores("Softmax", z, total.axis)
 
 
-def _two_classes(step: Step, made: Callable[[str], Step | None]) -> Scores | None:
+def _two_classes(step: Step, step_of: Callable[[str], Step | None]) -> Scores | None:
     """The scores behind a sigmoid that is joined with 1 minus itself."""
     for among, name in enumerate(step.reads if len(step.reads) == 2 else ()):
-        own, other = made(name), made(step.reads[1 - among])
-        if own is None or own.kind != "Sigmoid" or other is None or other.kind != "Sub" or other.reads[1] != name:
+        first, other = step_of(name), step_of(step.reads[1 - among])
+        if first is None or first.kind != "Sigmoid" or other is None or other.kind != "Sub" or other.reads[1] != name:
             continue
-        one = made(other.reads[0])
+        one = step_of(other.reads[0])
         if one is None or one.kind == "Constant":
-            return Scores("Softmax", own.reads[0], step.axis, among=among)
+            return Scores("Softmax", first.reads[0], step.axis, among=among)
     return None
 
 
-def _before_spread(name: str, made: Callable[[str], Step | None]) -> Step | None:
+def _before_spread(name: str, step_of: Callable[[str], Step | None]) -> Step | None:
     """What makes a value, before it is reshaped, expanded, detached, or bounded by a constant (JAX: max(-inf, m))."""
-    step = made(name)
+    step = step_of(name)
     while step is not None and (step.kind in MOVES or step.kind in ("Expand", "Detach", "Max")):
         reads = step.reads if step.kind == "Max" else step.reads[:1]
-        makers = [m for n in reads if (m := made(n)) is not None and m.kind != "Constant"]
+        makers = [m for n in reads if (m := step_of(n)) is not None and m.kind != "Constant"]
         step = makers[0] if len(makers) == 1 else None
     return step
 
@@ -124,13 +124,13 @@ def steps_of(block: Block) -> Callable[[str], Step | None]:
 
 def main_outputs(program: Program) -> list[Variable]:
     """The floating-point outputs that no other one is made of, as hidden states and caches beside scores are."""
-    found = [v for v in program.outputs if v.value.type.is_float and v.value.ndim]
-    if len(found) < 2:
-        return found
-    made = steps_of(program.block)
-    roots = {v.name: v.name for v in found}
+    outputs = [v for v in program.outputs if v.value.type.is_float and v.value.ndim]
+    if len(outputs) < 2:
+        return outputs
+    step_of = steps_of(program.block)
+    roots = {v.name: v.name for v in outputs}
     for name in roots:
-        while (step := made(roots[name])) is not None and step.kind == "Identity":
+        while (step := step_of(roots[name])) is not None and step.kind == "Identity":
             roots[name] = step.reads[0]
     wanted, inner = set(roots.values()), set[str]()
     for op in reversed(program.operators):
@@ -139,7 +139,7 @@ def main_outputs(program: Program) -> list[Variable]:
             inner |= writes  # the states beside the sequence that is used
         if writes & (inner | wanted):
             inner.update(v.name for v in op.reads())
-    return [v for v in found if roots[v.name] not in inner] or found
+    return [v for v in outputs if roots[v.name] not in inner] or outputs
 
 
 def moved(op: Operator, shape: tuple[int, ...], axis: int | None) -> tuple[tuple[int, ...], int | None] | None:
@@ -156,7 +156,7 @@ def moved(op: Operator, shape: tuple[int, ...], axis: int | None) -> tuple[tuple
 
 
 def _before(shape: tuple[int, ...], axis: int) -> int:
-    found = 1
+    count = 1
     for n in shape[:axis]:
-        found *= n
-    return found
+        count *= n
+    return count

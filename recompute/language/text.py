@@ -146,10 +146,10 @@ class _Line:
         self.tokens: list[tuple[str, str]] = []
         end = 0
         stripped = text.rstrip()
-        for found in iter(_TOKEN.scanner(stripped).match, None):  # type: ignore[attr-defined]
-            kind = found.lastgroup
-            self.tokens.append((kind, found[kind]))
-            end = found.end()
+        for token in iter(_TOKEN.scanner(stripped).match, None):  # type: ignore[attr-defined]
+            kind = token.lastgroup
+            self.tokens.append((kind, token[kind]))
+            end = token.end()
         if end < len(stripped):
             raise self.error(f"cannot read '{stripped[end:].strip()[:20]}'")
 
@@ -353,27 +353,27 @@ class _Reader:
 
 
 def _read_attributes(line: _Line, cls: type[Op]) -> Op:
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if line.skip("{"):
         for _ in line.list_until("}"):
             key = line.take("word")
             line.need("=")
-            given[key] = line.attribute()
-    if not given and (plain := _plain(cls)) is not None:  # type: ignore[arg-type]
+            values[key] = line.attribute()
+    if not values and (plain := _plain(cls)) is not None:  # type: ignore[arg-type]
         return plain
-    known = {f.name for f in dataclasses.fields(cls)}
-    unknown = sorted(set(given) - known)
+    names = {f.name for f in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - names)
     if unknown:
-        raise line.error(f"{cls.__name__} has no attribute '{unknown[0]}' (it has: {', '.join(sorted(known))})")
+        raise line.error(f"{cls.__name__} has no attribute '{unknown[0]}' (it has: {', '.join(sorted(names))})")
     hints = _hints(cls)
-    for key, value in given.items():
+    for key, value in values.items():
         if hints.get(key) is float and type(value) is int:
-            given[key] = value = float(value)
+            values[key] = value = float(value)
         if not _is_a(value, hints.get(key)):
             wanted = getattr(hints[key], "__name__", "") if isinstance(hints[key], type) else str(hints[key])
             raise line.error(f"{cls.__name__}'s {key} should be {wanted}, not {show_attribute(value)[:80]}")
     try:
-        return cls(**given)
+        return cls(**values)
     except TypeError as e:
         raise line.error(str(e)) from None
 
@@ -417,11 +417,11 @@ def _hints(cls: type[Op]) -> dict[str, Any]:
 def _as_elements(line: _Line, t: TensorType) -> tuple:
     data = line.attribute()
     cast = float if "f" in t.dtype else bool if t.dtype == "bool" else int
-    found = data if isinstance(data, tuple) else (data,)
-    if not all(isinstance(x, (int, float)) for x in found):
+    elements = data if isinstance(data, tuple) else (data,)
+    if not all(isinstance(x, (int, float)) for x in elements):
         raise line.error(f"a constant of type {t} is a list of numbers")
     try:
-        return tuple(cast(x) for x in found)
+        return tuple(cast(x) for x in elements)
     except (ValueError, OverflowError) as e:
         raise line.error(f"no constant of type {t}: {e}") from None
 

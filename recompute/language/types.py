@@ -79,8 +79,10 @@ def show_onnx_dtype(number: int) -> str:
     """A name for any TensorProto.DataType number, for errors: ours, ONNX's, or the number itself."""
     import onnx
 
-    known = onnx.TensorProto.DataType.values()
-    return _FROM_ONNX.get(number) or (onnx.TensorProto.DataType.Name(number) if number in known else f"number {number}")
+    numbers = onnx.TensorProto.DataType.values()
+    return _FROM_ONNX.get(number) or (
+        onnx.TensorProto.DataType.Name(number) if number in numbers else f"number {number}"
+    )
 
 
 def dtype_to_onnx(name: str) -> int:
@@ -162,10 +164,10 @@ class TensorType:
     @staticmethod
     def parse(text: str) -> TensorType:
         """Parses `f32[2,3]` or `host f32[2,3]`.  ValueError for other texts."""
-        found = _TYPE.match(text)
-        if not found or found[2] not in DTYPES:
+        match = _TYPE.match(text)
+        if not match or match[2] not in DTYPES:
             raise ValueError(f"'{text}' is not a tensor type (expected e.g. f32[2,3])")
-        return TensorType(found[2], tuple(int(d) for d in found[3].split(",") if d.strip()), bool(found[1]))
+        return TensorType(match[2], tuple(int(d) for d in match[3].split(",") if d.strip()), bool(match[1]))
 
     @staticmethod
     def of(array: np.ndarray) -> TensorType:

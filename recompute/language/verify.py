@@ -113,12 +113,12 @@ class _Checker:
             self.freed.add(v.name)
 
     def check_read(self, v: Value) -> None:
-        known = self.live.get(v.name)
-        if known is None:
+        source = self.live.get(v.name)
+        if source is None:
             state = "after it was freed" if v.name in self.freed else "before it is written"
             raise self.fail(f"{show_name(v.name)} is read {state}")
-        if known.type != v.type:
-            raise self.fail(f"{show_name(v.name)} is read as {v.type}, but it is {known.type}")
+        if source.type != v.type:
+            raise self.fail(f"{show_name(v.name)} is read as {v.type}, but it is {source.type}")
 
     def check_operator(self, op: Operator) -> None:
         for read in op.inputs:
@@ -161,13 +161,13 @@ class _Checker:
         names = [None if v is None else v.name for v in op.inputs]
         outs = [None if v is None else v.name for v in op.outputs]
         for i, at in enumerate(op.op.updates):
-            name, out = (found[k] if k < len(found) else None for found, k in ((names, at), (outs, i)))
+            name, out = (value[k] if k < len(value) else None for value, k in ((names, at), (outs, i)))
             if name is None and out is None:
                 continue
-            made = op.outputs[i] if i < len(op.outputs) else None
-            if name in self.copies.fetched and made is not None:
-                self.copies.update(name, made.name)
-                self.check_new(made)
+            target = op.outputs[i] if i < len(op.outputs) else None
+            if name in self.copies.fetched and target is not None:
+                self.copies.update(name, target.name)
+                self.check_new(target)
             elif name is None or name != out:
                 raise self.fail(
                     f"{op.op.name} updates its input {at} in place: output {i} must be that parameter, buffer or state"
@@ -193,8 +193,8 @@ class _Checker:
         except RecomputeError as e:
             raise self.fail(str(e)) from None
         except Exception:  # the type rule does not expect inputs of this number or kind
-            given = ", ".join("_" if v is None else str(v.type) for v in op.inputs)
-            raise self.fail(f"{op.op.name} does not accept inputs of this number or kind: ({given})") from None
+            inputs = ", ".join("_" if v is None else str(v.type) for v in op.inputs)
+            raise self.fail(f"{op.op.name} does not accept inputs of this number or kind: ({inputs})") from None
         wanted = op.outputs[: op.op.required_outputs]
         if len(op.outputs) > len(types) or None in wanted or len(wanted) < op.op.required_outputs:
             raise self.fail(f"{op.op.name} has {len(types)} outputs, {op.op.required_outputs} of them required")

@@ -52,9 +52,9 @@ def _check_places(block: Block) -> None:
     for v in block.inputs:
         _check_place(v, places, -1)
     for at, op in enumerate(block.operators):
-        for made in (*op.writes(), *op.scratch):
-            if made.name not in persistent:
-                _check_place(made, places, at)
+        for value in (*op.writes(), *op.scratch):
+            if value.name not in persistent:
+                _check_place(value, places, at)
     for name in places:
         if name in persistent:
             raise _Fault(-1, f"{show_name(name)} is persistent: it is an array of the program, without an address")
@@ -117,8 +117,8 @@ class _Walk:
             self.check_overlap(op, i, v)
             written.append(v)
         self.check_apart([*written, *op.scratch], op)
-        for made in (*op.scratch, *written):
-            self.write(made)
+        for value in (*op.scratch, *written):
+            self.write(value)
 
     def is_view(self, op: Operator, v: Value, offset: int | None) -> bool:
         """Whether an output is at the address where its elements already are."""

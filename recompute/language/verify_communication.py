@@ -75,11 +75,11 @@ class Communications:
         if target.name not in self.flying:
             again = "was awaited already" if target.name in self.targets else "is not what a communication writes"
             return f"{show_name(target.name)} {again}: a CommWait takes the result of one communication"
-        known, _ = self.flying.pop(target.name)
-        if known != (None if source is None else source.name):
-            reads = "reads nothing" if known is None else f"reads {show_name(known)}"
-            given = "nothing" if source is None else show_name(source.name)
-            return f"the communication that writes {show_name(target.name)} {reads}, but its wait names {given}"
+        begun, _ = self.flying.pop(target.name)
+        if begun != (None if source is None else source.name):
+            reads = "reads nothing" if begun is None else f"reads {show_name(begun)}"
+            shown = "nothing" if source is None else show_name(source.name)
+            return f"the communication that writes {show_name(target.name)} {reads}, but its wait names {shown}"
         return ""
 
     def left(self) -> tuple[int, str]:

@@ -46,12 +46,12 @@ class Copies:
             early = [v for v in op.reads() if v.name in self.targets] if self.targets else []
             return "" if not early else self._early(early[0])
         first, second = op.inputs[0], op.inputs[1] if len(op.inputs) > 1 else None
-        made = op.outputs[0]
-        assert first is not None and made is not None
+        value = op.outputs[0]
+        assert first is not None and value is not None
         if second is None:
-            return self._begin(at, made, first)
+            return self._begin(at, value, first)
         if not op.op.updates:
-            return self._wait(first, second, made)
+            return self._wait(first, second, value)
         return self._landed(first, second) if first.name in self.flying else self._store(at, first, second)
 
     def update(self, name: str, made: str) -> None:
@@ -91,17 +91,17 @@ class Copies:
         if target.name not in self.flying:
             again = "was awaited already" if target.name in self.targets else "is not what a copy writes"
             return f"{show_name(target.name)} {again}: a CopyWait takes the result of one Offload or Prefetch"
-        known, _ = self.flying.pop(target.name)
-        if known != source.name:
-            return f"the copy to {show_name(target.name)} reads {show_name(known)}, not {show_name(source.name)}"
+        begun, _ = self.flying.pop(target.name)
+        if begun != source.name:
+            return f"the copy to {show_name(target.name)} reads {show_name(begun)}, not {show_name(source.name)}"
         return ""
 
     def left(self) -> tuple[int, str]:
         """(position, description) of a copy without a wait; (-1, "") if there is none."""
         for target, (_, at) in self.flying.items():
             return at, f"no CopyWait follows the copy to {show_name(target)}: the step would end before it does"
-        for made, w in self.updated.items():
-            return -1, f"{show_name(made)} is an update of {show_name(w)}, and no Store copies it to host memory"
+        for name, w in self.updated.items():
+            return -1, f"{show_name(name)} is an update of {show_name(w)}, and no Store copies it to host memory"
         return -1, ""
 
     def _early(self, v: Value) -> str:

@@ -56,19 +56,19 @@ class Metric(ABC):
         """
         for name in self.needs:
             if name not in program:
-                known = [v.name for v in program.outputs]
+                names = [v.name for v in program.outputs]
                 raise UsageError(
-                    f"metric '{self.name}': the program has no value '{name}'{nearest(name, known)}; its outputs are "
-                    f"{_listed(known)}"
+                    f"metric '{self.name}': the program has no value '{name}'{nearest(name, names)}; its outputs are "
+                    f"{_listed(names)}"
                 )
         if self.output is None:
-            found = [v.name for v in main_outputs(program)]
-            if not found:
+            outputs = [v.name for v in main_outputs(program)]
+            if not outputs:
                 raise UsageError(
                     f"metric '{self.name}': the program has no floating-point output with dimensions to judge; name "
                     "the value (output=...)"
                 )
-            self.output = found[0]
+            self.output = outputs[0]
         return self
 
     def scores(self, outputs: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -124,9 +124,9 @@ class TopK(ClassMetric):
 
     def update(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]) -> None:
         scores, labels = self.rows(outputs, batch)
-        own = np.take_along_axis(scores, labels[:, None], 1)
-        before = (scores == own) & (np.arange(scores.shape[1]) < labels[:, None])
-        better = ((scores > own) | before).sum(1)
+        score = np.take_along_axis(scores, labels[:, None], 1)
+        before = (scores == score) & (np.arange(scores.shape[1]) < labels[:, None])
+        better = ((scores > score) | before).sum(1)
         self._right += int(((better < self.k) & ~np.isnan(scores).any(1)).sum())
         self._count += len(labels)
 

@@ -29,9 +29,9 @@ NAMES = tuple(_NAMED)
 
 def named(name: str) -> Metric:
     """A new metric with its default settings, by one of `NAMES`, or "topK" for a number K.  UsageError for others."""
-    found = re.fullmatch(r"top([1-9][0-9]{0,5})", expect("metric", name, str, "a name such as 'accuracy'"))
-    if found:
-        return TopK(int(found[1]))
+    match = re.fullmatch(r"top([1-9][0-9]{0,5})", expect("metric", name, str, "a name such as 'accuracy'"))
+    if match:
+        return TopK(int(match[1]))
     if name not in _NAMED:
         raise UsageError(f"there is no metric '{name}'{nearest(name, NAMES)}; there are {', '.join(NAMES)}")
     return _NAMED[name]()
@@ -39,6 +39,6 @@ def named(name: str) -> Metric:
 
 def as_metrics(metrics: Iterable[Metric | str]) -> list[Metric]:
     """The metrics, those that are given by name included.  UsageError for all else."""
-    given = expect("metrics", metrics, Iterable, "a list of rc.metrics")
-    found = (named(m) if isinstance(m, str) else m for m in given)
-    return [expect("a metric", m, Metric, "one of rc.metrics or its name") for m in found]
+    sequence = expect("metrics", metrics, Iterable, "a list of rc.metrics")
+    listed = (named(m) if isinstance(m, str) else m for m in sequence)
+    return [expect("a metric", m, Metric, "one of rc.metrics or its name") for m in listed]

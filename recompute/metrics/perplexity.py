@@ -55,6 +55,6 @@ class Perplexity(ClassMetric):
 def _losses(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """-log softmax(scores)[label] of each row."""
     best = scores.max(1, keepdims=True)
-    own = np.take_along_axis(scores, labels[:, None], 1)[:, 0]
+    score = np.take_along_axis(scores, labels[:, None], 1)[:, 0]
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.log(np.exp(scores - best).sum(1)) + best[:, 0] - own
+        return np.log(np.exp(scores - best).sum(1)) + best[:, 0] - score

@@ -34,10 +34,10 @@ class ScikitLearn(ClassMetric):
         name: str | None = None,
         **options: Any,
     ) -> None:
-        known = load_extra("sklearn.metrics", "metrics", f"the metric '{name or function}'", "scikit-learn")
-        if function not in known.__all__:
-            raise UsageError(f"scikit-learn has no metric '{function}'{nearest(function, known.__all__)}")
-        self.function: Callable[..., Any] = getattr(known, function)
+        module = load_extra("sklearn.metrics", "metrics", f"the metric '{name or function}'", "scikit-learn")
+        if function not in module.__all__:
+            raise UsageError(f"scikit-learn has no metric '{function}'{nearest(function, module.__all__)}")
+        self.function: Callable[..., Any] = getattr(module, function)
         self.classes, self.options = classes, options
         super().__init__(name or function, output, label, axis, ignore_index, threshold)
 

@@ -41,13 +41,13 @@ def ctc_decode(
 
 def _lengths(what: str, given: Any, samples: int, most: int) -> np.ndarray:
     """One whole number a sample, from 0 to `most`.  UsageError for others."""
-    found = np.asarray(given).reshape(-1)
-    if len(found) != samples:
-        raise UsageError(f"{what}: there are {len(found)} for {samples} samples")
-    wrong = [n for n in found.tolist() if not 0 <= n <= most or n != int(n)]
+    array = np.asarray(given).reshape(-1)
+    if len(array) != samples:
+        raise UsageError(f"{what}: there are {len(array)} for {samples} samples")
+    wrong = [n for n in array.tolist() if not 0 <= n <= most or n != int(n)]
     if wrong:
         raise UsageError(f"{what} must be whole numbers from 0 to {most}, not {wrong[0]}")
-    return found
+    return array
 
 
 def _best(path: np.ndarray, blank: int) -> list[int]:
@@ -63,25 +63,27 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
 def _searched(x: np.ndarray, blank: int, width: int) -> list[int]:
     """Beginnings with the logarithms of their probability: those of paths that end in a blank, and in their last
     class."""
-    found: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -np.inf)}
+    beams: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -np.inf)}
     for row in x:
-        made: dict[tuple[int, ...], list[float]] = defaultdict(lambda: [-np.inf, -np.inf])
+        extended: dict[tuple[int, ...], list[float]] = defaultdict(lambda: [-np.inf, -np.inf])
         likely = np.argsort(-row, kind="stable")[
             : width + 1
         ].tolist()  # of one beginning, no more can be among the best
-        for text, (empty, last) in found.items():
+        for text, (empty, last) in beams.items():
             both = float(np.logaddexp(empty, last))
-            same = made[text]
+            same = extended[text]
             same[0] = float(np.logaddexp(same[0], both + row[blank]))
             if text:
                 same[1] = float(np.logaddexp(same[1], last + row[text[-1]]))
             for c in sorted(likely):
                 if c != blank:
-                    longer = made[(*text, c)]
+                    longer = extended[(*text, c)]
                     longer[1] = float(np.logaddexp(longer[1], (empty if text and c == text[-1] else both) + row[c]))
-        best = sorted(made.items(), key=lambda item: (-float(np.logaddexp(item[1][0], item[1][1])), item[0]))[:width]
-        found = {text: (empty, last) for text, (empty, last) in best}
-    return list(next(iter(found)))
+        best = sorted(extended.items(), key=lambda item: (-float(np.logaddexp(item[1][0], item[1][1])), item[0]))[
+            :width
+        ]
+        beams = {text: (empty, last) for text, (empty, last) in best}
+    return list(next(iter(beams)))
 
 
 class CharacterErrorRate(Metric):
@@ -143,11 +145,11 @@ class CharacterErrorRate(Metric):
             with np.errstate(divide="ignore"):
                 x = np.log(x)
         steps = None if self.input_lengths is None else batch[self.input_lengths]
-        found = ctc_decode(x, steps, blank=self.blank or 0, width=self.width, batch_first=first)
+        decoded = ctc_decode(x, steps, blank=self.blank or 0, width=self.width, batch_first=first)
         ends_at = np.full(len(labels), labels.shape[1])
         if self.label_lengths is not None:
             ends_at = _lengths(f"metric '{self.name}': label_lengths", batch[self.label_lengths], *labels.shape)
-        for read, label, size in zip(found, labels, ends_at.tolist(), strict=True):
+        for read, label, size in zip(decoded, labels, ends_at.tolist(), strict=True):
             wanted = label[: int(size)].tolist()
             ends = -100 if self.ignore_index is None else self.ignore_index
             wanted = wanted[: wanted.index(ends)] if ends in wanted else wanted

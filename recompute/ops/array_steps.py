@@ -60,8 +60,8 @@ class ArraySteps:
     @property
     def temporaries(self) -> list[str]:
         """The element type of each temporary, those of the output's type first."""
-        own = [self.dtype] * (self.rows.get(self.dtype, 1) - 1)
-        return own + [dtype for dtype, count in self.rows.items() if dtype != self.dtype for _ in range(count)]
+        dtypes = [self.dtype] * (self.rows.get(self.dtype, 1) - 1)
+        return dtypes + [dtype for dtype, count in self.rows.items() if dtype != self.dtype for _ in range(count)]
 
     @functools.cached_property
     def _calls(self) -> tuple[list[tuple[str, tuple[int, ...], int, int | None, tuple[int, ...]]], list[Any]]:
@@ -105,8 +105,8 @@ def array_steps(op: Op, dtypes: tuple[str | None, ...], inplace: tuple[int, ...]
 
     `inplace`: inputs whose array the output may be.
     """
-    found = element_of(op, dtypes)
-    root = None if found is None or len(found) > 1 else found[0]
+    elements = element_of(op, dtypes)
+    root = None if elements is None or len(elements) > 1 else elements[0]
     if root is None:
         raise op.fail(f"has no formula for operands of {', '.join(d or 'no type' for d in dtypes) or 'no type'}")
     return _Writer([root]).written(inplace)

@@ -69,45 +69,47 @@ class Laid(Op, abstract=True):
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         try:
-            found = self.plain.infer(*self.plain_types(inputs, self.activations))
+            types = self.plain.infer(*self.plain_types(inputs, self.activations))
         except TypeRuleError as e:
             raise self.fail(f"in its usual layout it is {e}", *inputs) from None
-        return tuple(permuted(t, self.laid(t.ndim)) if i in self.results else t for i, t in enumerate(found))
+        return tuple(permuted(t, self.laid(t.ndim)) if i in self.results else t for i, t in enumerate(types))
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
         """The plain operator's, turned; None where those follow from its expansion, as its own do."""
-        given, made = self.plain_types(ins, self.activations), self.plain_types(outs, self.results)
-        found = self.plain.axis_factors(given, made)
-        if found is None:
+        plain_ins, plain_outs = self.plain_types(ins, self.activations), self.plain_types(outs, self.results)
+        factors = self.plain.axis_factors(plain_ins, plain_outs)
+        if factors is None:
             return None
 
         def turned(types: Types, which: Sequence[int]) -> Callable[[int, int], int]:
             ranks = {i: t.ndim for i, t in enumerate(types) if t is not None and i in which}
             return lambda i, axis: self.laid(ranks[i]).index(axis) if i in ranks else axis
 
-        return renumbered(found, turned(ins, self.activations), turned(outs, self.results))
+        return renumbered(factors, turned(ins, self.activations), turned(outs, self.results))
 
     def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Op:
         """The form of the plain operator of a slice."""
-        made = self.plain_types(outs, self.results)
-        ranks = {i: t.ndim for i, t in enumerate(made) if t is not None and i in self.results}
+        plain_outs = self.plain_types(outs, self.results)
+        ranks = {i: t.ndim for i, t in enumerate(plain_outs) if t is not None and i in self.results}
 
         def plain_axis(i: int, axis: int) -> int:
             return self.unlaid(ranks[i]).index(axis) if i in ranks else axis
 
         (plain,) = renumbered((factor,), lambda i, axis: axis, plain_axis)
-        return self.form_of(self.plain.sliced(plain, start, size, made))
+        return self.form_of(self.plain.sliced(plain, start, size, plain_outs))
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """Turned copies, then what the plain operator needs."""
-        given, made = self.plain_types(ins, self.activations), self.plain_types(outs, self.results)
-        turned = [t for ts, w in ((given, self.activations), (made, self.results)) for t in self._turned(ts, w)]
-        return (*turned, *self.plain.scratch(given, made))
+        plain_ins, plain_outs = self.plain_types(ins, self.activations), self.plain_types(outs, self.results)
+        turned = [
+            t for ts, w in ((plain_ins, self.activations), (plain_outs, self.results)) for t in self._turned(ts, w)
+        ]
+        return (*turned, *self.plain.scratch(plain_ins, plain_outs))
 
     def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         spare = list(scratch)
-        given, made = list(ins), list(outs)
-        for arrays, which in ((given, self.activations), (made, self.results)):
+        given, targets = list(ins), list(outs)
+        for arrays, which in ((given, self.activations), (targets, self.results)):
             for i in which:
                 if i < len(arrays) and (a := arrays[i]) is not None:
                     perm = self.unlaid(a.ndim)
@@ -116,10 +118,10 @@ class Laid(Op, abstract=True):
         for i in self.activations:
             if given[i] is not None and moves(ins[i].shape, self.unlaid(ins[i].ndim)):
                 given[i][...] = ins[i].transpose(self.unlaid(ins[i].ndim))
-        self.plain.compute(given, made, spare)
+        self.plain.compute(given, targets, spare)
         for i in self.results:
             if i < len(outs) and outs[i] is not None and moves(outs[i].shape, self.unlaid(outs[i].ndim)):
-                outs[i][...] = made[i].transpose(self.laid(outs[i].ndim))
+                outs[i][...] = targets[i].transpose(self.laid(outs[i].ndim))
 
     def checks(self, ins: Types, outs: Types) -> tuple:
         return self.plain.checks(self.plain_types(ins, self.activations), self.plain_types(outs, self.results))
@@ -129,9 +131,9 @@ class Laid(Op, abstract=True):
         return self.plain.cost(self.plain_types(ins, self.activations), self.plain_types(outs, self.results))
 
     def expand(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
-        given = [turn(b, v, self.unlaid(v.ndim)) if v and i in self.activations else v for i, v in enumerate(inputs)]
-        count = len(self.plain.infer(*(None if v is None else v.type for v in given)))
-        made = b.emit(self.plain, *given, want=count)
+        values = [turn(b, v, self.unlaid(v.ndim)) if v and i in self.activations else v for i, v in enumerate(inputs)]
+        count = len(self.plain.infer(*(None if v is None else v.type for v in values)))
+        made = b.emit(self.plain, *values, want=count)
         made = (made,) if count == 1 else made
         return tuple(turn(b, v, self.laid(v.ndim)) if i in self.results else v for i, v in enumerate(made))
 
@@ -161,9 +163,9 @@ class ChannelsLast(Laid, abstract=True):
 
     def again(self, ins: Values, outs: Values) -> Any:
         """The form of what makes the plain operator's output again."""
-        found = self.plain.again(ins, outs)
-        form = None if found is None else channels_last_form(found[0])
-        return None if found is None or form is None else (form, found[1])
+        pair = self.plain.again(ins, outs)
+        form = None if pair is None else channels_last_form(pair[0])
+        return None if pair is None or form is None else (form, pair[1])
 
     @classmethod
     def samples(cls, draw: Draw) -> Iterator[Case]:

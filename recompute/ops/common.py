@@ -31,8 +31,8 @@ def normal_axes(axes: Sequence[int] | None, ndim: int, op: Op) -> tuple[int, ...
     """Sorted axes counted from the front; None: all of them."""
     if axes is None:
         return tuple(range(ndim))
-    found = sorted({normal_axis(a, ndim, op) for a in axes})
-    return tuple(found)
+    result = sorted({normal_axis(a, ndim, op) for a in axes})
+    return tuple(result)
 
 
 def broadcast(op: Op, *types: TensorType) -> tuple[int, ...]:
@@ -59,11 +59,13 @@ _ARITY: dict[Any, int] = {}
 def _inputs_of(cls: Any) -> int:
     if (ufunc := getattr(cls, "ufunc", "")) and hasattr(np, ufunc):
         return getattr(np, ufunc).nin
-    given = list(inspect.signature(cls.element).parameters.values())[1:]
-    if any(p.kind is p.VAR_POSITIONAL for p in given):
-        given = list(inspect.signature(cls.expand).parameters.values())[2:]
-    assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given), f"{cls.__name__} does not say how many inputs it has"
-    return len(given)
+    parameters = list(inspect.signature(cls.element).parameters.values())[1:]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        parameters = list(inspect.signature(cls.expand).parameters.values())[2:]
+    assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters), (
+        f"{cls.__name__} does not say how many inputs it has"
+    )
+    return len(parameters)
 
 
 class Elementwise(Op, abstract=True):
@@ -143,8 +145,8 @@ class Ufunc(Elementwise, abstract=True):
         """The ufunc, where loops know it."""
         floats = all(x is not None and x.type.is_float for x in inputs)
         name = getattr(self, "ufunc", "")
-        found = UFUNCS.get(name) or (FLOAT_UFUNCS.get(name) if floats else None)
-        return None if found is None else found(*inputs)
+        ufunc = UFUNCS.get(name) or (FLOAT_UFUNCS.get(name) if floats else None)
+        return None if ufunc is None else ufunc(*inputs)
 
 
 def define(base: type[Ufunc], module: str, name: str, ufunc: str, meaning: str, **members: Any) -> type[Ufunc]:

@@ -51,28 +51,28 @@ class OverRows(Op, abstract=True):
                 if out is not None:
                     out[...] = 0
             return
-        found, tile, whole = steps.found, steps.tile, steps.tile >= steps.found.sizes[0]
-        given = [None if a is None else a.reshape(shape) for a, shape in zip(ins, steps.operands, strict=True)]
+        formula, tile, whole = steps.found, steps.tile, steps.tile >= steps.found.sizes[0]
+        operands = [None if a is None else a.reshape(shape) for a, shape in zip(ins, steps.operands, strict=True)]
         results = [None if a is None else a.reshape(shape) for a, shape in zip(outs, steps.results, strict=True)]
         sums = dict(zip(added, scratch[len(scratch) - len(added) :], strict=True))
-        for start in range(0, found.sizes[0], tile):
+        for start in range(0, formula.sizes[0], tile):
             part = slice(start, start + tile)
-            rows = min(tile, found.sizes[0] - start)
+            rows = min(tile, formula.sizes[0] - start)
             buffers = list(scratch) if rows == tile else [b[:rows] if b.shape[0] > 1 else b for b in scratch]
             here: Any = None if steps.output is None else _part(results[0], part)
             if steps.output is not None:
                 buffers.insert(steps.output, here)
-            values = steps.run(given if whole else [_part(a, part) for a in given], buffers)
+            values = steps.run(operands if whole else [_part(a, part) for a in operands], buffers)
             # what may be in an input's place comes last: another output may be that input
             for i in sorted(range(len(results)), key=lambda i: i == self.inplace_output):
-                out, x = results[i], found.outputs[i]
+                out, x = results[i], formula.outputs[i]
                 if out is None or x is None or (i == 0 and here is not None):
                     continue
-                if i in found.columns and 0 in x.value:
+                if i in formula.columns and 0 in x.value:
                     _add(sums.get(i, out), values[id(x)], first=not start)
-                    if rows + start == found.sizes[0] and i in sums:
+                    if rows + start == formula.sizes[0] and i in sums:
                         out[...] = sums[i]
-                elif rows + start == found.sizes[0] or 0 in need(found.results[i]):
+                elif rows + start == formula.sizes[0] or 0 in need(formula.results[i]):
                     _part(out, part)[...] = values[id(x)]
 
 
@@ -107,17 +107,17 @@ def _of_arrays(op: Op, kinds: tuple[Any, ...], count: int) -> tuple[_Steps | Non
 
 
 def _steps_of(op: Op, ins: Types, outs: Types) -> _Steps | None:
-    found = formula_over_rows(op, ins, outs)
-    return None if found is None else _steps(_prepared(found), op.inplace, op.inplace_output)
+    formula = formula_over_rows(op, ins, outs)
+    return None if formula is None else _steps(_prepared(formula), op.inplace, op.inplace_output)
 
 
-def _tile(found: RowFormula, inplace: tuple[int, ...], output: int) -> int:
+def _tile(formula: RowFormula, inplace: tuple[int, ...], output: int) -> int:
     """Elements of the outermost dimension that are computed at a time: all, where an output in an input's place would
     be written in another order than that is read."""
-    inputs = [found.operands[i] for i in inplace if i < len(found.operands)]
-    if 0 in found.row or any(d not in (None, found.results[output]) for d in inputs):
-        return found.sizes[0]
-    return max(1, min(found.sizes[0], TILE // math.prod(found.sizes[1:])))
+    inputs = [formula.operands[i] for i in inplace if i < len(formula.operands)]
+    if 0 in formula.row or any(d not in (None, formula.results[output]) for d in inputs):
+        return formula.sizes[0]
+    return max(1, min(formula.sizes[0], TILE // math.prod(formula.sizes[1:])))
 
 
 def _shape(found: RowFormula, dims: Sequence[int] | frozenset[int], tile: int) -> tuple[int, ...]:
@@ -226,17 +226,19 @@ def _rounded_sums(roots: Sequence[Expr]) -> list[Expr]:
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _prepared(found: RowFormula) -> RowFormula:
+def _prepared(formula: RowFormula) -> RowFormula:
     """The formula that the numerics run."""
-    made = iter(_rounded_sums([x for x in found.outputs if x is not None]))
-    outputs = [None if x is None else next(made) for x in found.outputs]
-    return replace(found, outputs=tuple(unrounded(need(x)) if i in found.columns else x for i, x in enumerate(outputs)))
+    sums = iter(_rounded_sums([x for x in formula.outputs if x is not None]))
+    outputs = [None if x is None else next(sums) for x in formula.outputs]
+    return replace(
+        formula, outputs=tuple(unrounded(need(x)) if i in formula.columns else x for i, x in enumerate(outputs))
+    )
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _steps(found: RowFormula, inplace: tuple[int, ...], inplace_output: int) -> _Steps:
+def _steps(formula: RowFormula, inplace: tuple[int, ...], inplace_output: int) -> _Steps:
     """Buffers by liveness; one is written over where its value ends, but by what reads twice."""
-    roots = [x for x in found.outputs if x is not None]
+    roots = [x for x in formula.outputs if x is not None]
     order = list(nodes(roots))
     last = {id(a): i for i, x in enumerate(order) for a in x.args} | {id(r): len(order) for r in roots}
     dims: dict[int, frozenset[int]] = {}
@@ -245,8 +247,8 @@ def _steps(found: RowFormula, inplace: tuple[int, ...], inplace_output: int) -> 
     begun: list[int] = []
     free: list[int] = []
     for i, x in enumerate(order):
-        own = frozenset(found.operands[x.value] or ()) if x.fn == "input" else frozenset()
-        dims[id(x)] = frozenset().union(own, *(dims[id(a)] for a in x.args))
+        axes = frozenset(formula.operands[x.value] or ()) if x.fn == "input" else frozenset()
+        dims[id(x)] = frozenset().union(axes, *(dims[id(a)] for a in x.args))
         if x.fn in REDUCTIONS:
             dims[id(x)] -= x.value
         if x.fn in ("input", "constant", LENGTH):
@@ -265,11 +267,11 @@ def _steps(found: RowFormula, inplace: tuple[int, ...], inplace_output: int) -> 
         place[id(x)] = number
     # an output in an input's place may be written once nothing reads that any more
     read = max((last[id(x)] for x in order if x.fn == "input" and x.value in inplace), default=-1)
-    whole = (roots[0].dtype, frozenset(found.results[0] or ()))
+    whole = (roots[0].dtype, frozenset(formula.results[0] or ()))
     mine = place.get(id(roots[0]))
-    good = mine is not None and found.outputs[0] is not None and buffers[mine] == whole and begun[mine] >= read
-    tile = _tile(found, inplace, inplace_output)
-    good = good and (0 in whole[1] or tile == found.sizes[0])
+    good = mine is not None and formula.outputs[0] is not None and buffers[mine] == whole and begun[mine] >= read
+    tile = _tile(formula, inplace, inplace_output)
+    good = good and (0 in whole[1] or tile == formula.sizes[0])
     output = mine if good else None
     placed = tuple((x, place.get(id(x))) for x in order)
-    return _Steps(found, placed, tuple(buffers), output, _numbers(order, found), tile)
+    return _Steps(formula, placed, tuple(buffers), output, _numbers(order, formula), tile)

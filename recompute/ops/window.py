@@ -62,15 +62,15 @@ class Tap:
 
 @functools.lru_cache(maxsize=1024)
 def _reach(w: Window) -> tuple[Tap, ...]:
-    found = []
+    reach = []
     for number, index in enumerate(_indices(w.kernel)):
         spans = [w.span(a, k) for a, k in enumerate(index)]
         if any(lo >= hi for lo, hi, _ in spans):
             continue
         out = tuple(slice(lo, hi) for lo, hi, _ in spans)
         inp = tuple(slice(at, at + (hi - lo - 1) * s + 1, s) for (lo, hi, at), s in zip(spans, w.strides, strict=True))
-        found.append(Tap(index, number, out, inp))
-    return tuple(found)
+        reach.append(Tap(index, number, out, inp))
+    return tuple(reach)
 
 
 def _indices(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -92,8 +92,8 @@ def output_size(size: int, kernel: int, stride: int, dilation: int, pads: int, *
     room = size + pads - ((kernel - 1) * dilation + 1)
     if not ceil:
         return room // stride + 1
-    found = -(-room // stride) + 1
-    return found - 1 if (found - 1) * stride >= size + begin else found
+    count = -(-room // stride) + 1
+    return count - 1 if (count - 1) * stride >= size + begin else count
 
 
 def window_attributes(node: ImportedNode, spatial: Sequence[int], kernel: Sequence[int]) -> dict[str, tuple[int, ...]]:

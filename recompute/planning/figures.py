@@ -94,7 +94,7 @@ def figures_of(
     plain_seconds = step_seconds(fitting.plain.block, cost)  # before fusion, as planners and their bounds see it
     kept, kept_bytes = kept_for_backward(fitted.block)
     report = memory_report(fitted.compiled)
-    own = (
+    planned = (
         sliced.block if sliced.after else sliced.once
     ).values()  # not the parts of an operator that a plan has divided
     if sliced.after:  # what one slice keeps, by the names in the step before slicing
@@ -109,7 +109,7 @@ def figures_of(
         bound=bound,
         planning_seconds=planning_seconds,
         reruns=sum(op.role is Role.RECOMPUTE for op in fitted.block.operators),
-        kept=tuple(n for n in kept if n in own),
+        kept=tuple(n for n in kept if n in planned),
         kept_bytes=kept_bytes,
         scheduled=fitted.scheduled,
         costs=cost.name,

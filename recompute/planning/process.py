@@ -66,11 +66,11 @@ def in_a_copy(work: Callable[[], T]) -> T:
             warnings.simplefilter(
                 "ignore", DeprecationWarning
             )  # the copy runs Python alone, whatever threads there are
-            found: Future[T] = pool.submit(cast("Callable[[], T]", _worked))
+            future: Future[T] = pool.submit(cast("Callable[[], T]", _worked))
             try:
-                return found.result()
+                return future.result()
             except KeyboardInterrupt:  # the copy ends with what it has by now
-                return found.result()
+                return future.result()
     finally:
         _work = None
 

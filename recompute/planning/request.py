@@ -55,8 +55,8 @@ class Request:
         """The request; None if nothing is requested.  UsageError for fields that are invalid or exclude each other."""
         check_limits(self.effort, self.seconds, self.progress)
         if (self.effort is not None or self.seconds is not None) and self.budget is None:
-            given = "effort" if self.effort is not None else "seconds"
-            raise UsageError(f"{given} limits planning for a budget: give a budget, such as '60%'")
+            option = "effort" if self.effort is not None else "seconds"
+            raise UsageError(f"{option} limits planning for a budget: give a budget, such as '60%'")
         if self.offload and self.approximations:
             raise UsageError("values in host memory are not combined with approximations: leave one of them out")
         if self.offload and self.budget is None:
@@ -100,7 +100,7 @@ def request(
     """
     expect("strategy_options", options, (Mapping, type(None)), "a mapping of the strategy's options")
     permitted = parse_permissions(approximations) if approximations else ()
-    found = Request(
+    result = Request(
         None if budget is None else as_budget(budget),
         strategy,
         tuple((options or {}).items()),
@@ -108,7 +108,7 @@ def request(
         approximations=permitted,
         **others,
     )
-    return found.checked()
+    return result.checked()
 
 
 def _check_offload(strategy: str | None, plan: object) -> None:

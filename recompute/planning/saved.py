@@ -78,11 +78,11 @@ class SavedPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as the contents of its file."""
-        found = {"format": FORMAT, **asdict(self)}
-        found["reruns"] = [list(pair) for pair in self.reruns]
+        fields = {"format": FORMAT, **asdict(self)}
+        fields["reruns"] = [list(pair) for pair in self.reruns]
         for name in _NAMES:
-            found[name] = list(found[name])
-        return found
+            fields[name] = list(fields[name])
+        return fields
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON."""
@@ -132,18 +132,18 @@ def load_plan(path: str | os.PathLike[str]) -> SavedPlan:
     for i, pair in enumerate(data["reruns"]):
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(n, str) for n in pair):
             raise UsageError(f"{path}: reruns[{i}] is not a pair of names")
-    known: dict[str, Any] = {name: data[name] for name in _FIELDS}
-    known["reruns"] = tuple((a, b) for a, b in data["reruns"])
+    fields: dict[str, Any] = {name: data[name] for name in _FIELDS}
+    fields["reruns"] = tuple((a, b) for a, b in data["reruns"])
     for name in _NAMES:
-        found = data.get(name, [])  # plans of earlier versions do not have all of them
-        if not isinstance(found, list) or not all(isinstance(n, str) for n in found):
+        entries = data.get(name, [])  # plans of earlier versions do not have all of them
+        if not isinstance(entries, list) or not all(isinstance(n, str) for n in entries):
             raise UsageError(f"{path}: {name} must be a list of texts")
-        known[name] = tuple(found)
-    for text in known["slices"]:
+        fields[name] = tuple(entries)
+    for text in fields["slices"]:
         parse_slicing(text)
-    for text in (*known["approximations"], *known["before"]):
+    for text in (*fields["approximations"], *fields["before"]):
         parse_choice(text)
-    return SavedPlan(**known)
+    return SavedPlan(**fields)
 
 
 #: the fields that are lists of texts

@@ -73,10 +73,10 @@ def fitting_of(block: Block, target: Target, plain: Compiled | None = None) -> F
 
     `plain`: the same step if it was compiled before, so that it is not compiled twice.
     """
-    known = (plain.logical, plain.block) if plain is not None and plain.target == target else None
-    found = Fitting(cleaned(block, target, planned=True), target, known)
-    step_seconds(found.once, cost_of(found))  # a cost model that measures does so first
-    return found
+    logical = (plain.logical, plain.block) if plain is not None and plain.target == target else None
+    fitting = Fitting(cleaned(block, target, planned=True), target, logical)
+    step_seconds(fitting.once, cost_of(fitting))  # a cost model that measures does so first
+    return fitting
 
 
 def plan_step(
@@ -90,9 +90,9 @@ def plan_step(
     """
     block = program.block
     fitting = _fitting_for(block, target, wanted, plain)
-    fitted, found = _carried(fitting, wanted)
-    compiled = _compiled(fitted, found, target, block, wanted)
-    program.plan, program.planned = fitted.plan, found
+    fitted, summary = _carried(fitting, wanted)
+    compiled = _compiled(fitted, summary, target, block, wanted)
+    program.plan, program.planned = fitted.plan, summary
     if apart:
         program.block, program.compiled = fitted.block, compiled
     else:
@@ -109,17 +109,17 @@ def _fitting_for(block: Block, target: Target, wanted: Request, plain: Compiled 
     """`fitting_of`, in the slices that are asked for."""
     if not wanted.slices:
         return fitting_of(block, target, plain)
-    found = fitting_of(block, target).of(wanted.slices)
+    fitting = fitting_of(block, target).of(wanted.slices)
     if plain is not None and plain.target == target:
-        found.known = plain.logical, plain.block
-    return found
+        fitting.known = plain.logical, plain.block
+    return fitting
 
 
 def _refit(block: Block, wanted: Request, target: Target) -> Compiled:
     """The step planned for another target by the same request; a budget as a share refers to its plain step there."""
     target = target_of(target)
-    fitted, found = _carried(_fitting_for(block, target, wanted), wanted, bounded=False)
-    return _compiled(fitted, found, target, block, wanted)
+    fitted, summary = _carried(_fitting_for(block, target, wanted), wanted, bounded=False)
+    return _compiled(fitted, summary, target, block, wanted)
 
 
 def _compiled(fitted: Fitted, found: PlanFigures, target: Target, block: Block, wanted: Request) -> Compiled:
@@ -134,8 +134,8 @@ def _carried(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tupl
     must_be_alone(wanted.budget, fitting.once, fitting.target)
 
     def work() -> tuple[Fitted, PlanFigures]:
-        fitted, found = carry(fitting, wanted, bounded=bounded)
-        return replace(fitted, planned=None), found  # a planner's own account may be large
+        fitted, summary = carry(fitting, wanted, bounded=bounded)
+        return replace(fitted, planned=None), summary  # a planner's own account may be large
 
     return in_a_copy(work)
 
@@ -172,16 +172,16 @@ def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[F
                 elif budget is None and not fitted.plan.reruns and chosen.heeds_budget:
                     raise needs_budget(strategy)
         seconds = watch.elapsed
-    found = figures_of(fitting, fitted, strategy=strategy, budget=budget, planning_seconds=seconds, bounded=bounded)
-    return fitted, replace(found, interrupted=watch.interrupted, timed_out=watch.timed_out)
+    summary = figures_of(fitting, fitted, strategy=strategy, budget=budget, planning_seconds=seconds, bounded=bounded)
+    return fitted, replace(summary, interrupted=watch.interrupted, timed_out=watch.timed_out)
 
 
-def _judged(fitting: Fitting, budget: int | None, found: Fitted) -> tuple[float, float | None]:
+def _judged(fitting: Fitting, budget: int | None, fitted: Fitted) -> tuple[float, float | None]:
     """Overhead and gap of a compiled plan, as in its figures."""
     cost = cost_of(fitting)
-    seconds = step_seconds(found.block, cost) + (fitting.times(found).stalls if found.plan.offloads else 0.0)
-    inexact = found.plan.offloads or found.plan.approximations or found.plan.before
-    bound = None if budget is None or inexact else seconds_bound(fitting.of(found.plan.slices), budget)
+    seconds = step_seconds(fitted.block, cost) + (fitting.times(fitted).stalls if fitted.plan.offloads else 0.0)
+    inexact = fitted.plan.offloads or fitted.plan.approximations or fitted.plan.before
+    bound = None if budget is None or inexact else seconds_bound(fitting.of(fitted.plan.slices), budget)
     gap = max(0.0, seconds / bound - 1) if bound else None
     return seconds / (step_seconds(fitting.plain.block, cost) or 1.0) - 1, gap
 

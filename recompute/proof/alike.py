@@ -96,10 +96,10 @@ class Alike:
 
     def declared(self, key: tuple[Any, ...], t: TensorType) -> int:
         """The number of a declared value."""
-        found = self.table.get(key)
-        if found is None:
-            found = self.table[key] = self.value(-1, t)
-        return found
+        number = self.table.get(key)
+        if number is None:
+            number = self.table[key] = self.value(-1, t)
+        return number
 
     def value(self, row: int, t: TensorType) -> int:
         """A new number."""
@@ -109,20 +109,20 @@ class Alike:
 
     def kind(self, op: Op) -> int:
         """The number of an operator with its attributes."""
-        found = self.kind_of.get(id(op))
-        if found is None:
-            found = self.kind_of[id(op)] = self.kinds.setdefault(op, len(self.kinds))
-        return found
+        number = self.kind_of.get(id(op))
+        if number is None:
+            number = self.kind_of[id(op)] = self.kinds.setdefault(op, len(self.kinds))
+        return number
 
     def row(self, op: Op, inputs: tuple[int | None, ...]) -> int:
         """The row of an operator on these inputs."""
         kind = self.kind(op)
         key = (kind, *inputs)
-        found = self.table.get(key)
-        if found is None:
-            found = self.table[key] = len(self.rows)
+        number = self.table.get(key)
+        if number is None:
+            number = self.table[key] = len(self.rows)
             self.rows.append((op, kind, inputs, {}))
-        return found
+        return number
 
     def run(self, o: Operator, env: dict[str, int]) -> bool:
         """Numbers what an operator writes; whether some of it is new."""
@@ -161,11 +161,11 @@ class Alike:
             if suffix is None:
                 return None
             name, last = name.removesuffix(suffix), last or suffix == ".last"
-        found = others[name]
-        t = self.types[found]
+        value = others[name]
+        t = self.types[value]
         if last and v.ndim == t.ndim > 2 and permuted(t, to_last(t.ndim)).shape == v.shape:
-            return self.turn(found, to_last(t.ndim), new=True)
-        return found if t.shape == v.shape else None
+            return self.turn(value, to_last(t.ndim), new=True)
+        return value if t.shape == v.shape else None
 
     def turned(self, op: Op, pairs: Sequence[tuple[int, int]]) -> bool:
         """Whether results are the others' because an operator is the other one on values with their axes turned."""
@@ -174,13 +174,15 @@ class Alike:
             at = self.makers[need(self.rows[at][2][0])]
         if at < 0:
             return False
-        plain, _, given, outs = self.rows[at]
-        form = _form(op, plain, [None if v is None else self.types[v] for v in given], self.outputs(outs))
+        plain, _, operands, outs = self.rows[at]
+        form = _form(op, plain, [None if v is None else self.types[v] for v in operands], self.outputs(outs))
         _, _, inputs, own = self.rows[self.makers[pairs[0][0]]]
-        if form is None or len(inputs) != len(given):
+        if form is None or len(inputs) != len(operands):
             return False
         turned, results, *perms = form
-        if not all(self.moved(a, b, *perms) if t else a == b for a, b, t in zip(inputs, given, turned, strict=False)):
+        if not all(
+            self.moved(a, b, *perms) if t else a == b for a, b, t in zip(inputs, operands, turned, strict=False)
+        ):
             return False
         places = {v: k for k, v in own.items()}
         for mine, other in pairs:
@@ -252,26 +254,26 @@ class Alike:
         key = (key, *((places.get(a), places.get(b)) for a, b in pairs))
         if None in itertools.chain(*key[1:]):
             return False
-        found = self.windows.get(key)
-        if found is None:
-            found = self.windows[key] = self.numbered(order, pairs)
-        return found
+        number = self.windows.get(key)
+        if number is None:
+            number = self.windows[key] = self.numbered(order, pairs)
+        return number
 
     def pattern(self, order: Sequence[int]) -> tuple[tuple[Any, ...], dict[int, int]]:
         """What rows compute of any values, and where each value is in it."""
         places: dict[int, int] = {}
-        found: list[Any] = []
+        entries: list[Any] = []
         for row in order:
             _, kind, inputs, outs = self.rows[row]
-            found.append(kind)
+            entries.append(kind)
             for v in (*inputs, *outs.values()):
                 place = None if v is None else places.get(v)
                 if v is not None and place is None:
                     place = places[v] = len(places)
-                    found.append((self.types[v], v if v in self.constants else None))
-                found.append(place)
-            found.append(tuple(outs))
-        return tuple(found), places
+                    entries.append((self.types[v], v if v in self.constants else None))
+                entries.append(place)
+            entries.append(tuple(outs))
+        return tuple(entries), places
 
     def numbered(self, order: Sequence[int], pairs: Sequence[tuple[int, int]]) -> bool:
         """Numbers the rows by expressions: with those of other windows, or alone where values stood for anything there
@@ -309,6 +311,6 @@ def _form(op: Op, plain: Op, ins: Types, outs: Types) -> Any:
     rank = max(t.ndim for t in (*ins, *outs) if t is not None)
     if type(op) is not type(plain) or type(plain).channels_last is Op.channels_last or rank < 3:
         return None
-    given, made = ([None if t is None else Value("x", t) for t in types] for types in (ins, outs))
-    form = plain.channels_last(given, made, rank)
+    values, results = ([None if t is None else Value("x", t) for t in types] for types in (ins, outs))
+    form = plain.channels_last(values, results, rank)
     return (form.inputs, form.outputs, to_last, to_first) if form is not None and form.op == op else None

@@ -34,9 +34,9 @@ class Numbers(Table):
         """The results of an operator on numbered inputs; `outs`: the types of all its outputs."""
         rule = _rule(type(op))  # type: ignore[arg-type]
         if not any(t is not None and 0 in t.shape for t in (*ins, *outs)):
-            found = rule(self, op, inputs, ins, outs) if rule is not None else None
-            if found is not None:
-                return found
+            views = rule(self, op, inputs, ins, outs) if rule is not None else None
+            if views is not None:
+                return views
             if (body := expanded(op, ins, outs)) is not None:
                 return self.through(body, inputs)
             if type(op).channels_last is not Op.channels_last:
@@ -45,18 +45,18 @@ class Numbers(Table):
 
     def opaque(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
         """Expressions that are equal only if operator and inputs are; of slices: the slice of the whole one."""
-        given = [v for v in inputs if v is not None]
-        if any(map(self.narrow, given)):
+        operands = [v for v in inputs if v is not None]
+        if any(map(self.narrow, operands)):
             lifted = self.lifted(op, inputs, ins, outs)
             if lifted is not None:
                 return lifted
         key = tuple(None if v is None else v.bare() for v in inputs)
-        found: list[View | None] = []
+        views: list[View | None] = []
         for k, t in enumerate(outs):
             name = f"{op.name}.{k}" if k else op.name
-            number = None if t is None else self.number((op, key, k), name, t.shape, given)
-            found.append(None if t is None or number is None else View.whole(number, t.shape))
-        return found
+            number = None if t is None else self.number((op, key, k), name, t.shape, operands)
+            views.append(None if t is None or number is None else View.whole(number, t.shape))
+        return views
 
     def lifted(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None] | None:
         """The results for a slice of inputs as slices of the whole results, or their parts of a sum.
@@ -67,8 +67,8 @@ class Numbers(Table):
             return None
         for f in shared(op, ins, outs):
             cut = [(k, p.axis) for k, p in enumerate(f.inputs) if isinstance(p, Place)]
-            found = self.slice_of(inputs, cut) if cut and not f.whole and not f.shares else None
-            results = found and self.part_of(op, f, found, ins, outs)
+            view = self.slice_of(inputs, cut) if cut and not f.whole and not f.shares else None
+            results = view and self.part_of(op, f, view, ins, outs)
             if results is not None:
                 return results
         return self.single(op, inputs, ins, outs)
@@ -77,15 +77,18 @@ class Numbers(Table):
         """The same for a slice of one element, of which factors of the operator itself say nothing."""
         axes = [v.axes() if v is not None else None for v in inputs]
         cut = [
-            (k, i) for k, own in enumerate(axes) for i, digits in enumerate(own or ()) if [n for n, _ in digits] == [1]
+            (k, i)
+            for k, axis in enumerate(axes)
+            for i, digits in enumerate(axis or ())
+            if [n for n, _ in digits] == [1]
         ]
-        found = self.slice_of(inputs, cut)
-        if found is None:
+        view = self.slice_of(inputs, cut)
+        if view is None:
             return None
-        types = _types(ins, found[3])
+        types = _types(ins, view[3])
         shape = getattr(op, "shape", ())
         ones = [i for i, d in enumerate(shape) if d == 1]
-        others = [dataclasses.replace(op, shape=(*shape[:i], found[2], *shape[i + 1 :])) for i in ones]  # type: ignore[call-arg]
+        others = [dataclasses.replace(op, shape=(*shape[:i], view[2], *shape[i + 1 :])) for i in ones]  # type: ignore[call-arg]
         for other in (op, *others):
             try:
                 wide = tuple(t and w for t, w in zip(outs, other.infer(*types), strict=False))
@@ -93,8 +96,8 @@ class Numbers(Table):
                 continue
             for f in shared(other, types, wide):
                 places = [(k, p.axis) for k, p in enumerate(f.inputs) if isinstance(p, Place)]
-                if places == cut and f.size == found[2] and not f.whole and not f.shares:
-                    results = self.part_of(op, f, found, ins, outs)
+                if places == cut and f.size == view[2] and not f.whole and not f.shares:
+                    results = self.part_of(op, f, view, ins, outs)
                     if results is not None:
                         return results
         return None
@@ -108,13 +111,13 @@ class Numbers(Table):
             return None
         types = _types(ins, whole)
         for other in _candidates(op, f, extent, outs):
-            made = self.of_whole(other, f, extent, types)
-            if made is None:
+            views = self.of_whole(other, f, extent, types)
+            if views is None:
                 continue
-            part, _, made_ = piece(other, made[0], start, size, types, made[1])
+            part, _, made_ = piece(other, views[0], start, size, types, views[1])
             if part != op or tuple(made_)[: len(outs)] != tuple(outs):
                 continue
-            results = self.apply(other, whole, types, made[1])
+            results = self.apply(other, whole, types, views[1])
             parts = [
                 v
                 if v is None
@@ -147,16 +150,16 @@ class Numbers(Table):
         for k, axis in cut:
             v = inputs[k]
             axes = v.axes() if v is not None else None
-            own = joined(axes[axis]) if axes is not None else ()
-            own = tuple(d for d in own if d[0] > 1) or own
-            if v is None or axes is None or len(own) != 1:
+            axis_digits = joined(axes[axis]) if axes is not None else ()
+            axis_digits = tuple(d for d in axis_digits if d[0] > 1) or axis_digits
+            if v is None or axes is None or len(axis_digits) != 1:
                 return None
-            size, stride = own[0]
-            found = self.span(v, [d for a in axes for d in a if d[1]], own[0]) if stride else (0, size)
-            if found is None:
+            size, stride = axis_digits[0]
+            view = self.span(v, [d for a in axes for d in a if d[1]], axis_digits[0]) if stride else (0, size)
+            if view is None:
                 return None
             if stride:
-                spans.add((found[0], size, found[1]))
+                spans.add((view[0], size, view[1]))
         if len(spans) != 1:
             return None
         start, size, extent = spans.pop()
@@ -166,9 +169,9 @@ class Numbers(Table):
             v = whole[k]
             axes = v.axes() if v is not None else None
             assert v is not None and axes is not None
-            own = joined(axes[axis])
-            size, stride = next((d for d in own if d[0] > 1), own[0])
-            axes[axis] = [(extent, stride) if d == (size, stride) else d for d in own]
+            axis_digits = joined(axes[axis])
+            size, stride = next((d for d in axis_digits if d[0] > 1), axis_digits[0])
+            axes[axis] = [(extent, stride) if d == (size, stride) else d for d in axis_digits]
             shape = (*v.shape[:axis], extent, *v.shape[axis + 1 :])
             whole[k] = v.at([d for a in axes for d in a], shape, -start * stride)
         return start, size, extent, whole
@@ -186,10 +189,10 @@ class Numbers(Table):
             if _lie(form[0]) > _lie(best[0]):
                 best, at = form, turns
         types = _types(ins, best[0])
-        found = self.opaque(best[1], best[0], types, best[2])
+        views = self.opaque(best[1], best[0], types, best[2])
         for _ in range((rank - 1 - at) % (rank - 1) if at else 0):
-            found = [(v.transposed(to_last(rank)) if w and v else v) for v, w in zip(found, whole, strict=True)]
-        return found
+            views = [(v.transposed(to_last(rank)) if w and v else v) for v, w in zip(views, whole, strict=True)]
+        return views
 
     def through(self, body: Expansion, inputs: Sequence[View | None]) -> list[View | None]:
         """The results of an expansion."""
@@ -203,8 +206,8 @@ class Numbers(Table):
     def run(self, o: Operator, env: dict[str, View]) -> None:
         """Numbers what an operator writes."""
         ins, outs = o.types
-        found = self.apply(o.op, [None if v is None else env[v.name] for v in o.inputs], ins, outs)
-        for v, number in zip(o.outputs, found, strict=False):
+        views = self.apply(o.op, [None if v is None else env[v.name] for v in o.inputs], ins, outs)
+        for v, number in zip(o.outputs, views, strict=False):
             if v is not None:
                 assert number is not None and number.shape == v.shape
                 assert math.prod([n for n, _ in number.digits]) == v.size
@@ -214,8 +217,8 @@ class Numbers(Table):
 def cut_at(v: View, p: Place, start: int, size: int, extent: int) -> View | None:
     """The slice [start, start + size) of an index of `extent` values at a place; None where it is not evenly apart."""
     before, after = v.shape[: p.axis], v.shape[p.axis + 1 :]
-    found = v.reshaped((*before, p.outer, extent, p.inner, *after)).sliced(p.axis + 1, start, size)
-    return found and found.reshaped((*before, p.extent(size), *after))
+    view = v.reshaped((*before, p.outer, extent, p.inner, *after)).sliced(p.axis + 1, start, size)
+    return view and view.reshaped((*before, p.extent(size), *after))
 
 
 def _types(types: Types, views: Sequence[View | None]) -> list[TensorType | None]:
@@ -245,16 +248,16 @@ def _turn(
     form = op.channels_last(ins, [None if t is None else Value("y", t) for t in outs], rank)
     if form is None:
         return None
-    given: list[View | None] = []
+    views: list[View | None] = []
     for v, r in zip(inputs, form.inputs, strict=False):
         if v is not None and r and len(v.shape) != rank:
             return None
         moved = v.transposed(to_last(rank)) if v is not None and r else v
         if v is not None and moved is None:
             return None
-        given.append(moved)
+        views.append(moved)
     types = [t and permuted(t, to_last(rank)) if w else t for t, w in zip(outs, form.outputs, strict=False)]
-    return given, form.op, types, tuple(form.outputs)
+    return views, form.op, types, tuple(form.outputs)
 
 
 @dataclass(frozen=True)
@@ -277,10 +280,10 @@ def expanded(op: Op, ins: Types, outs: Types) -> Expansion | None:
 def _expansion(op: Op, ins: Types, present: tuple[bool, ...]) -> Expansion | None:
     b = Builder()
     inputs = [None if t is None else Value(b.names.take(f"x{i}"), t) for i, t in enumerate(ins)]
-    made = op.expand(b, *inputs)
-    if made is None:
+    results = op.expand(b, *inputs)
+    if results is None:
         return None
-    wanted = tuple(v if p else None for v, p in zip(made, present, strict=False))
+    wanted = tuple(v if p else None for v, p in zip(results, present, strict=False))
     kept = leading_to(b.operators, wanted)
     read = {v.name for v in wanted if v is not None}.union(v.name for o in kept for v in o.reads())
     operators = (

@@ -32,8 +32,8 @@ class Proof:
 
     def __str__(self) -> str:
         count = len(self.proved) + len(self.unproved)
-        found = f"{len(self.proved)} of {count} values are proved equal ({self.expressions:,} expressions)"
-        return "\n".join([found, *(f"  not proved: {name}: {why}" for name, why in self.unproved.items())])
+        summary = f"{len(self.proved)} of {count} values are proved equal ({self.expressions:,} expressions)"
+        return "\n".join([summary, *(f"  not proved: {name}: {why}" for name, why in self.unproved.items())])
 
 
 def prove(
@@ -61,17 +61,17 @@ def prove(
     (a, sent), (b, other) = (final(numbers, block) for block in (first, second))
     unequal = [n for n in names if n not in a or a[n] != b.get(n)]
     why = _Differences(numbers, a, b) if unequal or sent != other else None
-    found = (
+    result = (
         {n: why.of(n) if i < SHOWN else "it has other expressions, too" for i, n in enumerate(unequal)} if why else {}
     )
     if sent != other:
-        found["communication"] = "the ranks are sent other values, or in another order"
-    proof = Proof(tuple(n for n in names if n not in found), found, len(numbers.nodes))
-    if found and not partly:
-        name, said = next(iter(found.items()))
+        result["communication"] = "the ranks are sent other values, or in another order"
+    proof = Proof(tuple(n for n in names if n not in result), result, len(numbers.nodes))
+    if result and not partly:
+        name, said = next(iter(result.items()))
         raise VerifyError(
             f"program '{second.name}': it is not proved that '{name}' is what '{first.name}' computes: {said}"
-            f" ({len(found)} of {len(found) + len(proof.proved)} values are not proved)"
+            f" ({len(result)} of {len(result) + len(proof.proved)} values are not proved)"
         )
     return proof
 
@@ -100,14 +100,14 @@ class _Differences:
 
     def below(self, roots: Iterable[int], known: set[int] | None = None) -> set[int]:
         """Numbers of all expressions of which these consist, but for known ones."""
-        found: set[int] = set()
+        names: set[int] = set()
         todo = list(roots)
         while todo:
             at = todo.pop()
-            if at not in found and at not in (known or ()):
-                found.add(at)
+            if at not in names and at not in (known or ()):
+                names.add(at)
                 todo += [v.base for v in self.numbers.nodes[at].operands]
-        return found
+        return names
 
     def of(self, name: str) -> str:
         """The first expression of a value that the other block lacks; and of its kind, one that only the other has."""

@@ -48,41 +48,41 @@ def stored(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[V
 
 
 @rule(Reshape)
-def reshaped(n: Numbers, op: Reshape, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+def reshaped(n: Numbers, op: Reshape, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """The same elements."""
-    return [given[0].reshaped(op.shape)] if given[0] is not None else None
+    return [operands[0].reshaped(op.shape)] if operands[0] is not None else None
 
 
 @rule(Transpose)
-def transposed(n: Numbers, op: Transpose, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+def transposed(n: Numbers, op: Transpose, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """The same elements in another order."""
-    found = given[0] and given[0].transposed(op.perm)
-    return [found] if found else None
+    view = operands[0] and operands[0].transposed(op.perm)
+    return [view] if view else None
 
 
 @rule(Expand)
-def repeated(n: Numbers, op: Expand, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+def repeated(n: Numbers, op: Expand, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """The same elements, some of them more than once."""
-    found = given[0] and given[0].expanded(op.shape)
-    return [found] if found else None
+    view = operands[0] and operands[0].expanded(op.shape)
+    return [view] if view else None
 
 
 @rule(Split)
-def parts(n: Numbers, op: Split, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+def parts(n: Numbers, op: Split, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Parts of the elements."""
     axis = normal_axis(op.axis, need(ins[0]).ndim, op)
     starts = itertools.accumulate(op.sizes, initial=0)
-    found = [given[0] and given[0].sliced(axis, at, size) for at, size in zip(starts, op.sizes, strict=False)]
-    return [_resolved(n, v) for v in found if v is not None] if None not in found else None
+    views = [operands[0] and operands[0].sliced(axis, at, size) for at, size in zip(starts, op.sizes, strict=False)]
+    return [_resolved(n, v) for v in views if v is not None] if None not in views else None
 
 
 @rule(Slice)
 def sliced(n: Numbers, op: Slice, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Part of the elements."""
-    found = given[0]
+    view = given[0]
     for axis, taken in enumerate(op.taken(need(ins[0]).shape)):
-        found = found and found.sliced(axis, taken.start, len(taken), taken.step)
-    return [_resolved(n, found)] if found else None
+        view = view and view.sliced(axis, taken.start, len(taken), taken.step)
+    return [_resolved(n, view)] if view else None
 
 
 def _resolved(n: Numbers, v: View) -> View:
@@ -90,8 +90,8 @@ def _resolved(n: Numbers, v: View) -> View:
     last = v.offset + sum((size - 1) * stride for size, stride in v.digits)
     for start, stop, part in n.joints.get(v.base, ()):
         if start <= v.offset and last < stop:
-            found = part.part(View(part.base, v.offset - start, v.digits, v.shape))
-            return v if found is None else _resolved(n, found)
+            view = part.part(View(part.base, v.offset - start, v.digits, v.shape))
+            return v if view is None else _resolved(n, view)
     joints = n.joints.get(v.base, [])
     if joints and v.digits[:1] == ((len(joints), joints[0][1]),) and v.offset < joints[0][1]:  # the same of each
         size, step = v.digits[0]
@@ -107,8 +107,8 @@ def _resolved(n: Numbers, v: View) -> View:
         parts = [x and _resolved(n, x) for x in views]
         if None not in parts and any(a is not b for a, b in zip(parts, views, strict=True)):
             ins = [TensorType(kind, x.shape) for kind, x in zip(kinds, parts, strict=True) if x is not None]
-            found = n.apply(op, parts, ins, op.infer(*ins)[:1])[0]
-            return v if found is None else found
+            view = n.apply(op, parts, ins, op.infer(*ins)[:1])[0]
+            return v if view is None else view
     return v
 
 
@@ -149,8 +149,8 @@ def interpolated(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> 
     changes |= {"roi": [op.roi[i] for i in (*order, *last)]} if op.roi else {}
     turned = dataclasses.replace(op, **{name: tuple(values) for name, values in changes.items()})
     types = [t.with_shape([t.shape[i] for i in order])]
-    found = n.opaque(turned, [x.transposed(order)], types, [y.with_shape([y.shape[i] for i in order])])
-    return [found[0] and found[0].transposed([order.index(i) for i in range(t.ndim)])]
+    views = n.opaque(turned, [x.transposed(order)], types, [y.with_shape([y.shape[i] for i in order])])
+    return [views[0] and views[0].transposed([order.index(i) for i in range(t.ndim)])]
 
 
 @rule(GatherGrad, Recurrent, RecurrentGrad)
@@ -160,7 +160,7 @@ def as_it_is(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> list[
 
 
 @rule(Elementwise)
-def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """A function of elements at the same indices, in whatever order these are.
 
     None for a composition, which is expanded.
@@ -168,12 +168,12 @@ def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Typ
     if op.random or expanded(op, ins, outs) is not None:
         return None
     shape = next(t.shape for t in outs if t is not None)
-    present = [v for v in given if v is not None]
+    present = [v for v in operands if v is not None]
     if op.name in COMMUTE:
         present.sort(key=_order)
     if op.name == "Add" and (joint := _added(n, *present)) is not None:
         return [joint.reshaped(shape)]
-    if n.partials and (part := _linear(n, op, given, ins, outs)) is not None:
+    if n.partials and (part := _linear(n, op, operands, ins, outs)) is not None:
         return [part]
     if any(map(n.narrow, present)):
         present = [n.with_ones(v) for v in present]
@@ -182,17 +182,17 @@ def elementwise(n: Numbers, op: Elementwise, given: Given, ins: Types, outs: Typ
         return None
     kinds = tuple(None if t is None else t.dtype for t in ins)
     name = (op.name, op, kinds)
-    found = _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=shape))
+    views = _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=shape))
     if n.joints and len(outs) == 1 and len(set(kinds)) == 1:
-        _flat(n, op, kinds, present, indices, found[0])
-    return found
+        _flat(n, op, kinds, present, indices, views[0])
+    return views
 
 
-def _flat(n: Numbers, op: Op, kinds: Any, given: Sequence[View], indices: Sequence[Index], y: View | None) -> None:
+def _flat(n: Numbers, op: Op, kinds: Any, operands: Sequence[View], indices: Sequence[Index], y: View | None) -> None:
     """Notes a function of the elements of joined values, if these lie one after the other in all of them."""
-    if y is None or y.base in n.flat or not any(v.base in n.joints or v.base in n.flat for v in given):
+    if y is None or y.base in n.flat or not any(v.base in n.joints or v.base in n.flat for v in operands):
         return
-    wide = n.widest(given, indices)
+    wide = n.widest(operands, indices)
     ordered = merged(sorted(wide.whole, key=lambda x: [-s for s in x[1]]))
     if len(ordered) != 1 or ordered[0][0] != n.sizes[y.base] or any(v.offset for v in wide.operands):
         return
@@ -204,8 +204,8 @@ def _flat(n: Numbers, op: Op, kinds: Any, given: Sequence[View], indices: Sequen
 def _broadcast(given: tuple[tuple[tuple[Digit, ...], tuple[int, ...]], ...], shape: tuple[int, ...]) -> Any:
     """The indices of values, of these digits and shapes, that broadcast to a shape; None if there are none."""
     views = [View(0, 0, *of).expanded(shape) for of in given]
-    found = aligned([v.digits for v in views if v is not None]) if None not in views else None
-    return found and tuple(found)
+    sizes = aligned([v.digits for v in views if v is not None]) if None not in views else None
+    return sizes and tuple(sizes)
 
 
 def _each(outs: Types, made: Callable[[int], View]) -> list[View | None]:
@@ -222,13 +222,13 @@ def _added(n: Numbers, a: View, b: View) -> View | None:
         x, y = y, x
     if x.stop != y.start or (x.total, x.index, x.size) != (y.total, y.index, y.size):
         return None
-    found = n.partial(dataclasses.replace(x, stop=y.stop))
-    return found if n.complete(a) else found.part(a)
+    view = n.partial(dataclasses.replace(x, stop=y.stop))
+    return view if n.complete(a) else view.part(a)
 
 
-def _linear(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> View | None:
+def _linear(n: Numbers, op: Op, operands: Given, ins: Types, outs: Types) -> View | None:
     """The part of an operator's result for a sum, from a partial sum in which the operator is linear."""
-    held = {k: n.partials[v.base] for k, v in enumerate(given) if v is not None and v.base in n.partials}
+    held = {k: n.partials[v.base] for k, v in enumerate(operands) if v is not None and v.base in n.partials}
     if not held or tuple(held) not in op.linear or len(outs) != 1:
         return None
     parts = sorted(held.values(), key=lambda p: p.total.base)
@@ -237,9 +237,9 @@ def _linear(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> View |
         return None
     indices = tuple((p.index, p.size) for p in parts)
     index = first.index if len(set(indices)) == 1 else indices
-    if any(not n.complete(v) for k, v in enumerate(given) if v is not None and k in held):
+    if any(not n.complete(v) for k, v in enumerate(operands) if v is not None and k in held):
         return None
-    sums = [held[k].total.reshaped(v.shape) if v is not None and k in held else v for k, v in enumerate(given)]
+    sums = [held[k].total.reshaped(v.shape) if v is not None and k in held else v for k, v in enumerate(operands)]
     total = n.apply(op, sums, ins, outs)[0]
     return None if total is None else n.partial(dataclasses.replace(first, index=index, total=total.bare(), seen=total))
 
@@ -253,18 +253,18 @@ def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> li
         return None
     gone = normal_axes(op.axes, t.ndim, op)
     split: tuple[list[Index], list[Index]] = ([], [])
-    for i, own in enumerate(axes):
-        split[i in gone].extend((size, (stride,)) for size, stride in own)
+    for i, axis in enumerate(axes):
+        split[i in gone].extend((size, (stride,)) for size, stride in axis)
     if not split[1]:
         split[1].append((1, (0,)))
     return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape, adds=op.name in SUMS)]
 
 
 @rule(MatMul)
-def product(n: Numbers, op: MatMul, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+def product(n: Numbers, op: MatMul, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Sums of products along one index."""
-    found = _product(n, (given[0], given[1]), (op.transA, op.transB), need(outs[0]).dtype)
-    return None if found is None else [found.reshaped(need(outs[0]).shape)]
+    view = _product(n, (operands[0], operands[1]), (op.transA, op.transB), need(outs[0]).dtype)
+    return None if view is None else [view.reshaped(need(outs[0]).shape)]
 
 
 def _product(n: Numbers, given: Any, swapped: tuple[int, int], dtype: str) -> View | None:
@@ -283,9 +283,9 @@ def _product(n: Numbers, given: Any, swapped: tuple[int, int], dtype: str) -> Vi
     kept: list[Index] = []
     shape: list[int] = []
     for i in range(-depth - 2, -2):
-        own = [x[i] if len(x) >= -i else [] for x in (a, b)]
-        size = max(_size(x) for x in own)
-        both = aligned([x if _size(x) == size else [*x, (size, 0)] for x in own])
+        digits = [x[i] if len(x) >= -i else [] for x in (a, b)]
+        size = max(_size(x) for x in digits)
+        both = aligned([x if _size(x) == size else [*x, (size, 0)] for x in digits])
         if both is None:
             return None
         kept += both
@@ -315,16 +315,16 @@ def _size(digits: Sequence[Digit]) -> int:
 
 
 @rule(Gemm)
-def gemm(n: Numbers, op: Gemm, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+def gemm(n: Numbers, op: Gemm, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """A product, and a sum of it and C, each with its factor."""
     t = need(outs[0])
-    y = _product(n, (given[0], given[1]), (op.transA, op.transB), t.dtype)
+    y = _product(n, (operands[0], operands[1]), (op.transA, op.transB), t.dtype)
     if y is None:
         return None
     add, mul = Add(), Mul()
     if op.alpha != 1:
         y = n.apply(mul, [y, n.filled(t, op.alpha)], (t, t), (t,))[0]
-    if len(given) > 2 and (c := given[2]) is not None:
+    if len(operands) > 2 and (c := operands[2]) is not None:
         if op.beta != 1:
             c = n.apply(mul, [c, n.filled(need(ins[2]), op.beta)], (ins[2], ins[2]), (need(ins[2]),))[0]
         y = n.apply(add, [y, c], (t, ins[2]), (t,))[0]
@@ -343,39 +343,39 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
     if None in axes:
         return None
     alike = len({v.shape[axis] for v in parts}) == 1
-    own = () if alike else tuple((v.shape[axis], joined(a[axis])) for v, a in zip(parts, axes, strict=True) if a)
+    extents = () if alike else tuple((v.shape[axis], joined(a[axis])) for v, a in zip(parts, axes, strict=True) if a)
     rest: list[list[Index]] = []
     for i in range(t.ndim):
-        found = [] if i == axis and not alike else aligned([a[i] for a in axes if a is not None])
-        if found is None:
+        sizes = [] if i == axis and not alike else aligned([a[i] for a in axes if a is not None])
+        if sizes is None:
             return None
-        rest.append(found)
+        rest.append(sizes)
     wide = n.widest(parts, [x for some in rest for x in some])
     before = sum(len(some) for some in rest[:axis])
     if len(wide.kept) != sum(map(len, rest)):
         return None
     count = len(parts) if alike else t.shape[axis]
-    base, places = n.expression(("Concat", count, own), wide.operands, wide.whole, first=count)
+    base, places = n.expression(("Concat", count, extents), wide.operands, wide.whole, first=count)
     dense = _size([(d, 0) for (d, _), place in zip(wide.whole, places, strict=True) if place])
-    n.joints.setdefault(base, _joints(wide, places, own, dense))
+    n.joints.setdefault(base, _joints(wide, places, extents, dense))
     digits = [(d, place) for (d, _), place in zip(wide.kept, places, strict=True)]
     digits.insert(before, (count, dense))
     return [View(base, sum(start * places[i] for i, start, _ in wide.begun), joined(digits), t.shape)]
 
 
-def _joints(wide: Wide, places: Sequence[int], own: Sequence[Any], dense: int) -> list[tuple[int, int, View]]:
+def _joints(wide: Wide, places: Sequence[int], extents: Sequence[Any], dense: int) -> list[tuple[int, int, View]]:
     """Where each of the values lies that were joined, whose indices have these places."""
-    found, start = [], 0
+    joints, start = [], 0
     for k, v in enumerate(wide.operands):
-        size, first = own[k] if own else (1, ())
+        size, first = extents[k] if extents else (1, ())
         rest = [
             (d, at[k])
             for _, d, at in sorted((-place, d, at) for (d, at), place in zip(wide.whole, places, strict=True))
         ]
         stop = start + size * dense
-        found.append((start, stop, v.at((*first, *rest), (stop - start,))))
+        joints.append((start, stop, v.at((*first, *rest), (stop - start,))))
         start = stop
-    return found
+    return joints
 
 
 def _one_value(axis: int, parts: Sequence[View]) -> View | None:
@@ -385,14 +385,14 @@ def _one_value(axis: int, parts: Sequence[View]) -> View | None:
         axes = whole.axes()
         if v.base != whole.base or axes is None:
             return None
-        size, own = whole.shape[axis], joined(axes[axis])
-        stride = own[0][1] if len(own) == 1 else v.offset - whole.offset if size == 1 else 0
+        size, inner = whole.shape[axis], joined(axes[axis])
+        stride = inner[0][1] if len(inner) == 1 else v.offset - whole.offset if size == 1 else 0
         if not stride or v.offset != whole.offset + size * stride:
             return None
         axes[axis] = [(size + v.shape[axis], stride)]
         shape = (*whole.shape[:axis], size + v.shape[axis], *whole.shape[axis + 1 :])
-        found = whole.at([x for a in axes for x in a], shape)
-        if found.sliced(axis, size, v.shape[axis]) != v:
+        view = whole.at([x for a in axes for x in a], shape)
+        if view.sliced(axis, size, v.shape[axis]) != v:
             return None
-        whole = found
+        whole = view
     return whole

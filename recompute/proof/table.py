@@ -85,12 +85,12 @@ class Table:
 
     def number(self, key: Any, name: str, shape: Sequence[int], operands: Sequence[View] = ()) -> int:
         """The number of an expression, whose elements lie densely in `shape`."""
-        found = self.table.get(key)
-        if found is None:
-            found = self.table[key] = len(self.nodes)
+        node = self.table.get(key)
+        if node is None:
+            node = self.table[key] = len(self.nodes)
             self.nodes.append(Node(name, tuple(operands), tuple(shape)))
             self.sizes.append(math.prod(shape))
-        return found
+        return node
 
     def narrow(self, v: View) -> bool:
         """Whether a view lacks elements of its base."""
@@ -144,7 +144,7 @@ class Table:
         """Indices, split where operand `k`, this view, crosses a dimension of its base."""
         shape = self.nodes[v.base].shape
         borders = strides(shape)
-        found: list[Index] = []
+        result: list[Index] = []
         for size, at in indices:
             inner: list[Index] = []
             for border in reversed(borders):
@@ -153,8 +153,8 @@ class Table:
                     n = border // low
                     inner.append((n, at))
                     size, at = size // n, tuple(s * n for s in at)
-            found += [(size, at), *inner[::-1]]
-        return found
+            result += [(size, at), *inner[::-1]]
+        return result
 
     def declared(self, kind: str, v: Value) -> View:
         """An input, or the contents of a persistent value before the step."""
@@ -162,15 +162,15 @@ class Table:
 
     def constant(self, c: Constant) -> View:
         """Its elements; one number for all if they are equal."""
-        found = self.constants.get(c)
-        if found is None:
+        view = self.constants.get(c)
+        if view is None:
             t, data = c.value.type, exact(c.data)
             if data and data.count(data[0]) == len(data):
-                found = self.filled(t, c.data[0])
+                view = self.filled(t, c.data[0])
             else:
-                found = View.whole(self.number(("constant", t, data), c.value.name, t.shape), t.shape)
-            self.constants[c] = found
-        return found
+                view = View.whole(self.number(("constant", t, data), c.value.name, t.shape), t.shape)
+            self.constants[c] = view
+        return view
 
     def filled(self, t: TensorType, value: Any) -> View:
         """A value all of whose elements are `value`."""
@@ -224,21 +224,21 @@ class Table:
         base, places = self.expression(name, wide.operands, wide.whole, wide.totals)
         offset = sum(start * places[i] for i, start, _ in wide.begun)
         digits = joined((n, s) for (n, _), s in zip(wide.kept, places, strict=True))
-        found = View(base, offset, digits, shape)
+        view = View(base, offset, digits, shape)
         for i, start, size in wide.ended:
-            found = self.partial(Partial(found.bare(), wide.totals[i], start, start + wide.summed[i][0], size, found))
-        return found
+            view = self.partial(Partial(view.bare(), wide.totals[i], start, start + wide.summed[i][0], size, view))
+        return view
 
     def widest(self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index] = ()) -> Wide:
         """The whole expression of which one by indices is a part.
 
         A slice of one element may be seen as one of the next larger index or of the next smaller: both are tried.
         """
-        found = self.wider(operands, kept, summed)
-        if found.unlike:
+        total = self.wider(operands, kept, summed)
+        if total.unlike:
             next_ = self.wider(operands, *_without_ones(kept, summed))
-            found = found if next_.unlike else next_
-        return found
+            total = total if next_.unlike else next_
+        return total
 
     def wider(self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index]) -> Wide:
         """The same with the indices as they are."""
@@ -266,12 +266,12 @@ class Table:
     def spans(self, operands: Sequence[View], digits: Sequence[Sequence[Digit]], index: Index) -> set[tuple[int, int]]:
         """Where an index begins in the dimensions that it is part of, and their sizes, for operands that have it."""
         size, at = index
-        found = {
-            self.span(v, own, (size, s)) or (-1, 0)
-            for v, own, s in zip(operands, digits, at, strict=True)
+        starts = {
+            self.span(v, axis, (size, s)) or (-1, 0)
+            for v, axis, s in zip(operands, digits, at, strict=True)
             if s and self.nodes[v.base].shape != (STREAM,)
         }
-        return {(-1, 0), (0, 0)} if any(not 0 <= start <= whole - size for start, whole in found) else found
+        return {(-1, 0), (0, 0)} if any(not 0 <= start <= whole - size for start, whole in starts) else starts
 
 
 def _without_ones(kept: Sequence[Index], summed: Sequence[Index]) -> tuple[list[Index], list[Index]]:
@@ -301,12 +301,12 @@ def _ordered(
 
 def merged(indices: Sequence[Index]) -> tuple[Index, ...]:
     """Indices, neighbours joined that lie one after the other in all operands."""
-    found: list[Index] = []
+    result: list[Index] = []
     for size, at in indices:
         if size == 1:
             continue
-        if found and all(a == size * b for a, b in zip(found[-1][1], at, strict=True)):
-            found[-1] = (found[-1][0] * size, at)
+        if result and all(a == size * b for a, b in zip(result[-1][1], at, strict=True)):
+            result[-1] = (result[-1][0] * size, at)
         else:
-            found.append((size, at))
-    return tuple(found)
+            result.append((size, at))
+    return tuple(result)

@@ -47,14 +47,14 @@ class View:
     def part(self, inner: View) -> View | None:
         """What `inner` takes of these elements, if they lay densely; None where they are not evenly apart."""
         sizes = [n for n, _ in self.digits]
-        own = list(zip(sizes, strides(sizes), (s for _, s in self.digits), strict=True))
-        offset, found = 0, []
-        for n, dense, s in own:
+        low_digits = list(zip(sizes, strides(sizes), (s for _, s in self.digits), strict=True))
+        offset, digits = 0, []
+        for n, dense, s in low_digits:
             offset += inner.offset // dense % n * s
         for size, stride in inner.digits:
             low: list[Digit] = []
             while size > 1:
-                fits = [(n, d, s) for n, d, s in own if stride and d <= stride < d * n and stride % d == 0]
+                fits = [(n, d, s) for n, d, s in low_digits if stride and d <= stride < d * n and stride % d == 0]
                 if stride and not fits:
                     return None
                 taken = min(size, fits[0][0] * fits[0][1] // stride) if stride else size
@@ -62,13 +62,13 @@ class View:
                     return None
                 low.append((taken, fits[0][2] * (stride // fits[0][1]) if stride else 0))
                 size, stride = size // taken, stride * taken
-            found += low[::-1]
-        return self.at(found, inner.shape, offset)
+            digits += low[::-1]
+        return self.at(digits, inner.shape, offset)
 
     def axes(self) -> list[Sequence[Digit]] | None:
         """The digits of each axis; None where one spans two axes and cannot be split, or there are no elements."""
-        found = _axes(self.digits, self.shape)
-        return None if found is None else list(found)
+        result = _axes(self.digits, self.shape)
+        return None if result is None else list(result)
 
     def transposed(self, perm: Sequence[int]) -> View | None:
         """Axes in another order; None where the elements are not evenly apart."""
@@ -98,30 +98,30 @@ class View:
         if axes is None:
             return None
         lead = len(shape) - len(self.shape)
-        found: list[Digit] = []
+        digits: list[Digit] = []
         for i, d in enumerate(shape):
-            own = axes[i - lead] if i >= lead else []
-            found += own if i >= lead and self.shape[i - lead] == d else [*own, (d, 0)]
-        return self.at(found, shape)
+            axis_digits = axes[i - lead] if i >= lead else []
+            digits += axis_digits if i >= lead and self.shape[i - lead] == d else [*axis_digits, (d, 0)]
+        return self.at(digits, shape)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _axes(digits: tuple[Digit, ...], shape: tuple[int, ...]) -> tuple[tuple[Digit, ...], ...] | None:
     if 0 in shape:
         return None
-    rest, found = list(digits), []
+    rest, axes = list(digits), []
     narrow = any(n == 1 for n, _ in rest)
     for at in range(len(shape) - 1, -1, -1):
-        need, own = shape[at], []
+        need, inner = shape[at], []
         while need > 1:
             size, stride = rest.pop()
             if size == 1:
-                own.append((size, stride))
+                inner.append((size, stride))
             elif need % size == 0:
-                own.append((size, stride))
+                inner.append((size, stride))
                 need //= size
             elif size % need == 0:
-                own.append((need, stride))
+                inner.append((need, stride))
                 rest.append((size // need, stride * need))
                 need = 1
             else:
@@ -130,17 +130,17 @@ def _axes(digits: tuple[Digit, ...], shape: tuple[int, ...]) -> tuple[tuple[Digi
             left = next((k for k in range(at) if shape[at - 1 - k] != 1), at)  # axes of size 1 before this one
             ones = next((k for k, (n, _) in enumerate(reversed(rest)) if n != 1), len(rest))
             for _ in range(ones - left):  # each of them has one slice of one element; of several axes, the first
-                own.append(rest.pop())
-        found.append(tuple(own[::-1]))
-    return tuple(found[::-1])
+                inner.append(rest.pop())
+        axes.append(tuple(inner[::-1]))
+    return tuple(axes[::-1])
 
 
 def strides(shape: Sequence[int]) -> list[int]:
     """Those of a dense, row-major value."""
-    found = [1] * len(shape)
+    steps = [1] * len(shape)
     for i in range(len(shape) - 1, 0, -1):
-        found[i - 1] = found[i] * shape[i]
-    return found
+        steps[i - 1] = steps[i] * shape[i]
+    return steps
 
 
 def joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:
@@ -148,15 +148,15 @@ def joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:
 
     One of size 1 stays if it has a stride: it is a slice of one element.
     """
-    found: list[Digit] = []
+    result: list[Digit] = []
     for size, stride in digits:
         if size == 1 and not stride:
             continue
-        if found and 1 not in (size, found[-1][0]) and found[-1][1] == size * stride:
-            found[-1] = (found[-1][0] * size, stride)
+        if result and 1 not in (size, result[-1][0]) and result[-1][1] == size * stride:
+            result[-1] = (result[-1][0] * size, stride)
         else:
-            found.append((size, stride))
-    return tuple(found)
+            result.append((size, stride))
+    return tuple(result)
 
 
 def aligned(views: Sequence[Sequence[Digit]]) -> list[tuple[int, tuple[int, ...]]] | None:
@@ -165,15 +165,15 @@ def aligned(views: Sequence[Sequence[Digit]]) -> list[tuple[int, tuple[int, ...]
     if all(v == first for v in views[1:]):
         return [(n, (s,) * len(views)) for n, s in first]
     rest = [list(v) for v in views]
-    found: list[tuple[int, tuple[int, ...]]] = []
+    result: list[tuple[int, tuple[int, ...]]] = []
     ones: list[list[int]] = [[] for _ in views]
     places: list[int] = []
     while any(rest):
-        for r, own in zip(rest, ones, strict=True):
+        for r, digit in zip(rest, ones, strict=True):
             while r and r[-1][0] == 1:  # slices of one element go together in whatever place they are
-                own.append(r.pop()[1])
-                if len(own) > len(places):
-                    places.append(len(found))
+                digit.append(r.pop()[1])
+                if len(digit) > len(places):
+                    places.append(len(result))
         if not any(rest):
             break
         if not all(rest):
@@ -181,11 +181,11 @@ def aligned(views: Sequence[Sequence[Digit]]) -> list[tuple[int, tuple[int, ...]
         size = math.gcd(*(r[-1][0] for r in rest))
         if size == 1:
             return None
-        found.append((size, tuple(r[-1][1] for r in rest)))
+        result.append((size, tuple(r[-1][1] for r in rest)))
         for r in rest:
             last, stride = r.pop()
             if last > size:
                 r.append((last // size, stride * size))
     for i in reversed(range(len(places))):
-        found.insert(places[i], (1, tuple(own[i] if i < len(own) else 0 for own in ones)))
-    return found[::-1]
+        result.insert(places[i], (1, tuple(digit[i] if i < len(digit) else 0 for digit in ones)))
+    return result[::-1]

@@ -118,8 +118,10 @@ class Look:
     def __str__(self) -> str:
         lines = [one_line(self.model)]
         for label, said in self._rows():
-            found = textwrap.wrap(printable(" ".join(said.split())), _WIDTH - 14, max_lines=_LINES, placeholder=" ...")
-            lines += [f"  {label if i == 0 else '':<11} {line}" for i, line in enumerate(found)]
+            wrapped = textwrap.wrap(
+                printable(" ".join(said.split())), _WIDTH - 14, max_lines=_LINES, placeholder=" ..."
+            )
+            lines += [f"  {label if i == 0 else '':<11} {line}" for i, line in enumerate(wrapped)]
         works = bool(self.trained) and not (self.problem or self.gradient_error)
         lines.append(f"{'this compiles it' if works else 'begin with'}:\n  {self.command}")
         return "\n".join(lines)
@@ -176,6 +178,6 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 def _some(names: Iterable[str], before: str, most: int = 4) -> str:
-    found = list(names)
-    more = f", and {len(found) - most} more" if len(found) > most else ""
-    return f"{before}{', '.join(found[:most])}{more}" if found else ""
+    listed = list(names)
+    more = f", and {len(listed) - most} more" if len(listed) > most else ""
+    return f"{before}{', '.join(listed[:most])}{more}" if listed else ""

@@ -75,10 +75,10 @@ def _corners(under: list[float], over: list[float]) -> tuple[list[int], list[flo
 
 def _runs(indices: list[int]) -> list[tuple[int, int]]:
     """First and last of each run of consecutive numbers."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for i in indices:
-        if found and found[-1][1] == i - 1:
-            found[-1] = (found[-1][0], i)
+        if runs and runs[-1][1] == i - 1:
+            runs[-1] = (runs[-1][0], i)
         else:
-            found.append((i, i))
-    return found
+            runs.append((i, i))
+    return runs

@@ -61,15 +61,15 @@ class _Snapshot:
 
     def persistent_blocks(self) -> tuple[list[dict[str, Any]], int]:
         """Parameters, state and statistics one after the other, and where they end."""
-        at, found = BASE, []
+        at, blocks = BASE, []
         roles = persistent_roles(self.line.block)
         for i, v in enumerate(self.line.block.persistent()):
             size = 0 if v.type.host else aligned(v.nbytes)
             frames = [self.frame(f"%{v.name}: {v.type}", 2 + len(self.line.block.inputs) + i)]
             if size:
-                found.append(_block(at, size, v.nbytes, frames, ROLES[roles[v.name]]))
+                blocks.append(_block(at, size, v.nbytes, frames, ROLES[roles[v.name]]))
             at += size
-        return found, max(at, BASE + ALIGNMENT)
+        return blocks, max(at, BASE + ALIGNMENT)
 
     def step(self, arena: int) -> list[dict[str, Any]]:
         """Allocations and frees in order; gives the blocks that are alive at the end."""

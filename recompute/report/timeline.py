@@ -86,7 +86,7 @@ class Timeline:
     def totals(self) -> dict[str, list[int]]:
         """Role → bytes while each operator runs, persistent roles included."""
         n = len(self.operators)
-        found = {role: [self.persistent.get(role, 0)] * n for role in ROLES}
+        bytes_of = {role: [self.persistent.get(role, 0)] * n for role in ROLES}
         change = {role: [0] * (n + 1) for role in ROLES}
         for a in self.allocations:
             change[a.role][a.start] += a.size
@@ -95,8 +95,8 @@ class Timeline:
             level = 0
             for i in range(n):
                 level += steps[i]
-                found[role][i] += level
-        return found
+                bytes_of[role][i] += level
+        return bytes_of
 
     def live(self, index: int) -> list[Allocation]:
         """The allocations alive while operator `index` runs, the largest first."""
@@ -104,11 +104,11 @@ class Timeline:
 
     def lanes(self) -> dict[str, list[Transfer]]:
         """Channel or link → what it moves, in order."""
-        found: dict[str, list[Transfer]] = {}
+        result: dict[str, list[Transfer]] = {}
         for t in sorted(self.transfers, key=lambda t: t.begin):
             for queue in t.queues:
-                found.setdefault(queue, []).append(t)
-        return found
+                result.setdefault(queue, []).append(t)
+        return result
 
     def starts(self) -> list[float]:
         """Estimated seconds from the beginning of the step to the start of each operator."""
@@ -124,11 +124,11 @@ def columns(levels: Sequence[int], most: int) -> list[tuple[range, int]]:
 
 def running_sum(seconds: Iterable[float]) -> list[float]:
     """For each number, the sum of all before it."""
-    total, found = 0.0, []
+    total, sums = 0.0, []
     for s in seconds:
-        found.append(total)
+        sums.append(total)
         total += s
-    return found
+    return sums
 
 
 def timeline(block: Block, cost: CostModel | None = None, exchange: Exchange | None = None) -> Timeline:
@@ -159,7 +159,7 @@ def _allocations(block: Block) -> list[Allocation]:
     lifetimes = collect_lifetimes(block)
     held = _held(block, lifetimes)
     producers, makers, kept = block.producers(), _makers(block), _read_after_forward(block)
-    found = []
+    allocations = []
     for x in lifetimes:
         address = block.addresses.get(x.name, 0)
         stages = _stages(block, held[x.name], x, producers, makers)
@@ -168,8 +168,8 @@ def _allocations(block: Block) -> list[Allocation]:
             start, end = before[max(born, 0)], before[min(last, len(block.operators) - 1) + 1] - 1
             if end >= start:
                 waits = maker == "activations" and any(v.name in kept for v in values)
-                found.append(Allocation(tuple(values), "kept" if waits else maker, x.size, start, end, address))
-    return found
+                allocations.append(Allocation(tuple(values), "kept" if waits else maker, x.size, start, end, address))
+    return allocations
 
 
 def _held(block: Block, lifetimes: list[Lifetime]) -> dict[str, list[Value]]:
@@ -208,34 +208,34 @@ def _stages(
     block: Block, values: list[Value], x: Lifetime, producers: dict[str, int], makers: dict[str, str]
 ) -> list[tuple[int, str, list[Value]]]:
     """(start, role, values) of the stages of an allocation: an in-place result may change its role."""
-    found = [(x.start, makers.get(values[0].name, "scratch"), [values[0]])]
+    stages = [(x.start, makers.get(values[0].name, "scratch"), [values[0]])]
     for v in values[1:]:
         born = producers.get(v.name, -1)
         view = born >= 0 and block.operators[born].op.moves_data
-        if view or makers[v.name] == found[-1][1] or aligned(v.nbytes) < x.size:
-            found[-1][2].append(v)
+        if view or makers[v.name] == stages[-1][1] or aligned(v.nbytes) < x.size:
+            stages[-1][2].append(v)
         else:
-            found.append((born, makers[v.name], [v]))
-    return found
+            stages.append((born, makers[v.name], [v]))
+    return stages
 
 
 def _makers(block: Block) -> dict[str, str]:
     """Value → role of its bytes by the operator that writes it; values that no operator writes are scratch."""
-    found = {v.name: "inputs" for v in block.inputs}
+    makers = {v.name: "inputs" for v in block.inputs}
     for op in block.operators:
         received = op.op.communicates or (
-            op.op.moves_data and op.views() and found.get(next(v.name for v in op.reads())) == "communication"
+            op.op.moves_data and op.views() and makers.get(next(v.name for v in op.reads())) == "communication"
         )
         for v in op.writes():
             if received:
-                found.setdefault(v.name, "communication")
+                makers.setdefault(v.name, "communication")
             elif op.op.approximates:
-                found.setdefault(v.name, "approximate")
+                makers.setdefault(v.name, "approximate")
             elif op.role in _FORWARD or op.op.copies:
-                found.setdefault(v.name, "activations")
+                makers.setdefault(v.name, "activations")
             else:
-                found.setdefault(v.name, "recomputed" if op.role is Role.RECOMPUTE else "gradients")
-    return found
+                makers.setdefault(v.name, "recomputed" if op.role is Role.RECOMPUTE else "gradients")
+    return makers
 
 
 def _read_after_forward(block: Block) -> set[str]:
@@ -250,7 +250,7 @@ def _read_after_forward(block: Block) -> set[str]:
 
 def persistent_roles(block: Block) -> dict[str, str]:
     """Parameter, buffer, state or constant → its role."""
-    found = {v.name: "statistics" for v in block.persistent()}
-    found.update((v.name, "parameters") for v in block.parameters)
-    found.update((v.name, "optimizer") for v in block.state)
-    return found
+    roles = {v.name: "statistics" for v in block.persistent()}
+    roles.update((v.name, "parameters") for v in block.parameters)
+    roles.update((v.name, "optimizer") for v in block.state)
+    return roles

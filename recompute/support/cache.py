@@ -82,19 +82,19 @@ def is_own(path: Path) -> bool:
         return True
     for one in (path.parent, path):
         with contextlib.suppress(FileNotFoundError):
-            found = one.lstat()
-            why = "it is a link" if stat.S_ISLNK(found.st_mode) else _why_not(found)
+            status = one.lstat()
+            why = "it is a link" if stat.S_ISLNK(status.st_mode) else _why_not(status)
             if why:
                 _note(one, why)
                 return False
     return True
 
 
-def _why_not(found: os.stat_result) -> str:
+def _why_not(status: os.stat_result) -> str:
     """Why others may have written a folder or a file; "" if they cannot have."""
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         return "it belongs to another user"
-    return "others may write to it ('chmod go-w' mends that)" if found.st_mode & 0o022 else ""
+    return "others may write to it ('chmod go-w' mends that)" if status.st_mode & 0o022 else ""
 
 
 def _note(path: Path, why: str) -> None:
@@ -114,10 +114,10 @@ def _contents(folder: int, name: str, most: int) -> bytes | None:
     except OSError:
         return None
     with open(opened, "rb", buffering=0) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or _why_not(found) or found.st_size > most:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or _why_not(status) or status.st_size > most:
             return None
-        if name == _SECRET and (found.st_mode & 0o077 or found.st_size != _DIGEST):
+        if name == _SECRET and (status.st_mode & 0o077 or status.st_size != _DIGEST):
             return None
         return file.readall()
 
@@ -126,8 +126,8 @@ def _put(folder: int, name: str, data: bytes, *, only_new: bool = False) -> None
     """Writes a file of the folder atomically; `only_new`: OSError if it exists."""
     temporary = f".{name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
-        made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
-        with open(made, "wb") as file:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+        with open(descriptor, "wb") as file:
             file.write(data)
         if only_new:
             os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -140,13 +140,13 @@ def _put(folder: int, name: str, data: bytes, *, only_new: bool = False) -> None
 
 def _secret(folder: int) -> bytes:
     """The folder's secret, created if missing.  If several processes create it, all use that of one."""
-    if (known := _contents(folder, _SECRET, _DIGEST)) is not None:
-        return known
+    if (secret := _contents(folder, _SECRET, _DIGEST)) is not None:
+        return secret
     try:
         _put(folder, _SECRET, os.urandom(_DIGEST), only_new=True)
     except FileExistsError:
         if _contents(folder, _SECRET, _DIGEST) is None:  # damaged, or readable by others
             _put(folder, _SECRET, os.urandom(_DIGEST))
-    if (known := _contents(folder, _SECRET, _DIGEST)) is None:
+    if (secret := _contents(folder, _SECRET, _DIGEST)) is None:
         raise OSError("no secret")
-    return known
+    return secret

@@ -32,9 +32,9 @@ _LONGEST_NAME = 255
 
 def cache_folder() -> Path | None:
     """The folder for measurements and compiled kernels, below XDG_CACHE_HOME or ~/.cache.  None without a home."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(given):
-        return Path(given) / "onnx-recompute"
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(folder):
+        return Path(folder) / "onnx-recompute"
     try:
         return Path.home() / ".cache" / "onnx-recompute"
     except RuntimeError:
@@ -250,14 +250,14 @@ def afterwards(action: Callable[[], None]) -> None:
 
 def make_folder(path: Path) -> None:
     """Creates a folder and missing parents; inside `together` they are removed if it fails."""
-    made: list[Path] = []
+    folders: list[Path] = []
     waiting = _waiting.get()
     if waiting is not None:
-        waiting.append((lambda: None, lambda: _remove_empty(made)))
+        waiting.append((lambda: None, lambda: _remove_empty(folders)))
     for folder in (*reversed(path.parents), path):
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
-            made.append(folder)
+            folders.append(folder)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 

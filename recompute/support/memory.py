@@ -51,10 +51,10 @@ def is_stored(array: object) -> bool:
 def resident_bytes(what: str = "VmRSS") -> int:
     """The resident set of this process (`VmHWM`: its highest since `ResidentGrowth` began); 0 where it is unknown."""
     try:
-        found = re.search(rf"^{what}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        match = re.search(rf"^{what}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     except OSError:
         return 0
-    return int(found[1]) << 10 if found else 0
+    return int(match[1]) << 10 if match else 0
 
 
 def bytes_beside_steps() -> int:

@@ -17,8 +17,8 @@ class Patterns:
 
     def __init__(self, patterns: str | Sequence[str], what: str = "patterns") -> None:
         wanted = "a name or glob, or a list of such"
-        given = [patterns] if isinstance(patterns, str) else expect(what, patterns, Iterable, wanted)
-        self._all = [expect(what, p, str, wanted) for p in given]
+        listed = [patterns] if isinstance(patterns, str) else expect(what, patterns, Iterable, wanted)
+        self._all = [expect(what, p, str, wanted) for p in listed]
         self._names = set(self._all)
         self._globs = [p for p in self._names if not _GLOB.isdisjoint(p)]
 

@@ -23,15 +23,15 @@ class Recent(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """The value, which is now the one that was used last; None without one."""
-        found = self._values.pop(key, None)
-        if found is not None:
-            self._values[key] = found
-        return found
+        value = self._values.pop(key, None)
+        if value is not None:
+            self._values[key] = value
+        return value
 
     def put(self, key: K, value: V) -> list[V]:
         """Keeps a value; returns those that are dropped for it."""
         dropped = [self._values.pop(key)] if key in self._values else []
-        sizes = {other: self._nbytes(found) for other, found in self._values.items()}
+        sizes = {other: self._nbytes(entry) for other, entry in self._values.items()}
         total = sum(sizes.values()) + self._nbytes(value)
         for other, nbytes in sizes.items():
             if total > self.limit:

@@ -55,8 +55,8 @@ def input_names(
     if len(args) > len(named):
         return None
     last = ["target"] if len(targets) == 1 else [f"target_{i}" for i in range(len(targets))]
-    found = [*named[: len(args)], *kwargs, *last]
-    return found if len(set(found)) == len(found) else None
+    ordered = [*named[: len(args)], *kwargs, *last]
+    return ordered if len(set(ordered)) == len(ordered) else None
 
 
 def with_loss(module: Module, loss: Callable[..., Any], count: int, names: list[str]) -> Any:
@@ -70,8 +70,8 @@ def with_loss(module: Module, loss: Callable[..., Any], count: int, names: list[
             self.training = module.training
 
         def forward(self, *values: Any) -> Any:
-            given, targets = values[: count + len(names)], values[count + len(names) :]
-            output = getattr(self, INNER)(*given[:count], **dict(zip(names, given[count:], strict=True)))
+            inputs, targets = values[: count + len(names)], values[count + len(names) :]
+            output = getattr(self, INNER)(*inputs[:count], **dict(zip(names, inputs[count:], strict=True)))
             return {"loss": loss(output, *targets), "output": output}
 
     return WithLoss()

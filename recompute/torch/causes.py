@@ -31,31 +31,33 @@ UNREAD: dict[str, dict[str, Any]] = {
 
 def dropped_arguments(program: ExportedProgram) -> list[str]:
     """Sentences about arguments of an exported program that PyTorch's ONNX exporter drops."""
-    found: dict[str, None] = {}
+    dropped: dict[str, None] = {}
     for node in program.graph.nodes:
         if "scaled_dot_product_attention" in str(node.target) and len(node.args) > 3 and node.args[3] is not None:
-            found["of a row whose keys are all masked PyTorch's attention makes 0, ONNX's NaN: leave one key"] = None
+            dropped["of a row whose keys are all masked PyTorch's attention makes 0, ONNX's NaN: leave one key"] = None
         unread = UNREAD.get(str(node.target).rpartition(".")[0]) if node.op == "call_function" else None
         if not unread:
             continue
         names = [a.name for a in node.target._schema.arguments]
-        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
         for name, none in unread.items():
-            if name in given and given[name] != none:
-                found[f"PyTorch's ONNX exporter drops the argument {name} of {node.target}"] = None
-    return list(found)
+            if name in arguments and arguments[name] != none:
+                dropped[f"PyTorch's ONNX exporter drops the argument {name} of {node.target}"] = None
+    return list(dropped)
 
 
 def hooks(module: Module) -> list[str]:
     """Sentences about hooks that no export contains."""
-    found = []
+    listed_hooks = []
     for name, p in module.named_parameters():
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
-            found.append(f"a hook on the gradient of '{name}' is not part of the program")
+            listed_hooks.append(f"a hook on the gradient of '{name}' is not part of the program")
     for name, m in module.named_modules():
         if m._backward_hooks or m._backward_pre_hooks:
-            found.append(f"a backward hook of the module '{name or type(module).__name__}' is not part of the program")
-    return found
+            listed_hooks.append(
+                f"a backward hook of the module '{name or type(module).__name__}' is not part of the program"
+            )
+    return listed_hooks
 
 
 def refuse(module: Module, inputs: Iterable[Any] = ()) -> None:

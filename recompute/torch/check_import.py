@@ -57,7 +57,7 @@ def differences(program: Program, wanted: Wanted, loss: str) -> list[str]:
 
 def told(program: Program, made: Mapping[tuple[str, str], np.ndarray | None], wanted: Wanted) -> list[str]:
     """`differences` of what a program gave already (`run_once`)."""
-    found = []
+    lines = []
     for kind, there in (("output", wanted.outputs), ("gradient of", wanted.gradients), ("buffer", wanted.buffers)):
         largest = max((_largest(a) for a in there.values() if a is not None), default=0.0)
         for name, theirs in there.items():
@@ -68,13 +68,13 @@ def told(program: Program, made: Mapping[tuple[str, str], np.ndarray | None], wa
                     continue
                 limit += min(10 * distance(theirs, exact, largest)[0], _MOST_SLACK)
             if said := _difference(ours, theirs, limit, largest):
-                found.append(f"{kind} '{name}' {said}")
-    return listed(found)
+                lines.append(f"{kind} '{name}' {said}")
+    return listed(lines)
 
 
-def listed(found: Sequence[str]) -> list[str]:
+def listed(lines: Sequence[str]) -> list[str]:
     """The first sentences, and how many more there are."""
-    return [*found[:_MOST], f"and {len(found) - _MOST} more"] if len(found) > _MOST else list(found)
+    return [*lines[:_MOST], f"and {len(lines) - _MOST} more"] if len(lines) > _MOST else list(lines)
 
 
 class Made(Mapping[tuple[str, str], "np.ndarray | None"]):
@@ -104,10 +104,10 @@ def run_once(program: Program, wanted: Wanted, loss: str) -> Mapping[tuple[str, 
     copy = beside(program)
     outputs = {n: str(program.aliases.get(n, n)) for n in wanted.outputs if n in program}
     copy.fetched = tuple(outputs.values())
-    own = {n: str(program.aliases.get(n, n)) for n in wanted.gradients}
+    aliases = {n: str(program.aliases.get(n, n)) for n in wanted.gradients}
     buffers = {n: str(program.aliases.get(n, n)) for n in wanted.buffers}
     present = {v.name for v in copy.block.parameters}
-    trained = list(dict.fromkeys(n for n in own.values() if n in present))
+    trained = list(dict.fromkeys(n for n in aliases.values() if n in present))
     grads: dict[str, str] = {}
     _also(copy, outputs.values())
     if trained:
@@ -121,7 +121,7 @@ def run_once(program: Program, wanted: Wanted, loss: str) -> Mapping[tuple[str, 
     with np.errstate(all="ignore"):
         executor.run(copy, dict(wanted.feed))
     names: dict[tuple[str, str], str | None] = {("output", n): v for n, v in outputs.items()}
-    names |= {("gradient of", n): grads.get(p) for n, p in own.items()}
+    names |= {("gradient of", n): grads.get(p) for n, p in aliases.items()}
     names |= {("buffer", n): v if v in copy.data else None for n, v in buffers.items()}
     return Made(executor.session(copy), names)
 
@@ -134,9 +134,9 @@ def _also(program: Program, outputs: Iterable[str]) -> None:
 
 def beside(program: Program) -> Program:
     """A program with the same arrays, to which others may be added."""
-    made = Program(program.block, dict(program.data), source=program.source)
-    made.take_origin(program)
-    return made
+    other = Program(program.block, dict(program.data), source=program.source)
+    other.take_origin(program)
+    return other
 
 
 def _writable(array: np.ndarray) -> np.ndarray:
@@ -173,11 +173,11 @@ def _difference(ours: np.ndarray | None, theirs: np.ndarray | None, limit: float
 
 def _largest(array: np.ndarray) -> float:
     """The largest finite magnitude."""
-    flat, found = np.asarray(array).reshape(-1), 0.0
+    flat, largest = np.asarray(array).reshape(-1), 0.0
     for start in range(0, flat.size, _PART):
         part = np.abs(np.asarray(flat[start : start + _PART], np.float64))
-        found = max(found, float(np.max(part, initial=0.0, where=np.isfinite(part))))
-    return found
+        largest = max(largest, float(np.max(part, initial=0.0, where=np.isfinite(part))))
+    return largest
 
 
 def distance(ours: np.ndarray, theirs: np.ndarray, largest: float = 0.0) -> tuple[float, tuple[int, ...]]:
@@ -192,10 +192,10 @@ def distance(ours: np.ndarray, theirs: np.ndarray, largest: float = 0.0) -> tupl
     apart, at = 0.0, 0
     for start in range(0, ours.size, _PART):  # in float64 the whole would take eight times its memory
         a, b = (np.asarray(x.reshape(-1)[start : start + _PART], np.float64) for x in (ours, theirs))
-        found = _apart(a, b, scale)
-        worst = int(np.argmax(found))
-        if not found[worst] <= apart:
-            apart, at = float(found[worst]), start + worst
+        error = _apart(a, b, scale)
+        worst = int(np.argmax(error))
+        if not error[worst] <= apart:
+            apart, at = float(error[worst]), start + worst
     return apart, tuple(int(i) for i in np.unravel_index(at, ours.shape))
 
 
@@ -237,8 +237,8 @@ def check_import(
             raise UsageError("loss: name the scalar whose gradients the reference has")
         loss = scalars[0]
     wanted = _wanted(program, {n: arrays.pop(n) for n in inputs}, arrays)
-    if found := differences(program, wanted, loss):
-        raise ModelError("the program differs from its reference:\n  " + "\n  ".join(found))
+    if lines := differences(program, wanted, loss):
+        raise ModelError("the program differs from its reference:\n  " + "\n  ".join(lines))
     return program
 
 

@@ -60,7 +60,7 @@ def compare_with_module(program: Program, module: Module, call: Call, all_traine
     if theirs.loss == _PROBE:
         probe = _with_probe(program, theirs)
     there = {v.name for v in program.block.parameters}
-    own = {n: g for n, g in theirs.gradients.items() if all_trained or program.aliases.get(n, n) in there}
+    gradients = {n: g for n, g in theirs.gradients.items() if all_trained or program.aliases.get(n, n) in there}
     feed = {v.name: _fed(x, v.dtype) for v, x in zip(program.inputs, call.tensors(), strict=True)}
     outputs = {v.name: a for v, a in zip(program.outputs, theirs.outputs, strict=False)}
     if len(program.outputs) != len(theirs.outputs):
@@ -68,16 +68,16 @@ def compare_with_module(program: Program, module: Module, call: Call, all_traine
     loss = _PROBE if probe is not program else program.outputs[0].name
     kept = {n: b for n, b in theirs.buffers.items() if program.aliases.get(n, n) in program.data}
     kept |= {n: b for n, b in theirs.buffers.items() if not np.array_equal(b, before[n], equal_nan=b.dtype.kind == "f")}
-    wanted = Wanted(feed, outputs, own, kept)
-    made = run_once(probe, wanted, loss)
-    found = told(probe, made, wanted)
-    double = in_float64(module, call) if found and not hooks(module) else None  # copies have no hooks
+    wanted = Wanted(feed, outputs, gradients, kept)
+    outcome = run_once(probe, wanted, loss)
+    lines = told(probe, outcome, wanted)
+    double = in_float64(module, call) if lines and not hooks(module) else None  # copies have no hooks
     if double is not None:
         wanted = replace(wanted, exact=_exact(*double, outputs))
-        found = told(probe, made, wanted)
-    causes = _causes(theirs) if found else []
-    near = bool(found and double) and not told(probe, made, replace(wanted, rounding=_KINK))
-    return Result(found, causes, rounding=near)
+        lines = told(probe, outcome, wanted)
+    causes = _causes(theirs) if lines else []
+    near = bool(lines and double) and not told(probe, outcome, replace(wanted, rounding=_KINK))
+    return Result(lines, causes, rounding=near)
 
 
 class _Draws(Exception):
@@ -125,9 +125,9 @@ def _module_step(module: Module, call: Call) -> _Step:
 
 def _causes(theirs: _Step) -> list[str]:
     """What of a module's own step may be why a program's differs."""
-    found = [f"the gradient that {n} defines by hand" for n in theirs.functions]
+    causes = [f"the gradient that {n} defines by hand" for n in theirs.functions]
     infinite = (n for n, g in theirs.gradients.items() if g is not None and not np.isfinite(g).all())
-    return [*found, *(f"the module's own gradient of '{n}' is not finite" for n in list(infinite)[:1])]
+    return [*causes, *(f"the module's own gradient of '{n}' is not finite" for n in list(infinite)[:1])]
 
 
 def in_float64(module: Module, call: Call) -> tuple[Any, Call] | None:
@@ -148,12 +148,12 @@ def _exact(module: Module, double: Call, outputs: Mapping[str, np.ndarray]) -> d
     """What a module gives in float64; {} where it computes in another type only."""
     try:
         with _restored(module), _without_dropout():
-            made = _module_step(module, double)
+            outcome = _module_step(module, double)
     except Exception:
         return {}
-    found = {("output", n): a for n, a in zip(outputs, made.outputs, strict=False)}
-    found |= {("gradient of", n): g for n, g in made.gradients.items() if g is not None}
-    return found | {("buffer", n): b for n, b in made.buffers.items()}
+    arrays = {("output", n): a for n, a in zip(outputs, outcome.outputs, strict=False)}
+    arrays |= {("gradient of", n): g for n, g in outcome.gradients.items() if g is not None}
+    return arrays | {("buffer", n): b for n, b in outcome.buffers.items()}
 
 
 def _with_inputs(call: Call, change: Callable[[Any], Any]) -> Call:

@@ -38,8 +38,8 @@ def functions() -> dict[Any, Callable[..., Any]]:
     """Functions that cannot be traced as PyTorch has them."""
     import torch
 
-    found = {torch.cov: _covariance, torch.corrcoef: _correlation, torch.combinations: _combinations}
-    return {**found, torch.Tensor.cov: _covariance, torch.Tensor.corrcoef: _correlation}
+    table = {torch.cov: _covariance, torch.corrcoef: _correlation, torch.combinations: _combinations}
+    return {**table, torch.Tensor.cov: _covariance, torch.Tensor.corrcoef: _correlation}
 
 
 def _in_float32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -84,8 +84,8 @@ def _hypot(x: Tensor, y: Tensor) -> Tensor:
 
     most = torch.maximum(x.abs(), y.abs()).detach()
     most = torch.where((most > 0) & (most < math.inf), most, 1)
-    found = most * ((x / most) ** 2 + (y / most) ** 2).sqrt()
-    return torch.where(x.isinf(), x.abs(), torch.where(y.isinf(), y.abs(), found))
+    root = most * ((x / most) ** 2 + (y / most) ** 2).sqrt()
+    return torch.where(x.isinf(), x.abs(), torch.where(y.isinf(), y.abs(), root))
 
 
 def _with_slope(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
@@ -132,8 +132,8 @@ def _lgamma(x: Tensor) -> Tensor:
     down = slope - math.pi * angle.cos() / angle.sin()
     value, slope = torch.where(low, mirrored, value), torch.where(low, down, slope)
     pole = (here <= 0) & (here == here.round())
-    found = _with_slope(torch.where(pole, math.inf, value), x, torch.where(pole, -math.inf, slope))
-    return torch.where(here.isinf(), x.abs(), found)
+    result = _with_slope(torch.where(pole, math.inf, value), x, torch.where(pole, -math.inf, slope))
+    return torch.where(here.isinf(), x.abs(), result)
 
 
 def _stirling(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,16 +202,16 @@ def _covariance(
     total = weights.sum()
     centred = rows - (rows * weights).sum(1, keepdim=True) / total
     lost = correction if aweights is None else correction * (weights * aweights).sum() / total
-    found = (centred * weights) @ centred.T / (total - lost).clamp(min=0)
-    return found.squeeze() if input.ndim < 2 else found
+    matrix = (centred * weights) @ centred.T / (total - lost).clamp(min=0)
+    return matrix.squeeze() if input.ndim < 2 else matrix
 
 
 def _correlation(input: Tensor) -> Tensor:
-    found = _covariance(input)
-    if found.ndim == 0:
-        return found / found
-    deviations = found.diagonal().sqrt()
-    return (found / deviations.unsqueeze(1) / deviations).clamp(-1, 1)
+    matrix = _covariance(input)
+    if matrix.ndim == 0:
+        return matrix / matrix
+    deviations = matrix.diagonal().sqrt()
+    return (matrix / deviations.unsqueeze(1) / deviations).clamp(-1, 1)
 
 
 def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:

@@ -83,13 +83,13 @@ def exported(call: Call, exporter: str) -> Iterator[Exported]:
                 break
             try:
                 with _quiet(), _attention(plain):
-                    found = export(one)
+                    model = export(one)
             except Exception as e:
                 error = error or e
                 continue
             _tell(failed)
             error = None
-            yield found
+            yield model
         if error is None:
             return
         failed.append(f"{name}: {type(error).__name__}: {_reason(str(error))}")
@@ -131,12 +131,12 @@ def _by_dynamo(call: Call) -> Exported:
         call = replace(call, module=with_buffers(call.module, buffers))
         program = _program(call)
     outputs = _output_names(program, bool(buffers))
-    found = torch.onnx.export(
+    onnx_program = torch.onnx.export(
         program, dynamo=True, optimize=False, verbose=False, input_names=call.inputs, output_names=outputs
     )
-    if found is None:
+    if onnx_program is None:
         raise RuntimeError("torch.onnx.export gave nothing")
-    proto, contents = _without_contents(found, call.share)
+    proto, contents = _without_contents(onnx_program, call.share)
     rename(proto, _captured(program, call.module))
     if buffers:
         without_prefix(proto, f"{INNER}.")
@@ -148,7 +148,7 @@ def _without_contents(program: ONNXProgram, share: bool) -> tuple[onnx.ModelProt
     """The model that refers to copies of the module's large tensors, and these; `share`: to the tensors themselves."""
     import onnx_ir
 
-    found = []
+    left = []
     for value in program.model.graph.initializers.values():
         tensor = value.const_value
         if not hasattr(tensor, "raw") or not (share or tensor.nbytes >= LARGE_BYTES):
@@ -156,11 +156,11 @@ def _without_contents(program: ONNXProgram, share: bool) -> tuple[onnx.ModelProt
         array = elements(tensor.raw)
         if array is None or array.nbytes != tensor.nbytes:
             continue
-        found.append(Contents(array if share else array.copy()))
+        left.append(Contents(array if share else array.copy()))
         value.const_value = onnx_ir.ExternalTensor(
-            found[-1].location, 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=tensor.name, base_dir=""
+            left[-1].location, 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=tensor.name, base_dir=""
         )
-    return onnx_ir.serde.serialize_model(program.model), found
+    return onnx_ir.serde.serialize_model(program.model), left
 
 
 def _program(call: Call) -> Any:
@@ -209,10 +209,10 @@ def _keep_buffers(proto: onnx.ModelProto, tensors: Mapping[str, Any], buffers: l
 def _captured(program: ExportedProgram, module: Module) -> dict[str, str]:
     """Constants of an exported program that are the module's own tensors, with their names there: frameworks on top of
     PyTorch (Keras) pass them around."""
-    own = {t.data_ptr(): n for n, t in tensors_of(module).items() if t.numel()}
+    pointers = {t.data_ptr(): n for n, t in tensors_of(module).items() if t.numel()}
     constants = {n: t for n, t in program.constants.items() if hasattr(t, "data_ptr")}
-    found = {n: own[t.data_ptr()] for n, t in constants.items() if t.data_ptr() in own}
-    return {**found, **{n.rpartition(".")[2]: name for n, name in found.items()}}  # files have the last part only
+    captured = {n: pointers[t.data_ptr()] for n, t in constants.items() if t.data_ptr() in pointers}
+    return {**captured, **{n.rpartition(".")[2]: name for n, name in captured.items()}}  # files have the last part only
 
 
 def _detach_no_grad(graph_module: Any) -> None:

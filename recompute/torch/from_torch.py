@@ -88,14 +88,14 @@ def _share(program: Program, module: Module) -> None:
     """Makes the module's tensors the program's arrays; warns of those that cannot be."""
     apart = []
     for name, tensor in tensors_of(module).items():
-        own = program.aliases.get(name, name)
-        if own not in program.data:
+        alias = program.aliases.get(name, name)
+        if alias not in program.data:
             continue
-        array, there = elements(tensor), program.data[own]
+        array, there = elements(tensor), program.data[alias]
         if array is None or (array.shape, array.dtype) != (there.shape, there.dtype):
             apart.append(name)
         else:
-            program.data[own] = array
+            program.data[alias] = array
     if apart:
         text = (
             f"share=True: the program has copies of {', '.join(listed(apart))}, which write_back copies to the module"
@@ -120,11 +120,11 @@ def _first(
 ) -> tuple[Program, Exported]:
     """The first of the exported models that can be loaded, as a program."""
     error: ModelError | None = None
-    for found in exported(call, exporter):
+    for candidate in exported(call, exporter):
         if call.module is not module:
-            without_prefix(found.proto, f"{INNER}.")
+            without_prefix(candidate.proto, f"{INNER}.")
         try:
-            return _loaded(found.proto, module, call, trainable, options), found
+            return _loaded(candidate.proto, module, call, trainable, options), candidate
         except ModelError as e:  # of any batch there may be shapes that are computed from data
             error = error or e
     assert error is not None

@@ -70,13 +70,13 @@ def _applied(cls: Any, args: tuple[Any, ...]) -> Any:
         return result
     cotangents = {i: _node("Cotangent", (values[i].detach(),), [values[i]])[0] for i in places}
     backward = cls.vjp if cls.vjp is not torch.autograd.Function.vjp else cls.backward
-    found = backward(ctx, *(cotangents.get(i) for i in range(len(values))))
-    grads = list(found) if isinstance(found, (tuple, list)) else [found]
+    gradients = backward(ctx, *(cotangents.get(i) for i in range(len(values))))
+    grads = list(gradients) if isinstance(gradients, (tuple, list)) else [gradients]
     pairs = [(a, g) for a, g in zip(args, grads, strict=False) if g is not None and isinstance(a, torch.Tensor)]
-    given = [values[i].detach() for i in places]
-    flat = (*given, *cotangents.values(), *(t for pair in pairs for t in pair))
-    made = dict(zip(places, _node("CustomGradient", flat, given), strict=True))
-    values = [made.get(i, v.detach() if isinstance(v, torch.Tensor) else v) for i, v in enumerate(values)]
+    inputs = [values[i].detach() for i in places]
+    flat = (*inputs, *cotangents.values(), *(t for pair in pairs for t in pair))
+    results = dict(zip(places, _node("CustomGradient", flat, inputs), strict=True))
+    values = [results.get(i, v.detach() if isinstance(v, torch.Tensor) else v) for i, v in enumerate(values)]
     return type(result)(values) if isinstance(result, (tuple, list)) else values[0]
 
 
@@ -90,11 +90,11 @@ def _node(op_type: str, inputs: tuple[Any, ...], like: list[Any]) -> list[Any]:
     """A node of the exported model, with one output for each of `like`."""
     import torch
 
-    found = torch.onnx.ops.symbolic_multi_out(
+    outputs = torch.onnx.ops.symbolic_multi_out(
         f"recompute::{op_type}",
         inputs,
         dtypes=tuple(v.dtype for v in like),
         shapes=tuple(v.shape for v in like),
         version=1,
     )
-    return list(found)
+    return list(outputs)

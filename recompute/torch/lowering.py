@@ -99,8 +99,8 @@ def _cross_entropy(
         return _reduced(each, reduction, each.numel() if x.ndim > 1 else 1)
     counted = target != ignore_index
     index = torch.where(counted, target, 0).unsqueeze(axis)
-    own = -scaled.gather(axis, index).squeeze(axis)
-    each = (1 - label_smoothing) * own - label_smoothing / classes * scaled.sum(axis)
+    chosen = -scaled.gather(axis, index).squeeze(axis)
+    each = (1 - label_smoothing) * chosen - label_smoothing / classes * scaled.sum(axis)
     each = torch.where(counted, each, 0.0)
     total = counted.to(x.dtype)
     if weight is not None:
@@ -282,8 +282,8 @@ def _kth(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tenso
 
     if x.ndim == 0:
         return x * 1, torch.zeros((), dtype=torch.int64)
-    found = (t.narrow(dim, k - 1, 1) for t in torch.ops.aten.sort.default(x, dim, False))
-    return tuple(t if keepdim else t.squeeze(dim) for t in found)
+    values = (t.narrow(dim, k - 1, 1) for t in torch.ops.aten.sort.default(x, dim, False))
+    return tuple(t if keepdim else t.squeeze(dim) for t in values)
 
 
 def _median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, ...]:
@@ -296,8 +296,8 @@ def _median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, ...]:
     if x.is_floating_point():
         missing = x.isnan()
         at = torch.where(missing.any(dim, True), missing.int().argmax(dim, True), at)
-    found = (x.gather(dim, at), at)
-    return found if keepdim else tuple(t.squeeze(dim) for t in found)
+    values = (x.gather(dim, at), at)
+    return values if keepdim else tuple(t.squeeze(dim) for t in values)
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:

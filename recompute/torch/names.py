@@ -73,9 +73,9 @@ def _name_dimensions(proto: onnx.ModelProto) -> None:
 def initializers(module: Module, proto: onnx.ModelProto) -> dict[str, str]:
     """The module's name of each parameter and buffer → the initializer's; tied ones have one initializer."""
     there = {t.name for t in proto.graph.initializer}
-    own: dict[int, str] = {}
+    by_id: dict[int, str] = {}
     tensors = tensors_of(module)
     for name, tensor in tensors.items():
         if name in there:
-            own.setdefault(id(tensor), name)
-    return {name: own[id(tensor)] for name, tensor in tensors.items() if id(tensor) in own}
+            by_id.setdefault(id(tensor), name)
+    return {name: by_id[id(tensor)] for name, tensor in tensors.items() if id(tensor) in by_id}

@@ -28,9 +28,9 @@ def write_back(program: Program, module: Module) -> int:
     tensors = tensors_of(module)
     arrays = {}
     for name, tensor in tensors.items():
-        own = str(program.aliases.get(name, name))
-        if own in program.data:
-            arrays[name] = np.asarray(program.data[own])
+        alias = str(program.aliases.get(name, name))
+        if alias in program.data:
+            arrays[name] = np.asarray(program.data[alias])
             if tuple(arrays[name].shape) != tuple(tensor.shape):
                 raise UsageError(
                     f"'{name}' has shape {list(tensor.shape)} in the module, {list(arrays[name].shape)} in the "

@@ -106,9 +106,9 @@ def _items(source: Iterator[T], thread: _Ahead[T]) -> Iterator[T]:
             item = next(source)
         except StopIteration:
             return
-        made = time.perf_counter()
+        start = time.perf_counter()
         yield item
-        making, between = making + made - begin, between + time.perf_counter() - made
+        making, between = making + start - begin, between + time.perf_counter() - start
     if making < _QUICK * between:
         yield from source
     else:

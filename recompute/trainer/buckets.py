@@ -31,10 +31,10 @@ class Buckets:
     UsageError for names that are no open dimensions, and for what is not combined.
     """
 
-    def __init__(self, programs: Programs, given: Mapping[str, Any], padding: Mapping[str, Any] | None) -> None:
-        expect("buckets", given, Mapping, "sizes by dimension, such as {'sequence': (64, 128)}")
+    def __init__(self, programs: Programs, dims: Mapping[str, Any], padding: Mapping[str, Any] | None) -> None:
+        expect("buckets", dims, Mapping, "sizes by dimension, such as {'sequence': (64, 128)}")
         self.padding = dict(expect("padding", padding or {}, Mapping, "paddings by input"))
-        self.sizes = {name: _sizes(name, sizes) for name, sizes in given.items()}
+        self.sizes = {name: _sizes(name, sizes) for name, sizes in dims.items()}
         self.programs = programs
         if programs.ranks.mesh is not None:
             raise UsageError("buckets are not combined with a mesh yet: leave one of them out")
@@ -52,47 +52,47 @@ class Buckets:
         """The inputs of the forward pass at some sizes."""
         at = self.programs.at(self.programs.batch, dims)
         if at.dims not in self._inputs:
-            made = self.programs.program if at == self.programs.own else self.programs.forward(at)
-            self._inputs[at.dims] = made.forward_block.inputs
+            program = self.programs.program if at == self.programs.own else self.programs.forward(at)
+            self._inputs[at.dims] = program.forward_block.inputs
         return self._inputs[at.dims]
 
     def axes(self) -> dict[str, frozenset[int]]:
         """Input → the axes of a sample that buckets change: those that other sizes make other."""
-        own = dict(self.programs.own.dims)
-        found: dict[str, set[int]] = {}
+        dims = dict(self.programs.own.dims)
+        by_name: dict[str, set[int]] = {}
         for name, sizes in self.sizes.items():
-            other = next((s for s in sizes if s != own[name]), 2 * own[name])
+            other = next((s for s in sizes if s != dims[name]), 2 * dims[name])
             try:
                 changed = self.inputs({name: other})
             except RecomputeError as e:
                 raise UsageError(f"the model cannot be made for {name}={other}: {e}") from None
             for v, w in zip(self.inputs({}), changed, strict=True):
-                found.setdefault(v.name, set()).update(i - 1 for i in range(v.ndim) if v.shape[i] != w.shape[i])
-        return {name: frozenset(axes) for name, axes in found.items() if axes}
+                by_name.setdefault(v.name, set()).update(i - 1 for i in range(v.ndim) if v.shape[i] != w.shape[i])
+        return {name: frozenset(axes) for name, axes in by_name.items() if axes}
 
     def labels(self, inputs: Sequence[Value]) -> frozenset[str]:
         """The inputs that a loss compares with: by their limits and usual names, and those that the model lacks."""
         program = self.programs.program
-        own = {v.name for v in inputs}
-        model = own if program.imported is None else {v.name for v in program.imported.inputs}
+        names = {v.name for v in inputs}
+        model = names if program.imported is None else {v.name for v in program.imported.inputs}
         classes = {n for n, limit in limits_of(program.forward_block).items() if limit.lowest >= 0}
-        usual = {n for n in own if n.rstrip("_0123456789").lower() in LABELS}
-        return frozenset(own - model | own & classes | usual)
+        usual = {n for n in names if n.rstrip("_0123456789").lower() in LABELS}
+        return frozenset(names - model | names & classes | usual)
 
     def paddings(self, inputs: Sequence[Value], found: Dataset) -> tuple[dict[str, Padding], dict[str, str]]:
         """How inputs are padded, and the columns of those that are masks of others."""
         block = self.programs.program.forward_block
         own = {v.name for v in inputs}
         axes = {name: axes for name, axes in self.axes().items() if name in own}
-        given = {name: how for name, how in self.padding.items() if name in axes or name not in self.axes()}
+        rules = {name: how for name, how in self.padding.items() if name in axes or name not in self.axes()}
         names = masks(found, inputs, self.padding)
-        given |= {name: MaskOf(column) for name, column in names.items() if name not in given}
+        rules |= {name: MaskOf(column) for name, column in names.items() if name not in rules}
         limits = limits_of(block)
-        return paddings(inputs, axes, limits, self.labels(inputs), given), names
+        return paddings(inputs, axes, limits, self.labels(inputs), rules), names
 
 
 def assigned(
-    found: Dataset,
+    data: Dataset,
     buckets: Mapping[str, Sequence[int]],
     places: Mapping[str, Sequence[tuple[str, int]]],
     columns: Mapping[str, str],
@@ -104,14 +104,14 @@ def assigned(
     """
     chosen = []
     for name, sizes in buckets.items():
-        lengths = np.zeros(len(found), np.int64)
+        lengths = np.zeros(len(data), np.int64)
         for where, axis in places[name]:
             if where in columns:
-                lengths = np.maximum(lengths, found.shapes(columns[where])[:, axis - 1])
+                lengths = np.maximum(lengths, data.shapes(columns[where])[:, axis - 1])
         if (lengths > sizes[-1]).any():
             sample = int(np.argmax(lengths > sizes[-1]))
             raise UsageError(
-                f"sample {sample} of {found.name} (counted from 0) has {name} {lengths[sample]}, more than the "
+                f"sample {sample} of {data.name} (counted from 0) has {name} {lengths[sample]}, more than the "
                 f"largest bucket, {sizes[-1]}: give a larger one, or cut such samples (rc.data.mapped)"
             )
         chosen.append(np.searchsorted(sizes, lengths))
@@ -135,25 +135,25 @@ def steps_of_epoch(
     return sum(-(-len(part) // batch) for part in parts.values())
 
 
-def single_columns(found: Dataset, inputs: Sequence[Value], padding: Mapping[str, Any]) -> dict[str, str]:
+def single_columns(data: Dataset, inputs: Sequence[Value], padding: Mapping[str, Any]) -> dict[str, str]:
     """The column of each input that has one."""
-    columns = columns_of(found, inputs, masks(found, inputs, padding))
+    columns = columns_of(data, inputs, masks(data, inputs, padding))
     return {name: parts[0] for name, parts in columns.items() if len(parts) == 1}
 
 
-def masks(found: Dataset, inputs: Sequence[Value], padding: Mapping[str, Any]) -> dict[str, str]:
+def masks(data: Dataset, inputs: Sequence[Value], padding: Mapping[str, Any]) -> dict[str, str]:
     """The columns of inputs that say where these have values: as asked, or an attention_mask that the data lack."""
     names = {name: how.column for name, how in padding.items() if isinstance(how, MaskOf)}
-    missing = _MASK in (v.name for v in inputs) and _MASK not in found.columns and _MASK not in padding
-    return {**names, _MASK: _MASKED} if missing and _MASKED in found.columns else names
+    missing = _MASK in (v.name for v in inputs) and _MASK not in data.columns and _MASK not in padding
+    return {**names, _MASK: _MASKED} if missing and _MASKED in data.columns else names
 
 
-def _sizes(name: str, given: Any) -> tuple[int, ...]:
+def _sizes(name: str, values: Any) -> tuple[int, ...]:
     """Sizes in ascending order.  UsageError for what are none."""
     whole = (int, np.integer)
-    sizes = [given] if isinstance(given, whole) else list(expect("buckets", given, Sequence, "sizes by dimension"))
+    sizes = [values] if isinstance(values, whole) else list(expect("buckets", values, Sequence, "sizes by dimension"))
     if not sizes or not all(isinstance(s, whole) and not isinstance(s, bool) and s > 0 for s in sizes):
-        raise UsageError(f"buckets: '{name}' needs whole numbers of at least 1, not {given!r}")
+        raise UsageError(f"buckets: '{name}' needs whole numbers of at least 1, not {values!r}")
     return tuple(sorted({int(s) for s in sizes}))
 
 
@@ -195,31 +195,31 @@ class BucketFeeding(Feeding):
     def __init__(
         self, source: Any, buckets: Buckets, inputs: Sequence[Value], seed: int, shuffle: bool, also: Sequence[str] = ()
     ) -> None:
-        found = dataset(source)
-        if isinstance(found, Stream):
+        data = dataset(source)
+        if isinstance(data, Stream):
             raise UsageError(
-                f"buckets need samples that can be taken in any order, and {found.name} gives batches in its own: give "
+                f"buckets need samples that can be taken in any order, and {data.name} gives batches in its own: give "
                 "the dataset"
             )
-        self.found, self.buckets, self._shuffle, self._seed, self.name = found, buckets, shuffle, seed, found.name
+        self.found, self.buckets, self._shuffle, self._seed, self.name = data, buckets, shuffle, seed, data.name
         self.batch, self.rest, self.streams = 1, True, False
         names = [v.name for v in inputs]
         self.labels = buckets.labels(inputs)
-        padded, columns = buckets.paddings(inputs, found)
-        single = single_columns(found, inputs, buckets.padding)
-        self.parts = assigned(found, buckets.sizes, buckets.places, single)
+        padded, columns = buckets.paddings(inputs, data)
+        single = single_columns(data, inputs, buckets.padding)
+        self.parts = assigned(data, buckets.sizes, buckets.places, single)
         limits = limits_of(buckets.programs.program.forward_block)
         self._source: Any = []
         for dims, part in self.parts.items():
-            own = [v for v in buckets.inputs(dict(dims)) if v.name in names]
-            for v in own:
+            values = [v for v in buckets.inputs(dict(dims)) if v.name in names]
+            for v in values:
                 if v.name in padded:
-                    _check_sizes(found, part, single[v.name], v, dims)
-            made = fitted(found, own, limits, columns, padded)
-            assert isinstance(made, Fitted)
-            check_values(made, own, limits, part)
-            more = [name for name in also if name not in made.columns]
-            self._source.append(Beside(made, found, more) if more else made)
+                    _check_sizes(data, part, single[v.name], v, dims)
+            fit = fitted(data, values, limits, columns, padded)
+            assert isinstance(fit, Fitted)
+            check_values(fit, values, limits, part)
+            more = [name for name in also if name not in fit.columns]
+            self._source.append(Beside(fit, data, more) if more else fit)
 
     def by_bucket(self) -> Iterator[tuple[Any, np.ndarray, Dataset]]:
         """The sizes, the samples by number, and the padded dataset of each bucket."""
@@ -238,9 +238,9 @@ class BucketFeeding(Feeding):
 
     def _some(self, chosen: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
         for source, part in zip(self._source, self.parts.values(), strict=True):
-            own = np.intersect1d(part, chosen)
-            if len(own):
-                yield source.at_epoch(0).take(own)
+            rows = np.intersect1d(part, chosen)
+            if len(rows):
+                yield source.at_epoch(0).take(rows)
 
     def cut(self, batch: int, *, rest: bool) -> BucketEpoch:
         """How an epoch is cut into batches."""
@@ -285,14 +285,14 @@ class BucketFeeding(Feeding):
         return {name: np.concatenate(part)[order] for name, part in parts.items()}
 
 
-def _check_sizes(found: Dataset, part: np.ndarray, column: str, v: Value, dims: Any) -> None:
+def _check_sizes(data: Dataset, part: np.ndarray, column: str, v: Value, dims: Any) -> None:
     """UsageError for a sample of a bucket that is larger than an input there, such as more labels than words."""
-    shapes = found.shapes(column)[part]
+    shapes = data.shapes(column)[part]
     larger = (shapes > np.array(v.shape[1:], np.int64)).any(axis=1) if shapes.shape[1] == v.ndim - 1 else np.zeros(0)
     if larger.any():
         at = int(np.argmax(larger))
         bucket = ", ".join(f"{name}={size}" for name, size in dims)
         raise UsageError(
-            f"column '{column}' of {found.name} has {shapes[at].tolist()} in sample {part[at]} (counted from 0), but "
+            f"column '{column}' of {data.name} has {shapes[at].tolist()} in sample {part[at]} (counted from 0), but "
             f"the other columns of this sample belong to the bucket {bucket}, where '{v.name}' is {list(v.shape[1:])}"
         )

@@ -56,11 +56,11 @@ def mode_of(monitor: str, mode: str = "auto") -> str:
 
 def monitored(results: dict[str, Any], monitor: str) -> float:
     """A result by its name, such as "eval.loss".  UsageError where an epoch has no such result."""
-    found = flat(results)
-    if monitor not in found:
-        has = ", ".join(n for n, v in found.items() if isinstance(v, float))
+    metrics = flat(results)
+    if monitor not in metrics:
+        has = ", ".join(n for n, v in metrics.items() if isinstance(v, float))
         raise UsageError(f"an epoch has no result '{monitor}'; it has: {has}")
-    return float(found[monitor])
+    return float(metrics[monitor])
 
 
 @dataclass
@@ -96,5 +96,5 @@ class EarlyStopping(Callback):
 
 def as_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
     """The callbacks as a list.  UsageError for all else."""
-    given = expect("callbacks", callbacks, Iterable, "a list of rc.Callback")
-    return [expect("a callback", c, Callback, "of a class that inherits from rc.Callback") for c in given]
+    listed = expect("callbacks", callbacks, Iterable, "a list of rc.Callback")
+    return [expect("a callback", c, Callback, "of a class that inherits from rc.Callback") for c in listed]

@@ -42,5 +42,5 @@ def training_sizes(data: Any, epoch: Any, programs: Programs) -> list[At]:
     """The sizes of the training steps of a run."""
     if epoch is None:
         return [programs.own]
-    found = [programs.at(size, dims) for size, dims in data.sizes(programs.batch) if size == epoch.batch or epoch.rest]
-    return found if data.buckets is not None else list(dict.fromkeys([programs.own, *found]))
+    sizes = [programs.at(size, dims) for size, dims in data.sizes(programs.batch) if size == epoch.batch or epoch.rest]
+    return sizes if data.buckets is not None else list(dict.fromkeys([programs.own, *sizes]))

@@ -36,8 +36,8 @@ def evaluated(programs: Programs, metrics: Sequence[Any], data: Feeding, progres
             inputs = {v.name for v in program.block.inputs}
             values = programs.executor.run(program, {n: a for n, a in feed.items() if n in inputs}, names)
             found = dict(zip(names, values, strict=True)) if ranks.is_first(DATA, PIPELINE) else {}
-            own = found, feed if metrics and ranks.is_first(DATA) else {}, samples_of(feed)
-            for outputs, batch, count in _by_share(ranks.gather("the results of an evaluation", own), ranks)[:new]:
+            mine = found, feed if metrics and ranks.is_first(DATA) else {}, samples_of(feed)
+            for outputs, batch, count in _by_share(ranks.gather("the results of an evaluation", mine), ranks)[:new]:
                 sums.add(float(outputs[programs.loss].reshape(())), outputs, batch, count)
             done += new
             progress.evaluating(done, data.count())

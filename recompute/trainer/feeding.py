@@ -48,17 +48,17 @@ class Feeding:
     def __init__(
         self, source: Any, program: Program, inputs: Sequence[Value], seed: int, shuffle: bool, also: Sequence[str] = ()
     ) -> None:
-        found = dataset(source)
-        self.name = found.name
+        data = dataset(source)
+        self.name = data.name
         self._seed, self._shuffle = seed, shuffle
         self.batch, self.rest = program.block.batch or 1, True
         limits = limits_of(program.forward_block)
-        self._source: Any = fitted(found, inputs, limits) if inputs else found
+        self._source: Any = fitted(data, inputs, limits) if inputs else data
         self.streams = isinstance(self._source, Stream)
         if inputs and isinstance(self._source, Dataset):
             check_values(self._source, inputs, limits)
             more = [name for name in also if name not in self._source.columns]
-            self._source = Beside(self._source, found, more) if more and isinstance(found, Dataset) else self._source
+            self._source = Beside(self._source, data, more) if more and isinstance(data, Dataset) else self._source
 
     @property
     def samples(self) -> int | None:

@@ -72,10 +72,10 @@ class Log:
 
 def flat(facts: dict[str, Any], before: str = "") -> dict[str, Any]:
     """Nested dictionaries as one, with names such as eval.loss."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in facts.items():
-        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
-    return found
+        values |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
+    return values
 
 
 def _until(path: Path, step: int, epoch: int) -> bytes:
@@ -87,9 +87,9 @@ def _until(path: Path, step: int, epoch: int) -> bytes:
     kept = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:
-            found = json.loads(line)
-            fits = line.endswith(b"\n") and found["step"] <= step
-            fits &= found["event"] != "epoch" or found["epoch"] < epoch
+            entry = json.loads(line)
+            fits = line.endswith(b"\n") and entry["step"] <= step
+            fits &= entry["event"] != "epoch" or entry["epoch"] < epoch
         except (ValueError, KeyError, TypeError, RecursionError):
             fits = False
         if fits:

@@ -43,10 +43,10 @@ class Order:
             return places
         half = ((self.samples - 1).bit_length() + 1) // 2
         keys = [np.uint64(mixed(self.seed, self.epoch, r)) for r in range(_ROUNDS)]
-        found = _network(places.astype(np.uint64), half, keys)
-        while (outside := found >= self.samples).any():
-            found[outside] = _network(found[outside], half, keys)
-        return found.astype(np.int64)
+        order = _network(places.astype(np.uint64), half, keys)
+        while (outside := order >= self.samples).any():
+            order[outside] = _network(order[outside], half, keys)
+        return order.astype(np.int64)
 
 
 def _network(x: np.ndarray, half: int, keys: list[np.uint64]) -> np.ndarray:

@@ -39,8 +39,8 @@ def padding_notes(programs: Programs, data: Feeding) -> list[str]:
         shorter = np.zeros(len(part), bool)
         for v in inputs:
             if v.name in other:
-                own = data.found.shapes(source.fits[v.name].columns[0])[part]
-                shorter |= (own < np.array(v.shape[1:], np.int64)).any(axis=1)
+                axis_shapes = data.found.shapes(source.fits[v.name].columns[0])[part]
+                shorter |= (axis_shapes < np.array(v.shape[1:], np.int64)).any(axis=1)
         if not shorter.any():
             continue
         sample = int(part[np.argmax(shorter)])

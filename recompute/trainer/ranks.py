@@ -110,22 +110,22 @@ class _Many(Ranks):
         return list(self.engine.collect(what, value))
 
     def gather(self, what: str, value: T) -> list[T]:
-        found = list(self.engine.collect(what, None if self.leads else value, 0))
-        return [value, *found[1:]] if self.leads else []
+        values = list(self.engine.collect(what, None if self.leads else value, 0))
+        return [value, *values[1:]] if self.leads else []
 
     def must_be_same(self, what: str, facts: Mapping[str, Any], program: Program | None = None) -> None:
-        own = {} if program is None or program.origin is None else program.origin.facts
+        mine = {} if program is None or program.origin is None else program.origin.facts
         texts = {name: str(value) for name, value in facts.items()}
-        must_be_same(self.engine, what, {**texts, **own}, {} if program is None else values_to_compare(program))
+        must_be_same(self.engine, what, {**texts, **mine}, {} if program is None else values_to_compare(program))
 
     def first(self, what: str, function: Callable[[], T]) -> T:
-        found: Any = None
+        result: Any = None
         if self.leads:
             try:
-                found = function(), None
+                result = function(), None
             except (RecomputeError, OSError) as e:
-                found = None, e
-        value, error = self.collect(what, found)[0]
+                result = None, e
+        value, error = self.collect(what, result)[0]
         if error is not None:
             raise error
         return value
@@ -140,9 +140,9 @@ class _Many(Ranks):
             function()
         except (RecomputeError, OSError) as e:
             error = e
-        found = next((e for e in self.collect(what, error) if e is not None), None)
-        if found is not None:
-            raise found
+        failure = next((e for e in self.collect(what, error) if e is not None), None)
+        if failure is not None:
+            raise failure
 
     def repeats(self, error: str) -> bool:
         return bool(self.engine.ends_like_first(error))
@@ -157,27 +157,27 @@ def ranks_of(mesh: Mesh | str | Ranks | None, place: Place | str | None = None) 
         return mesh
     if mesh is None:
         return Ranks()
-    found = meet(mesh)
-    if not found.axes:
+    engine = meet(mesh)
+    if not engine.axes:
         raise UsageError("the mesh has no axis: give dp=N, tp=N, pp=N, cp=N or ep=N, or several, such as dp=2,tp=2")
-    if found.ranks == 1:
+    if engine.ranks == 1:
         if started_together() > 1:
             raise UsageError(
-                f"the mesh {found} is one process, but {started_together()} were started: start it without mpiexec"
+                f"the mesh {engine} is one process, but {started_together()} were started: start it without mpiexec"
             )
-        return Ranks(found)
+        return Ranks(engine)
     if not isinstance(as_place(place), CPUPlace):
         raise UsageError("several ranks run on the CPU only so far: leave the place out, or the mesh")
     from ..runtime.communication.mpi import load_mpi
 
     started = load_mpi().COMM_WORLD.size
-    if started != found.ranks:
+    if started != engine.ranks:
         raise UsageError(
-            f"the mesh {found} has {found.ranks} ranks, but {started} process{'es were' if started > 1 else ' was'} "
-            f"started: start it as `mpiexec -n {found.ranks} recompute-train ... --mesh {found}`, or a script by "
-            f"`python -m recompute.launch --nproc {found.ranks} SCRIPT`"
+            f"the mesh {engine} has {engine.ranks} ranks, but {started} process{'es were' if started > 1 else ' was'} "
+            f"started: start it as `mpiexec -n {engine.ranks} recompute-train ... --mesh {engine}`, or a script by "
+            f"`python -m recompute.launch --nproc {engine.ranks} SCRIPT`"
         )
-    return _Many(found)
+    return _Many(engine)
 
 
 def meet(mesh: Mesh | str | None) -> Mesh:
@@ -190,10 +190,10 @@ def meet(mesh: Mesh | str | None) -> Mesh:
         from ..runtime.communication.mpi import compare_meshes, watch
 
         watch()
-    found = Mesh() if mesh is None else as_mesh(mesh)
+    axes = Mesh() if mesh is None else as_mesh(mesh)
     if together:
-        compare_meshes(str(found))
-    return found
+        compare_meshes(str(axes))
+    return axes
 
 
 def _communicates() -> bool:
@@ -204,8 +204,8 @@ def _communicates() -> bool:
 def ends_like_first(error: str) -> bool:
     """Whether the first process that was started with this one ends with the same error, before there are ranks."""
     if not _communicates():
-        given = given_rank()
-        return given.isdigit() and given != "0"
+        number = given_rank()
+        return number.isdigit() and number != "0"
     from ..runtime.communication.mpi import watch
 
     return bool(watch().ends_like_first(error))
@@ -234,10 +234,10 @@ def shared(
     pieces = micro_batches or _pieces(samples, ranks.shares, each)
     _check(samples, pieces, ranks.shares)
     options: dict[str, Any] = {"zero": zero, "micro_batches": pieces, "batch": samples}
-    found = DataParallel(optimizer, ranks.mesh, ranks.rank, **options)
-    pipe = None if found.spec.parallel is None else found.spec.parallel.pipe
+    parallel = DataParallel(optimizer, ranks.mesh, ranks.rank, **options)
+    pipe = None if parallel.spec.parallel is None else parallel.spec.parallel.pipe
     if pipe is None:
-        return found
+        return parallel
     # by name: those of smaller batches and of the evaluation are the same
     return DataParallel(optimizer, ranks.mesh, ranks.rank, **options, cuts=cuts_of(program, pipe, None))
 
@@ -245,10 +245,10 @@ def shared(
 def _pieces(samples: int, ranks: int, each: int) -> int:
     """Micro-batches of a step: `each`, and the ranks, times a power of two that divides the batch; at most 8, if these
     are not more."""
-    found = np.lcm(ranks, each).item()
-    while found * 2 <= _MICRO and samples % (found * 2) == 0:
-        found *= 2
-    return found
+    count = np.lcm(ranks, each).item()
+    while count * 2 <= _MICRO and samples % (count * 2) == 0:
+        count *= 2
+    return count
 
 
 def _check(samples: int, pieces: int, ranks: int) -> None:

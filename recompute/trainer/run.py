@@ -86,11 +86,11 @@ def take_over(run: Run, program: Program, facts: dict[str, Any], callbacks: Sequ
     there = run.checkpoints
     if there is None:
         raise UsageError("resume needs save, the folder of the checkpoints")
-    found, damaged = run.ranks.first("the newest checkpoint", lambda: (there.newest(), there.damaged))
+    checkpoint, damaged = run.ranks.first("the newest checkpoint", lambda: (there.newest(), there.damaged))
     run.history.notes += [f"passed over: {text}" for text in damaged]
-    if found is None:
+    if checkpoint is None:
         return None
-    p = found.position
+    p = checkpoint.position
     for name, now in facts.items():
         if name == "options":
             continue
@@ -102,11 +102,11 @@ def take_over(run: Run, program: Program, facts: dict[str, Any], callbacks: Sequ
                 f"{p.get(name)}, now it is {now}; the same bits need the same data, batch and seed"
             )
     run.history.notes += _other_options(str(there.root.parent), p.get("options"), facts["options"])
-    wrong = _wrong(p, found.step)
+    wrong = _wrong(p, checkpoint.step)
     if wrong:
-        raise UsageError(_changed(found, wrong, str(p.get(wrong))))
-    load(program, found)
-    run.history.steps = run.history.resumed_at = found.step
+        raise UsageError(_changed(checkpoint, wrong, str(p.get(wrong))))
+    load(program, checkpoint)
+    run.history.steps = run.history.resumed_at = checkpoint.step
     run.history.epochs, run.history.best = list(p["epochs"]), p["best"]
     run.best_step = None if p["best"] is None else int(p["best"]["step"])
     run.first_epoch, run.first_batch = int(p["epoch"]), int(p["batch"])
@@ -115,8 +115,8 @@ def take_over(run: Run, program: Program, facts: dict[str, Any], callbacks: Sequ
         try:
             callback.set_state(state)
         except (AttributeError, KeyError, TypeError, ValueError) as e:
-            raise UsageError(_changed(found, "callbacks", str(e))) from None
-    return found.step
+            raise UsageError(_changed(checkpoint, "callbacks", str(e))) from None
+    return checkpoint.step
 
 
 def _changed(found: Checkpoint, name: str, why: str) -> str:

@@ -219,11 +219,11 @@ class Trainer:
         notes = [*self.programs.idle_axes(), *notes]
         run = Run(feeding, other, epochs, epoch, saving, drop_last=drop_last, ranks=self.ranks)
         run.monitor = self.monitor or ("eval.loss" if other is not None else "train.loss")
-        known = ["train.loss", *(f"eval.{n}" for n in ("loss", *(m.name for m in self.metrics)) if other is not None)]
+        names = ["train.loss", *(f"eval.{n}" for n in ("loss", *(m.name for m in self.metrics)) if other is not None)]
         for wanted in (run.monitor, *(c.monitor for c in self.callbacks if isinstance(c, EarlyStopping))):
-            if not any(wanted == n or wanted.startswith(f"{n}.") for n in known):
-                raise UsageError(f"an epoch has no result '{wanted}' to monitor{nearest(wanted, known)}; it has: "
-                                 f"{', '.join(known)}")  # fmt: skip
+            if not any(wanted == n or wanted.startswith(f"{n}.") for n in names):
+                raise UsageError(f"an epoch has no result '{wanted}' to monitor{nearest(wanted, names)}; it has: "
+                                 f"{', '.join(names)}")  # fmt: skip
         run.history.notes = notes
         self._run = run
         return run
@@ -345,8 +345,8 @@ class Trainer:
         history.peak_bytes["measured"] = self.programs.measured_bytes()
         if grown is not None:
             peaks = {n: history.peak_bytes[n] for n in ("predicted", "measured")}
-            own = {"rank": self.ranks.rank, "peak_bytes": peaks, "resident_growth": grown.peak}
-            history.ranks = self.ranks.collect("the memory of all ranks", own)
+            record = {"rank": self.ranks.rank, "peak_bytes": peaks, "resident_growth": grown.peak}
+            history.ranks = self.ranks.collect("the memory of all ranks", record)
         history.weights_sha256 = weights_sha256(self.program, self.ranks)
         for callback in self._called:
             callback.on_end(self)

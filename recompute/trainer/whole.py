@@ -42,28 +42,28 @@ class _Value:
 def _values(program: Program, ranks: Ranks, *, state: bool = True) -> dict[str, _Value]:
     """What ranks have together, by name, without or with the `state`: in a pipeline, each has that of its stages."""
     parts, left_out = parts_of(program), set() if state else {v.name for v in program.block.state}
-    own = {n: (t, parts.get(n)) for n, t in whole_types(program).items() if n not in left_out}
-    found: dict[str, _Value] = {}
-    for rank, theirs in enumerate(ranks.collect("what each rank has", own)):
+    types = {n: (t, parts.get(n)) for n, t in whole_types(program).items() if n not in left_out}
+    values: dict[str, _Value] = {}
+    for rank, theirs in enumerate(ranks.collect("what each rank has", types)):
         for name, (its_type, part) in (theirs or {}).items():
-            found.setdefault(name, _Value(its_type, rank, part))
-    return found
+            values.setdefault(name, _Value(its_type, rank, part))
+    return values
 
 
 def _joined(program: Program, values: Mapping[str, _Value], ranks: Ranks, *, everywhere: bool = False) -> _Arrays:
     """The values with their whole contents, on rank 0 or on all ranks; None where a rank does not get them."""
-    own = {v.name: v for v in stored(program)}
+    mine = {v.name: v for v in stored(program)}
     for name, value in sorted(values.items()):
-        array = contents(program, own[name]) if name in own else None
+        array = contents(program, mine[name]) if name in mine else None
         if value.part is None and value.rank == 0 and (not everywhere or program.pipe is None):
             yield name, array
             continue
         sent = None if value.part is None and value.rank != ranks.rank else array
-        found = (ranks.collect if everywhere else ranks.gather)(f"the contents of '{name}'", sent)
-        if not found:
+        arrays = (ranks.collect if everywhere else ranks.gather)(f"the contents of '{name}'", sent)
+        if not arrays:
             yield name, None
         else:
-            yield name, found[value.rank] if value.part is None else value.part.joined(found)
+            yield name, arrays[value.rank] if value.part is None else value.part.joined(arrays)
 
 
 def write_state(program: Program, path: Path, ranks: Ranks) -> None:
@@ -74,8 +74,8 @@ def write_state(program: Program, path: Path, ranks: Ranks) -> None:
     call it, with the same path.
     """
     values, left = _values(program, ranks), dict[str, str]()
-    for own in ranks.collect("what is the model file's", unchanged(program)):
-        left.update(own or {})
+    for mine in ranks.collect("what is the model file's", unchanged(program)):
+        left.update(mine or {})
     values = {n: v for n, v in values.items() if n not in left}
     kinds = {n: (v.type.numpy, v.type.shape) for n, v in values.items()}
     header, offsets, size = layout(kinds, metadata_of(left))
@@ -127,7 +127,7 @@ def whole_program(program: Program, ranks: Ranks, *, everywhere: bool = False) -
     arrays: dict[str, Any] = dict(_joined(program, values, ranks, everywhere=everywhere))
     if not everywhere and not ranks.leads:
         return None
-    made = Program(without_borders(program.forward_block), {**program.data, **arrays}, source=program.source)
-    made.take_origin(program)
-    made.forward, made.loss = None, program.loss
-    return made
+    joined = Program(without_borders(program.forward_block), {**program.data, **arrays}, source=program.source)
+    joined.take_origin(program)
+    joined.forward, joined.loss = None, program.loss
+    return joined

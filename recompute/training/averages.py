@@ -54,10 +54,10 @@ class ExponentialMovingAverage(StatefulWrapper):
     @contextlib.contextmanager
     def applied(self, program: Program | None = None) -> Iterator[None]:
         """`applied` for the program that was trained (None: the one that was minimized)."""
-        given = program or self._program
-        if given is None:
+        source = program or self._program
+        if source is None:
             raise UsageError("this ExponentialMovingAverage has no averages yet: call minimize(loss) first")
-        with applied(given):
+        with applied(source):
             yield
 
 
@@ -68,8 +68,8 @@ EMA = ExponentialMovingAverage
 def averages_of(program: Program) -> dict[str, str]:
     """Parameter → the name of its average, for a program that was minimized with moving averages."""
     block = without_copies(as_program(program).logical)
-    made = (o for o in block.operators if isinstance(o.op, AverageUpdate))
-    return {o.inputs[1].name: o.inputs[0].name for o in made if o.inputs[0] is not None and o.inputs[1] is not None}
+    updates = (o for o in block.operators if isinstance(o.op, AverageUpdate))
+    return {o.inputs[1].name: o.inputs[0].name for o in updates if o.inputs[0] is not None and o.inputs[1] is not None}
 
 
 @contextlib.contextmanager

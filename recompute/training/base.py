@@ -111,7 +111,7 @@ class Optimizer(SpecOptimizer):
         """
         _check_pairs(program, pairs)
         members = assigned(self._groups, program, [p.name for p, _ in pairs])
-        own = {group: group.applied(self) for group in self._groups}
+        settings = {group: group.applied(self) for group in self._groups}
         self._program = program
         self._state, self._named = [], {}
         step = self._declare_own("step", np.zeros((), np.int64))
@@ -125,7 +125,7 @@ class Optimizer(SpecOptimizer):
         if factor is not None and self._clip is not None:  # clipping sees the gradients without weight decay
             values, factor = [(p, _times(b, g, factor)) for p, g in values], b.Sign(factor)
         common = None if self._clip is None else self._clip.begin(b, [g for _, g in values])
-        kinds = [own[members[p.name]] if p.name in members else self for p, _ in values]
+        kinds = [settings[members[p.name]] if p.name in members else self for p, _ in values]
         ops = [
             kind.stored(kind.update(kind.weight_decay if self._decays(p.name) else 0.0), program, p, stochastic)
             for (p, _), kind in zip(values, kinds, strict=True)
@@ -237,8 +237,8 @@ class Optimizer(SpecOptimizer):
         """The learning rate of a group, or the optimizer's, and the name of its state."""
         if group is not None and not 0 <= group < len(self._groups):
             raise UsageError(f"there is no groups[{group}]: this optimizer has {len(self._groups)} groups")
-        own = None if group is None else self._groups[group].rate
-        return (self._rate, "learning_rate") if own is None else (own, f"learning_rate_{group}")
+        rate = None if group is None else self._groups[group].rate
+        return (self._rate, "learning_rate") if rate is None else (rate, f"learning_rate_{group}")
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """A copy of the optimizer's state by name: step counter, learning rate, moments."""
@@ -248,9 +248,9 @@ class Optimizer(SpecOptimizer):
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
         """Sets the state to what `state_dict` returned.  UsageError for names or shapes that do not fit."""
         program = self._minimized()
-        own = set(self._state)
+        names = set(self._state)
         missing = [n for n in self._state if n not in state]
-        unknown = [n for n in state if n not in own]
+        unknown = [n for n in state if n not in names]
         if missing or unknown:
             what = f"lacks '{missing[0]}'" if missing else f"has '{unknown[0]}'{nearest(unknown[0], self._state)}"
             raise UsageError(f"this is not the state of this {type(self).__name__}: it {what}")
@@ -305,11 +305,11 @@ def _emit_update(
     if op.counter_at is not None:
         inputs[op.counter_at] = step
     inputs[op.unscale_at] = unscale
-    given = [inputs.get(i) for i in range(max(i for i, v in inputs.items() if v is not None) + 1)]
+    operands = [inputs.get(i) for i in range(max(i for i, v in inputs.items() if v is not None) + 1)]
     outputs = [inputs[i] for i in op.updates]
     while outputs[-1] is None:
         outputs.pop()
-    b.operators.append(Operator(op, tuple(given), tuple(outputs), b.role))
+    b.operators.append(Operator(op, tuple(operands), tuple(outputs), b.role))
 
 
 def _times(b: Builder, g: Value, factor: Value) -> Value:

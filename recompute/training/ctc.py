@@ -58,23 +58,23 @@ def ctc(
     return _ctc(output, settings, **options)
 
 
-def _name(output: Any, given: Any) -> Any:
+def _name(output: Any, value: Any) -> Any:
     """The name of a Variable of the output's program; else what is given."""
-    if not isinstance(given, Variable):
-        return given
-    if given.program is not (output.program if isinstance(output, Variable) else output):
-        raise UsageError(f"ctc: '{given.name}' must be a Variable of the same program as the output")
-    return given.name
+    if not isinstance(value, Variable):
+        return value
+    if value.program is not (output.program if isinstance(output, Variable) else output):
+        raise UsageError(f"ctc: '{value.name}' must be a Variable of the same program as the output")
+    return value.name
 
 
-def _batch_first(output: Variable | Program, given: bool | None) -> bool:
+def _batch_first(output: Variable | Program, option: bool | None) -> bool:
     """Whether the first axis is the batch.  UsageError where that cannot be told."""
-    found = LossBuilder(output, "", "mean")
-    x, batch = found.x, found.program.block.batch
+    loss = LossBuilder(output, "", "mean")
+    x, batch = loss.x, loss.program.block.batch
     if x.ndim != 3:
         raise UsageError(f"ctc needs scores [T, N, C] or [N, T, C], but '{x.name}' is {x.type}")
-    if given is not None:
-        return expect("batch_first", given, bool, "True or False")
+    if option is not None:
+        return expect("batch_first", option, bool, "True or False")
     places = [i for i in (0, 1) if x.shape[i] == batch]
     if len(places) != 1:
         raise UsageError(
@@ -107,13 +107,13 @@ def _ctc(
     if size < 1:
         raise UsageError(f"ctc: label_size must be at least 1, not {size}")
     y = loss.label(label, label_name, TensorType("i64", (n, _size_of(loss, label, size))))
-    counts, given = _counts(loss, label_lengths, n), _counts(loss, input_lengths, n)
+    counts, input_counts = _counts(loss, label_lengths, n), _counts(loss, input_lengths, n)
     if counts is not None:
         y = _cut(b, y, counts, ignore_index)
     x = b.Transpose(x, perm=(1, 0, 2)) if batch_first else x
     expect("ctc: zero_infinity", zero_infinity, bool, "True or False")
     options = {"blank": int(blank), "ignore_index": int(ignore_index), "zero_infinity": zero_infinity}
-    value = b.CTCLoss(x, y, *(() if given is None else (given,)), **options)
+    value = b.CTCLoss(x, y, *(() if input_counts is None else (input_counts,)), **options)
     if reduction == "mean":
         value = b.Div(value, _lengths(loss, y, ignore_index, value))
     return loss.reduce(value)
@@ -125,12 +125,12 @@ def _size_of(loss: LossBuilder, label: Any, size: int) -> int:
     return v.shape[1] if isinstance(v, Variable) and len(v.shape) == 2 else size
 
 
-def _counts(loss: LossBuilder, given: Any, n: int) -> Value | None:
+def _counts(loss: LossBuilder, counts: Any, n: int) -> Value | None:
     """One number a sample: a Variable, a value by its name, a new input."""
-    if given is None:
+    if counts is None:
         return None
-    new = isinstance(given, str) and given not in loss.program
-    return loss.label(None if new else given, given if new else "", TensorType("i64", (n,)))
+    new = isinstance(counts, str) and counts not in loss.program
+    return loss.label(None if new else counts, counts if new else "", TensorType("i64", (n,)))
 
 
 def _cut(b: OperatorBuilder, y: Value, counts: Value, ignore_index: int) -> Value:

@@ -32,7 +32,7 @@ def stop_on_nan(loss: Variable) -> Variable:
 def unchecked_name(program: Program, name: str) -> str | None:
     """The name of the value that `stop_on_nan` checks to make the loss `name`; None if it is not checked."""
     at = program.block.producers().get(name)
-    made = None if at is None else program.operators[at]
-    if made is None or not isinstance(made.op, CheckFinite):
+    check = None if at is None else program.operators[at]
+    if check is None or not isinstance(check.op, CheckFinite):
         return None
-    return next(made.reads()).name
+    return next(check.reads()).name

@@ -51,61 +51,63 @@ def groups_from(kind: type, groups: Any) -> tuple[Group, ...]:
     return tuple(_group(kind, i, g) for i, g in enumerate(groups))
 
 
-def _group(kind: type, index: int, given: Any) -> Group:
-    if not isinstance(given, Mapping) or "match" not in given:
-        hint = " (PyTorch's 'params' is called match here)" if isinstance(given, Mapping) and "params" in given else ""
+def _group(kind: type, index: int, options: Any) -> Group:
+    if not isinstance(options, Mapping) or "match" not in options:
+        hint = (
+            " (PyTorch's 'params' is called match here)" if isinstance(options, Mapping) and "params" in options else ""
+        )
         raise UsageError(
             f"groups[{index}] must be a dict with 'match', the names or globs of its parameters, such as "
-            f"{{'match': 'head.*', 'lr': 1e-3}}, not {given!r}{hint}"
+            f"{{'match': 'head.*', 'lr': 1e-3}}, not {options!r}{hint}"
         )
-    match = given["match"]
+    match = options["match"]
     match = (match,) if isinstance(match, (str, Variable)) else tuple(match) if isinstance(match, Iterable) else ()
     if not match or not all(isinstance(m, (str, Variable)) for m in match):
-        raise UsageError(f"groups[{index}]: match takes names, globs and Variables, not {given['match']!r}")
-    settings = dict(_settings(kind, index, {k: v for k, v in given.items() if k != "match"}))
-    made = _made(kind, index, settings)
-    rate = made._rate if "learning_rate" in settings else None
-    return Group(index, match, {n: getattr(made, n) for n in settings if n != "learning_rate"}, rate)
+        raise UsageError(f"groups[{index}]: match takes names, globs and Variables, not {options['match']!r}")
+    settings = dict(_settings(kind, index, {k: v for k, v in options.items() if k != "match"}))
+    rule = _made(kind, index, settings)
+    rate = rule._rate if "learning_rate" in settings else None
+    return Group(index, match, {n: getattr(rule, n) for n in settings if n != "learning_rate"}, rate)
 
 
 def _settings(kind: type, index: int, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    known = _hyper_parameters(kind)
+    names = _hyper_parameters(kind)
     for key, value in given.items():
-        if key == "betas" and {"beta1", "beta2"} <= set(known):
+        if key == "betas" and {"beta1", "beta2"} <= set(names):
             if not isinstance(value, Sequence) or len(value) != 2:
                 raise UsageError(f"groups[{index}]: betas must be two numbers, not {value!r}")
             yield from zip(("beta1", "beta2"), value, strict=True)
             continue
-        name = key if key in known else _SYNONYMS.get(key, key)
-        if name not in known:
+        name = key if key in names else _SYNONYMS.get(key, key)
+        if name not in names:
             raise UsageError(
-                f"groups[{index}]: {kind.__name__} has no hyper-parameter '{key}'{nearest(str(key), known)}; "
-                f"it has: {', '.join(known)}"
+                f"groups[{index}]: {kind.__name__} has no hyper-parameter '{key}'{nearest(str(key), names)}; "
+                f"it has: {', '.join(names)}"
             )
         yield name, value
 
 
 def called(name: str, kind: type) -> str:
     """What an option of another name is called here, for a message."""
-    known = _hyper_parameters(kind)
+    names = _hyper_parameters(kind)
     synonym = {"betas": "beta1 and beta2", **_SYNONYMS}.get(name, "")
-    if synonym.partition(" ")[0] in known:
+    if synonym.partition(" ")[0] in names:
         return f": it is called {synonym} here"
-    return nearest(name, [*known, *_COMMON])
+    return nearest(name, [*names, *_COMMON])
 
 
 def _hyper_parameters(kind: type) -> list[str]:
     """The options of a class of optimizers, its parents' included."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for cls in kind.__mro__:
         init = cls.__dict__.get("__init__")
         if init is None or cls is object:
             continue
         parameters = inspect.signature(init).parameters.values()
-        found.update((p.name, None) for p in list(parameters)[1:] if p.kind is not p.VAR_KEYWORD)
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters) or "grad_clip" in found:
+        names.update((p.name, None) for p in list(parameters)[1:] if p.kind is not p.VAR_KEYWORD)
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters) or "grad_clip" in names:
             break
-    return [name for name in found if name not in _COMMON]
+    return [name for name in names if name not in _COMMON]
 
 
 def _made(kind: type, index: int, settings: Mapping[str, Any]) -> Any:
@@ -121,18 +123,18 @@ def assigned(groups: Sequence[Group], program: Program, trained: Sequence[str]) 
 
     UsageError for patterns that match none, and for parameters that two groups match.
     """
-    found: dict[str, tuple[Group, str]] = {}
+    by_name: dict[str, tuple[Group, str]] = {}
     for group in groups:
         for pattern in group.match:
             text = pattern.name if isinstance(pattern, Variable) else pattern
             for name in _matches(program, pattern, trained):
-                other, by = found.setdefault(name, (group, text))
+                other, by = by_name.setdefault(name, (group, text))
                 if other is not group:
                     raise UsageError(
                         f"parameter '{name}' is in two groups: groups[{other.index}] ('{by}') and "
                         f"groups[{group.index}] ('{text}'): narrow one of the two patterns"
                     )
-    return {name: group for name, (group, _) in found.items()}
+    return {name: group for name, (group, _) in by_name.items()}
 
 
 def _matches(program: Program, pattern: str | Variable, trained: Sequence[str]) -> list[str]:
@@ -141,9 +143,9 @@ def _matches(program: Program, pattern: str | Variable, trained: Sequence[str]) 
         if pattern.program is not program:
             raise UsageError(f"groups: '{pattern.name}' belongs to another program")
         pattern = pattern.name
-    found = _fitting(program, pattern, trained)
-    if found:
-        return found
+    names = _fitting(program, pattern, trained)
+    if names:
+        return names
     if _fitting(program, pattern, [v.name for v in program.block.persistent()]):
         raise UsageError(f"groups: '{pattern}' matches no parameter that is trained, only others")
     glob = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".").replace(".*", "*").replace(".+", "*")

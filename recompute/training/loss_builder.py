@@ -25,9 +25,9 @@ class LossBuilder:
             output = first_float_output(output)
         if not isinstance(output, Variable):
             raise UsageError(f"the output of a loss must be a Variable (program['name']) or a Program, not {output!r}")
-        known = (*REDUCTIONS, *extra)
-        if reduction not in known:
-            raise UsageError(f"reduction must be one of {', '.join(known)}, not {reduction!r}")
+        reductions = (*REDUCTIONS, *extra)
+        if reduction not in reductions:
+            raise UsageError(f"reduction must be one of {', '.join(reductions)}, not {reduction!r}")
         if not output.value.type.is_float:
             raise UsageError(f"a loss needs a floating-point output, but '{output.name}' is {output.value.type}")
         self.program, self.name, self.reduction = output.program, name, reduction
@@ -43,23 +43,23 @@ class LossBuilder:
         Returns the axis of its classes; None where nothing is replaced, or it has none.  UsageError where moves have
         torn the classes apart.
         """
-        found = scores_of(self.x.name, steps_of(self.program.block))
-        if found.kind not in kinds:
+        match = scores_of(self.x.name, steps_of(self.program.block))
+        if match.kind not in kinds:
             return None
         values = self.program.block.values()
-        x = values[found.source]
-        axis = None if found.axis is None else found.axis % x.ndim
-        if found.among is not None:
+        x = values[match.source]
+        axis = None if match.axis is None else match.axis % x.ndim
+        if match.among is not None:
             classes = [x, self.b.fill(0.0, x)]
-            x = self.b.Concat(*(classes if found.among == 0 else classes[::-1]), axis=axis)
+            x = self.b.Concat(*(classes if match.among == 0 else classes[::-1]), axis=axis)
         shape, places = x.shape, self.program.block.producers()
-        path = [self.program.operators[places[name]] for name in found.moves]
+        path = [self.program.operators[places[name]] for name in match.moves]
         for op in path:
             at = moved(op, shape, axis)
             if at is None:
                 raise UsageError(
-                    f"'{self.x.name}' has the classes of {found.kind} along no single axis, as they are reshaped: take "
-                    f"the loss of the scores, '{found.source}'"
+                    f"'{self.x.name}' has the classes of {match.kind} along no single axis, as they are reshaped: take "
+                    f"the loss of the scores, '{match.source}'"
                 )
             shape, axis = at
         for op in path:

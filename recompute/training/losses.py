@@ -65,8 +65,8 @@ def cross_entropy(
     """
     smoothing = _share("label_smoothing", label_smoothing)
     loss = LossBuilder(output, name, reduction)
-    own = loss.take("Softmax", "LogSoftmax")
-    axis = own if axis is None else axis
+    scores = loss.take("Softmax", "LogSoftmax")
+    axis = scores if axis is None else axis
     if soft_label:
         return _soft_cross_entropy(loss, label, label_name, axis, weight, ignore_index, smoothing)
     return _indexed(loss, "SoftmaxCrossEntropyLoss", label, label_name, axis, ignore_index, weight, smoothing)
@@ -238,8 +238,8 @@ def _unlike(program: Program, outputs: Sequence[Variable]) -> str:
 
 def _natural(program: Program, out: Variable) -> tuple[str, str]:
     """The loss for an output by its form, and why; "" where it would be a guess."""
-    made = steps_of(program.block)
-    kind = scores_of(out.name, made).kind
+    step_of = steps_of(program.block)
+    kind = scores_of(out.name, step_of).kind
     if kind in ("Softmax", "LogSoftmax"):
         return "cross_entropy", f"is made by {kind}"
     if kind == "Sigmoid":
@@ -247,7 +247,7 @@ def _natural(program: Program, out: Variable) -> tuple[str, str]:
     if any(v.value.type == out.value.type for v in program.inputs):
         return "mse", "has the shape of an input"
     if out.value.ndim in (3, 5) and any(v.value.ndim == 4 and v.value.type.is_float for v in program.inputs):
-        step = made(before_moves(out.name, made)[1])
+        step = step_of(before_moves(out.name, step_of)[1])
         if step is not None and step.kind in ("Concat", "Conv"):  # boxes beside scores, or anchors of a map
             return "", ""
     if name := _open_last(program, out):

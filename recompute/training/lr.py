@@ -46,8 +46,8 @@ class LRScheduler:
 
     def build(self, b: Builder, step: Value, *, name: str = "learning_rate") -> Value:
         """Emits operators from the step counter (i64[]) to the learning rate (f32[], called `name`)."""
-        found = self.rate(Scalar(b, b.Cast(step, to="f64")))
-        return b.emit(Cast("f32"), found.value, name=name)
+        rate = self.rate(Scalar(b, b.Cast(step, to="f64")))
+        return b.emit(Cast("f32"), rate.value, name=name)
 
     def value(self, step: int) -> float:
         """The learning rate at `step`, from the same operators."""
@@ -162,10 +162,10 @@ class PiecewiseDecay(LRScheduler):
 
     def rate(self, step):
         """A chain of selections, from the last piece to the first."""
-        found = step.constant(self.values[-1])
+        result = step.constant(self.values[-1])
         for limit, value in zip(reversed(self.boundaries), reversed(self.values[:-1]), strict=True):
-            found = step.below(limit, value, found)
-        return found
+            result = step.below(limit, value, result)
+        return result
 
 
 @dataclass(frozen=True)
@@ -338,11 +338,11 @@ class OneCycleLR(LRScheduler):
         else:
             phases = [(0, rise, start, top), (rise, last, top, end)]
         step = step.at_most(last)
-        found = None
+        result = None
         for first, until, begin, finish in reversed([p for p in phases if p[1] > p[0]]):
             here = self._anneal((step - first) / (until - first), begin, finish)
-            found = here if found is None else step.below(until, here, found)
-        return found
+            result = here if result is None else step.below(until, here, result)
+        return result
 
     def _anneal(self, share: Scalar, begin: float, finish: float) -> Scalar:
         if self.anneal_strategy == "linear":

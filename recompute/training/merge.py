@@ -67,23 +67,23 @@ class AtWholeBatch(Pass):
 
     def rewrite(self, program: Program) -> Block:
         """The forward pass, with its own parameters and statistics.  UsageError where the model fixes another batch."""
-        own = program.block.batch
-        if own is None:
+        size = program.block.batch
+        if size is None:
             raise UsageError("the program has no input with a batch to cut into micro-batches")
-        wanted = self.batch or own * self.k_steps
-        if wanted == own:
+        wanted = self.batch or size * self.k_steps
+        if wanted == size:
             return program.block
         try:
             if program.again is None:
                 raise UsageError("it was not loaded from a model, or operators were appended to it by hand")
-            made = program.again(wanted)
+            whole = program.again(wanted)
         except UsageError as e:
             raise UsageError(
                 f"a step of {self.k_steps} micro-batches takes {wanted} samples, but program "
-                f"'{program.block.name}' cannot be made at another batch than {own}: {e}. Or have its {own} samples "
-                f"cut into micro-batches: GradientMerge(..., batch={own}), or DataParallel(..., batch={own})"
+                f"'{program.block.name}' cannot be made at another batch than {size}: {e}. Or have its {size} samples "
+                f"cut into micro-batches: GradientMerge(..., batch={size}), or DataParallel(..., batch={size})"
             ) from None
-        return _taken(program, made)
+        return _taken(program, whole)
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,15 @@ def _check_count(name: str, value: Any) -> None:
         raise UsageError(f"gradient merge: {name} must be a whole number of at least 1, not {value!r}")
 
 
-def _taken(program: Program, made: Program) -> Block:
+def _taken(program: Program, other: Program) -> Block:
     """The block of a program at another batch, whose parameters and statistics the program takes.
 
     Tables that the importer computed for the batch come with the other program.
     """
-    outputs = tuple(n for n in program.block.outputs if n in made)
-    for v in (*made.block.parameters, *made.block.buffers, *made.block.state):
+    outputs = tuple(n for n in program.block.outputs if n in other)
+    for v in (*other.block.parameters, *other.block.buffers, *other.block.state):
         there = dict.get(program.data, v.name)
         if there is None or (tuple(there.shape), there.dtype) != (v.shape, v.type.numpy):
-            program.data[v.name] = made.data[v.name]
-    program.imported, program.aliases = made.imported, {**made.aliases, **program.aliases}
-    return made.block.with_operators(made.block.operators, outputs=outputs)
+            program.data[v.name] = other.data[v.name]
+    program.imported, program.aliases = other.imported, {**other.aliases, **program.aliases}
+    return other.block.with_operators(other.block.operators, outputs=outputs)

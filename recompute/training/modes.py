@@ -56,10 +56,10 @@ def at_other_batches(function: Callable[..., Variable]) -> Callable[..., Variabl
         program = output.program if isinstance(output, Variable) else output
         before = getattr(program, "again", None)
         result = function(output, *others, **options)
-        given = [_by_name(o) for o in (output, *others)], {k: _by_name(o) for k, o in options.items()}
+        operands = [_by_name(o) for o in (output, *others)], {k: _by_name(o) for k, o in options.items()}
 
-        def change(made: Program) -> None:
-            function(*(_of(made, o) for o in given[0]), **{k: _of(made, o) for k, o in given[1].items()})
+        def change(other: Program) -> None:
+            function(*(_of(other, o) for o in operands[0]), **{k: _of(other, o) for k, o in operands[1].items()})
 
         if isinstance(program, Program):
             program.edited(before, function.__name__, change)
@@ -100,20 +100,20 @@ def for_test(
     names = () if outputs is None else tuple(_name(program, o) for o in as_names(outputs, "outputs"))
     dims = checked_dims({} if dims is None else dims)
     if batch in (None, program.forward_block.batch) and dims.items() <= sizes_of(program).items():
-        made = Program(program.forward_block, program.data, source=program.source)
-        made.take_origin(program)
-        made.forward = None
+        test = Program(program.forward_block, program.data, source=program.source)
+        test.take_origin(program)
+        test.forward = None
     else:
-        made = forward_at(program, batch, dims)
-        names = tuple(_name(made, n) for n in names)
+        test = forward_at(program, batch, dims)
+        names = tuple(_name(test, n) for n in names)
         low = {v.name for v in program.forward_block.parameters if v.dtype == "bf16"}
-        if stored := tuple(v.name for v in made.block.parameters if v.name in low and v.dtype == "f32"):
-            apply_passes(made, [StoreParameters(stored)])
-    made.divided = program.divided
-    apply_passes(made, evaluation_passes(program, names))
-    if made.data is not program.data:
-        share_arrays(made, program)
-    drawn = [next(op.writes()).name for op in made.operators if op.op.random]
+        if stored := tuple(v.name for v in test.block.parameters if v.name in low and v.dtype == "f32"):
+            apply_passes(test, [StoreParameters(stored)])
+    test.divided = program.divided
+    apply_passes(test, evaluation_passes(program, names))
+    if test.data is not program.data:
+        share_arrays(test, program)
+    drawn = [next(op.writes()).name for op in test.operators if op.op.random]
     if drawn:
         warnings.warn(
             f"inference mode still draws random numbers: '{drawn[0]}' ({len(drawn)} in all) does, in a way that is not "
@@ -121,7 +121,7 @@ def for_test(
             ModelWarning,
             stacklevel=3,
         )
-    return made
+    return test
 
 
 def evaluation_passes(program: Program, outputs: Sequence[str] = ()) -> list[Pass]:
@@ -168,36 +168,38 @@ def sizes_of(program: Program, arrays: Mapping[str, Any] | None = None) -> dict[
     if program.again is None:
         return {}
     shapes = {v.name: v.shape for v in program.forward_block.inputs}
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, places in program.again.dims.items():
         for where, axis in places:
             shape = np.shape(arrays[where]) if arrays is not None and where in arrays else shapes.get(where, ())
-            if name not in found and len(shape) == len(shapes.get(where, ())) and axis < len(shape):
-                found[name] = int(shape[axis])
-    return found
+            if name not in sizes and len(shape) == len(shapes.get(where, ())) and axis < len(shape):
+                sizes[name] = int(shape[axis])
+    return sizes
 
 
-def share_arrays(made: Program, program: Program) -> None:
+def share_arrays(other: Program, program: Program) -> None:
     """Gives a program of another batch or other dimensions the arrays of the training program, by name.
 
     Tables that the importer computed for these sizes have other shapes or contents: they get names of their own.
     """
     loaded = {t.name for t in program.source.graph.initializer} if program.source is not None else None
-    changing = {v.name for b in (program.block, made.block) for op in b.operators if op.op.updates for v in op.writes()}
+    changing = {
+        v.name for b in (program.block, other.block) for op in b.operators if op.op.updates for v in op.writes()
+    }
     names: dict[str, str] = {}
     before = set(dict.keys(program.data))
-    for v in (*made.block.parameters, *made.block.buffers, *made.block.state):
-        own = made.data[v.name]
+    for v in (*other.block.parameters, *other.block.buffers, *other.block.state):
+        array = other.data[v.name]
         there = dict.get(program.data, v.name)
-        table = loaded is not None and v in made.block.buffers and v.name not in loaded and v.name not in changing
-        if there is None or (there.shape, there.dtype) != (v.shape, v.type.numpy) or (table and _differ(there, own)):
-            names[v.name] = _free_name(program, f"{v.name}@batch{made.block.batch}", own)
-            program.data.setdefault(names[v.name], own)
+        table = loaded is not None and v in other.block.buffers and v.name not in loaded and v.name not in changing
+        if there is None or (there.shape, there.dtype) != (v.shape, v.type.numpy) or (table and _differ(there, array)):
+            names[v.name] = _free_name(program, f"{v.name}@batch{other.block.batch}", array)
+            program.data.setdefault(names[v.name], array)
     if names:
-        made.block = _renamed(made.block, names)
-        made.aliases.update({old: new for old, new in names.items() if old not in made.aliases})
-    made.tables = tuple(n for n in names.values() if n not in before)
-    made.data = program.data
+        other.block = _renamed(other.block, names)
+        other.aliases.update({old: new for old, new in names.items() if old not in other.aliases})
+    other.tables = tuple(n for n in names.values() if n not in before)
+    other.data = program.data
 
 
 def _differ(a: np.ndarray, b: np.ndarray) -> bool:
@@ -254,19 +256,19 @@ def evaluate(
     )
     if program.evaluations is None:
         program.evaluations = Recent(EVALUATIONS_BYTES, lambda kept: kept.nbytes)
-    found = program.evaluations.get(key)
-    if found is None or found.source is not source:
+    evaluation = program.evaluations.get(key)
+    if evaluation is None or evaluation.source is not source:
         names = _default_fetches(program, feed) if wanted is None else tuple(_name(program, f) for f in wanted)
         known = {v.name for v in source.inputs}
         unknown = [n for n in feed if n not in known]
         if unknown:
             raise UsageError(f"the program has no input '{unknown[0]}'{nearest(unknown[0], known)}")
         must_have_ranges(program)
-        found = _Evaluation(source, for_test(program, key[2], names, dict(key[4])), names, Executor(place))
-        program.evaluations.put(key, found)
-    made, names, executor = found.made, found.names, found.executor
-    inputs = {v.name for v in made.block.inputs}
-    return executor.run(made, {n: a for n, a in feed.items() if n in inputs}, list(names))
+        evaluation = _Evaluation(source, for_test(program, key[2], names, dict(key[4])), names, Executor(place))
+        program.evaluations.put(key, evaluation)
+    test, names, executor = evaluation.made, evaluation.names, evaluation.executor
+    inputs = {v.name for v in test.block.inputs}
+    return executor.run(test, {n: a for n, a in feed.items() if n in inputs}, list(names))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,12 +294,12 @@ def _default_fetches(program: Program, feed: Mapping[str, Any]) -> tuple[str, ..
     for op in forward.operators:
         if any(v.name in reach for v in op.reads()):
             reach.update(v.name for v in op.writes())
-    made = {v.name for op in forward.operators for v in op.writes()}
-    found = tuple(n for n in forward.outputs if n in made and n not in reach)
-    if not found:
+    written = {v.name for op in forward.operators for v in op.writes()}
+    fetches = tuple(n for n in forward.outputs if n in written and n not in reach)
+    if not fetches:
         missing = ", ".join(v.name for v in forward.inputs if v.name not in feed)
         raise UsageError(f"no output can be computed: not fed are {missing}")
-    return found
+    return fetches
 
 
 def fed_batch(program: Program, feed: Mapping[str, Any]) -> int | None:
@@ -332,10 +334,10 @@ def freeze(program: Program, patterns: str | Sequence[str], *, eval: bool = Fals
     must_be_untrained(program)
     wanted = Patterns(patterns)
     block = program.block
-    own = {v.name for v in block.parameters}
-    aliases = {other: n for other, n in program.aliases.items() if n in own}
-    frozen = {n for n in own if wanted.fit(n)}.union(n for other, n in aliases.items() if wanted.fit(other))
-    known = own.union(aliases)
+    parameters = {v.name for v in block.parameters}
+    aliases = {other: n for other, n in program.aliases.items() if n in parameters}
+    frozen = {n for n in parameters if wanted.fit(n)}.union(n for other, n in aliases.items() if wanted.fit(other))
+    known = parameters.union(aliases)
     useless = wanted.useless(known)
     if useless is not None:
         raise UsageError(f"freeze: no parameter is called '{useless}'{nearest(useless, known)}")
@@ -365,10 +367,10 @@ def _frozen_part(block: Block, frozen: set[str]) -> set[int]:
             trained.update(v.name for v in op.writes())
         else:
             still.append(op)
-    found: set[int] = set()
+    indices: set[int] = set()
     leads: set[str] = set()  # values from which a frozen parameter's reader is reached
     for op in reversed(still):
         if any(v.name in frozen for v in op.reads()) or any(v.name in leads for v in op.writes()):
-            found.add(id(op))
+            indices.add(id(op))
             leads.update(v.name for v in op.reads())
-    return found
+    return indices

@@ -69,23 +69,23 @@ def values_to_compare(program: Program, mesh: Mesh | None = None, rank: int = 0)
     """
     if program.mesh is None and mesh is not None:
         return _written_by_hand(program, mesh, rank)
-    found = held(program)
+    values = held(program)
     origin = program.origin
-    if origin is not None and origin.whole and all(found.get(n) == d for n, d in origin.held.items()):
-        return {**found, **{f"'{n}' (whole)": d for n, d in origin.whole.items()}}
-    return found
+    if origin is not None and origin.whole and all(values.get(n) == d for n, d in origin.held.items()):
+        return {**values, **{f"'{n}' (whole)": d for n, d in origin.whole.items()}}
+    return values
 
 
 def _written_by_hand(program: Program, mesh: Mesh, rank: int) -> dict[str, str]:
     arrays = {c.value.name: c.numpy() for c in program.logical.constants}
-    found = {}
+    values = {}
     for name, replica in replicated(program.logical).items():
         array = arrays.get(name, dict.get(program.data, name))
         if array is not None:
             at = [f"{axis}={mesh.coordinate(rank, axis)}" for axis, _ in mesh.axes if axis not in replica.axes]
             place = f" (at {', '.join(at)})" * bool(at)
-            found[f"'{name}'{place}{HIDDEN}{replica.how}"] = digest(array)
-    return found
+            values[f"'{name}'{place}{HIDDEN}{replica.how}"] = digest(array)
+    return values
 
 
 def _place(part: Part | None) -> str:
@@ -122,12 +122,12 @@ def options_of(spec: Spec, only: Collection[str] = _COMPARED) -> dict[str, str]:
     """The options of a step: its rule's, `Adam.learning_rate` → "0.001", and the fields `only` of its spec."""
     rule = spec.rule.optimizer if isinstance(spec.rule, OtherRule) else spec.rule
     name = type(rule).__name__
-    found = {"optimizer": name}
-    found |= {f"{name}.{_public(n)}": _described(v) for n, v in vars(rule).items() if n not in _OWN}
+    options = {"optimizer": name}
+    options |= {f"{name}.{_public(n)}": _described(v) for n, v in vars(rule).items() if n not in _OWN}
     for part in sorted(only):
         value = getattr(spec, part)
-        found |= _fields(value, 1) if part == "parallel" and value is not None else {part: _described(value)}
-    return {name: text if len(text) < _LONG else _short(text) for name, text in found.items()}
+        options |= _fields(value, 1) if part == "parallel" and value is not None else {part: _described(value)}
+    return {name: text if len(text) < _LONG else _short(text) for name, text in options.items()}
 
 
 def _short(text: str) -> str:

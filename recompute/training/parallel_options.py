@@ -143,12 +143,12 @@ class Parallel:
     def pieces(self, merge: Merge | None) -> int:
         """Micro-batches of a step, of all ranks together."""
         each = 1 if merge is None else merge.k_steps
-        found = self.micro_batches
-        if found is None:
-            found = self.ranks * (each if merge is not None or self.pipe is None else 2 * self.pipe.ranks)
-        if found % self.sharing or found % each:
-            raise UsageError(f"data parallelism: {found} micro-batches cannot be {each} for each of {self.ranks} ranks")
-        return found
+        count = self.micro_batches
+        if count is None:
+            count = self.ranks * (each if merge is not None or self.pipe is None else 2 * self.pipe.ranks)
+        if count % self.sharing or count % each:
+            raise UsageError(f"data parallelism: {count} micro-batches cannot be {each} for each of {self.ranks} ranks")
+        return count
 
     def merge(self, merge: Merge | None) -> Merge:
         """The micro-batches of all ranks as those of one."""

@@ -20,8 +20,8 @@ from ..passes.sharding.reshard import Division
 def stored(program: Program) -> tuple[Value, ...]:
     """Parameters, buffers and state, as this process has them, wherever a step keeps them."""
     b = program.block
-    found = (*b.parameters, *b.buffers, *b.state)
-    return tuple(Value(v.name, v.type.placed(host=False)) if v.type.host else v for v in found)
+    values = (*b.parameters, *b.buffers, *b.state)
+    return tuple(Value(v.name, v.type.placed(host=False)) if v.type.host else v for v in values)
 
 
 #: the mesh of one rank
@@ -50,24 +50,24 @@ class Part:
         """The whole value from what all ranks have, in their order; None: a rank of another stage has nothing."""
         if self.mesh == ONE:
             return np.concatenate([p for p in parts if p is not None])[: self.whole.size].reshape(self.whole.shape)
-        found = np.empty(self.whole.size, self.whole.numpy)
+        array = np.empty(self.whole.size, self.whole.numpy)
         for rank, part in enumerate(parts):
             if part is None:
                 continue
-            own = self.elements(rank)
-            found[own] = part.reshape(-1)[: own.size].reshape(own.shape)
-        return found.reshape(self.whole.shape)
+            places = self.elements(rank)
+            array[places] = part.reshape(-1)[: places.size].reshape(places.shape)
+        return array.reshape(self.whole.shape)
 
     def elements(self, rank: int) -> np.ndarray:
         """The positions, in the whole value's elements, of those that a rank of the mesh has."""
-        found = np.arange(self.whole.size).reshape(self.whole.shape)
+        places = np.arange(self.whole.size).reshape(self.whole.shape)
         for how, cut in self.cuts:
             at = self.mesh.coordinate(rank, how.axis)
-            found = cut.place.cut(found, how.ranks, at, at + 1)
+            places = cut.place.cut(places, how.ranks, at, at + 1)
         if not self.padded:
-            return found
+            return places
         at = self.mesh.coordinate(rank, self.along)
-        return found.reshape(-1)[at * self.padded : (at + 1) * self.padded]
+        return places.reshape(-1)[at * self.padded : (at + 1) * self.padded]
 
     def spans(self) -> list[tuple[int, int, int]]:
         """The runs of this rank's elements: position in the whole value, position in the part, length."""
@@ -80,13 +80,13 @@ class Part:
 
 def parts_of(program: Program) -> dict[str, Part]:
     """The parameters, buffers and state of which this rank has a part; the rest is the same on all ranks."""
-    found = _divided(program)
+    parts = _divided(program)
     if program.division is None:
-        return found
+        return parts
     owners = sorted(program.sharded, key=len, reverse=True)
-    own = {v.name: v.shape for v in program.block.parameters if v.name in program.sharded}
+    shapes = {v.name: v.shape for v in program.block.parameters if v.name in program.sharded}
     for v in (*program.block.parameters, *program.block.state):
-        owner = next((n for n in owners if f"{v.name}.".startswith(f"{n}.") and v.shape == own[n]), None)
+        owner = next((n for n in owners if f"{v.name}.".startswith(f"{n}.") and v.shape == shapes[n]), None)
         if owner is not None:
             own_type = v.type.with_shape(program.sharded[owner].shape)
             low = min(program.division.rank * v.size, own_type.size)
@@ -98,25 +98,25 @@ def parts_of(program: Program) -> dict[str, Part]:
                 d = program.divided[owner]
                 how |= {"cuts": d.cuts, "rank": d.rank}
                 own_type = v.type.with_shape(d.whole.shape)
-            found[v.name] = Part(own_type, low, count, **how)
-    return found
+            parts[v.name] = Part(own_type, low, count, **how)
+    return parts
 
 
 def _divided(program: Program) -> dict[str, Part]:
     """What axes of the mesh divide that divide operators."""
-    found: dict[str, Part] = {}
+    parts: dict[str, Part] = {}
     if not program.divided:
-        return found
-    own = {v.name: v for v in stored(program)}
+        return parts
+    values = {v.name: v for v in stored(program)}
     for v in stored(program):
         owner = v.name  # an optimizer's state has the name of its parameter and more behind a dot
         while owner and owner not in program.divided:
             owner = owner.rpartition(".")[0]
-        if owner and v.shape == own[owner].shape:
+        if owner and v.shape == values[owner].shape:
             d = program.divided[owner]
             whole = v.type.with_shape(d.whole.shape)
-            found[v.name] = Part(whole, 0, v.size, d.cuts, program.mesh, d.rank)
-    return found
+            parts[v.name] = Part(whole, 0, v.size, d.cuts, program.mesh, d.rank)
+    return parts
 
 
 def whole_types(program: Program) -> dict[str, TensorType]:

@@ -100,19 +100,19 @@ def backward_passes(
     if spec.parallel is not None and (pipe := spec.parallel.pipe) is not None:
         before.append(CutStages(pipe, spec.parallel.cuts))
     stored: list[Pass] = [StoreParameters()] if spec.precision == PURE else []
-    found: list[Pass] = [*find_passes(program, kept, attention=attention), *stored, KeepForward(loss)]
+    passes: list[Pass] = [*find_passes(program, kept, attention=attention), *stored, KeepForward(loss)]
     if _fuses_head(spec, program) and (not low or target.on_device):  # a CPU has no products of halves for it
-        found.append(FindHead(loss, (*program.fetched, *_named(program, spec.full))))
+        passes.append(FindHead(loss, (*program.fetched, *_named(program, spec.full))))
     if low:
-        found.append(Precision(spec.precision or "", spec.full, losses))
+        passes.append(Precision(spec.precision or "", spec.full, losses))
     scale = state_names(program)[0] if spec.scaling is not None else ""
     if spec.scaling is not None:
-        found.append(ScaleLoss(spec.scaling.initial))
-    found.append(Autodiff(loss, tuple(parameters), tuple(no_grad), scale))
+        passes.append(ScaleLoss(spec.scaling.initial))
+    passes.append(Autodiff(loss, tuple(parameters), tuple(no_grad), scale))
     after = [*_recomputing(spec, program, loss), *_of_ranks(spec)]
     if merge is not None and merge.multiple != 1:
         after.append(ScaleGradients(merge.multiple))
-    return with_inserted([*before, *found, *after], _insertions(spec))
+    return with_inserted([*before, *passes, *after], _insertions(spec))
 
 
 def _named(program: Program, patterns: Sequence[str]) -> list[str]:
@@ -146,38 +146,38 @@ def _recomputing(spec: Spec, program: Program, loss: str) -> list[Pass]:
 
 def _of_ranks(spec: Spec) -> list[Pass]:
     """Shards of parameters, slices of the whole step, checkpoints in host memory."""
-    found: list[Pass] = []
+    passes: list[Pass] = []
     parallel, merge = spec.parallel, spec.micro_batches
     if parallel is not None and merge is not None and parallel.zero and parallel.ranks > 1:
         how = parallel.sharded(merge.k_steps)
-        found.append(ShardParameters(how.axis, how.ranks, how.rank, how.parts, how.again))
+        passes.append(ShardParameters(how.axis, how.ranks, how.rank, how.parts, how.again))
     if spec.whole and spec.request is None and not spec.later:
-        found.append(Slice(spec.whole))
+        passes.append(Slice(spec.whole))
         if parallel is not None and parallel.pipe is not None:
-            found.append(DropStages())
+            passes.append(DropStages())
     if spec.offload and spec.request is None:
-        found.append(OffloadCheckpoints())
-    return found
+        passes.append(OffloadCheckpoints())
+    return passes
 
 
 def update_passes(spec: Spec, program: Program) -> list[Pass]:
     """The passes after the gradients: updates, averages, the count of steps, norms over ranks, approximations."""
-    found: list[Pass] = []
+    passes: list[Pass] = []
     if spec.precision and not spec.whole and not spec.rule.clips:
-        found.append(UncastGradients())
+        passes.append(UncastGradients())
     scale = state_names(program)[0] if spec.scaling is not None else ""
-    found += [Updates(spec.rule, scale, spec.precision == PURE), EagerUpdates(), CountStep(spec.rule)]
+    passes += [Updates(spec.rule, scale, spec.precision == PURE), EagerUpdates(), CountStep(spec.rule)]
     if spec.scaling is not None and spec.scaling.dynamic:
-        found.append(UpdateScale(spec.scaling.growth, spec.scaling.backoff, spec.scaling.interval))
+        passes.append(UpdateScale(spec.scaling.growth, spec.scaling.backoff, spec.scaling.interval))
     if spec.average is not None:
-        found += [AverageWeights(spec.average.decay, spec.average.thres_steps), EagerUpdates()]
+        passes += [AverageWeights(spec.average.decay, spec.average.thres_steps), EagerUpdates()]
     if spec.parallel is not None:
-        found += _norms(spec)
+        passes += _norms(spec)
     if spec.allowed and spec.request is None:
         target = target_of(spec.target)
         permitted = tuple(map(str, parse_permissions(spec.allowed)))
-        found += [*cleanup_passes(target), Approximate(everywhere=permitted)]
-    return with_inserted(found, _insertions(spec))
+        passes += [*cleanup_passes(target), Approximate(everywhere=permitted)]
+    return with_inserted(passes, _insertions(spec))
 
 
 def _insertions(spec: Spec) -> tuple[Insertion, ...]:
@@ -192,26 +192,26 @@ def _norms(spec: Spec) -> list[Pass]:
     divided = axes_of(parallel.mesh)
     how = parallel.sharded(parallel.pieces(spec.merge))
     sharded = bool(parallel.zero) and parallel.ranks > 1
-    found: list[Pass] = [WholeNormsOnly(str(parallel.mesh), parallel.zero)]
+    passes: list[Pass] = [WholeNormsOnly(str(parallel.mesh), parallel.zero)]
     if divided:
         axes, ranks = zip(*divided, strict=True)
-        found.append(NormsOverParts(axes, ranks, parallel.pipe is not None))
-    found.append(NormsOverRanks(how.axis, how.ranks, how.rank, how.parts, sharded))
+        passes.append(NormsOverParts(axes, ranks, parallel.pipe is not None))
+    passes.append(NormsOverRanks(how.axis, how.ranks, how.rank, how.parts, sharded))
     if parallel.pipe is not None:
-        found += [NormsOverStages(parallel.pipe), EagerUpdates()]
-    return found
+        passes += [NormsOverStages(parallel.pipe), EagerUpdates()]
+    return passes
 
 
 def checkpoint_names(program: Program, patterns: Sequence[str]) -> list[str]:
     """The values that names and globs match, among forward values and aliases.  UsageError for a miss."""
     values = program.block.values()
     forward = [v.name for o in program.operators if o.role in (Role.FORWARD, Role.LOSS) for v in o.writes()]
-    found: list[str] = []
+    names: list[str] = []
     for name in patterns:
         matches = [name] if name in values else fnmatch.filter(forward, name)
         if not matches:
             matches = [program.aliases[a] for a in fnmatch.filter(program.aliases, name)]
         if not matches:
             raise UsageError(f"there is no value '{name}' to checkpoint{nearest(name, [*forward, *program.aliases])}")
-        found += matches
-    return list(dict.fromkeys(found))
+        names += matches
+    return list(dict.fromkeys(names))

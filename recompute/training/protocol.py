@@ -124,9 +124,9 @@ class SpecOptimizer(AnyOptimizer):
         wanted = names_of(program, () if parameter_list is None else parameter_list, "parameter_list")
         no_grad = names_of(program, () if no_grad_set is None else no_grad_set, "no_grad_set")
         pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
-        made = self.apply_optimize(loss, startup_program, pairs), pairs
+        result = self.apply_optimize(loss, startup_program, pairs), pairs
         program.step_again = StepAgain(self.spec, forward, loss.name, wanted, no_grad, most, program.logical)
-        return made
+        return result
 
     def backward(
         self,
@@ -315,8 +315,8 @@ class StatefulWrapper(WrappedOptimizer):
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The inner optimizer's state, and this one's."""
-        own = {} if self._program is None else {n: np.array(self._program.data[n]) for n in self._state}
-        return {**self.inner.state_dict(), **own}
+        arrays = {} if self._program is None else {n: np.array(self._program.data[n]) for n in self._state}
+        return {**self.inner.state_dict(), **arrays}
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
         """Sets the state to what `state_dict` returned."""

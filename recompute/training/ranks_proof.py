@@ -72,15 +72,15 @@ class _Rank:
         self.env = {c.value.name: numbers.constant(c) for c in self.block.constants}
         block = self.block
         for v in (*block.inputs, *block.parameters, *block.buffers, *block.state):
-            own = self.part(v, before[v.name]) if v.name in before else None
+            part = self.part(v, before[v.name]) if v.name in before else None
             kind = "input" if v in block.inputs else "state"
-            self.env[v.name] = numbers.declared(kind, v.renamed(f"{v.name}@{number}")) if own is None else own
+            self.env[v.name] = numbers.declared(kind, v.renamed(f"{v.name}@{number}")) if part is None else part
 
     def part(self, v: Value, whole: View) -> View | None:
         """This rank's part of a whole value; None where it is no such part."""
         if v.name in self.parts:
-            found = self.of(self.parts[v.name], whole)
-            return found if found is not None and found.shape == v.shape else None
+            shard = self.of(self.parts[v.name], whole)
+            return shard if shard is not None and shard.shape == v.shape else None
         if v.shape == whole.shape:
             return whole
         axis = next((i for i, (a, b) in enumerate(zip(v.shape, whole.shape, strict=False)) if a != b), 0)
@@ -92,14 +92,14 @@ class _Rank:
 
     def of(self, part: Part, whole: View) -> View | None:
         """A part of a parameter or of its state."""
-        found: View | None = whole
+        view: View | None = whole
         for how, cut in part.cuts:
-            found = found and cut_at(found, cut.place, self.mesh.coordinate(self.number, how.axis), 1, how.ranks)
-        if found is None or not part.padded:
-            return found
-        ranks, t = self.mesh.size(part.along), TensorType(part.whole.dtype, found.shape)
+            view = view and cut_at(view, cut.place, self.mesh.coordinate(self.number, how.axis), 1, how.ranks)
+        if view is None or not part.padded:
+            return view
+        ranks, t = self.mesh.size(part.along), TensorType(part.whole.dtype, view.shape)
         op = Shard(ranks, self.mesh.coordinate(self.number, part.along), part.padded * ranks)
-        return self.numbers.apply(op, [found], (t,), (t.with_shape((part.padded,)),))[0]
+        return self.numbers.apply(op, [view], (t,), (t.with_shape((part.padded,)),))[0]
 
     def compared(self) -> list[Value]:
         """Outputs, and what persists."""
@@ -145,22 +145,22 @@ def _together(op: Communication, t: TensorType) -> Expansion:
     """A collective as a composition of the members' values."""
     b, n = Builder(), op.ranks
     xs = [Value(b.names.take(f"x{i}"), t) for i in range(n)]
-    made: list[Any]
+    values: list[Any]
     if isinstance(op, (AllReduce, ReduceScatter, Reduce)):
         total = b.add_all(xs)
         rows = t.shape[0] // n if isinstance(op, ReduceScatter) else 0
         if isinstance(op, ReduceScatter):
-            made = [b.Slice(total, starts=(i * rows,), ends=((i + 1) * rows,), axes=(0,)) for i in range(n)]
+            values = [b.Slice(total, starts=(i * rows,), ends=((i + 1) * rows,), axes=(0,)) for i in range(n)]
         else:
-            made = [total if not isinstance(op, Reduce) or i == op.root else b.fill(0, t) for i in range(n)]
+            values = [total if not isinstance(op, Reduce) or i == op.root else b.fill(0, t) for i in range(n)]
     elif isinstance(op, AllGather):
-        made = [b.Concat(*xs, axis=0)] * n
+        values = [b.Concat(*xs, axis=0)] * n
     elif isinstance(op, AllToAll):
         rows = t.shape[0] // n
         parts = [[b.Slice(x, starts=(i * rows,), ends=((i + 1) * rows,), axes=(0,)) for i in range(n)] for x in xs]
-        made = [b.Concat(*(p[i] for p in parts), axis=0) for i in range(n)]
+        values = [b.Concat(*(p[i] for p in parts), axis=0) for i in range(n)]
     elif isinstance(op, Broadcast):
-        made = [xs[op.root]] * n
+        values = [xs[op.root]] * n
     else:
         raise VerifyError(f"no rule says what {op.name} computes")
-    return Expansion(tuple(b.operators), tuple(b.constants), tuple(made))
+    return Expansion(tuple(b.operators), tuple(b.constants), tuple(values))

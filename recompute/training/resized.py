@@ -28,22 +28,22 @@ from .spec import Spec, StepAgain
 __all__ = ["at_sizes", "evaluate", "for_feed", "for_test", "freeze", "step_like", "unused", "values_to_compare"]
 
 
-def step_like(program: Program, made: Program, spec: Spec, how: StepAgain) -> Program:
+def step_like(program: Program, step: Program, spec: Spec, how: StepAgain) -> Program:
     """A forward pass at other sizes as a training step with the arrays of `program`.
 
     The optimizer is a copy: the user's own has the state of `program`.  UsageError where its parameters are others.
     """
     lists = {"parameter_list": how.parameters or None, "no_grad_set": how.no_grad or None}
-    Described(unused(spec)).minimize(made[how.loss], None, **lists)
-    shapes = [{v.name: v.shape for v in p.block.parameters} for p in (made, program)]
+    Described(unused(spec)).minimize(step[how.loss], None, **lists)
+    shapes = [{v.name: v.shape for v in p.block.parameters} for p in (step, program)]
     if shapes[0] != shapes[1]:
         other = next(n for n in {**shapes[0], **shapes[1]} if shapes[0].get(n) != shapes[1].get(n))
         raise UsageError(
             f"at these sizes '{other}' has another shape than in program '{program.block.name}': "
             f"{shapes[0].get(other)} in place of {shapes[1].get(other)}"
         )
-    share_arrays(made, program)
-    return made
+    share_arrays(step, program)
+    return step
 
 
 def unused(spec: Spec) -> Spec:
@@ -63,9 +63,9 @@ def for_feed(program: Program, feed: Mapping[str, Any]) -> tuple[int | None, tup
             return None
     except ValueError:  # no array: the executor says so
         return None
-    own = sizes_of(program)
-    found = fed_batch(program, feed), tuple(sorted(sizes_of(program, feed).items()))
-    return None if found == (None, tuple(sorted(own.items()))) else found
+    current = sizes_of(program)
+    sizes = fed_batch(program, feed), tuple(sorted(sizes_of(program, feed).items()))
+    return None if sizes == (None, tuple(sorted(current.items()))) else sizes
 
 
 def at_sizes(program: Program, batch: int | None, dims: Mapping[str, int]) -> Program:
@@ -75,9 +75,9 @@ def at_sizes(program: Program, batch: int | None, dims: Mapping[str, int]) -> Pr
     """
     checked_dims(dims)
     if not any(op.role is Role.OPTIMIZE for op in program.operators):
-        made = forward_at(program, batch, dims)
-        share_arrays(made, program)
-        return made
+        other = forward_at(program, batch, dims)
+        share_arrays(other, program)
+        return other
     how = program.step_again
     if how is None or how.forward is None or (program.logical is not how.block and program.compiled is None):
         raise UsageError(
@@ -86,13 +86,13 @@ def at_sizes(program: Program, batch: int | None, dims: Mapping[str, int]) -> Pr
         )
     if program.mesh is not None:
         raise UsageError(f"program '{program.block.name}' is one of several ranks': it runs at its own sizes alone")
-    own = program.forward_block.batch or 1
-    made = how.forward(own if batch is None else batch, {**sizes_of(program), **dims})
-    spec = how.spec.for_batch(own if batch is None else batch, how.most)
+    size = program.forward_block.batch or 1
+    other = how.forward(size if batch is None else batch, {**sizes_of(program), **dims})
+    spec = how.spec.for_batch(size if batch is None else batch, how.most)
     try:
-        return step_like(program, made, spec, how)
+        return step_like(program, other, spec, how)
     except UsageError:  # a plan that is for other sizes
         if spec == spec.without_plan():
             raise
-        made = how.forward(own if batch is None else batch, {**sizes_of(program), **dims})
-        return step_like(program, made, spec.without_plan(), how)
+        other = how.forward(size if batch is None else batch, {**sizes_of(program), **dims})
+        return step_like(program, other, spec.without_plan(), how)

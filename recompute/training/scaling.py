@@ -84,9 +84,9 @@ class UpdateScale(Pass):
 
     def rewrite(self, program: Program) -> Block:
         scale, good = (program[n].value for n in state_names(program))
-        made = next(o for o in program.operators if isinstance(o.op, InverseIfFinite) and o.inputs[0] == scale)
+        inverse = next(o for o in program.operators if isinstance(o.op, InverseIfFinite) and o.inputs[0] == scale)
         b = program.builder(Role.OPTIMIZE)
-        b.emit(LossScaleUpdate(self.growth, self.backoff, self.interval), scale, good, *made.writes(), want=2)
+        b.emit(LossScaleUpdate(self.growth, self.backoff, self.interval), scale, good, *inverse.writes(), want=2)
         program.append(b)
         return program.block
 
@@ -108,10 +108,10 @@ class UncastGradients(Pass):
         return program.block
 
 
-def _before_cast(made: Operator | None, gradient: str) -> str:
+def _before_cast(operator: Operator | None, gradient: str) -> str:
     """The operand of the cast to float32 that made a gradient; the gradient itself if there is none."""
-    if made is None or not isinstance(made.op, Cast) or made.op.to != "f32":
+    if operator is None or not isinstance(operator.op, Cast) or operator.op.to != "f32":
         return gradient
-    (source,) = made.inputs
+    (source,) = operator.inputs
     assert source is not None
     return source.name if source.dtype in ("f16", "bf16") else gradient

@@ -36,19 +36,19 @@ def shard(value: Variable | Program, names: str = "", *, axis: str = "tp", dim: 
     program = value if isinstance(value, Program) else getattr(value, "program", None)
     if program is None:
         raise UsageError(f"rc.shard takes a Variable, or a program and a name, not {value!r}")
-    found = _values(program, value.name if isinstance(value, Variable) else names)
+    values = _values(program, value.name if isinstance(value, Variable) else names)
     for number, name in ((dim, "dim"), (blocks, "blocks")):
         if isinstance(number, bool) or not isinstance(number, int):
             raise UsageError(f"rc.shard: {name} must be a whole number, not {number!r}")
     if not isinstance(axis, str) or axis in OTHERS:
         raise UsageError(f"rc.shard: axis must be a name of the mesh's other than {' and '.join(OTHERS)}, not {axis!r}")
     added = dict(program.shardings)
-    for v in found:
-        own = dim + v.type.ndim if dim < 0 else dim
-        if not 0 <= own < v.type.ndim or blocks < 1 or v.shape[own] % blocks:
+    for v in values:
+        place = dim + v.type.ndim if dim < 0 else dim
+        if not 0 <= place < v.type.ndim or blocks < 1 or v.shape[place] % blocks:
             raise UsageError(f"rc.shard: '{v.name}' is {v.type}: it has no axis {dim} of {blocks} equal blocks")
         kept = tuple(s for s in added.get(v.name, ()) if s.axis != axis)
-        added[v.name] = (*kept, Sharding(axis, own, blocks))
+        added[v.name] = (*kept, Sharding(axis, place, blocks))
     program.shardings = added
 
 
@@ -56,10 +56,10 @@ def _values(program: Program, name: str) -> list[Value]:
     values = program.block.values()
     name = expect("rc.shard: names", name, str, "the name or glob of values")
     name = program.aliases.get(name, name)
-    found = [values[name]] if name in values else [values[n] for n in fnmatch.filter(values, name)]
-    if not found:
+    matches = [values[name]] if name in values else [values[n] for n in fnmatch.filter(values, name)]
+    if not matches:
         raise UsageError(f"rc.shard: the program has no value '{name}'{nearest(name, values)}")
-    return found
+    return matches
 
 
 def axes_of(mesh: Mesh) -> list[tuple[str, int]]:
@@ -67,8 +67,8 @@ def axes_of(mesh: Mesh) -> list[tuple[str, int]]:
 
     The axis tp comes last: it cuts the sequence where nothing else is cut, within what others have left.
     """
-    found = [(name, size) for name, size in mesh.axes if name not in OTHERS and size > 1]
-    return sorted(found, key=lambda axis: axis[0] == "tp")
+    axes = [(name, size) for name, size in mesh.axes if name not in OTHERS and size > 1]
+    return sorted(axes, key=lambda axis: axis[0] == "tp")
 
 
 def divisions(mesh: Mesh, rank: int, order: str = "tree", *, sequence: bool = True) -> list[DivideAxis]:

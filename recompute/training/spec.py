@@ -103,8 +103,8 @@ class Spec:
         None if nothing is.  UsageError for what is invalid or excludes each other.
         """
         allowed = () if self.checkpoints or not self.allowed else parse_permissions(self.allowed)
-        found = dataclasses.replace(self.planning, offload=self.offload, approximations=allowed).checked()
-        return None if found is None else dataclasses.replace(found, slices=self.whole)
+        planning = dataclasses.replace(self.planning, offload=self.offload, approximations=allowed).checked()
+        return None if planning is None else dataclasses.replace(planning, slices=self.whole)
 
     @property
     def recomputes(self) -> bool:

@@ -43,8 +43,8 @@ def cuts_of(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> tuple[s
 
 def busiest(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> int:
     """The place of the rank whose stages take longest."""
-    found = loads(program.block, cuts_of(program, pipe, cuts), _work, pipe.ranks)
-    return found.index(max(found))
+    work = loads(program.block, cuts_of(program, pipe, cuts), _work, pipe.ranks)
+    return work.index(max(work))
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class DropStages(Pass):
     def rewrite(self, program: Program) -> Block:
         """The block itself; the program's pairs and arrays become those of this rank."""
         values = program.block.values()
-        own = {v.name for v in (*program.block.parameters, *program.block.buffers)}
-        program.gradients = [(p, g) for p, g in program.gradients if p in own and g in values]
+        names = {v.name for v in (*program.block.parameters, *program.block.buffers)}
+        program.gradients = [(p, g) for p, g in program.gradients if p in names and g in values]
         for name in [n for n in program.data if n not in values]:
             del program.data[name]
         return program.block
@@ -96,8 +96,8 @@ def with_own_layers(program: Program, pipe: Pipe, cuts: Sequence[str]) -> Progra
     if block is program.block:
         return program
     values = block.values()
-    found = Program(block, {n: a for n, a in program.data.items() if n in values}, source=program.source)
-    found.take_origin(program)
-    found.again = None
-    found.shardings = {n: s for n, s in program.shardings.items() if n in values}
-    return found
+    other = Program(block, {n: a for n, a in program.data.items() if n in values}, source=program.source)
+    other.take_origin(program)
+    other.again = None
+    other.shardings = {n: s for n, s in program.shardings.items() if n in values}
+    return other

@@ -98,16 +98,16 @@ def unchanged(program: Program) -> dict[str, str]:
         return {}
     updated = {v.name for op in program.block.operators if op.op.updates for v in op.writes()}
     tensors, parts = {t.name: t for t in program.source.graph.initializer}, parts_of(program)
-    found = dict[str, str]()
+    digests = dict[str, str]()
     for v in program.block.buffers:
         if v.name in tensors and v.name in program.data and v.name not in updated:
-            whole, own = tensor_array(tensors[v.name]), contents(program, v)
+            whole, array = tensor_array(tensors[v.name]), contents(program, v)
             if v.name in parts:
-                same = parts[v.name].whole == TensorType.of(whole) and _has_part(own, whole, parts[v.name])
+                same = parts[v.name].whole == TensorType.of(whole) and _has_part(array, whole, parts[v.name])
             else:
-                same = TensorType.of(whole) == v.type and digest(own) == digest(whole)
-            found |= {v.name: digest(whole)} if same else {}
-    return found
+                same = TensorType.of(whole) == v.type and digest(array) == digest(whole)
+            digests |= {v.name: digest(whole)} if same else {}
+    return digests
 
 
 def _has_part(own: np.ndarray, whole: np.ndarray, part: Part) -> bool:
@@ -137,12 +137,12 @@ def metadata_of(left: Mapping[str, str]) -> dict[str, str]:
 def _left_out(metadata: Mapping[str, str] | None, path: str | PathLike[str]) -> dict[str, str]:
     """The digests of what a file leaves out.  ModelError where it has others than are written."""
     try:
-        found = json.loads((metadata or {}).get(LEFT_OUT, "{}"))
+        left = json.loads((metadata or {}).get(LEFT_OUT, "{}"))
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(d, str) for d in found.values()):
+        left = None
+    if not isinstance(left, dict) or not all(isinstance(d, str) for d in left.values()):
         raise ModelError(f"'{path}' has damaged metadata: {LEFT_OUT} is no digest by name")
-    return found
+    return left
 
 
 def load_state(program: Program, path: str | PathLike[str], strict: bool = True) -> None:
@@ -159,17 +159,17 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
     path, before = as_path(path), program.broken
     try:
         with safe_open(regular(path), framework="np") as file:
-            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  no mapping
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  no mapping
             left = _left_out(file.metadata(), path)
-            given = {n: _type_text(s.get_dtype(), s.get_shape()) for n, s in found.items()}
-            _check(program, given, strict, f"'{path}'", left)
+            types = {n: _type_text(s.get_dtype(), s.get_shape()) for n, s in slices.items()}
+            _check(program, types, strict, f"'{path}'", left)
             parts = parts_of(program)
             far = any(map(is_stored, dict.values(program.data)))
             direct = {v.name for v in stored(program) if v.dtype not in _EIGHT_BITS.values() and v.name not in parts}
             read: Iterable[tuple[Value, np.ndarray]] = (
                 (v, file.get_tensor(v.name) if v.name in direct and not far else _read_at(path, v, parts))
                 for v in stored(program)
-                if v.name in found
+                if v.name in slices
             )
             if far:  # there may be no room for all
                 program.broken = f"'{path}' was not read to its end"  # until it is
@@ -186,7 +186,7 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
     except MemoryError:
         raise OutOfMemoryError(f"not enough memory on this machine for the contents of '{path}'") from None
     program.broken = before
-    _mended(program, {**found, **left})
+    _mended(program, {**slices, **left})
 
 
 def _read_at(path: str | PathLike[str], v: Value, parts: Mapping[str, Part]) -> np.ndarray:
@@ -220,7 +220,7 @@ def _type_text(dtype: str, shape: list[int]) -> str:
 
 
 def _check(
-    program: Program, given: Mapping[str, str], strict: bool, what: str, left: Mapping[str, str] = MappingProxyType({})
+    program: Program, types: Mapping[str, str], strict: bool, what: str, left: Mapping[str, str] = MappingProxyType({})
 ) -> None:
     """UsageError that lists all names that are missing, unknown or of another type.
 
@@ -232,16 +232,16 @@ def _check(
         )
     wanted = {name: str(t) for name, t in whole_types(program).items()}
     problems = [
-        f"'{n}' is {given[n]} there, the program says {t}" for n, t in wanted.items() if n in given and given[n] != t
+        f"'{n}' is {types[n]} there, the program says {t}" for n, t in wanted.items() if n in types and types[n] != t
     ]
     if strict:
-        problems += [f"'{n}' ({t}) is missing" for n, t in wanted.items() if n not in given and n not in left]
-        names, here = [n for n in left if n in wanted and n not in given], unchanged(program) if left else {}
+        problems += [f"'{n}' ({t}) is missing" for n, t in wanted.items() if n not in types and n not in left]
+        names, here = [n for n in left if n in wanted and n not in types], unchanged(program) if left else {}
         whole = {v.name: v for v in stored(program) if v.name not in here and v.name not in parts_of(program)}
         here |= {n: digest(contents(program, whole[n])) for n in names if n in whole}
         other = [n for n in names if here.get(n) != left[n]]
         problems += [f"'{n}', a frozen weight, has other contents in this model than when it was saved" for n in other]
-        unknown = [n for n in (*given, *left) if n not in wanted and not program.first_stages]  # what other stages have
+        unknown = [n for n in (*types, *left) if n not in wanted and not program.first_stages]  # what other stages have
         problems += [f"the program has no '{n}'{nearest(n, wanted) if len(unknown) < _MOST else ''}" for n in unknown]
     if problems:
         more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []

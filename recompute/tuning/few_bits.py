@@ -42,21 +42,21 @@ def few_bits(model: Graph) -> dict[str, FewBits]:
 
     Tables that are unpacked when they are loaded are none.  ModelError where options and sizes do not fit.
     """
-    found = {}
+    weights = {}
     for node in model.nodes:
         if node.domain != DOMAIN or node.op_type not in CODES:
             continue
-        given = {a.name: a.i for a in node.attribute}
+        attributes = {a.name: a.i for a in node.attribute}
         at = CODES[node.op_type]
         codes, scales, zero = (*node.input, "", "")[at], (*node.input, "", "", "")[2], (*node.input, *[""] * 4)[3]
         if codes not in model.tensors or scales not in model.tensors:
             continue
-        t, bits, size = model.tensors[codes], given.get("bits", 4), given.get("block_size", 32 if at else 128)
-        if t.data_type != onnx.TensorProto.UINT8 or not (at or _in_rows(t, given, bits, size)):
+        t, bits, size = model.tensors[codes], attributes.get("bits", 4), attributes.get("block_size", 32 if at else 128)
+        if t.data_type != onnx.TensorProto.UINT8 or not (at or _in_rows(t, attributes, bits, size)):
             continue
-        shape = (given.get("N", 0), given.get("K", 0)) if at else (t.dims[0], t.dims[1] * 8 // bits)
-        table = "" if node.op_type != "MatMulBnb4" else "nf4" if given.get("quant_type", 0) else "fp4"
-        found[codes] = w = FewBits(codes, scales, zero, shape, bits, size, model.tensors[scales].data_type, table)
+        shape = (attributes.get("N", 0), attributes.get("K", 0)) if at else (t.dims[0], t.dims[1] * 8 // bits)
+        table = "" if node.op_type != "MatMulBnb4" else "nf4" if attributes.get("quant_type", 0) else "fp4"
+        weights[codes] = w = FewBits(codes, scales, zero, shape, bits, size, model.tensors[scales].data_type, table)
         types = [_type(model.tensors[n]) if n in model.tensors else None for n in (codes, scales, zero)]
         try:
             if shape[0] < 1:
@@ -64,12 +64,12 @@ def few_bits(model: Graph) -> dict[str, FewBits]:
             w.rule.check(need(types[0]), need(types[1]), types[2], shape[0])
         except TypeRuleError as e:
             raise ModelError(f"the weight '{codes}' of {node.op_type} '{node.name}': {e}") from None
-    return found
+    return weights
 
 
-def _in_rows(t: onnx.TensorProto, given: dict[str, int], bits: int, size: int) -> bool:
+def _in_rows(t: onnx.TensorProto, attributes: dict[str, int], bits: int, size: int) -> bool:
     """Whether a table stays packed when it is loaded: whole blocks along rows, which are gathered."""
-    if len(t.dims) != 2 or given.get("gather_axis", 0) % 2 or given.get("quantize_axis", 1) % 2 != 1:
+    if len(t.dims) != 2 or attributes.get("gather_axis", 0) % 2 or attributes.get("quantize_axis", 1) % 2 != 1:
         return False
     return bits in (2, 4, 8) and size >= 16 and t.dims[1] * 8 // bits % size == 0
 
@@ -94,14 +94,14 @@ def whole(model: Graph, w: FewBits) -> np.ndarray:
 
 def _parts(model: Graph, w: FewBits) -> list[np.ndarray]:
     """Codes, scales and, where there are some, zero points, as matrices of N rows."""
-    found = []
+    parts = []
     for name in (w.codes, w.scales, w.zeros):
         array = model.constant(name) if name else None
         if array is None and name:
             raise UsageError(f"the contents of '{name}' are not in the model")
         if array is not None:
-            found.append(array.reshape(w.shape[0], -1))
-    return found
+            parts.append(array.reshape(w.shape[0], -1))
+    return parts
 
 
 def rounded(model: Graph, w: FewBits, wanted: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -127,11 +127,11 @@ def rounded(model: Graph, w: FewBits, wanted: np.ndarray) -> tuple[dict[str, np.
         error.append(((numbers * s - x) ** 2).sum(axis=-1, keepdims=True))
     new = error[1] < error[0]
     codes, scale, zero, numbers = (np.where(new, b, a) for a, b in zip(*held, strict=True))
-    found = {w.codes: _packed(codes.reshape(rows, -1), w.rule.places), w.scales: scale.astype(parts[1].dtype)}
+    arrays = {w.codes: _packed(codes.reshape(rows, -1), w.rule.places), w.scales: scale.astype(parts[1].dtype)}
     if w.zeros:
         kind = parts[2].dtype
-        found[w.zeros] = _packed(zero[..., 0], w.rule.places) if kind == np.uint8 else zero.astype(kind)
-    shaped = {n: a.reshape(tuple(model.tensors[n].dims)) for n, a in found.items()}
+        arrays[w.zeros] = _packed(zero[..., 0], w.rule.places) if kind == np.uint8 else zero.astype(kind)
+    shaped = {n: a.reshape(tuple(model.tensors[n].dims)) for n, a in arrays.items()}
     return shaped, (numbers * scale).reshape(rows, -1)[:, :columns]
 
 
@@ -151,13 +151,13 @@ def _unpacked(packed: np.ndarray, w: FewBits) -> np.ndarray:
     return np.stack(parts, axis=-1).reshape(len(packed), -1)
 
 
-def _nearest(x: np.ndarray, table: str, own: np.ndarray) -> np.ndarray:
-    """The codes of the numbers of a table that are nearest; the `own` ones where these are 0 and -0."""
+def _nearest(x: np.ndarray, table: str, nearest: np.ndarray) -> np.ndarray:
+    """The codes of the numbers of a table that are nearest; the `nearest` ones where these are 0 and -0."""
     order = np.argsort(TABLES[table], kind="stable")
     numbers = TABLES[table][order].astype(np.float64)
     codes = order[np.searchsorted((numbers[1:] + numbers[:-1]) / 2, x)].astype(np.uint8)
-    own = own.reshape(codes.shape)
-    return np.where(TABLES[table][own] == TABLES[table][codes], own, codes)
+    nearest = nearest.reshape(codes.shape)
+    return np.where(TABLES[table][nearest] == TABLES[table][codes], nearest, codes)
 
 
 def _of_range(x: np.ndarray, w: FewBits, top: int, zeros: np.dtype | None) -> tuple[np.ndarray, np.ndarray]:
@@ -182,7 +182,7 @@ def _packed(codes: np.ndarray, places: range) -> np.ndarray:
     """Rows of codes in bytes, by the lowest bit of each in its byte; rows are filled up with 0."""
     per = len(places)
     full = np.pad(codes.astype(np.uint8), ((0, 0), (0, -codes.shape[1] % per))).reshape(len(codes), -1, per)
-    found = np.zeros(full.shape[:2], np.uint8)
+    packed = np.zeros(full.shape[:2], np.uint8)
     for i, place in enumerate(places):
-        found |= full[..., i] << np.uint8(place)
-    return found
+        packed |= full[..., i] << np.uint8(place)
+    return packed

@@ -76,11 +76,11 @@ class Reading:
         self._makers = {o: n for n in nodes for o in n.output if o}
         self._inside: set[str] = set()
         for n in nodes:
-            own = dict.fromkeys(n.input)
-            for name in own:
+            names = dict.fromkeys(n.input)
+            for name in names:
                 self._readers.setdefault(name, []).append(n)
             if n.attribute:
-                self._inside.update(name for name in names_read([n]) if name not in own)
+                self._inside.update(name for name in names_read([n]) if name not in names)
 
     def __call__(self, name: str) -> list[onnx.NodeProto]:
         if name in self._inside:
@@ -164,23 +164,23 @@ class Graph:
 
     def constant_matrix(self, name: str) -> np.ndarray:
         """The contents of a weight: of an initializer, a Constant or a fill, or dequantised.  UsageError for others."""
-        found = self.constant(name)
-        node = self.makers().get(name) if found is None else None
+        matrix = self.constant(name)
+        node = self.makers().get(name) if matrix is None else None
         if node is not None and node.op_type == "ConstantOfShape":
             shape = self.constant(node.input[0])
             value = onnx.numpy_helper.to_array(node.attribute[0].t) if node.attribute else np.zeros(1, np.float32)
-            found = None if shape is None else np.full(tuple(shape.tolist()), value[0], value.dtype)
+            matrix = None if shape is None else np.full(tuple(shape.tolist()), value[0], value.dtype)
         elif node is not None and node.op_type == "DequantizeLinear":
             codes, scale = self.constant(node.input[0]), self.constant(node.input[1])
             if codes is not None and scale is not None and len(node.input) == 2:
                 axis = next((a.i for a in node.attribute if a.name == "axis"), 1) % codes.ndim
                 each = [-1 if i == axis else 1 for i in range(codes.ndim)]
-                found = codes.astype(scale.dtype) * (scale.reshape(each) if scale.ndim else scale)
+                matrix = codes.astype(scale.dtype) * (scale.reshape(each) if scale.ndim else scale)
         elif node is not None and node.op_type in ("Cast", "Sub", "Mul"):
-            found = self._cast(node)
-        if found is None:
+            matrix = self._cast(node)
+        if matrix is None:
             raise UsageError(f"the contents of '{name}' are not in the model")
-        return found
+        return matrix
 
     def _cast(self, node: onnx.NodeProto) -> np.ndarray | None:
         """What a node makes of integers, a zero point and a scale; None where it is something else."""
@@ -330,11 +330,11 @@ def model_of(model: Model, oldest: int = _OLDEST) -> onnx.ModelProto:
     Of a file all tensors are in it, those of other files too.
     """
     source = source_of(model) if isinstance(model, Program) else read_model(model)
-    made = prepare(source, oldest=oldest)
+    prepared = prepare(source, oldest=oldest)
     copy = onnx.ModelProto()
-    copy.CopyFrom(made)
+    copy.CopyFrom(prepared)
     copy.ir_version = max(copy.ir_version, 4)  # up to 3 every tensor is an input, too
-    if made is not source:
+    if prepared is not source:
         for field in ("metadata_props", "doc_string", "producer_name"):
             copy.MergeFrom(_only(source, field))
         copy.graph.metadata_props.extend(source.graph.metadata_props)
@@ -365,8 +365,8 @@ def source_of(program: Program) -> onnx.ModelProto:
             "before losses and freeze(eval=True)"
         )
     changed = _changed(program)
-    own = [t for t in program.source.graph.initializer if t.name in changed]
-    if not own:
+    tensors = [t for t in program.source.graph.initializer if t.name in changed]
+    if not tensors:
         return program.source
     model = without_fields(program.source, "graph")
     model.graph.CopyFrom(without_fields(program.source.graph, "initializer"))
@@ -388,12 +388,12 @@ def loaded_again(program: Program, edited: onnx.ModelProto, arrays: Mapping[str,
     shapes: dict[str, Sequence[int]] = {v.name: v.shape for v in program.block.inputs if v.name in there}
     with warnings.catch_warnings():  # told at the first load
         warnings.simplefilter("ignore", ModelWarning)
-        made = load(edited, input_shapes=shapes, **{**program.loaded, "trainable": None})
+        other = load(edited, input_shapes=shapes, **{**program.loaded, "trainable": None})
     for name, array in {**_changed(program), **(arrays or {})}.items():
-        value = dict.get(made.data, name)
+        value = dict.get(other.data, name)
         if value is not None and (value.shape, value.dtype) == (array.shape, array.dtype):
-            made.data[name] = array.copy()
-    made.fuse_attention, made.fuse_head = program.fuse_attention, program.fuse_head
-    made.aliases = {**{a: n for a, n in program.aliases.items() if n in made.data}, **made.aliases}
-    made.source_path = program.source_path
-    return made
+            other.data[name] = array.copy()
+    other.fuse_attention, other.fuse_head = program.fuse_attention, program.fuse_head
+    other.aliases = {**{a: n for a, n in program.aliases.items() if n in other.data}, **other.aliases}
+    other.source_path = program.source_path
+    return other

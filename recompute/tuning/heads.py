@@ -97,16 +97,16 @@ def replace_head(
         model.known(name)
     heads = {name: _head(model, name) for name in names}
     heads = {name: h if h is None or _adds_bias(model, h) else None for name, h in heads.items()}
-    found = {h.last.output[0]: h for h in heads.values() if h is not None}
-    if at is None and len(outputs) > 1 and len(found) != 1:
+    ends = {h.last.output[0]: h for h in heads.values() if h is not None}
+    if at is None and len(outputs) > 1 and len(ends) != 1:
         raise UsageError(f"the model has {len(outputs)} outputs ({', '.join(outputs)}): say by at= whose head it is")
     missing = [n for n, h in heads.items() if h is None]
-    if missing and (at is not None or not found):
+    if missing and (at is not None or not ends):
         raise UsageError(
             f"'{missing[0]}' is not made by a Gemm, a MatMul and perhaps an Add, or a convolution, of a weight: cut "
             "the model where the new head begins (rc.edit.cut), and append it (rc.edit.linear)"
         )
-    for head in found.values():
+    for head in ends.values():
         behind = _behind(model, head, int(out_features))
         _replace(model, head, int(out_features), bias=bias, seed=seed)
         _declare_again(model, behind)
@@ -114,16 +114,16 @@ def replace_head(
 
 def _head(model: Graph, name: str) -> Head | None:
     """The layer behind a value; None where something else makes it."""
-    makers, known, add, relu, before, summand = model.makers(), matrices(model), None, False, "", ""
-    made = _steps(model, makers)
+    makers, weights, add, relu, before, summand = model.makers(), matrices(model), None, False, "", ""
+    steps = _steps(model, makers)
     while name != before:
-        before, name = name, before_moves(scores_of(name, made).source, made)[1]
+        before, name = name, before_moves(scores_of(name, steps).source, steps)[1]
         node = makers.get(name)
         rest = [] if node is None else [i for i in node.input if i and not _constant(model, makers, i)]
         if node is not None and node.op_type in _THROUGH and len(rest) == 1:
             name, relu = rest[0], relu or node.op_type == "Relu"
     if node is not None and node.op_type == "Add":
-        rest = [i for i in rest if not _constant(model, makers, before_moves(i, made)[1])]
+        rest = [i for i in rest if not _constant(model, makers, before_moves(i, steps)[1])]
         if len(rest) == 1:
             add, summand, node = node, rest[0], makers.get(rest[0])
         while node is not None and node.op_type == "Identity":
@@ -141,9 +141,9 @@ def _head(model: Graph, name: str) -> Head | None:
     turned = makers.get(weight)
     if turned is not None and turned.op_type == "Transpose":
         weight = turned.input[0]
-    if relu or weight not in known or node.input[0] in known:
+    if relu or weight not in weights or node.input[0] in weights:
         return None
-    return Head(node, add, weight, *known[weight], summand)
+    return Head(node, add, weight, *weights[weight], summand)
 
 
 def _adds_bias(model: Graph, head: Head) -> bool:
@@ -162,8 +162,10 @@ def _steps(model: Graph, makers: dict[str, onnx.NodeProto]) -> Callable[[str], S
         node = makers.get(name)
         if node is None:
             return None
-        given = model.constant(node.input[1]) if node.op_type == "ReduceSum" and len(node.input) > 1 else None
-        axes = next((list(a.ints) for a in node.attribute if a.name == "axes"), [] if given is None else given.tolist())
+        constant = model.constant(node.input[1]) if node.op_type == "ReduceSum" and len(node.input) > 1 else None
+        axes = next(
+            (list(a.ints) for a in node.attribute if a.name == "axes"), [] if constant is None else constant.tolist()
+        )
         return Step(node.op_type, tuple(node.input), axes[0] if len(axes) == 1 else None)
 
     return made
@@ -179,16 +181,16 @@ def _behind(model: Graph, head: Head, size: int) -> set[str]:
     Shapes that a Reshape gives with the old number get the new one.  UsageError for what cannot follow.
     """
     old, makers = head.features, model.makers()
-    found = {head.last.output[0]}
+    reached = {head.last.output[0]}
     for node in model.nodes:
-        if found.isdisjoint(node.input):
+        if reached.isdisjoint(node.input):
             continue
         constants = [model.constant(i) for i in node.input if _constant(model, makers, i)]
         drops = old == 1 != size and _drops(model, head, node, constants)
         if (
             not drops
             and node.op_type in ("Reshape", "Expand")
-            and node.input[0] in found
+            and node.input[0] in reached
             and constants
             and constants[0] is not None
         ):
@@ -203,8 +205,8 @@ def _behind(model: Graph, head: Head, size: int) -> set[str]:
                 f"the head that makes '{head.last.output[0]}' cannot be replaced: {describe(node)} follows it, and "
                 f"needs its {old} features; cut the model before it (rc.edit.cut)"
             )
-        found.update(node.output)
-    return found
+        reached.update(node.output)
+    return reached
 
 
 def _drops(model: Graph, head: Head, node: onnx.NodeProto, constants: Sequence[np.ndarray | None]) -> bool:
@@ -213,12 +215,12 @@ def _drops(model: Graph, head: Head, node: onnx.NodeProto, constants: Sequence[n
         return any(c is not None and c.tolist()[:1] == [-1] and 1 not in c.tolist() for c in constants)
     if node.op_type != "Squeeze":
         return False
-    given = next((list(a.ints) for a in node.attribute if a.name == "axes"), None)
-    axes = given if given is not None or not constants or constants[0] is None else constants[0].tolist()
-    known = model.type_of(node.input[0])
-    if not axes or known is None:
+    ones = next((list(a.ints) for a in node.attribute if a.name == "axes"), None)
+    axes = ones if ones is not None or not constants or constants[0] is None else constants[0].tolist()
+    t = model.type_of(node.input[0])
+    if not axes or t is None:
         return True
-    ndim = len(known[1])
+    ndim = len(t[1])
     return (1 if head.product.op_type in _CONVOLUTIONS else ndim - 1) in [a % ndim for a in axes]
 
 
@@ -257,8 +259,8 @@ def _replace(model: Graph, head: Head, size: int, *, bias: bool, seed: int) -> N
     for n, s in zip(names, [shape, (size,)], strict=False):
         model.add_tensor(n, drawn(n, s, limit, seed).astype(numbers))
     place = model.place_of(x) + 1
-    for made in reversed(list(_layer(model, node, [x, *names], y))):
-        model.nodes.insert(place, made)
+    for layer in reversed(list(_layer(model, node, [x, *names], y))):
+        model.nodes.insert(place, layer)
     model.unfreeze(names)
     model.also_trained(names)
 
@@ -268,10 +270,10 @@ def _layer(model: Graph, old: onnx.NodeProto, reads: list[str], y: str) -> Itera
     x, weight, *bias = reads
     dims = model.type_of(x)
     if old.op_type in _CONVOLUTIONS:
-        made = onnx.NodeProto()
-        made.CopyFrom(old)
-        made.input[:], made.output[:] = reads, [y]
-        yield made
+        layer = onnx.NodeProto()
+        layer.CopyFrom(old)
+        layer.input[:], layer.output[:] = reads, [y]
+        yield layer
     elif (old.op_type == "Gemm" or (dims is not None and len(dims[1]) == 2)) and (bias or model.opset >= 11):
         yield helper.make_node("Gemm", reads, [y], name=y, transB=1)
     else:
@@ -292,9 +294,9 @@ def _declare_again(model: Graph, names: set[str]) -> None:
     for o in changed:
         o.type.tensor_type.ClearField("shape")
     for o in changed:
-        found = model.info(o.name)
-        if found is not None:
-            o.CopyFrom(found)
+        info = model.info(o.name)
+        if info is not None:
+            o.CopyFrom(info)
 
 
 def features_out(size: object) -> None:

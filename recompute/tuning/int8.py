@@ -44,29 +44,29 @@ def quantize_frozen(model: Graph, patterns: str | Sequence[str] | None = None) -
     before: Inserted = {}
     frozen = [name for w in weights for name in _store(model, w, readers(w.name), before)]
     model.insert(before)
-    made = [makers[w.name] for w in weights if w.name in makers]
-    gone = set(map(id, made))
+    nodes = [makers[w.name] for w in weights if w.name in makers]
+    gone = set(map(id, nodes))
     model.nodes = [n for n in model.nodes if id(n) not in gone]
     model.remove_tensors({w.name for w in weights})
-    model.drop_unread([i for n in made for i in n.input])
+    model.drop_unread([i for n in nodes for i in n.input])
     model.freeze(frozen)
 
 
 def _linear(model: Graph) -> list[Weight]:
     """All weights that only linear layers read."""
-    found, readers = [], model.reading()
+    layers, readers = [], model.reading()
     for name, (shape, kind) in matrices(model).items():
         try:
             w = weight_of(readers, name, shape, kind)
         except UsageError:
             continue
         if w.kind == "linear" and not w.packed and model.constant(name) is not None:
-            found.append(w)
-    if not found:
+            layers.append(w)
+    if not layers:
         raise UsageError(
             "the model has no linear layers (MatMul or Gemm of a weight) whose weights could be stored in 8 bits"
         )
-    return found
+    return layers
 
 
 def quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
@@ -95,10 +95,10 @@ def _store(
     except UsageError as e:
         raise UsageError(f"'{w.name}': {e}") from None
     names = model.fresh(f"{w.name}.int8"), model.fresh(f"{w.name}.scale")
-    made = [w.name, *(model.fresh(w.name) for _ in readers[1:])]
+    copies = [w.name, *(model.fresh(w.name) for _ in readers[1:])]
     for name, contents in zip(names, (codes, scale), strict=True):
         model.add_tensor(name, contents)
-    for value, node in zip(made, readers, strict=True):
+    for value, node in zip(copies, readers, strict=True):
         node.input[:] = [value if i == w.name else i for i in node.input]
         again = helper.make_node("DequantizeLinear", names, [value], name=value, axis=axis)
         before.setdefault(id(node), []).append(again)

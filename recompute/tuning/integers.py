@@ -30,76 +30,76 @@ class Product:
 
 
 def integer_weights(model: Graph) -> dict[str, tuple[int, int]]:
-    """Matrices of 8-bit integers [in, out] that products of what is quantized in the graph read, with their shapes."""
+    """Matrices of 8-bit integers [in, out] that products of what is quantised in the graph read, with their shapes."""
     candidates = [n for n in model.nodes if n.op_type in PRODUCTS and len(n.input) > 1 and n.input[1] in model.tensors]
-    reading, found = model.reading() if candidates else None, {}
+    reading, weights = model.reading() if candidates else None, {}
     for node in candidates:
         t = model.tensors[node.input[1]]
         fits = t.data_type in CODES_8 and len(t.dims) == 2
         if reading is not None and fits and product_of(reading, node) is not None:
-            found[t.name] = (t.dims[0], t.dims[1])
-    return found
+            weights[t.name] = (t.dims[0], t.dims[1])
+    return weights
 
 
 def product_of(reading: Reading, node: onnx.NodeProto) -> Product | None:
-    """The product that a node begins; None where its input is not quantized in the graph, or it ends otherwise."""
+    """The product that a node begins; None where its input is not quantised in the graph, or it ends otherwise."""
     scale, zero = PRODUCTS[node.op_type]
     names = [*node.input, *[""] * 6]
     if node.op_type == "DynamicQuantizeMatMul":
         return Product(names[0], node, names[scale], names[zero])
-    made = reading.maker(names[0])
-    if made is None or made.op_type != "DynamicQuantizeLinear":
+    maker = reading.maker(names[0])
+    if maker is None or maker.op_type != "DynamicQuantizeLinear":
         return None
     if scale:
-        return Product(made.input[0], node, names[scale], names[zero])
-    own, last = "", node
-    missing = {made.output[1]}
-    while missing or not own:
+        return Product(maker.input[0], node, names[scale], names[zero])
+    codes, last = "", node
+    missing = {maker.output[1]}
+    while missing or not codes:
         after = reading(last.output[0])
         if len(after) != 1 or after[0].op_type not in ("Cast", "Mul"):
             return None
         before, last = last.output[0], after[0]
         if last.op_type == "Mul":
-            found = _sources(reading, [i for i in last.input if i != before])
-            missing -= found
-            own = next((i for i in found if reading.maker(i) is None), own)
-    return Product(made.input[0], last, own, names[zero])
+            sources = _sources(reading, [i for i in last.input if i != before])
+            missing -= sources
+            codes = next((i for i in sources if reading.maker(i) is None), codes)
+    return Product(maker.input[0], last, codes, names[zero])
 
 
 def _sources(reading: Reading, names: list[str]) -> set[str]:
     """What scales are made of."""
-    found = set()
+    sources = set()
     while names:
         name = names.pop()
-        made = reading.maker(name)
-        if made is not None and made.op_type in _FORMS:
-            names += made.input if made.op_type == "Mul" else made.input[:1]
+        maker = reading.maker(name)
+        if maker is not None and maker.op_type in _FORMS:
+            names += maker.input if maker.op_type == "Mul" else maker.input[:1]
         else:
-            found.add(name)
-    return found
+            sources.add(name)
+    return sources
 
 
 def whole(graph: Graph, codes: str, p: Product) -> np.ndarray:
     """The numbers [in, out] that codes stand for."""
-    own, scale, zero = _parts(graph, codes, p)
-    return (own.astype(np.float32) - zero.astype(np.float32)) * scale
+    integers, scale, zero = _parts(graph, codes, p)
+    return (integers.astype(np.float32) - zero.astype(np.float32)) * scale
 
 
 def _parts(graph: Graph, codes: str, p: Product) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes, scale and zero point.  UsageError where they are not in the model."""
-    own, scale = graph.constant(codes), graph.constant(p.scale)
+    integers, scale = graph.constant(codes), graph.constant(p.scale)
     zero = graph.constant(p.zero) if p.zero else np.zeros((), np.float32)
-    if scale is None or zero is None or own is None:
+    if scale is None or zero is None or integers is None:
         raise UsageError(f"the contents of '{codes}', or its scale and zero point, are not in the model")
-    return own, scale, zero
+    return integers, scale, zero
 
 
 def rounded(graph: Graph, codes: str, p: Product, change: np.ndarray) -> tuple[np.ndarray, float]:
     """The codes with a change [in, out] added, at the scale that they have, and how far this is off the sum, as a part
     of the change."""
-    own, scale, _ = _parts(graph, codes, p)
-    limits = np.iinfo(own.dtype)
+    integers, scale, _ = _parts(graph, codes, p)
+    limits = np.iinfo(integers.dtype)
     steps = change / np.where(scale == 0, 1, scale).astype(np.float64)
-    held = np.rint(own + steps).clip(limits.min, limits.max)
-    off = np.linalg.norm((held - own - steps) * scale)
-    return held.astype(own.dtype), float(off / (np.linalg.norm(change) or 1))
+    held = np.rint(integers + steps).clip(limits.min, limits.max)
+    off = np.linalg.norm((held - integers - steps) * scale)
+    return held.astype(integers.dtype), float(off / (np.linalg.norm(change) or 1))

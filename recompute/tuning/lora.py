@@ -84,16 +84,18 @@ def adapters_of(model: onnx.ModelProto) -> list[Adapter]:
     import json
 
     try:
-        found = json.loads(graph[0])
-        why = unfit(found, [_FIELDS], "adapters") or next((w for i, a in enumerate(found) if (w := _unfit(i, a))), "")
-        made = [Adapter(**a) for a in found] if not why else []
+        entries = json.loads(graph[0])
+        why = unfit(entries, [_FIELDS], "adapters") or next(
+            (w for i, a in enumerate(entries) if (w := _unfit(i, a))), ""
+        )
+        adapters = [Adapter(**a) for a in entries] if not why else []
     except (ValueError, TypeError, RecursionError):
         why = "it is not JSON of this version"
-    if not why and len({a.weight for a in made}) < len(made):
+    if not why and len({a.weight for a in adapters}) < len(adapters):
         why = "one weight has two adapters"
     if why:
         raise ModelError(f"the model has damaged metadata: {ADAPTERS} does not describe adapters ({why})")
-    return made
+    return adapters
 
 
 def _unfit(i: int, a: dict[str, Any]) -> str:
@@ -137,26 +139,26 @@ def lora(
     useless = wanted.useless(floats)
     if useless is not None:
         raise UsageError(f"lora: nothing that can be trained is called '{useless}'{nearest(useless, floats)}")
-    made = [
+    adapters = [
         Adapter(w.name, w.module, w.kind, w.turned, int(r), float(alpha), float(dropout), alpha / r, dora)
         for w in weights
     ]
-    arrays = {name: array for a, w in zip(made, weights, strict=True) for name, array in initial(model, a, w, seed)}
-    add_adapters(model, made, weights, arrays, [n for n in floats if wanted.fit(n)])
+    arrays = {name: array for a, w in zip(adapters, weights, strict=True) for name, array in initial(model, a, w, seed)}
+    add_adapters(model, adapters, weights, arrays, [n for n in floats if wanted.fit(n)])
 
 
 def chosen(model: Graph, patterns: str | Sequence[str], who: str) -> list[Weight]:
     """The weights that names and globs match.  UsageError for a pattern that matches none."""
     if model.said(ADAPTERS):
         raise UsageError("the model has adapters already: merge them first (rc.merge_adapters)")
-    known = matrices(model)
+    shapes = matrices(model)
     wanted = Patterns(patterns)
-    useless = wanted.useless(known)
+    useless = wanted.useless(shapes)
     if useless is not None:
         refuse_codes(model, useless, who)
-        raise UsageError(f"{who}: no matrix of the model is called '{useless}'{nearest(useless, known)}")
+        raise UsageError(f"{who}: no matrix of the model is called '{useless}'{nearest(useless, shapes)}")
     readers = model.reading()
-    return [weight_of(readers, n, shape, kind) for n, (shape, kind) in known.items() if wanted.fit(n)]
+    return [weight_of(readers, n, shape, kind) for n, (shape, kind) in shapes.items() if wanted.fit(n)]
 
 
 def refuse_codes(model: Graph, pattern: str, who: str) -> None:
@@ -224,9 +226,9 @@ def add_adapters(
         first = min(places[id(s.node)] for s in w.sites)
         if a.dora and a.weight in makers:
             first = max(first, places[id(makers[a.weight])] + 1)
-        shared, own = _Writer(model, a, w).written()
+        shared, tensors = _Writer(model, a, w).written()
         before[id(model.nodes[first])] += shared
-        after.update((id(site.node), nodes) for site, nodes in zip(w.sites, own, strict=True))
+        after.update((id(site.node), nodes) for site, nodes in zip(w.sites, tensors, strict=True))
     model.insert(before, after)
     model.set_trained([*names, *train])
     model.say(ADAPTERS, [asdict(a) for a in adapters])
@@ -257,15 +259,15 @@ class _Writer:
         factor = self.number(a.factor, "lora_factor")
         ratio = self.ratio(down, up, factor) if a.dora else ""
         shared, self.made = self.made, []
-        own = []
+        tensors = []
         for k, site in enumerate(self.w.sites):
-            found = self.site(site, down, up, factor, ratio)
-            found["added"] = [n.output[0] for n in (*self.made, *(shared if k == 0 else ()))]
-            found["added"].append(found["output"])
-            own.append(self.made)
+            nodes = self.site(site, down, up, factor, ratio)
+            nodes["added"] = [n.output[0] for n in (*self.made, *(shared if k == 0 else ()))]
+            nodes["added"].append(nodes["output"])
+            tensors.append(self.made)
             self.made = []
-            a.sites.append(found)
-        return shared, own
+            a.sites.append(nodes)
+        return shared, tensors
 
     def site(self, site: Site, down: str, up: str, factor: str, ratio: str) -> dict[str, Any]:
         """Writes what is added to one reader of the weight; its entry of the metadata."""
@@ -279,7 +281,7 @@ class _Writer:
             x = self.dropout(x) if a.dropout else x
             thin = self.put("MatMul", [x, down], "lora_A.out")
         change = self.put("MatMul", [self.put("Mul", [thin, factor], "lora_scaled"), up], "lora_B.out")
-        own = base
+        weight = base
         if a.dora and len(node.input) > 2 and node.input[2]:
             bias = node.input[2]
             del node.input[2:]
@@ -292,9 +294,9 @@ class _Writer:
             again.input[0] = x
             self.made.append(again)
             less = self.put("Sub", [ratio, self.number(1.0, "lora_one")], "lora_ratio_less_one")
-            own = self.put("Add", [base, self.put("Mul", [again.output[0], less], "lora_rescaled")], "lora_own")
+            weight = self.put("Add", [base, self.put("Mul", [again.output[0], less], "lora_rescaled")], "lora_own")
             change = self.put("Mul", [change, ratio], "lora_change")
-        last = [own, change]
+        last = [weight, change]
         if a.dora and not a.dropout:
             last = [self.put("Add", last, "lora_sum"), ratio]
         op_type = "Mul" if a.dora and not a.dropout else "Add"
@@ -334,10 +336,10 @@ class _Writer:
             cross = self.put("Mul", [self.put("MatMul", [names["A"], w.name], "lora_WA"), up], "lora_cross")
         cross = self.total(cross, rows, "lora_cross_sum")
         gram = self.put("MatMul", [names["A"], down], "lora_AA")
-        own = self.put("Mul", [self.put("MatMul", [names["B"], gram], "lora_BAA"), names["B"]], "lora_BAAB")
-        own = self.total(own, 1, "lora_BAAB_sum")
+        total = self.put("Mul", [self.put("MatMul", [names["B"], gram], "lora_BAA"), names["B"]], "lora_BAAB")
+        total = self.total(total, 1, "lora_BAAB_sum")
         twice = self.put("Add", [cross, cross], "lora_cross_twice")
-        inner = self.put("Add", [twice, self.put("Mul", [own, factor], "lora_BAAB_scaled")], "lora_inner")
+        inner = self.put("Add", [twice, self.put("Mul", [total, factor], "lora_BAAB_scaled")], "lora_inner")
         whole = self.put("Add", [squares, self.put("Mul", [inner, factor], "lora_inner_scaled")], "lora_squared_norm")
         norm = self.put("Identity", [self.put("Sqrt", [whole], "lora_norm")], "lora_norm_detached")
         detached(self.made[-1])

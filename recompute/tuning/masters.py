@@ -34,20 +34,20 @@ def dequantize(model: Graph, patterns: str | Sequence[str] | None = None) -> Non
     Those are MatMulNBits, MatMulBnb4 and GatherBlockQuantized (by the names of their codes), integers that
     MatMulInteger reads behind DynamicQuantizeLinear, DynamicQuantizeMatMul and MatMulIntegerToFloat (by the names of
     the integers), and weights behind DequantizeLinear (by the name of what it makes).  `patterns`: names or globs
-    (default: all).  What the graph quantizes for such products alone is no longer rounded.  `model`: a path, a
+    (default: all).  What the graph quantises for such products alone is no longer rounded.  `model`: a path, a
     ModelProto, or a Program from before losses and `minimize`; it stays as it is.  `requantize` rounds what was trained
     to the file's own form.
     UsageError where nothing of the kind is there, or matches.
     """
-    known, readers = matrices(model), model.reading()
+    shapes, readers = matrices(model), model.reading()
     packed, lines = few_bits.few_bits(model), _dequantized(model)
     products = [*packed, *integers.integer_weights(model)]
     wanted = Patterns("*" if patterns is None else patterns)
     names = [*products, *lines]
     if (useless := wanted.useless(names)) is not None:
         raise UsageError(f"dequantize: no weight of integers is called '{useless}'{nearest(useless, names)}")
-    found = {n: weight_of(readers, n, *known[n]) for n in products if wanted.fit(n)}
-    masters = {name: _product(model, w, packed.get(name)) for name, w in found.items()}
+    weights = {n: weight_of(readers, n, *shapes[n]) for n in products if wanted.fit(n)}
+    masters = {name: _product(model, w, packed.get(name)) for name, w in weights.items()}
     for name, node in lines.items():
         if wanted.fit(name):
             _line(model, name, node, masters)
@@ -85,8 +85,8 @@ def requantize(model: Program | File, original: File) -> onnx.ModelProto:
         else:
             arrays[codes] = _rounded(graph, reading, codes, array)
     for name, t in trained.tensors.items():
-        own = graph.tensors.get(name)
-        array = None if own is None or tuple(own.dims) != tuple(t.dims) else trained.constant(name)
+        tensor = graph.tensors.get(name)
+        array = None if tensor is None or tuple(tensor.dims) != tuple(t.dims) else trained.constant(name)
         if array is not None and array.dtype.kind == "f" and name not in arrays:
             arrays[name] = array
     for name, array in arrays.items():
@@ -96,13 +96,13 @@ def requantize(model: Program | File, original: File) -> onnx.ModelProto:
 
 def _dequantized(model: Graph) -> dict[str, onnx.NodeProto]:
     """What DequantizeLinear makes of integers of the file with several axes, and one scale or one for an axis."""
-    found = {}
+    masters = {}
     for n in model.nodes:
         held = n.op_type == "DequantizeLinear" and all(i in model.tensors for i in n.input if i)
         blocks = any(a.name == "block_size" and a.i for a in n.attribute)
         if held and not blocks and len(model.tensors[n.input[0]].dims) > 1:
-            found[n.output[0]] = n
-    return found
+            masters[n.output[0]] = n
+    return masters
 
 
 def _line(model: Graph, name: str, node: onnx.NodeProto, masters: dict[str, str]) -> None:
@@ -148,13 +148,13 @@ def _product(model: Graph, w: Weight, packed: few_bits.FewBits | None) -> str:
         at = _BIAS.get(old.op_type, 0)
         bias = old.input[at] if 0 < at < len(old.input) else ""
         if w.kind == "embedding":
-            made = [helper.make_node("Gather", [name, old.input[1]], [y], name=old.name, axis=0)]
+            nodes = [helper.make_node("Gather", [name, old.input[1]], [y], name=old.name, axis=0)]
         else:
             first = model.fresh(f"{y}.product") if bias else y
-            made = [helper.make_node("MatMul", [site.x or old.input[0], name], [first], name=old.name)]
-            made += [helper.make_node("Add", [first, bias], [y])] if bias else []
+            nodes = [helper.make_node("MatMul", [site.x or old.input[0], name], [first], name=old.name)]
+            nodes += [helper.make_node("Add", [first, bias], [y])] if bias else []
         place = model.places()[id(old)]
-        model.nodes[place : place + 1] = made
+        model.nodes[place : place + 1] = nodes
     return name
 
 

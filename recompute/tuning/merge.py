@@ -43,16 +43,16 @@ def merge_adapters(model: File | Program, *, tolerance: float = 0.1) -> onnx.Mod
     beside: list[tuple[Adapter, float]] = []
     for a in adapters:
         if a.weight in integers:
-            found, lost = _integers(graph, a)
+            tensors, lost = _integers(graph, a)
         elif a.weight not in packed:
             arrays[a.weight] = merged(graph, a, graph.constant_matrix(a.weight))
             continue
         else:
-            found, lost = _rounded(graph, a, packed[a.weight])
+            tensors, lost = _rounded(graph, a, packed[a.weight])
         if lost > tolerance:
             beside.append((a, lost))
         else:
-            arrays |= found
+            arrays |= tensors
     kept = [a for a, _ in beside]
     without_adapters(graph, [a for a in adapters if a not in kept], kept)
     for name, array in arrays.items():
@@ -65,9 +65,9 @@ def merge_adapters(model: File | Program, *, tolerance: float = 0.1) -> onnx.Mod
 
 def _rounded(graph: Graph, a: Adapter, w: FewBits) -> tuple[dict[str, np.ndarray], float]:
     """The tensors of a merged weight in few bits, and how far it is off, as a part of what the adapter adds."""
-    own = whole(graph, w).astype(np.float64)
-    wanted = merged(graph, a, own)
-    added = np.linalg.norm(wanted - own)
+    weight = whole(graph, w).astype(np.float64)
+    wanted = merged(graph, a, weight)
+    added = np.linalg.norm(wanted - weight)
     if not added:
         return {}, 0.0
     tensors, held = rounded(graph, w, wanted)
@@ -76,15 +76,15 @@ def _rounded(graph: Graph, a: Adapter, w: FewBits) -> tuple[dict[str, np.ndarray
 
 def _integers(graph: Graph, a: Adapter) -> tuple[dict[str, np.ndarray], float]:
     """The same of a weight of integers, whose scale stays."""
-    reading, found, lost = graph.reading(), dict[str, np.ndarray](), 0.0
+    reading, tensors, lost = graph.reading(), dict[str, np.ndarray](), 0.0
     change = merged(graph, a, np.zeros(tuple(graph.tensors[a.weight].dims)))
     for node in reading(a.weight):
         product = product_of(reading, node)
         if product is None:
             raise UsageError(f"'{a.weight}' is read by {node.op_type} otherwise than when its adapter was added")
-        found[a.weight], off = rounded_integers(graph, a.weight, product, change)
+        tensors[a.weight], off = rounded_integers(graph, a.weight, product, change)
         lost = max(lost, off)
-    return found, lost
+    return tensors, lost
 
 
 def _tell(beside: Sequence[tuple[Adapter, float]], count: int, tolerance: float) -> None:
@@ -99,10 +99,10 @@ def _tell(beside: Sequence[tuple[Adapter, float]], count: int, tolerance: float)
     )
 
 
-def merged(graph: Graph, a: Adapter, own: np.ndarray) -> np.ndarray:
-    """The weight that does what a weight, whose contents are `own`, and its adapter do."""
+def merged(graph: Graph, a: Adapter, weight: np.ndarray) -> np.ndarray:
+    """The weight that does what a weight, whose contents are `weight`, and its adapter do."""
     parts = {what: adapter_contents(graph, name).astype(np.float64) for what, name in a.tensors.items()}
-    last, first = own.shape if a.turned else own.shape[::-1]
+    last, first = weight.shape if a.turned else weight.shape[::-1]
     wanted = {"A": (a.r, first), "B": (last, a.r), "magnitude": (last,)}
     for what, part in parts.items():
         if part.shape != wanted[what]:
@@ -110,12 +110,12 @@ def merged(graph: Graph, a: Adapter, own: np.ndarray) -> np.ndarray:
                 f"'{a.tensors[what]}' is {list(part.shape)}, but the adapter of '{a.weight}' needs {list(wanted[what])}"
             )
     change = a.factor * (parts["B"] @ parts["A"])  # [out, in]; of a table [width, rows]
-    whole = own.astype(np.float64) + (change if a.turned else change.T)
+    whole = weight.astype(np.float64) + (change if a.turned else change.T)
     if a.dora:
         axis = 1 if a.turned else 0
         lengths = np.sqrt((whole**2).sum(axis=axis, keepdims=True))
         whole *= np.expand_dims(parts["magnitude"], axis) / lengths
-    return whole.astype(own.dtype)
+    return whole.astype(weight.dtype)
 
 
 def adapter_contents(graph: Graph, name: str) -> np.ndarray:

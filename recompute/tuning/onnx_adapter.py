@@ -73,12 +73,12 @@ def save_onnx_adapter(model: Program | onnx.ModelProto, folder: str | PathLike[s
 
 def _tensors(graph: Graph, adapters: Sequence[Adapter]) -> dict[str, np.ndarray]:
     """The adapters' tensors by name, B times the factor."""
-    found = {}
+    tensors = {}
     for a in adapters:
         for what, name in a.tensors.items():
             array = adapter_contents(graph, name)
-            found[name] = (array * array.dtype.type(a.factor)) if what == "B" else array
-    return found
+            tensors[name] = (array * array.dtype.type(a.factor)) if what == "B" else array
+    return tensors
 
 
 def _write(arrays: dict[str, np.ndarray], path: Path) -> None:
@@ -87,11 +87,11 @@ def _write(arrays: dict[str, np.ndarray], path: Path) -> None:
         from onnxruntime import AdapterFormat, OrtValue
     except ImportError:
         raise need_extra("onnxruntime>=1.20", "cpu", "a file of adapters for ONNX Runtime") from None
-    made = AdapterFormat()
-    made.set_adapter_version(1)
-    made.set_model_version(1)
-    made.set_parameters({n: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()})
-    made.export_adapter(str(path))
+    adapter = AdapterFormat()
+    adapter.set_adapter_version(1)
+    adapter.set_model_version(1)
+    adapter.set_parameters({n: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()})
+    adapter.export_adapter(str(path))
 
 
 def _with_inputs(graph: Graph, adapters: Sequence[Adapter]) -> onnx.ModelProto:
@@ -103,9 +103,9 @@ def _with_inputs(graph: Graph, adapters: Sequence[Adapter]) -> onnx.ModelProto:
         kind = next(at for at in factor.attribute if at.name == "value").t
         kind.CopyFrom(onnx.numpy_helper.from_array(np.ones((), tensor_array(kind).dtype)))
         for what, name in a.tensors.items():
-            own = tensor_array(graph.tensors[name])
-            across = own.shape[1 if what == "A" else 0]
-            replace_weight(graph, name, np.zeros((0, across) if what == "A" else (across, 0), own.dtype))
+            weight = tensor_array(graph.tensors[name])
+            across = weight.shape[1 if what == "A" else 0]
+            replace_weight(graph, name, np.zeros((0, across) if what == "A" else (across, 0), weight.dtype))
             shape = ["adapter_rank", across] if what == "A" else [across, "adapter_rank"]
             info = helper.make_tensor_value_info(name, graph.tensors[name].data_type, shape)
             graph.model.graph.input.append(info)

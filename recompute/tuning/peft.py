@@ -104,15 +104,15 @@ def _trained(model: Program | onnx.ModelProto, adapters: list[Adapter]) -> dict[
         graph = Graph(model)
         trained = [n for n in said_to_train(model) or () if n in graph.tensors]
         arrays = {n: tensor_array(graph.tensors[n]) for n in dict.fromkeys([*names, *trained])}
-    own = set(names)
-    return {n: a.T if n not in own and _stored_turned(graph, n) else a for n, a in arrays.items()}
+    factors = set(names)
+    return {n: a.T if n not in factors and _stored_turned(graph, n) else a for n, a in arrays.items()}
 
 
 def _stored_turned(model: Graph, name: str) -> bool:
     """Whether a tensor is the weight of a linear layer that is stored [in, out], which PyTorch stores [out, in]."""
-    known = matrices(model)
+    shapes = matrices(model)
     try:
-        w = weight_of(model.reading(), name, *known[name]) if name in known else None
+        w = weight_of(model.reading(), name, *shapes[name]) if name in shapes else None
     except UsageError:  # something else reads it
         return False
     return w is not None and w.kind == "linear" and not w.turned
@@ -165,7 +165,7 @@ def load_adapter(model: Graph, folder: str | PathLike[str], *, rename: Mapping[s
     if model.said(ADAPTERS):
         raise UsageError("the model has adapters already: merge them first (rc.merge_adapters)")
     config, tensors = _read(as_path(folder, "folder"))
-    found: dict[str, dict[str, np.ndarray]] = {}
+    groups: dict[str, dict[str, np.ndarray]] = {}
     kinds: dict[str, str] = {}
     whole: dict[str, np.ndarray] = {}
     for name, array in tensors.items():
@@ -174,16 +174,16 @@ def load_adapter(model: Graph, folder: str | PathLike[str], *, rename: Mapping[s
             whole[name.replace(".modules_to_save.default.", ".")] = array
             continue
         kinds[name.removesuffix(end)], what = _PARTS[end]
-        found.setdefault(name.removesuffix(end), {})[what] = array
-    known, readers, alpha_of = matrices(model), model.reading(), _alphas(config, folder)
+        groups.setdefault(name.removesuffix(end), {})[what] = array
+    shapes, readers, alpha_of = matrices(model), model.reading(), _alphas(config, folder)
     called = _Names(rename=rename)
-    modules = {called(module_of(n)): n for n in sorted(known, key=len)}
+    modules = {called(module_of(n)): n for n in sorted(shapes, key=len)}
     adapters: list[Adapter] = []
     weights: list[Weight] = []
     arrays: dict[str, np.ndarray] = {}
-    for module, parts in found.items():
+    for module, parts in groups.items():
         weight = modules[_match(module, modules)]
-        w = weight_of(readers, weight, *known[weight])
+        w = weight_of(readers, weight, *shapes[weight])
         a = _adapter(module, w, parts, config, alpha_of(module))
         _check(module, a, w, parts, kinds[module])
         adapters.append(a)
@@ -209,8 +209,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = repr_short(config.get("peft_type") if isinstance(config, dict) else None)
         raise ModelError(f"the adapter in '{folder}' is not of LoRA but of {kind}: only LoRA and DoRA are supported")
-    given = {key: kind for key, kind in _TYPES.items() if key in config}
-    if why := unfit(config, given, "its configuration"):
+    fields = {key: kind for key, kind in _TYPES.items() if key in config}
+    if why := unfit(config, fields, "its configuration"):
         raise ModelError(f"the adapter in '{folder}' is damaged: {why}")
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
         raise ModelError(f"the adapter in '{folder}' trains biases, which is not supported")
@@ -257,13 +257,13 @@ def _alphas(config: Mapping[str, Any], folder: str | PathLike[str]) -> Callable[
             continue
         try:
             regular_expression(pattern)  # by itself, so that no bracket closes one of ours
-            found = regular_expression(rf"(.*\.)?({pattern})")
+            expression = regular_expression(rf"(.*\.)?({pattern})")
         except ModelError as e:
             raise ModelError(f"the adapter in '{folder}': alpha_pattern {repr_short(pattern)}: {e}") from None
-        states += found.programsize
+        states += expression.programsize
         if states > _MOST_STATES:
             raise ModelError(f"the adapter in '{folder}': the patterns of alpha_pattern are too long: name the modules")
-        tests.append((found.fullmatch, float(value)))
+        tests.append((expression.fullmatch, float(value)))
     alpha = float(config.get("lora_alpha", 8))
     return lambda module: next((value for fits, value in tests if fits(module)), alpha)
 

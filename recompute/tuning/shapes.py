@@ -14,10 +14,10 @@ def inferred(model: onnx.ModelProto, name: str) -> onnx.ValueInfoProto | None:
     Where inference makes up a name for an open dimension, the dimension gets that of the input's dimension which it
     is equal to: found by an inference with numbers in the place of names.  Others have no name.
     """
-    found = _infer(model, name)
+    types = _infer(model, name)
     symbols = {d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim if d.dim_param}
-    if found is None or all(not d.dim_param or d.dim_param in symbols for d in _dims(found)):
-        return found
+    if types is None or all(not d.dim_param or d.dim_param in symbols for d in _dims(types)):
+        return types
     sizes = dict(zip(sorted(symbols), _SIZES, strict=False))
     light = onnx.ModelProto.FromString(model.SerializeToString())
     for value in (*light.graph.input, *light.graph.output, *light.graph.value_info):
@@ -28,13 +28,13 @@ def inferred(model: onnx.ModelProto, name: str) -> onnx.ValueInfoProto | None:
                 d.ClearField("dim_param")
     again = _infer(light, name)
     names = {size: symbol for symbol, size in sizes.items()}
-    numbers = [0] * len(_dims(found)) if again is None else [d.dim_value for d in _dims(again)]
-    for d, number in zip(_dims(found), numbers, strict=False):
+    numbers = [0] * len(_dims(types)) if again is None else [d.dim_value for d in _dims(again)]
+    for d, number in zip(_dims(types), numbers, strict=False):
         if d.dim_param and d.dim_param not in symbols:
             d.ClearField("dim_param")
             if number in names:
                 d.dim_param = names[number]
-    return found
+    return types
 
 
 def _infer(model: onnx.ModelProto, name: str) -> onnx.ValueInfoProto | None:

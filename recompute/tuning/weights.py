@@ -77,25 +77,25 @@ def matrices(model: Graph) -> dict[str, tuple[tuple[int, int], int]]:
     """Matrices of floating-point numbers by name: shape and element type; also 8-bit ones that are dequantised, and
     those in few bits and of products of integers, by the names of their codes."""
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-    found: Matrices = {t.name: (tuple(t.dims), t.data_type) for t in model.tensors.values()}
-    integers = {n: f for n, f in found.items() if f[1] in CODES_8 and len(f[0]) == 2}
+    weights: Matrices = {t.name: (tuple(t.dims), t.data_type) for t in model.tensors.values()}
+    integers = {n: f for n, f in weights.items() if f[1] in CODES_8 and len(f[0]) == 2}
     for node in model.nodes:
         a = node.attribute[0] if node.attribute else None
         if node.op_type == "Constant" and a is not None and a.name == "value":
-            found[node.output[0]] = tuple(a.t.dims), a.t.data_type
+            weights[node.output[0]] = tuple(a.t.dims), a.t.data_type
         elif node.op_type == "ConstantOfShape" and node.input[0] in model.tensors:
             shape = model.constant(node.input[0])
             assert shape is not None
-            found[node.output[0]] = tuple(shape.tolist()), a.t.data_type if a is not None else 1
+            weights[node.output[0]] = tuple(shape.tolist()), a.t.data_type if a is not None else 1
         elif node.op_type in ("Cast", "Sub", "Mul") and node.domain in _STANDARD:
-            _cast(model, node, integers, found)
-        elif node.op_type == "DequantizeLinear" and node.input[0] in found and node.input[1] in found:
-            found[node.output[0]] = found[node.input[0]][0], found[node.input[1]][1]
+            _cast(model, node, integers, weights)
+        elif node.op_type == "DequantizeLinear" and node.input[0] in weights and node.input[1] in weights:
+            weights[node.output[0]] = weights[node.input[0]][0], weights[node.input[1]][1]
     packed = few_bits(model)
     parts = {n for w in packed.values() for n in (w.scales, w.zeros)}
-    found |= {n: (w.shape, w.onnx_type) for n, w in packed.items()}
-    found |= {n: (shape, onnx.TensorProto.FLOAT) for n, shape in integer_weights(model).items()}
-    fit = {n: (s, k) for n, (s, k) in found.items() if len(s) == 2 and min(s) > 0 and k in floats}
+    weights |= {n: (w.shape, w.onnx_type) for n, w in packed.items()}
+    weights |= {n: (shape, onnx.TensorProto.FLOAT) for n, shape in integer_weights(model).items()}
+    fit = {n: (s, k) for n, (s, k) in weights.items() if len(s) == 2 and min(s) > 0 and k in floats}
     return {n: w for n, w in fit.items() if n not in parts}
 
 

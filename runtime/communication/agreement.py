@@ -34,9 +34,9 @@ class Card:
 
 def card(block: Block, versions: Mapping[str, str], mesh: Mesh, rank: int) -> Card:
     """The card of a verified block.  VerifyError where it communicates along an axis that the mesh lacks."""
-    found = events(block)
-    check_mesh(found, mesh, rank)
-    return Card(digest(found), found, versions)
+    trace = events(block)
+    check_mesh(trace, mesh, rank)
+    return Card(digest(trace), trace, versions)
 
 
 def agree(cards: Sequence[Card], mesh: Mesh) -> dict[str, str]:
@@ -45,9 +45,11 @@ def agree(cards: Sequence[Card], mesh: Mesh) -> dict[str, str]:
     UsageError for different versions, VerifyError with the ranks for programs that do not match or wait for ever.
     """
     for name in cards[0].versions:
-        found = [c.versions.get(name, "none") for c in cards]
-        if len(set(found)) > 1:
-            raise UsageError(f"the ranks have different versions of {name}: {_by_rank(found)}; install the same one")
+        versions_here = [c.versions.get(name, "none") for c in cards]
+        if len(set(versions_here)) > 1:
+            raise UsageError(
+                f"the ranks have different versions of {name}: {_by_rank(versions_here)}; install the same one"
+            )
     digests = [c.digest for c in cards]
     try:
         verify_events([(c.digest, c.events) for c in cards], mesh)
@@ -63,20 +65,20 @@ def must_be_same(engine: Engine, what: str, facts: Mapping[str, str], values: Ma
     `facts`: what every rank must have, by name; `values`: what those must have alike that have it (parts of values).
     Every rank calls it, with its own; `what` says what for, where one does not come.
     """
-    own = hashlib.sha256(repr((sorted(facts.items()), sorted((values or {}).items()))).encode()).digest()
-    if len(set(engine.collect(what, own))) > 1:
+    hash_here = hashlib.sha256(repr((sorted(facts.items()), sorted((values or {}).items()))).encode()).digest()
+    if len(set(engine.collect(what, hash_here))) > 1:
         check_same(engine.collect(what, (dict(facts), dict(values or {}))))
 
 
-def check_same(found: Sequence[tuple[Mapping[str, str], Mapping[str, str]]]) -> None:
+def check_same(entries: Sequence[tuple[Mapping[str, str], Mapping[str, str]]]) -> None:
     """UsageError for the first difference between ranks' facts and values (see `must_be_same`)."""
-    for name in dict.fromkeys(n for facts, _ in found for n in facts):
-        texts = [facts.get(name, "none") for facts, _ in found]
+    for name in dict.fromkeys(n for facts, _ in entries for n in facts):
+        texts = [facts.get(name, "none") for facts, _ in entries]
         if len(set(texts)) > 1:
             raise UsageError(f"the ranks do not have the same {name}: {_by_rank(texts)}; {_ONE_MODEL}")
     different = []
-    for name in dict.fromkeys(n for _, values in found for n in values):
-        here = {rank: values[name] for rank, (_, values) in enumerate(found) if name in values}
+    for name in dict.fromkeys(n for _, values in entries for n in values):
+        here = {rank: values[name] for rank, (_, values) in enumerate(entries) if name in values}
         if len(set(here.values())) > 1:
             different.append((name, here))
     if different:
@@ -87,10 +89,10 @@ def check_same(found: Sequence[tuple[Mapping[str, str], Mapping[str, str]]]) -> 
         raise UsageError(f"the ranks do not have the same contents of {name}{more}: {shown}; {_ONE_MODEL}")
 
 
-def _by_rank(found: Sequence[str], numbers: Sequence[int] | None = None) -> str:
+def _by_rank(texts: Sequence[str], numbers: Sequence[int] | None = None) -> str:
     """`1.0 on ranks 0, 2; 1.1 on rank 1`."""
     ranks: dict[str, list[int]] = {}
-    for rank, what in zip(numbers or range(len(found)), found, strict=True):
+    for rank, what in zip(numbers or range(len(texts)), texts, strict=True):
         ranks.setdefault(what, []).append(rank)
     return "; ".join(f"{what} on rank{'s' * (len(on) > 1)} {_listed(on)}" for what, on in ranks.items())
 

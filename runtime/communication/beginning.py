@@ -54,8 +54,8 @@ def _without_handlers() -> dict[int, Any]:
     """Has signals end this process at once, as Python's handlers run only when MPI has begun; gives those handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    found = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    taken: dict[int, Any] = {n: handler for n, handler in found.items() if callable(handler)}
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    taken: dict[int, Any] = {n: handler for n, handler in handlers.items() if callable(handler)}
     for number in taken:
         signal.signal(number, signal.SIG_DFL)
     return taken

@@ -58,8 +58,8 @@ def compare_meshes(mesh: str) -> None:
     one = watch()
     with one.waiting("the comparison of all ranks' meshes", ""):
         moves.finish(one.comm.Ibarrier())
-        found = one.comm.allgather(mesh or "none")
-    check_same([({"mesh": text}, {}) for text in found])
+        meshes = one.comm.allgather(mesh or "none")
+    check_same([({"mesh": text}, {}) for text in meshes])
 
 
 class MpiEngine(Engine):
@@ -100,13 +100,13 @@ class MpiEngine(Engine):
     def compare(self, block: Block) -> None:
         """Programs and versions of all ranks; then the channels are opened, on all of them."""
         versions = {"onnx-recompute": __version__, "numpy": np.__version__}
-        own = card(block, versions, self.mesh, self.rank)
-        if own.digest in self._agreed:
+        mine = card(block, versions, self.mesh, self.rank)
+        if mine.digest in self._agreed:
             return
-        channels = self.agreed(own, block.name)
+        channels = self.agreed(mine, block.name)
         with self.meeting("the opening of channels"):
             self._open(channels)
-        self._agreed.add(own.digest)
+        self._agreed.add(mine.digest)
 
     def agreed(self, own: Card, name: str) -> dict[str, str]:
         """All channels, with their axes, when the ranks' cards fit together; every rank calls it, with its own."""
@@ -125,8 +125,8 @@ class MpiEngine(Engine):
     def gather(self, what: str, value: Any) -> list[Any]:
         """A value of each rank, by rank; every rank calls it."""
         with self.meeting(what):
-            found: list[Any] = self._comm.allgather(value)
-            return found
+            values: list[Any] = self._comm.allgather(value)
+            return values
 
     def watch_over(self, engine: Engine) -> None:
         """Another engine of the same ranks, which this one's watch looks after, too."""
@@ -148,10 +148,10 @@ class MpiEngine(Engine):
             return list(self._comm.gather(value, root) or ())
 
     def any(self, what: str, said: bool) -> bool:
-        own, found = np.array([said], np.int32), np.empty(1, np.int32)
+        mine, result = np.array([said], np.int32), np.empty(1, np.int32)
         with self._watch.waiting(what, self._name):
-            moves.finish(self._comm.Iallreduce(own, found, self._mpi.MAX), soon=True)
-        return bool(found[0])
+            moves.finish(self._comm.Iallreduce(mine, result, self._mpi.MAX), soon=True)
+        return bool(result[0])
 
     def begin(self, op: Communication, at: int, x: Any, out: Any) -> Transfer:
         """Hands a communication to its channel's thread."""

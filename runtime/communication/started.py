@@ -22,8 +22,8 @@ def given_rank() -> str:
 
 def started_together() -> int:
     """How many processes the launcher of an MPI library has started with this one; 1 where none says so."""
-    given = os.environ.get(size_variable(os.environ, srun=False), "").strip()
-    return int(given) if given.isdigit() else 1
+    text = os.environ.get(size_variable(os.environ, srun=False), "").strip()
+    return int(text) if text.isdigit() else 1
 
 
 def given_deadline() -> float | None:

@@ -248,9 +248,9 @@ class Watch:
         """Those that have not begun what this rank waits for: stopped, or busy."""
         silent = [r for r in members if r not in self._answers or self._answers[r][0] < asked]
         busy = {r: self._answers[r][2] for r, p in members.items() if r not in silent and self._behind(r, p, wait)}
-        found = [f"rank {r} gives no sign of life: it is stopped, or cut off" for r in silent]
-        found += [f"rank {r} has not begun it: {where}" for r, where in busy.items()]
-        text = f"rank {self.rank} has waited for {late:.0f} s at {wait}: {'; '.join(found) or 'all ranks are there'}"
+        reasons = [f"rank {r} gives no sign of life: it is stopped, or cut off" for r in silent]
+        reasons += [f"rank {r} has not begun it: {where}" for r, where in busy.items()]
+        text = f"rank {self.rank} has waited for {late:.0f} s at {wait}: {'; '.join(reasons) or 'all ranks are there'}"
         if silent or late > BUSY * self._deadline:
             self.abort(text, silent=silent)
         if str(wait) not in self._told:
@@ -263,15 +263,15 @@ class Watch:
 
     def _where(self) -> str:
         """What this rank is at."""
-        found = [str(wait) for wait, _ in self._waiting()]
-        return f"it waits at {'; '.join(found)}" if found else "it computes, or is outside of a step"
+        waits = [str(wait) for wait, _ in self._waiting()]
+        return f"it waits at {'; '.join(waits)}" if waits else "it computes, or is outside of a step"
 
     def _counts(self) -> dict[tuple, int]:
         """How much was begun, by engine and path."""
-        found = {(name, *_COMPARISON): n for name, n in self._compared.items()}
+        counts = {(name, *_COMPARISON): n for name, n in self._compared.items()}
         for name, engine in list(self._engines.items()):
-            found.update({(name, *path): n for path, n in engine.begun().items()})
-        return found
+            counts.update({(name, *path): n for path, n in engine.begun().items()})
+        return counts
 
     def _others(self) -> Iterator[int]:
         return (r for r in range(self.size) if r != self.rank)
@@ -295,11 +295,11 @@ def machine() -> tuple[str, str]:
         return platform.node(), ""
 
 
-def _processes(found: list[Any], own: int) -> dict[int, tuple[int, int]]:
+def _processes(entries: list[Any], number: int) -> dict[int, tuple[int, int]]:
     """A descriptor for each process on this machine, which is readable when it has ended: (rank, process)."""
     peers: dict[int, tuple[int, int]] = {}
-    for rank, (machine, pid) in enumerate(found):
-        if rank != own and machine == found[own][0] and hasattr(os, "pidfd_open"):
+    for rank, (machine, pid) in enumerate(entries):
+        if rank != number and machine == entries[number][0] and hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 peers[os.pidfd_open(pid)] = rank, pid
     return peers

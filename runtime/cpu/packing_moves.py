@@ -21,22 +21,31 @@ _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int
 _PLACING = (("int64", 1),) * 8
 
 
-def placed(order: Sequence[Lifetime], known: Sequence[int] = ()) -> list[int] | None:
+def placed(order: Sequence[Lifetime], addresses: Sequence[int] = ()) -> list[int] | None:
     """Addresses by first fit, in order, the first ones as they are known; None where Python shall do it."""
     if native.unavailable() or (not _placing().kept(_PLACING) and jit.unavailable()):
         return None
     n = len(order)
     size, start, end = (np.array([getattr(x, k) for x in order], np.int64) for k in ("size", "start", "end"))
     low = np.zeros(n, np.int64)
-    low[: len(known)] = known
+    low[: len(addresses)] = addresses
     sorted_ones = [np.empty(n + 1, np.int64) for _ in range(4)]
     call = _placing().call(low, size, start, end, *sorted_ones, work=0)
-    _SIGNATURE(call.address)(call.words(low).ctypes.data, len(known), n)
+    _SIGNATURE(call.address)(call.words(low).ctypes.data, len(addresses), n)
     return low.tolist()
 
 
 def _place(
-    low: Array, size: Array, start: Array, end: Array, lows: Any, highs: Any, starts: Any, ends: Any, known: int, n: int
+    low: Array,
+    size: Array,
+    start: Array,
+    end: Array,
+    lows: Any,
+    highs: Any,
+    starts: Any,
+    ends: Any,
+    addresses: int,
+    n: int,
 ) -> None:
     """`first_fit`.  `lows`, `highs`, `starts`, `ends`: of those that are placed, sorted by address."""
     count = 0
@@ -44,8 +53,8 @@ def _place(
         if size[x] == 0:
             low[x] = 0
             continue
-        at = low[x] if x < known else 0
-        if x >= known:
+        at = low[x] if x < addresses else 0
+        if x >= addresses:
             for p in range(count):
                 if starts[p] <= end[x] and ends[p] >= start[x]:
                     if lows[p] - at >= size[x]:

@@ -116,14 +116,14 @@ class NativeSteps:
 
 def segments(steps: Sequence[Step]) -> list[Step | NativeSteps]:
     """Steps to run in order, native ones in tables."""
-    found: list[Step | NativeSteps] = []
+    result: list[Step | NativeSteps] = []
     for is_native, group in itertools.groupby(steps, key=lambda s: bool(s.calls)):
         together = tuple(group)
         if is_native:
-            found.append(NativeSteps(together, native.Table([c for s in together for c in s.calls])))
+            result.append(NativeSteps(together, native.Table([c for s in together for c in s.calls])))
         else:
-            found += together
-    return found
+            result += together
+    return result
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ class Session:
 
     def run_timed(self) -> list[tuple[Operator, float]]:
         """Executes the instructions once, one by one: each operator with its seconds."""
-        found = []
+        seconds = []
         if self._far and not self._compared and self.engine is not None:
             self.engine.compare(self.block)
             self._compared = True
@@ -335,5 +335,5 @@ class Session:
                 (segment,) = segments([step])
                 start = time.perf_counter()
                 segment.run()
-                found.append((step.op, time.perf_counter() - start))
-        return found
+                seconds.append((step.op, time.perf_counter() - start))
+        return seconds

@@ -60,8 +60,8 @@ def _other_products(b: Any, op: Any, x: Value, dy: Value) -> Any:
     rows = b.Reshape(moved, shape=(x.size // max(n, 1), n))
     others = b.Mul(*(b.CumProd(rows, axis=1, exclusive=1, reverse=r) for r in (0, 1)))
     back = b.Reshape(others, shape=moved.shape)
-    made = b.Mul(b.Transpose(back, perm=tuple(np.argsort(order).tolist())) if x.ndim else back, dy)
-    return made
+    product = b.Mul(b.Transpose(back, perm=tuple(np.argsort(order).tolist())) if x.ndim else back, dy)
+    return product
 
 
 #: (builder, operator, inputs) → the output
@@ -120,14 +120,14 @@ def _operators(op: Op, ins: Types, outs: Types) -> tuple[list[Operator], list[Va
     b = _Builder()
     inputs = [None if t is None else Value(b.names.take(f"x{i}"), t) for i, t in enumerate(ins)]
     try:
-        made = DEVICE[op.name](b, op, *inputs) if op.name in DEVICE else op.expand(b, *inputs)
-        if isinstance(made, Value) and (t := outs[0]) is not None and made.dtype != t.dtype:
-            made = b.Cast(made, to=t.dtype)
+        results = DEVICE[op.name](b, op, *inputs) if op.name in DEVICE else op.expand(b, *inputs)
+        if isinstance(results, Value) and (t := outs[0]) is not None and results.dtype != t.dtype:
+            results = b.Cast(results, to=t.dtype)
     except TypeRuleError:
         return None
-    if made is None:
+    if results is None:
         return None
-    values = (made,) if isinstance(made, Value) else made
+    values = (results,) if isinstance(results, Value) else results
     wanted = [v if t is not None else None for v, t in zip(values, outs, strict=False)]
     return leading_to(b.operators, wanted), wanted
 
@@ -174,7 +174,7 @@ class Expanded(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Part by part; then copies, as an output may have an input's memory."""
-        found, calls = _parts(op), list[Call]()
+        parts, calls = _parts(op), list[Call]()
 
         def at(place: Any) -> Buffer | None:
             if place is None:
@@ -183,12 +183,12 @@ class Expanded(Family):
             whole = ins[i] if kind == "in" else scratch[i]
             return None if whole is None else Buffer(whole.address + offset, t)
 
-        for p in found.parts:
+        for p in parts.parts:
             read, written = ([*map(at, places), *(None,) * 8] for places in (p.ins, p.outs))
             calls += p.family.bind(p.op, read, written, [b for s in p.scratch if (b := at(s)) is not None])
-        for place, out in zip(found.outputs, outs, strict=False):
-            if out is not None and (made := at(place)) is not None:
-                calls += copy(out, made)
+        for place, out in zip(parts.outputs, outs, strict=False):
+            if out is not None and (target := at(place)) is not None:
+                calls += copy(out, target)
         return calls
 
 
@@ -206,9 +206,9 @@ _OTHERS: tuple[Family, ...] = (Nothing(), Expanded())
 
 
 def _parts(op: Operator) -> Parts:
-    found = parts_of(op.op, *op.types)
-    assert found is not None
-    return found
+    parts = parts_of(op.op, *op.types)
+    assert parts is not None
+    return parts
 
 
 def family_of(op: Operator) -> Family | None:

@@ -31,27 +31,27 @@ def seen(number: int) -> Seen:
     return Seen(machine(), 0 if why else count(), why)
 
 
-def device_of(rank: int, found: Sequence[Seen], wanted: int = 0) -> int:
+def device_of(rank: int, ranks_seen: Sequence[Seen], wanted: int = 0) -> int:
     """The device's number in the process of a rank, from what all ranks see.
 
     `wanted`: the place's; 0 leaves the choice.  All ranks raise the same errors: MissingExtraError where one has none,
     UsageError where a machine has fewer devices than ranks.
     """
-    for r, one in enumerate(found):
+    for r, one in enumerate(ranks_seen):
         if one.why:
             raise MissingExtraError(
                 f"rank {r} has no device: {one.why}; rc.CPUPlace() runs the same programs on the CPU"
             )
-    for name, ranks in Counter(one.machine for one in found).items():
-        devices = min(one.devices for one in found if one.machine == name)
+    for name, ranks in Counter(one.machine for one in ranks_seen).items():
+        devices = min(one.devices for one in ranks_seen if one.machine == name)
         if not wanted and 1 < devices < ranks:
             raise UsageError(
                 f"a machine has {devices} CUDA devices for {ranks} ranks, and each rank needs one of its own: start "
                 f"{devices} ranks on it, or more machines"
             )
-    if wanted or found[rank].devices == 1:  # a scheduler may show each rank one of its own
+    if wanted or ranks_seen[rank].devices == 1:  # a scheduler may show each rank one of its own
         return wanted
-    return sum(one.machine == found[rank].machine for one in found[:rank])
+    return sum(one.machine == ranks_seen[rank].machine for one in ranks_seen[:rank])
 
 
 def check_apart(identities: Sequence[str]) -> None:
@@ -78,9 +78,9 @@ def open_engine(mesh: Mesh, number: int) -> Engine:
     control = MpiEngine(mesh)
     if control.mesh.ranks == 1:
         return control
-    found = control.gather("the choice of devices", seen(number))
-    device = open_device(device_of(control.rank, found, number))
-    check_apart(control.gather("the choice of devices", f"{found[control.rank].machine} {device.identity}"))
+    seen_by_all = control.gather("the choice of devices", seen(number))
+    device = open_device(device_of(control.rank, seen_by_all, number))
+    check_apart(control.gather("the choice of devices", f"{seen_by_all[control.rank].machine} {device.identity}"))
     return NcclEngine(control, device)
 
 

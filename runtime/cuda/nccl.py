@@ -109,8 +109,8 @@ class NcclEngine(Engine):
         self._open(self.control.agreed(card(block, self.versions, self.mesh, self.rank), block.name))
 
     def collect(self, what: str, value: Any, root: int | None = None) -> list[Any]:
-        found: list[Any] = self.control.collect(what, value, root)
-        return found
+        values: list[Any] = self.control.collect(what, value, root)
+        return values
 
     def _open(self, channels: dict[str, str]) -> None:
         """A communicator and a stream for each new channel, in the same order on all ranks."""
@@ -119,8 +119,8 @@ class NcclEngine(Engine):
             return
         places = {n: self.mesh.coordinate(self.rank, channels[n]) for n in new}
         with self._connecting():
-            made = {n: self.nccl.get_unique_id() for n in new if not places[n]}
-        ids = self.control.gather("the exchange of NCCL's identifiers", made)
+            identifiers = {n: self.nccl.get_unique_id() for n in new if not places[n]}
+        ids = self.control.gather("the exchange of NCCL's identifiers", identifiers)
         self.device.use()
         before = self.device.free_bytes()
         with self.control.meeting("the making of NCCL's communicators"), self._connecting():

@@ -235,11 +235,11 @@ class CudaSession:
 
     def fetch(self, name: str) -> np.ndarray:
         """A copy of a value after a run.  JobError where a kernel met what cannot be computed."""
-        found = self.device.download(self.arrays[name])
+        array = self.device.download(self.arrays[name])
         self.updating = bool(self._parts[1]) and not self.guarded
         self._ask()
         self.updating = False
-        return found
+        return array
 
     def _reporting(self, calls: Sequence[tuple[Operator, tuple[Call, ...]]]) -> list[tuple[Operator, tuple[Call, ...]]]:
         """The calls, with a status of this session for each operator whose kernels report one."""
@@ -249,12 +249,12 @@ class CudaSession:
         self._memory.append(memory)
         self._status = Buffer(at, TensorType("i64", (len(reports), *STATUS.shape)))
         self._clear()
-        found = list(calls)
+        sequence = list(calls)
         for k, i in enumerate(reports):
-            own = self._status.at(k * STATUS.size, STATUS.shape)
+            status = self._status.at(k * STATUS.size, STATUS.shape)
             op, cs = calls[i]
-            found[i] = op, tuple(c.reporting(own) if isinstance(c, Launch) else c for c in cs)
-        return found
+            sequence[i] = op, tuple(c.reporting(status) if isinstance(c, Launch) else c for c in cs)
+        return sequence
 
     def _clear(self) -> None:
         if self._reporters:
@@ -333,14 +333,14 @@ class CudaSession:
         self._claimed.clear()
 
     def _captured(self, part: Sequence[Step]) -> list[Callable[[], None]]:
-        found: list[Callable[[], None]] = []
+        functions: list[Callable[[], None]] = []
         for host, group in itertools.groupby(part, key=lambda s: s.on_host):
             steps = list(group)
             if host or not _joined(steps):
-                found += [s.run for s in steps]
+                functions += [s.run for s in steps]
             else:
-                found.append(self._graph(steps))
-        return found
+                functions.append(self._graph(steps))
+        return functions
 
     def _graph(self, steps: Sequence[Step]) -> Callable[[], None]:
         """Steps as one graph, with what communications begin there: a graph's streams are joined when it ends."""
@@ -366,9 +366,9 @@ class CudaSession:
         """Executes the instructions once, one by one: each operator with its seconds on the device."""
         with self._together(), _current(self.device):
             self._begin()
-            found = _events(self.device, self.steps) if self.device.graphs else _clocked(self.steps)
+            seconds = _events(self.device, self.steps) if self.device.graphs else _clocked(self.steps)
         self._ran, self._newer = True, set(self.hosts)
-        return found
+        return seconds
 
 
 def _parts(steps: list[Step]) -> tuple[list[Step], list[Step]]:
@@ -416,12 +416,12 @@ def _joined(steps: Sequence[Step]) -> bool:
 
 
 def _clocked(steps: Sequence[Step]) -> list[tuple[Operator, float]]:
-    found = []
+    seconds = []
     for step in steps:
         start = time.perf_counter()
         step.run()
-        found.append((step.op, time.perf_counter() - start))
-    return found
+        seconds.append((step.op, time.perf_counter() - start))
+    return seconds
 
 
 def _events(device: Any, steps: Sequence[Step]) -> list[tuple[Operator, float]]:

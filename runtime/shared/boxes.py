@@ -16,15 +16,15 @@ Box = tuple[Sequence[int], Sequence[int], Sequence[int], int, int]
 
 def grid(box: Box) -> list[tuple[int, int, int]]:
     """(size, stride in x, stride in y) of a box's axes, as few as possible; the run is the last."""
-    found: list[tuple[int, int, int]] = []
+    result: list[tuple[int, int, int]] = []
     for n, a, b in zip(*box[:3], strict=True):
         if n == 1:
             continue
-        if found and found[-1][1] == n * a and found[-1][2] == n * b:
-            found[-1] = (found[-1][0] * n, a, b)
+        if result and result[-1][1] == n * a and result[-1][2] == n * b:
+            result[-1] = (result[-1][0] * n, a, b)
         else:
-            found.append((n, a, b))
-    return found or [(1, 1, 1)]
+            result.append((n, a, b))
+    return result or [(1, 1, 1)]
 
 
 def merged(shape: Sequence[int], perm: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -81,8 +81,8 @@ class Families:
 
     def find(self, op: Operator) -> Any:
         """The family that runs an operator; None where there is none."""
-        own = self.table().get(op.op.name)
-        return next((f for f in (*self._every, *([own] if own else ())) if f.accepts(op)), None)
+        families = self.table().get(op.op.name)
+        return next((f for f in (*self._every, *([families] if families else ())) if f.accepts(op)), None)
 
 
 class FamilyProvider:

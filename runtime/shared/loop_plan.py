@@ -37,8 +37,8 @@ def outputs(op: Op, ins: Types, outs: Types) -> tuple[list[Expr | None], list[Su
         return list(op.expressions(dtypes)), sums
     if isinstance(op, Reduce):
         return [argument(0, dtypes[0] or "f32")], [_sum(0, op, mean)]
-    found = need(formula(op, dtypes))
-    return [x if i < len(outs) and outs[i] is not None else None for i, x in enumerate(found)], []
+    exprs = need(formula(op, dtypes))
+    return [x if i < len(outs) and outs[i] is not None else None for i, x in enumerate(exprs)], []
 
 
 def _sum(output: int, op: Op, mean: float) -> Sum:
@@ -54,13 +54,13 @@ def merged(
     """
     groups: list[tuple[int, frozenset[int]]] = []
     for d, size in enumerate(shape):
-        own = d == len(shape) - 1 and last
+        last_axis = d == len(shape) - 1 and last
         mask = frozenset(
             i for i, s in enumerate(operands) if s is not None and (at := d - len(shape) + len(s)) >= 0 and s[at] != 1
         )
-        if size == 1 and not own:
+        if size == 1 and not last_axis:
             continue
-        if groups and groups[-1][1] == mask and not own:
+        if groups and groups[-1][1] == mask and not last_axis:
             groups[-1] = (groups[-1][0] * size, mask)
         else:
             groups.append((size, mask))
@@ -81,8 +81,8 @@ def formula_roots(
     """Sizes and patterns as of `merged`, and the outputs' expressions, which are worked out in the element type `kind`;
     inputs broadcast to the outputs, which have one shape."""
     sizes, patterns = merged(need(outs[0]).shape, [need(t).shape for t in ins], last=False)
-    made = formula(*(cast(argument(i, need(t).dtype), kind) for i, t in enumerate(ins)), *numbers)
-    return sizes, patterns, tuple(cast(x, need(t).dtype) for x, t in zip(made, outs, strict=True))
+    exprs = formula(*(cast(argument(i, need(t).dtype), kind) for i, t in enumerate(ins)), *numbers)
+    return sizes, patterns, tuple(cast(x, need(t).dtype) for x, t in zip(exprs, outs, strict=True))
 
 
 def compact(roots: Sequence[Expr]) -> tuple[list[Expr], tuple[int, ...]]:
@@ -101,13 +101,13 @@ def compact(roots: Sequence[Expr]) -> tuple[list[Expr], tuple[int, ...]]:
 
 def level(roots: Sequence[Expr], inputs: Sequence[frozenset[int]]) -> dict[int, frozenset[int]]:
     """What each node depends on: the union of its inputs' sets, less what a reduction goes over; by id."""
-    found: dict[int, frozenset[int]] = {}
+    levels: dict[int, frozenset[int]] = {}
     for x in nodes(roots):
-        own: frozenset[int] = inputs[x.value] if x.fn == "input" else frozenset()
-        found[id(x)] = frozenset().union(own, *(found[id(a)] for a in x.args))
+        axes: frozenset[int] = inputs[x.value] if x.fn == "input" else frozenset()
+        levels[id(x)] = frozenset().union(axes, *(levels[id(a)] for a in x.args))
         if x.fn in REDUCTIONS:
-            found[id(x)] -= x.value
-    return found
+            levels[id(x)] -= x.value
+    return levels
 
 
 def hoisted(
@@ -115,16 +115,16 @@ def hoisted(
 ) -> tuple[list[Expr], list[Expr]]:
     """The expressions with what varies along these dimensions exactly as further inputs, from `inputs` on; those."""
     levels = level(roots, varies)
-    found: list[Expr] = []
+    exprs: list[Expr] = []
     new: dict[int, Expr] = {}
 
     def replaced(x: Expr) -> Expr:
         if id(x) not in new:
             if x.args and levels[id(x)] == along:
-                new[id(x)] = argument(inputs + len(found), x.dtype)
-                found.append(x)
+                new[id(x)] = argument(inputs + len(exprs), x.dtype)
+                exprs.append(x)
             else:
                 new[id(x)] = Expr(x.fn, tuple(map(replaced, x.args)), x.dtype, x.value) if x.args else x
         return new[id(x)]
 
-    return [replaced(r) for r in roots], found
+    return [replaced(r) for r in roots], exprs

@@ -27,9 +27,9 @@ def expressions(op: Update, types: Sequence[TensorType | None], scalars: Sequenc
     State of 8 bits is given decoded.  `scalars`: `factors`, or what stands in their place.
     """
     b: Any = Elements()
-    given = [None if t is None else argument(i, t.dtype) for i, t in enumerate(types)]
+    arguments = [None if t is None else argument(i, t.dtype) for i, t in enumerate(types)]
     state = [None if (t := types[i]) is None else _state(op, i, t) for i in op.updates[1:]]
-    return op.widened(b, given, state, scalars)
+    return op.widened(b, arguments, state, scalars)
 
 
 def _state(op: Update, at: int, t: TensorType) -> Expr:
@@ -39,5 +39,5 @@ def _state(op: Update, at: int, t: TensorType) -> Expr:
 def rule_of(op: Operator) -> tuple[Update, tuple[TensorType | None, ...]]:
     """The update, and the types of its inputs, None for each that is absent."""
     rule = op.of(Update)
-    given = [None if v is None else v.type for v in op.inputs]
-    return rule, (*given, *[None] * (rule.unscale_at + 1 - len(given)))
+    types = [None if v is None else v.type for v in op.inputs]
+    return rule, (*types, *[None] * (rule.unscale_at + 1 - len(types)))

@@ -66,13 +66,13 @@ class MeshPlans:
             n: getattr(self, n)
             for n in ("model", "batch", "budget", "counted", "costs", "network", "notes", "precision")
         }
-        found: dict[str, Any] = {**rest, "candidates": [r.to_dict() for r in self.rows]}
+        report: dict[str, Any] = {**rest, "candidates": [r.to_dict() for r in self.rows]}
         if self.best is None:
-            return {**found, "mesh": None, "ranks": []}
+            return {**report, "mesh": None, "ranks": []}
         row = self.rows[0]
         best = self.best.to_dict()
         return {
-            **found, **row.to_dict(), **{n: best[n] for n in ("mesh", "schedule", "ranks")},
+            **report, **row.to_dict(), **{n: best[n] for n in ("mesh", "schedule", "ranks")},
             "simulated_micro_batches": self.best.simulated_micro_batches,
         }  # fmt: skip
 

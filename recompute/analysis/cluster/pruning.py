@@ -51,10 +51,10 @@ def rough_seconds(
     traffic = layers * 12 * 2 * facts.layer_kept * c.micro_batch / c.tp / device.bandwidth
     one = compute + head + traffic + layers * _tensor_seconds(facts, c, network) + _message_seconds(facts, c, network)
     pauses = (c.pp - 1) / c.chunks * (1 / 3 if c.schedule == "zero-bubble" else 1)
-    own = facts.parameters / (c.pp * c.tp)
+    parameters = facts.parameters / (c.pp * c.tp)
     far = network.across if network.node and c.ranks > network.node else network.inside
-    sums = 2 * 4 * own * (c.dp - 1) / c.dp / far if c.dp > 1 else 0.0
-    return (micro_batches + pauses) * one + sums + 34 * own / (c.dp if c.zero else 1) / device.bandwidth
+    sums = 2 * 4 * parameters * (c.dp - 1) / c.dp / far if c.dp > 1 else 0.0
+    return (micro_batches + pauses) * one + sums + 34 * parameters / (c.dp if c.zero else 1) / device.bandwidth
 
 
 def _tensor_seconds(facts: Facts, c: Candidate, network: Network) -> float:

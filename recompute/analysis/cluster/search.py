@@ -161,8 +161,8 @@ class Search:
         rows.sort(key=_order)
         best: dict[Candidate, StagesEstimate] = {}
         while rows and rows[0].fits and rows[0].candidate not in best and len(best) < WHOLE:
-            found, rows[0] = self.whole(rows[0])
-            best[rows[0].candidate] = found
+            compiled, rows[0] = self.whole(rows[0])
+            best[rows[0].candidate] = compiled
             rows.sort(key=_order)
         if rows and rows[0].fits and rows[0].candidate not in best:  # the best of those that were simulated
             rows.sort(key=lambda r: (r.candidate not in best, *_order(r)))
@@ -186,9 +186,9 @@ class Search:
         """The rows of the candidates that promise most, one after the other: what the formulas said of those that were
         compiled, and what these took, corrects what they say of others."""
         rows: list[Row] = []
-        known: list[tuple[_Priced, Row]] = []
+        measured: list[tuple[_Priced, Row]] = []
         for _ in range(MOST):
-            promising = [(p.expected(known), p) for p in left]
+            promising = [(p.expected(measured), p) for p in left]
             fitting = [(seconds, k) for k, ((seconds, size), _) in enumerate(promising) if size <= self.budget]
             least = min(promising, key=lambda x: x[0][1], default=None)
             if least is None:
@@ -200,7 +200,7 @@ class Search:
             left.remove(chosen)
             if (row := self.compiled(chosen.candidate)) is not None:
                 rows.append(row)
-                known.append((chosen, row))
+                measured.append((chosen, row))
         return rows
 
     # -- one candidate ------------------------------------------------------------------------------------------------
@@ -251,16 +251,16 @@ class Search:
 
     def row(self, c: Candidate, found: Mapping[int, CompiledStage]) -> Row:
         """The figures of compiled stages."""
-        own, all_of = self.repeating(c), self.batch // (c.dp * c.micro_batch)
-        mesh = self.parallel(c, own).mesh
+        micro_batches, all_of = self.repeating(c), self.batch // (c.dp * c.micro_batch)
+        mesh = self.parallel(c, micro_batches).mesh
         slowest, fixed, waits = 0.0, 0.0, 0.0
         for place, step in found.items():
             rank = next(r for r in range(mesh.ranks) if mesh.coordinate(r, "pp") == place)
             clock = times(step.block, self.steps.cost.seconds, Exchange(self.network, mesh, rank))
             update = sum(self.steps.cost.seconds(o) for o in step.block.operators if o.role is Role.OPTIMIZE)
-            one = (clock.seconds - update) / own
+            one = (clock.seconds - update) / micro_batches
             if one > slowest:
-                slowest, waits = one, clock.stalls / own
+                slowest, waits = one, clock.stalls / micro_batches
             fixed = max(fixed, update)
         pauses = (c.pp - 1) / c.chunks * (1 / 3 if c.schedule == "zero-bubble" else 1) * slowest
         seconds = all_of * slowest + pauses + fixed
@@ -288,12 +288,12 @@ class Search:
         def done(count: int) -> None:
             self.progress(f"compiled {count} of {c.pp} stages of {name}")
 
-        found = compiled_stages(self.steps, few, range(c.pp), self.checkpoints(c), done)
+        stages = compiled_stages(self.steps, few, range(c.pp), self.checkpoints(c), done)
         self.progress(f"verifying and simulating {self.ranks:,} ranks of {name}")
-        best = simulated(every, few, found, self.target, self.network, self.facts.step_flops(self.batch),
+        best = simulated(every, few, stages, self.target, self.network, self.facts.step_flops(self.batch),
                          self.budget)  # fmt: skip
         if not best.exact:
-            best = at_largest(best, self.steps, every, found, self.checkpoints(c), self.progress)
+            best = at_largest(best, self.steps, every, stages, self.checkpoints(c), self.progress)
         return best, dataclasses.replace(
             row, step_seconds=best.step_seconds, bubble=best.bubble, mfu=best.mfu or 0.0, peak_bytes=best.peak_bytes,
             exposed_communication_seconds=best.exposed_communication_seconds, exact=best.exact, fits=best.fits,

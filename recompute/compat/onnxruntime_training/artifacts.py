@@ -137,10 +137,10 @@ def _supported(loss: Any, optimizer: Any, further: Further) -> None:
 
 
 def _texts(what: str, names: Sequence[str] | None) -> list[str]:
-    found = list(names or ())
-    if isinstance(names, str) or not all(isinstance(n, str) for n in found):
+    texts = list(names or ())
+    if isinstance(names, str) or not all(isinstance(n, str) for n in texts):
         raise UsageError(f"{what} must be a list of names, not {names!r}")
-    return found
+    return texts
 
 
 def _names(

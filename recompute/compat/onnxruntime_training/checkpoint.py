@@ -37,8 +37,8 @@ class Parameter:
     @property
     def grad(self) -> np.ndarray | None:
         """A copy of the gradient that was accumulated; None before the first training step, and where frozen."""
-        found = self._state.gradients.get(self.name)
-        return None if found is None else found.copy()
+        gradient = self._state.gradients.get(self.name)
+        return None if gradient is None else gradient.copy()
 
     @property
     def requires_grad(self) -> bool:
@@ -140,13 +140,13 @@ class CheckpointState:
 
     def put(self, name: str, value: Any) -> None:
         """Replaces the contents of a weight.  UsageError for another shape or element type."""
-        there, given = self.arrays[name], np.asarray(value)
-        if given.shape != there.shape or given.dtype != there.dtype:
+        there, array = self.arrays[name], np.asarray(value)
+        if array.shape != there.shape or array.dtype != there.dtype:
             raise UsageError(
-                f"'{name}' is {there.dtype}{list(there.shape)}, but the new contents are {given.dtype}"
-                f"{list(given.shape)}"
+                f"'{name}' is {there.dtype}{list(there.shape)}, but the new contents are {array.dtype}"
+                f"{list(array.shape)}"
             )
-        there[...] = given
+        there[...] = array
         self.version += name not in self.trained
 
     @classmethod

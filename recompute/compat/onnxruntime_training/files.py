@@ -36,17 +36,17 @@ def described(model: onnx.ModelProto, description: dict[str, Any]) -> onnx.Model
     return model
 
 
-def _unknown(found: dict[str, Any]) -> str:
+def _unknown(fields: dict[str, Any]) -> str:
     """What a description names that there is not; "" for nothing."""
-    if found["kind"] == "optimizer":
-        return "" if found["name"] in OPTIMIZERS else f"there is no optimizer {repr_short(found['name'])}"
-    if found["loss"] not in (None, *LOSSES):
-        return f"there is no loss {repr_short(found['loss'])}"
-    weights = [*found["trained"], *found["frozen"]]
+    if fields["kind"] == "optimizer":
+        return "" if fields["name"] in OPTIMIZERS else f"there is no optimizer {repr_short(fields['name'])}"
+    if fields["loss"] not in (None, *LOSSES):
+        return f"there is no loss {repr_short(fields['loss'])}"
+    weights = [*fields["trained"], *fields["frozen"]]
     double = next((n for n, count in Counter(weights).items() if count > 1), None)
-    if double is not None or not found["trained"]:
+    if double is not None or not fields["trained"]:
         return "it trains nothing" if double is None else f"it names the weight {repr_short(double)} twice"
-    return "it has more than two loss_inputs" if len(found["loss_inputs"]) > 2 else ""
+    return "it has more than two loss_inputs" if len(fields["loss_inputs"]) > 2 else ""
 
 
 def read_artifact(path: str | PathLike[str], kind: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
@@ -55,16 +55,16 @@ def read_artifact(path: str | PathLike[str], kind: str) -> tuple[onnx.ModelProto
     model = read_model(path)
     text = next((p.value for p in model.metadata_props if p.key == ENTRY), None)
     try:
-        found = json.loads(text) if text is not None else None
+        fields = json.loads(text) if text is not None else None
     except (ValueError, RecursionError, TypeError):
-        found = None
-    if not isinstance(found, dict) or found.get("kind") not in ("model", "optimizer"):
+        fields = None
+    if not isinstance(fields, dict) or fields.get("kind") not in ("model", "optimizer"):
         raise ModelError(
             f"'{path}' was not written by recompute.compat.onnxruntime_training.artifacts.generate_artifacts: "
             "artifacts of ONNX Runtime hold its own operators; generate them again from the ONNX model"
         )
-    if found["kind"] != kind:
-        raise ModelError(f"'{path}' holds the {found['kind']}, but the {kind} is needed")
-    if why := unfit(found, _DESCRIPTIONS[kind], "its description") or _unknown(found):
+    if fields["kind"] != kind:
+        raise ModelError(f"'{path}' holds the {fields['kind']}, but the {kind} is needed")
+    if why := unfit(fields, _DESCRIPTIONS[kind], "its description") or _unknown(fields):
         raise ModelError(f"'{path}' is damaged: {why}")
-    return model, found
+    return model, fields

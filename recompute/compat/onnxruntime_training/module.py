@@ -111,22 +111,22 @@ class Module:
             made = self._train(program, feed, outputs, gradients)
         else:
             made = program.evaluate(feed, outputs)
-        found = made if plain else [OrtValue(a) for a in made]
-        return found[0] if len(found) == 1 else tuple(found)
+        results = made if plain else [OrtValue(a) for a in made]
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _train(self, program: Program, feed: dict[str, Any], outputs: list[str], gradients: list[str]) -> list[Any]:
         for v in program.block.state:  # the counter of steps, from which random operators draw
             program.data[v.name][...] = self._calls
-        made = self._executor.run(program, feed, [*outputs, *gradients])
+        results = self._executor.run(program, feed, [*outputs, *gradients])
         self._calls += 1
-        fresh = zip([p for p, _ in program.gradients], made[len(outputs) :], strict=True)
+        fresh = zip([p for p, _ in program.gradients], results[len(outputs) :], strict=True)
         if self._reset:
             self.state.gradients = dict(fresh)
         else:
             for name, g in fresh:
                 self.state.gradients[name] += g
         self._reset = False
-        return made[: len(outputs)]
+        return results[: len(outputs)]
 
     # -- programs -------------------------------------------------------------------------------------------------
 
@@ -151,8 +151,8 @@ class Module:
 
     def _made(self, feed: dict[str, np.ndarray]) -> tuple[Program, list[str], list[str]]:
         model, told = self._artifact()
-        own = self._model_inputs()
-        program = load(_filled(model, self.state.arrays), input_shapes={n: feed[n].shape for n in own},
+        inputs = self._model_inputs()
+        program = load(_filled(model, self.state.arrays), input_shapes={n: feed[n].shape for n in inputs},
                        trainable=told["trained"])  # fmt: skip
         loss, outputs = _with_loss(program, told)
         for v in (*program.block.parameters, *program.block.buffers):
@@ -228,10 +228,10 @@ class Module:
         if False not in self._models:
             raise UsageError("this Module was made without eval_model_uri, which evaluation and export need")
         model, _ = self._models[False]
-        made = without_fields(_filled(model, self.state.arrays), "metadata_props")
-        in_inference(made.graph)
-        restricted(made.graph, list(graph_output_names))
-        save_model(made, os.fspath(inference_model_uri))
+        exported = without_fields(_filled(model, self.state.arrays), "metadata_props")
+        in_inference(exported.graph)
+        restricted(exported.graph, list(graph_output_names))
+        save_model(exported, os.fspath(inference_model_uri))
 
 
 def _check(model: onnx.ModelProto, told: dict[str, Any], state: CheckpointState) -> None:
@@ -245,10 +245,10 @@ def _check(model: onnx.ModelProto, told: dict[str, Any], state: CheckpointState)
         if name not in inputs:
             raise ModelError(f"the model is damaged: its weight '{name}' is none of its inputs")
         shape = [d.dim_value for d in inputs[name].shape.dim]
-        wanted, given = dtype_from_onnx(inputs[name].elem_type), TensorType.of(state.arrays[name])
-        if [wanted, *shape] != [given.dtype, *given.shape]:
+        wanted, actual = dtype_from_onnx(inputs[name].elem_type), TensorType.of(state.arrays[name])
+        if [wanted, *shape] != [actual.dtype, *actual.shape]:
             raise UsageError(
-                f"the checkpoint is not of this model: '{name}' is {given} there, but {wanted or 'no tensor'}{shape} "
+                f"the checkpoint is not of this model: '{name}' is {actual} there, but {wanted or 'no tensor'}{shape} "
                 "in the model"
             )
     if not model.graph.output:
@@ -256,12 +256,12 @@ def _check(model: onnx.ModelProto, told: dict[str, Any], state: CheckpointState)
 
 
 def _filled(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> onnx.ModelProto:
-    made = without_fields(model, "graph")
-    made.graph.CopyFrom(without_fields(model.graph, "input"))
-    made.graph.input.extend(i for i in model.graph.input if i.name not in arrays or model.ir_version < 4)
+    filled = without_fields(model, "graph")
+    filled.graph.CopyFrom(without_fields(model.graph, "input"))
+    filled.graph.input.extend(i for i in model.graph.input if i.name not in arrays or model.ir_version < 4)
     for name, array in arrays.items():
-        fill_tensor(made.graph.initializer.add(), name, array)
-    return made
+        fill_tensor(filled.graph.initializer.add(), name, array)
+    return filled
 
 
 def _label(told: dict[str, Any]) -> str:

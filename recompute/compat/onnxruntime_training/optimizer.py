@@ -22,8 +22,8 @@ class Optimizer:
     """Updates a module's trained weights in place, as ONNX Runtime's optimizers do."""
 
     def __init__(self, optimizer_uri: str | os.PathLike[str], module: Module) -> None:
-        _, found = read_artifact(optimizer_uri, "optimizer")
-        self._update = {"AdamW": self._adamw, "SGD": self._sgd}[found["name"]]
+        _, metadata = read_artifact(optimizer_uri, "optimizer")
+        self._update = {"AdamW": self._adamw, "SGD": self._sgd}[metadata["name"]]
         self._state = module.state
         self._state.optimizer.setdefault("learning_rate", 1e-3)
         self._state.optimizer.setdefault("steps", 0)

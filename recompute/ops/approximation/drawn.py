@@ -45,9 +45,9 @@ def choose(seed: int, step: Array, keys: Array, copy: Array, chosen: Array) -> N
         part = keys[start : start + _SMALL]
         equal = np.flatnonzero(part == last)[:ties]
         ties -= equal.size
-        found = np.sort(np.concatenate([np.flatnonzero(part < last), equal]))
-        chosen[at : at + found.size] = found + start
-        at += found.size
+        places = np.sort(np.concatenate([np.flatnonzero(part < last), equal]))
+        chosen[at : at + places.size] = places + start
+        at += places.size
 
 
 def bits_of(u: Array) -> Array:

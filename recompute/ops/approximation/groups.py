@@ -110,8 +110,8 @@ class CompressGroups(Draw, _Grouped):
 
     def axis_factors(self, ins, outs):
         """The outermost axis, if its slices are whole groups; the others are needed whole."""
-        found = self.places(cast(TensorType, ins[0]))
-        return () if found is None else (factor(found[0], [found[1]], found[2:]),)
+        place = self.places(cast(TensorType, ins[0]))
+        return () if place is None else (factor(place[0], [place[1]], place[2:]),)
 
     def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Any:
         """The same random bits: those before the slice are left out."""
@@ -142,11 +142,11 @@ class CompressGroups(Draw, _Grouped):
             ranges[at : at + len(low), 0], ranges[at : at + len(low), 1] = low, scale
             noise = scratch[2][:size]
             fill(noise)
-            found, bits = (s[:size] for s in scratch[1])
-            self.codes(values.reshape(-1, self.group), low, scale, noise, found, bits)
-            found[part.size :] = 0
+            work, bits = (s[:size] for s in scratch[1])
+            self.codes(values.reshape(-1, self.group), low, scale, noise, work, bits)
+            work[part.size :] = 0
             first = start * self.bits // 8
-            _pack(found, self.bits, codes[first : first + code_bytes(part.size, self.bits)])
+            _pack(work, self.bits, codes[first : first + code_bytes(part.size, self.bits)])
 
     def codes(self, rows: Array, low: Array, scale: Array, noise: Array, found: Array, bits: Array) -> None:
         """Codes of elements into `found`: what is in `rows` is overwritten."""
@@ -169,8 +169,8 @@ class CompressGroups(Draw, _Grouped):
         """The cipher in integers, the same random bits as here; the arithmetic as ONNX Runtime rounds it."""
         t = g.type(ins[0])
         if not t.size:
-            made = self.compressed(t)
-            for out, m in zip(outs, made, strict=True):
+            packed = self.compressed(t)
+            for out, m in zip(outs, packed, strict=True):
                 g.node("Identity", [g.array(np.zeros(m.shape, m.numpy))], [out])
             return True
         kind, groups = dtype_to_onnx(wide(t.dtype)), -(-t.size // self.group)
@@ -246,11 +246,11 @@ class DecompressGroups(_Grouped):
         self.check_groups(codes, ranges)
         if self.dtype not in FLOATS or any(d < 0 for d in self.shape):
             raise self.fail(f"makes floats, not {self.dtype}{list(self.shape)}", codes, ranges)
-        made = TensorType(self.dtype, self.shape)
-        if (codes, ranges) != self.compressed(made):
-            needed = " and ".join(map(str, self.compressed(made)))
-            raise self.fail(f"{made} in {self.bits} bits and groups of {self.group} needs {needed}", codes, ranges)
-        return (made,)
+        t = TensorType(self.dtype, self.shape)
+        if (codes, ranges) != self.compressed(t):
+            needed = " and ".join(map(str, self.compressed(t)))
+            raise self.fail(f"{t} in {self.bits} bits and groups of {self.group} needs {needed}", codes, ranges)
+        return (t,)
 
     def cost(self, ins, outs):
         """Three operations an element: its bits, a product, a sum."""
@@ -258,8 +258,8 @@ class DecompressGroups(_Grouped):
 
     def axis_factors(self, ins, outs):
         """The outermost axis, if its slices are whole groups; the others are needed whole."""
-        found = self.places(TensorType(self.dtype, self.shape))
-        return () if found is None else (factor(found[0], found[2:], [found[1]]),)
+        place = self.places(TensorType(self.dtype, self.shape))
+        return () if place is None else (factor(place[0], place[2:], [place[1]]),)
 
     def gradient(self, b, ins, outs, grads):
         """None: the codes are integers, and the ranges are the statistics of what was compressed."""
@@ -280,9 +280,9 @@ class DecompressGroups(_Grouped):
             first = start * self.bits // 8
             _unpack(codes[first : first + code_bytes(part.size, self.bits)], self.bits, whole)
             taken = ranges[start // self.group :][:rows]
-            made = values.reshape(rows, self.group)
-            np.multiply(whole.reshape(rows, self.group), taken[:, 1:], out=made, dtype=made.dtype, casting="unsafe")
-            np.add(made, taken[:, :1], out=made)
+            groups = values.reshape(rows, self.group)
+            np.multiply(whole.reshape(rows, self.group), taken[:, 1:], out=groups, dtype=groups.dtype, casting="unsafe")
+            np.add(groups, taken[:, :1], out=groups)
             part[...] = values[: part.size]
 
     def export(self, g, ins, outs):
@@ -374,8 +374,8 @@ def _export_noise(g: FunctionWriter, seed: int, step: str, count: int, first: in
     halves = export_halves(g, seed, step, count // 4, first // 4)
     shifts = g.array(np.array([[1, 1 << 8, 1 << 16, 1 << 24]]))
     divided = g.call("Div", g.call("Unsqueeze", halves, g.ints([1])), shifts)
-    found = g.call("BitwiseAnd", divided, g.array(np.array(255)))
-    pairs = g.call("Reshape", found, g.ints([count // BLOCK, 2, BLOCK // 2]))
+    codes = g.call("BitwiseAnd", divided, g.array(np.array(255)))
+    pairs = g.call("Reshape", codes, g.ints([count // BLOCK, 2, BLOCK // 2]))
     others = g.call("Gather", pairs, g.ints([1, 0]), axis=1)
     total = g.call("Add", g.call("Mul", pairs, g.array(np.array(256))), others)
     return g.call("Reshape", total, g.ints([count]))

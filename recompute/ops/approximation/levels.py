@@ -85,27 +85,27 @@ def _apply(op: Op, ins: Sequence[Any]) -> Array:
     """The first output of an operator by its own numerics."""
     types = [None if a is None else TensorType.of(a) for a in ins]
     outs = list(op.infer(*types)[:1])
-    made = [np.empty(t.shape, t.numpy) for t in outs]
+    results = [np.empty(t.shape, t.numpy) for t in outs]
     with np.errstate(all="ignore"):
-        op.compute(ins, made, [np.empty(t.shape, t.numpy) for t in op.scratch(types, outs)])
-    return made[0]
+        op.compute(ins, results, [np.empty(t.shape, t.numpy) for t in op.scratch(types, outs)])
+    return results[0]
 
 
 def function_of(op: Op, dtype: str, others: Sequence[float | Array | None] = ()) -> Callable[[Array], Array]:
     """The activation as a function of vectors."""
-    given = [None if a is None else np.asarray(a, DTYPES[dtype]) for a in others]
-    return lambda x: _apply(op, [x, *given])
+    constants = [None if a is None else np.asarray(a, DTYPES[dtype]) for a in others]
+    return lambda x: _apply(op, [x, *constants])
 
 
 def derivative_of(op: Op, dtype: str, others: Sequence[float | Array | None] = ()) -> Callable[[Array], Array]:
     """Its derivative as the gradient rule computes it, a function of vectors."""
-    given = [None if a is None else np.asarray(a, DTYPES[dtype]) for a in others]
+    constants = [None if a is None else np.asarray(a, DTYPES[dtype]) for a in others]
 
     def derivative(x: Array) -> Array:
-        template = _template(op, dtype, x.size, tuple(None if a is None else a.shape for a in given))
+        template = _template(op, dtype, x.size, tuple(None if a is None else a.shape for a in constants))
         env: dict[str, Any] = {c.value.name: c.numpy() for c in template.constants}
-        env |= {f"in{i}": a for i, a in enumerate(given, 1)}
-        env |= {"x": x, "y": _apply(op, [x, *given]), "dy": np.ones_like(x)}
+        env |= {f"in{i}": a for i, a in enumerate(constants, 1)}
+        env |= {"x": x, "y": _apply(op, [x, *constants]), "dy": np.ones_like(x)}
         for o in template.operators:
             env[next(o.writes()).name] = _apply(o.op, [None if v is None else env[v.name] for v in o.inputs])
         return env[template.dx.name]
@@ -116,10 +116,10 @@ def derivative_of(op: Op, dtype: str, others: Sequence[float | Array | None] = (
 @functools.lru_cache(maxsize=256)
 def _template(op: Op, dtype: str, size: int, others: tuple[tuple[int, ...] | None, ...]) -> Template:
     types = [TensorType(dtype, (size,)), *(None if s is None else TensorType(dtype, s) for s in others)]
-    found = gradient_template(op, types)
-    if found is None:
+    template = gradient_template(op, types)
+    if template is None:
         raise UsageError(f"{op.name} has no gradient that is a function of its input")
-    return found
+    return template
 
 
 # -- smooth derivatives ------------------------------------------------------------------------------------------------
@@ -136,15 +136,15 @@ def best_steps(op: Op) -> tuple[Steps, ...]:
     inside = (edges[:-1, None] + half + half * nodes).reshape(-1)
     squares = (slope(inside) ** 2).reshape(_CELLS, _POINTS) @ weights * half
     total = np.concatenate([[0.0], np.cumsum(squares)])
-    found = []
+    steps = []
     for borders in grid_borders(f(edges), total, edges, [2**bits for bits in range(1, MOST_BITS + 1)]):
         rough = edges[borders]
         bounds = min((rough, _refined(f, slope, rough, 2 * half)), key=lambda b: _error(f, b, total[-1]))
         rounded = np.array([float(f"{round(b, 9):.7g}") + 0.0 for b in bounds])
         levels = tuple(float(f"{v:.7g}") for v in _means(f, rounded))
         error = float(_error(f, rounded, total[-1])) * (2 if even else 1)
-        found.append(Steps(tuple(rounded[1:-1].tolist()), levels, error, even))
-    return tuple(found)
+        steps.append(Steps(tuple(rounded[1:-1].tolist()), levels, error, even))
+    return tuple(steps)
 
 
 def grid_borders(f: Array, squares: Array, edges: Array, counts: Sequence[int]) -> list[list[int]]:
@@ -158,7 +158,7 @@ def grid_borders(f: Array, squares: Array, edges: Array, counts: Sequence[int]) 
     width[np.triu_indices(n)] = np.inf
     cost = squares[:, None] - squares - (f[:, None] - f) ** 2 / width
     cost[np.triu_indices(n)] = np.inf
-    best, origins, found = cost[:, 0], [np.zeros(n, int)], {}
+    best, origins, borders = cost[:, 0], [np.zeros(n, int)], {}
     for steps in range(2, max(counts) + 1):
         sums = cost + best
         origin = sums.argmin(1)
@@ -168,8 +168,8 @@ def grid_borders(f: Array, squares: Array, edges: Array, counts: Sequence[int]) 
             at = [n - 1]
             for back in reversed(origins):
                 at.append(int(back[at[-1]]))
-            found[steps] = at[::-1]
-    return [found[c] for c in counts]
+            borders[steps] = at[::-1]
+    return [borders[c] for c in counts]
 
 
 def _means(f: Callable[[Array], Array], bounds: Array) -> Array:

@@ -158,12 +158,12 @@ class Sketch(Op):
         for start in range(0, y.shape[1], z.shape[2]):
             part = y[:, start : start + z.shape[2]]
             width = part.shape[1]
-            here, spare, found = (
+            here, spare, result = (
                 a.reshape(-1)[: a.size // z.shape[2] * width].reshape(*a.shape[:2], width) for a in (z, room, taken)
             )
             transforms.load(self.kind, x[:, start : start + width], sign, here)
             transforms.transform(here, table, spare)
-            transforms.combine(here, places, factors, found, part)
+            transforms.combine(here, places, factors, result, part)
 
     def cost(self, ins: Types, outs: Types) -> Cost:
         """A product, a copy of the rows, or a transform."""

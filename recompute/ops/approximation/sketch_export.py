@@ -29,12 +29,12 @@ def export_sketch(op: Any, g: FunctionWriter, ins: Sequence[str], outs: Sequence
     flat = g.call("Cast", g.call("Reshape", x, g.ints((batch, n))), to=dtype_to_onnx(kind))
     if op.kind in COLUMNS:
         matrix, scale = _dense(op, g, step, batch, kind), 1 / math.sqrt(op.rows)
-        found = g.call("MatMul", matrix, flat)
+        result = g.call("MatMul", matrix, flat)
     elif op.kind == "rows":
-        found, scale = g.call("Gather", flat, _chosen(op, g, step, batch), axis=0), math.sqrt(batch / op.rows)
+        result, scale = g.call("Gather", flat, _chosen(op, g, step, batch), axis=0), math.sqrt(batch / op.rows)
     else:
-        found, scale = _transformed(op, g, step, flat, (batch, kind)), 1.0
-    scaled = g.call("Mul", found, g.array(np.array(scale, DTYPES[kind])))
+        result, scale = _transformed(op, g, step, flat, (batch, kind)), 1.0
+    scaled = g.call("Mul", result, g.array(np.array(scale, DTYPES[kind])))
     g.node("Cast", [scaled], outs, to=dtype_to_onnx(t.dtype))
 
 
@@ -48,9 +48,9 @@ def _chosen(op: Any, g: FunctionWriter, step: str, size: int) -> str:
 
 
 def _least(g: FunctionWriter, values: str, count: int) -> str:
-    found, other = g.fresh("least"), g.fresh("at")
-    g.node("TopK", [values, g.ints((count,))], [found, other], axis=0, largest=0, sorted=1)
-    return found
+    name, other = g.fresh("least"), g.fresh("at")
+    g.node("TopK", [values, g.ints((count,))], [name, other], axis=0, largest=0, sorted=1)
+    return name
 
 
 def _bits(g: FunctionWriter, numbers: str) -> str:
@@ -68,8 +68,8 @@ def _dense(op: Any, g: FunctionWriter, step: str, batch: int, kind: str) -> str:
     panels = -(-op.rows // width)
     numbers = export_numbers(g, op.seed, step, 8 * panels * batch)
     if op.kind == "rademacher":
-        made = _bits(g, g.call("Reshape", numbers, g.ints((panels, batch, 8, 1))))
-        made = g.call("Cast", made, to=dtype_to_onnx(kind))
+        bits = _bits(g, g.call("Reshape", numbers, g.ints((panels, batch, 8, 1))))
+        bits = g.call("Cast", bits, to=dtype_to_onnx(kind))
     else:
         t = DTYPES[kind]
         u = g.call("Mul", g.call("Cast", numbers, to=dtype_to_onnx(kind)), g.array(np.array(2.0**-24, t)))
@@ -79,8 +79,8 @@ def _dense(op: Any, g: FunctionWriter, step: str, batch: int, kind: str) -> str:
         radius = g.call("Sqrt", g.call("Mul", log, g.array(np.array(-2, t))))
         angle = g.call("Mul", second, g.array(np.array(2 * math.pi, t)))
         turned = g.call("Concat", g.call("Cos", angle), g.call("Sin", angle), axis=3)
-        made = g.call("Mul", radius, turned)
-    rows = g.call("Reshape", made, g.ints((panels, batch, width)))
+        bits = g.call("Mul", radius, turned)
+    rows = g.call("Reshape", bits, g.ints((panels, batch, width)))
     turned = g.call("Reshape", g.call("Transpose", rows, perm=[0, 2, 1]), g.ints((panels * width, batch)))
     return g.call("Slice", turned, g.ints((0,)), g.ints((op.rows,)), g.ints((0,)), g.ints((1,)))
 

@@ -49,14 +49,14 @@ class _Slopes(Op, abstract=True):
 
         `out`: the codes are the output, not an input.
         """
-        found = []
+        factors = []
         for axis, size in enumerate(x.shape):
             inner = math.prod(x.shape[axis + 1 :])
             whole = not x.size or inner * bits % 8 != 0
             mine, codes = Place(axis), None if whole else Place(0, math.prod(x.shape[:axis]), inner * bits // 8)
             inputs, outputs = ((mine,), (codes,)) if out else ((mine, codes), (mine,))
-            found.append(Factor(size, inputs, outputs, whole=whole))
-        return tuple(found)
+            factors.append(Factor(size, inputs, outputs, whole=whole))
+        return tuple(factors)
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class SlopeCodes(_Slopes):
         """Buffers for a tile: codes, their packing, a comparison, and a copy where x or |x| is not compared itself."""
         x = ins[0]
         size = min(x.size, TILE)
-        found = (TensorType("u8", (scratch_bytes(x.size, self.bits),)), TensorType("bool", (size,)))
-        return (*found, TensorType(wide(x.dtype), (size,))) if self._copies(x.dtype) else found
+        types = (TensorType("u8", (scratch_bytes(x.size, self.bits),)), TensorType("bool", (size,)))
+        return (*types, TensorType(wide(x.dtype), (size,))) if self._copies(x.dtype) else types
 
     def _copies(self, dtype: str) -> bool:
         return bool(self.even) or wide(dtype) != dtype

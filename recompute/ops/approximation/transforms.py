@@ -28,10 +28,10 @@ def padded(rows: int) -> int:
 
 def reversed_bits(f: Array, size: int) -> Array:
     """Numbers below `size`, a power of two, with their bits reversed."""
-    found = np.zeros_like(f)
+    bits = np.zeros_like(f)
     for bit in range(size.bit_length() - 1):
-        found = found << 1 | f >> bit & 1
-    return found
+        bits = bits << 1 | f >> bit & 1
+    return bits
 
 
 def twiddles(out: Array) -> None:

@@ -38,14 +38,14 @@ def sketch_variance(kind: str, rows: int, x: Array, y: Array) -> float:
     if not 1 <= rows <= batch:
         raise UsageError(f"rows must be in [1, {batch}], the rows of x, not {rows}")
     exact, squares = float(np.sum((x.T @ y) ** 2)), _squares(x, y)
-    norms, own = float(squares[0].sum() * squares[1].sum()), float(squares[0] @ squares[1])
+    norms, products = float(squares[0].sum() * squares[1].sum()), float(squares[0] @ squares[1])
     match kind:
         case "gaussian":
             return (norms + exact) / rows
         case "rademacher":
-            return (norms + exact - 2 * own) / rows
+            return (norms + exact - 2 * products) / rows
         case "rows":
-            return _chosen(batch, rows, own, exact)
+            return _chosen(batch, rows, products, exact)
         case "dct" | "dft":
             return _chosen(padded(batch), rows, _spread(kind, x, y, exact), exact)
     raise UsageError(f"kind must be one of gaussian, rademacher, rows, dct, dft, not '{kind}'")
@@ -88,12 +88,12 @@ def _spread(kind: str, x: np.ndarray, y: np.ndarray, exact: float) -> float:
     else:
         most, partners = size - 2, [at, (at + half) % size, -at % size, (half - at) % size]
     a, b = _squares(x, y)
-    own = float(a @ b)
-    found = most / size**2 * (float(a.sum() * b.sum()) + 2 * exact - 2 * own)
+    product = float(a @ b)
+    variance = most / size**2 * (float(a.sum() * b.sum()) + 2 * exact - 2 * product)
     for other in partners:
         there = other < len(x)
         i, j = at[there], other[there]
         pairs = np.einsum("ij,ij->i", x[i], x[j]) * np.einsum("ij,ij->i", y[i], y[j])
         same = i == j
-        found += float(np.sum(a[i] * b[j]) + 2 * np.sum(pairs) - 2 * np.sum(a[i][same] * b[i][same])) / (2 * size)
-    return found
+        variance += float(np.sum(a[i] * b[j]) + 2 * np.sum(pairs) - 2 * np.sum(a[i][same] * b[i][same])) / (2 * size)
+    return variance

@@ -38,13 +38,13 @@ class Dropped:
         height, width = rows.stop - rows.start, columns.stop - columns.start
         first = self.number(index, rows.start) + columns.start
         ratio = np.float32(self.ratio)
-        found = room[1][: height * width].reshape(height, width)
+        mask = room[1][: height * width].reshape(height, width)
         if width == self.keys:  # one run of the stream
-            np.greater_equal(self._run(first, height * width, room[0]), ratio, out=found.reshape(-1))
-            return found
+            np.greater_equal(self._run(first, height * width, room[0]), ratio, out=mask.reshape(-1))
+            return mask
         for i in range(height):
-            np.greater_equal(self._run(first + i * self.keys, width, room[0]), ratio, out=found[i])
-        return found
+            np.greater_equal(self._run(first + i * self.keys, width, room[0]), ratio, out=mask[i])
+        return mask
 
     def drop(self, w: Array, keep: Array) -> None:
         """Multiplies a tile of weights, in place, by 1 / (1 - ratio) where kept, and by 0 elsewhere."""
@@ -79,11 +79,11 @@ def dropped(
     return b.Mul(w, part)
 
 
-def check_part(rows: Sequence[int], at: Sequence[int], own: Sequence[int]) -> str:
-    """Why `own` rows at `at` are no part of `rows`; "" if they are."""
-    fits = len(rows) == len(at) == len(own) and all(
-        a >= 0 and a + d <= n for n, a, d in zip(rows, at, own, strict=True)
+def check_part(rows: Sequence[int], at: Sequence[int], lead: Sequence[int]) -> str:
+    """Why `lead` rows at `at` are no part of `rows`; "" if they are."""
+    fits = len(rows) == len(at) == len(lead) and all(
+        a >= 0 and a + d <= n for n, a, d in zip(rows, at, lead, strict=True)
     )
     if not fits:
-        return f"its rows {list(own)} at {list(at)} are no part of {list(rows)}"
+        return f"its rows {list(lead)} at {list(at)} are no part of {list(rows)}"
     return "" if math.prod(rows) < 1 << 40 else "there are too many rows to number"

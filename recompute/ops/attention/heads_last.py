@@ -45,8 +45,8 @@ class HeadsLast(Laid, abstract=True):
 
     def infer(self, *inputs):
         """The plain operator's, turned.  TypeRuleError for operands that are no matrices, or named twice."""
-        for own, which in zip((self.activations, self.results), MATRICES[self.plain_class], strict=True):
-            if list(own) != [i for i in which if i in own]:
+        for places, which in zip((self.activations, self.results), MATRICES[self.plain_class], strict=True):
+            if list(places) != [i for i in which if i in places]:
                 raise self.fail(f"activations and results are some of {MATRICES[self.plain_class]}, in order", *inputs)
         return super().infer(*inputs)
 
@@ -88,9 +88,9 @@ def plain_operator(op: Operator) -> tuple[Operator, dict[str, int]]:
     if not isinstance(form, HeadsLast):
         return op, {}
     beside, values = {}, [list(op.inputs), list(op.outputs)]
-    for own, which, names in zip(values, (form.activations, form.results), NAMES[form.plain_class], strict=True):
+    for places, which, names in zip(values, (form.activations, form.results), NAMES[form.plain_class], strict=True):
         for i in which:
-            if i < len(own) and (v := own[i]) is not None:
+            if i < len(places) and (v := places[i]) is not None:
                 beside[names[i]] = v.shape[-2]
-                own[i] = dataclasses.replace(v, type=permuted(v.type, swapped(v.ndim)))
+                places[i] = dataclasses.replace(v, type=permuted(v.type, swapped(v.ndim)))
     return dataclasses.replace(op, op=form.plain, inputs=tuple(values[0]), outputs=tuple(values[1])), beside

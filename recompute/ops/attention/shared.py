@@ -149,15 +149,15 @@ class Tiled(Op, abstract=True):
         """What leaves weights out; None without dropout."""
         if not self.ratio:
             return None
-        own = tuple(q.shape[:-1])
-        return Dropped(self.ratio, self.seed, step, self.rows or own, self.at or (0,) * len(own), keys)
+        rows = tuple(q.shape[:-1])
+        return Dropped(self.ratio, self.seed, step, self.rows or rows, self.at or (0,) * len(rows), keys)
 
     def leave_out(self, b: OperatorBuilder, w: Value, step: Any) -> Value:
         """All weights after dropout."""
         if step is None:
             return w
-        own = tuple(w.shape[:-1])
-        return dropped(b, w, step, self.ratio, self.seed, self.rows or own, self.at or (0,) * len(own))
+        rows = tuple(w.shape[:-1])
+        return dropped(b, w, step, self.ratio, self.seed, self.rows or rows, self.at or (0,) * len(rows))
 
     # -- axes ---------------------------------------------------------------------------------------------------
 
@@ -202,11 +202,11 @@ class Tiled(Op, abstract=True):
         if place.axis == first.ndim - 2:
             changes = {n: None if (x := getattr(self, n)) is None else x + before for n in ("first", "last")}
         if self.ratio:
-            own = list(first.shape[:-1])
-            at = list(self.at or (0,) * len(own))
+            rows = list(first.shape[:-1])
+            at = list(self.at or (0,) * len(rows))
             at[place.axis] += before
-            own[place.axis] = place.extent(factor.size)
-            changes |= {"rows": self.rows or tuple(own), "at": tuple(at)}
+            rows[place.axis] = place.extent(factor.size)
+            changes |= {"rows": self.rows or tuple(rows), "at": tuple(at)}
         if place.outer != 1 and changes:
             raise self.fail("windows and dropout need slices of one run of queries", *outs)
         return replace(cast(Any, self), **changes)

@@ -21,16 +21,16 @@ _FLOAT = 1
 def attention(node: ImportedNode) -> Imported:
     """softmax(cap(scale · q kᵀ) + bias) v, with a window from `is_causal`; None where the body is to be used."""
     q_type, mask_type = node.need_type(0), node.type(3)
-    given = node.attributes
+    attributes = node.attributes
     past = node.type(4)
-    precision = given.get("softmax_precision") or dtype_to_onnx(q_type.dtype)
+    precision = attributes.get("softmax_precision") or dtype_to_onnx(q_type.dtype)
     precisions = {dtype_to_onnx(q_type.dtype), *((_FLOAT,) if q_type.dtype in ("f16", "bf16") else ())}
     rare = [node.wants(3), node.type(6) is not None, precision not in precisions, (past is None) != (
         node.type(5) is None)]  # fmt: skip
     if any(rare):
         return None
     b = node.builder
-    q, k, v = (_heads(b, node.need(i), given.get("kv_num_heads" if i else "q_num_heads"), node) for i in range(3))
+    q, k, v = (_heads(b, node.need(i), attributes.get("kv_num_heads" if i else "q_num_heads"), node) for i in range(3))
     if past is not None:
         k, v = (b.Concat(node.input(i), new, axis=2) for i, new in ((4, k), (5, v)))
     steps, total = q.shape[2], k.shape[2]
@@ -43,9 +43,9 @@ def attention(node: ImportedNode) -> Imported:
         q = b.Reshape(q, shape=(batch, k.shape[1], groups, steps, size))
         keys, values = (b.Reshape(x, shape=(*x.shape[:2], 1, *x.shape[2:])) for x in (k, v))
     bias = [] if mask is None else [_bias(b, mask, q.dtype, groups)]
-    first, last = _window(given, past.shape[2] if past is not None else 0)
-    scale = given.get("scale") or 1.0 / math.sqrt(size)
-    op = TiledAttention(scale=scale, first=first, last=last, cap=given.get("softcap", 0.0))
+    first, last = _window(attributes, past.shape[2] if past is not None else 0)
+    scale = attributes.get("scale") or 1.0 / math.sqrt(size)
+    op = TiledAttention(scale=scale, first=first, last=last, cap=attributes.get("softcap", 0.0))
     y = b.emit(op, q, keys, values, *bias, want=1)
     y = reshape(b, y, (batch, heads, steps, y.shape[-1]))
     if q_type.ndim == 3:

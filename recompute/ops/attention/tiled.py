@@ -41,12 +41,12 @@ class TiledAttention(Tiled):
         q, k, v = ins[:3]
         kind = wide(q.dtype)
         height, width = min(ROWS, q.shape[-2]), min(COLUMNS, k.shape[-2])
-        found = [TensorType(kind, (height * width,)), TensorType(kind, (2, height * v.shape[-1]))]
-        found.append(TensorType(kind, (6, height)))
+        types = [TensorType(kind, (height * width,)), TensorType(kind, (2, height * v.shape[-1]))]
+        types.append(TensorType(kind, (6, height)))
         if kind != q.dtype:
-            found.append(TensorType(kind, (height * q.shape[-1],)))
-            found.append(TensorType(kind, (width * max(q.shape[-1], v.shape[-1]),)))
-        return (*found, *self.room(q.shape[-2], k.shape[-2]))
+            types.append(TensorType(kind, (height * q.shape[-1],)))
+            types.append(TensorType(kind, (width * max(q.shape[-1], v.shape[-1]),)))
+        return (*types, *self.room(q.shape[-2], k.shape[-2]))
 
     def compute(self, ins, outs, scratch):
         """Row by row of tiles: the largest score so far, the sum of exponentials, and the weighted sum of values."""
@@ -65,15 +65,15 @@ class TiledAttention(Tiled):
         if len(grads) > 1 and grads[1] is not None:
             return b.gradient_of_expansion(self, ins, grads)
         values = [q, k, v, bias, outs[0], outs[1], grads[0], *([] if step is None else [step])]
-        made = b.TiledAttentionGrad(*values, want=4 if bias is not None else 3, **self.options())
-        return [*made, None, None][: len(ins)]
+        gradients = b.TiledAttentionGrad(*values, want=4 if bias is not None else 3, **self.options())
+        return [*gradients, None, None][: len(ins)]
 
     def inference(self, b, ins, running):
         if not self.ratio:
             return None
         kept = replace(self, ratio=0.0, seed=0, rows=(), at=())
-        made = b.emit(kept, *(ins[:4] if ins[3] is not None else ins[:3]), want=len(running))
-        return made if isinstance(made, tuple) else (made,)
+        results = b.emit(kept, *(ins[:4] if ins[3] is not None else ins[:3]), want=len(running))
+        return results if isinstance(results, tuple) else (results,)
 
     def expand(self, b, q, k, v, bias=None, step=None):
         """Scores, their log-sum-exp, weights and the product."""
@@ -185,6 +185,6 @@ def _widened(x: Array, scratch: Operands, slot: int) -> Array:
     """x, in float32 where it is a half."""
     if slot >= len(scratch):
         return x
-    found = scratch[slot][: x.size].reshape(x.shape)
-    found[...] = x
-    return found
+    array = scratch[slot][: x.size].reshape(x.shape)
+    array[...] = x
+    return array

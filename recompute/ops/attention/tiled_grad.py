@@ -44,16 +44,16 @@ class TiledAttentionGrad(Tiled):
         kind = wide(q.dtype)
         height, width = min(ROWS, q.shape[-2]), min(COLUMNS, k.shape[-2])
         size = max(q.shape[-1], v.shape[-1])
-        found = [
+        types = [
             TensorType(kind, (2 + bool(self.cap or self.ratio), height * width)),
             TensorType(kind, (max(height, width) * size,)),
         ]
-        found.append(TensorType(kind, (q.shape[-2],)))
-        found.append(TensorType(kind, (q.shape[-2], v.shape[-1])))
+        types.append(TensorType(kind, (q.shape[-2],)))
+        types.append(TensorType(kind, (q.shape[-2], v.shape[-1])))
         if kind != q.dtype:
-            found += [TensorType(kind, x.shape) for x in (*ins[:3], ins[6])]
-            found += [TensorType(kind, x.shape) for x in ins[:3]]
-        return (*found, *self.room(q.shape[-2], k.shape[-2]))
+            types += [TensorType(kind, x.shape) for x in (*ins[:3], ins[6])]
+            types += [TensorType(kind, x.shape) for x in ins[:3]]
+        return (*types, *self.room(q.shape[-2], k.shape[-2]))
 
     def compute(self, ins, outs, scratch):
         """For each matrix of queries, all its tiles; gradients are added up in the order of the tiles."""
@@ -127,18 +127,18 @@ class TiledAttentionGrad(Tiled):
     def expand(self, b, q, k, v, bias, y, lse, dy, step=None):
         kind = wide(q.dtype)
         axis = (*lse.shape, 1)
-        known = b.Reshape(lse, shape=axis)
-        none = b.Equal(known, b.constant(-math.inf, known))
+        statistic = b.Reshape(lse, shape=axis)
+        none = b.Equal(statistic, b.constant(-math.inf, statistic))
         scores, slope = all_scores(self, b, q, k, bias)
-        w = b.Exp(b.Sub(scores, b.Where(none, b.constant(0.0, known), known)))
+        w = b.Exp(b.Sub(scores, b.Where(none, b.constant(0.0, statistic), statistic)))
         gy, vv, kk, qq = (as_type(b, x, kind) for x in (dy, v, k, q))
         delta = b.ReduceSum(b.Mul(gy, as_type(b, y, kind)), axes=(-1,))
         ds = b.Mul(w, b.Sub(self.leave_out(b, b.MatMul(gy, vv, transB=1), step), delta))
         scaled = b.Mul(ds if slope is None else b.Mul(ds, slope), b.constant(self.scale, ds))
         dv = b.MatMul(self.leave_out(b, w, step), gy, transA=1)
         dq, dk = b.MatMul(scaled, kk), b.MatMul(scaled, qq, transA=1)
-        found = [as_type(b, b.sum_to(g, x.shape), x.dtype) for g, x in ((dq, q), (dk, k), (dv, v))]
-        return (*found, as_type(b, b.sum_to(ds, bias.shape), bias.dtype)) if bias is not None else tuple(found)
+        grads = [as_type(b, b.sum_to(g, x.shape), x.dtype) for g, x in ((dq, q), (dk, k), (dv, v))]
+        return (*grads, as_type(b, b.sum_to(ds, bias.shape), bias.dtype)) if bias is not None else tuple(grads)
 
     def cost(self, ins, outs):
         """Five products over the scores that count."""

@@ -103,15 +103,15 @@ class RowSums(Op):
     def expand(self, b, indices, dy):
         """A GatherGrad for each part, and a TreeSum."""
         each, n = indices.shape[0] // self.parts, self.shape[0]
-        found = []
+        sums = []
         for i in range(self.parts):
             rows = {"starts": (i * each,), "ends": ((i + 1) * each,), "axes": (0,)}
             one = b.GatherGrad(b.Slice(indices, **rows), b.Slice(dy, **rows), shape=self.shape)
             flat = b.Reshape(one, shape=(n * self.inner,))
             more = max(self.start + self.size - flat.size, 0)
             flat = b.Concat(flat, b.fill(0, dy.type.with_shape((more,))), axis=0) if more else flat
-            found.append(b.Slice(flat, starts=(self.start,), ends=(self.start + self.size,), axes=(0,)))
-        whole = b.Concat(*found, axis=0) if len(found) > 1 else found[0]
+            sums.append(b.Slice(flat, starts=(self.start,), ends=(self.start + self.size,), axes=(0,)))
+        whole = b.Concat(*sums, axis=0) if len(sums) > 1 else sums[0]
         return (b.TreeSum(whole, parts=self.parts),)
 
     def cost(self, ins: Types, outs: Types) -> Cost:

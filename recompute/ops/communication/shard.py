@@ -44,9 +44,9 @@ class Shard(Op):
 
     def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         flat, out = ins[0].reshape(-1), outs[0]
-        own = flat[self.rank * out.size : (self.rank + 1) * out.size]
-        out[: own.size] = own
-        out[own.size :] = 0
+        part = flat[self.rank * out.size : (self.rank + 1) * out.size]
+        out[: part.size] = part
+        out[part.size :] = 0
 
     def axis_factors(self, ins: Any, outs: Any) -> tuple[Any, ...]:
         return ()

@@ -116,16 +116,16 @@ def _shared_past(node: ImportedNode) -> None:
 @imports("Attention", domain=MS)
 def attention(node: ImportedNode) -> Imported:
     """(x, weights, bias?, mask?, past [2, B, N, P, H]?, attention_bias?): one product gives queries, keys, values."""
-    g, given = node.body(), node.attributes
+    g, attributes = node.body(), node.attributes
     _shared_past(node)
-    if given.get("do_rotary", 0):
+    if attributes.get("do_rotary", 0):
         raise node.fail("rotates queries and keys itself (do_rotary), which is not supported")
     batch, steps, _ = node.need_type(0).shape
-    count, width = given["num_heads"], node.need_type(1).shape[1]
-    sizes = list(given.get("qkv_hidden_sizes", ())) or [width // 3] * 3
-    made = g.MatMul(g.ins[0], g.ins[1])
-    made = g.Add(made, g.ins[2]) if g.ins[2] else made
-    parts = g.Split(made, g.constant(sizes), axis=-1, outputs=3)
+    count, width = attributes["num_heads"], node.need_type(1).shape[1]
+    sizes = list(attributes.get("qkv_hidden_sizes", ())) or [width // 3] * 3
+    product = g.MatMul(g.ins[0], g.ins[1])
+    product = g.Add(product, g.ins[2]) if g.ins[2] else product
+    parts = g.Split(product, g.constant(sizes), axis=-1, outputs=3)
     q, k, v = (heads(g, x, batch, steps, count) for x in parts)
     past = node.need_type(4).shape[3] if g.ins[4] else 0
     total = past + steps
@@ -136,10 +136,10 @@ def attention(node: ImportedNode) -> Imported:
     if node.wants(1):
         zero = g.constant([0])
         present = g.Concat(g.Unsqueeze(k, zero), g.Unsqueeze(v, zero), axis=0)
-    biases = [mask_of(node, g, 3, batch, steps, total, given.get("mask_filter_value", -10000.0)), g.ins[5]]
-    if given.get("unidirectional", 0):
+    biases = [mask_of(node, g, 3, batch, steps, total, attributes.get("mask_filter_value", -10000.0)), g.ins[5]]
+    if attributes.get("unidirectional", 0):
         biases.append(ahead(g, node, steps, total, past))
-    scale = given.get("scale") or 1 / math.sqrt(sizes[0] // count)
+    scale = attributes.get("scale") or 1 / math.sqrt(sizes[0] // count)
     y = attend(node, g, q, k, v, biases, scale=scale)
     return g.results(merged(g, y, batch, steps), present)
 
@@ -147,9 +147,9 @@ def attention(node: ImportedNode) -> Imported:
 @imports("MultiHeadAttention", domain=MS)
 def multi_head_attention(node: ImportedNode) -> Imported:
     """(query, key?, value?, bias?, key_padding_mask?, attention_bias?, past_key?, past_value?); packed forms too."""
-    g, given = node.body(), node.attributes
+    g, attributes = node.body(), node.attributes
     _shared_past(node)
-    count = given["num_heads"]
+    count = attributes["num_heads"]
     batch, steps = node.need_type(0).shape[:2]
     q, k, v = _three(node, g, count)
     size = _head_size(node, count)
@@ -157,10 +157,10 @@ def multi_head_attention(node: ImportedNode) -> Imported:
         k, v = g.Concat(g.ins[6], k, axis=2), g.Concat(g.ins[7], v, axis=2)
     past = node.need_type(6).shape[2] if g.ins[6] else 0
     total = _keys(node) + past
-    biases = [mask_of(node, g, 4, batch, steps, total, given.get("mask_filter_value", -10000.0)), g.ins[5]]
-    if given.get("unidirectional", 0):
+    biases = [mask_of(node, g, 4, batch, steps, total, attributes.get("mask_filter_value", -10000.0)), g.ins[5]]
+    if attributes.get("unidirectional", 0):
         biases.append(ahead(g, node, steps, total, past))
-    y = attend(node, g, q, k, v, biases, scale=given.get("scale") or 1 / math.sqrt(size))
+    y = attend(node, g, q, k, v, biases, scale=attributes.get("scale") or 1 / math.sqrt(size))
     return g.results(merged(g, y, batch, steps), k, v)
 
 
@@ -196,18 +196,18 @@ def _three(node: ImportedNode, g: NodeWriter, count: int) -> list[str]:
             last = value.shape[2] if value is not None and value.ndim == 3 else rest // 2
             widths = [t.shape[2], rest - last, last]
         biases = g.Split(g.ins[3], g.constant(widths), axis=0, outputs=3)
-    found = []
+    values = []
     for i in range(3):
-        x, own = (packed[i], True) if packed and packed[i] else (g.ins[i], False)
-        if own:  # [B, S, N, H]
+        x, split = (packed[i], True) if packed and packed[i] else (g.ins[i], False)
+        if split:  # [B, S, N, H]
             x = g.Add(x, g.Reshape(biases[i], g.constant((count, -1)))) if biases[i] else x
-            found.append(g.Transpose(x, perm=[0, 2, 1, 3]))
+            values.append(g.Transpose(x, perm=[0, 2, 1, 3]))
         elif node.need_type(i).ndim == 4:  # the keys of a past, ready
-            found.append(x)
+            values.append(x)
         else:
             x = g.Add(x, biases[i]) if biases[i] else x
-            found.append(heads(g, x, batch, steps if i == 0 else _keys(node), count))
-    return found
+            values.append(heads(g, x, batch, steps if i == 0 else _keys(node), count))
+    return values
 
 
 def _slot(g: NodeWriter, x: str, i: int) -> str:
@@ -253,7 +253,7 @@ def angles_at(g: NodeWriter, caches: tuple[str, str], positions: str, axis: int)
 @imports("RotaryEmbedding", domain=MS)
 def rotary_embedding(node: ImportedNode) -> Imported:
     """(x [B, S, N·H] or [B, N, S, H], position_ids [B, S] or [1], cos and sin caches [M, R/2], which do not train)."""
-    g, given, t = node.body(), node.attributes, node.need_type(0)
+    g, attributes, t = node.body(), node.attributes, node.need_type(0)
     node.buffer(2)
     node.buffer(3)
     flat = t.ndim == 3
@@ -263,11 +263,11 @@ def rotary_embedding(node: ImportedNode) -> Imported:
         places = g.Add(g.Reshape(places, g.constant([1, 1])), g.arange(steps))
     x, shape = g.ins[0], t.shape
     if flat:
-        size = t.shape[2] // given["num_heads"] if given.get("num_heads") else 2 * node.need_type(2).shape[1]
+        size = t.shape[2] // attributes["num_heads"] if attributes.get("num_heads") else 2 * node.need_type(2).shape[1]
         shape = (batch, steps, t.shape[2] // size, size)
         x = g.Reshape(x, g.constant(shape))
     angles = angles_at(g, (g.ins[2], g.ins[3]), places, 2 if flat else 1)
-    y = rotated(node, g, x, shape, angles, given.get("interleaved", 0))
+    y = rotated(node, g, x, shape, angles, attributes.get("interleaved", 0))
     return g.results(g.Reshape(y, g.constant(t.shape)) if flat else y)
 
 
@@ -278,12 +278,12 @@ def group_query_attention(node: ImportedNode) -> Imported:
     Sequences of a batch may be shorter than the longest (`seqlens_k`): they are padded at their ends, where causal
     attention never looks; what is computed there means nothing.
     """
-    g, given, t = node.body(), node.attributes, node.need_type(0)
+    g, attributes, t = node.body(), node.attributes, node.need_type(0)
     past = node.type(3)
     if past is not None and past.size:
         raise node.fail("continues a past (past_key), which is for generation; train it without")
     batch, steps, width = t.shape
-    count, shared = given["num_heads"], given["kv_num_heads"]
+    count, shared = attributes["num_heads"], attributes["kv_num_heads"]
     q, k, v = g.ins[:3]
     if not k:
         size = width // (count + 2 * shared)
@@ -292,15 +292,15 @@ def group_query_attention(node: ImportedNode) -> Imported:
     else:
         size = width // count
     q, k, v = (heads(g, x, batch, steps, n) for x, n in ((q, count), (k, shared), (v, shared)))
-    if given.get("do_rotary", 0):
+    if attributes.get("do_rotary", 0):
         node.buffer(7)
         node.buffer(8)
         places = g.ins[9] or g.arange(steps)
         angles = angles_at(g, (g.ins[7], g.ins[8]), places, 1)
-        turn = given.get("rotary_interleaved", 0)
+        turn = attributes.get("rotary_interleaved", 0)
         q = rotated(node, g, q, (batch, count, steps, size), angles, turn)
         k = rotated(node, g, k, (batch, shared, steps, size), angles, turn)
-    biases = [ahead(g, node, steps, steps, 0, given.get("local_window_size", -1)), g.ins[10]]
+    biases = [ahead(g, node, steps, steps, 0, attributes.get("local_window_size", -1)), g.ins[10]]
     y = _grouped(node, g, (q, k, v), biases, (batch, count, shared, steps, size))
     return g.results(merged(g, y, batch, steps), k, v)
 
@@ -310,8 +310,8 @@ def _grouped(
 ) -> str:
     """Attention of N heads on N' keys and values: [B, N, S, H]."""
     batch, count, shared, steps, size = sizes
-    given = node.attributes
-    options = {"scale": given.get("scale") or 1 / math.sqrt(size), "softcap": given.get("softcap", 0.0)}
+    attributes = node.attributes
+    options = {"scale": attributes.get("scale") or 1 / math.sqrt(size), "softcap": attributes.get("softcap", 0.0)}
     q, k, v = qkv
     group = count // shared  # heads that share keys and values: products repeat these, nothing is copied
     q = g.Reshape(q, g.constant((batch, shared, group, steps, size)))
@@ -321,7 +321,7 @@ def _grouped(
         apart = (1, 1) if t.shape[1] == 1 else (shared, group)
         biases = [biases[0], g.Reshape(biases[1], g.constant((t.shape[0], *apart, *t.shape[2:])))]
     sink = ""
-    if node.type(11) is not None or given.get("smooth_softmax", 0) == 1:
+    if node.type(11) is not None or attributes.get("smooth_softmax", 0) == 1:
         each = (
             g.Reshape(g.ins[11], g.constant((1, shared, group, 1, 1)))
             if g.ins[11]

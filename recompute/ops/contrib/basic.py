@@ -34,8 +34,8 @@ def activate(node: ImportedNode, g: NodeWriter, x: str, name: str, values: Any) 
     if name not in _ACTIVATIONS:
         raise node.fail(f"its activation '{name}' is not known")
     wanted = _ACTIVATIONS[name]
-    given = values if isinstance(values, dict) else dict(zip(wanted, values, strict=False))
-    return getattr(g, name)(x, **{k: given[k] for k in wanted if given.get(k) is not None})
+    parameters = values if isinstance(values, dict) else dict(zip(wanted, values, strict=False))
+    return getattr(g, name)(x, **{k: parameters[k] for k in wanted if parameters.get(k) is not None})
 
 
 def scaled(node: ImportedNode, g: NodeWriter, x: str, factor: float) -> str:
@@ -98,28 +98,28 @@ def bias_add(node: ImportedNode) -> Imported:
 @imports("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation", domain=MS)
 def fused_matmul(node: ImportedNode) -> Imported:
     """alpha · A B, each transposed where asked for; `transBatch`: its first dimension goes before the last."""
-    g, given = node.body(), node.attributes
+    g, attributes = node.body(), node.attributes
     names = []
     for i, side in enumerate("AB"):
         n = node.need_type(i).ndim
         perm = list(range(n))
-        if n > 2 and given.get(f"transBatch{side}", 0):
+        if n > 2 and attributes.get(f"transBatch{side}", 0):
             perm = [*perm[1:-1], 0, perm[-1]]
-        if n > 1 and given.get(f"trans{side}", 0):
+        if n > 1 and attributes.get(f"trans{side}", 0):
             perm[-2:] = perm[:-3:-1]
         names.append(g.Transpose(g.ins[i], perm=perm) if perm != list(range(n)) else g.ins[i])
-    y = scaled(node, g, g.MatMul(*names), given.get("alpha", 1.0))
-    values = {k: given.get(f"activation_{k}") for k in ("alpha", "beta", "gamma", "axis")}
-    return g.results(activate(node, g, y, given.get("activation", ""), values))
+    y = scaled(node, g, g.MatMul(*names), attributes.get("alpha", 1.0))
+    values = {k: attributes.get(f"activation_{k}") for k in ("alpha", "beta", "gamma", "axis")}
+    return g.results(activate(node, g, y, attributes.get("activation", ""), values))
 
 
 @imports("FusedGemm", domain=MS)
 def fused_gemm(node: ImportedNode) -> Imported:
     """Gemm and an activation."""
-    g, given = node.body(), node.attributes
-    y = g.Gemm(*g.ins[:3], **{k: given[k] for k in ("alpha", "beta", "transA", "transB") if k in given})
-    values = {k: given.get(f"activation_{k}") for k in ("alpha", "beta", "gamma")}
-    return g.results(activate(node, g, y, given.get("activation", ""), values))
+    g, attributes = node.body(), node.attributes
+    y = g.Gemm(*g.ins[:3], **{k: attributes[k] for k in ("alpha", "beta", "transA", "transB") if k in attributes})
+    values = {k: attributes.get(f"activation_{k}") for k in ("alpha", "beta", "gamma")}
+    return g.results(activate(node, g, y, attributes.get("activation", ""), values))
 
 
 @imports("GemmFastGelu", domain=MS)
@@ -145,12 +145,12 @@ def cdist(node: ImportedNode) -> Imported:
 
 @imports("LayerNormalization", domain=MS)
 def layer_normalization(node: ImportedNode) -> Imported:
-    """ONNX's LayerNormalization (opset 17), which optimized files of older opsets hold, too."""
-    g, given = node.body(), node.attributes
+    """ONNX's LayerNormalization (opset 17), which optimised files of older opsets hold, too."""
+    g, attributes = node.body(), node.attributes
     count = max([i + 1 for i in range(3) if node.wants(i)], default=1)
-    made = g.LayerNormalization(*g.ins[:3], axis=given.get("axis", -1), epsilon=given.get("epsilon", 1e-5),
+    results = g.LayerNormalization(*g.ins[:3], axis=attributes.get("axis", -1), epsilon=attributes.get("epsilon", 1e-5),
                                 outputs=count)  # fmt: skip
-    return g.results(*([made] if count == 1 else made))
+    return g.results(*([results] if count == 1 else results))
 
 
 def rms(g: NodeWriter, node: ImportedNode, x: str, scale: str, epsilon: float, axis: int = -1) -> tuple[str, str]:
@@ -171,8 +171,8 @@ def _unscaled(g: NodeWriter, node: ImportedNode, x: str, epsilon: float, axis: i
 @imports("SimplifiedLayerNormalization")
 def simplified(node: ImportedNode) -> Imported:
     """Root mean square normalisation (Zhang and Sennrich 2019)."""
-    g, given = node.body(), node.attributes
-    axis, epsilon = given.get("axis", -1), given.get("epsilon", 1e-5)
+    g, attributes = node.body(), node.attributes
+    axis, epsilon = attributes.get("axis", -1), attributes.get("epsilon", 1e-5)
     if not node.wants(1):
         return g.results(g.RMSNormalization(*g.ins[:2], axis=axis, epsilon=epsilon))
     return g.results(*rms(g, node, g.ins[0], g.ins[1], epsilon, axis))
@@ -200,8 +200,8 @@ def skip_normalization(node: ImportedNode) -> Imported:
 @imports("GroupNorm", "SkipGroupNorm", domain=MS)
 def group_norm(node: ImportedNode) -> Imported:
     """Group normalisation, channels last unless said otherwise, of x or x + skip + bias; then SiLU where asked for."""
-    g, given, t = node.body(), node.attributes, node.need_type(0)
-    x, last = g.ins[0], given.get("channels_last", 1)
+    g, attributes, t = node.body(), node.attributes, node.need_type(0)
+    x, last = g.ins[0], attributes.get("channels_last", 1)
     if node.op_type == "SkipGroupNorm":
         skip = g.ins[3]
         if node.need_type(3).ndim == 2:
@@ -211,10 +211,10 @@ def group_norm(node: ImportedNode) -> Imported:
         if g.ins[4]:
             x = g.Add(x, g.ins[4] if last else g.Reshape(g.ins[4], g.constant((-1, 1, 1))))
     first = g.Transpose(x, perm=[0, t.ndim - 1, *range(1, t.ndim - 1)]) if last else x
-    if given.get("groups", 0) < 1 or t.shape[-1 if last else 1] % given["groups"]:
-        raise node.fail(f"its channels do not divide into {given.get('groups', 0)} groups")
-    y = _grouped(g, node, first, given["groups"], given.get("epsilon", 1e-5))
-    if given.get("activation", 0):
+    if attributes.get("groups", 0) < 1 or t.shape[-1 if last else 1] % attributes["groups"]:
+        raise node.fail(f"its channels do not divide into {attributes.get('groups', 0)} groups")
+    y = _grouped(g, node, first, attributes["groups"], attributes.get("epsilon", 1e-5))
+    if attributes.get("activation", 0):
         y = g.Mul(y, g.Sigmoid(y))
     y = g.Transpose(y, perm=[0, *range(2, t.ndim), 1]) if last else y
     return g.results(y, x)
@@ -280,8 +280,8 @@ def bias_dropout(node: ImportedNode) -> Imported:
     ratio, training = g.ins[1:3] if plain else g.ins[3:5]
     x = g.ins[0] if plain else g.Add(*g.ins[:2])
     wanted = node.wants(1) and node.op_type == "BiasDropout"
-    made = g.Dropout(x, ratio, training, outputs=2 if wanted else 1)
-    y, mask = made if wanted else (made, None)
+    results = g.Dropout(x, ratio, training, outputs=2 if wanted else 1)
+    y, mask = results if wanted else (results, None)
     if not plain and g.ins[2]:
         y = g.Add(y, g.ins[2])
     return g.results(y, mask)
@@ -293,14 +293,14 @@ def bias_dropout(node: ImportedNode) -> Imported:
 @imports("Trilu", "GatherND", "Pad", "Range", "GridSample", domain=MS)
 def as_in_onnx(node: ImportedNode) -> Imported:
     """Operators that ONNX has taken over."""
-    g, given = node.body(), dict(node.attributes)
+    g, attributes = node.body(), dict(node.attributes)
     count = max(i for i in range(len(g.ins)) if i == 0 or g.ins[i]) + 1
     ins = g.ins[:count]
     if node.op_type == "Range" and not ins[2:]:
         ins = [*ins, g.constant(1, node.need_type(0).numpy)]
-    if node.op_type == "GridSample" and given.get("mode") in ("bilinear", "bicubic"):
-        given["mode"] = {"bilinear": "linear", "bicubic": "cubic"}[given["mode"]]
-    return g.results(getattr(g, node.op_type)(*ins, **given))
+    if node.op_type == "GridSample" and attributes.get("mode") in ("bilinear", "bicubic"):
+        attributes["mode"] = {"bilinear": "linear", "bicubic": "cubic"}[attributes["mode"]]
+    return g.results(getattr(g, node.op_type)(*ins, **attributes))
 
 
 @imports("ExpandDims", domain=MS)

@@ -14,31 +14,31 @@ from .basic import MS, activate
 @imports("RelativePositionBias", domain=MS)
 def relative_position_bias(node: ImportedNode) -> Imported:
     """(table [buckets, N], query length, key length) → [1, N, S, T]: T5's buckets of distances (Raffel et al. 2020)."""
-    g, given = node.body(), node.attributes
+    g, attributes = node.body(), node.attributes
     steps = int(node.need_constant(1, "query length").reshape(()))
     total = int(node.need_constant(2, "key length").reshape(()))
     if not 0 < steps * total <= 1 << 24:
         raise node.fail(f"has lengths {steps} and {total}")
     buckets = node.need_type(0).shape[0]
     apart = np.arange(total)[None] - np.arange(steps)[:, None]
-    at = _bucket(apart, buckets, given.get("max_distance", 128), bool(given.get("is_bidirectional", 0)))
+    at = _bucket(apart, buckets, attributes.get("max_distance", 128), bool(attributes.get("is_bidirectional", 0)))
     rows = g.Gather(g.ins[0], g.constant(at))
     return g.results(g.Unsqueeze(g.Transpose(rows, perm=[2, 0, 1]), g.constant([0])))
 
 
 def _bucket(apart: np.ndarray, buckets: int, most: int, both: bool) -> np.ndarray:
     """The bucket of each distance: one for each small one, logarithmic ones for those up to `most`."""
-    found = np.zeros_like(apart)
+    bucket = np.zeros_like(apart)
     if both:
         buckets //= 2
-        found += (apart > 0) * buckets
+        bucket += (apart > 0) * buckets
         distance = np.abs(apart)
     else:
         distance = -np.minimum(apart, 0)
     exact = buckets // 2
     ratio = np.log(np.maximum(distance, 1).astype(np.float32) / exact) / math.log(most / exact)
     far = exact + (ratio * (buckets - exact)).astype(np.int64)
-    return found + np.where(distance < exact, distance, np.minimum(far, buckets - 1))
+    return bucket + np.where(distance < exact, distance, np.minimum(far, buckets - 1))
 
 
 @imports("GatedRelativePositionBias", domain=MS)
@@ -69,24 +69,24 @@ def mixture_of_experts(node: ImportedNode) -> Imported:
     Every expert sees every row, and weights of zero leave out those that were not chosen: the same numbers and
     gradients, for E / k times the work.
     """
-    g, given, t = node.body(), node.attributes, node.need_type(0)
-    if given.get("use_sparse_mixer", 0) or g.ins[6] or given.get("swiglu_fusion", 0):
+    g, attributes, t = node.body(), node.attributes, node.need_type(0)
+    if attributes.get("use_sparse_mixer", 0) or g.ins[6] or attributes.get("swiglu_fusion", 0):
         raise node.fail("uses a sparse mixer or a third weight (SwiGLU), which is not supported")
-    experts, k = node.need_type(1).shape[-1], given.get("k", 1)
+    experts, k = node.need_type(1).shape[-1], attributes.get("k", 1)
     if not 0 < k <= experts:
         raise node.fail(f"chooses {k} of {experts} experts")
     rows = t.size // t.shape[-1]
     x = g.Reshape(g.ins[0], g.constant((1, rows, t.shape[-1])))
     kind = {"relu": "Relu", "gelu": "FastGelu", "identity": "", "silu": "Silu"}.get(
-        given.get("activation_type", "relu")
+        attributes.get("activation_type", "relu")
     )
     if kind is None:
-        raise node.fail(f"its activation '{given['activation_type']}' is not supported")
+        raise node.fail(f"its activation '{attributes['activation_type']}' is not supported")
     hidden = _product(g, x, g.ins[2], g.ins[3])
     hidden = g.Mul(hidden, g.Sigmoid(hidden)) if kind == "Silu" else activate(node, g, hidden, kind, ())
-    made = _product(g, hidden, g.ins[4], g.ins[5])  # [E, rows, D]
+    product = _product(g, hidden, g.ins[4], g.ins[5])  # [E, rows, D]
     weights = g.Unsqueeze(g.Transpose(_chosen(node, g, k, rows), perm=[1, 0]), g.constant([2]))
-    y = g.ReduceSum(g.Mul(made, weights), g.constant([0]), keepdims=0)
+    y = g.ReduceSum(g.Mul(product, weights), g.constant([0]), keepdims=0)
     return g.results(g.Reshape(y, g.constant(t.shape)))
 
 

@@ -1,4 +1,4 @@
-"""Operators of the domain com.microsoft on quantized tensors: dequantize, compute, quantize again.
+"""Operators of the domain com.microsoft on quantised tensors: dequantise, compute, quantise again.
 
 Integer weights do not train: what is trained is around them.  Weights packed by blocks (MatMulNBits,
 MatMulBnb4, GatherBlockQuantized) stay packed.
@@ -14,7 +14,7 @@ from ...language.types import Value
 from ..linear.quantize import STRAIGHT, beyond
 from .basic import MS
 
-#: ONNX's numbers for the types of quantized elements
+#: ONNX's numbers for the types of quantised elements
 _KINDS = {"u8": 2, "i8": 3, "u16": 4, "i16": 5, "i32": 6}
 
 
@@ -40,7 +40,7 @@ def _again(node: ImportedNode, g: NodeWriter, y: str, scale: str, zero: int) -> 
 
 @imports("QuantizeLinear", "DequantizeLinear", domain=MS)
 def quantize(node: ImportedNode) -> Imported:
-    """Between real numbers and quantized ones, by one scale or one for each element of `axis`."""
+    """Between real numbers and quantised ones, by one scale or one for each element of `axis`."""
     g, t, scale = node.body(), node.need_type(0), node.need_type(1)
     if scale.ndim and scale.size > 1:
         axis = node.attributes.get("axis", 1) % t.ndim
@@ -63,18 +63,18 @@ def qlinear_binary(node: ImportedNode) -> Imported:
 @imports("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearGlobalAveragePool", domain=MS)
 def qlinear_unary(node: ImportedNode) -> Imported:
     """One operator between two scales."""
-    g, given, t = node.body(), node.attributes, node.need_type(0)
+    g, attributes, t = node.body(), node.attributes, node.need_type(0)
     x = _real(g, *g.ins[:3])
     if node.op_type == "QLinearSigmoid":
         y = g.Sigmoid(x)
     elif node.op_type == "QLinearLeakyRelu":
-        y = g.LeakyRelu(x, alpha=given.get("alpha", 0.01))
+        y = g.LeakyRelu(x, alpha=attributes.get("alpha", 0.01))
     elif node.op_type == "QLinearSoftmax":
-        if given.get("opset", 13) < 13 and given.get("axis", 1) % t.ndim != t.ndim - 1:
+        if attributes.get("opset", 13) < 13 and attributes.get("axis", 1) % t.ndim != t.ndim - 1:
             raise node.fail("flattens its input as Softmax did up to opset 12, which is not supported")
-        y = g.Softmax(x, axis=given.get("axis", -1))
+        y = g.Softmax(x, axis=attributes.get("axis", -1))
     else:
-        last = given.get("channels_last", 0)
+        last = attributes.get("channels_last", 0)
         axes = range(1, t.ndim - 1) if last else range(2, t.ndim)
         y = g.ReduceMean(x, g.constant(list(axes)), keepdims=1)
     return _again(node, g, y, g.ins[3], 4)
@@ -92,11 +92,11 @@ def qlinear_concat(node: ImportedNode) -> Imported:
 @imports("QGemm", domain=MS)
 def qgemm(node: ImportedNode) -> Imported:
     """alpha · A B + C; C is in the scale of the product."""
-    g, given = node.body(), node.attributes
+    g, attributes = node.body(), node.attributes
     a, b = _real(g, *g.ins[:3]), _real(g, *g.ins[3:6])
-    y = g.Gemm(a, b, "", **{k: given[k] for k in ("alpha", "transA", "transB") if k in given})
+    y = g.Gemm(a, b, "", **{k: attributes[k] for k in ("alpha", "transA", "transB") if k in attributes})
     if g.ins[6]:
-        scale = g.Mul(g.Mul(g.ins[1], g.ins[4]), g.constant(given.get("alpha", 1.0), np.float32))
+        scale = g.Mul(g.Mul(g.ins[1], g.ins[4]), g.constant(attributes.get("alpha", 1.0), np.float32))
         y = g.Add(y, g.Mul(g.Cast(g.ins[6], to=1), scale))
     return _again(node, g, y, g.ins[7], 8) if g.ins[7] else g.results(y)
 
@@ -120,7 +120,7 @@ def dynamic_quantize_lstm(node: ImportedNode) -> Imported:
 
     ONNX Runtime rounds what they multiply, input and states, to 8 bits at each step; here these stay as they are.
     """
-    g, given = node.body(), node.attributes
+    g, attributes = node.body(), node.attributes
 
     def turned(i: int, scale: int) -> str:
         parts = []
@@ -131,29 +131,29 @@ def dynamic_quantize_lstm(node: ImportedNode) -> Imported:
 
     ins = [g.ins[0], turned(1, 8), turned(2, 10), *g.ins[3:8]]
     count = max((i + 1 for i, name in enumerate(node.outputs) if name), default=1)
-    made = g.LSTM(*ins, outputs=count, **given)
-    return g.results(*(made if count > 1 else [made]))
+    results = g.LSTM(*ins, outputs=count, **attributes)
+    return g.results(*(results if count > 1 else [results]))
 
 
 @imports("QAttention", domain=MS)
 def qattention(node: ImportedNode) -> Imported:
-    """Attention on quantized input and weights; what comes out is real."""
+    """Attention on quantised input and weights; what comes out is real."""
     g = node.body()
     x, w = _real(g, g.ins[0], g.ins[3], g.ins[6]), _real(g, g.ins[1], g.ins[4], g.ins[7])
-    made = g.Attention(x, w, g.ins[2], g.ins[5], g.ins[8], domain=MS, outputs=2 if node.wants(1) else 1,
+    results = g.Attention(x, w, g.ins[2], g.ins[5], g.ins[8], domain=MS, outputs=2 if node.wants(1) else 1,
                        **node.attributes)  # fmt: skip
-    return g.results(*(made if node.wants(1) else [made]))
+    return g.results(*(results if node.wants(1) else [results]))
 
 
 @imports("MatMulNBits", domain=MS)
 def matmul_nbits(node: ImportedNode) -> Imported:
     """A Bᵀ + bias, B [N, K] packed into a few bits with one scale for each block of a row, and kept so."""
-    given, b = node.attributes, node.builder
+    attributes, b = node.attributes, node.builder
     if node.type(4) is not None:
         raise node.fail("permutes its groups (g_idx, deprecated), which is not supported: quantize without act-order")
-    if given.get("weight_prepacked", 0):
+    if attributes.get("weight_prepacked", 0):
         raise node.fail("has its weights in a GPU's own order (weight_prepacked): export it without prepacking")
-    sizes = {"bits": 4, **{k: given[k] for k in ("N", "K", "bits", "block_size") if k in given}}
+    sizes = {"bits": 4, **{k: attributes[k] for k in ("N", "K", "bits", "block_size") if k in attributes}}
     x = node.need(0)
     y = b.MatMulNBits(x, *_frozen(node, 1, 2, 3), **sizes)
     bias = node.input(5)
@@ -172,12 +172,12 @@ def quantized_experts(node: ImportedNode) -> Imported:
 @imports("MatMulBnb4", domain=MS)
 def matmul_bnb4(node: ImportedNode) -> Imported:
     """A Bᵀ, B [N, K] in bitsandbytes' floats of 4 bits (`quant_type` 0: FP4, 1: NF4), kept so."""
-    given = node.attributes
-    kind = given.get("quant_type", 0)
-    if kind not in (0, 1) or not given.get("transB", 1):
-        raise node.fail(f"has quant_type={kind}, transB={given.get('transB', 1)}; 0 (FP4) and 1 (NF4) are supported, "
-                        "with the weight as [N, K]")  # fmt: skip
-    sizes = {k: given[k] for k in ("N", "K", "block_size") if k in given}
+    attributes = node.attributes
+    kind = attributes.get("quant_type", 0)
+    if kind not in (0, 1) or not attributes.get("transB", 1):
+        has = f"quant_type={kind}, transB={attributes.get('transB', 1)}"
+        raise node.fail(f"has {has}; 0 (FP4) and 1 (NF4) are supported, with the weight as [N, K]")
+    sizes = {k: attributes[k] for k in ("N", "K", "block_size") if k in attributes}
     return node.builder.MatMulNBits(node.need(0), *_frozen(node, 1, 2), **sizes, table="nf4" if kind else "fp4")
 
 
@@ -193,16 +193,16 @@ def gather_block_quantized(node: ImportedNode) -> Imported:
     """Rows of a table that is packed into a few bits with one scale for each block of a row, dequantised when they are
     taken.
 
-    Integers of 4 bits are packed as uint8 when the model is loaded; a table that is gathered or quantized along another
+    Integers of 4 bits are packed as uint8 when the model is loaded; a table that is gathered or quantised along another
     axis, or whose rows do not fill their last block, is unpacked then.
     """
-    given, t = node.attributes, node.need_type(0)
-    bits, size = given.get("bits", 4) if t.dtype == "u8" else 4, given.get("block_size", 128)
+    attributes, t = node.attributes, node.need_type(0)
+    bits, size = attributes.get("bits", 4) if t.dtype == "u8" else 4, attributes.get("block_size", 128)
     if bits not in (2, 4, 8) or size < 1 or t.dtype not in ("u8", "u4", "i4"):
         raise node.fail(f"has {t.dtype} with bits={bits}, block_size={size}; 2, 4 and 8 bits are supported")
-    axis = given.get("quantize_axis", 1) % t.ndim
+    axis = attributes.get("quantize_axis", 1) % t.ndim
     width = t.shape[-1] * (8 // bits if t.dtype == "u8" else 1)
-    if t.ndim != 2 or axis != 1 or given.get("gather_axis", 0) % t.ndim or width % size or size < 16:
+    if t.ndim != 2 or axis != 1 or attributes.get("gather_axis", 0) % t.ndim or width % size or size < 16:
         return _unpacked_table(node, bits, size, axis)
     if t.dtype != "u8":
         return _packed_again(node, size)

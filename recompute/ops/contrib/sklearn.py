@@ -31,11 +31,11 @@ def _kind(node: ImportedNode) -> Any:
 
 def _each(node: ImportedNode, name: str, default: float) -> np.ndarray:
     """A list of one number, or one a feature."""
-    given = np.asarray(node.attributes.get(name, (default,)), np.float64)
+    values = np.asarray(node.attributes.get(name, (default,)), np.float64)
     features = node.need_type(0).shape[-1] if node.need_type(0).ndim else 1
-    if given.size not in (1, features):
-        raise node.fail(f"its {name} has {given.size} numbers for {features} features")
-    return given
+    if values.size not in (1, features):
+        raise node.fail(f"its {name} has {values.size} numbers for {features} features")
+    return values
 
 
 @imports("Scaler", domain=ML)

@@ -22,29 +22,29 @@ def _last(g: NodeWriter, x: str, ndim: int) -> str:
 @imports("FusedConv", "NhwcConv", "NhwcFusedConv", domain=MS)
 def fused_conv(node: ImportedNode) -> Imported:
     """activation(Conv(x, w, b) + z); the weights stand as in ONNX, also where channels come last."""
-    g, given, n = node.body(), node.attributes, node.need_type(0).ndim
+    g, attributes, n = node.body(), node.attributes, node.need_type(0).ndim
     nhwc = node.op_type.startswith("Nhwc")
     x = _first(g, g.ins[0], n) if nhwc else g.ins[0]
-    y = g.Conv(x, *g.ins[1:3], **{k: given[k] for k in _WINDOW if k in given})
+    y = g.Conv(x, *g.ins[1:3], **{k: attributes[k] for k in _WINDOW if k in attributes})
     y = _last(g, y, n) if nhwc else y
     if g.ins[3]:
         y = g.Add(y, g.ins[3])
-    return g.results(activate(node, g, y, given.get("activation", ""), given.get("activation_params", ())))
+    return g.results(activate(node, g, y, attributes.get("activation", ""), attributes.get("activation_params", ())))
 
 
 @imports("NhwcMaxPool", domain=MS)
 def nhwc_max_pool(node: ImportedNode) -> Imported:
     """MaxPool, channels last."""
-    g, given, n = node.body(), node.attributes, node.need_type(0).ndim
-    y = g.MaxPool(_first(g, g.ins[0], n), **{k: given[k] for k in _WINDOW if k in given})
+    g, attributes, n = node.body(), node.attributes, node.need_type(0).ndim
+    y = g.MaxPool(_first(g, g.ins[0], n), **{k: attributes[k] for k in _WINDOW if k in attributes})
     return g.results(_last(g, y, n))
 
 
 @imports("ConvTransposeWithDynamicPads", domain=MS)
 def conv_transpose(node: ImportedNode) -> Imported:
     """ConvTranspose with pads as an input, which must be known."""
-    g, given = node.body(), node.attributes
-    kept = {k: given[k] for k in (*_WINDOW, "output_padding") if k in given}
+    g, attributes = node.body(), node.attributes
+    kept = {k: attributes[k] for k in (*_WINDOW, "output_padding") if k in attributes}
     if g.ins[2]:
         kept["pads"] = node.need_constant(2, "pads").tolist()
     return g.results(g.ConvTranspose(g.ins[0], g.ins[1], g.ins[3], **kept))

@@ -16,13 +16,13 @@ def convolution(n: int, group: int, features: int, channels: int, *, bias: bool,
     images = factor(n, [0], [0])
     if forward:
         groups = factor(group, [at_x, at_w, at_w], [at_y], counts="group")
-        made = factor(features, [None, Place(0, outer=group), Place(0, outer=group)], [Place(1, outer=group)])
+        axes = factor(features, [None, Place(0, outer=group), Place(0, outer=group)], [Place(1, outer=group)])
         summed = factor(channels, [Place(1, outer=group), 1], [SUM])
     else:
         groups = factor(group, [at_y, at_w, Place(0, inner=channels)], [at_x], counts="group")
-        made = factor(channels, [None, 1, Place(0, outer=group)], [Place(1, outer=group)])
+        axes = factor(channels, [None, 1, Place(0, outer=group)], [Place(1, outer=group)])
         summed = factor(features, [Place(1, outer=group), Place(0, outer=group)], [SUM])
-    return [images, groups, made] if bias else [images, groups, made, summed]
+    return [images, groups, axes] if bias else [images, groups, axes, summed]
 
 
 def weight_gradient(n: int, group: int, features: int, channels: int) -> list[Factor]:

@@ -104,10 +104,10 @@ class Convolution(Op, abstract=True):
         def part(t: TensorType, whole: bool) -> TensorType:
             return wide(t) if whole else wide(t).with_shape((few.batch, *t.shape[1:]))
 
-        given = [part(t, i not in self.by_image) for i, t in enumerate(ins) if t is not None]
+        types = [part(t, i not in self.by_image) for i, t in enumerate(ins) if t is not None]
         sums = [wide(outs[0])] if self.sums else []
         buffers = [TensorType(dtype, (size,)) for size in self.buffers(few)]
-        return (*given, part(outs[0], self.sums), *sums, *buffers)
+        return (*types, part(outs[0], self.sums), *sums, *buffers)
 
     def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """One block of columns and one BLAS product at a time."""
@@ -119,23 +119,23 @@ class Convolution(Op, abstract=True):
 
     def _halves(self, geo: Geometry, ins: Operands, out: Array, scratch: list[Array]) -> None:
         """A few images at a time in float32."""
-        given: list[Any] = [None if a is None else scratch.pop(0) for a in ins]
-        made = scratch.pop(0)
+        inputs: list[Any] = [None if a is None else scratch.pop(0) for a in ins]
+        output = scratch.pop(0)
         sums = scratch.pop(0) if self.sums else None
         for i, a in enumerate(ins):
             if a is not None and i not in self.by_image:
-                given[i][...] = a
+                inputs[i][...] = a
         few = _few_images(geo)
         if sums is not None:
             sums.fill(0)
         for n in range(0, geo.batch, few.batch):
             for i in self.by_image:
-                given[i][...] = ins[i][n : n + few.batch]
-            self.numerics(few, given, made, scratch)
+                inputs[i][...] = ins[i][n : n + few.batch]
+            self.numerics(few, inputs, output, scratch)
             if sums is None:
-                out[n : n + few.batch] = made
+                out[n : n + few.batch] = output
             else:
-                np.add(sums, made, out=sums)
+                np.add(sums, output, out=sums)
         if sums is not None:
             out[...] = sums
 
@@ -222,8 +222,8 @@ class Conv(Convolution, onnx=True):
         """1 to 3 axes, strides, dilations, uneven pads, groups, depthwise, 1x1, no bias, float32, no images."""
         for op, x, w, with_bias in _conv_samples(cls):
             bias = draw(f"f64[{w.split(',')[0]}]") if with_bias else None
-            given = [draw(f"f64[{x}]"), draw(f"f64[{w}]")] + ([bias] if with_bias else [])
-            yield draw.case(op, *given)
+            inputs = [draw(f"f64[{x}]"), draw(f"f64[{w}]")] + ([bias] if with_bias else [])
+            yield draw.case(op, *inputs)
         yield draw.case(cls(pads=(1, 1, 1, 1)), draw("f32[2,3,5,5]"), draw("f32[4,3,3,3]"), draw("f32[4]"))
         yield draw.case(cls(), draw("f16[2,3,5,5]"), draw("f16[4,3,3,3]"), draw("f16[4]"))
 
@@ -262,8 +262,8 @@ class ConvGradInput(Convolution):
     def axis_factors(self, ins, outs):
         """The factors of a transposed convolution without bias, with its inputs exchanged."""
         w, dy = ins
-        found = convolution(dy.shape[0], self.group, w.shape[0] // self.group, w.shape[1], bias=False, forward=False)
-        return [dataclasses.replace(f, inputs=((*f.inputs, None)[1], f.inputs[0])) for f in found]
+        factors = convolution(dy.shape[0], self.group, w.shape[0] // self.group, w.shape[1], bias=False, forward=False)
+        return [dataclasses.replace(f, inputs=((*f.inputs, None)[1], f.inputs[0])) for f in factors]
 
     def shapes(self, ins, outs):
         return self.geometry(outs[0].shape, ins[0].shape, ins[1].shape)

@@ -79,8 +79,8 @@ class Col2Im(Windows):
     @classmethod
     def from_onnx(cls, node):
         image, block = (tuple(map(int, node.need_constant(i, n))) for i, n in ((1, "image_shape"), (2, "block_shape")))
-        given = {k: tuple(node.attributes[k]) for k in ("strides", "pads", "dilations") if k in node.attributes}
-        return node.emit(cls(image, block, **given), node.need(0))
+        options = {k: tuple(node.attributes[k]) for k in ("strides", "pads", "dilations") if k in node.attributes}
+        return node.emit(cls(image, block, **options), node.need(0))
 
     @classmethod
     def samples(cls, draw):
@@ -141,10 +141,10 @@ class Im2Col(Windows):
 
 def _places(axis: int, rank: int, out: int, kernel: int, stride: int, dilation: int) -> np.ndarray:
     """Where the elements of the windows lie along one of `rank` axes; broadcasts with [*kernel, *out]."""
-    found = np.arange(kernel)[:, None] * dilation + np.arange(out) * stride
+    places = np.arange(kernel)[:, None] * dilation + np.arange(out) * stride
     shape = [1] * 2 * rank
     shape[axis], shape[rank + axis] = kernel, out
-    return found.reshape(shape)
+    return places.reshape(shape)
 
 
 @imports("DeformConv")
@@ -153,14 +153,14 @@ def deform_conv(node: ImportedNode) -> Imported:
 
     The places become a grid for GridSample, so x, weights, offsets, mask and bias all have gradients.
     """
-    b, given = node.builder, node.attributes
+    b, attributes = node.builder, node.attributes
     x, weights, offset = (node.need(i) for i in range(3))
     bias, mask = node.input(3), node.input(4)
     n, c, *size = x.shape
     r, kernel = len(size), weights.shape[2:]
-    groups, apart = given.get("group", 1), given.get("offset_group", 1)
-    strides, dilations = full(given.get("strides", ()), r, 1), full(given.get("dilations", ()), r, 1)
-    pads, out, taps = full(given.get("pads", ()), 2 * r, 0), offset.shape[2:], math.prod(kernel)
+    groups, apart = attributes.get("group", 1), attributes.get("offset_group", 1)
+    strides, dilations = full(attributes.get("strides", ()), r, 1), full(attributes.get("dilations", ()), r, 1)
+    pads, out, taps = full(attributes.get("pads", ()), 2 * r, 0), offset.shape[2:], math.prod(kernel)
     base = np.zeros((*kernel, r, *out))
     for a in range(r):
         base[(slice(None),) * r + (a,)] = _places(a, r, out[a], kernel[a], strides[a], dilations[a]) - pads[a]

@@ -127,11 +127,11 @@ class Columns:
             self.clean = to.shape
         for tap in self.taps:
             part = to[(slice(None), *tap.index)]
-            found = _clip(tap, geo.window.strides[0], r0, r1)
-            if found is None:
+            clip = _clip(tap, geo.window.strides[0], r0, r1)
+            if clip is None:
                 part.fill(0)
                 continue
-            out, inp = found
+            out, inp = clip
             part[:, :, : out[0].start].fill(0)
             part[:, :, out[0].stop :].fill(0)
             part[(slice(None), slice(None), *out)] = x[(slice(n0, n1), slice(None), *inp)].swapaxes(0, 1)
@@ -145,9 +145,9 @@ class Columns:
         """Adds columns to the input elements that they come from (the transpose of `gather`)."""
         n0, n1, r0, r1 = block
         for tap in self.taps:
-            found = _clip(tap, self.geo.window.strides[0], r0, r1)
-            if found is not None:
-                out, inp = found
+            clip = _clip(tap, self.geo.window.strides[0], r0, r1)
+            if clip is not None:
+                out, inp = clip
                 target = dx[(slice(n0, n1), slice(None), *inp)].swapaxes(0, 1)
                 target += columns[(slice(None), *tap.index, slice(None), *out)]
 

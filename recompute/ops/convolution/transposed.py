@@ -105,8 +105,8 @@ class ConvTranspose(Convolution, onnx=True):
             (cls(dilations=(3,), pads=(1, 2), output_padding=(2,)), "2,2,3", "2,3,2", "3"),
             (cls(strides=(1, 2, 1)), "1,2,2,2,2", "2,2,2,1,2", None),
         ):
-            given = [draw(f"f64[{x}]"), draw(f"f64[{w}]")] + ([draw(f"f64[{bias}]")] if bias else [])
-            yield draw.case(op, *given)
+            inputs = [draw(f"f64[{x}]"), draw(f"f64[{w}]")] + ([draw(f"f64[{bias}]")] if bias else [])
+            yield draw.case(op, *inputs)
         yield draw.case(cls(), draw("f32[2,3,3,3]"), draw("f32[3,2,3,3]"))
 
 

@@ -161,7 +161,7 @@ class Clip(Elementwise, onnx=True):
         """dy between the bounds, 0 at them (as PyTorch's clamp since 2.14); to a bound what was cut by it."""
         x, lowest, highest = (*ins, None, None)[:3]
         dy, zero = grads[0], b.constant(0, grads[0])
-        found = [b.ClipGrad(x, lowest, highest, dy)]
+        gradients = [b.ClipGrad(x, lowest, highest, dy)]
         above = b.GreaterOrEqual(x, highest) if highest is not None else None
         if above is not None and lowest is not None:
             above = b.Or(above, b.Less(highest, lowest))
@@ -169,12 +169,12 @@ class Clip(Elementwise, onnx=True):
             below = b.LessOrEqual(x, lowest)
             if highest is not None:
                 below = b.And(below, b.Less(lowest, highest))
-            found.append(b.sum_to(b.Where(below, dy, zero), ()))
+            gradients.append(b.sum_to(b.Where(below, dy, zero), ()))
         elif len(ins) > 1:
-            found.append(None)
+            gradients.append(None)
         if above is not None:
-            found.append(b.sum_to(b.Where(above, dy, zero), ()))
-        return found
+            gradients.append(b.sum_to(b.Where(above, dy, zero), ()))
+        return gradients
 
     @classmethod
     def from_onnx(cls, node):

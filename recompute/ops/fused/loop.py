@@ -44,11 +44,11 @@ class Member:
 @functools.lru_cache(maxsize=1 << 14)
 def members(body: str) -> tuple[Member, ...]:
     """The operators of a body, in order."""
-    found = []
+    result = []
     for text in body.split("; "):
         name, op, inputs = parse_applied(text)
-        found.append(Member(op, tuple(None if n is None else int(n) for n in inputs), int(name)))
-    return tuple(found)
+        result.append(Member(op, tuple(None if n is None else int(n) for n in inputs), int(name)))
+    return tuple(result)
 
 
 def show_body(found: Sequence[Member]) -> str:
@@ -91,10 +91,10 @@ def loops(op: Operator, *, device: bool = False) -> bool:
         return False
     if outs[0].size < (min(least, 1) if op.op.updates else least):  # updates: the same code for all parameters
         return False
-    found = formula(op.op, _dtypes(types))
-    if found is None:
+    exprs = formula(op.op, _dtypes(types))
+    if exprs is None:
         return False
-    return device or not _device_only([x for x in found if x is not None])
+    return device or not _device_only([x for x in exprs if x is not None])
 
 
 def _device_only(roots: Sequence[Expr]) -> bool:
@@ -168,36 +168,36 @@ class Loop(Op):
 
         `tile`: the shape of a part of the loop, whose inputs these are.
         """
-        found: dict[int, TensorType | None] = dict(enumerate(inputs))
+        result: dict[int, TensorType | None] = dict(enumerate(inputs))
         shape: tuple[int, ...] | None = None
         summed: set[int] = set()
         for m in self.members:
-            if m.result in found or any(i is not None and i not in found for i in m.inputs):
+            if m.result in result or any(i is not None and i not in result for i in m.inputs):
                 raise self.fail(f"%{m.result} is numbered wrongly, or reads what is not there yet", *inputs)
             if not summed.isdisjoint(m.inputs):
                 raise self.fail(f"%{m.result} reads a sum", *inputs)
-            given = [None if i is None else found[i] for i in m.inputs]
-            made = _within(m.op, tile).infer(*given)
-            whole = need(given[0] if m.sums else made[0])
+            ins = [None if i is None else result[i] for i in m.inputs]
+            outputs = _within(m.op, tile).infer(*ins)
+            whole = need(ins[0] if m.sums else outputs[0])
             if m.sums and not is_column_sum(m.op, whole):
                 raise self.fail(f"%{m.result} is no sum over all axes but the last", *inputs)
-            if len(made) != 1 or shape not in (None, whole.shape):
+            if len(outputs) != 1 or shape not in (None, whole.shape):
                 raise self.fail(f"%{m.result} has another shape", *inputs)
             shape = whole.shape
-            found[m.result] = made[0]
+            result[m.result] = outputs[0]
             summed |= {m.result} if m.sums else set()
-        return found
+        return result
 
     def iteration(self, *inputs: TensorType | None) -> tuple[int, ...]:
         """The shape of the loop."""
-        found = self.types(inputs)
+        values = self.types(inputs)
         m = self.members[0]
-        whole = need(found[m.inputs[0] or 0] if m.sums else found[m.result])
+        whole = need(values[m.inputs[0] or 0] if m.sums else values[m.result])
         return whole.shape
 
     def infer(self, *inputs):
         self.need(*inputs, count=len(inputs))
-        found = self.types(inputs)
+        values = self.types(inputs)
         if len(inputs) != self.members[0].result:
             raise self.fail(f"its body takes {self.members[0].result} inputs", *inputs)
         results = {m.result for m in self.members}
@@ -205,21 +205,21 @@ class Loop(Op):
             raise self.fail(
                 f"it yields {list(self.yields)}: each must be a result of the body, and none twice", *inputs
             )
-        return tuple(found[y] for y in self.yields)
+        return tuple(values[y] for y in self.yields)
 
     def expressions(self, dtypes: Sequence[str | None]) -> list[Expr]:
         """The expression of each output for inputs of these element types; of a sum: what is summed."""
-        known: dict[int, Expr] = {i: argument(i, t) for i, t in enumerate(dtypes) if t is not None}
+        values: dict[int, Expr] = {i: argument(i, t) for i, t in enumerate(dtypes) if t is not None}
         for m in self.members:
-            given = [None if i is None else known[i] for i in m.inputs]
+            operands = [None if i is None else values[i] for i in m.inputs]
             if m.sums:
-                assert given[0] is not None
-                known[m.result] = given[0]
+                assert operands[0] is not None
+                values[m.result] = operands[0]
                 continue
-            found = formula(m.op, tuple(None if x is None else x.dtype for x in given))
-            assert found is not None and found[0] is not None, f"{m.op.name} has no element"
-            known[m.result] = substitute([found[0]], given)[0]
-        return [known[y] for y in self.yields]
+            exprs = formula(m.op, tuple(None if x is None else x.dtype for x in operands))
+            assert exprs is not None and exprs[0] is not None, f"{m.op.name} has no element"
+            values[m.result] = substitute([exprs[0]], operands)[0]
+        return [values[y] for y in self.yields]
 
     def element(self, *inputs):
         """The formulas of its outputs; None where one is a sum."""
@@ -228,16 +228,16 @@ class Loop(Op):
         return tuple(substitute(self.expressions([None if x is None else x.dtype for x in inputs]), inputs))
 
     def expand(self, b, *inputs):
-        known = dict(enumerate(inputs))
+        values = dict(enumerate(inputs))
         for m in self.members:
-            known[m.result] = b.emit(m.op, *(None if i is None else known[i] for i in m.inputs))
-        return tuple(known[y] for y in self.yields)
+            values[m.result] = b.emit(m.op, *(None if i is None else values[i] for i in m.inputs))
+        return tuple(values[y] for y in self.yields)
 
     def cost(self, ins, outs):
         """The members' operations; the bytes of what comes from outside and goes there."""
-        found = self.types(ins)
+        types = self.types(ins)
         flops = sum(
-            m.op.cost([None if i is None else found[i] for i in m.inputs], [found[m.result]]).flops
+            m.op.cost([None if i is None else types[i] for i in m.inputs], [types[m.result]]).flops
             for m in self.members
         )
         return Cost(flops, super().cost(ins, outs).bytes)
@@ -250,15 +250,15 @@ class Loop(Op):
     def _buffers(self, ins: Types, shape: tuple[int, ...], tile: tuple[slice, ...]) -> list[list[TensorType]]:
         """For each member, the buffers of a tile."""
         lengths = [len(range(*s.indices(d))) for s, d in zip(tile, shape, strict=True)]
-        found = self.types([t and t.with_shape(_cut_shape(t.shape, lengths)) for t in ins], lengths)
+        types = self.types([t and t.with_shape(_cut_shape(t.shape, lengths)) for t in ins], lengths)
         result: list[list[TensorType]] = []
         for m in self.members:
-            made = need(found[m.result])
+            output = need(types[m.result])
             if m.sums:
-                result.append([TensorType("f64", made.shape)] * 2)
+                result.append([TensorType("f64", output.shape)] * 2)
             else:
-                given = [None if i is None else found[i] for i in m.inputs]
-                result.append([made, *_within(m.op, lengths).scratch(given, [made])])
+                operands = [None if i is None else types[i] for i in m.inputs]
+                result.append([output, *_within(m.op, lengths).scratch(operands, [output])])
         return result
 
     def compute(self, ins, outs, scratch):
@@ -271,11 +271,11 @@ class Loop(Op):
             if m.sums:
                 total.fill(0)
         for tile in tiles(shape):
-            given = [None if a is None else a[_cut(a.shape, tile)] for a in ins]
-            known = self._tile(given, buffers, self._buffers(types, shape, tile))
+            inputs = [None if a is None else a[_cut(a.shape, tile)] for a in ins]
+            values = self._tile(inputs, buffers, self._buffers(types, shape, tile))
             for m, out in zip(self.makers, outs, strict=True):
                 if not m.sums:
-                    out[tile] = known[m.result]
+                    out[tile] = values[m.result]
         for m, out in zip(self.makers, outs, strict=True):
             if m.sums:
                 total = buffers[self.members.index(m)][0]
@@ -287,19 +287,19 @@ class Loop(Op):
         self, ins: Sequence[Any], buffers: Sequence[Sequence[Any]], wanted: Sequence[Sequence[TensorType]]
     ) -> dict[int, Any]:
         """All members on one tile, in parts of the buffers of these types; position → array."""
-        known: dict[int, Any] = dict(enumerate(ins))
+        values: dict[int, Any] = dict(enumerate(ins))
         for m, types, held in zip(self.members, wanted, buffers, strict=True):
-            given: list[Any] = [None if i is None else known[i] for i in m.inputs]
+            operands: list[Any] = [None if i is None else values[i] for i in m.inputs]
             if m.sums:
                 total, part = held
-                x: Any = given[0]
+                x: Any = operands[0]
                 np.sum(x, axis=tuple(range(x.ndim - 1)), dtype=part.dtype, out=part.reshape(-1))
                 np.add(total, part, out=total)
                 continue
-            made, *temporaries = (a.reshape(-1)[: t.size].reshape(t.shape) for a, t in zip(held, types, strict=True))
-            _within(m.op, made.shape).compute(given, [made], temporaries)
-            known[m.result] = made
-        return known
+            result, *temporaries = (a.reshape(-1)[: t.size].reshape(t.shape) for a, t in zip(held, types, strict=True))
+            _within(m.op, result.shape).compute(operands, [result], temporaries)
+            values[m.result] = result
+        return values
 
     @classmethod
     def samples(cls, draw):

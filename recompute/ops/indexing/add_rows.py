@@ -24,8 +24,8 @@ class AddRows(Op):
     axis: int = 0
 
     def infer(self, x, indices, dy):
-        (made,) = GatherGrad(x.shape, self.axis).infer(indices, dy)
-        if made != x or x.dtype not in ("f32", "f64"):
+        (t,) = GatherGrad(x.shape, self.axis).infer(indices, dy)
+        if t != x or x.dtype not in ("f32", "f64"):
             raise self.fail("adds rows of float32 or float64 to a tensor of their type", x, indices, dy)
         return (x,)
 

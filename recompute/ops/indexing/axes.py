@@ -10,9 +10,11 @@ from ...language.types import TensorType
 
 def gathered(x: Sequence[int], indices: TensorType, axis: int) -> list[tuple[int, int | None, int | None, int]]:
     """The axes of Gather from shape `x` along `axis`: size, and axes in x, in the indices, in the result."""
-    found: list[tuple[int, int | None, int | None, int]] = [(d, None, i, axis + i) for i, d in enumerate(indices.shape)]
-    found += [(d, a, None, a if a < axis else a + indices.ndim - 1) for a, d in enumerate(x) if a != axis]
-    return found
+    factors: list[tuple[int, int | None, int | None, int]] = [
+        (d, None, i, axis + i) for i, d in enumerate(indices.shape)
+    ]
+    factors += [(d, a, None, a if a < axis else a + indices.ndim - 1) for a, d in enumerate(x) if a != axis]
+    return factors
 
 
 def elements(x: Sequence[int], indices: TensorType, axis: int, *, back: bool = False) -> list[Factor]:
@@ -21,21 +23,21 @@ def elements(x: Sequence[int], indices: TensorType, axis: int, *, back: bool = F
     Along another axis than `axis` the first elements of x are taken, so that x is cut only if it is as long as the
     indices.
     """
-    found = [(a, d, a if a != axis else None) for a, d in enumerate(indices.shape) if a == axis or x[a] == d]
+    factors = [(a, d, a if a != axis else None) for a, d in enumerate(indices.shape) if a == axis or x[a] == d]
     if back:
-        return [factor(d, [a, a], [SUM if at is None else at]) for a, d, at in found]
-    return [factor(d, [at, a], [a]) for a, d, at in found]
+        return [factor(d, [a, a], [SUM if at is None else at]) for a, d, at in factors]
+    return [factor(d, [at, a], [a]) for a, d, at in factors]
 
 
 def coordinates(x: Sequence[int], indices: TensorType, batch: int) -> list[tuple[int, int | None, int | None, int]]:
     """The axes of GatherND from shape `x`, as `gathered` gives them."""
     last = indices.ndim - 1
     taken = batch + indices.shape[-1]
-    found: list[tuple[int, int | None, int | None, int]] = [
+    factors: list[tuple[int, int | None, int | None, int]] = [
         (d, i if i < batch else None, i, i) for i, d in enumerate(indices.shape[:-1])
     ]
-    found += [(d, taken + i, None, last + i) for i, d in enumerate(x[taken:])]
-    return found
+    factors += [(d, taken + i, None, last + i) for i, d in enumerate(x[taken:])]
+    return factors
 
 
 def forward(found: Sequence[tuple[int, int | None, int | None, int]]) -> list[Factor]:

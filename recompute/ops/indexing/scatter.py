@@ -253,13 +253,13 @@ class GatherNDGrad(Move):
     def expand(self, b, indices, dy):
         """ScatterND that adds, the batch's own coordinates written before the given ones."""
         zeros = b.Fill(dtype=dy.dtype, shape=self.shape)
-        own = []
+        grids = []
         for i in range(self.batch_dims):
             shape = [1] * indices.ndim
             shape[i] = self.shape[i]
             place = b.constant(list(range(self.shape[i])), "i64")
-            own.append(b.Expand(b.Reshape(place, shape=tuple(shape)), shape=(*indices.shape[:-1], 1)))
-        places = b.Concat(*own, indices, axis=-1) if own else indices
+            grids.append(b.Expand(b.Reshape(place, shape=tuple(shape)), shape=(*indices.shape[:-1], 1)))
+        places = b.Concat(*grids, indices, axis=-1) if grids else indices
         return (b.ScatterND(zeros, places, dy, reduction="add"),)
 
     @classmethod

@@ -72,9 +72,9 @@ def _letters(text: str, ndim: int, node: ImportedNode) -> tuple[str, ...]:
 
 def _output(text: str, terms: Sequence[Term], node: ImportedNode) -> tuple[str, ...]:
     before, dots, after = text.partition("...")
-    known = {x for t in terms for x in t.letters}
+    names = {x for t in terms for x in t.letters}
     out = (*before, *(_ellipsis(terms) if dots else ()), *after)
-    if len(set(out)) < len(out) or not known.issuperset(out):
+    if len(set(out)) < len(out) or not names.issuperset(out):
         raise node.fail(f"the equation's result '{text}' names a letter twice, or one that no operand has")
     return out
 
@@ -124,18 +124,20 @@ def _contract(b: OperatorBuilder, x: Term, y: Term, needed: Collection[str], out
     y = _sum_away(b, y, {*needed, *x.letters})
     batch = [c for c in x.letters if c in y.letters and c in needed]
     inner = [c for c in x.letters if c in y.letters and c not in needed]
-    own = [c for c in x.letters if c not in y.letters]
+    own_letters = [c for c in x.letters if c not in y.letters]
     other = [c for c in y.letters if c not in x.letters]
     if not inner:
-        return _product(b, x, y, [*batch, *own, *other])
-    if tuple(out) == (*batch, *other, *own) and own:  # the product the other way round needs no transpose
-        x, y, own, other = y, x, other, own
+        return _product(b, x, y, [*batch, *own_letters, *other])
+    if (
+        tuple(out) == (*batch, *other, *own_letters) and own_letters
+    ):  # the product the other way round needs no transpose
+        x, y, own_letters, other = y, x, other, own_letters
     x, y = _expand_to(b, x, y, inner), _expand_to(b, y, x, inner)
-    left, flip_left = _operand(b, x, batch, own, inner)
+    left, flip_left = _operand(b, x, batch, own_letters, inner)
     right, flip_right = _operand(b, y, batch, inner, other)
     z = b.MatMul(left, right, transA=flip_left, transB=flip_right)
-    sizes = [*z.shape[: len(batch)], *(x.size(c) for c in own), *(y.size(c) for c in other)]
-    return Term(reshape(b, z, sizes), (*batch, *own, *other))
+    sizes = [*z.shape[: len(batch)], *(x.size(c) for c in own_letters), *(y.size(c) for c in other)]
+    return Term(reshape(b, z, sizes), (*batch, *own_letters, *other))
 
 
 def _product(b: OperatorBuilder, x: Term, y: Term, letters: Sequence[str]) -> Term:

@@ -96,20 +96,20 @@ def halves_in_float32(cls: C) -> C:
         copied = [wide(t) for t in (*ins, *outs) if t is not None and wide(t) != t]
         if not copied:
             return scratch(self, ins, outs)
-        given, made = ([None if t is None else wide(t) for t in ts] for ts in (ins, outs))
-        return (*copied, *scratch(self, given, made))
+        inputs, outputs = ([None if t is None else wide(t) for t in ts] for ts in (ins, outs))
+        return (*copied, *scratch(self, inputs, outputs))
 
     @functools.wraps(compute)
     def rounded(self: Any, ins: Operands, outs: Operands, temps: Operands) -> None:
         spare = list(temps)
-        given, made = ([spare.pop(0) if _is_half(a) else a for a in arrays] for arrays in (ins, outs))
-        for to, a in zip(given, ins, strict=True):
+        inputs, outputs = ([spare.pop(0) if _is_half(a) else a for a in arrays] for arrays in (ins, outs))
+        for to, a in zip(inputs, ins, strict=True):
             if to is not a:
                 to[...] = a
-        compute(self, tuple(given), tuple(made), tuple(spare))
-        for a, found in zip(outs, made, strict=True):
-            if found is not a:
-                a[...] = found
+        compute(self, tuple(inputs), tuple(outputs), tuple(spare))
+        for a, result in zip(outs, outputs, strict=True):
+            if result is not a:
+                a[...] = result
 
     cls.scratch, cls.compute = whole, rounded  # type: ignore[method-assign, assignment]
     return cls

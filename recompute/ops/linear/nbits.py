@@ -92,19 +92,19 @@ class Packed(Op, abstract=True):
 
     def check(self, codes: TensorType, scales: TensorType, zeros: TensorType | None, rows: int) -> None:
         """TypeRuleError where options, sizes or types do not fit."""
-        given = (codes, scales, zeros)
-        self.check_options(*given)
+        types = (codes, scales, zeros)
+        self.check_options(*types)
         if self.table and zeros is not None:
-            raise self.fail("a table has no zero points", *given)
+            raise self.fail("a table has no zero points", *types)
         if codes.dtype != "u8" or not scales.is_float or not (zeros is None or zeros.is_float or zeros.dtype == "u8"):
-            raise self.fail("codes must be uint8, scales floats, zero points uint8 or floats", *given)
+            raise self.fail("codes must be uint8, scales floats, zero points uint8 or floats", *types)
         for what, t, width in (
             ("codes", codes, self.row_bytes),
             ("scales", scales, self.blocks),
             ("zero points", zeros, self.zeros_in(zeros)),
         ):
             if t is not None and (t.size != rows * width or (not rows and t.shape[-1] != width)):
-                raise self.fail(f"{what} must be {width} a row, {rows * width} in all", *given)
+                raise self.fail(f"{what} must be {width} a row, {rows * width} in all", *types)
 
     def unpack(self, codes: Array, out: Array, temporary: Array) -> None:
         """Codes of rows [rows, n] as numbers [rows, n · 8 / bits]; `temporary`: bytes like the codes."""
@@ -177,12 +177,12 @@ class DequantizeNBits(Packed):
     def compute(self, ins, outs, scratch):
         """Some rows at a time."""
         rows, high, columns = self._rows(TensorType.of(outs[0]))
-        given = [None if a is None else a.reshape(rows, a.shape[-1]) for a in (*ins, None)[:3]]
+        operands = [None if a is None else a.reshape(rows, a.shape[-1]) for a in (*ins, None)[:3]]
         out = outs[0].reshape(rows, self.K)
         for start in range(0, rows, high):
             at = slice(start, min(start + high, rows))
             part = scratch[0][: (at.stop - start) * columns].reshape(-1, columns)
-            self.dequantise(given, at, slice(0, columns), part, scratch[1:])
+            self.dequantise(operands, at, slice(0, columns), part, scratch[1:])
             out[at] = part[:, : self.K]
 
     def gradient(self, b, ins, outs, grads):
@@ -217,11 +217,11 @@ class DequantizeNBits(Packed):
         if per == 1:
             return codes
         mask = b.constant((1 << self.bits) - 1, codes)
-        found = []
+        parts = []
         for place in self.places:
             moved = b.BitShift(codes, b.constant(place, codes), direction="RIGHT") if place else codes
-            found.append(b.Reshape(b.BitwiseAnd(moved, mask), shape=(*codes.shape, 1)))
-        joined = b.Concat(*found, axis=codes.ndim)
+            parts.append(b.Reshape(b.BitwiseAnd(moved, mask), shape=(*codes.shape, 1)))
+        joined = b.Concat(*parts, axis=codes.ndim)
         return b.Reshape(joined, shape=(*codes.shape[:-1], codes.shape[-1] * per))
 
     def cost(self, ins, outs):
@@ -275,12 +275,12 @@ class MatMulNBits(Packed):
     def axis_factors(self, ins, outs):
         """Rows of x; rows of W, over which the product without `transB` is summed."""
         last = outs[0].ndim - 1
-        found = [factor(d, [i], [i]) for i, d in enumerate(outs[0].shape[:-1])]
+        factors = [factor(d, [i], [i]) for i, d in enumerate(outs[0].shape[:-1])]
         rows = [None if t is None else Place(0, inner=t.shape[0] // self.N) for t in ins[1:]]
         at, to = (None, last) if self.transB else (last, SUM)
         if all(t is None or t.shape[0] in (self.N, t.size) for t in ins[1:]):
-            found.append(factor(self.N, [at, *rows], [to], counts="N"))
-        return found
+            factors.append(factor(self.N, [at, *rows], [to], counts="N"))
+        return factors
 
     def parts(self, limit: int = PART) -> Iterator[tuple[slice, slice]]:
         """Rows and columns of W of at most `limit` elements: rows, or columns without `transB`."""
@@ -309,21 +309,21 @@ class MatMulNBits(Packed):
     def scratch(self, ins, outs):
         """A part of W in at least float32; for halves tiles of the product."""
         kind, (high, across) = wide(ins[0].dtype), self.part_sizes()
-        found = (TensorType(kind, (high * across,)), *self.scratch_of_part(kind, high, across))
+        types = (TensorType(kind, (high * across,)), *self.scratch_of_part(kind, high, across))
         if kind == ins[0].dtype:
-            return found
+            return types
         rows = ins[0].size // self._terms
         width = high if self.transB else min(across, self.K)
-        return (*found, *HalfProduct.of((rows, self._terms), (self._terms, width)).scratch())
+        return (*types, *HalfProduct.of((rows, self._terms), (self._terms, width)).scratch())
 
     def compute(self, ins, outs, scratch):
         """A product for each part of W."""
         x, out = ins[0].reshape(-1, self._terms), outs[0].reshape(-1, self.N if self.transB else self.K)
-        given = self.matrices(ins)
+        matrices = self.matrices(ins)
         for rows, columns in self.parts():
             shape = rows.stop - rows.start, columns.stop - columns.start
             whole = scratch[0][: shape[0] * shape[1]].reshape(shape)
-            self.dequantise(given, rows, columns, whole, scratch[1:3])
+            self.dequantise(matrices, rows, columns, whole, scratch[1:3])
             part = whole[:, : min(columns.stop, self.K) - columns.start]
             to = out[:, rows] if self.transB else out[:, columns.start : columns.start + part.shape[1]]
             w = part.T if self.transB else part
@@ -341,8 +341,8 @@ class MatMulNBits(Packed):
         """The whole of W, in at least float32, and MatMul."""
         kind = wide(x.dtype)
         scales = scales if scales.dtype == kind else b.Cast(scales, to=kind)
-        given = [None if v is None else reshape(b, v, (self.N, v.size // self.N)) for v in (codes, scales, zeros)]
-        w = b.DequantizeNBits(*given, K=self.K, bits=self.bits, block_size=self.block_size, table=self.table)
+        values = [None if v is None else reshape(b, v, (self.N, v.size // self.N)) for v in (codes, scales, zeros)]
+        w = b.DequantizeNBits(*values, K=self.K, bits=self.bits, block_size=self.block_size, table=self.table)
         y = b.MatMul(x if x.dtype == kind else b.Cast(x, to=kind), w, transB=self.transB)
         return (y if y.dtype == x.dtype else b.Cast(y, to=x.dtype),)
 
@@ -361,8 +361,8 @@ class MatMulNBits(Packed):
                 yield draw.case(op, draw(f"f64[2,3,{op._terms}]"), *_drawn(draw, op, 6, "f64", zeros), still=(2, 3))
             op = cls(N=5, K=32, bits=4, block_size=32, transB=transposed)
             codes, scales, zeros = _drawn(draw, op, 5, "f32", "u8")
-            given = codes.reshape(5, 1, -1), scales.reshape(-1), zeros.reshape(-1)
-            yield draw.case(op, draw(f"f32[{op._terms}]"), *given)
+            arrays = codes.reshape(5, 1, -1), scales.reshape(-1), zeros.reshape(-1)
+            yield draw.case(op, draw(f"f32[{op._terms}]"), *arrays)
             for kind in ("f16", "bf16"):
                 yield draw.case(op, draw(f"{kind}[4,{op._terms}]"), codes, scales, export=kind == "f16")
             for table, kind in (("nf4", "f64"), ("fp4", "f64"), ("nf4", "f16")):

@@ -55,15 +55,15 @@ class MatMul(Op):
         (row, left), (right, column) = [s if t.ndim > 1 else (None, 0) for s, t in zip(swap, ins, strict=True)]
         if b.ndim == 1:
             right, column = 0, None
-        found = [factor(a.shape[left], [left, right], [SUM])]
+        factors = [factor(a.shape[left], [left, right], [SUM])]
         if column is not None:
-            found.append(factor(b.shape[column], [None, column], [y.ndim - 1]))
+            factors.append(factor(b.shape[column], [None, column], [y.ndim - 1]))
         if row is not None:
-            found.append(factor(a.shape[row], [row], [y.ndim - 1 - (column is not None)]))
+            factors.append(factor(a.shape[row], [row], [y.ndim - 1 - (column is not None)]))
         for i in range(rank - 2):
             at = [k if k >= 0 and t.shape[k] == y.shape[i] else None for t in ins for k in (i - rank + t.ndim,)]
-            found.append(factor(y.shape[i], at, [i]))
-        return found
+            factors.append(factor(y.shape[i], at, [i]))
+        return factors
 
     def compute(self, ins, outs, scratch):
         a, b = ins
@@ -196,8 +196,8 @@ class Gemm(Op, onnx=True):
         row, left = (1, 0) if self.transA else (0, 1)
         right, column = (1, 0) if self.transB else (0, 1)
         of_c = [f.inputs[0] for f in aligned([c], outs)]
-        found = [factor(m, [row, None, of_c[0]], [0]), factor(n, [None, column, of_c[1]], [1])]
-        return found if c is not None else [*found, factor(a.shape[left], [left, right], [SUM])]
+        factors = [factor(m, [row, None, of_c[0]], [0]), factor(n, [None, column, of_c[1]], [1])]
+        return factors if c is not None else [*factors, factor(a.shape[left], [left, right], [SUM])]
 
     def compute(self, ins, outs, scratch):
         """BLAS, then bias and factors in place (beta ≠ 0, 1: C scaled in a small scratch)."""
@@ -255,8 +255,8 @@ class Gemm(Op, onnx=True):
         """C scaled, where beta asks for it; for halves tiles in float32, that of C too."""
         if ins[0].dtype in ("f16", "bf16"):
             (a, b), (ta, tb) = ins[:2], (self.transA, self.transB)
-            found = HalfProduct.of(a.shape[::-1] if ta else a.shape, b.shape[::-1] if tb else b.shape).scratch()
-            return (*found, found[2]) if self.beta not in (0.0, 1.0) else found
+            types = HalfProduct.of(a.shape[::-1] if ta else a.shape, b.shape[::-1] if tb else b.shape).scratch()
+            return (*types, types[2]) if self.beta not in (0.0, 1.0) else types
         if self._adds(outs[0], (*ins, None)[2]):
             m, n = outs[0].shape
             return (outs[0].with_shape((min(m, max(1, _ADDED // max(n, 1))), n)),)

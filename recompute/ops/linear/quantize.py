@@ -23,7 +23,7 @@ from ..common import Ufunc
 STRAIGHT = "recompute.straight"
 #: the largest sum of products of bytes that 32 bits hold is of this many
 _MOST_TERMS = (2**31 - 1) // 255**2
-#: range of what is quantized to integers
+#: range of what is quantised to integers
 _RANGES = {f"{s}{n}": ((0, 2**n - 1) if s == "u" else (-(2 ** (n - 1)), 2 ** (n - 1) - 1))
            for s in "ui" for n in (2, 4, 8, 16, 32)}  # fmt: skip
 
@@ -109,7 +109,7 @@ def _dtype(node: ImportedNode, attribute: str, otherwise: str) -> str:
 @imports("QuantizeLinear")
 def quantize(node: ImportedNode) -> Imported:
     """(x, scale, zero) → round(x / scale) + zero, clipped; to 8 and 4 bit floats: x / scale, converted."""
-    b, x, given = node.builder, node.need(0), node.attributes
+    b, x, attributes = node.builder, node.need(0), node.attributes
     kind = _dtype(node, "output_dtype", "u8")
     zero_type = node.type(2)
     kind = zero_type.dtype if zero_type is not None else kind
@@ -119,7 +119,7 @@ def quantize(node: ImportedNode) -> Imported:
         q = b.Div(_to(b, x, work), _to(b, scale, work))
         if zero is not None:
             q = b.Add(q, _to(b, zero, work))
-        return b.Cast(q, to=kind, saturate=given.get("saturate", 1))
+        return b.Cast(q, to=kind, saturate=attributes.get("saturate", 1))
     # 16 bits do not fit half precision
     work = "f32" if work in ("f16", "bf16") else work
     scale = _to(b, scale, work)
@@ -176,8 +176,8 @@ def dequantize(node: ImportedNode) -> Imported:
     scale = _to(b, scale, work)
     fake = (node.quantized or {}).get(node.name(0))
     if fake is not None:
-        x, own, own_zero, limits = fake
-        y = rounded(b, _to(b, x, work), _to(b, own, work), own_zero, limits)
+        x, own_scale, own_zero, limits = fake
+        y = rounded(b, _to(b, x, work), _to(b, own_scale, work), own_zero, limits)
     else:
         held = node.whole(0, stored=False)
         y = _to(b, q if held is None else held, work)

@@ -60,17 +60,17 @@ class DFT(Op):
         kind = np.complex128 if x.dtype == np.float64 else np.complex64
         if x.dtype.itemsize < 4:
             x = x.astype(np.float32)
-        given = x[..., 0] if x.shape[-1] == 1 else np.ascontiguousarray(x).view(kind)[..., 0]
+        signal = x[..., 0] if x.shape[-1] == 1 else np.ascontiguousarray(x).view(kind)[..., 0]
         name = ("irfft" if self.inverse else "rfft") if self.onesided else ("ifft" if self.inverse else "fft")
         transform = getattr(np.fft, name)
         if _FFT_WRITES and y.dtype.itemsize >= 4:
-            transform(given, n, axis=axis, out=y[..., 0] if y.shape[-1] == 1 else y.view(kind)[..., 0])
+            transform(signal, n, axis=axis, out=y[..., 0] if y.shape[-1] == 1 else y.view(kind)[..., 0])
             return
-        found = transform(given, n, axis=axis)
+        spectrum = transform(signal, n, axis=axis)
         if y.shape[-1] == 1:
-            y[..., 0] = found
+            y[..., 0] = spectrum
         else:
-            y[..., 0], y[..., 1] = found.real, found.imag
+            y[..., 0], y[..., 1] = spectrum.real, spectrum.imag
 
     def cost(self, ins, outs):
         """5 n log2 n for each transform."""
@@ -106,20 +106,20 @@ class DFT(Op):
 
     def export(self, g, ins, outs):
         length = g.array(np.array(self.length)) if self.length else ""
-        given = [ins[0], length, g.array(np.array(self.axis))]
-        g.node("DFT", given, outs, inverse=self.inverse, onesided=self.onesided)
+        inputs = [ins[0], length, g.array(np.array(self.axis))]
+        g.node("DFT", inputs, outs, inverse=self.inverse, onesided=self.onesided)
         return True
 
     @classmethod
     def from_onnx(cls, node):
         """The axis is an attribute up to opset 19."""
-        given = node.attributes
+        attributes = node.attributes
         length = int(node.need_constant(1, "dft_length").reshape(())) if node.type(1) is not None else 0
-        axis = given.get("axis", 1) if node.opset < 20 else -2
+        axis = attributes.get("axis", 1) if node.opset < 20 else -2
         if node.type(2) is not None:
             axis = int(node.need_constant(2, "axis").reshape(()))
         x = node.need(0)
-        options = {"inverse": given.get("inverse", 0), "onesided": given.get("onesided", 0)}
+        options = {"inverse": attributes.get("inverse", 0), "onesided": attributes.get("onesided", 0)}
         return node.emit(cls(axis % x.ndim, length, **options), x)
 
     @classmethod

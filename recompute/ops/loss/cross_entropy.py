@@ -69,7 +69,7 @@ class LabelLoss(Op, abstract=True):
         def at(what: str, axis: int) -> int | None:
             return {"scores": axis + (axis > 0), "labels": axis, "loss": axis if single else None}.get(what)
 
-        found = tuple(
+        factors = tuple(
             factor(
                 d,
                 [at(v, a) for v in inputs],
@@ -78,7 +78,7 @@ class LabelLoss(Op, abstract=True):
             )
             for a, d in enumerate(labels.shape)
         )
-        return needed_whole(found) if mean and self.weighs(weights) else found
+        return needed_whole(factors) if mean and self.weighs(weights) else factors
 
     def weighs(self, weights: Any) -> bool:
         """Whether labels have different weights."""
@@ -148,26 +148,26 @@ class LabelLoss(Op, abstract=True):
         labels = b.Reshape(labels, shape=(n, 1, *inner))
         index = b.CumSum(b.Fill(dtype="i64", shape=(classes, *ones), value=1), axis=0)
         chosen = b.Equal(labels, b.Sub(index, b.constant(1, index)))
-        found = None
+        counted = None
         if weights is not None:
             each = b.Where(chosen, b.Reshape(weights, shape=(classes, *ones)), b.constant(0, weights))
-            found = b.ReduceSum(each, axes=(1,))
+            counted = b.ReduceSum(each, axes=(1,))
         if self.ignore_index is not None:
             ignored = b.Equal(labels, b.constant(self.ignore_index, labels))
-            one = b.constant(1, scores) if found is None else found
-            found = b.Where(ignored, b.constant(0, scores), one)
-        return chosen, found
+            one = b.constant(1, scores) if counted is None else counted
+            counted = b.Where(ignored, b.constant(0, scores), one)
+        return chosen, counted
 
     def expanded_loss(self, b: OperatorBuilder, log_prob: Any, labels: Any, weights: Any) -> Any:
         """The loss from log-probabilities."""
-        chosen, found = self.label_masks(b, log_prob, labels, weights)
+        chosen, counted = self.label_masks(b, log_prob, labels, weights)
         losses = b.Neg(b.ReduceSum(b.Where(chosen, log_prob, b.constant(0, log_prob)), axes=(1,)))
-        if found is not None:
-            losses = b.Mul(losses, found)
+        if counted is not None:
+            losses = b.Mul(losses, counted)
         if self.reduction == "none":
             return reshape(b, losses, labels.shape)
         total = b.ReduceSum(losses, keepdims=0)
-        return b.Div(total, self.expanded_count(b, found, labels, total)) if self.reduction == "mean" else total
+        return b.Div(total, self.expanded_count(b, counted, labels, total)) if self.reduction == "mean" else total
 
     def expanded_count(self, b: OperatorBuilder, label_weights: Any, labels: Any, like: Any) -> Any:
         """What a mean divides by."""
@@ -363,9 +363,9 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
 
     def expand(self, b, log_prob, labels, weights, dloss):
         """The formula with a mask of the labels."""
-        chosen, found = self.label_masks(b, log_prob, labels, weights)
+        chosen, counted = self.label_masks(b, log_prob, labels, weights)
         p = b.Sub(b.Exp(log_prob), b.Cast(chosen, to=log_prob.dtype))
-        return (b.Mul(p, self.expanded_scale(b, found, labels, dloss)),)
+        return (b.Mul(p, self.expanded_scale(b, counted, labels, dloss)),)
 
     @classmethod
     def samples(cls, draw):

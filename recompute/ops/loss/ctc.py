@@ -176,8 +176,8 @@ class Alignment(Op, abstract=True):
                 labels = [[1, 3, -100], [3, 3, 1], [1, -100, -100], [-100, 1, 1]]
                 x = draw("f64[5,4,4]")
                 log_prob = x - np.log(np.exp(x).sum(2, keepdims=True))
-                given = None if lengths is None else np.array(lengths)
-                yield {"blank": blank}, [log_prob, np.array(labels), given]
+                array = None if lengths is None else np.array(lengths)
+                yield {"blank": blank}, [log_prob, np.array(labels), array]
         x = draw("f32[9,3,5]") - 2
         yield {"ignore_index": -1}, [x, np.array([[1, 2], [4, -1], [3, 3]], "i4"), None]
 

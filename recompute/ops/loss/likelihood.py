@@ -95,8 +95,8 @@ class NegativeLogLikelihoodGrad(LabelLoss):
     def expand(self, b, labels, weights, dloss):
         """A choice by a mask of the labels."""
         like = b.fill(0.0, TensorType(dloss.dtype, self.shape))
-        chosen, found = self.label_masks(b, like, labels, weights)
-        return (b.Where(chosen, b.Neg(self.expanded_scale(b, found, labels, dloss)), like),)
+        chosen, counted = self.label_masks(b, like, labels, weights)
+        return (b.Where(chosen, b.Neg(self.expanded_scale(b, counted, labels, dloss)), like),)
 
     @classmethod
     def samples(cls, draw):

@@ -97,11 +97,11 @@ class LinearLoss(Op, abstract=True):
         A mean over labels of which some are ignored needs all of them: its count is data.
         """
         mean = self.reduction == "mean"
-        found = tuple(
+        factors = tuple(
             factor(d, [a if has else None for has in inputs], [a if has else SUM for has in outputs], mean * shares)
             for a, d in enumerate(labels.shape)
         )
-        return needed_whole(found) if mean and self.ignore_index is not None else found
+        return needed_whole(factors) if mean and self.ignore_index is not None else factors
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class LinearCrossEntropy(LinearLoss):
         """The loss, a number for each row, and types like the inputs'."""
         self.check(x, w, bias, labels)
         loss = self.loss_type(x, labels)
-        found = (loss, TensorType(loss.dtype, labels.shape))
-        return (*found, x, w) if bias is None else (*found, x, w, bias)
+        types = (loss, TensorType(loss.dtype, labels.shape))
+        return (*types, x, w) if bias is None else (*types, x, w, bias)
 
     def axis_factors(self, ins, outs):
         count, single = len(outs), self.reduction == "none"
@@ -136,40 +136,40 @@ class LinearCrossEntropy(LinearLoss):
 
     def sizes(self, ins: Any, outs: Any) -> tuple[Sizes, bool]:
         """The sizes, from types or arrays, and whether gradients are computed."""
-        made = any(v is not None for v in outs[2:])
-        found = Sizes(ins[0], ins[1], ins[3], transposed=bool(self.transB), held=made)
-        return found, made
+        held = any(v is not None for v in outs[2:])
+        result = Sizes(ins[0], ins[1], ins[3], transposed=bool(self.transB), held=held)
+        return result, held
 
     def scratch(self, ins, outs):
         """A tile's logits and what is computed from them."""
-        sizes, made = self.sizes(ins, outs)
-        return sizes.types(wide(ins[0].dtype), held=made, gradient=made)
+        sizes, held = self.sizes(ins, outs)
+        return sizes.types(wide(ins[0].dtype), held=held, gradient=held)
 
     def compute(self, ins, outs, scratch):
         """Rows from top to bottom, words from left to right."""
-        (sizes, made), (dx, dw, db) = self.sizes(ins, outs), (*outs[2:], None, None, None)[:3]
+        (sizes, held), (dx, dw, db) = self.sizes(ins, outs), (*outs[2:], None, None, None)[:3]
         tiles = Tiles(self, ins, sizes, scratch)
         lse = None if len(outs) < 2 or outs[1] is None else outs[1].reshape(-1)
         outs_made = (None if dx is None else dx.reshape(tiles.x.shape), dw, db)
-        sums = tiles.sums(outs_made) if made else outs_made
+        sums = tiles.sums(outs_made) if held else outs_made
         for rows in slices(sizes.rows, sizes.height):
             tiles.begin(rows)
             for words in slices(sizes.words, sizes.step):
-                block = tiles.block(rows, words, held=made)
+                block = tiles.block(rows, words, held=held)
                 tiles.logits(block, rows, words)
                 tiles.see(block, rows, words)
-            known = tiles.finish(rows, lse)
-            if not made:
+            statistic = tiles.finish(rows, lse)
+            if not held:
                 continue
             share = tiles.rows_of(tiles.stats[5], rows)
             tiles.share(None, rows, share)
             for words in slices(sizes.words, sizes.step):
                 block = tiles.block(rows, words, held=True)
-                tiles.differentiate(block, rows, words, known, share)
+                tiles.differentiate(block, rows, words, statistic, share)
                 tiles.spread(block, rows, words, (sums[0], *slice_of(self, sums[1], sums[2], words)))
-        for out, found in zip(outs_made, sums, strict=True):
-            if found is not out:
-                out[...] = found
+        for out, total in zip(outs_made, sums, strict=True):
+            if total is not out:
+                out[...] = total
         tiles.reduce(outs[0])
 
     def gradient(self, b, ins, outs, grads):
@@ -179,11 +179,11 @@ class LinearCrossEntropy(LinearLoss):
             return b.gradient_of_expansion(self, ins, grads)
         if not self.with_gradients(x.type, w.type, labels.type):
             want = 2 if bias is None else 3
-            made = b.LinearCrossEntropyGrad(x, w, bias, labels, outs[1], grads[0], want=want, **self.options())
-            return [*made, *[None] * (4 - len(made))]
+            results = b.LinearCrossEntropyGrad(x, w, bias, labels, outs[1], grads[0], want=want, **self.options())
+            return [*results, *[None] * (4 - len(results))]
         one = _is_one(b, grads[0])
-        found = [b.Identity(g) if one else b.Mul(g, grads[0]) for g in outs[2:]]
-        return [*found, *[None] * (4 - len(found))]
+        gradients = [b.Identity(g) if one else b.Mul(g, grads[0]) for g in outs[2:]]
+        return [*gradients, *[None] * (4 - len(gradients))]
 
     def expand(self, b, x, w, bias, labels):
         """All logits, their log-sum-exp, and the formulas."""
@@ -203,14 +203,14 @@ class LinearCrossEntropy(LinearLoss):
             loss = b.ReduceSum(losses, keepdims=0)
             if self.reduction == "mean":
                 loss = b.Div(loss, count_of(b, counted, labels, loss))
-        found = (loss, b.Reshape(lse, shape=labels.shape))
-        ins, made, one = (x, w, bias, labels), (t, lse, chosen, counted), b.fill(1.0, loss)
+        results = (loss, b.Reshape(lse, shape=labels.shape))
+        ins, outputs, one = (x, w, bias, labels), (t, lse, chosen, counted), b.fill(1.0, loss)
         if self.reduction != "mean":
-            return (*found, *expanded_gradients(self, b, ins, made, one))
-        sums = expanded_gradients(dataclasses.replace(self, reduction="sum"), b, ins, made, one)
+            return (*results, *expanded_gradients(self, b, ins, outputs, one))
+        sums = expanded_gradients(dataclasses.replace(self, reduction="sum"), b, ins, outputs, one)
         count = count_of(b, counted, labels, loss)
         by = count if counted is None else divisor(b, count)
-        return (*found, *(b.Div(g, as_type(b, by, g.dtype)) for g in sums))
+        return (*results, *(b.Div(g, as_type(b, by, g.dtype)) for g in sums))
 
     def cost(self, ins, outs):
         """One product, or three with gradients, and about ten operations for each logit."""
@@ -253,8 +253,8 @@ def head_samples(cls: Any, draw: Draw) -> Any:
 
 def _is_one(b: Builder, dloss: Value) -> bool:
     """Whether a gradient is the 1 with which differentiation begins."""
-    made = (o.op for o in b.operators if dloss in o.outputs)
-    return any(isinstance(op, Fill) and op.value == 1 for op in made)
+    ops = (o.op for o in b.operators if dloss in o.outputs)
+    return any(isinstance(op, Fill) and op.value == 1 for op in ops)
 
 
 # -- in simpler operators ---------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def expanded_gradients(op: LinearLoss, b: OperatorBuilder, ins: Any, made: Any, 
     wide_w, flat = as_type(b, w, kind), reshape(b, as_type(b, x, kind), (labels.size, x.shape[-1]))
     dx = reshape(b, b.MatMul(g, wide_w, transB=1 - op.transB), x.shape)
     dw = b.MatMul(g, flat, transA=1) if op.transB else b.MatMul(flat, g, transA=1)
-    found = [as_type(b, dx, x.dtype), as_type(b, dw, w.dtype)]
+    grads = [as_type(b, dx, x.dtype), as_type(b, dw, w.dtype)]
     if bias is not None:
-        found.append(as_type(b, b.ReduceSum(g, axes=(0,), keepdims=0), bias.dtype))
-    return found
+        grads.append(as_type(b, b.ReduceSum(g, axes=(0,), keepdims=0), bias.dtype))
+    return grads

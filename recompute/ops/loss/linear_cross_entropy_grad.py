@@ -57,14 +57,14 @@ class LinearCrossEntropyGrad(LinearLoss):
                 tiles.logits(block, rows, words)
                 tiles.differentiate(block, rows, words, lse.reshape(-1)[rows], tiles.losses[rows])
                 tiles.spread(block, rows, words, sums)
-            for i, (out, found) in enumerate(zip(outs, sums, strict=True)):
-                if found is not out and (i > 0 or words.stop == sizes.words):
-                    out[...] = found
+            for i, (out, total) in enumerate(zip(outs, sums, strict=True)):
+                if total is not out and (i > 0 or words.stop == sizes.words):
+                    out[...] = total
 
     def expand(self, b, x, w, bias, labels, lse, dloss):
         t, _, chosen, counted = whole(self, b, x, w, bias, labels)
-        known = b.Reshape(lse, shape=(labels.size, 1))
-        return tuple(expanded_gradients(self, b, (x, w, bias, labels), (t, known, chosen, counted), dloss))
+        statistic = b.Reshape(lse, shape=(labels.size, 1))
+        return tuple(expanded_gradients(self, b, (x, w, bias, labels), (t, statistic, chosen, counted), dloss))
 
     def cost(self, ins, outs):
         """Three products, and about ten operations for each logit."""

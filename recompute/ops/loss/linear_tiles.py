@@ -46,7 +46,7 @@ class Sizes:
         """Workspace that computes in `kind`: numbers of rows, labels, which are ignored; the same of a tile's rows;
         logits, what stands beside them, a product; for halves the tile's x and w, and the gradients' sums."""
         n, h, s, d = self.rows, self.height, self.step, self.width
-        found = [
+        room = [
             TensorType(kind, (2, n)),
             TensorType("i64", (n,)),
             TensorType("bool", (n,)),
@@ -60,9 +60,9 @@ class Sizes:
             TensorType(kind, (s * d if self.halves else 0,)),
         ]
         if gradient and self.halves:
-            own = self.words if held else s
-            found += [TensorType(kind, shape) for shape in ((n, d), (own * d,), (own,))]
-        return tuple(found)
+            words = self.words if held else s
+            room += [TensorType(kind, shape) for shape in ((n, d), (words * d,), (words,))]
+        return tuple(room)
 
 
 class Tiles:
@@ -103,9 +103,9 @@ class Tiles:
         """x, in float32 where it is a half."""
         if not self.sizes.halves:
             return x
-        found = self.copies[slot][: x.size].reshape(x.shape)
-        found[...] = x
-        return found
+        array = self.copies[slot][: x.size].reshape(x.shape)
+        array[...] = x
+        return array
 
     def block(self, rows: slice, words: slice, *, held: bool) -> Array:
         """Where a tile's logits are: one after the other where they are held."""
@@ -174,22 +174,22 @@ class Tiles:
         """The rows' losses; their log-sum-exps, into `lse` where it is given, are returned."""
         op = self.op
         largest, count, label, total, new, number = (self.rows_of(a, rows) for a in self.stats)
-        known = new if lse is None else lse[rows]
-        np.log(count, out=known)
-        np.add(known, largest, out=known)
+        sums = new if lse is None else lse[rows]
+        np.log(count, out=sums)
+        np.add(sums, largest, out=sums)
         losses = self.losses[rows]
         np.multiply(label, 1 - op.smoothing, out=number)
-        np.subtract(known, number, out=losses)
+        np.subtract(sums, number, out=losses)
         if op.smoothing:
             np.multiply(total, op.smoothing / self.sizes.words, out=number)
             np.subtract(losses, number, out=losses)
         if op.z_loss:
-            np.multiply(known, known, out=number)
+            np.multiply(sums, sums, out=number)
             np.multiply(number, op.z_loss, out=number)
             np.add(losses, number, out=losses)
         if op.ignore_index is not None:
             np.copyto(losses, 0, where=self.ignored[rows])
-        return known
+        return sums
 
     def share(self, dloss: Array | None, rows: slice, out: Array) -> None:
         """What these rows' losses count in the result, times the result's gradient (None: 1)."""

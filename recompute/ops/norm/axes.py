@@ -28,9 +28,9 @@ def by_element(ins: Types, outs: Types) -> tuple[Factor, ...]:
 
 def rows(x: TensorType, outs: Types, count: int) -> tuple[Factor, ...]:
     """Factors of the first `count` axes, along which no statistic is taken; the others are needed whole."""
-    found = [factor(d, [a], [a] * len(outs)) for a, d in enumerate(x.shape[:count])]
+    factors = [factor(d, [a], [a] * len(outs)) for a, d in enumerate(x.shape[:count])]
     others = [factor(d, [count + a, a, a], [count + a]) for a, d in enumerate(x.shape[count:])]
-    return (*found, *needed_whole(others))
+    return (*factors, *needed_whole(others))
 
 
 def by_group(x: TensorType, outs: Sequence[Any], groups: int, counts: str = "") -> tuple[Factor, ...]:

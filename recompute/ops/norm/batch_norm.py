@@ -88,10 +88,10 @@ class BatchNormalization(ChannelNorm, onnx=True):
     def scratch(self, ins, outs):
         """Factor and summand of each channel; halves also a block in float32."""
         x = ins[0]
-        found = [wide(x).with_shape((2, x.shape[1]))]
+        types = [wide(x).with_shape((2, x.shape[1]))]
         if wide(x) != x:
-            found.append(wide(x).with_shape((block_channels(x.shape) * x.size // max(x.shape[1], 1),)))
-        return tuple(found)
+            types.append(wide(x).with_shape((block_channels(x.shape) * x.size // max(x.shape[1], 1),)))
+        return tuple(types)
 
     def compute(self, ins, outs, scratch):
         """One factor and one summand a channel, applied block by block."""
@@ -149,7 +149,7 @@ class BatchNormalization(ChannelNorm, onnx=True):
         b = node.builder
         y, *batch = b.BatchNormTrain(x, scale, bias, epsilon=epsilon, want=3)
         momentum = node.attributes.get("momentum", 0.9)
-        found = []
+        results = []
         for i, statistic in zip((3, 4), batch, strict=True):
             running = node.buffer(i)
             statistic = as_type_of(b, statistic, running)
@@ -157,11 +157,11 @@ class BatchNormalization(ChannelNorm, onnx=True):
             if i == 4 and node.unbiased and count > 1:
                 statistic = b.Mul(statistic, b.constant(count / (count - 1), statistic))
             if node.kept(running):
-                found.append(node.emit(RunningUpdate(momentum=momentum), running, statistic))
+                results.append(node.emit(RunningUpdate(momentum=momentum), running, statistic))
             else:  # fed or computed: nothing that could be updated
                 kept = b.Mul(running, b.constant(momentum, running))
-                found.append(b.Add(kept, b.Mul(statistic, b.constant(1 - momentum, running))))
-        return (y, *found)
+                results.append(b.Add(kept, b.Mul(statistic, b.constant(1 - momentum, running))))
+        return (y, *results)
 
     @classmethod
     def samples(cls, draw):

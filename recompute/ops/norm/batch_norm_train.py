@@ -45,10 +45,10 @@ class BatchNormTrain(ChannelNorm):
         """Vectors of a block; halves also the block in float32."""
         x = ins[0]
         c = block_channels(x.shape)
-        found = [wide(x).with_shape((3, c)), wide(x).with_shape((x.shape[0], c))]
+        types = [wide(x).with_shape((3, c)), wide(x).with_shape((x.shape[0], c))]
         if wide(x) != x:
-            found.append(wide(x).with_shape((c * x.size // max(x.shape[1], 1),)))
-        return tuple(found)
+            types.append(wide(x).with_shape((c * x.size // max(x.shape[1], 1),)))
+        return tuple(types)
 
     def compute(self, ins, outs, scratch):
         """Two passes for the statistics (mean, then squares of what is centred), one for scale and bias."""
@@ -159,8 +159,8 @@ class BatchNormStatistics(Op):
         """One of each for a channel."""
         if x.ndim < 2 or not x.is_float:
             raise self.fail("x needs floats and at least the axes n, c", x)
-        found = wide(x).with_shape(x.shape[1:2])
-        return (found, found)
+        t = wide(x).with_shape(x.shape[1:2])
+        return (t, t)
 
     def axis_factors(self, ins, outs):
         return by_channel(ins, outs)
@@ -250,10 +250,10 @@ class BatchNormApply(ChannelNorm):
         """Vectors of a block; halves also the block in float32."""
         x = ins[0]
         c = block_channels(x.shape)
-        found = [wide(x).with_shape((3, c))]
+        types = [wide(x).with_shape((3, c))]
         if wide(x) != x:
-            found.append(wide(x).with_shape((c * x.size // max(x.shape[1], 1),)))
-        return tuple(found)
+            types.append(wide(x).with_shape((c * x.size // max(x.shape[1], 1),)))
+        return tuple(types)
 
     def compute(self, ins, outs, scratch):
         x, y = planes(ins[0]), planes(outs[0])
@@ -318,10 +318,10 @@ class BatchNormGrad(ChannelNorm):
         x = ins[0]
         c = block_channels(x.shape)
         block = wide(x).with_shape((c * x.size // max(x.shape[1], 1),))
-        found = [block, wide(x).with_shape((4, c)), wide(x).with_shape((x.shape[0], c))]
+        types = [block, wide(x).with_shape((4, c)), wide(x).with_shape((x.shape[0], c))]
         if wide(x) != x:
-            found += [block, block]
-        return tuple(found)
+            types += [block, block]
+        return tuple(types)
 
     def compute(self, ins, outs, scratch):
         """Block by block: the two sums, then dx as a sum of dy, centred x and 1, each with a factor a channel."""
@@ -331,13 +331,13 @@ class BatchNormGrad(ChannelNorm):
             width = c.stop - c.start
             shape = (x.shape[0], width, x.shape[2])
             size = math.prod(shape)
-            given, work = dy[:, c], dx[:, c]
+            gradient, work = dy[:, c], dx[:, c]
             if len(scratch) > 3:
-                given, work = (s[:size].reshape(shape) for s in scratch[3:])
-                given[...] = dy[:, c]
+                gradient, work = (s[:size].reshape(shape) for s in scratch[3:])
+                gradient[...] = dy[:, c]
             np.subtract(x[:, c], mean[c, None], out=work)
             partial = scratch[2].reshape(-1)[: shape[0] * width].reshape(shape[:2])
-            self._sums(given, work, partial, scratch[1][:, :width], (scale[c], var[c]))
+            self._sums(gradient, work, partial, scratch[1][:, :width], (scale[c], var[c]))
             inverse, factor, total, against = scratch[1][:, :width]
             for out, s in ((outs[1], against), (outs[2], total)):
                 out[c] = s
@@ -350,7 +350,7 @@ class BatchNormGrad(ChannelNorm):
             np.divide(total, -count, out=total)
             np.multiply(work, against[:, None], out=work)
             product = scratch[0][:size].reshape(shape)
-            np.multiply(given, factor[:, None], out=product)
+            np.multiply(gradient, factor[:, None], out=product)
             np.add(work, product, out=work)
             np.add(work, total[:, None], out=dx[:, c])
 
@@ -375,13 +375,13 @@ class BatchNormGrad(ChannelNorm):
 
     def expand(self, b, x, scale, mean, var, dy):
         axes, shape = channel_axes(x.ndim), (x.shape[1],)
-        work, given = (as_type_of(b, v, scale) if wide(x.type) != x.type else v for v in (x, dy))
+        work, gradient = (as_type_of(b, v, scale) if wide(x.type) != x.type else v for v in (x, dy))
         scale_, mean_, var_ = (per_channel(b, as_type_of(b, v, work), x) for v in (scale, mean, var))
-        total = b.ReduceSum(given, axes=axes)
-        against = b.ReduceSum(b.CentredProduct(work, mean_, given), axes=axes)
+        total = b.ReduceSum(gradient, axes=axes)
+        against = b.ReduceSum(b.CentredProduct(work, mean_, gradient), axes=axes)
         dscale = b.BatchNormFactor(against, var_, epsilon=self.epsilon)
         count = max(x.type.size // max(x.shape[1], 1), 1)
-        dx = b.BatchNormSlope(work, mean_, scale_, var_, total, against, given, count=count, epsilon=self.epsilon)
+        dx = b.BatchNormSlope(work, mean_, scale_, var_, total, against, gradient, count=count, epsilon=self.epsilon)
         return (as_type_of(b, dx, x), *(as_type_of(b, b.Reshape(v, shape=shape), scale) for v in (dscale, total)))
 
     @classmethod

@@ -89,8 +89,8 @@ class Normalization(OverRows, abstract=True):
         if bias is not None:
             y = b.Add(y, self._vector(b, bias, view, statistic.dtype))
         y = reshape(b, as_type(b, y, x.dtype), x.shape)
-        found = [reshape(b, s, statistic.shape) for s in (mean, inverse) if s is not None]
-        return (y, *found)
+        statistics = [reshape(b, s, statistic.shape) for s in (mean, inverse) if s is not None]
+        return (y, *statistics)
 
     def _vector(self, b: OperatorBuilder, v: Value, view: View, dtype: str) -> Value:
         return as_type(b, reshape(b, v, (1, view[1], view[2], 1)), dtype)
@@ -118,9 +118,9 @@ class Normalization(OverRows, abstract=True):
         view = self.view(x.type)
         small = (*view[:2], 1, 1)
         count = b.constant(1.0 / max(view[2] * view[3], 1), inverse)
-        found = []
+        gradients = []
         if self.centred and len(grads) > 1 and grads[1] is not None:
-            found.append(b.Expand(b.Mul(reshape(b, grads[1], small), count), shape=view))
+            gradients.append(b.Expand(b.Mul(reshape(b, grads[1], small), count), shape=view))
         last = 2 if self.centred else 1
         if len(grads) > last and (dlast := grads[last]) is not None:
             inv = reshape(b, inverse, small)
@@ -128,8 +128,8 @@ class Normalization(OverRows, abstract=True):
             work = as_type(b, reshape(b, x, view), inverse.dtype)
             if mean is not None:
                 work = b.Sub(work, reshape(b, mean, small))
-            found.append(b.Mul(work, factor))
-        return found
+            gradients.append(b.Mul(work, factor))
+        return gradients
 
     def export(self, g, ins, outs):
         """Native where only y is wanted; in float64 ONNX's functions go through float32 (stash_type)."""
@@ -164,12 +164,12 @@ class NormGrad(OverRows):
     def axis_factors(self, ins, outs):
         """Rows, of which the gradients of scale and bias are sums."""
         x, _, mean, inverse, _ = ins
-        found = []
+        factors = []
         for a, d in enumerate(x.shape):
             aligned = all(t is None or (a < t.ndim and t.shape[a] == d) for t in (mean, inverse))
             if aligned and self.view[0] % max(math.prod(x.shape[: a + 1]), 1) == 0:
-                found.append(factor(d, [a, None, a, a, a], [a, SUM, SUM]))
-        return found
+                factors.append(factor(d, [a, None, a, a, a], [a, SUM, SUM]))
+        return factors
 
     def sliced(self, factor, start, size, outs):
         return dataclasses.replace(self, view=(self.view[0] * size // factor.size, *self.view[1:]))
@@ -181,13 +181,13 @@ class NormGrad(OverRows):
         a, g, s, _ = self.view
         dtype = inverse.dtype
         small = (a, g, 1, 1)
-        work, given = (as_type(b, reshape(b, v, self.view), dtype) for v in (x, dy))
+        work, gradient = (as_type(b, reshape(b, v, self.view), dtype) for v in (x, dy))
         inv = reshape(b, inverse, small)
         centred = work if mean is None else b.Sub(work, reshape(b, mean, small))
         normal = b.Mul(centred, inv)
-        dscale = b.ReduceSum(b.Mul(given, normal), axes=(0, 3), keepdims=0)
-        dbias = b.ReduceSum(given, axes=(0, 3), keepdims=0)
-        scaled = b.Mul(given, as_type(b, reshape(b, scale, (1, g, s, 1)), dtype))
+        dscale = b.ReduceSum(b.Mul(gradient, normal), axes=(0, 3), keepdims=0)
+        dbias = b.ReduceSum(gradient, axes=(0, 3), keepdims=0)
+        scaled = b.Mul(gradient, as_type(b, reshape(b, scale, (1, g, s, 1)), dtype))
         inner = b.Sub(scaled, b.Mul(normal, b.ReduceMean(b.Mul(scaled, normal), axes=(2, 3))))
         if mean is not None:
             inner = b.Sub(inner, b.ReduceMean(scaled, axes=(2, 3)))
@@ -206,8 +206,8 @@ class NormGrad(OverRows):
                 x, dy, inverse = draw(f"f64[{shape}]"), draw(f"f64[{shape}]"), draw(f"f64[{stats}]", 0.5, 1.5)
                 yield draw.case(cls(view=view), x, draw(f"f64[{scale}]"), mean, inverse, dy)
         for t in ("f32", "f16"):
-            x, dy, given = draw(f"{t}[2,3]"), draw(f"{t}[2,3]"), [draw("f32[2,1]"), draw("f32[2,1]", 0.5, 1.5)]
-            yield draw.case(cls(view=(2, 1, 3, 1)), x, draw(f"{t}[3]"), *given, dy)
+            x, dy, statistics = draw(f"{t}[2,3]"), draw(f"{t}[2,3]"), [draw("f32[2,1]"), draw("f32[2,1]", 0.5, 1.5)]
+            yield draw.case(cls(view=(2, 1, 3, 1)), x, draw(f"{t}[3]"), *statistics, dy)
 
 
 @dataclass(frozen=True)

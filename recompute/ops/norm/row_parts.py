@@ -51,8 +51,8 @@ class RowScale(Elementwise):
 def last_steps(ins: Sequence[Value], statistics: Sequence[Value], *, centred: bool) -> Any:
     """The last steps of a normalisation of (x, scale, bias), and their inputs; None where a type is another."""
     x, scale, bias = ins[0], ins[1], (*ins, None)[2]
-    given = (scale, *statistics) if not centred else (scale, bias, *statistics)
-    if len(given) < (4 if centred else 2) or any(v is None or v.dtype != x.dtype for v in given):
+    inputs = (scale, *statistics) if not centred else (scale, bias, *statistics)
+    if len(inputs) < (4 if centred else 2) or any(v is None or v.dtype != x.dtype for v in inputs):
         return None
     if centred:
         return RowCentreScale(), (x, *statistics, scale, bias)

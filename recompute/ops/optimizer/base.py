@@ -74,12 +74,12 @@ class Update(Stored, abstract=True):
             raise self.fail("unscale must be f32[]", *inputs)
         self.check_storage(w, len(self.updates) - 1, inputs)
         state = self.state_type(w)
-        given = [inputs[i] if i < len(inputs) else None for i in self.updates[1:]]
-        if any(t is not None and t != state for t in given):
+        states = [inputs[i] if i < len(inputs) else None for i in self.updates[1:]]
+        if any(t is not None and t != state for t in states):
             raise self.fail(f"its state must be {state}", *inputs)
-        while given and given[-1] is None:
-            given.pop()
-        return (w, *[state] * len(given))
+        while states and states[-1] is None:
+            states.pop()
+        return (w, *[state] * len(states))
 
     @property
     def coupled(self) -> float:
@@ -178,8 +178,8 @@ class Update(Stored, abstract=True):
         """`factors` as scalars of the working type."""
         work = DTYPES[work_dtype(TensorType.of(ins[0]))]
         step = None if self.step_at is None else ins[self.step_at].astype(np.float64) + 1.0
-        found = self.factors(np, ins[self.rate_at].astype(np.float64), step)
-        return [f.astype(work) for f in found]
+        factors = self.factors(np, ins[self.rate_at].astype(np.float64), step)
+        return [f.astype(work) for f in factors]
 
     def expand(self, b, *inputs):
         """The same with plain operators, on new values; None where no plain operators store so."""
@@ -205,11 +205,13 @@ class Update(Stored, abstract=True):
             g = b.Mul(g, unscale if work == "f32" else b.Cast(unscale, to=work))
         if self.coupled:
             g = b.Add(g, b.Mul(wide, b.constant(self.coupled, wide)))
-        made = self.formula(b, wide, g, state, factors)
+        results = self.formula(b, wide, g, state, factors)
         if unscale is None:
-            return made
+            return results
         skip = b.Equal(unscale, b.constant(0.0, unscale))
-        return tuple(None if v is None else b.Where(skip, old, v) for old, v in zip((wide, *state), made, strict=True))
+        return tuple(
+            None if v is None else b.Where(skip, old, v) for old, v in zip((wide, *state), results, strict=True)
+        )
 
     def element(self, *inputs):
         """The formulas of its expansion, where scalars are computed in f64, too."""
@@ -224,8 +226,8 @@ class Update(Stored, abstract=True):
         step = None
         if self.step_at is not None:
             step = Number(b, b.Add(f64(inputs[self.step_at]), b.constant(1.0, "f64")))
-        found = self.factors(Formula(b), Number(b, f64(inputs[self.rate_at])), step)
-        return [f.value if work == "f64" else b.Cast(f.value, to=work) for f in found]
+        factors = self.factors(Formula(b), Number(b, f64(inputs[self.rate_at])), step)
+        return [f.value if work == "f64" else b.Cast(f.value, to=work) for f in factors]
 
     def cost(self, ins, outs):
         """`flops_per_element` for each parameter."""
@@ -238,8 +240,8 @@ def _steps(op: Update, states: tuple[bool, ...], factors: int, dtype: str) -> Ar
     numbers = itertools.count()
     w, *state = (argument(next(numbers), dtype) if there else None for there in (True, *states))
     g, *scalars = (argument(next(numbers), dtype) for _ in range(1 + factors))
-    made = op.formula(Elements(), w, g, state, scalars)  # type: ignore[arg-type]
-    return updating_steps([x for x in made if x is not None], dtype)
+    results = op.formula(Elements(), w, g, state, scalars)  # type: ignore[arg-type]
+    return updating_steps([x for x in results if x is not None], dtype)
 
 
 class Number:
@@ -299,33 +301,33 @@ def update_samples(op: Update, draw: Draw, states: int, *extra: bool) -> Iterato
     """A matrix, more than one part of a vector, an empty one, and f32, for (w, g, states..., lr, step?, extra...)."""
 
     def inputs(text: str) -> list[Any]:
-        given: list[Any] = [draw(text), draw(text), *(draw(text, 0.5, 1.0) for _ in range(states))]
-        given.append(np.array(0.125, np.float32))
+        values: list[Any] = [draw(text), draw(text), *(draw(text, 0.5, 1.0) for _ in range(states))]
+        values.append(np.array(0.125, np.float32))
         if op.step_at is not None:
-            given.append(np.array(3, np.int64))
-        return given + [draw(text, 0.5, 0.6) if e else None for e in extra]
+            values.append(np.array(3, np.int64))
+        return values + [draw(text, 0.5, 0.6) if e else None for e in extra]
 
     for text in ("f64[3,4]", "f64[0]", "f64[]", f"f32[{PART + 5}]"):
         yield draw.case(op, *inputs(text))
     for unscale in (0.5, 0.0):
-        given = inputs("f32[7]")
-        given += [None] * (op.unscale_at - len(given))
+        values = inputs("f32[7]")
+        values += [None] * (op.unscale_at - len(values))
         if not unscale:
-            given[1][2] = np.inf
-        yield draw.case(op, *given, np.array(unscale, np.float32))
+            values[1][2] = np.inf
+        yield draw.case(op, *values, np.array(unscale, np.float32))
 
 
 def stored_samples(op: Update, draw: Draw, states: int, *extra: bool) -> Iterator[Any]:
     """The same in bfloat16 with stochastic rounding; for more than a part, with a first element, without any."""
     for shape, first, unscale in ((f"[{PART + 5}]", 6, None), ("[3,5]", 0, 0.5), ("[7]", 0, 0.0), ("[0]", 0, None)):
         rule = dataclasses.replace(op, stochastic=True, seed=2**63 + 5, first=first)
-        given: list[Any] = [draw(f"bf16{shape}"), draw(f"bf16{shape}")]
-        given += [draw(f"bf16{shape}", 0.5, 1.0) for _ in range(states)]
-        given.append(np.array(0.125, np.float32))
-        given += [None] * (rule.unscale_at - len(given))
+        values: list[Any] = [draw(f"bf16{shape}"), draw(f"bf16{shape}")]
+        values += [draw(f"bf16{shape}", 0.5, 1.0) for _ in range(states)]
+        values.append(np.array(0.125, np.float32))
+        values += [None] * (rule.unscale_at - len(values))
         assert rule.counter_at is not None
-        given[rule.counter_at] = np.array(3, np.int64)
+        values[rule.counter_at] = np.array(3, np.int64)
         for i, wanted in zip(rule.updates[states + 1 :], extra, strict=False):
-            given[i] = draw(f"bf16{shape}", 0.5, 0.6) if wanted else None
+            values[i] = draw(f"bf16{shape}", 0.5, 0.6) if wanted else None
         more = [] if unscale is None else [np.array(unscale, np.float32)]
-        yield draw.case(rule, *given, *more, export=False)
+        yield draw.case(rule, *values, *more, export=False)

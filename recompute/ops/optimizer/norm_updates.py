@@ -259,7 +259,7 @@ class SquareSums(Op):
 
     def expand(self, b, *inputs):
         """Zeros behind each input, squares, sums along parts."""
-        found = []
+        sums = []
         for x in inputs:
             wide = x if x.dtype == "f64" else b.Cast(x, to="f64")
             flat = b.Reshape(wide, shape=(x.size,))
@@ -267,8 +267,8 @@ class SquareSums(Op):
             if more:
                 flat = b.Concat(flat, b.fill(0, flat.type.with_shape((more,))), axis=0)
             rows = b.Reshape(flat, shape=(self.parts, flat.size // self.parts))
-            found.append(b.ReduceSum(b.Mul(rows, rows), axes=(1,), keepdims=0))
-        return (b.add_all(found),)
+            sums.append(b.ReduceSum(b.Mul(rows, rows), axes=(1,), keepdims=0))
+        return (b.add_all(sums),)
 
     def axis_factors(self, ins, outs):
         return ()

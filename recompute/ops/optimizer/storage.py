@@ -41,12 +41,12 @@ _TILE = 1024
 def code_book(*, signed: bool) -> Array:
     """The 256 numbers of dynamic tree quantisation, float32 [256], ascending: 0, 1, and for e = 0 ... 6 the middles of
     2ᵉ (2ᵉ⁺¹ without sign) equal parts of [0.1, 1], times 10ᵉ⁻⁶, of both signs if `signed`."""
-    found = [0.0, 1.0]
+    codes = [0.0, 1.0]
     for e in range(7):
         borders = np.linspace(0.1, 1.0, (1 << e if signed else 2 << e) + 1)
         middles = (borders[:-1] + borders[1:]) / 2 * 10.0 ** (e - 6)
-        found += [*middles, *(-middles if signed else ())]
-    return np.array(sorted(found), np.float32)
+        codes += [*middles, *(-middles if signed else ())]
+    return np.array(sorted(codes), np.float32)
 
 
 @functools.cache
@@ -57,10 +57,10 @@ def borders(*, signed: bool) -> Array:
     the next step as large as 1 / epsilon.
     """
     book = code_book(signed=signed)
-    found = (book[:-1] + book[1:]) / np.float32(2)
+    middles = (book[:-1] + book[1:]) / np.float32(2)
     if not signed:
-        found[0] = 0
-    return found
+        middles[0] = 0
+    return middles
 
 
 def blocks(size: int) -> int:
@@ -148,21 +148,21 @@ class Stored(Op, abstract=True):
         """Each element is updated on its own; blocks of 8-bit state, and the stream's words, lie in flat order."""
         if self.eight_bits:
             return None
-        found = aligned(ins, outs)
+        factors = aligned(ins, outs)
         if not self.stochastic:
-            return found
+            return factors
         lead = next((a for a, d in enumerate(need(outs[0]).shape) if d != 1), 0)
-        return (*found[: lead + 1], *needed_whole(found[lead + 1 :]))
+        return (*factors[: lead + 1], *needed_whole(factors[lead + 1 :]))
 
     def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Any:
         """The same words of the stream: those before the slice are left out."""
-        made = super().sliced(factor, start, size, outs)
+        part = super().sliced(factor, start, size, outs)
         if not self.stochastic:
-            return made
+            return part
         place, w = factor.outputs[0], need(outs[0])
         assert isinstance(place, Place)
         before = start * place.inner * math.prod(w.shape[place.axis + 1 :])
-        return dataclasses.replace(cast(Any, made), first=self.first + before)
+        return dataclasses.replace(cast(Any, part), first=self.first + before)
 
     def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
         """ModelError where ONNX has no operators to store so."""
@@ -175,19 +175,19 @@ class Stored(Op, abstract=True):
 
     def load(self, states: Sequence[Array | None], here: slice, rooms: Sequence[Array]) -> list[Array | None]:
         """Elements `here` (a part that begins with a block) of each state in float32, in `rooms`."""
-        found: list[Array | None] = []
+        arrays: list[Array | None] = []
         free = iter(rooms)
         for number, state in enumerate(states):
             if state is None:
-                found.append(None)
+                arrays.append(None)
                 continue
             room = next(free)[: here.stop - here.start]
             if self.eight_bits:
                 decoded(state[here.start // BLOCK : blocks(here.stop)], room, signed=self.signs[number])
             else:
                 room[...] = state.reshape(-1)[here]
-            found.append(room)
-        return found
+            arrays.append(room)
+        return arrays
 
     def store(self, to: Sequence[Array | None], what: Sequence[Array | None], here: slice, step: Array | None) -> None:
         """Stores elements `here` of the parameter and of each state (None: it is absent, or there already)."""

@@ -208,10 +208,10 @@ class AdamUpdate(Update):
         for dtype, shape, stochastic, unscale in [*cases, ("bf16", "257", True, None), ("bf16", "520", True, 0.0)]:
             op = cls(weight_decay=0.1, eight_bits=True, stochastic=stochastic and dtype == "bf16", seed=7)
             w, g = draw(f"{dtype}[{shape}]"), draw(f"{dtype}[{shape}]")
-            given = [w, g, *(_eight_bits(draw, w.size) for _ in range(2)), np.array(0.1, np.float32), np.array(3)]
-            given += [_eight_bits(draw, w.size)] if stochastic else [None]
+            inputs = [w, g, *(_eight_bits(draw, w.size) for _ in range(2)), np.array(0.1, np.float32), np.array(3)]
+            inputs += [_eight_bits(draw, w.size)] if stochastic else [None]
             more = [] if unscale is None else [np.array(unscale, np.float32)]
-            yield draw.case(op, *given, *more, export=False)
+            yield draw.case(op, *inputs, *more, export=False)
 
 
 def _eight_bits(draw: Draw, size: int) -> np.ndarray:

@@ -26,14 +26,14 @@ class Averaging(Pooling, abstract=True):
         """By how many elements each window's sum is divided: one factor for each position along each axis."""
         n = len(w.out)
         end = full(self.pads, 2 * n, 0)[n:]
-        found = []
+        result = []
         for a in range(n):
             low, high = (-w.begin[a], w.inp[a] + end[a]) if self.count_include_pad else (0, w.inp[a])
             starts = [o * w.strides[a] - w.begin[a] for o in range(w.out[a])]
             step, size = w.dilations[a], w.kernel[a]
             inside = [(max(0, -((s - low) // step)), min(size, -((s - high) // step))) for s in starts]
-            found.append([max(last - first, 1) for first, last in inside])
-        return found
+            result.append([max(last - first, 1) for first, last in inside])
+        return result
 
     def divide(self, w: Window, a: Array, out: Array) -> None:
         """a / counts, position by position, into `out`."""
@@ -224,12 +224,12 @@ def lp_normalization(node: ImportedNode) -> Imported:
 @imports("LRN")
 def lrn(node: ImportedNode) -> Imported:
     """x / (bias + alpha / size · Σ x² over `size` neighbouring channels)^beta (Krizhevsky et al. 2012)."""
-    b, x, given = node.builder, node.need(0), node.attributes
-    size = given["size"]
+    b, x, attributes = node.builder, node.need(0), node.attributes
+    size = attributes["size"]
     flat = reshape(b, b.Mul(x, x), (x.shape[0], 1, x.shape[1], math.prod(x.shape[2:])))
     before = (size - 1) // 2
     pads = (before, 0, size - 1 - before, 0)
     mean = b.AveragePool(flat, kernel_shape=(size, 1), pads=pads if any(pads) else (), count_include_pad=1)
-    scaled = b.Mul(reshape(b, mean, x.shape), b.constant(given.get("alpha", 1e-4), x))
-    base = b.Add(scaled, b.constant(given.get("bias", 1.0), x))
-    return b.Mul(x, b.Pow(base, b.constant(-given.get("beta", 0.75), x)))
+    scaled = b.Mul(reshape(b, mean, x.shape), b.constant(attributes.get("alpha", 1e-4), x))
+    base = b.Add(scaled, b.constant(attributes.get("bias", 1.0), x))
+    return b.Mul(x, b.Pow(base, b.constant(-attributes.get("beta", 0.75), x)))

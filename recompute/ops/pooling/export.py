@@ -60,8 +60,8 @@ def export_max_grad(op: Any, g: FunctionWriter, ins: Sequence[str], outs: Sequen
     w = op.window(op.shape, shape[2:])
     flat = (*shape[:2], math.prod(op.shape))
     zeros = g.call("Expand", g.zero(dy), g.ints(flat))
-    given = g.call("Reshape", dy, g.ints((*shape[:2], math.prod(shape[2:]))))
-    summed = g.call("ScatterElements", zeros, _flat_indices(g, w, number), given, axis=2, reduction="add")
+    rows = g.call("Reshape", dy, g.ints((*shape[:2], math.prod(shape[2:]))))
+    summed = g.call("ScatterElements", zeros, _flat_indices(g, w, number), rows, axis=2, reduction="add")
     g.node("Reshape", [summed, g.ints((*shape[:2], *op.shape))], outs)
 
 

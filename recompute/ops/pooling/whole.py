@@ -77,8 +77,8 @@ class GlobalMaxPool(Op, onnx=True):
 
     def axis_factors(self, ins, outs):
         """Images and channels; needed whole where flat indices are wanted, which count through all images."""
-        found = in_step(ins, outs, range(2))
-        return found if outs[1] is None else needed_whole(found)
+        factors = in_step(ins, outs, range(2))
+        return factors if outs[1] is None else needed_whole(factors)
 
     def compute(self, ins, outs, scratch):
         x = ins[0].reshape(ins[0].shape[0], ins[0].shape[1], -1)

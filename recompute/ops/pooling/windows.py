@@ -110,8 +110,8 @@ class MaxPool(Pooling, onnx=True):
 
     def axis_factors(self, ins, outs):
         """Images and channels; needed whole where flat indices are wanted, which count through all images."""
-        found = in_step(ins, outs, range(2))
-        return found if outs[1] is None else needed_whole(found)
+        factors = in_step(ins, outs, range(2))
+        return factors if outs[1] is None else needed_whole(factors)
 
     def scratch(self, ins, outs):
         """Comparison and numbers of a block of planes."""
@@ -120,10 +120,10 @@ class MaxPool(Pooling, onnx=True):
         w = self.window(ins[0].shape[2:], outs[0].shape[2:])
         size = min(block_planes(w), math.prod(ins[0].shape[:2])) * w.positions
         number = window_dtype(w.taps)
-        found = [TensorType("bool", (size,)), TensorType(number, (size,))]
+        types = [TensorType("bool", (size,)), TensorType(number, (size,))]
         if len(outs) < 3 or outs[2] is None:
-            found.append(TensorType(number, (size,)))  # numbers only needed for the indices
-        return tuple(found)
+            types.append(TensorType(number, (size,)))  # numbers only needed for the indices
+        return tuple(types)
 
     def compute(self, ins, outs, scratch):
         """A maximum a tap; numbers grow with the taps, so their maximum is the number of the last improvement."""
@@ -207,14 +207,14 @@ class MaxPool(Pooling, onnx=True):
 
 def _column_major(b, indices, shape):
     """Indices into images of `shape` with the first spatial axis running fastest."""
-    rest, stride, found = indices, math.prod(shape), None
+    rest, stride, index = indices, math.prod(shape), None
     for size in reversed(shape):
         stride //= size
         above = b.Div(rest, b.constant(size, "i64"))
         digit = b.Sub(rest, b.Mul(above, b.constant(size, "i64")))
         part = b.Mul(digit, b.constant(stride, "i64"))
-        found, rest = part if found is None else b.Add(found, part), above
-    return b.Add(found, b.Mul(rest, b.constant(math.prod(shape), "i64")))
+        index, rest = part if index is None else b.Add(index, part), above
+    return b.Add(index, b.Mul(rest, b.constant(math.prod(shape), "i64")))
 
 
 def _pool_samples(cls: Any) -> list[tuple[Any, str]]:

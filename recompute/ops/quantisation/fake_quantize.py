@@ -20,13 +20,13 @@ class _Quantizer(Elementwise, abstract=True):
     floats = True
 
     def infer(self, *inputs):
-        found = super().infer(*inputs)
+        types = super().infer(*inputs)
         x = inputs[0]
         if x.dtype not in ("f32", "f64") or broadcast(self, *inputs) != x.shape:
             raise self.fail("needs float32 or float64, and a scale and zero point that broadcast to x", *inputs)
         if self.low >= self.high:
             raise self.fail(f"low {self.low} is not below high {self.high}", *inputs)
-        return found
+        return types
 
 
 @dataclass(frozen=True)

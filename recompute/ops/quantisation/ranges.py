@@ -1,4 +1,4 @@
-"""Ranges of values that are quantized: moving averages of what steps saw, and the scales and zero points from them."""
+"""Ranges of values that are quantised: moving averages of what steps saw, and the scales and zero points from them."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class Draw(Op, abstract=True):
         """The outermost axis, whose slices are elements one after the other; the others are needed whole."""
         y = need(outs[0])
         lead = next((a for a, d in enumerate(y.shape) if d != 1), 0)
-        found = aligned(ins, outs)
-        return (*found[: lead + 1], *needed_whole(found[lead + 1 :]))
+        factors = aligned(ins, outs)
+        return (*factors[: lead + 1], *needed_whole(factors[lead + 1 :]))
 
     def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Any:
         """The same numbers: those before the slice are left out."""

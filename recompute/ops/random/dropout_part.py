@@ -51,9 +51,9 @@ class DropoutPart(Draw):
     def axis_factors(self, ins, outs):
         """The outermost axis, if each of its slices has whole runs; the others are needed whole."""
         lead = next((a for a, d in enumerate(ins[0].shape) if d != 1), 0)
-        found = aligned(ins, outs)
+        factors = aligned(ins, outs)
         whole = math.prod(ins[0].shape[lead + 1 :]) % self.run == 0
-        return (*found[: lead + whole], *needed_whole(found[lead + whole :]))
+        return (*factors[: lead + whole], *needed_whole(factors[lead + whole :]))
 
     def sliced(self, factor, start, size, outs):
         """The same numbers: those of the runs before the slice are left out."""
@@ -81,9 +81,9 @@ class DropoutPart(Draw):
 
 def part_of(op: Any, place: Place, rank: int, n: int, shape: tuple[int, ...]) -> DropoutPart | None:
     """Dropout on a rank's part of a tensor of `shape` that is cut at `place` among n ranks; None if it cannot be."""
-    own = place.inner * math.prod(shape[place.axis + 1 :])
+    length = place.inner * math.prod(shape[place.axis + 1 :])
     if isinstance(op, Dropout):
-        return DropoutPart(op.ratio, op.seed, op.first + rank * own, own, n * own)
-    if isinstance(op, DropoutPart) and op.run == n * own:
-        return dataclasses.replace(op, first=op.first + rank * own, run=own)
+        return DropoutPart(op.ratio, op.seed, op.first + rank * length, length, n * length)
+    if isinstance(op, DropoutPart) and op.run == n * length:
+        return dataclasses.replace(op, first=op.first + rank * length, run=length)
     return None

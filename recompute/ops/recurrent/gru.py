@@ -55,7 +55,7 @@ class GRU(Recurrent):
 
     def compute(self, ins, outs, scratch):
         """One direction after the other; biases of both products together, where they may be."""
-        x, w, _, bias, *_ = given = filled(ins, 6)
+        x, w, _, bias, *_ = inputs = filled(ins, 6)
         n = self.hidden_size
         for d in range(self.directions):
             total = None
@@ -65,7 +65,7 @@ class GRU(Recurrent):
                 joined = 2 * n if self.linear_before_reset else 3 * n
                 np.add(total[:joined], bias[d, 3 * n : 3 * n + joined], out=total[:joined])
             self.project(x, w[d], total, scratch[0])
-            self._run(d, given, filled(outs, 3), scratch)
+            self._run(d, inputs, filled(outs, 3), scratch)
 
     def _run(self, d, given, outs, scratch):
         _, _, r, bias, lengths, h0 = given
@@ -145,9 +145,9 @@ class GRUGrad(RecurrentGrad):
 
     def scratch(self, ins, outs):
         """The steps read the states before them too."""
-        found = self.rooms(ins, outs, self.forward().width, 5)
-        found[1] = ins[0].with_shape((*ins[0].shape[:2], self.hidden_size))
-        return found
+        types = self.rooms(ins, outs, self.forward().width, 5)
+        types[1] = ins[0].with_shape((*ins[0].shape[:2], self.hidden_size))
+        return types
 
     def bias_gradient(self, dg, db, width):
         super().bias_gradient(dg, db, width)

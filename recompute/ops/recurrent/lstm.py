@@ -48,7 +48,7 @@ class LSTM(Recurrent):
         return (*map(x.with_shape, shapes), active_rows(x, lengths))
 
     def compute(self, ins, outs, scratch):
-        x, w, _, bias, *_ = given = filled(ins, 8)
+        x, w, _, bias, *_ = inputs = filled(ins, 8)
         gates = filled(outs, 5)[3]
         for d in range(self.directions):
             pre = scratch[0] if gates is None else gates[d]
@@ -56,7 +56,7 @@ class LSTM(Recurrent):
             if bias is not None:
                 total = np.add(bias[d, : w.shape[1]], bias[d, w.shape[1] :], out=scratch[5])
             self.project(x, w[d], total, pre)
-            self._run(d, pre, given, filled(outs, 5), scratch)
+            self._run(d, pre, inputs, filled(outs, 5), scratch)
 
     def _run(self, d, pre, given, outs, scratch):
         """The steps of one direction on the gates' inputs `pre`."""
@@ -138,8 +138,8 @@ class LSTMGrad(RecurrentGrad):
     of = LSTM
 
     def scratch(self, ins, outs):
-        *found, active = self.rooms(ins, outs, 4 * self.hidden_size, 4)
-        return [*found, ins[0].with_shape((self.hidden_size,)), active]
+        *types, active = self.rooms(ins, outs, 4 * self.hidden_size, 4)
+        return [*types, ins[0].with_shape((self.hidden_size,)), active]
 
     def run_back(self, d, ins, outs, scratch):
         (_, _, r, _, lengths, _, c0, p), (_, gates, cells), (dy, dh_last, dc_last) = self.parts(ins)

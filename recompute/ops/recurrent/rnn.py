@@ -31,17 +31,17 @@ class RNN(Recurrent):
         return super().infer(*inputs)
 
     def onnx_attributes(self):
-        found = super().onnx_attributes()
-        activation = found.pop("activation")
-        return {**found, "activations": [activation] * self.directions}
+        attributes = super().onnx_attributes()
+        activation = attributes.pop("activation")
+        return {**attributes, "activations": [activation] * self.directions}
 
     @classmethod
     def more(cls, node):
         count = DIRECTIONS.get(node.attributes.get("direction", "forward"), 1)
-        found = {str(a).capitalize() for a in node.attributes.get("activations", ("Tanh",) * count)}
-        if len(found) != 1 or not found.issubset(ACTIVATIONS):
-            raise node.fail(f"has activations {sorted(found)}; one of {', '.join(ACTIVATIONS)} is supported")
-        return (found.pop(),)
+        activations = {str(a).capitalize() for a in node.attributes.get("activations", ("Tanh",) * count)}
+        if len(activations) != 1 or not activations.issubset(ACTIVATIONS):
+            raise node.fail(f"has activations {sorted(activations)}; one of {', '.join(ACTIVATIONS)} is supported")
+        return (activations.pop(),)
 
     def scratch(self, ins, outs):
         """Inputs' part, a product, the state, the bias, rows that are active."""

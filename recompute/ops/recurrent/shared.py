@@ -102,10 +102,10 @@ class Recurrent(Op, abstract=True):
             return super().gradient(b, ins, outs, grads)
         op = GRADIENTS[self.name](**self.options())
         kept = [outs[0], *outs[self.onnx_outputs :]]
-        given = [*filled(ins, self.arity), *kept, *grads[: self.onnx_outputs]]
-        found = list(b.emit(op, *given, want=self.arity - 1))
-        found.insert(4, None)  # lengths
-        return [None if v is None else g for v, g in zip(ins, found, strict=False)]
+        inputs = [*filled(ins, self.arity), *kept, *grads[: self.onnx_outputs]]
+        gradients = list(b.emit(op, *inputs, want=self.arity - 1))
+        gradients.insert(4, None)  # lengths
+        return [None if v is None else g for v, g in zip(ins, gradients, strict=False)]
 
     def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
         """ONNX's own operator, unless what the gradient needs is asked for: then the unrolled form."""
@@ -170,37 +170,37 @@ class Recurrent(Op, abstract=True):
     @classmethod
     def from_onnx(cls, node: ImportedNode) -> Imported:
         """Batch-first layouts by transposing; zero initial states and full lengths are left out."""
-        given = node.attributes
-        if given.get("clip"):
+        attributes = node.attributes
+        if attributes.get("clip"):
             raise node.fail("clips its gates, which is not supported")
-        batch_first = bool(given.get("layout", 0))
+        batch_first = bool(attributes.get("layout", 0))
         x_type = node.need_type(0)
         steps = x_type.shape[1 if batch_first else 0]
         inputs = [None if _absent(node, i, steps) else node.input(i) for i in range(cls.arity)]
-        hidden = given.get("hidden_size") or node.need_type(2).shape[-1]
+        hidden = attributes.get("hidden_size") or node.need_type(2).shape[-1]
         make: Any = cls
-        op = make(hidden, given.get("direction", "forward"), *cls.more(node))
+        op = make(hidden, attributes.get("direction", "forward"), *cls.more(node))
         if batch_first:
             for i, perm in ((0, (1, 0, 2)), (5, (1, 0, 2)), (6, (1, 0, 2))):
                 if i < len(inputs) and inputs[i] is not None:
                     inputs[i] = node.builder.Transpose(inputs[i], perm=perm)
         want = max((i + 1 for i in range(cls.onnx_outputs) if node.wants(i)), default=1)
         if node.unrolled(steps):
-            made = unrolled(op, node.builder, inputs, node.base, want)
+            results = unrolled(op, node.builder, inputs, node.base, want)
         else:
-            made = node.emit(op, *inputs, want=want)
-            made = list(made) if isinstance(made, tuple) else [made]
+            results = node.emit(op, *inputs, want=want)
+            results = list(results) if isinstance(results, tuple) else [results]
         if batch_first:
-            made = [node.builder.Transpose(v, perm=(1, 0, 2) if i else (2, 0, 1, 3)) for i, v in enumerate(made)]
-        return tuple(made)
+            results = [node.builder.Transpose(v, perm=(1, 0, 2) if i else (2, 0, 1, 3)) for i, v in enumerate(results)]
+        return tuple(results)
 
     @classmethod
     def more(cls, node: ImportedNode) -> tuple[Any, ...]:
         """Further attributes; a ModelError where activations are not the default ones."""
         wanted = cls.default_activations * DIRECTIONS.get(node.attributes.get("direction", "forward"), 1)
-        found = tuple(str(a).capitalize() for a in node.attributes.get("activations", wanted))
-        if found != tuple(wanted):
-            raise node.fail(f"has activations {list(found)}; only {list(wanted)} are supported")
+        activations = tuple(str(a).capitalize() for a in node.attributes.get("activations", wanted))
+        if activations != tuple(wanted):
+            raise node.fail(f"has activations {list(activations)}; only {list(wanted)} are supported")
         return ()
 
     default_activations: ClassVar[tuple[str, ...]] = ()
@@ -208,12 +208,12 @@ class Recurrent(Op, abstract=True):
 
 def _absent(node: ImportedNode, i: int, steps: int) -> bool:
     """Whether optional input `i` says nothing: full sequence lengths, or a state that starts at zero."""
-    known = node.constant(i)
-    if known is None or i < 4:
+    lengths = node.constant(i)
+    if lengths is None or i < 4:
         return node.type(i) is None
     if i == 4:
-        return bool((known == steps).all())
-    return node.origin(i) != "initializer" and not known.any()
+        return bool((lengths == steps).all())
+    return node.origin(i) != "initializer" and not lengths.any()
 
 
 #: operator → its gradient operator
@@ -263,8 +263,8 @@ class RecurrentGrad(Op, abstract=True):
         op = self.forward()
         kept = len(op.kept(1, 1))
         results = [2] * (1 + kept), [2, *[1] * (op.onnx_outputs - 1)]
-        given = [*([1, None] if op.arity > 6 else []), *results[0], *results[1]]
-        return (batch_factor(ins, given, [1, SUM, SUM, SUM, 1, 1, SUM]),)
+        axes = [*([1, None] if op.arity > 6 else []), *results[0], *results[1]]
+        return (batch_factor(ins, axes, [1, SUM, SUM, SUM, 1, 1, SUM]),)
 
     def cost(self, ins: Types, outs: Types) -> Cost:
         return Cost(2 * self.forward().cost(ins, outs).flops, super().cost(ins, outs).bytes)
@@ -273,17 +273,17 @@ class RecurrentGrad(Op, abstract=True):
         """The operator's inputs, what it made (Y first), the gradients that flow in."""
         op = self.of
         kept = 1 + len(self.forward().kept(1, 1))
-        given = filled(ins, op.arity + kept + op.onnx_outputs)
-        return given[: op.arity], given[op.arity : op.arity + kept], given[op.arity + kept :]
+        values = filled(ins, op.arity + kept + op.onnx_outputs)
+        return values[: op.arity], values[op.arity : op.arity + kept], values[op.arity + kept :]
 
     def expand(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
         """The unrolled operator, differentiated; no gradients of inputs that are absent."""
-        given, _, grads = self.parts(inputs)
-        found = [*b.gradient_of_expansion(self.forward(), given, grads)]
-        for i, (v, g) in enumerate(zip(given, found, strict=True)):
+        operands, _, grads = self.parts(inputs)
+        gradients = [*b.gradient_of_expansion(self.forward(), operands, grads)]
+        for i, (v, g) in enumerate(zip(operands, gradients, strict=True)):
             if g is None and v is not None and v.type.is_float:
-                found[i] = b.fill(0.0, v)
-        return (*found[:4], *found[5:])
+                gradients[i] = b.fill(0.0, v)
+        return (*gradients[:4], *gradients[5:])
 
     def rooms(self, ins: Sequence[Any], outs: Types, width: int, states: int) -> list[TensorType]:
         """The temporaries that all have: gates' gradients, of `width` columns, the states before each step, x's second
@@ -301,15 +301,15 @@ class RecurrentGrad(Op, abstract=True):
 
     def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Each direction: the steps from the last to the first, then matrix products over all of them."""
-        given, made, _ = self.parts(ins)
-        x, w = given[:2]
+        operands, saved, _ = self.parts(ins)
+        x, w = operands[:2]
         outs = filled(outs, 7)
         for d in range(w.shape[0]):
             self.run_back(d, ins, outs, scratch)
             flat = scratch[0].reshape(-1, scratch[0].shape[2])
             self.input_gradients(d, flat[:, : w.shape[1]], x, w, outs, scratch[2])
             if outs[2] is not None:
-                self.state_gradients(d, flat, given, made, outs[2][d], scratch)
+                self.state_gradients(d, flat, operands, saved, outs[2][d], scratch)
             if outs[3] is not None:
                 self.bias_gradient(flat, outs[3][d], w.shape[1])
 
@@ -385,17 +385,17 @@ def sample_inputs(draw: Draw, op: Recurrent, optional: Sequence[int], dtype: str
     d, h, g = op.directions, op.hidden_size, op.gates * op.hidden_size
     shapes = [(steps, batch, features), (d, g, features), (d, g, h), (d, 2 * g), None, (d, batch, h), (d, batch, h)]
     shapes.append((d, 3 * h))
-    found: list[np.ndarray | None] = []
+    arrays: list[np.ndarray | None] = []
     for i, shape in enumerate(shapes[: op.arity]):
         if i > 2 and i not in optional:
-            found.append(None)
+            arrays.append(None)
         elif shape is None:
-            found.append(np.array([steps, 2], np.int32)[:batch])
+            arrays.append(np.array([steps, 2], np.int32)[:batch])
         else:
-            found.append(draw(f"{dtype}[{','.join(map(str, shape))}]"))
-    while found[-1] is None:
-        found.pop()
-    return found
+            arrays.append(draw(f"{dtype}[{','.join(map(str, shape))}]"))
+    while arrays[-1] is None:
+        arrays.pop()
+    return arrays
 
 
 def recurrent_samples(draw: Draw, ops: Sequence[Recurrent]) -> Iterator[Case]:

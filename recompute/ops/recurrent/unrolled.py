@@ -52,14 +52,14 @@ class _Once:
         self._made: dict[Any, Any] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        made = getattr(self._b, name)
+        method = getattr(self._b, name)
         if not name[:1].isupper():
-            return made
+            return method
 
         def apply(*inputs: Any, **attributes: Any) -> Any:
             key = (name, tuple(v and v.name for v in inputs), tuple(sorted(attributes.items())))
             if key not in self._made:
-                self._made[key] = made(*inputs, **attributes)
+                self._made[key] = method(*inputs, **attributes)
             return self._made[key]
 
         return apply
@@ -104,7 +104,7 @@ def _direction(
     state = [zero if h is None else h]
     if op.onnx_outputs == 3:
         state.append(zero if not others or others[0] is None else others[0])
-    found: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     for t in op.order(d, steps):
         b.prefix = f"{base}/{t}"
         new, _ = op.step(once, rows[t], state, r, biases, others[1] if len(others) > 1 else None)
@@ -115,9 +115,9 @@ def _direction(
             y = b.Where(active, y, zero)
         for v, what in zip(new, "hc", strict=False):
             names.setdefault(v.name, b.names.take(f"{base}/{t}/{what}"))
-        found[t], state = y, new
+        values[t], state = y, new
     b.prefix = base
     if not steps:
         return [b.Fill(dtype=x.dtype, shape=(0, 1, batch, n)), *(reshape(b, s, (1, batch, n)) for s in state)]
-    y = b.Reshape(joint(b, [found[t] for t in range(steps)]), shape=(steps, 1, batch, n))
+    y = b.Reshape(joint(b, [values[t] for t in range(steps)]), shape=(steps, 1, batch, n))
     return [y, *(b.Reshape(s, shape=(1, batch, n)) for s in state)]

@@ -50,11 +50,11 @@ class Reduce(Op, abstract=True):
         x = need(ins[0])
         reduced = normal_axes(self.axes, x.ndim, self)
         kept = [a for a in range(x.ndim) if self.keepdims or a not in reduced]
-        found = [factor(x.shape[a], [a], [i]) for i, a in enumerate(kept) if a not in reduced]
+        factors = [factor(x.shape[a], [a], [i]) for i, a in enumerate(kept) if a not in reduced]
         if self.partial:
             shares = (0,) if self.divides else ()
-            found += [factor(x.shape[a], [a], [self.partial], shares) for a in reduced]
-        return tuple(found)
+            factors += [factor(x.shape[a], [a], [self.partial], shares) for a in reduced]
+        return tuple(factors)
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """The prepared elements, and wider results."""

@@ -44,10 +44,10 @@ class Reference(Op):
         if self.kind == "ImageDecoder":
             pixels_of(feed["x0"])
         try:
-            found = _evaluator(self.node, self.opset).run(None, feed)
+            results = _evaluator(self.node, self.opset).run(None, feed)
         except Exception as e:
             raise ValueError(f"{self.kind}: ONNX's evaluator cannot run it: {e}") from None
-        for i, (out, result) in enumerate(zip(outs, found, strict=True)):
+        for i, (out, result) in enumerate(zip(outs, results, strict=True)):
             result = np.asarray(result)
             if result.shape != out.shape or result.dtype != out.dtype:
                 raise ModelError(f"{self.kind}: output {i} is {result.dtype}{list(result.shape)}, not {self.types[i]}")

@@ -14,12 +14,12 @@ def gradient(node: ImportedNode) -> Imported:
     """
     b: Builder = node.builder
     names = [*node.attributes["xs"], *node.attributes.get("zs", ())]
-    given = [node.name(i) for i in range(len(names))]
-    if names != given:
-        raise node.fail(f"its inputs are {given}, not the values that y depends on: {names}")
+    inputs = [node.name(i) for i in range(len(names))]
+    if names != inputs:
+        raise node.fail(f"its inputs are {inputs}, not the values that y depends on: {names}")
     y = node.named(node.attributes["y"])
     wanted = [node.need(i) for i in range(len(node.attributes["xs"]))]
     before = list(b.operators)
-    found, changed = reverse(b, before, {y.name: b.fill(1.0, y)}, wanted)
+    gradients, changed = reverse(b, before, {y.name: b.fill(1.0, y)}, wanted)
     b.operators[: len(before)] = changed
-    return tuple(found[v.name] if v.name in found else b.fill(0.0, v) for v in wanted)
+    return tuple(gradients[v.name] if v.name in gradients else b.fill(0.0, v) for v in wanted)

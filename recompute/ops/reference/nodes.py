@@ -82,12 +82,12 @@ def check_trees(node: onnx.NodeProto) -> None:
     """
     if node.domain != "ai.onnx.ml" or not node.op_type.startswith("TreeEnsemble"):
         return
-    given = {a.name: _listed(a) for a in node.attribute}
+    attributes = {a.name: _listed(a) for a in node.attribute}
     if node.op_type == "TreeEnsemble":
-        children = _children_by_place(given)
-        roots = [int(r) for r in given.get("tree_roots", [])]
+        children = _children_by_place(attributes)
+        roots = [int(r) for r in attributes.get("tree_roots", [])]
     else:
-        children, roots = _children_by_name(given)
+        children, roots = _children_by_name(attributes)
     seen: set[Any] = set()
     todo: list[Any] = list(dict.fromkeys(roots))
     while todo:
@@ -106,28 +106,28 @@ def _listed(a: Any) -> list[Any]:
     return list(a.ints or a.strings or a.floats)
 
 
-def _children_by_place(given: dict[str, list[Any]]) -> dict[Any, list[Any]]:
-    found: dict[Any, list[Any]] = {}
+def _children_by_place(attributes: dict[str, list[Any]]) -> dict[Any, list[Any]]:
+    children: dict[Any, list[Any]] = {}
     for side in ("true", "false"):
-        ids, leaves = given.get(f"nodes_{side}nodeids", []), given.get(f"nodes_{side}leafs", [])
+        ids, leaves = attributes.get(f"nodes_{side}nodeids", []), attributes.get(f"nodes_{side}leafs", [])
         for i, (child, leaf) in enumerate(zip(ids, leaves, strict=False)):
             if not leaf:
-                found.setdefault(i, []).append(int(child))
-    return found
+                children.setdefault(i, []).append(int(child))
+    return children
 
 
-def _children_by_name(given: dict[str, list[Any]]) -> tuple[dict[Any, list[Any]], list[Any]]:
-    trees, names = given.get("nodes_treeids", []), given.get("nodes_nodeids", [])
-    modes = given.get("nodes_modes", [])
-    yes, no = given.get("nodes_truenodeids", []), given.get("nodes_falsenodeids", [])
-    found: dict[Any, list[Any]] = {}
+def _children_by_name(attributes: dict[str, list[Any]]) -> tuple[dict[Any, list[Any]], list[Any]]:
+    trees, names = attributes.get("nodes_treeids", []), attributes.get("nodes_nodeids", [])
+    modes = attributes.get("nodes_modes", [])
+    yes, no = attributes.get("nodes_truenodeids", []), attributes.get("nodes_falsenodeids", [])
+    children: dict[Any, list[Any]] = {}
     roots: dict[Any, Any] = {}
     for tree, name, mode, a, b in zip(trees, names, modes, yes, no, strict=False):
-        if (tree, name) in found:
+        if (tree, name) in children:
             raise ModelError(f"its tree {tree} has two nodes {name}")
         roots.setdefault(tree, (tree, name))
-        found[tree, name] = [] if mode == b"LEAF" else [(tree, a), (tree, b)]
-    return found, list(roots.values())
+        children[tree, name] = [] if mode == b"LEAF" else [(tree, a), (tree, b)]
+    return children, list(roots.values())
 
 
 def pixels_of(encoded: np.ndarray) -> int:

@@ -74,14 +74,14 @@ class CustomGradient(Op):
         for c in block.constants:
             values[c.value.name] = b.constant(c.numpy(), c.value)
         for o in block.operators:
-            made = b.emit(o.op, *(None if v is None else values[v.name] for v in o.inputs), want=len(o.outputs))
-            for v, new in zip(o.outputs, made if isinstance(made, tuple) else (made,), strict=True):
+            results = b.emit(o.op, *(None if v is None else values[v.name] for v in o.inputs), want=len(o.outputs))
+            for v, new in zip(o.outputs, results if isinstance(results, tuple) else (results,), strict=True):
                 if v is not None:
                     values[v.name] = new
-        found: list[Any] = [None] * len(ins)
+        gradients: list[Any] = [None] * len(ins)
         for i, name in zip(self.of, block.outputs, strict=True):
-            found[self.count + i] = values[name]
-        return found
+            gradients[self.count + i] = values[name]
+        return gradients
 
     @classmethod
     def samples(cls, draw):
@@ -110,13 +110,13 @@ def custom_gradient(node: ImportedNode) -> Imported:
     if None in node.inputs or len(flowing) != count or not pairs or len(pairs) % 2:
         raise node.fail("its inputs are not values, their gradients, and pairs of an input and its gradient")
     targets, grads = pairs[::2], pairs[1::2]
-    own = {v.name for v in flowing}
+    names = {v.name for v in flowing}
     for o in b.operators:
-        if any(v.name in own for v in o.reads()):
-            own.update(v.name for v in o.writes())
-    made = [o for o in b.operators if any(v.name in own for v in o.writes()) and not isinstance(o.op, Cotangent)]
-    body = leading_to(made, grads)
-    b.operators = [o for o in b.operators if not any(v.name in own for v in o.writes())]
+        if any(v.name in names for v in o.reads()):
+            names.update(v.name for v in o.writes())
+    operators = [o for o in b.operators if any(v.name in names for v in o.writes()) and not isinstance(o.op, Cotangent)]
+    body = leading_to(operators, grads)
+    b.operators = [o for o in b.operators if not any(v.name in names for v in o.writes())]
     written = {v.name for o in body for v in o.writes()} | {v.name for v in flowing}
     constants = [c for c in b.constants if any(v.name == c.value.name for o in body for v in o.reads())]
     inner = written | {c.value.name for c in constants}

@@ -45,10 +45,10 @@ class Concat(Move, onnx=True):
     def axis_factors(self, ins, outs):
         """All but the joined one, of which equal inputs share an inner part."""
         axis, size = normal_axis(self.axis, ins[0].ndim, self), ins[0].shape[normal_axis(self.axis, ins[0].ndim, self)]
-        found = in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
+        factors = in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
         if any(t.shape[axis] != size for t in ins):
-            return found
-        return (*found, factor(size, [axis] * len(ins), [Place(axis, outer=len(ins))]))
+            return factors
+        return (*factors, factor(size, [axis] * len(ins), [Place(axis, outer=len(ins))]))
 
     def compute(self, ins, outs, scratch):
         axis, at = self.axis % outs[0].ndim, 0
@@ -65,20 +65,20 @@ class Concat(Move, onnx=True):
 
     def gradient(self, b, ins, outs, grads):
         """The parts of dy, each by itself: those that nobody needs are never made."""
-        axis, at, found = self.axis % ins[0].ndim, 0, []
+        axis, at, parts = self.axis % ins[0].ndim, 0, []
         for v in ins:
             end = at + v.shape[axis]
-            found.append(b.Slice(grads[0], starts=(at,), ends=(end,), axes=(axis,)))
+            parts.append(b.Slice(grads[0], starts=(at,), ends=(end,), axes=(axis,)))
             at = end
-        return found
+        return parts
 
     @classmethod
     def from_onnx(cls, node):
         """A single input is that input; inputs without elements along the axis are left out."""
-        given = [x for x in node.inputs if x is not None]
+        values = [x for x in node.inputs if x is not None]
         axis = node.attributes.get("axis", 1)
-        inputs = [x for x in given if x.ndim == 0 or x.shape[normal_axis(axis, x.ndim, cls(axis))]] or given[:1]
-        cls(axis).infer(*(x.type for x in given))
+        inputs = [x for x in values if x.ndim == 0 or x.shape[normal_axis(axis, x.ndim, cls(axis))]] or values[:1]
+        cls(axis).infer(*(x.type for x in values))
         return inputs[0] if len(inputs) == 1 else node.emit(cls(axis), *inputs)
 
     @classmethod
@@ -115,17 +115,17 @@ class Split(Move):
     def axis_factors(self, ins, outs):
         """All but the one that is cut, of which equal parts share an inner part."""
         axis = normal_axis(self.axis, ins[0].ndim, self)
-        found = in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
+        factors = in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
         if len(set(self.sizes)) != 1:
-            return found
-        return (*found, factor(self.sizes[0], [Place(axis, outer=len(self.sizes))], [axis] * len(self.sizes)))
+            return factors
+        return (*factors, factor(self.sizes[0], [Place(axis, outer=len(self.sizes))], [axis] * len(self.sizes)))
 
     def sliced(self, factor, start, size, outs):
         """Smaller parts, where the index is inside of the axis that is cut."""
         axis = self.axis % next(t.ndim for t in outs if t is not None)
         inside = any(isinstance(p, Place) and p.axis == axis for p in factor.outputs)
-        made = next(t.shape[axis] for t in outs if t is not None)
-        return dataclasses.replace(self, sizes=(made,) * len(self.sizes)) if inside else self
+        length = next(t.shape[axis] for t in outs if t is not None)
+        return dataclasses.replace(self, sizes=(length,) * len(self.sizes)) if inside else self
 
     def compute(self, ins, outs, scratch):
         axis, at = self.axis % ins[0].ndim, 0

@@ -135,11 +135,11 @@ class Pad(Move):
 
 def _for_all_axes(pads: Sequence[int], axes: Sequence[int], ndim: int, op: Pad) -> list[int]:
     """Pads given for some axes, written out for all."""
-    found = [0] * (2 * ndim)
+    result = [0] * (2 * ndim)
     for i, axis in enumerate(axes):
         at = normal_axis(int(axis), ndim, op)
-        found[at], found[ndim + at] = pads[i], pads[len(axes) + i]
-    return found
+        result[at], result[ndim + at] = pads[i], pads[len(axes) + i]
+    return result
 
 
 @dataclass(frozen=True)

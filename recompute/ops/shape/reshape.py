@@ -140,8 +140,8 @@ class Cast(Elementwise):
     def samples(cls, draw):
         yield draw.case(cls(to="f32"), draw("f64[2,3]"), tolerance=1e-3)
         yield draw.case(cls(to="f64"), draw("f32[2,3]"))
-        for to, given in (("i2", "u4"), ("u4", "i2"), ("f8e4m3fn", "f8e8m0"), ("f8e8m0", "i4")):
-            numbers = draw.ints("i8[5]", 1, 2).astype(DTYPES[given])
+        for to, source in (("i2", "u4"), ("u4", "i2"), ("f8e4m3fn", "f8e8m0"), ("f8e8m0", "i4")):
+            numbers = draw.ints("i8[5]", 1, 2).astype(DTYPES[source])
             yield draw.case(cls(to=to), numbers, gradient=False, export=False)
         yield draw.case(cls(to="i32"), draw("f32[2,3]", -5, 5))
         yield draw.case(cls(to="bool"), draw.ints("i64[4]", 0, 2))
@@ -209,9 +209,9 @@ class Reshape(Move):
 
 def resolve(wanted: Sequence[int], x: Value, node: ImportedNode) -> tuple[int, ...]:
     """Replaces one -1 by what is left."""
-    known = math.prod(d for d in wanted if d != -1)
-    if wanted.count(-1) == 1 and known and x.size % known == 0:
-        wanted = [x.size // known if d == -1 else d for d in wanted]
+    product = math.prod(d for d in wanted if d != -1)
+    if wanted.count(-1) == 1 and product and x.size % product == 0:
+        wanted = [x.size // product if d == -1 else d for d in wanted]
     if math.prod(wanted) != x.size or min(wanted, default=0) < 0:
         raise node.fail(f"cannot reshape {x.type} to {list(wanted)}")
     return tuple(int(d) for d in wanted)

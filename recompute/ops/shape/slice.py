@@ -31,11 +31,11 @@ class Sliced(Move, abstract=True):
 
     def index(self, shape: Sequence[int]) -> tuple[slice, ...]:
         """The index that takes the slice from a tensor of `shape`."""
-        found = [slice(None)] * len(shape)
+        slices = [slice(None)] * len(shape)
         steps = self.steps or (1,) * len(self.starts)
         for start, end, axis, step in zip(self.starts, self.ends, self.axes, steps, strict=True):
-            found[normal_axis(axis, len(shape), self)] = slice(start, end, step)
-        return tuple(found)
+            slices[normal_axis(axis, len(shape), self)] = slice(start, end, step)
+        return tuple(slices)
 
     def taken(self, shape: Sequence[int]) -> list[range]:
         """The positions taken along each axis of a tensor of `shape`."""
@@ -91,9 +91,9 @@ class Slice(Sliced):
     @classmethod
     def from_onnx(cls, node):
         """Everything but the data must be known; a slice that takes all is left out."""
-        x, given = node.need(0), node.attributes
-        if "starts" in given:
-            starts, ends, axes, steps = given["starts"], given["ends"], given.get("axes"), None
+        x, attributes = node.need(0), node.attributes
+        if "starts" in attributes:
+            starts, ends, axes, steps = attributes["starts"], attributes["ends"], attributes.get("axes"), None
         else:
             starts = node.need_constant(1, "starts").reshape(-1).tolist()
             ends = node.need_constant(2, "ends").reshape(-1).tolist()

@@ -34,9 +34,9 @@ def taps(mode: str, order: int) -> tuple[tuple[int, tuple[float, ...]], ...]:
     """
     t = np.poly1d([1.0, 0.0])
     if mode == "nearest":
-        found = {0: np.poly1d([1.0])}
+        weights = {0: np.poly1d([1.0])}
     elif mode == "linear":
-        found = {0: 1 - t, 1: t}
+        weights = {0: 1 - t, 1: t}
     else:
         a = -0.75
 
@@ -46,8 +46,8 @@ def taps(mode: str, order: int) -> tuple[tuple[int, tuple[float, ...]], ...]:
         def far(s: Any) -> Any:
             return ((a * s - 5 * a) * s + 8 * a) * s - 4 * a
 
-        found = {-1: far(t + 1), 0: near(t), 1: near(1 - t), 2: far(2 - t)}
-    return tuple((k, tuple(w.deriv(order).coeffs.tolist() if order else w.coeffs.tolist())) for k, w in found.items())
+        weights = {-1: far(t + 1), 0: near(t), 1: near(1 - t), 2: far(2 - t)}
+    return tuple((k, tuple(w.deriv(order).coeffs.tolist() if order else w.coeffs.tolist())) for k, w in weights.items())
 
 
 @dataclass(frozen=True)
@@ -296,9 +296,9 @@ class GridSample(Sampling):
     @classmethod
     def from_onnx(cls, node):
         """Names of opset 16 and 20; other element types in f32 (integers f64)."""
-        given = node.attributes
-        mode = given.get("mode", "linear")
-        options = {k: given[k] for k in ("padding_mode", "align_corners") if k in given}
+        attributes = node.attributes
+        mode = attributes.get("mode", "linear")
+        options = {k: attributes[k] for k in ("padding_mode", "align_corners") if k in attributes}
         x, grid = node.inputs
         b, kind = node.builder, x.dtype if x.dtype in ("f32", "f64") else ("f32" if x.type.is_float else "f64")
         wide = x if kind == x.dtype else b.Cast(x, to=kind)

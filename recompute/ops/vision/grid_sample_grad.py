@@ -110,7 +110,7 @@ class GridSampleGradGrid(Sampling):
         """For each axis the same form with one more derivative along it."""
         x, grid, dy = ins
         rank = grid.shape[-1]
-        found: list[list[Any]] = [[], [], []]
+        sums: list[list[Any]] = [[], [], []]
         for axis in range(rank):
             more = self.plus(axis, rank)
             if not more:
@@ -119,10 +119,10 @@ class GridSampleGradGrid(Sampling):
             u = b.Slice(grads[0], starts=(at,), ends=(at + 1,), axes=(grid.ndim - 1,))
             u = b.Reshape(u, shape=(grid.shape[0], 1, *grid.shape[1:-1]))
             up = b.Mul(dy, u)
-            found[0].append(b.GridSampleGradInput(grid, up, size=x.shape[2:], **more))
-            found[1].append(b.GridSampleGradGrid(x, grid, up, **more))
-            found[2].append(b.Mul(b.GridSample(x, grid, **more), u))
-        return [b.add_all(terms) if terms else None for terms in found]
+            sums[0].append(b.GridSampleGradInput(grid, up, size=x.shape[2:], **more))
+            sums[1].append(b.GridSampleGradGrid(x, grid, up, **more))
+            sums[2].append(b.Mul(b.GridSample(x, grid, **more), u))
+        return [b.add_all(terms) if terms else None for terms in sums]
 
     @classmethod
     def samples(cls, draw):

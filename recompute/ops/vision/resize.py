@@ -68,14 +68,14 @@ class Interpolation(Op, abstract=True):
     def steps(self, small: Sequence[int], large: Sequence[int], *, back: bool) -> list[tuple[int, Span, tuple, tuple]]:
         """(axis, span, shape before, shape after) one axis at a time, without the first axis where that stays."""
         maps = self.maps(small, large)
-        found, now = [], list(large if back else small)
+        result, now = [], list(large if back else small)
         for axis, span in reversed(maps) if back else maps:
             before = tuple(now)
             now[axis] = small[axis] if back else large[axis]
-            found.append((axis, span, before, tuple(now)))
-        if found and all(axis > 0 for axis, *_ in found):
-            found = [(axis - 1, span, before[1:], after[1:]) for axis, span, before, after in found]
-        return found
+            result.append((axis, span, before, tuple(now)))
+        if result and all(axis > 0 for axis, *_ in result):
+            result = [(axis - 1, span, before[1:], after[1:]) for axis, span, before, after in result]
+        return result
 
     def buffers(self, t: TensorType, steps: list[tuple[int, Span, tuple, tuple]]) -> tuple[TensorType, ...]:
         """One for what each axis leaves to the next; for halves also the first and the last in float32."""
@@ -124,8 +124,8 @@ class Interpolation(Op, abstract=True):
             return None
         roi = turned_pads(self.roi) if self.roi else ()
         scales = turned_list(self.scales) if self.scales else ()
-        found = turned_whole(self, ins, outs, rank, shape=turned_list(self.shape), scales=scales, roi=roi)
-        return dataclasses.replace(found, always=True)
+        form = turned_whole(self, ins, outs, rank, shape=turned_list(self.shape), scales=scales, roi=roi)
+        return dataclasses.replace(form, always=True)
 
     def _key(self) -> Resize:
         """The same for a resize and its gradient, and for all shapes."""
@@ -170,19 +170,19 @@ class Resize(Interpolation):
         """Native, with scales where they were given, else sizes."""
         roi = g.array(np.array(self.roi, np.float32)) if self.roi else ""
         if self.scales:
-            given = [roi, g.array(np.array(self.scales, np.float32))]
+            options = [roi, g.array(np.array(self.scales, np.float32))]
         else:
-            given = [roi, "", g.ints(self.shape)]
+            options = [roi, "", g.ints(self.shape)]
         attributes = self.options()
         del attributes["scales"], attributes["roi"], attributes["shape"]
-        g.node("Resize", [ins[0], *given], outs, **attributes)
+        g.node("Resize", [ins[0], *options], outs, **attributes)
         return True
 
     @classmethod
     def from_onnx(cls, node):
         """Scales or sizes, of all axes or some, become the output's shape."""
-        given = node.attributes
-        coordinate = given.get("coordinate_transformation_mode", "half_pixel")
+        attributes = node.attributes
+        coordinate = attributes.get("coordinate_transformation_mode", "half_pixel")
         x = node.need(0)
         shape, scales = _target(node, x.shape)
         roi = _roi(node, x.ndim) if coordinate == "tf_crop_and_resize" else ()
@@ -191,14 +191,14 @@ class Resize(Interpolation):
         op = cls(
             shape=shape,
             scales=scales,
-            mode=given.get("mode", "nearest"),
+            mode=attributes.get("mode", "nearest"),
             coordinate_transformation_mode=coordinate,
-            nearest_mode=given.get("nearest_mode", "round_prefer_floor"),
-            cubic_coeff_a=given.get("cubic_coeff_a", -0.75),
-            exclude_outside=given.get("exclude_outside", 0),
-            antialias=given.get("antialias", 0),
+            nearest_mode=attributes.get("nearest_mode", "round_prefer_floor"),
+            cubic_coeff_a=attributes.get("cubic_coeff_a", -0.75),
+            exclude_outside=attributes.get("exclude_outside", 0),
+            antialias=attributes.get("antialias", 0),
             roi=roi,
-            extrapolation_value=given.get("extrapolation_value", 0.0) if roi else 0.0,
+            extrapolation_value=attributes.get("extrapolation_value", 0.0) if roi else 0.0,
         )
         return node.emit(op, x)
 
@@ -284,10 +284,10 @@ class ResizeGrad(Interpolation):
 def _roi(node: ImportedNode, ndim: int) -> tuple[float, ...]:
     """Starts and ends for all axes."""
     axes = node.attributes.get("axes") or range(ndim)
-    given = node.need_constant(1, "roi").tolist()
+    numbers = node.need_constant(1, "roi").tolist()
     roi = [0.0] * ndim + [1.0] * ndim
     for i, a in enumerate(axes):
-        roi[a % ndim], roi[a % ndim + ndim] = given[i], given[len(axes) + i]
+        roi[a % ndim], roi[a % ndim + ndim] = numbers[i], numbers[len(axes) + i]
     return tuple(roi)
 
 

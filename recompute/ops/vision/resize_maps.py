@@ -35,10 +35,10 @@ def coordinates(mode: str, size: int, out: int, span: Span, kind: Any) -> np.nda
         return (x + half) / s
     if mode == "pytorch_half_pixel" and out <= 1:
         return x * 0
-    found = (x + half) / s - half
+    places = (x + half) / s - half
     if mode == "half_pixel_symmetric":
-        found = kind(size / 2) * (1 - kind(out) / (s * kind(size))) + found
-    return found
+        places = kind(size / 2) * (1 - kind(out) / (s * kind(size))) + places
+    return places
 
 
 def nearest(mode: str, at: np.ndarray, size: int) -> np.ndarray:
@@ -48,12 +48,12 @@ def nearest(mode: str, at: np.ndarray, size: int) -> np.ndarray:
         tie = np.floor(at) + half
         at = np.where(np.abs(at - tie) <= at.dtype.type(TIE) * np.abs(tie), tie, at)
     if mode == "round_prefer_floor":
-        found = np.ceil(at - half)
+        places = np.ceil(at - half)
     elif mode == "round_prefer_ceil":
-        found = np.floor(at + half)
+        places = np.floor(at + half)
     else:
-        found = np.floor(at) if mode == "floor" else np.ceil(at)
-    return np.clip(found.astype(np.int64), 0, size - 1)
+        places = np.floor(at) if mode == "floor" else np.ceil(at)
+    return np.clip(places.astype(np.int64), 0, size - 1)
 
 
 @functools.lru_cache(maxsize=256)
@@ -94,15 +94,15 @@ def indices(op: Any, size: int, out: int, span: Span) -> np.ndarray:
 @functools.lru_cache(maxsize=256)
 def matrix(op: Any, size: int, out: int, span: Span, dtype: str) -> np.ndarray:
     """The map along an axis as a matrix [out, size]; zeros for what is outside (see `outside`)."""
-    found = np.zeros((out, size))
+    weights = np.zeros((out, size))
     rows = np.arange(out)
     if op.mode == "nearest":
-        found[rows, indices(op, size, out, span)] = 1.0
+        weights[rows, indices(op, size, out, span)] = 1.0
     else:
-        _interpolated(found, op, size, out, span)
+        _interpolated(weights, op, size, out, span)
     if op.coordinate_transformation_mode == "tf_crop_and_resize":
-        found[outside(op, size, out, span)] = 0.0
-    return found.astype(dtype)
+        weights[outside(op, size, out, span)] = 0.0
+    return weights.astype(dtype)
 
 
 def _interpolated(found: np.ndarray, op: Any, size: int, out: int, span: Span) -> None:

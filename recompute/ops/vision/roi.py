@@ -136,7 +136,7 @@ class Aligned(Regions, abstract=True):
     def spans(self, roi: Array, h: int, w: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
         """For rows and for columns: elements and weights [bins, samples, 2], and the number of samples."""
         half = self.coordinate_transformation_mode == "half_pixel"
-        found = []
+        result = []
         for at, n, size in ((1, self.output_height, h), (0, self.output_width, w)):
             start, end = (
                 roi[i] * roi.dtype.type(self.spatial_scale) - roi.dtype.type(0.5 * half) for i in (at, at + 2)
@@ -150,8 +150,8 @@ class Aligned(Regions, abstract=True):
             low = np.floor(p).astype(np.int64)
             t = p - low
             index = np.stack([low, np.minimum(low + 1, size - 1)], axis=-1)
-            found.append((index, np.stack([1 - t, t], axis=-1) * inside[..., None], samples))
-        return found
+            result.append((index, np.stack([1 - t, t], axis=-1) * inside[..., None], samples))
+        return result
 
     def adaptive(self, extent: Any) -> int:
         """Samples of a bin along an axis: one an element.  IndexError where a region is far larger than any image."""
@@ -168,14 +168,14 @@ class Aligned(Regions, abstract=True):
 
     def matrices(self, roi: Array, h: int, w: int) -> list[tuple[slice, np.ndarray]]:
         """For rows and for columns: the part that is read, and the matrix [bins, part] whose rows are the means."""
-        found = []
+        result = []
         for (index, weights, samples), _ in zip(self.spans(roi, h, w), (h, w), strict=True):
             low, high = (int(index.min()), int(index.max()) + 1) if index.size else (0, 1)
             m = np.zeros((len(index), high - low))
             rows = np.broadcast_to(np.arange(len(index))[:, None, None], index.shape)
             np.add.at(m, (rows, index - low), weights)
-            found.append((slice(low, high), m / max(samples, 1)))
-        return found
+            result.append((slice(low, high), m / max(samples, 1)))
+        return result
 
     def room_for(self, x: TensorType) -> tuple[TensorType, ...]:
         """Scratch."""
@@ -242,13 +242,13 @@ class RoiAlign(Aligned):
     def from_onnx(cls, node):
         """Up to opset 15 half_pixel was not known; half precision in f32."""
         fields = cls().options(Aligned)
-        given = {k: v for k, v in node.attributes.items() if k in fields}
+        options = {k: v for k, v in node.attributes.items() if k in fields}
         if node.opset < 16:
-            given.setdefault("coordinate_transformation_mode", "output_half_pixel")
+            options.setdefault("coordinate_transformation_mode", "output_half_pixel")
         x, rois, batch = node.inputs
         b, kind = node.builder, "f64" if x.dtype == "f64" else "f32"
         wide, places = (v if v.dtype == kind else b.Cast(v, to=kind) for v in (x, rois))
-        y = node.emit(cls(**given), wide, places, batch if batch.dtype == "i64" else b.Cast(batch, to="i64"))
+        y = node.emit(cls(**options), wide, places, batch if batch.dtype == "i64" else b.Cast(batch, to="i64"))
         return y if x.dtype == kind else b.Cast(y, to=x.dtype)
 
     @classmethod

@@ -27,13 +27,13 @@ def recompute(module: GraphModule, inputs: list[Any], *, options: dict[str, Any]
     `options`: `budget` (bytes, or a share of the step without recomputation), `inner` (`aot_eager` or `inductor`),
     `cost` (a device that prices operators, as `h200`), `effort` (of planning, 1 by default).  UsageError for others.
     """
-    given = dict(options or {})
-    for name in given:
+    settings = dict(options or {})
+    for name in settings:
         if name not in _OPTIONS:
             raise UsageError(f"backend 'recompute' has no option '{name}'{nearest(name, _OPTIONS)}")
-    if "budget" not in given:
+    if "budget" not in settings:
         raise UsageError("backend 'recompute' needs a budget: options={'budget': '60%'} or {'budget': '8GiB'}")
-    inner = given.get("inner", "aot_eager")
+    inner = settings.get("inner", "aot_eager")
     if inner not in _INNER:
         raise UsageError(f"backend 'recompute': inner must be {' or '.join(map(repr, _INNER))}, not {inner!r}")
     reason: Any = getattr(module, "compile_subgraph_reason", None)
@@ -44,9 +44,9 @@ def recompute(module: GraphModule, inputs: list[Any], *, options: dict[str, Any]
             ModelWarning,
             stacklevel=2,
         )
-    budget = budget_of(given["budget"])
-    plans = _PLANS.setdefault(f"{budget} {given}", {})
-    asked = budget, given.get("cost"), given.get("effort", 1.0)
+    budget = budget_of(settings["budget"])
+    plans = _PLANS.setdefault(f"{budget} {settings}", {})
+    asked = budget, settings.get("cost"), settings.get("effort", 1.0)
     if inner == "inductor":
         return inductor(module, inputs, FusedPartitioner(*asked, plans=plans))
     return eager(module, inputs, Partitioner(*asked, plans=plans))
@@ -70,16 +70,16 @@ def _within_planned(call: Callable, inputs: list[Any]) -> Callable:
     warned = False
 
     @functools.wraps(call)
-    def checked(*given: Any) -> Any:
+    def checked(*arguments: Any) -> Any:
         nonlocal warned
-        if not warned and any(_size(g) > size for g, size in zip(given, planned, strict=False)):
+        if not warned and any(_size(g) > size for g, size in zip(arguments, planned, strict=False)):
             warned = True
             text = (
                 "torch.compile: an input is larger than the one whose sizes were planned: the peak that was said does "
                 "not hold for it. Call with the largest sizes first, or with dynamic=False, which plans for each"
             )
             warnings.warn(text, ModelWarning, stacklevel=2)
-        return call(*given)
+        return call(*arguments)
 
     return checked
 

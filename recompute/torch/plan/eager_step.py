@@ -40,12 +40,12 @@ class Step:
 
     def peaks(self, measure: bool) -> dict[str, int]:
         """Most bytes alive at once in each phase, parameters, buffers and inputs included."""
-        found: dict[str, int] = {}
+        result: dict[str, int] = {}
         temporaries = scratch([c for c, _, _ in self.calls], measure)
         for (_, phase, alive), temporary in zip(self.calls, temporaries, strict=True):
             total = self.held + self.beside + alive + temporary
-            found[phase] = max(found.get(phase, 0), total)
-        return found
+            result[phase] = max(result.get(phase, 0), total)
+        return result
 
 
 class Watched:
@@ -149,14 +149,14 @@ class Copied:
         def made(t: Any, own: bool = False) -> Any:
             if not isinstance(t, torch.Tensor):
                 return t
-            found = mode.from_tensor(t.detach()) if fake else t.detach().clone() if own else t.detach()
-            return found.requires_grad_(t.requires_grad)
+            tensor = mode.from_tensor(t.detach()) if fake else t.detach().clone() if own else t.detach()
+            return tensor.requires_grad_(t.requires_grad)
 
         memo: dict[int, Any] = {id(p): torch.nn.Parameter(made(p), p.requires_grad) for p in module.parameters()}
         memo.update((id(b), made(b, True)) for b in module.buffers())
         copied = copy.deepcopy(module, memo)
-        own = functools.partial(made, own=True)
-        return cls(mode, copied, trees.tree_map(own, args), trees.tree_map(own, kwargs), machine)
+        copy_own = functools.partial(made, own=True)
+        return cls(mode, copied, trees.tree_map(copy_own, args), trees.tree_map(copy_own, kwargs), machine)
 
     def step(self, loss: Callable, before: Callable[[Watched], contextlib.AbstractContextManager]) -> Step:
         """Runs forward and backward pass once, within what `before` returns."""
@@ -180,48 +180,48 @@ def loss_of(output: Any) -> Any:
     """The scalar that a module returns, or the `loss` of what it returns.  UsageError for others."""
     import torch
 
-    found = output["loss"] if isinstance(output, dict) and "loss" in output else getattr(output, "loss", output)
+    loss = output["loss"] if isinstance(output, dict) and "loss" in output else getattr(output, "loss", output)
     if isinstance(output, (tuple, list)) and output:
-        found = output[0]
-    if not isinstance(found, torch.Tensor) or found.numel() != 1 or not found.requires_grad:
+        loss = output[0]
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise UsageError(
             "policy: the module returns no scalar loss with a gradient: give loss=..., a function of what it returns"
         )
-    return found
+    return loss
 
 
 def repeated_blocks(module: Module) -> dict[str, Module]:
     """The outermost modules that stand with others of their class in a ModuleList or Sequential, by name."""
     import torch
 
-    found: dict[str, Any] = {}
+    blocks: dict[str, Any] = {}
     for name, part in module.named_modules():
         if not isinstance(part, (torch.nn.ModuleList, torch.nn.Sequential)) or any(
-            name.startswith(f"{n}.") for n in found
+            name.startswith(f"{n}.") for n in blocks
         ):
             continue
         children = [(n, c) for n, c in part.named_children() if any(True for _ in c.parameters())]
         kinds = [type(c) for _, c in children]
         for n, c in children:
             if kinds.count(type(c)) > 1 and any(True for _ in c.children()):
-                found[f"{name}.{n}" if name else n] = c
-    return found
+                blocks[f"{name}.{n}" if name else n] = c
+    return blocks
 
 
 def blocks_of(module: Module, names: Sequence[str] | None) -> dict[str, Module]:
     """The blocks to checkpoint: those named, or the repeated ones.  UsageError for unknown names, or for none."""
     if names is None:
-        found = repeated_blocks(module)
-        if not found:
+        blocks = repeated_blocks(module)
+        if not blocks:
             raise UsageError(
                 "policy: the module has no repeated blocks (modules of one class in a ModuleList or Sequential): "
                 "name the modules to checkpoint, blocks=['encoder.0', ...]"
             )
-        return found
-    known = dict(module.named_modules())
+        return blocks
+    modules = dict(module.named_modules())
     for name in names:
-        if name not in known:
+        if name not in modules:
             raise UsageError(f"policy: the module has no part '{name}'")
         if any(other != name and name.startswith(f"{other}.") for other in names):
             raise UsageError(f"policy: block '{name}' is a part of another one")
-    return {n: known[n] for n in names}
+    return {n: modules[n] for n in names}

@@ -114,9 +114,9 @@ def _values(figures: Figures) -> tuple[tuple, tuple]:
 
 def _theirs(partition: Keeping, figures: Figures) -> tuple[tuple[str, Outcome], ...]:
     module, outputs = partition.original
-    found = {
+    costs = {
         share: of_pytorch(module, outputs, share, partition.cost, unread=partition.unread) for share in (1.0, *_SHARES)
     }
-    first = found.pop(1.0)
-    share = min(found, key=lambda s: abs(found[s].peak - figures.peak))
-    return ("PyTorch, budget 1.0", first), (f"PyTorch, budget {share}", found[share])
+    first = costs.pop(1.0)
+    share = min(costs, key=lambda s: abs(costs[s].peak - figures.peak))
+    return ("PyTorch, budget 1.0", first), (f"PyTorch, budget {share}", costs[share])

@@ -61,8 +61,8 @@ def read_code(
         alive.sizes = list(forward.sizes)
         alive.inputs = [() if i is None else forward.returned[i] for i in sources]
         alive.bind("results of the forward pass", tuple(forward.returned[:results]))
-        for i, given in enumerate(alive.inputs):
-            alive.bind(f"saved {i}", given)
+        for i, tensor in enumerate(alive.inputs):
+            alive.bind(f"saved {i}", tensor)
     alive.run(calls[0].body)
     return Written(alive.most, alive.sizes, alive.returned, [_strides(o) for o in V.graph.graph_outputs])
 
@@ -106,8 +106,8 @@ class Alive:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Name) and value.id == "args":
             if len(target.elts) != len(self.inputs):
                 raise _unknown(f"{len(target.elts)} arguments of {len(self.inputs)}")
-            for i, (name, given) in enumerate(zip(target.elts, self.inputs, strict=True)):
-                self.bind(ast.unparse(name), given)
+            for i, (name, tensor) in enumerate(zip(target.elts, self.inputs, strict=True)):
+                self.bind(ast.unparse(name), tensor)
                 self.bind(f"saved {i}", ())
         elif isinstance(target, ast.Name):
             self.bind(target.id, self._value(value, target.id))
@@ -150,7 +150,7 @@ class Alive:
         """New storages for a (fake) tensor or a tuple of such; tensors that share one share the new one."""
         import torch
 
-        known: dict[int, int] = {}
+        storages: dict[int, int] = {}
 
         def of(v: Any) -> Value:
             if isinstance(v, (tuple, list)):
@@ -158,9 +158,9 @@ class Alive:
             if not isinstance(v, torch.Tensor) or v.layout is not torch.strided:
                 return ()
             storage = v.untyped_storage()
-            if storage._cdata not in known:
-                known[storage._cdata] = self._new(storage.nbytes())
-            return known[storage._cdata]
+            if storage._cdata not in storages:
+                storages[storage._cdata] = self._new(storage.nbytes())
+            return storages[storage._cdata]
 
         return of(value)
 
@@ -203,10 +203,10 @@ def origin_of(kernel: Any) -> Node | None:
 
     if not isinstance(kernel, torch._inductor.ir.ExternKernel):
         return None
-    found = kernel.get_origin_node()
-    if found is None and (called := getattr(kernel, "op_overload", None)) is not None:
-        found = next((n for n in kernel.get_origins() if n.target is called), None)
-    return found if found is not None and isinstance(found.target, torch._ops.OpOverload) else None
+    node = kernel.get_origin_node()
+    if node is None and (called := getattr(kernel, "op_overload", None)) is not None:
+        node = next((n for n in kernel.get_origins() if n.target is called), None)
+    return node if node is not None and isinstance(node.target, torch._ops.OpOverload) else None
 
 
 def _shape(node: Any) -> Any:

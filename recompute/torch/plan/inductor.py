@@ -41,7 +41,7 @@ def _late(nodes: list[Any]) -> list[Any]:
     renamed = V.graph.scheduler.mutation_renames
     writer = {name: n for n in nodes for name in n.get_buffer_names()}
     done: set[int] = set()
-    found: list[Any] = []
+    late: list[Any] = []
     for last in sorted(nodes, key=lambda n: n.max_order):
         stack = [last]
         while stack:
@@ -52,10 +52,10 @@ def _late(nodes: list[Any]) -> list[Any]:
                 stack.pop()
                 if id(node) not in done:
                     done.add(id(node))
-                    found.append(node)
+                    late.append(node)
             else:
                 stack += sorted(waits, key=lambda n: -n.max_order)
-    return found
+    return late
 
 
 @dataclass(frozen=True)
@@ -94,24 +94,24 @@ class FusedPartitioner(Partitioner):
         joint = self.read(module, num_fwd_outputs)
         if joint.symbolic:
             raise UsageError("torch.compile: inner='inductor' needs fixed sizes: torch.compile(..., dynamic=False)")
-        found = self.fitting(joint)
-        self.figures.append(found.figures)
-        self.chosen = found
-        return found.parts
+        fused = self.fitting(joint)
+        self.figures.append(fused.figures)
+        self.chosen = fused
+        return fused.parts
 
     def check(self, code: str) -> None:
         """BudgetError for code of the forward or the backward graph that needs more than was said of it."""
         from torch._inductor.virtualized import V
 
-        if (found := self.chosen) is None:  # a graph without a backward pass
+        if (fused := self.chosen) is None:  # a graph without a backward pass
             return
         if self.forward is None or not V.graph.is_backward:
             needed = self.forward = read_code(code)
         else:  # AOTAutograd has taken tokens of effects out of both graphs
-            tokens = len(found.codes[0].returned) - len(self.forward.returned)
-            results = found.figures.joint.forward_outputs - tokens
-            needed = read_code(code, self.forward, results, _sources(*found.parts))
-        said = found.codes[V.graph.is_backward]
+            tokens = len(fused.codes[0].returned) - len(self.forward.returned)
+            results = fused.figures.joint.forward_outputs - tokens
+            needed = read_code(code, self.forward, results, _sources(*fused.parts))
+        said = fused.codes[V.graph.is_backward]
         if needed.most > said.most:
             raise BudgetError(
                 f"torch.compile: Inductor's kernels need {needed.most:,} bytes beside parameters and inputs, and "
@@ -126,15 +126,15 @@ class FusedPartitioner(Partitioner):
         tried = [plain]
         for _ in range(TRIES if plain.peak > limit else 0):
             try:
-                found = self._tried(joint, wanted)
+                fused = self._tried(joint, wanted)
             except BudgetError:  # too little for operators that are not fused
                 wanted = (wanted + within) // 2
                 continue
-            tried.append(found)
-            if CLOSE * limit <= found.peak <= limit:
+            tried.append(fused)
+            if CLOSE * limit <= fused.peak <= limit:
                 break
-            within = min(wanted, found.operators)
-            wanted = within + round((limit if found.peak > limit else (1 + CLOSE) / 2 * limit) - found.peak)
+            within = min(wanted, fused.operators)
+            wanted = within + round((limit if fused.peak > limit else (1 + CLOSE) / 2 * limit) - fused.peak)
         fitting = [f for f in tried if f.peak <= limit]
         if not fitting:
             raise BudgetError(
@@ -147,8 +147,8 @@ class FusedPartitioner(Partitioner):
 
     def _tried(self, joint: Joint, budget: int | None) -> Fused:
         """A plan by operators, whose peak is then that of both graphs' kernels."""
-        found = self.within(joint, budget)
-        parts = cut(joint, found.order)
+        planned = self.within(joint, budget)
+        parts = cut(joint, planned.order)
         inputs, sources = parts[1].graph.find_nodes(op="placeholder"), _sources(*parts)
         others = {v for n in (*joint.ends[0], *joint.ends[1]) if n is not None for v in joint.values(n)}
         others.update((-1, *joint.tangents))
@@ -157,8 +157,8 @@ class FusedPartitioner(Partitioner):
         laid = [None if i is None else first.strides[i] for i in sources]
         second = written(parts[1], lambda code: read_code(code, first, joint.forward_outputs, sources), free, laid)
         peak = joint.held + max(first.most, second.most + sum(joint.sizes[v] for v in joint.tangents))
-        outcome = replace(found.outcome, peak=peak)
-        return Fused(replace(found, outcome=outcome), parts, (first, second), found.peak)
+        outcome = replace(planned.outcome, peak=peak)
+        return Fused(replace(planned, outcome=outcome), parts, (first, second), planned.peak)
 
 
 def _sources(forward: GraphModule, backward: GraphModule) -> list[int | None]:
@@ -181,10 +181,10 @@ def written(
     from torch._inductor import graph as lowering
     from torch._inductor.compile_fx import compile_fx_inner
 
-    found: list[Written] = []
+    codes: list[Written] = []
 
     def stop(code: str) -> None:
-        found.append(read(code))
+        codes.append(read(code))
         raise _Stop
 
     graph = copy.deepcopy(graph)
@@ -200,9 +200,9 @@ def written(
         try:
             compile_fx_inner(graph, inputs, is_backward=free is not None, static_input_idxs=range(len(inputs)))
         except Exception:
-            if not found:
+            if not codes:
                 raise
-    return found[0] if found else _of_no_kernels(graph)
+    return codes[0] if codes else _of_no_kernels(graph)
 
 
 def _of_no_kernels(graph: GraphModule) -> Written:

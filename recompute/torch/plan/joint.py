@@ -179,17 +179,17 @@ def is_mutable(node: Node) -> bool:
 
 def _changed(module: GraphModule) -> set[int]:
     """Storages that the graph changes in place: running statistics."""
-    found: set[int] = set()
+    nodes: set[int] = set()
     for node in module.graph.nodes:
         if node.op == "call_function" and is_mutable(node):
             named = zip(node.target._schema.arguments, node.args, strict=False)
-            found.update(
+            nodes.update(
                 key
                 for argument, value in named
                 if argument.alias_info is not None and argument.alias_info.is_write and hasattr(value, "meta")
                 for key, _ in storages(value)
             )
-    return found
+    return nodes
 
 
 def is_random(node: Node) -> bool:
@@ -205,8 +205,8 @@ def is_random(node: Node) -> bool:
     if "dropout_p" not in names:
         return True
     at = names.index("dropout_p")
-    given = node.args[at] if len(node.args) > at else node.kwargs.get("dropout_p", 0.0)
-    return given != 0.0
+    ratio = node.args[at] if len(node.args) > at else node.kwargs.get("dropout_p", 0.0)
+    return ratio != 0.0
 
 
 def trains_norm(node: Node) -> bool:
@@ -259,21 +259,21 @@ def _place(joint: Joint, owner: dict[Node, Operation]) -> None:
 
 
 def _ancestors(ends: Iterable[Node | None]) -> set[Node]:
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     stack = [n for n in ends if n is not None]
     while stack:
         node = stack.pop()
-        if node not in found:
-            found.add(node)
+        if node not in nodes:
+            nodes.add(node)
             stack += node.all_input_nodes
-    return found
+    return nodes
 
 
 def _as_late_as_possible(operations: list[Operation], late: set[Node]) -> list[Operation]:
     """The backward pass, in which what waits for no gradient runs right before what reads it first."""
     writer = {v: o for o in operations if o.node not in late for v in o.writes}
     done: set[int] = set()
-    found: list[Operation] = []
+    order: list[Operation] = []
 
     def run(o: Operation) -> None:
         if id(o) in done:
@@ -282,11 +282,11 @@ def _as_late_as_possible(operations: list[Operation], late: set[Node]) -> list[O
         for v in o.reads:
             if v in writer:
                 run(writer[v])
-        found.append(o)
+        order.append(o)
 
     for o in operations:
         if o.node in late or o.why:
             run(o)
     for o in operations:  # an output of the backward pass that no gradient reaches
         run(o)
-    return found
+    return order

@@ -92,9 +92,9 @@ class Partitioner:
     ) -> tuple[GraphModule, GraphModule]:
         """The forward and the backward graph.  BudgetError where no plan fits, with the least that one needs."""
         open_masks(module)
-        found = self.planned(joint := self.read(module, num_fwd_outputs))
-        self.figures.append(found)
-        return cut(joint, found.order)
+        result = self.planned(joint := self.read(module, num_fwd_outputs))
+        self.figures.append(result)
+        return cut(joint, result.order)
 
     def read(self, module: GraphModule, forward_outputs: int) -> Joint:
         """The joint graph taken apart, without what nothing reads."""
@@ -116,15 +116,15 @@ class Partitioner:
         """
         problem = self._problem(joint)
         plain = simulate(problem, range(len(problem)))
-        known = self.plans.setdefault(_structure(problem), [])
+        plans = self.plans.setdefault(_structure(problem), [])
         sequence, bound = list(range(len(problem))), None
         if budget is not None:
-            fitting = [s for s in known if budget * _CLOSE <= simulate(problem, s).peak <= budget]
+            fitting = [s for s in plans if budget * _CLOSE <= simulate(problem, s).peak <= budget]
             if fitting:
                 sequence = min(fitting, key=lambda s: simulate(problem, s).cost)
             else:
                 sequence, bound = planned_within(problem, budget, self.effort)
-                known.append(sequence)
+                plans.append(sequence)
         start = sum(o.forward for o in joint.operations)
         order = tuple(i if i < start else -1 if i == start else i - 1 for i in sequence)
         outcome = simulate(problem, sequence)
@@ -143,13 +143,13 @@ def planned_within(
 ) -> tuple[list[int], float | None]:
     """An order of execution within a budget, and the bound of its cost.  BudgetError with the least that is known."""
     with watching(Watch(effort=effort, work=WORK)):
-        found = plan(problem, budget=budget)
-    if not found.fits:
+        result = plan(problem, budget=budget)
+    if not result.fits:
         raise BudgetError(
             f"{problem.name}: no plan was found within {budget:,} bytes: the lowest one found needs "
-            f"{found.outcome.peak:,} (at least {least_budget(problem):,} are needed). Give a larger budget"
+            f"{result.outcome.peak:,} (at least {least_budget(problem):,} are needed). Give a larger budget"
         )
-    return sequence_of(problem, found.plan), found.bound
+    return sequence_of(problem, result.plan), result.bound
 
 
 def _structure(problem: RematerialisationProblem) -> str:

@@ -33,12 +33,12 @@ def open_masks(module: GraphModule) -> None:
 
 
 def _call(module: GraphModule, target: Any, args: tuple, like: Node, **kwargs: object) -> Node:
-    made = module.graph.call_function(target, args, kwargs)
+    node = module.graph.call_function(target, args, kwargs)
     with like.meta["val"].fake_mode:
         values = [a.meta["val"] if hasattr(a, "meta") else a for a in args]
-        made.meta = {k: v for k, v in like.meta.items() if k != "tensor_meta"}
-        made.meta["val"] = target(*values, **kwargs)
-    return made
+        node.meta = {k: v for k, v in like.meta.items() if k != "tensor_meta"}
+        node.meta["val"] = target(*values, **kwargs)
+    return node
 
 
 def _take_place(new: Node, old: Node) -> None:

@@ -65,25 +65,25 @@ class Rewriter:
 
     def _put(self, node: Node) -> Node:
         """A copy of a node that reads what is latest."""
-        made = self.graph.node_copy(node, self._get)
-        made.meta = dict(node.meta)
+        new = self.graph.node_copy(node, self._get)
+        new.meta = dict(node.meta)
         if self.in_forward and self.joint.kinds[node] not in ("constant", "tangent"):
-            self.early.add(made)
-        self.latest[node] = made
-        return made
+            self.early.add(new)
+        self.latest[node] = new
+        return new
 
     def _get(self, node: Node) -> Node:
         """What a node has become; views and sizes are made where they are first asked for."""
-        made = self.latest.get(node)
+        new = self.latest.get(node)
         kind = self.joint.kinds[node]
-        if made is None or (kind == "view" and not self.in_forward and made in self.early):
-            made = self._put(node)
+        if new is None or (kind == "view" and not self.in_forward and new in self.early):
+            new = self._put(node)
             if kind == "view":
                 for v in self.joint.values(node):
                     self.views.setdefault(v, []).append(node)
-        if not self.in_forward and made in self.early:
-            (self.saved if any(True for _ in storages(made)) else self.symbols)[made] = None
-        return made
+        if not self.in_forward and new in self.early:
+            (self.saved if any(True for _ in storages(new)) else self.symbols)[new] = None
+        return new
 
     def _run(self, o: Operation, again: bool) -> None:
         for v in o.writes if again else ():
@@ -93,18 +93,18 @@ class Rewriter:
             self._normalise_again(o)
         elif not again and DRAWN in o.node.meta:
             drawn = self.latest[o.node.meta[DRAWN]]
-            self.latest[o.node] = made = self.graph.call_function(operator.getitem, (drawn, 0))
-            made.meta = dict(o.node.meta)
-            self.early.add(made)
-            self._mark(made)
+            self.latest[o.node] = item = self.graph.call_function(operator.getitem, (drawn, 0))
+            item.meta = dict(o.node.meta)
+            self.early.add(item)
+            self._mark(item)
         else:
             for node in o.members:
                 self._mark(self._put(node))
 
-    def _mark(self, made: Node) -> None:
+    def _mark(self, new: Node) -> None:
         """In which pass a node runs: PyTorch's extraction then moves nothing."""
-        made.meta["partitioner_tag"] = "must_be_in_forward" if self.in_forward else "must_be_in_backward"
-        made.meta.pop("recompute", None)
+        new.meta["partitioner_tag"] = "must_be_in_forward" if self.in_forward else "must_be_in_backward"
+        new.meta.pop("recompute", None)
 
     def _normalise_again(self, o: Operation) -> None:
         """Batch normalisation without running statistics: they are updated already."""
@@ -119,10 +119,10 @@ class Rewriter:
         self._mark(again)
         for node in o.members[1:]:
             if node.args[1] < 3:
-                made = self.graph.call_function(operator.getitem, (again, node.args[1]))
-                made.meta = dict(node.meta)
-                self._mark(made)
-                self.latest[node] = made
+                item = self.graph.call_function(operator.getitem, (again, node.args[1]))
+                item.meta = dict(node.meta)
+                self._mark(item)
+                self.latest[node] = item
 
 
 def rewritten(joint: Joint, order: Sequence[int]) -> tuple[GraphModule, list[Node], list[Node]]:

@@ -147,7 +147,7 @@ def _measure(calls: dict[str, Call]) -> None:
 
 def _tops(profiled: Any) -> dict[int, int]:
     """Most bytes alive at once within each marked part, beyond what was there when it began."""
-    found: dict[int, int] = {}
+    tops: dict[int, int] = {}
     stack = list(profiled.profiler.kineto_results.experimental_event_tree())
     while stack:
         event = stack.pop()
@@ -156,18 +156,18 @@ def _tops(profiled: Any) -> dict[int, int]:
             for _, size in sorted(_allocations(event)):
                 live += size
                 most = max(most, live)
-            found[int(event.name.removeprefix(_MARK))] = most
+            tops[int(event.name.removeprefix(_MARK))] = most
         else:
             stack += event.children
-    return found
+    return tops
 
 
 def _allocations(event: Any) -> list[tuple[int, int]]:
     """(time, bytes allocated or, negative, freed) within an event of PyTorch's profiler."""
-    found, stack = [], [event]
+    allocations, stack = [], [event]
     while stack:
         e = stack.pop()
         if e.tag.name == "Allocation":
-            found.append((e.start_time_ns, e.extra_fields.alloc_size))
+            allocations.append((e.start_time_ns, e.extra_fields.alloc_size))
         stack += e.children
-    return found
+    return allocations

@@ -127,9 +127,13 @@ def wrap(module: Module, name: str, context_fn: Callable) -> None:
     """Puts a block into PyTorch's checkpoint wrapper, in place."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    parent, _, own = name.rpartition(".")
+    parent, _, attribute = name.rpartition(".")
     owner = module.get_submodule(parent)
-    setattr(owner, own, checkpoint_wrapper(owner.get_submodule(own), context_fn=context_fn, preserve_rng_state=True))
+    setattr(
+        owner,
+        attribute,
+        checkpoint_wrapper(owner.get_submodule(attribute), context_fn=context_fn, preserve_rng_state=True),
+    )
 
 
 @contextlib.contextmanager
@@ -142,8 +146,8 @@ def wrapped(module: Module, blocks: dict[str, Callable]) -> Iterator[None]:
         yield
     finally:
         for name, block in before.items():
-            parent, _, own = name.rpartition(".")
-            setattr(module.get_submodule(parent), own, block)
+            parent, _, attribute = name.rpartition(".")
+            setattr(module.get_submodule(parent), attribute, block)
 
 
 @dataclass
@@ -225,12 +229,12 @@ class Search:
         self, regions: tuple[Region, ...], phases: dict[str, int], target: int, every: bool
     ) -> tuple[Region, ...] | None:
         """The choice with the least seconds, by the peaks of the phases of the step that saves nothing."""
-        found = [
+        choices = [
             chosen
             for count in ([0] if every else range(len(regions) + 1))
             if (chosen := self._filled(regions, phases, target, len(regions) - count))
         ]
-        return min(found, key=_again, default=None)
+        return min(choices, key=_again, default=None)
 
     def _filled(
         self, regions: tuple[Region, ...], phases: dict[str, int], target: int, first_open: int

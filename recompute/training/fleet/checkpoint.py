@@ -29,10 +29,10 @@ def save_persistables(executor: Any, dirname: str, main_program: Program | None 
         )
     world, error, arrays, parts = current(), None, {}, parts_of(main_program)
     for v in stored(main_program):
-        own, part = contents(main_program, v), parts.get(v.name)
-        found = [own] if part is None else world.collect(f"fleet.save_persistables, '{v.name}'", own, 0)
+        array, part = contents(main_program, v), parts.get(v.name)
+        values = [array] if part is None else world.collect(f"fleet.save_persistables, '{v.name}'", array, 0)
         if world.rank == 0:
-            arrays[v.name] = own if part is None else part.joined(found)
+            arrays[v.name] = array if part is None else part.joined(values)
     if world.rank == 0:
         try:
             Path(dirname).mkdir(parents=True, exist_ok=True)

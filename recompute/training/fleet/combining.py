@@ -54,7 +54,7 @@ def micro_batches(strategy: DistributedStrategy) -> int | None:
 def switched_on(strategy: DistributedStrategy, ranks: int) -> list[str]:
     """The options that are on, in the order of `OPTIONS`."""
     hybrid = strategy.configs("hybrid_configs")
-    found = {
+    switches = {
         "recompute": strategy.recompute,
         "offload": strategy.recompute and strategy.configs("recompute_configs")["enable_offload"],
         "amp": strategy.amp,
@@ -67,7 +67,7 @@ def switched_on(strategy: DistributedStrategy, ranks: int) -> list[str]:
         "hybrid": max(hybrid["dp_degree"], strategy.configs("sharding_configs")["dp_degree"]) > 1,
         "ranks": ranks > 1,
     }
-    return [name for name in OPTIONS if found[name]]
+    return [name for name in OPTIONS if switches[name]]
 
 
 def refused_pair(on: list[str]) -> str:

@@ -263,10 +263,10 @@ def checked_configs(name: str, configs: Any) -> dict[str, Any]:
     """A copy of a field's configs.  UsageError for unknown keys and values that do not fit."""
     if not isinstance(configs, Mapping):
         raise UsageError(f"strategy.{name} must be a dict, not {configs!r}")
-    known = CONFIGS[name]
+    defaults = CONFIGS[name]
     for key, value in configs.items():
-        if key not in known:
-            raise UsageError(f"{name} has no key '{key}'{nearest(key, known)}; it has: {', '.join(known)}")
-        if wrong := known[key].check(value):
+        if key not in defaults:
+            raise UsageError(f"{name} has no key '{key}'{nearest(key, defaults)}; it has: {', '.join(defaults)}")
+        if wrong := defaults[key].check(value):
             raise UsageError(f"{name}['{key}'] is {value!r}, it {wrong}")
     return dict(configs)

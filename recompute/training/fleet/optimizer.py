@@ -44,8 +44,8 @@ def distributed_optimizer(optimizer: Any, strategy: DistributedStrategy | None =
     zero, k_steps = _stage(strategy, ranks), micro_batches(strategy)
     optimizer = _of_large_batches(optimizer, strategy)
     if strategy.amp:
-        given = strategy.given("amp_configs")
-        optimizer = decorate(optimizer, **{k: v for k, v in given.items() if k in _SCALING})
+        configs = strategy.given("amp_configs")
+        optimizer = decorate(optimizer, **{k: v for k, v in configs.items() if k in _SCALING})
     if k_steps is not None:
         optimizer = GradientMergeOptimizer(optimizer, k_steps, strategy.configs("gradient_merge_configs")["avg"])
     if strategy.recompute:
@@ -83,16 +83,16 @@ def _recomputing(optimizer: AnyOptimizer, strategy: DistributedStrategy) -> Reco
             "strategy.recompute needs checkpoints or a budget: set strategy.recompute_configs = "
             "{'checkpoints': ['name', ...]} or {'budget': '8GiB'}"
         )
-    found = RecomputeOptimizer(optimizer)
+    result = RecomputeOptimizer(optimizer)
     if configs.get("checkpoints"):
-        found.set_checkpoints(configs["checkpoints"])
+        result.set_checkpoints(configs["checkpoints"])
     if configs.get("budget"):
-        found.set_budget(configs["budget"])
+        result.set_budget(configs["budget"])
     if configs.get("strategy"):
-        found.set_strategy(configs["strategy"])
-    found.enable_offload = configs.get("enable_offload", False)
-    found.spec.check()  # contradictions are found here, not in minimize
-    return found
+        result.set_strategy(configs["strategy"])
+    result.enable_offload = configs.get("enable_offload", False)
+    result.spec.check()  # contradictions are found here, not in minimize
+    return result
 
 
 def _of_large_batches(optimizer: Any, strategy: DistributedStrategy) -> Any:

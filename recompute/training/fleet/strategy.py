@@ -70,9 +70,9 @@ class DistributedStrategy:
 
     def configs(self, name: str) -> dict[str, Any]:
         """A field's configs, with Paddle's values for keys that were not given.  UsageError where they do not fit."""
-        given = checked_configs(name, self._values[name])
+        options = checked_configs(name, self._values[name])
         defaults = {key: k.default for key, k in CONFIGS[name].items() if k.default is not None}
-        return {**defaults, **given}
+        return {**defaults, **options}
 
     def given(self, name: str) -> dict[str, Any]:
         """A field's configs as they were given.  UsageError where they do not fit."""
@@ -90,8 +90,8 @@ class DistributedStrategy:
     @property
     def recompute_checkpoints(self) -> Sequence[Any]:
         """recompute_configs["checkpoints"]."""
-        found: Sequence[Any] = self._values["recompute_configs"].get("checkpoints", ())
-        return found
+        checkpoints: Sequence[Any] = self._values["recompute_configs"].get("checkpoints", ())
+        return checkpoints
 
     @recompute_checkpoints.setter
     def recompute_checkpoints(self, value: Sequence[Any]) -> None:

@@ -95,10 +95,10 @@ def _together(size: int, claim: Claim, strategy: DistributedStrategy | None) -> 
     """One of several processes, which agree on who they are."""
     from ...runtime.communication.mpi import engine_of, load_mpi
 
-    known = load_mpi().COMM_WORLD.size
-    if known != size:
+    ranks = load_mpi().COMM_WORLD.size
+    if ranks != size:
         raise JobError(
-            f"{size} processes were started, but MPI knows of {known}: mpiexec and mpi4py's library are of different "
+            f"{size} processes were started, but MPI knows of {ranks}: mpiexec and mpi4py's library are of different "
             "MPIs (python -m recompute.launch finds the mpiexec of the mpich wheel), or srun needs --mpi=pmi2 or pmix"
         )
     engine = engine_of(Mesh.of(dp=size))
@@ -194,8 +194,8 @@ def is_server() -> bool:
 
 def worker_endpoints(to_string: bool = False) -> list[str] | str:
     """A name for each rank, PADDLE_TRAINER_ENDPOINTS or HOST:RANK; nothing listens there, as MPI knows the ways."""
-    found = list(current().endpoints)
-    return ",".join(found) if to_string else found
+    endpoints = list(current().endpoints)
+    return ",".join(endpoints) if to_string else endpoints
 
 
 def barrier_worker() -> None:
@@ -210,15 +210,15 @@ def all_reduce(input: Any, mode: str = "sum") -> np.ndarray:
     """
     if mode not in _MODES:
         raise UsageError(f"fleet.all_reduce: mode must be one of {', '.join(_MODES)}, not {mode!r}")
-    found = [np.asarray(x) for x in current().collect("fleet.all_reduce", np.asarray(input))]
-    if len({(x.shape, x.dtype) for x in found}) > 1:
+    arrays = [np.asarray(x) for x in current().collect("fleet.all_reduce", np.asarray(input))]
+    if len({(x.shape, x.dtype) for x in arrays}) > 1:
         raise UsageError(
-            f"fleet.all_reduce: ranks give arrays of different types: {[f'{x.dtype}{list(x.shape)}' for x in found]}"
+            f"fleet.all_reduce: ranks give arrays of different types: {[f'{x.dtype}{list(x.shape)}' for x in arrays]}"
         )
-    while len(found) > 1:
-        found = [_MODES[mode](*found[i : i + 2]) if len(found[i : i + 2]) > 1 else found[i]
-                 for i in range(0, len(found), 2)]  # fmt: skip
-    return found[0]
+    while len(arrays) > 1:
+        arrays = [_MODES[mode](*arrays[i : i + 2]) if len(arrays[i : i + 2]) > 1 else arrays[i]
+                 for i in range(0, len(arrays), 2)]  # fmt: skip
+    return arrays[0]
 
 
 def init_worker(*args: Any) -> None:

@@ -53,11 +53,11 @@ def kernel(form: Form, biased: bool) -> str:
     runs, start = (_word(f, n) for n in ("runs", "room"))
     count, pieces = (_word(f, n) for n in _NUMBERS)
     with f.loop("%begin", "%end") as piece:
-        own = f.at(start, f.mul(piece, room(form)))
+        work = f.at(start, f.mul(piece, room(form)))
         with f.loop(piece, count, pieces) as run:
             begin, end = (f.word(runs, f.add(f.mul(run, 2), i)) for i in range(2))
             with f.loop(begin, end) as item:
-                _item(f, form, item, own)
+                _item(f, form, item, work)
     return module(*functions, f)
 
 
@@ -75,8 +75,8 @@ def _item(f: Code, form: Form, item: str, own: str) -> None:
     more = f.let(f"icmp eq i64 {first}, 0")
     with f.loop(begin, end) as panel:
         at = f.at(panels, f.mul(panel, PANEL), "i64")
-        given = (("i64", low), ("i64", high), ("i1", more), ("ptr", own))
-        run_panel(f, form, at, ("ptr", head), *given)
+        operands = (("i64", low), ("i64", high), ("i1", more), ("ptr", own))
+        run_panel(f, form, at, ("ptr", head), *operands)
 
 
 def _clear(f: Code, to: str, rows: str, size: int, apart: int) -> None:
@@ -117,11 +117,11 @@ def _weights(form: Form, vectors: int, biased: bool) -> Code:
             x = f.op("fsub", "float", f.load(at), lse[j])
             above = f.op("fcmp ogt", "float", x, f.f32(80))  # rounding makes some a little larger than 0
             weight = scores.weight(f, form, f.select(above, "float", f.f32(80), x))
-            found, dweight = weight, f.load(dat)
+            weights, dweight = weight, f.load(dat)
             if kept:
                 times = f.select(kept[j], "float", factor, f.f32(0))
-                found, dweight = (f.op("fmul", "float", a, times) for a in (weight, dweight))
-            f.store(found, at)
+                weights, dweight = (f.op("fmul", "float", a, times) for a in (weight, dweight))
+            f.store(weights, at)
             ds = f.op("fmul", "float", weight, f.op("fsub", "float", dweight, delta[j]))
             if form.cap and not biased:
                 ds = f.op("fmul", "float", ds, f.load(f.at(slopes, j * w)))
@@ -189,10 +189,10 @@ class _Panel:
                 some = lanes_below(f, f.sub(e, column))
                 x, y = (load_lanes(f, f.at(p, column), some) for p in rows)
                 f.set(total, v, f.fma(x, y, f.get(total, v)))
-            found = f.sum(f.get(total, v))
+            total_value = f.sum(f.get(total, v))
             if not self.biased:
-                found = f.let(f"fmul float {found}, {self.scale}")
-            f.set(f.at(self.state, f.add(lanes(), r)), "float", found)
+                total_value = f.let(f"fmul float {total_value}, {self.scale}")
+            f.set(f.at(self.state, f.add(lanes(), r)), "float", total_value)
 
     def tile(self, key: str, n: str, more: str) -> None:
         """`n` keys from `key` on; `more`: dq has been begun."""

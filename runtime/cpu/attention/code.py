@@ -79,8 +79,8 @@ class Code(expressions.Code):
         part = self.op("fsub", "float", t, self.op("fsub", "float", rounded, self.f32(_WHOLE)))
         p = self.fma(self.horner(part, _POWER), part, self.f32(1))
         bits = self.op("shl", "i32", self.convert("bitcast", rounded, "float", "i32"), self.i32(23))
-        found = self.op("fmul", "float", p, self.convert("bitcast", bits, "i32", "float"))
-        return self.select(below, "float", self.f32(0), found)
+        result = self.op("fmul", "float", p, self.convert("bitcast", bits, "i32", "float"))
+        return self.select(below, "float", self.f32(0), result)
 
     def sum(self, x: str) -> str:
         """The sum of a vector's lanes: its halves are added, then their halves, and so on."""
@@ -132,8 +132,8 @@ class Code(expressions.Code):
                 square = [change(first, self.add(column, i), self.load(a)) for i, a in enumerate(at)]
                 for (row, exists), x in zip(rows, transposed(self, square), strict=True):
                     to, mask = self.at(row, column), both(self, some, exists)
-                    known = self.let(f"select i1 {more}, {bits} {mask}, {bits} zeroinitializer")
-                    store_lanes(self, self.op("fadd", "float", load_lanes(self, to, known), x), to, mask)
+                    bits_masked = self.let(f"select i1 {more}, {bits} {mask}, {bits} zeroinitializer")
+                    store_lanes(self, self.op("fadd", "float", load_lanes(self, to, bits_masked), x), to, mask)
 
     def _rows(self, start: str, apart: int | str, first: str, there: str) -> list[tuple[str, str]]:
         """A vector's number of rows from the row `first` on: where they are, and whether there are that many."""
@@ -152,21 +152,21 @@ def product(name: str, columns: int, steps: tuple[int, int, int, int]) -> list[C
     am, ak, bk, ck = steps
     width = machine().width
     f = Code(name, "ptr %c, ptr %a, ptr %b, i64 %rows, i64 %terms, i1 %more")
-    made: dict[tuple[int, int], Code] = {}
+    codes: dict[tuple[int, int], Code] = {}
     for first in range(0, columns, vectors() * width):
         wide = min(columns - first, vectors() * width)
         high = _rows(-(-wide // width))
         start = "0"
         for h in [high, *(h for h in (8, 4, 2, 1) if h < high)]:
-            if (h, wide) not in made:
-                made[h, wide] = _register_tile(f"{name}_{h}_{wide}", Tile(h, wide, am, ak, bk, ck, 1))
+            if (h, wide) not in codes:
+                codes[h, wide] = _register_tile(f"{name}_{h}_{wide}", Tile(h, wide, am, ak, bk, ck, 1))
             stop = f.add(start, f.mul(f.div(f.sub("%rows", start), h), h))
             with f.loop(start, stop, h) as r:
                 to, rows = f.at("%c", f.add(f.mul(r, ck), first)), f.at("%a", f.mul(r, am))
-                given = (("ptr", to), ("ptr", rows), ("ptr", f.at("%b", first)), ("i64", "%terms"), ("i1", "%more"))
-                f.run(f"{name}_{h}_{wide}", *given)
+                arguments = (("ptr", to), ("ptr", rows), ("ptr", f.at("%b", first)), ("i64", "%terms"), ("i1", "%more"))
+                f.run(f"{name}_{h}_{wide}", *arguments)
             start = stop
-    return [*made.values(), f]
+    return [*codes.values(), f]
 
 
 def _rows(vectors: int) -> int:

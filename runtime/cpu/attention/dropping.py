@@ -37,11 +37,11 @@ def kept(f: Code, bits: str, row: str, vectors: int) -> list[str]:
     words = f.at(bits, f.mul(f.let(f"lshr i64 {row}, 5"), lanes()))
     place = f.let(f"and i64 {row}, {BITS - 1}")
     bit = f.let(f"shl i64 1, {place}")
-    mask, found = f.spread(f.let(f"trunc i64 {bit} to i32"), "i32", machine().width), []
+    mask, masks = f.spread(f.let(f"trunc i64 {bit} to i32"), "i32", machine().width), []
     for j in range(vectors):
         some = f.op("and", "i32", _load(f, f.at(words, j * machine().width)), mask)
-        found.append(f.op("icmp ne", "i32", some, "zeroinitializer"))
-    return found
+        masks.append(f.op("icmp ne", "i32", some, "zeroinitializer"))
+    return masks
 
 
 def _load(f: Code, at: str) -> str:
@@ -68,31 +68,31 @@ def _draw(vectors: int) -> Code:
         number = f.op("add", "i64", number, f.spread("%key", "i64", w))
         start = f.op("lshr", "i64", number, f.literal(3, "i64"))
         skipped = f.convert("trunc", f.op("and", "i64", number, f.literal(BLOCK - 1, "i64")), "i64", "i32")
-        own = f.at("%bits", lane)
+        address = f.at("%bits", lane)
         with f.loop(0, blocks, BITS // BLOCK) as begin:
-            found = f.variable(halves, "zeroinitializer")
+            mask = f.variable(halves, "zeroinitializer")
             end = f.smaller(f.add(begin, BITS // BLOCK), blocks)
             with f.loop(begin, end) as block:
                 counter = f.op("add", "i64", start, f.spread(f.add(block, 1), "i64", w))
-                _add_bits(f, found, _cipher(f, counter, round_keys), limit)
+                _add_bits(f, mask, _cipher(f, counter, round_keys), limit)
             missing = f.sub(BITS, f.mul(f.sub(end, begin), BLOCK))
             shift = f.spread(f.let(f"trunc i64 {missing} to i32"), "i32", w)
-            even_odd = f.let(f"bitcast {halves} {f.get(found, halves)} to {f.of('i64')}")
+            even_odd = f.let(f"bitcast {halves} {f.get(mask, halves)} to {f.of('i64')}")
             whole = f.op("or", "i64", even_odd, f.op("lshr", "i64", even_odd, f.literal(_HALF, "i64")))
             some = f.op("lshr", "i32", f.convert("trunc", whole, "i64", "i32"), shift)
-            _store(f, some, f.at(own, f.mul(f.div(begin, BITS // BLOCK), lanes())))
+            _store(f, some, f.at(address, f.mul(f.div(begin, BITS // BLOCK), lanes())))
         with f.loop(0, f.div(f.add("%n", BITS - 1), BITS)) as i:
-            here, behind = (f.at(own, f.mul(x, lanes())) for x in (i, f.add(i, 1)))
+            here, behind = (f.at(address, f.mul(x, lanes())) for x in (i, f.add(i, 1)))
             _store(f, f.call("fshr", "i32", _load(f, behind), _load(f, here), skipped), here)
     return f
 
 
 def _round_keys(f: Code) -> list[tuple[str, str]]:
     """Both words of the key, in all lanes, for each round."""
-    given = word(f, "seed"), f.word(word(f, "step"), 0)
+    words_in = word(f, "seed"), f.word(word(f, "step"), 0)
 
     def key(i: int, part: int) -> str:
-        return f.spread(f.add(given[part], _signed(_BUMPS[part] * i)), "i64", machine().width)
+        return f.spread(f.add(words_in[part], _signed(_BUMPS[part] * i)), "i64", machine().width)
 
     return [(key(i, 0), key(i, 1)) for i in range(_ROUNDS)]
 
@@ -129,17 +129,17 @@ def _wide_product(f: Code, a: str, b: int) -> tuple[str, str]:
     return f.op("add", "i64", most, upper(other)), least
 
 
-def _add_bits(f: Code, found: str, words: list[str], limit: str) -> None:
+def _add_bits(f: Code, mask: str, words: list[str], limit: str) -> None:
     """Whether halves of words reach the limit: the upper eight bits, over what was there before."""
     n = 2 * machine().width
     kind = f"<{n} x i32>"
-    total = f.let(f"lshr {kind} {f.get(found, kind)}, {_pairs(BLOCK, BLOCK)}")
+    total = f.let(f"lshr {kind} {f.get(mask, kind)}, {_pairs(BLOCK, BLOCK)}")
     for i, x in enumerate(words):
         both = f.let(f"bitcast {f.of('i64')} {x} to {kind}")
         some = f.let(f"icmp uge {kind} {both}, {limit}")
         bits = _pairs(1 << 24 + 2 * i, 1 << 25 + 2 * i)
         total = f.let(f"or {kind} {total}, {f.let(f'select <{n} x i1> {some}, {kind} {bits}, {kind} zeroinitializer')}")
-    f.set(found, kind, total)
+    f.set(mask, kind, total)
 
 
 def _pairs(even: int, odd: int) -> str:

@@ -41,11 +41,11 @@ def kernel(form: Form) -> str:
     heads, panels, start = (_word(f, n) for n in ("heads", "panels", "room"))
     count, items, pieces = (_word(f, n) for n in ("count", "items", "pieces"))
     with f.loop("%begin", "%end") as piece:
-        own = f.at(start, f.mul(piece, room(form)))
+        work = f.at(start, f.mul(piece, room(form)))
         with f.loop(piece, items, pieces) as item:
             head = f.at(heads, f.mul(f.div(item, count), HEAD), "i64")
             at = f.at(panels, f.mul(f.rem(item, count), PANEL), "i64")
-            run_panel(f, form, at, ("ptr", head), ("ptr", own))
+            run_panel(f, form, at, ("ptr", head), ("ptr", work))
     return module(*functions, f)
 
 
@@ -131,11 +131,11 @@ def _online(form: Form, vectors: int) -> Code:
             f.set(x, v, f.most(f.load(f.at(row, j * w)), f.get(x, v)))
     shifts = []
     for j, x in enumerate(new):
-        found = f.get(x, v)
-        nothing = f.op("fcmp oeq", "float", found, f.f32(-math.inf))  # queries that have seen no key yet
-        shifts.append(f.select(nothing, "float", f.f32(0), found))
+        value = f.get(x, v)
+        nothing = f.op("fcmp oeq", "float", value, f.f32(-math.inf))  # queries that have seen no key yet
+        shifts.append(f.select(nothing, "float", f.f32(0), value))
         factor = scores.weight(f, form, f.op("fsub", "float", old[j], shifts[j]))
-        f.store(found, largest[j])
+        f.store(value, largest[j])
         f.store(factor, factors[j])
         f.store(f.op("fmul", "float", f.load(sums[j]), factor), sums[j])
     total = [f.variable(v, "zeroinitializer") for _ in range(vectors)]
@@ -177,9 +177,9 @@ def _finish(f: Code, form: Form, vectors: int, given: tuple[str, str, str, str])
         f.store(f.op("fdiv", "float", numerator, safe), factor)
         with f.when(wanted):
             largest = f.load(f.at(state, j * w))
-            found = f.fma(largest, f.f32(form.unit), f.log_f32(total))
+            statistic = f.fma(largest, f.f32(form.unit), f.log_f32(total))
             to = f.at(target, f.add(lse, "%row", j * w))
-            store_lanes(f, found, to, lanes_below(f, f.sub("%there", j * w)))
+            store_lanes(f, statistic, to, lanes_below(f, f.sub("%there", j * w)))
     factors = f.at(state, 2 * lanes())
 
     def over(first: str, column: str, x: str) -> str:

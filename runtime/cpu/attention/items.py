@@ -23,8 +23,8 @@ def offsets(shape: Sequence[int], lead: Sequence[int], size: int, rows: int = 1,
 
     `beside`: as many matrices lie beside each other, row by row.
     """
-    own = (1,) * (len(lead) - len(shape)) + tuple(shape)
-    at = np.arange(math.prod(own), dtype=np.int64).reshape(own)
+    sizes = (1,) * (len(lead) - len(shape)) + tuple(shape)
+    at = np.arange(math.prod(sizes), dtype=np.int64).reshape(sizes)
     at = (at // beside * rows * beside + at % beside) * size
     return np.broadcast_to(at, lead).reshape(-1)
 
@@ -77,8 +77,8 @@ class Items:
             group = self.chain * self.length + (self.part(parts) if parts else 0)
             order = np.argsort(group, kind="stable")  # heads of a chain stay in order
             runs = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
-            found = [[list(self._of_head(int(head), 0, cuts, panels, touched)) for head in run] for run in runs]
-            waves.append([list(itertools.chain(*run)) for run in found])
+            heads_of_runs = [[list(self._of_head(int(head), 0, cuts, panels, touched)) for head in run] for run in runs]
+            waves.append([list(itertools.chain(*run)) for run in heads_of_runs])
         else:
             for place, turn in itertools.product(range(self.length), range(self.blocks)):
                 heads = np.flatnonzero(self.places == place)
@@ -88,10 +88,10 @@ class Items:
 
     def _blocks(self, size: int) -> int:
         """The number of blocks of so many queries or keys."""
-        found = -(-size // BLOCK)
+        count = -(-size // BLOCK)
         if self.length > 1:
-            found = max(found, min(-(-ENOUGH // self.chains), size // SMALL))
-        return found
+            count = max(count, min(-(-ENOUGH // self.chains), size // SMALL))
+        return count
 
     def _of_head(
         self, head: int, turn: int, cuts: tuple[list, list], panels: np.ndarray, touched: set

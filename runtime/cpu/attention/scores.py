@@ -86,8 +86,8 @@ def scores(form: Form, vectors: int, *, slopes: bool = False) -> list[Code]:
     parts = product(f"{name}_product", columns, (form.apart("k"), 1, lanes(), lanes()))
     arguments = "ptr %args, ptr %s, ptr %q, ptr %k, ptr %bias, i64 %row, i64 %there, i64 %from, i64 %n"
     f = Code(name, arguments + (", ptr %slope" if slopes else ""))
-    given = (("ptr", "%s"), ("ptr", "%k"), ("ptr", "%q"), ("i64", "%n"), ("i64", form.size), ("i1", "false"))
-    f.run(f"{name}_product", *given)
+    operands = (("ptr", "%s"), ("ptr", "%k"), ("ptr", "%q"), ("i64", "%n"), ("i64", form.size), ("i1", "false"))
+    f.run(f"{name}_product", *operands)
     if form.cap:
         _cap(f, vectors, slopes)
     if form.bias:
@@ -134,12 +134,12 @@ def _keys(f: Code, vectors: int) -> None:
 def _queries(f: Code, vectors: int) -> None:
     """A bias for each query."""
     w = machine().width
-    found = []
+    columns = []
     for i in range(vectors):
         some = lanes_below(f, f.sub("%there", i * w))
-        found.append(load_lanes(f, f.at("%bias", f.add("%row", i * w)), some))
+        columns.append(load_lanes(f, f.at("%bias", f.add("%row", i * w)), some))
     with f.loop(0, "%n") as r:
-        _add_to_row(f, r, found)
+        _add_to_row(f, r, columns)
 
 
 _BIASES = {"both": _both, "keys": _keys, "queries": _queries}

@@ -71,10 +71,10 @@ class Code:
         return self._fold("mul", values)
 
     def _fold(self, what: str, values: tuple[int | str, ...]) -> str:
-        found = str(values[0])
+        total = str(values[0])
         for v in values[1:]:
-            found = self.let(f"{what} i64 {found}, {v}")
-        return found
+            total = self.let(f"{what} i64 {total}, {v}")
+        return total
 
     def sub(self, a: int | str, b: int | str) -> str:
         """a - b."""
@@ -116,8 +116,8 @@ class Code:
 
     def copy(self, to: str, source: str, nbytes: int | str) -> None:
         """Bytes from one address to another."""
-        given = (("ptr", to), ("ptr", source), ("i64", nbytes), ("i1", "false"))
-        self.intrinsic("memcpy.p0.p0.i64", "void", *given)
+        arguments = (("ptr", to), ("ptr", source), ("i64", nbytes), ("i1", "false"))
+        self.intrinsic("memcpy.p0.p0.i64", "void", *arguments)
 
     # -- variables and blocks -------------------------------------------------------------------------------------
 

@@ -59,17 +59,17 @@ def room(m: int, n: int, k: int) -> int:
     width = machine().width
     shared = min(m, n, _SHARED) + 3 * width
     # narrower panels are those of so few rows that a group is one of them (see shape_of)
-    own = native.threads() * _group(max(m, n), 2 * width) * 3 * width
-    return (min(k, TERMS) + 1) * (shared + own)
+    panels = native.threads() * _group(max(m, n), 2 * width) * 3 * width
+    return (min(k, TERMS) + 1) * (shared + panels)
 
 
 def needed(m: int, n: int, k: int) -> int:
     """Elements of workspace for one product; smaller ones, whose panels may be wider, can need more (see `room`)."""
     shape = shape_of(m, n)
-    own, shared = (shape.rows, shape.columns) if m >= n else (shape.columns, shape.rows)
+    private, shared = (shape.rows, shape.columns) if m >= n else (shape.columns, shape.rows)
     most = _SHARED // shared * shared
     panels = -(-min(m, n, most) // shared)
-    return (min(k, TERMS) + 1) * (native.threads() * _group(max(m, n), own) * own + panels * shared)
+    return (min(k, TERMS) + 1) * (native.threads() * _group(max(m, n), private) * private + panels * shared)
 
 
 def _group(size: int, width: int) -> int:
@@ -88,19 +88,19 @@ def calls(a: Array, b: Array, c: Array, workspace: Array, more: Array | None = N
     sides = _side(a, shape.rows), _side(b.T, shape.columns)
     long, short = sides if by_rows else sides[::-1]
     terms, group = min(k, TERMS), _group(long.size, long.width)
-    apart, own = (terms + 1) * short.width, (terms + 1) * long.width
-    each = group * own
+    apart, private = (terms + 1) * short.width, (terms + 1) * long.width
+    each = group * private
     shared, panels = workspace[native.threads() * each :], workspace[: native.threads() * each]
     # whole panels at a time
     most = _SHARED // short.width * short.width
     parallel = worth_packing(m, n, k)
-    found = []
+    calls_made = []
     step = 0 if more is None or more.ndim < 2 else more.strides[0] // 4
     for k0 in range(0, k, TERMS):
         count = min(TERMS, k - k0)
         for s0 in range(0, short.size, most):
             size = min(most, short.size - s0)
-            found.append(short.packed(s0, k0, size, count, shared, apart, parallel=parallel))
+            calls_made.append(short.packed(s0, k0, size, count, shared, apart, parallel=parallel))
             row, column = (0, s0) if by_rows else (s0, 0)
             target = c[row:, column:]
             added, apart_added = (target, c.strides[0] // 4) if k0 else (0, step)
@@ -108,10 +108,10 @@ def calls(a: Array, b: Array, c: Array, workspace: Array, more: Array | None = N
                 added = more[row:, column:] if more.ndim > 1 else more[column:]
             sizes = (m, size) if by_rows else (size, n)
             words = (target, long.part(0, k0), shared, panels, *sizes, c.strides[0] // 4, count)
-            words += (added, apart_added, apart, own, long.steps[1], long.steps[0], group, long.ahead(count, group))
+            words += (added, apart_added, apart, private, long.steps[1], long.steps[0], group, long.ahead(count, group))
             kernel = _program(shape, sizes[1] % shape.columns, by_rows, long.turned)
-            found.append(Call(kernel, words, -(-long.size // (group * long.width)), parallel))
-    return found
+            calls_made.append(Call(kernel, words, -(-long.size // (group * long.width)), parallel))
+    return calls_made
 
 
 def packed(matrix: Array, width: int, to: Array, apart: int, *, parallel: bool = True) -> Call:
@@ -251,13 +251,13 @@ class _Multiplying:
     def __init__(self, shape: Shape, narrow: int, by_rows: bool, turned: bool) -> None:
         self.shape, self.by_rows, self.turned = shape, by_rows, turned
         f = self.f = Code()
-        self.c, self.source, self.shared, own = (f.word("%args", i, "ptr") for i in range(4))
+        self.c, self.source, self.shared, private = (f.word("%args", i, "ptr") for i in range(4))
         self.m, self.n, self.step, terms = (f.word("%args", i) for i in range(4, 8))
         self.added = f.word("%args", 8, "ptr")
         self.added_step, self.apart, self.own_apart, self.term, self.side = (f.word("%args", i) for i in range(9, 14))
         self.group, self.ahead = (f.word("%args", i) for i in range(14, 16))
         more = f.let(f"icmp ne ptr {self.added}, null")
-        self.panels = f.at(own, f.mul(thread(f), self.own_apart, self.group))
+        self.panels = f.at(private, f.mul(thread(f), self.own_apart, self.group))
         self.meeting = Meeting(f, shape, (1, shape.rows), narrow, terms, more, self.step, self.added_step)
 
     def text(self) -> str:
@@ -272,12 +272,12 @@ class _Multiplying:
             with f.loop(low, high) as i:
                 self._pack(i, low, width, length)
             with f.loop(0, others) as j, f.loop(low, high) as i:
-                own = f.at(self.panels, f.mul(f.sub(i, low), self.own_apart))
-                given = f.at(self.shared, f.mul(j, self.apart))
+                private = f.at(self.panels, f.mul(f.sub(i, low), self.own_apart))
+                panel = f.at(self.shared, f.mul(j, self.apart))
                 if self.by_rows:
-                    self._meet(own, i, given, j)
+                    self._meet(private, i, panel, j)
                 else:
-                    self._meet(given, j, own, i)
+                    self._meet(panel, j, private, i)
         return module(_pack(width, self.turned), *self.meeting.tiles(), f)
 
     def _pack(self, i: str, low: str, width: int, length: str) -> None:
@@ -295,9 +295,9 @@ class _Multiplying:
         f, s = self.f, self.shape
         row, column = f.mul(i, s.rows), f.mul(j, s.columns)
         places = (self.c, self.step), (self.added, self.added_step)
-        to, given = (f.at(p, f.add(f.mul(row, step), column)) for p, step in places)
+        to, sources = (f.at(p, f.add(f.mul(row, step), column)) for p, step in places)
         last = f.let(f"icmp slt i64 {f.sub(self.n, column)}, {s.columns}")
-        self.meeting.meet(a, f.smaller(f.sub(self.m, row), s.rows), b, last, to, given)
+        self.meeting.meet(a, f.smaller(f.sub(self.m, row), s.rows), b, last, to, sources)
 
 
 @dataclass(frozen=True)
@@ -350,8 +350,8 @@ class Meeting:
     def tiles(self) -> list[Code]:
         """The functions that `meet` calls."""
         s, widths = self.shape, sorted({self.shape.columns, self.narrow} - {0})
-        found = (Tile(h, c, *self.steps, s.columns, 0, 1) for h in self._heights() for c in widths)
-        return [_tile(f"tile_{t.rows}_{t.columns}", t) for t in found]
+        tiles_of_all = (Tile(h, c, *self.steps, s.columns, 0, 1) for h in self._heights() for c in widths)
+        return [_tile(f"tile_{t.rows}_{t.columns}", t) for t in tiles_of_all]
 
 
 def _tile(name: str, t: Tile) -> Code:

@@ -62,10 +62,10 @@ def fill_rows() -> str:
 def chunks(runs: int, length: int, step: int) -> np.ndarray:
     """[chunks, 3]: the runs, `step` elements apart, in chunks of a vector: offset, elements, number of the first."""
     width = machine().width
-    found = [
+    rows = [
         (r * step + i, min(width, length - i), r * length + i) for r in range(runs) for i in range(0, length, width)
     ]
-    return np.array(found, np.int64)
+    return np.array(rows, np.int64)
 
 
 def turned(
@@ -139,13 +139,13 @@ def transposed(f: Code, square: list[str]) -> list[str]:
     while size < w:
         low = [i if not i & size else i - size + w for i in range(w)]
         high = [i + size if not i & size else i + w for i in range(w)]
-        found = list(square)
+        vectors = list(square)
         for i in range(w):
             if not i & size:
                 a, b = square[i], square[i + size]
                 for target, order in ((i, low), (i + size, high)):
                     lanes = ", ".join(f"i32 {o}" for o in order)
-                    found[target] = f.let(f"shufflevector {v} {a}, {v} {b}, <{w} x i32> <{lanes}>")
-        square = found
+                    vectors[target] = f.let(f"shufflevector {v} {a}, {v} {b}, <{w} x i32> <{lanes}>")
+        square = vectors
         size *= 2
     return square

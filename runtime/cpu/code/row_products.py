@@ -67,14 +67,14 @@ class Packed:
 
     def product(self, a: Array, packed: Array, c: Array, more: Array | None = None) -> Call:
         """c = a B' (+ `more`: a row for all, or as many rows, `c` perhaps).  The rows are the work."""
-        given = (0, 0) if more is None else (more, self.n if more.ndim > 1 else 0)
-        return Call(_program(self.k, self.n, self.high, self.width), (c, a, packed, *given), a.shape[0], least=_LEAST)
+        bias = (0, 0) if more is None else (more, self.n if more.ndim > 1 else 0)
+        return Call(_program(self.k, self.n, self.high, self.width), (c, a, packed, *bias), a.shape[0], least=_LEAST)
 
 
 def room(like: TensorType, *products: tuple[int, int, int]) -> TensorType:
     """The workspace that the largest Packed of these (k, n, rows) needs; float64 has none."""
-    found = [math.prod(Packed(*p, turned=False).shape()) for p in products]
-    return like.with_shape((max(found) if like.dtype == "f32" else 0,))
+    counts = [math.prod(Packed(*p, turned=False).shape()) for p in products]
+    return like.with_shape((max(counts) if like.dtype == "f32" else 0,))
 
 
 @functools.cache
@@ -85,9 +85,9 @@ def _program(k: int, n: int, high: int, width: int) -> int:
     columns = [c for c in (width if n >= width else 0, rest) if c]
     tiles = {(h, c): Tile(h, c, k, 1, width, n, TERMS) for h in heights for c in columns}
     f = Code()
-    c, a, panels, given = (f.word("%args", i, "ptr") for i in range(4))
+    c, a, panels, bias = (f.word("%args", i, "ptr") for i in range(4))
     step = f.word("%args", 4)
-    some = f.let(f"icmp ne ptr {given}, null")
+    some = f.let(f"icmp ne ptr {bias}, null")
 
     def sweep(start: str, end: str, first: str, columns: int) -> None:
         """A panel's columns of some rows."""
@@ -96,7 +96,7 @@ def _program(k: int, n: int, high: int, width: int) -> int:
             stop = f.add(start, f.mul(f.div(f.sub(end, start), h), h))
             with f.loop(start, stop, h) as r:
                 to, rows = f.at(c, f.add(f.mul(r, n), first)), f.at(a, f.mul(r, k))
-                begin = f.at(given, f.add(f.mul(r, step), first))
+                begin = f.at(bias, f.add(f.mul(r, step), first))
                 with f.loop(0, k, TERMS) as at:
                     terms = f.smaller(f.sub(k, at), TERMS)
                     later = f.let(f"icmp sgt i64 {at}, 0")

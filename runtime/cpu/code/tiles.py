@@ -67,8 +67,8 @@ def sizes(rows: int, columns: int, vectors: int = 0) -> tuple[int, int]:
     for v in (vectors,) if vectors else range(1, 5):
         for high in range(1, min(rows, m.sums // v) + 1):
             choices.append((_cycles(rows, columns, high, v), v, -high))
-    _, found, high = min(choices)
-    return -high, found
+    _, best, high = min(choices)
+    return -high, best
 
 
 def _cycles(rows: int, columns: int, high: int, vectors: int) -> float:
@@ -183,12 +183,12 @@ def first_lanes(count: int) -> str:
 def load_lanes(f: Code, at: str, lanes: str) -> str:
     """The elements at an address in those lanes that a vector of i1 names, zeros in the others."""
     m = machine()
-    given = (("ptr", at), ("i32", 4), (f"<{m.width} x i1>", lanes), (m.vector, "zeroinitializer"))
-    return f.intrinsic(f"masked.load.v{m.width}f32.p0", m.vector, *given)
+    arguments = (("ptr", at), ("i32", 4), (f"<{m.width} x i1>", lanes), (m.vector, "zeroinitializer"))
+    return f.intrinsic(f"masked.load.v{m.width}f32.p0", m.vector, *arguments)
 
 
 def store_lanes(f: Code, value: str, at: str, lanes: str) -> None:
     """Writes those lanes that a vector of i1 names."""
     m = machine()
-    given = ((m.vector, value), ("ptr", at), ("i32", 4), (f"<{m.width} x i1>", lanes))
-    f.intrinsic(f"masked.store.v{m.width}f32.p0", "void", *given)
+    arguments = ((m.vector, value), ("ptr", at), ("i32", 4), (f"<{m.width} x i1>", lanes))
+    f.intrinsic(f"masked.store.v{m.width}f32.p0", "void", *arguments)

@@ -71,12 +71,12 @@ class _Vectors:
         return self.f.let(f"icmp slt <{w} x i64> {numbers}, {self.f.spread(count, 'i64', w)}")
 
     def load_some(self, at: str, some: str) -> str:
-        given = (("ptr", at), ("i32", self.size), (f"<{self.width} x i1>", some), (self.kind, "zeroinitializer"))
-        return self.f.intrinsic(f"masked.load.{self.suffix}.p0", self.kind, *given)
+        arguments = (("ptr", at), ("i32", self.size), (f"<{self.width} x i1>", some), (self.kind, "zeroinitializer"))
+        return self.f.intrinsic(f"masked.load.{self.suffix}.p0", self.kind, *arguments)
 
     def store_some(self, value: str, at: str, some: str) -> None:
-        given = ((self.kind, value), ("ptr", at), ("i32", self.size), (f"<{self.width} x i1>", some))
-        self.f.intrinsic(f"masked.store.{self.suffix}.p0", "void", *given)
+        arguments = ((self.kind, value), ("ptr", at), ("i32", self.size), (f"<{self.width} x i1>", some))
+        self.f.intrinsic(f"masked.store.{self.suffix}.p0", "void", *arguments)
 
 
 def _pass_of_four(dtype: str) -> Code:
@@ -97,13 +97,13 @@ def _pass_of_four(dtype: str) -> Code:
                 v.both("fadd", a1, a3),
                 v.both("fsub", a1, a3),
             )
-            found = [
+            lines = [
                 v.both("fadd", s02, s13),
                 v.turned(v.both("fsub", s02, s13), w[1]),
                 v.turned((v.do("fadd", d02[0], d13[1]), v.do("fsub", d02[1], d13[0])), w[0]),
                 v.turned((v.do("fsub", d02[0], d13[1]), v.do("fadd", d02[1], d13[0])), w[2]),
             ]
-            for row, (re, im) in zip(rows, found, strict=True):
+            for row, (re, im) in zip(rows, lines, strict=True):
                 at = v.row("%z", row)
                 v.store(re, at[0])
                 v.store(im, at[1])
@@ -163,9 +163,9 @@ def _save(f: Code, v: _Vectors, z: str, target: tuple[str, str, str, str, str], 
         base = f.mul(j, 4)
         (a, b), (c, d) = (v.complex(z, f.word(places, f.add(f.mul(j, 2), i))) for i in (0, 1))
         k = [v.scalar(factors, f.add(base, i)) for i in range(4)]
-        found = v.fma(c, k[2], v.do("fmul", d, k[3]))
-        found = v.fma(a, k[0], v.fma(b, k[1], found))
-        v.store_some(found, f.at(y, f.add(f.mul(j, n), at), v.real), some)
+        total = v.fma(c, k[2], v.do("fmul", d, k[3]))
+        total = v.fma(a, k[0], v.fma(b, k[1], total))
+        v.store_some(total, f.at(y, f.add(f.mul(j, n), at), v.real), some)
 
 
 @functools.cache

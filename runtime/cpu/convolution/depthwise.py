@@ -290,15 +290,15 @@ def _products(count: int) -> str:
     width, channels, step, line, taps, pitch = (f.word("%args", i) for i in range(13, 19))
     size = f.mul(taps, pitch)
     with f.loop("%begin", "%end") as part:
-        own = f.at(sums, f.mul(part, size), "double")
-        f.zero(own, f.mul(size, 8))
+        part_sums = f.at(sums, f.mul(part, size), "double")
+        f.zero(part_sums, f.mul(size, 8))
         with (
             f.loop(f.word(parts, part), f.word(parts, f.add(part, 1))) as row,
             _row(f, 4, row).taps(f) as (at_w, at_x),
             f.loop(0, channels, block) as c,
         ):
             xs, ys = f.at(x, f.add(at_x, c)), f.at(y, f.add(f.mul(row, line), c))
-            to = f.at(own, f.add(at_w, c), "double")
+            to = f.at(part_sums, f.add(at_w, c), "double")
             lanes = _lanes(f, channels, c, count)
             with f.loop(0, width) as t:
                 first, n, at = (f.word(spans, f.add(f.mul(t, 3), i)) for i in range(3))

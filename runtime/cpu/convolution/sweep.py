@@ -96,10 +96,10 @@ class Sweep:
     @functools.cached_property
     def steps(self) -> tuple[int, ...]:
         """Elements from one padded source position to the next, along each axis."""
-        found = [self.pitch]
+        sizes_of_axes = [self.pitch]
         for size in reversed(self.sizes[1:]):
-            found.insert(0, found[0] * size)
-        return tuple(found)
+            sizes_of_axes.insert(0, sizes_of_axes[0] * size)
+        return tuple(sizes_of_axes)
 
     def cuts(self) -> list[tuple[int, int, int, int]]:
         """(first image, after, first position along the first axis, after) of each block, in q of the phases."""
@@ -132,10 +132,10 @@ class Sweep:
             qs = [range(min(q0, p0.count), min(q1, p0.count)), *(range(p.count) for p in phase[1:-1])]
             if len(phase) == 1:
                 qs = []
-            found = [
+            lines = [
                 self._row(phase, n, n - n0, image, first, q) for n in range(n0, n1) for q in itertools.product(*qs)
             ]
-            rows.append(np.array(found, np.int64).reshape(-1, 2))
+            rows.append(np.array(lines, np.int64).reshape(-1, 2))
         return Block(self._copies(n0, n1, first, last), tuple(rows))
 
     def _span(self, q0: int, q1: int) -> tuple[int, int]:
@@ -172,12 +172,12 @@ class Sweep:
         else:
             ranges = [range(first, last), *(range(s) for s in self.sizes[1:-1])]
             axes = [np.array(r) - b for r, b in zip(ranges, self.before, strict=False)]
-        found = np.arange(n0, n1, dtype=np.int64)
-        inside = np.ones(len(found), bool)
+        places = np.arange(n0, n1, dtype=np.int64)
+        inside = np.ones(len(places), bool)
         for at, size in zip(axes, self.source, strict=False):
-            found = (found[:, None] * size + at).reshape(-1)
+            places = (places[:, None] * size + at).reshape(-1)
             inside = (inside[:, None] & (at >= 0) & (at < size)).reshape(-1)
-        return np.where(inside, found * self.source[-1] * self.source_channels, -1)
+        return np.where(inside, places * self.source[-1] * self.source_channels, -1)
 
     def taps(self, phase: Sequence[Phase]) -> Iterator[tuple[int, int]]:
         """(number of the tap in the weight, offset in the padded source) of each tap of a phase."""

@@ -71,9 +71,9 @@ class PackedWeight:
     def scratch(self) -> list[int]:
         """Elements of the buffers: the gradient as [taps, channels of x, of y], padded block, panels of y's gradient,
         and of x for each thread."""
-        given = self._held // 4 + self.panels * self.shape.columns
-        _, own = self._panel_sizes()
-        return [self.taps * self.g.cg * self.g.mg, self.sweep.largest_block, given, native.threads() * own]
+        packed = self._held // 4 + self.panels * self.shape.columns
+        _, private = self._panel_sizes()
+        return [self.taps * self.g.cg * self.g.mg, self.sweep.largest_block, packed, native.threads() * private]
 
     def _panel_sizes(self) -> tuple[int, int]:
         """Elements of a panel of y's gradient, and of x."""
@@ -81,7 +81,7 @@ class PackedWeight:
 
     def calls(self, x: Array, y: Array, w: Array, sums: Array, block: Any, shared: Array, own: Array) -> list[Call]:
         """All of them, in order."""
-        s, found = self.sweep, []
+        s, sequence = self.sweep, []
         pixels = y.reshape(-1, self.g.mg)
         first = 0
         tables: dict[tuple[int, ...], list[np.ndarray]] = {}  # blocks of as many images and the same rows share them
@@ -89,14 +89,14 @@ class PackedWeight:
             part, like = s.block(cut), (cut[1] - cut[0], *cut[2:])
             if s.padded:
                 words = (x, block, part.copies, s.source[-1], s.source_channels, s.pitch, s.before[-1], s.after[-1])
-                found.append(Call(native.compile_ir(packing.copy_rows()), words, len(part.copies), self.parallel))
+                sequence.append(Call(native.compile_ir(packing.copy_rows()), words, len(part.copies), self.parallel))
             if like not in tables:
                 tables[like] = self._seen(part.rows[0])
             for places in tables[like]:
-                given = pixels[first : first + len(places)]
-                found += self._block(block if s.padded else x, places, given, sums, shared, own, more=first > 0)
+                chunk = pixels[first : first + len(places)]
+                sequence += self._block(block if s.padded else x, places, chunk, sums, shared, own, more=first > 0)
                 first += len(places)
-        return [*found, self._unpacked(sums, w)]
+        return [*sequence, self._unpacked(sums, w)]
 
     def _seen(self, rows: np.ndarray) -> list[np.ndarray]:
         """Where in a block the first tap of each pixel of the output lies, in the order of the pixels, as many at
@@ -138,9 +138,9 @@ def _program(shape: Shape, narrow: int) -> int:
     Pixels are taken TERMS at a time, whose sums are added one after the other.
     """
     f = Code()
-    c, x, shared, own, places, taps = (f.word("%args", i, "ptr") for i in range(6))
+    c, x, shared, panels, places, taps = (f.word("%args", i, "ptr") for i in range(6))
     each, cells, n, pixels, more, apart, size = (f.word("%args", i) for i in range(6, 13))
-    own = f.at(own, f.mul(thread(f), size))
+    panels = f.at(panels, f.mul(thread(f), size))
     full = f.div(n, shape.columns)
     count = f.div(f.add(n, shape.columns - 1), shape.columns)
     more = f.let(f"icmp ne i64 {more}, 0")
@@ -152,14 +152,14 @@ def _program(shape: Shape, narrow: int) -> int:
         with f.loop(0, pixels, TERMS) as k:
             terms = f.smaller(f.sub(pixels, k), TERMS)
             some = f.at(places, k, "i64")
-            f.line(f"call void @gather(ptr {own}, ptr {source}, ptr {some}, i64 {there}, i64 {terms})")
+            f.line(f"call void @gather(ptr {panels}, ptr {source}, ptr {some}, i64 {there}, i64 {terms})")
             again = f.let(f"or i1 {more}, {f.let(f'icmp sgt i64 {k}, 0')}")
             meeting = Meeting(f, shape, (1, shape.rows), narrow, terms, again, n, n)
-            given = f.at(shared, f.mul(k, shape.columns))
+            packed = f.at(shared, f.mul(k, shape.columns))
             with f.loop(0, count) as j:
                 at = f.at(to, f.mul(j, shape.columns))
                 last = f.let(f"icmp sge i64 {j}, {full}")
-                meeting.meet(own, there, f.at(given, f.mul(j, apart)), last, at, at)
+                meeting.meet(panels, there, f.at(packed, f.mul(j, apart)), last, at, at)
     return native.compile_ir(module(_gather(shape.rows), *meeting.tiles(), f))
 
 

@@ -108,7 +108,7 @@ class Winograd:
         self, source: Array, w: Array, result: Array, bias: Array | None, factors: Array, own: Array
     ) -> list[Call]:
         """All of them, in order."""
-        windows, flat, found = w.reshape(-1), result.reshape(-1), []
+        windows, flat, sequence = w.reshape(-1), result.reshape(-1), []
         size = WINDOW * WINDOW
         column, term = (size, self.width * size) if self.kind == "input" else (self.depth * size, size)
         for first in range(0, self.width, self.block):
@@ -116,13 +116,13 @@ class Winograd:
             panels = -(-count // self.shape.columns)
             make = native.compile_ir(_windows(self.shape.columns, self.kind == "input"))
             words: tuple[Any, ...] = (windows[first * column :], factors, count, self.depth, column, term)
-            found.append(Call(make, words, panels * self.depth, self.parallel))
+            sequence.append(Call(make, words, panels * self.depth, self.parallel))
             kernel = _program(self.shape, count % self.shape.columns, self.depth, self.pitch, bias is not None)
-            given = 0 if bias is None else bias[first:]
-            words = (source, factors, flat[first:], given, own, *self.tiling.words, self.tiling.count, self.group)
+            initial = 0 if bias is None else bias[first:]
+            words = (source, factors, flat[first:], initial, own, *self.tiling.words, self.tiling.count, self.group)
             words += (*self._steps, self._own(), self.width, panels)
-            found.append(Call(kernel, words, -(-self.tiling.count // self.group), self.parallel))
-        return found
+            sequence.append(Call(kernel, words, -(-self.tiling.count // self.group), self.parallel))
+        return sequence
 
 
 @functools.cache
@@ -167,22 +167,22 @@ def _program(shape: Shape, narrow: int, depth: int, pitch: int, bias: bool) -> i
     a factor and from a product to the next, elements of a thread's own, channels of the result, panels)
     """
     f = Code()
-    source, windows, result, given, own = (f.word("%args", i, "ptr") for i in range(5))
+    source, windows, result, initial, work = (f.word("%args", i, "ptr") for i in range(5))
     places, after = Places(f, 5), 5 + Places.WORDS
     tiles, group, apart, out_apart, size, channels, panels = (f.word("%args", after + i) for i in range(7))
-    own = f.at(own, f.mul(thread(f), size))
-    patches = f.at(own, pitch)
+    work = f.at(work, f.mul(thread(f), size))
+    patches = f.at(work, pitch)
     products = f.at(patches, f.mul(apart, PRODUCTS))
-    f.zero(own, 4 * pitch)
+    f.zero(work, 4 * pitch)
     with f.loop("%begin", "%end") as item:
         first = f.mul(item, group)
         there = f.smaller(f.sub(tiles, first), group)
         with f.loop(0, there) as t:
-            patch = places.patch(places.tile(f.add(first, t)), source, depth, own)
+            patch = places.patch(places.tile(f.add(first, t)), source, depth, work)
             to = f.at(patches, f.mul(t, pitch))
             for v, lanes in vectors(f, depth):
-                made = of_patch(f, [[load(f, f.at(p, v), lanes) for p in line] for line in patch])
-                store_each(f, made, f.at(to, v), apart)
+                transformed = of_patch(f, [[load(f, f.at(p, v), lanes) for p in line] for line in patch])
+                store_each(f, transformed, f.at(to, v), apart)
         with f.loop(0, panels) as j:
             last = f.let(f"icmp eq i64 {f.add(j, 1)}, {panels}")
             with f.loop(0, PRODUCTS) as number, f.loop(0, depth, TERMS) as k:
@@ -194,7 +194,7 @@ def _program(shape: Shape, narrow: int, depth: int, pitch: int, bias: bool) -> i
                 to = f.at(products, f.mul(number, out_apart))
                 meeting.meet(a, there, b, last, to, to)
             begin = f.mul(j, shape.columns)
-            target, added = f.at(result, begin), f.at(given, begin) if bias else ""
+            target, added = f.at(result, begin), f.at(initial, begin) if bias else ""
             with f.loop(0, there) as t:
                 at = f.at(products, f.mul(t, shape.columns))
                 written = list(places.written(places.tile(f.add(first, t)), target, channels))

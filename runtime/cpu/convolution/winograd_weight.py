@@ -85,7 +85,7 @@ class WinogradWeight:
 
     def calls(self, x: Array, y: Array, w: Array, sums: Array, seen: Array, given: Array, zeros: Array) -> list[Call]:
         """All of them, in order."""
-        t, s, found = self.tiling, self.shape, []
+        t, s, sequence = self.tiling, self.shape, []
         source, target = x.reshape(-1), w.reshape(-1)
         for first in range(0, self.channels, self.block):
             count = min(self.block, self.channels - first)
@@ -95,15 +95,15 @@ class WinogradWeight:
                 tiles = min(self.chunk, t.count - begin)
                 words = (source[first:], y, seen, given, zeros, *t.words, begin, self.chunk, *self._apart)
                 words += (self.channels, self._zeros)
-                found.append(Call(factors, words, tiles, self.parallel))
+                sequence.append(Call(factors, words, tiles, self.parallel))
                 words = (seen, given, sums, tiles, self.chunk, *self._apart, self.pitch, count, panels)
                 words += (self._panels[1], self.block, int(begin > 0))
                 multiply = _program(s, self.width % s.columns)
-                found.append(Call(multiply, words, PRODUCTS * panels, self.parallel))
+                sequence.append(Call(multiply, words, PRODUCTS * panels, self.parallel))
             words = (sums, target[first * WINDOW * WINDOW :], count, self.channels, self.block, self.pitch)
             pieces = -(-count // _PIECE) * -(-self.width // machine().width)
-            found.append(Call(native.compile_ir(_windows(self.width)), words, pieces, self.parallel))
-        return found
+            sequence.append(Call(native.compile_ir(_windows(self.width)), words, pieces, self.parallel))
+        return sequence
 
 
 @functools.cache
@@ -116,7 +116,7 @@ def _factors(shape: Shape, channels: int, width: int) -> int:
     A panel of factors has the channels of one tile together, then those of the next.
     """
     f = Code()
-    source, gradient, seen, given, zeros = (f.word("%args", i, "ptr") for i in range(5))
+    source, gradient, seen, bias, zeros = (f.word("%args", i, "ptr") for i in range(5))
     places, after = Places(f, 5), 5 + Places.WORDS
     begin, chunk, seen_apart, given_apart, total, size = (f.word("%args", after + i) for i in range(6))
     zeros = f.at(zeros, f.mul(thread(f), size))
@@ -126,14 +126,14 @@ def _factors(shape: Shape, channels: int, width: int) -> int:
         patch, pixels = places.patch(tile, source, total, zeros), places.gradient(tile, gradient, width, zeros)
         sides = (
             (of_patch, patch, seen, seen_apart, channels, shape.rows),
-            (of_tile, pixels, given, given_apart, width, shape.columns),
+            (of_tile, pixels, bias, given_apart, width, shape.columns),
         )
         for factors, square, to, apart, count, wide in sides:
             for v, lanes in vectors(f, count):
-                made = factors(f, [[load(f, f.at(p, v), lanes) for p in line] for line in square])
+                transformed = factors(f, [[load(f, f.at(p, v), lanes) for p in line] for line in square])
                 panel = f.div(v, wide)
                 at = f.add(f.mul(f.add(f.mul(panel, chunk), number), wide), f.sub(v, f.mul(panel, wide)))
-                store_each(f, made, f.at(to, at), apart)
+                store_each(f, transformed, f.at(to, at), apart)
     return native.compile_ir(module(f))
 
 
@@ -147,7 +147,7 @@ def _program(shape: Shape, narrow: int) -> int:
     whether the sums are added to)
     """
     f = Code()
-    seen, given, sums = (f.word("%args", i, "ptr") for i in range(3))
+    seen, gradients, sums = (f.word("%args", i, "ptr") for i in range(3))
     tiles, chunk, seen_apart, given_apart, pitch, count, panels, others, rows, more = (
         f.word("%args", i) for i in range(3, 13)
     )
@@ -158,7 +158,7 @@ def _program(shape: Shape, narrow: int) -> int:
         first = f.mul(panel, shape.rows)
         there = f.smaller(f.sub(count, first), shape.rows)
         a = f.at(seen, f.add(f.mul(number, seen_apart), f.mul(first, chunk)))
-        b = f.at(given, f.mul(number, given_apart))
+        b = f.at(gradients, f.mul(number, given_apart))
         to = f.at(sums, f.mul(f.add(f.mul(number, rows), first), pitch))
         with f.loop(0, tiles, TERMS) as k:
             terms = f.smaller(f.sub(tiles, k), TERMS)

@@ -107,7 +107,7 @@ class _Object:
         for s in self.sections:
             self.name(self.sections[self.names], s[0])
         symbols = self.entries(table, "IBBHQQ")  # name, kind, visibility, section, address, size
-        found = False
+        present = False
         for name, kind, _, section, at, size in symbols:
             named = self.name(strings, name)
             if section == 0:
@@ -117,8 +117,8 @@ class _Object:
                 place = self.sections[section]
                 if at + size > place[5]:
                     return False
-                found |= named == function and kind == 0x12 and bool(place[2] & _EXECUTABLE) and size > 0
-        return found and all(self.relocates(s, len(symbols)) for s in self.sections if s[1] == _RELOCATIONS)
+                present |= named == function and kind == 0x12 and bool(place[2] & _EXECUTABLE) and size > 0
+        return present and all(self.relocates(s, len(symbols)) for s in self.sections if s[1] == _RELOCATIONS)
 
     def relocates(self, section: tuple[int, ...], symbols: int) -> bool:
         """Whether the addresses that are put in lie in their section, and are of symbols that are there."""

@@ -133,10 +133,10 @@ class Library:
 
         DnnlError where the layout's blocks do not end there.
         """
-        made = self._made("dnnl_memory_desc_create_submemory", _p(layout), _dims(shape), _dims(first))
+        handle = self._made("dnnl_memory_desc_create_submemory", _p(layout), _dims(shape), _dims(first))
         offset = ctypes.c_int64()
-        self._ok("dnnl_memory_desc_query", _p(made), _SUBMEMORY_OFFSET, ctypes.byref(offset))
-        return made, offset.value
+        self._ok("dnnl_memory_desc_query", _p(handle), _SUBMEMORY_OFFSET, ctypes.byref(offset))
+        return handle, offset.value
 
     def nbytes(self, layout: int) -> int:
         """Bytes that a buffer of this layout takes."""
@@ -190,15 +190,15 @@ class Library:
         )  # fmt: skip
         if kind == "output":
             return forward
-        given: tuple[Any, ...] = (x, w, y) if kind == "input" else (x, w, _p(0), y)
+        arguments: tuple[Any, ...] = (x, w, y) if kind == "input" else (x, w, _p(0), y)
         what = "data" if kind == "input" else "weights"
         function = f"dnnl_convolution_backward_{what}_primitive_desc_create"
-        return self._made(function, engine, _DIRECT, *given, *shape, _p(forward), attributes)
+        return self._made(function, engine, _DIRECT, *arguments, *shape, _p(forward), attributes)
 
     def product(self, a: int, b: int, bias: int, out: int) -> int:
         """Descriptor of a matrix product out = a b + bias (0: no bias), of batches alike."""
-        given = (_p(a), _p(b), _p(bias), _p(out), _p(self.attributes))
-        return self._made("dnnl_matmul_primitive_desc_create", _p(self.engine), *given)
+        arguments = (_p(a), _p(b), _p(bias), _p(out), _p(self.attributes))
+        return self._made("dnnl_matmul_primitive_desc_create", _p(self.engine), *arguments)
 
     def memory(self, layout: int, address: int) -> Memory:
         """Memory of a layout at an address."""
@@ -223,11 +223,11 @@ class Memory:
 class Arguments:
     """Execution arguments in the library's form; as an integer, their address."""
 
-    def __init__(self, given: Mapping[int, Memory]) -> None:
-        self._array = (_Argument * len(given))(*(_Argument(which, int(m)) for which, m in given.items()))
-        self._memories = tuple(given.values())
-        self._which = list(given)
-        self.count = len(given)
+    def __init__(self, memories: Mapping[int, Memory]) -> None:
+        self._array = (_Argument * len(memories))(*(_Argument(which, int(m)) for which, m in memories.items()))
+        self._memories = tuple(memories.values())
+        self._which = list(memories)
+        self.count = len(memories)
 
     def place(self, which: int) -> int:
         """The position of an argument among them; 0 where it is not there."""

@@ -64,7 +64,7 @@ def bfloat16() -> Any:
             """Widened."""
             return builder.bitcast(builder.shl(builder.zext(value, wide), wide(16)), real)
 
-    made = BFloat16()
+    dtype = BFloat16()
 
     @lower_cast(types.float32, BFloat16)
     def same(context: BaseContext, builder: IRBuilder, before: Any, after: Any, value: Word) -> Word:
@@ -78,7 +78,7 @@ def bfloat16() -> Any:
     def of_integer(context: BaseContext, builder: IRBuilder, before: Any, after: Any, value: Word) -> Word:
         return builder.sitofp(value, real) if before.signed else builder.uitofp(value, real)
 
-    return made
+    return dtype
 
 
 @contextlib.contextmanager
@@ -91,8 +91,12 @@ def read_as_float32() -> Iterator[None]:
     half, index, kind = bfloat16(), arraydecl.get_array_index_type, arraydecl.DTypeAttr.resolve_type
 
     def indexed(array: Any, at: Any) -> Any:
-        found = index(array, at)
-        return found._replace(result=types.float32) if found is not None and found.result is half else found
+        signature = index(array, at)
+        return (
+            signature._replace(result=types.float32)
+            if signature is not None and signature.result is half
+            else signature
+        )
 
     def resolved(self: Any, dtype: Any) -> Any:
         return types.NumberClass(types.float32) if dtype.dtype is half else kind(self, dtype)

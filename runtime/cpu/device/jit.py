@@ -111,14 +111,14 @@ def instructions(result: Callable[..., Any]) -> Callable[[Callable[..., Any]], A
     """
 
     def mark(function: Callable[..., Any]) -> Any:
-        def make(typing: Any, *given: Any) -> Any:
+        def make(typing: Any, *arguments: Any) -> Any:
             def generate(context: Any, builder: Any, signature: Any, words: Any) -> Any:
-                made = function(builder, *words)
-                return context.get_dummy_value() if made is None else made
+                value = function(builder, *words)
+                return context.get_dummy_value() if value is None else value
 
             from numba import types
 
-            return result(types, *given)(*given), generate
+            return result(types, *arguments)(*arguments), generate
 
         make.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # numba reads the arguments' names
         return Intrinsic(make, function, result)
@@ -162,17 +162,17 @@ def _codes(code: types.CodeType) -> list[types.CodeType]:
 
 def _fingerprint(function: Callable[..., Any]) -> str:
     """Names a function's code, and what it takes from its module."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for code in _codes(function.__code__):
         consts = [k for k in code.co_consts if not isinstance(k, types.CodeType)]
-        found.update(repr((code.co_code.hex(), consts, code.co_names, code.co_varnames)).encode())
+        digest.update(repr((code.co_code.hex(), consts, code.co_names, code.co_varnames)).encode())
         for name in _globals(code):
             value = function.__globals__.get(name)
             if isinstance(value, (Inline, Intrinsic)):
-                found.update(value.fingerprint.encode())
+                digest.update(value.fingerprint.encode())
             elif isinstance(value, (int, float, str, tuple, np.generic)):
-                found.update(repr(value).encode())
-    return found.hexdigest()
+                digest.update(repr(value).encode())
+    return digest.hexdigest()
 
 
 def _translated(function: Callable[..., Any]) -> Any:
@@ -224,11 +224,11 @@ class Kernel:
 
     def address(self, kinds: tuple) -> int:
         """The compiled function for operands of these kinds."""
-        found = self._addresses.get(kinds)
-        if found is None:
-            made = native.loaded(self._key(kinds), lambda: self._module(kinds), tools=self._tools())
-            found = self._addresses[kinds] = made
-        return found
+        pointer = self._addresses.get(kinds)
+        if pointer is None:
+            entry = native.loaded(self._key(kinds), lambda: self._module(kinds), tools=self._tools())
+            pointer = self._addresses[kinds] = entry
+        return pointer
 
     def kept(self, kinds: tuple) -> bool:
         """Whether its object code for operands of these kinds was made before: it needs no compiling then."""

@@ -164,10 +164,10 @@ def _quieted(functions: tuple[int, int]) -> _Quieted:
 
 def _regions(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
     """Ranges of calls that one parallel region makes."""
-    for own, group in itertools.groupby(range(len(calls)), key=lambda i: calls[i].own_threads):
-        found = list(group)
-        if not own:
-            yield found[0], found[-1] + 1
+    for private, group in itertools.groupby(range(len(calls)), key=lambda i: calls[i].own_threads):
+        indices = list(group)
+        if not private:
+            yield indices[0], indices[-1] + 1
 
 
 #: whether this process is a fork of another, whose OpenMP threads it does not have

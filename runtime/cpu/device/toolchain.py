@@ -114,14 +114,14 @@ class Building(Toolchain):
         self.llvm.initialize_all_asmprinters()
         native = machine.cpu == NATIVE
         self.cpu, self.features = (host.cpu, host.features) if native else (machine.cpu, machine.features)
-        found = self.llvm.Target.from_triple(machine.triple)
-        self.machine = found.create_target_machine(
+        target = self.llvm.Target.from_triple(machine.triple)
+        self.machine = target.create_target_machine(
             cpu=self.cpu, features=self.features, opt=3, reloc="pic", codemodel="default"
         )
         self.runs = platform.machine() == machine.name and {f for f in self.features.split(",") if f[0] == "+"} <= {
             *host.features.split(",")
         }
-        self._loading = found.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
+        self._loading = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
         self.made_by = f"{host.made_by} for {machine}"
         self.addresses: dict[str, int] = {}
         self.engine = host.engine
@@ -148,14 +148,14 @@ class Building(Toolchain):
 
     def together(self, names: Mapping[int, str], more: str = "") -> Any:
         """One module of functions (by address) under new names, and of what a module's text defines beside them."""
-        found = self.llvm.parse_assembly(more)
-        found.triple, found.data_layout = self.machine.triple, str(self.machine.target_data)
+        parsed = self.llvm.parse_assembly(more)
+        parsed.triple, parsed.data_layout = self.machine.triple, str(self.machine.target_data)
         for at, name in names.items():
             key, code = self.modules[at]
             module = self.llvm.parse_bitcode(code)
             module.get_function(f"k_{key}").name = name
-            found.link_in(module)
+            parsed.link_in(module)
         for name in names.values():
-            found.get_function(name).visibility = "hidden"
-        found.verify()
-        return found
+            parsed.get_function(name).visibility = "hidden"
+        parsed.verify()
+        return parsed

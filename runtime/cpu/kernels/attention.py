@@ -48,12 +48,12 @@ def panels(queries: int) -> np.ndarray:
     count = -(-total // vectors())
     sizes = [total // count + (i < total % count) for i in range(count)]
     kinds = sorted(set(sizes), reverse=True)
-    found, row = [], 0
+    rows, row = [], 0
     for n in sizes:
         there = min(n * width, queries - row)
-        found.append((row, there, kinds.index(n)))
+        rows.append((row, there, kinds.index(n)))
         row += there
-    return np.array(found, np.int64)
+    return np.array(rows, np.int64)
 
 
 def variants(queries: int) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ class Attention(Family):
         first = -_FAR if rule.first is None else rule.first
         last = _FAR if rule.last is None else rule.last
         scale, cap = rule.scale / (rule.cap or form.unit), rule.cap / form.unit
-        found = [
+        numbers = [
             q,
             k,
             v,
@@ -126,9 +126,9 @@ class Attention(Family):
             cap,
         ]
         if not rule.ratio:
-            return [*found, 0, 0, 0, 1.0]
+            return [*numbers, 0, 0, 0, 1.0]
         step = ins[len(op.inputs) - 1].reshape(1)
-        return [*found, signed(rule.seed), step, _threshold(rule.ratio) << 8, 1 / (1 - rule.ratio)]
+        return [*numbers, signed(rule.seed), step, _threshold(rule.ratio) << 8, 1 / (1 - rule.ratio)]
 
     def heads(self, op: Operator) -> np.ndarray:
         """[heads, columns]: element offsets of each head's operands; the number of its first query among those of all
@@ -141,23 +141,23 @@ class Attention(Family):
         if bias is not None:
             full = (1,) * (2 - len(bias)) + bias
             biases = offsets(full[:-2], lead, full[-2] * full[-1])
-        found = {"bias": biases, "dbias": biases, "lse": offsets(lead, lead, t), "number": self.numbers(op)}
+        offsets_of = {"bias": biases, "dbias": biases, "lse": offsets(lead, lead, t), "number": self.numbers(op)}
         sizes = {"q": (lead, t, d), "k": (k[:-2], s, d), "v": (v[:-2], s, e), "y": (lead, t, e)}
-        for name, (own, rows, n) in {**sizes, **{f"d{name}": x for name, x in sizes.items()}}.items():
-            found[name] = offsets(own, lead, n, rows, beside.get(name, 1))
-        return np.stack([found[name] for name in COLUMNS], 1)
+        for name, (dims, rows, n) in {**sizes, **{f"d{name}": x for name, x in sizes.items()}}.items():
+            offsets_of[name] = offsets(dims, lead, n, rows, beside.get(name, 1))
+        return np.stack([offsets_of[name] for name in COLUMNS], 1)
 
     def numbers(self, op: Operator) -> np.ndarray:
         """[heads]: the number of each head's first query among those of all weights, of which these may be a part."""
         rule = op.of(Tiled)
         q = need(op.inputs[0])
-        own = q.shape[:-1]
-        whole, start = rule.rows or own, rule.at or (0,) * len(own)
-        found = np.zeros(own[:-1], np.int64)
+        lead = q.shape[:-1]
+        whole, start = rule.rows or lead, rule.at or (0,) * len(lead)
+        indices = np.zeros(lead[:-1], np.int64)
         for axis, (size, first) in enumerate(zip(whole[:-1], start[:-1], strict=True)):
-            place = np.arange(own[axis]).reshape(-1, *[1] * (len(own) - 2 - axis))
-            found = found * size + first + place
-        return (found * whole[-1] + start[-1]).reshape(-1)
+            place = np.arange(lead[axis]).reshape(-1, *[1] * (len(lead) - 2 - axis))
+            indices = indices * size + first + place
+        return (indices * whole[-1] + start[-1]).reshape(-1)
 
 
 @family("TiledAttention", "HeadsLastTiledAttention")
@@ -187,9 +187,9 @@ class Gradient(Attention):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Buffers of each thread; partial sums of the bias's gradient."""
-        own = TensorType("f32", (native.threads(), backward.room(self.form(op))))
+        work = TensorType("f32", (native.threads(), backward.room(self.form(op))))
         bias, parts = self.wanted(op), self.parts(op)
-        return (own,) if bias is None or not parts else (own, TensorType("f32", (parts, math.prod(bias))))
+        return (work,) if bias is None or not parts else (work, TensorType("f32", (parts, math.prod(bias))))
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call for each wave; before them what clears the bias's gradient, behind them what adds its parts up."""
@@ -228,5 +228,5 @@ class Gradient(Attention):
         q = need(op.inputs[0])
         if bias is None or items.shares or items.blocks > 1 or items.chains >= PARTS:
             return 0
-        found = min(PARTS, items.length)
-        return found if found * math.prod(bias) <= q.size else 0
+        count = min(PARTS, items.length)
+        return count if count * math.prod(bias) <= q.size else 0

@@ -33,12 +33,12 @@ def _block(channels: int) -> int:
 
 
 @kernel
-def moments(x, work, found, block, begin, end):
+def moments(x, work, out, block, begin, end):
     """Mean and sum of squares of each part of the rows: found [parts, 2, c] in float64; work the same in x's type."""
     for part in range(begin, end):
-        first = x.shape[0] * part // found.shape[0]
-        stop = x.shape[0] * (part + 1) // found.shape[0]
-        mean, squares = found[part, 0], found[part, 1]
+        first = x.shape[0] * part // out.shape[0]
+        stop = x.shape[0] * (part + 1) // out.shape[0]
+        mean, squares = out[part, 0], out[part, 1]
         m, q = work[part, 0], work[part, 1]
         for c in range(x.shape[1]):
             mean[c] = 0
@@ -86,16 +86,16 @@ def together(found, mean, var, rows, begin, end):
 
 
 @kernel
-def sums(x, dy, mean, work, found, block, begin, end):
+def sums(x, dy, mean, work, out, block, begin, end):
     """Σ dy and Σ dy · (x - mean) of each part of the rows: found [parts, 2, c]; work the same in x's type."""
     for part in range(begin, end):
-        first = x.shape[0] * part // found.shape[0]
-        stop = x.shape[0] * (part + 1) // found.shape[0]
+        first = x.shape[0] * part // out.shape[0]
+        stop = x.shape[0] * (part + 1) // out.shape[0]
         total, against = work[part, 0], work[part, 1]
         for c in range(x.shape[1]):
-            found[part, 0, c] = 0
+            out[part, 0, c] = 0
         for c in range(x.shape[1]):
-            found[part, 1, c] = 0
+            out[part, 1, c] = 0
         for r0 in range(first, stop, block):
             for c in range(x.shape[1]):
                 total[c] = 0
@@ -108,13 +108,13 @@ def sums(x, dy, mean, work, found, block, begin, end):
                 for c in range(x.shape[1]):
                     against[c] += g[c] * (a[c] - mean[c])
             for c in range(x.shape[1]):
-                found[part, 0, c] += total[c]
+                out[part, 0, c] += total[c]
             for c in range(x.shape[1]):
-                found[part, 1, c] += against[c]
+                out[part, 1, c] += against[c]
 
 
 @kernel
-def coefficients(found, scale, var, dscale, dbias, given, rows, epsilon, begin, end):
+def coefficients(found, scale, var, dscale, dbias, gradient, rows, epsilon, begin, end):
     """The gradients of scale and bias, and given [3, c] with dx = centred · given₀ + dy · given₁ + given₂."""
     one, e, count = var.dtype.type(1), var.dtype.type(epsilon), var.dtype.type(-float(rows))
     for c in range(begin * _CHANNELS, min(end * _CHANNELS, scale.shape[0])):
@@ -126,9 +126,9 @@ def coefficients(found, scale, var, dscale, dbias, given, rows, epsilon, begin, 
         factor = scale[c] * inverse
         dbias[c] = total
         dscale[c] = var.dtype.type(against) * inverse
-        given[0, c] = dscale[c] * inverse * factor / count
-        given[1, c] = factor
-        given[2, c] = dbias[c] * factor / count
+        gradient[0, c] = dscale[c] * inverse * factor / count
+        gradient[1, c] = factor
+        gradient[2, c] = dbias[c] * factor / count
 
 
 def _rows(a: Array) -> Array:
@@ -259,13 +259,22 @@ class Gradient(Normalisation):
         """Three calls."""
         x, dy, dx = _rows(ins[0]), _rows(ins[4]), _rows(outs[0])
         scale, mean, var = ins[1:4]
-        found, work, given = scratch
+        found, work, gradient = scratch
         epsilon = op.op.epsilon  # type: ignore[attr-defined]
         pieces = -(-x.shape[1] // _CHANNELS)
         return [
             sums.call(x, dy, mean, work, found, _block(x.shape[1]), work=len(found)),
             coefficients.call(
-                found, scale, var, outs[1], outs[2], given, x.shape[0], epsilon, work=pieces, parallel=pieces > _ALONE
+                found,
+                scale,
+                var,
+                outs[1],
+                outs[2],
+                gradient,
+                x.shape[0],
+                epsilon,
+                work=pieces,
+                parallel=pieces > _ALONE,
             ),
-            computed(formulas.gradient, dtype_name(given.dtype), [x, dy, mean, *given], [dx]),
+            computed(formulas.gradient, dtype_name(gradient.dtype), [x, dy, mean, *gradient], [dx]),
         ]

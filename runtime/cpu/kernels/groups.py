@@ -31,9 +31,9 @@ def room(builder: IRBuilder) -> Word:
     from llvmlite import ir
     from numba.core import cgutils
 
-    found = cgutils.alloca_once(builder, ir.IntType(8), size=2 * _ROOM)
-    found.align = 64
-    return found
+    pointer = cgutils.alloca_once(builder, ir.IntType(8), size=2 * _ROOM)
+    pointer.align = 64
+    return pointer
 
 
 @instructions(lambda types, *given: types.none)
@@ -95,10 +95,10 @@ def _packing(bits: int) -> Any:
         from llvmlite import ir
 
         word = ir.IntType(64 // bits)
-        x = found = builder.load(builder.gep(builder.bitcast(p, word.as_pointer()), [k]))
+        x = value = builder.load(builder.gep(builder.bitcast(p, word.as_pointer()), [k]))
         for i in range(1, 8 // bits):
-            found = builder.or_(found, builder.lshr(x, word((8 - bits) * i)))
-        return builder.trunc(found, ir.IntType(8))
+            value = builder.or_(value, builder.lshr(x, word((8 - bits) * i)))
+        return builder.trunc(value, ir.IntType(8))
 
     return packed
 
@@ -231,8 +231,10 @@ class Compressing(Family):
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call, split over the threads by groups."""
         rule = op.of(CompressGroups)
-        given = ins[0].reshape(-1), ins[1].reshape(1), *outs[:2]
-        return [compress.call(*given, signed(rule.seed), rule.first // BLOCK, rule.group, rule.bits, work=len(outs[1]))]
+        arguments = ins[0].reshape(-1), ins[1].reshape(1), *outs[:2]
+        return [
+            compress.call(*arguments, signed(rule.seed), rule.first // BLOCK, rule.group, rule.bits, work=len(outs[1]))
+        ]
 
 
 @family("DecompressGroups")

@@ -22,11 +22,11 @@ _COLUMNS = 32
 @inline
 def _place(index, size, status):
     """An index that counts from the end where it is negative; -1 for one out of range, which is reported."""
-    found = index + size if index < 0 else index
-    if found < 0 or found >= size:
+    position = index + size if index < 0 else index
+    if position < 0 or position >= size:
         report(status, INDEX_OUTSIDE, index, size)
         return -1
-    return found
+    return position
 
 
 @kernel
@@ -126,8 +126,8 @@ class GatherGradients(Family):
     def adding(self, op: Operator, indices: Array, dy: Array, dx: Array) -> list[Call]:
         """dx += the rows of dy."""
         outer, n, inner = _split(dx.shape, _axis(op))
-        given = (indices.reshape(-1), dy.reshape(outer, -1, inner), dx.reshape(outer, n, inner), native.STATUS)
-        return [gather_gradient.call(*given, work=-(-outer * inner // _COLUMNS))] if dy.size else []
+        operands = (indices.reshape(-1), dy.reshape(outer, -1, inner), dx.reshape(outer, n, inner), native.STATUS)
+        return [gather_gradient.call(*operands, work=-(-outer * inner // _COLUMNS))] if dy.size else []
 
 
 @family("AddRows")
@@ -163,9 +163,9 @@ class ElementGathers(Family):
             x, indices, y = ins[0], ins[1], outs[0]
             a = words(x).reshape(_split(x.shape, _axis(op)))
             form = _split(indices.shape, _axis(op))
-            given = (a, indices.reshape(form), words(y).reshape(form), native.STATUS)
-            return [gather_elements.call(*given, work=form[0] * form[1])]
+            operands = (a, indices.reshape(form), words(y).reshape(form), native.STATUS)
+            return [gather_elements.call(*operands, work=form[0] * form[1])]
         indices, dy, dx = ins[0], ins[1], outs[0]
         form = _split(indices.shape, _axis(op))
-        given = (indices.reshape(form), dy.reshape(form), dx.reshape(_split(dx.shape, _axis(op))), native.STATUS)
-        return [filling(dx, 0), gather_elements_gradient.call(*given, work=form[0])]
+        operands = (indices.reshape(form), dy.reshape(form), dx.reshape(_split(dx.shape, _axis(op))), native.STATUS)
+        return [filling(dx, 0), gather_elements_gradient.call(*operands, work=form[0])]

@@ -77,8 +77,8 @@ def _differentiated(a, most, p, share, label, log_p, even, smoothing, cap, scale
 @inline
 def _row_loss(lse, label, sum_, words, smoothing, z):
     """A row's plain loss."""
-    found = lse - (1.0 - smoothing) * label + z * lse * lse
-    return found - smoothing / words * sum_ if smoothing != 0.0 else found
+    loss = lse - (1.0 - smoothing) * label + z * lse * lse
+    return loss - smoothing / words * sum_ if smoothing != 0.0 else loss
 
 
 @kernel
@@ -90,16 +90,16 @@ def _rows(x, bias, labels, weights, shares, losses, lse, cap, scale, smoothing, 
         _capped(a, bias, cap, scale)
         m = largest(a)
         s = exponentials(a, m)
-        known = float(m) + math.log(s)
+        log_sum = float(m) + math.log(s)
         label = labels[r]
         at = float(a[label]) if 0 <= label < a.size else 0.0
         sum_ = total(a) if smoothing != 0.0 else 0.0
-        losses[r] = weights[r] * _row_loss(known, at, sum_, a.size, smoothing, z) if weights[r] != 0.0 else 0.0
+        losses[r] = weights[r] * _row_loss(log_sum, at, sum_, a.size, smoothing, z) if weights[r] != 0.0 else 0.0
         if lse.size:
-            lse[r] = t(known)
-        more = 2.0 * z * known
+            lse[r] = t(log_sum)
+        more = 2.0 * z * log_sum
         p = (shares[r] * (1.0 + more) / s, more)
-        _differentiated(a, m, p, shares[r], label, known, smoothing / a.size, smoothing, cap, scale)
+        _differentiated(a, m, p, shares[r], label, log_sum, smoothing / a.size, smoothing, cap, scale)
 
 
 @kernel
@@ -130,12 +130,12 @@ def _seen(x, bias, labels, stats, first, cap, scale, smoothing, begin, end):
 def _finished(stats, weights, losses, lse, words, smoothing, z, begin, end):
     """Losses and log-sum-exps of rows whose words were all seen."""
     for r in range(begin, end):
-        known = stats[r, 0] + math.log(stats[r, 1])
+        log_sum = stats[r, 0] + math.log(stats[r, 1])
         losses[r] = 0.0
         if weights[r] != 0.0:
-            losses[r] = weights[r] * _row_loss(known, stats[r, 2], stats[r, 3], words, smoothing, z)
+            losses[r] = weights[r] * _row_loss(log_sum, stats[r, 2], stats[r, 3], words, smoothing, z)
         if lse.size:
-            lse[r] = known
+            lse[r] = log_sum
 
 
 @kernel
@@ -144,11 +144,11 @@ def _tile_gradient(x, bias, labels, shares, lse, first, words, cap, scale, smoot
     for r in range(begin, end):
         a = x[r]
         _capped(a, bias, cap, scale)
-        known = float(lse[r])
-        more = 2.0 * z * known
+        lse_row = float(lse[r])
+        more = 2.0 * z * lse_row
         p = (shares[r] * (1.0 + more), more)
         label = labels[r] - first
-        _differentiated(a, lse[r], p, shares[r], label, known, smoothing / words, smoothing, cap, scale)
+        _differentiated(a, lse[r], p, shares[r], label, lse_row, smoothing / words, smoothing, cap, scale)
 
 
 @kernel
@@ -258,7 +258,7 @@ class LinearCrossEntropies(LinearLosses):
         x, labels = x.reshape(sizes.rows, sizes.width), labels.reshape(-1)
         w = w if rule.transB else w.T
         bias = np.empty(0, x.dtype) if bias is None else bias
-        loss, lse, *made = outs[:5]
+        loss, lse, *gradients = outs[:5]
         lse = np.empty(0, x.dtype) if lse is None else lse.reshape(-1)
         losses, weights, shares = scratch[0]
         one = np.ones(1 if rule.reduction != "none" else sizes.rows)
@@ -269,7 +269,7 @@ class LinearCrossEntropies(LinearLosses):
         for rows in slices(sizes.rows, sizes.height):
             here = [a[rows] if a.size else a for a in per_row]
             if held:
-                self._held(todo, op, (x, w, bias), here, rows, made, scratch[2])
+                self._held(todo, op, (x, w, bias), here, rows, gradients, scratch[2])
             else:
                 self._seen(todo, op, (x, w, bias), here, rows, scratch[1:3])
         reduction = REDUCTIONS[rule.reduction]
@@ -333,12 +333,12 @@ class LinearCrossEntropyGradients(LinearLosses):
         todo.add(self.scaled(op, labels, dloss.reshape(-1), shares, sizes.words, rule.reduction))
         for words in slices(sizes.words, sizes.step):
             part = np.empty(0, x.dtype) if bias is None else bias[words]
-            made = (dx, *slice_of(rule, dw, db, words))
+            gradients = (dx, *slice_of(rule, dw, db, words))
             for rows in slices(sizes.rows, sizes.height):
                 block = _tile(room, rows, words.stop - words.start)
                 self.logits(todo, x[rows], w[words], block)
                 numbers = (words.start, sizes.words, cap, scale, smoothing, z)
-                given = (block, part, labels[rows], shares[rows], lse[rows], *numbers)
-                todo.add(_tile_gradient.call(*given, work=block.shape[0]))
-                _gradients(todo, block, rows, words, x, w, made, rule)
+                operands = (block, part, labels[rows], shares[rows], lse[rows], *numbers)
+                todo.add(_tile_gradient.call(*operands, work=block.shape[0]))
+                _gradients(todo, block, rows, words, x, w, gradients, rule)
         return todo.calls

@@ -106,8 +106,8 @@ class Dequantised(Family):
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         rule = op.of(DequantizeNBits)
-        given = [None if a is None else a.reshape(-1, a.shape[-1]) for a in ins[:3]]
-        return [_part(rule, given, outs[0].reshape(-1, rule.K), 0, 0)]
+        matrices = [None if a is None else a.reshape(-1, a.shape[-1]) for a in ins[:3]]
+        return [_part(rule, matrices, outs[0].reshape(-1, rule.K), 0, 0)]
 
 
 @family("MatMulNBits")
@@ -135,11 +135,11 @@ class Multiplied(Family):
         rule = op.of(MatMulNBits)
         x = ins[0].reshape(-1, ins[0].shape[-1])
         out = outs[0].reshape(len(x), -1)
-        given, todo = rule.matrices(ins[:4]), Products(scratch[1])
+        matrices, todo = rule.matrices(ins[:4]), Products(scratch[1])
         for rows, columns in rule.parts():
             shape = rows.stop - rows.start, min(columns.stop, rule.K) - columns.start
             part = scratch[0][: shape[0] * shape[1]].reshape(shape)
-            todo.add(_part(rule, given, part, rows.start, columns.start))
+            todo.add(_part(rule, matrices, part, rows.start, columns.start))
             if rule.transB:
                 todo.product(x, part.T, out[:, rows])
             else:

@@ -101,21 +101,21 @@ def max_values(x, y, taps, begin, end):
         n, od, oh = _place(row, y)
         for ow in range(y.shape[3]):
             to = y[n, od, oh, ow]
-            found = False
+            empty_so_far = False
             zero = _zero(taps, od, oh, ow)
             for tap in range(1, taps.shape[0]):
                 d, h, w, inside = _read(taps, tap, zero, x)
                 if not inside:
                     continue
                 at = x[n, d, h, w]
-                if found:
+                if empty_so_far:
                     for c in range(x.shape[4]):
                         to[c] = to[c] if to[c] >= at[c] or to[c] != to[c] else at[c]
                 else:
                     for c in range(x.shape[4]):
                         to[c] = at[c]
-                found = True
-            if not found:
+                empty_so_far = True
+            if not empty_so_far:
                 for c in range(x.shape[4]):
                     to[c] = -np.inf
 
@@ -130,7 +130,7 @@ def max_numbers(x, y, number, numbers, taps, begin, end):
         n, od, oh = _place(row, y)
         which = numbers[row]
         for ow in range(y.shape[3]):
-            to, found = y[n, od, oh, ow], number[n, od, oh, ow]
+            to, position = y[n, od, oh, ow], number[n, od, oh, ow]
             for c in range(x.shape[4]):
                 to[c] = -np.inf
             for c in range(x.shape[4]):
@@ -148,7 +148,7 @@ def max_numbers(x, y, number, numbers, taps, begin, end):
                     which[c] = k if v > most else which[c]
                     to[c] = most if most >= v or most != most else v
             for c in range(x.shape[4]):
-                found[c] = which[c]
+                position[c] = which[c]
 
 
 @kernel

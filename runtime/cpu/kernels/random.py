@@ -49,9 +49,9 @@ def words(block, seed, step):
 
 
 @inline
-def half(found, i):
+def half(draws, i):
     """24 bits of half `i` of four words."""
-    word = found[0] if i < 2 else (found[1] if i < 4 else (found[2] if i < 6 else found[3]))
+    word = draws[0] if i < 2 else (draws[1] if i < 4 else (draws[2] if i < 6 else draws[3]))
     part = word & _LOW if i % 2 == 0 else word >> _HALF
     return np.int64(part >> _EIGHT)
 
@@ -72,12 +72,12 @@ def dropout(x, step, y, mask, seed, threshold, scale, skipped, begin, end):
     of numbers, of which the first ones are skipped."""
     factor = x.dtype.type(scale)
     for block in range(begin, end):
-        found = words(block + skipped, seed, step[0])
+        draws = words(block + skipped, seed, step[0])
         first = block * 8
         if first + 8 <= x.size:
-            _drop(x, y, mask, found, first, 8, threshold, factor)
+            _drop(x, y, mask, draws, first, 8, threshold, factor)
         else:
-            _drop(x, y, mask, found, first, x.size - first, threshold, factor)
+            _drop(x, y, mask, draws, first, x.size - first, threshold, factor)
 
 
 @kernel
@@ -85,20 +85,20 @@ def uniform(step, y, seed, span, low, skipped, begin, end):
     """low + span · u, in float32."""
     factor, offset = np.float32(span), np.float32(low)
     for block in range(begin, end):
-        found = words(block + skipped, seed, step[0])
+        draws = words(block + skipped, seed, step[0])
         first = block * 8
         for i in range(min(8, y.size - first)):
-            y[first + i] = np.float32(half(found, i)) * _SCALE * factor + offset
+            y[first + i] = np.float32(half(draws, i)) * _SCALE * factor + offset
 
 
 @kernel
 def bernoulli(p, step, y, seed, skipped, begin, end):
     """Whether u < p."""
     for block in range(begin, end):
-        found = words(block + skipped, seed, step[0])
+        draws = words(block + skipped, seed, step[0])
         first = block * 8
         for i in range(min(8, y.size - first)):
-            y[first + i] = np.float32(half(found, i)) * _SCALE < p[first + i]
+            y[first + i] = np.float32(half(draws, i)) * _SCALE < p[first + i]
 
 
 def signed(seed: int) -> int:
@@ -120,8 +120,8 @@ class Dropouts(Family):
         x, step, y = ins[0].reshape(-1), ins[1].reshape(1), outs[0].reshape(-1)
         mask = np.empty(0, np.bool_) if outs[1] is None else outs[1].reshape(-1)
         threshold = math.ceil(float(np.float32(rule.ratio)) * 2**24)
-        given = (signed(rule.seed), threshold, 1 / (1 - rule.ratio), rule.first // 8)
-        return [dropout.call(x, step, y, mask, *given, work=-(-x.size // 8))]
+        arguments = (signed(rule.seed), threshold, 1 / (1 - rule.ratio), rule.first // 8)
+        return [dropout.call(x, step, y, mask, *arguments, work=-(-x.size // 8))]
 
 
 @family("RandomUniform", "Bernoulli")
@@ -143,6 +143,6 @@ class Draws(Family):
         y, seed = outs[0].reshape(-1), signed(rule.seed)
         work = -(-y.size // 8)
         if op.op.name == "RandomUniform":
-            given = (seed, float(rule.high - rule.low), float(rule.low), rule.first // 8)
-            return [uniform.call(ins[0].reshape(1), y, *given, work=work)]
+            arguments = (seed, float(rule.high - rule.low), float(rule.low), rule.first // 8)
+            return [uniform.call(ins[0].reshape(1), y, *arguments, work=work)]
         return [bernoulli.call(ins[0].reshape(-1), ins[1].reshape(1), y, seed, rule.first // 8, work=work)]

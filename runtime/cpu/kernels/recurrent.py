@@ -299,10 +299,10 @@ class SequenceGradients(Sequences):
         x, steps, batch, features, wide, n = _sizes(op)
         before = (steps, batch, n) if op.inputs[2].shape[0] > 1 else (0, 0, 0)  # type: ignore[union-attr]
         sums = (parts(steps * batch), wide)
-        own = self.own((steps, batch, wide), (batch, n))
+        shapes = self.own((steps, batch, wide), (batch, n))
         packed = room(x, (wide, n, batch), (wide, features, steps * batch))
         multiplied = products.room(x.dtype, (wide, max(features, n), steps * batch))
-        return (*map(x.with_shape, (*own, before, sums)), TensorType("f64", sums), packed, multiplied)
+        return (*map(x.with_shape, (*shapes, before, sums)), TensorType("f64", sums), packed, multiplied)
 
     def room(self, scratch: Operands) -> Any:
         return scratch[-1]
@@ -310,10 +310,10 @@ class SequenceGradients(Sequences):
     def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
         """dx, dw, dr and the biases' gradients, and those of the initial states."""
         rule = op.of(RecurrentGrad)
-        given = rule.parts(ins[: len(op.inputs)])
+        operands = rule.parts(ins[: len(op.inputs)])
         previous, block, sums, packed = scratch[3:7]
-        gates = self.steps(todo, rule, d, given, outs, scratch)
-        (x, w, _, _, _, h0, *_), (y, *_), _ = given
+        gates = self.steps(todo, rule, d, operands, outs, scratch)
+        (x, w, _, _, _, h0, *_), (y, *_), _ = operands
         dx, dw, dr, db = outs[:4]
         flat = x.reshape(-1, x.shape[2])
         # where x and h feed the gates alike there is one gradient of both

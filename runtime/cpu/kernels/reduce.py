@@ -143,12 +143,12 @@ def row_extremes(x, y, smallest, begin, end):
         for i in range(x.shape[0]):
             v = x[i, r]
             if smallest:
-                found = -v[0]
+                extreme = -v[0]
                 for j in range(v.size):
-                    found = larger(found, -v[j])
+                    extreme = larger(extreme, -v[j])
             else:
-                found = largest(v)
-            m = found if i == 0 else larger(m, found)
+                extreme = largest(v)
+            m = extreme if i == 0 else larger(m, extreme)
         y[r] = -m if smallest else m
 
 
@@ -197,8 +197,8 @@ def form(op: Operator) -> tuple[bool, tuple[int, int, int]] | None:
 
 
 def _form(op: Operator) -> tuple[bool, tuple[int, int, int]]:
-    found = need(form(op))
-    return found
+    result = need(form(op))
+    return result
 
 
 class Reductions(Family):
@@ -207,8 +207,8 @@ class Reductions(Family):
     def accepts(self, op: Operator) -> bool:
         """Floats; columns enough to fill vectors."""
         x: Any = op.inputs[0]
-        found = form(op) if x.size else None
-        return floats(op) and found is not None and (not found[0] or found[1][2] >= enough(16))
+        plan = form(op) if x.size else None
+        return floats(op) and plan is not None and (not plan[0] or plan[1][2] >= enough(16))
 
 
 @family(*_KINDS)

@@ -95,10 +95,10 @@ class Nearest(Family):
         x, y = _ends(op)
         if rule.mode != "nearest" or rule.coordinate_transformation_mode == "tf_crop_and_resize":
             return False
-        known = x.type.numpy.itemsize in WORDS if rule.name == "Resize" else x.dtype in ("f32", "f64")
+        supported = x.type.numpy.itemsize in WORDS if rule.name == "Resize" else x.dtype in ("f32", "f64")
         axes = _axes(op)
         near = len(axes) == 1 or (len(axes) == 2 and axes[1] == axes[0] + 1)
-        if not (known and near and x.size > 0 and max(x.size, y.size) >= enough(ENOUGH)):
+        if not (supported and near and x.size > 0 and max(x.size, y.size) >= enough(ENOUGH)):
             return False
         return all((np.diff(t) >= 0).all() for t in _tables(op)[0])
 

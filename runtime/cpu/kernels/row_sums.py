@@ -36,10 +36,10 @@ def _join(stack, low, begin, end):
 @inline
 def _height(a, b):
     """The height of the smallest branch of the tree that holds two parts."""
-    found, apart = 0, a ^ b
+    height, apart = 0, a ^ b
     while apart:
-        found, apart = found + 1, apart >> 1
-    return found
+        height, apart = height + 1, apart >> 1
+    return height
 
 
 @kernel
@@ -103,5 +103,5 @@ class RowSums(Family):
         heads, following, stack = scratch
         dy = ins[1].reshape(-1, rule.inner)
         calls.append(list_rows.call(indices, rule.shape[0], rule.first, heads, following, work=1))
-        given = (heads, following, dy, y, stack, rule.start - rule.first * rule.inner)
-        return [*calls, sum_rows.call(*given, indices.size // rule.parts, work=rule.inner)]
+        operands = (heads, following, dy, y, stack, rule.start - rule.first * rule.inner)
+        return [*calls, sum_rows.call(*operands, indices.size // rule.parts, work=rule.inner)]

@@ -46,10 +46,10 @@ _C1, _C2, _C3, _C4 = (_F((-1) ** i * (2 * math.pi) ** (2 * i) / math.factorial(2
 def _keys(step, keys, seed, begin, end):
     """The number of each of those to choose from; blocks of eight."""
     for block in range(begin, end):
-        found = words(block, seed, step[0])
+        draws = words(block, seed, step[0])
         first = block * 8
         for i in range(min(8, keys.size - first)):
-            keys[first + i] = np.int32(half(found, i))
+            keys[first + i] = np.int32(half(draws, i))
 
 
 @inline
@@ -113,10 +113,10 @@ def _signs(step, signs, seed, skipped, begin, end):
     """Signs of rows, 24 to a number, blocks of eight numbers."""
     one = signs.dtype.type(1)
     for block in range(begin, end):
-        found = words(block + skipped, seed, step[0])
+        draws = words(block + skipped, seed, step[0])
         first = block * 8 * BITS
         for i in range(min(8 * BITS, signs.size - first)):
-            signs[first + i] = one if half(found, i // BITS) >> (i % BITS) & 1 else -one
+            signs[first + i] = one if half(draws, i // BITS) >> (i % BITS) & 1 else -one
 
 
 @kernel
@@ -130,12 +130,12 @@ def _circle(table, begin, end):
 
 @inline
 def _reversed(f, size):
-    found = 0
+    bits = 0
     while size > 1:
-        found = found << 1 | f & 1
+        bits = bits << 1 | f & 1
         f >>= 1
         size >>= 1
-    return found
+    return bits
 
 
 @kernel
@@ -193,13 +193,13 @@ def _normal(step, s, seed, panel, row, rows, begin, end):
     for i in range(begin, end):
         line = s[i]
         for p in range(-(-width // 8)):
-            found = words((panel + p) * rows + row + i, seed, step[0])
+            draws = words((panel + p) * rows + row + i, seed, step[0])
             first = 8 * p
             for e in range(min(8, width - first)):
-                line[first + e] = t(half(found, e)) * scale
+                line[first + e] = t(half(draws, e)) * scale
             if width - first < 8 and width % 2:
                 last = width - 1
-                a, b = _wave(t(half(found, last - first + 1)) * scale)
+                a, b = _wave(t(half(draws, last - first + 1)) * scale)
                 line[last] = t(math.sqrt(minus_two * log(one - line[last]))) * a
         for j in range(width // 2):
             radius = t(math.sqrt(minus_two * log(one - line[2 * j])))
@@ -215,9 +215,9 @@ def _plus_minus(step, s, seed, panel, row, rows, begin, end):
     for i in range(begin, end):
         line = s[i]
         for p in range(-(-width // (8 * BITS))):
-            found = words((panel + p) * rows + row + i, seed, step[0])
+            draws = words((panel + p) * rows + row + i, seed, step[0])
             for h in range(8):
-                first, number = (8 * p + h) * BITS, half(found, h)
+                first, number = (8 * p + h) * BITS, half(draws, h)
                 for e in range(min(BITS, width - first)):
                     line[first + e] = one if number >> e & 1 else -one
 
@@ -277,13 +277,13 @@ def _transformed(rule: Any, x: Any, step: Any, y: Any, scratch: Any) -> list[Cal
     keys, chosen, _, slots, places, signs, table, factors, room = scratch
     size, cosines = keys.size, int(rule.kind == "dct")
     pieces = room.size // (size * text.lanes("f32" if x.dtype == np.float32 else "f64"))
-    given = (x, y, slots, signs, table, places, factors, room, x.shape[1], size, rule.rows, pieces)
+    operands = (x, y, slots, signs, table, places, factors, room, x.shape[1], size, rule.rows, pieces)
     return [
         _slots.call(slots, len(x), size, cosines, work=size),
         _signs.call(step, signs, signed(rule.seed), blocks(size), work=-(-len(x) // (8 * BITS))),
         _circle.call(table, work=size // 2),
         _combine.call(chosen, places, factors, size, cosines, math.sqrt(size / rule.rows), work=rule.rows),
-        Call(native.compile_ir(text.transform("f32" if x.dtype == np.float32 else "f64")), given, pieces),
+        Call(native.compile_ir(text.transform("f32" if x.dtype == np.float32 else "f64")), operands, pieces),
     ]
 
 

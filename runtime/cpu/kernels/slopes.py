@@ -37,14 +37,14 @@ def _above(typing: TypingContext, x: Kind, at: Kind, bounds: Kind, even: Kind) -
         kept = [ir.Constant(counts, [mask] * _LANES) for mask in ((1 << width - 1) - 1, -1)]
         signs = builder.select(builder.icmp_signed("!=", args[3], args[3].type(0)), *kept)
         values = builder.bitcast(builder.and_(builder.bitcast(values, counts), signs), lanes)
-        found = cgutils.alloca_once_value(builder, ir.Constant(counts, [0] * _LANES))
+        counts_at = cgutils.alloca_once_value(builder, ir.Constant(counts, [0] * _LANES))
         with cgutils.for_range(builder, limits.nitems) as loop:
             bound = builder.load(builder.gep(limits.data, [loop.index]))
             one = builder.insert_element(ir.Constant(lanes, ir.Undefined), bound, ir.IntType(32)(0))
             every = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES))
             beyond = builder.zext(builder.fcmp_ordered(">", values, every), counts)
-            builder.store(builder.add(builder.load(found), beyond), found)
-        bytes_ = builder.trunc(builder.load(found), ir.VectorType(ir.IntType(8), _LANES))
+            builder.store(builder.add(builder.load(counts_at), beyond), counts_at)
+        bytes_ = builder.trunc(builder.load(counts_at), ir.VectorType(ir.IntType(8), _LANES))
         words = builder.bitcast(bytes_, ir.VectorType(ir.IntType(64), _LANES // 8))
         parts = [builder.extract_element(words, ir.IntType(32)(i)) for i in range(_LANES // 8)]
         return context.make_tuple(builder, signature.return_type, parts)
@@ -75,11 +75,11 @@ def _code(v, bounds, even):
     """The number of bounds below one element."""
     if even != 0:
         v = abs(v)
-    found = 0
+    code = 0
     for k in range(bounds.size):
         if v > bounds[k]:
-            found += 1
-    return found
+            code += 1
+    return code
 
 
 @inline
@@ -96,9 +96,9 @@ def codes(x, bounds, y, bits, even, begin, end):
     """Groups of eight elements, four groups at a time."""
     group = begin
     while group + 4 <= end and group * 8 + 32 <= x.size:
-        found = above(x, group * 8, bounds, even)
+        level = above(x, group * 8, bounds, even)
         for k in range(4):
-            _store(y, (group + k) * bits, found[k], bits)
+            _store(y, (group + k) * bits, level[k], bits)
         group += 4
     while group < end:
         first = group * 8
@@ -110,14 +110,14 @@ def codes(x, bounds, y, bits, even, begin, end):
 
 
 @kernel
-def scaled(dy, given, table, dx, bits, begin, end):
+def scaled(dy, gradient, table, dx, bits, begin, end):
     """Groups of eight elements: dx = dy · table[code]."""
     wide, last = np.uint64(bits), np.uint64((1 << bits) - 1)
     for group in range(begin, end):
         first, at = group * 8, group * bits
         word = np.uint64(0)
-        for j in range(min(bits, given.size - at)):
-            word |= np.uint64(given[at + j]) << np.uint64(8 * j)
+        for j in range(min(bits, gradient.size - at)):
+            word |= np.uint64(gradient[at + j]) << np.uint64(8 * j)
         if first + 8 <= dy.size:
             for i in range(8):
                 dx[first + i] = dy[first + i] * table[np.int64((word >> (wide * np.uint64(i))) & last)]

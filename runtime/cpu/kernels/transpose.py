@@ -112,13 +112,13 @@ def squares(x, y, p, begin, end):
 def _numbers(shape: Sequence[int], perm: Sequence[int]) -> tuple[np.ndarray, int]:
     """`p` of `tiles` for a permutation that moves the last axis, and how many pieces of work there are."""
     last = len(shape) - 1
-    made = [shape[i] for i in perm]
-    in_x, in_y = [strides(shape)[i] for i in perm], strides(made)
+    lengths = [shape[i] for i in perm]
+    in_x, in_y = [strides(shape)[i] for i in perm], strides(lengths)
     row = perm.index(last)
     outer = [a for a in range(last) if a != row]
-    blocks = -(-made[row] // _TILE)
-    sizes, from_x, to_y = (padded([v[a] for a in outer], f) for v, f in ((made, 1), (in_x, 0), (in_y, 0)))
-    rest = [[made[row], in_y[row], made[-1]], [in_x[-1], blocks, 0]]
+    blocks = -(-lengths[row] // _TILE)
+    sizes, from_x, to_y = (padded([v[a] for a in outer], f) for v, f in ((lengths, 1), (in_x, 0), (in_y, 0)))
+    rest = [[lengths[row], in_y[row], lengths[-1]], [in_x[-1], blocks, 0]]
     return np.array([sizes, from_x, to_y, *rest], np.int64), math.prod(sizes) * blocks
 
 
@@ -144,8 +144,8 @@ class Transposition(Family):
         shape, perm = merged(ins[0].shape, op.op.perm)  # type: ignore[attr-defined]
         x, y = words(ins[0]), words(outs[0])
         if _rows_stay(perm):
-            made, in_x = ([v[i] for i in perm] for v in (shape, strides(shape)))
-            return [copying(x, y, (made, in_x, strides(made), 0, 0))]
+            sizes, in_x = ([v[i] for i in perm] for v in (shape, strides(shape)))
+            return [copying(x, y, (sizes, in_x, strides(sizes), 0, 0))]
         numbers, work = _numbers(shape, perm)
         run = squares if x.dtype == np.uint32 else tiles
         return [run.call(x, y, numbers, work=work)]

@@ -146,8 +146,8 @@ def _part(
     """The calls for the elements `here`."""
     n, unscale = here.stop - here.start, rule.unscale(ins)
     nothing, skip = np.empty(0, np.float32), np.empty(0, np.float32) if unscale is None else unscale.reshape(1)
-    given: list[Any] = [nothing if x is None else x.reshape(-1) for x in ins]
-    given[0], given[1] = given[0][here], given[1][here]
+    operands: list[Any] = [nothing if x is None else x.reshape(-1) for x in ins]
+    operands[0], operands[1] = operands[0][here], operands[1][here]
     to: list[Any] = []
     before: list[Call] = []
     after: list[Call] = []
@@ -155,7 +155,7 @@ def _part(
     for number, i in enumerate(rule.updates):
         if ins[i] is None:
             continue
-        room = given[i] if number == 0 and types[0] is not None and types[0].dtype == "f32" else rooms.pop()[:n]
+        room = operands[i] if number == 0 and types[0] is not None and types[0].dtype == "f32" else rooms.pop()[:n]
         to.append(room)
         if number and rule.eight_bits:
             signs = rule.signs[number - 1]
@@ -163,12 +163,12 @@ def _part(
             pair = (rows, rows.view(np.float32))
             before.append(decoding.call(*pair, code_book(signed=signs), room, work=len(rows)))
             after.append(encoding.call(room, borders(signed=signs), *pair, skip, work=len(rows)))
-            given[i] = room
+            operands[i] = room
         else:
-            given[i] = given[i] if number == 0 else given[i][here]
-            if room is not given[i]:
-                halves.append((number, room, given[i]))
-    loop = row_call(_nest(rule, types), (n,), [*given, *to])
+            operands[i] = operands[i] if number == 0 else operands[i][here]
+            if room is not operands[i]:
+                halves.append((number, room, operands[i]))
+    loop = row_call(_nest(rule, types), (n,), [*operands, *to])
     if not rule.stochastic:  # a parameter in 16 bits with state in 8
         return [*before, loop, *(converted(x, y) for _, x, y in halves), *after]
     noise = rooms[0][:n]

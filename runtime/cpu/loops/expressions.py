@@ -118,50 +118,50 @@ class Code(emit.Code):
 
     def horner(self, x: str, coefficients: Sequence[Any]) -> str:
         """A polynomial in float32; the coefficients begin with the highest power's."""
-        found = self.f32(coefficients[0])
+        total = self.f32(coefficients[0])
         for c in coefficients[1:]:
-            found = self.fma(found, x, self.f32(c))
-        return found
+            total = self.fma(total, x, self.f32(c))
+        return total
 
     # -- expressions ----------------------------------------------------------------------------------------------
 
     def values(self, roots: Sequence[Expr], known: Mapping[int, str]) -> list[str]:
         """Registers of expressions; `known` has those of nodes that are there already, by id."""
-        found = dict(known)
+        result = dict(known)
         stack = [(r, False) for r in reversed(roots)]
         while stack:
             x, ready = stack.pop()
-            if id(x) in found:
+            if id(x) in result:
                 continue
             if ready:
-                found[id(x)] = self.node(x, [found[id(a)] for a in x.args])
+                result[id(x)] = self.node(x, [result[id(a)] for a in x.args])
             else:
                 stack.append((x, True))
                 stack += [(a, False) for a in reversed(x.args)]
-        return [found[id(r)] for r in roots]
+        return [result[id(r)] for r in roots]
 
     def node(self, x: Expr, args: Sequence[str]) -> str:
         """The register of one node."""
         if x.fn == "constant":
             return self.literal(x.value, x.dtype)
-        given = x.args[0].dtype
+        dtype = x.args[0].dtype
         if x.fn == "cast":
-            return self.cast(args[0], given, x.dtype)
+            return self.cast(args[0], dtype, x.dtype)
         if x.fn == "where":
             return self.select(args[0], kind(x.dtype), args[1], args[2])
-        if given in HALVES:
+        if dtype in HALVES:
             wide = Expr(x.fn, tuple(cast(a, "f32") for a in x.args), "f32" if x.dtype in HALVES else x.dtype)
-            found = self.node(wide, [self.cast(a, given, "f32") for a in args])
-            return self.cast(found, wide.dtype, x.dtype)
+            value = self.node(wide, [self.cast(a, dtype, "f32") for a in args])
+            return self.cast(value, wide.dtype, x.dtype)
         if x.fn in ("and", "or", "xor"):
-            return self.op(x.fn, kind(given), *args)
+            return self.op(x.fn, kind(dtype), *args)
         if x.fn == "not":
-            return self.op("xor", kind(given), args[0], self.literal(1 if given == "bool" else -1, given))
+            return self.op("xor", kind(dtype), args[0], self.literal(1 if dtype == "bool" else -1, dtype))
         if x.fn in ("lt", "le", "eq"):
-            return self.compare(x.fn, given, *args)
+            return self.compare(x.fn, dtype, *args)
         if x.fn in ("max", "min"):
             return self.extreme(x, *args)
-        if given in FLOATS:
+        if dtype in FLOATS:
             return self.float_node(x.fn, x.dtype, args)
         return self.integer_node(x.fn, x.dtype, args)
 
@@ -256,8 +256,8 @@ class Code(emit.Code):
         if dtype == "f32" and hasattr(self, f"{fn}_f32"):
             return getattr(self, f"{fn}_f32")(*args)
         if dtype == "f32":
-            found = self.library(fn, [self.cast(a, "f32", "f64") for a in args])
-            return self.convert("fptrunc", found, "double", "float")
+            value = self.library(fn, [self.cast(a, "f32", "f64") for a in args])
+            return self.convert("fptrunc", value, "double", "float")
         return self.library(fn, args)
 
     def library(self, fn: str, args: Sequence[str]) -> str:
@@ -300,17 +300,17 @@ class Code(emit.Code):
         whole, p = self.reduced(self.clamp(x, m._LOWEST, m._HIGHEST))
         n = self.whole_number(whole)
         first = self.op("ashr", "i32", n, self.i32(1))
-        found = self.op("fadd", "float", p, self.f32(1))
+        value = self.op("fadd", "float", p, self.f32(1))
         for part in (first, self.op("sub", "i32", n, first)):
-            found = self.op("fmul", "float", found, self.power_of_two(part))
-        return found
+            value = self.op("fmul", "float", value, self.power_of_two(part))
+        return value
 
     def expm1_f32(self, x: str) -> str:
         """2 (2ⁿ⁻¹ (e^r - 1) + 2ⁿ⁻¹ - ½)."""
         whole, p = self.reduced(self.clamp(x, -30, m._HIGHEST))
         half = self.power_of_two(self.op("sub", "i32", self.whole_number(whole), self.i32(1)))
-        found = self.fma(half, p, self.op("fsub", "float", half, self.f32(0.5)))
-        return self.op("fadd", "float", found, found)
+        value = self.fma(half, p, self.op("fsub", "float", half, self.f32(0.5)))
+        return self.op("fadd", "float", value, value)
 
     def log_f32(self, x: str) -> str:
         """The exponent's logarithm plus a polynomial in the fraction; see mathematics.py."""
@@ -344,11 +344,11 @@ class Code(emit.Code):
         """t / (t + 2) with t = e^2|x| - 1, and x's sign."""
         a = self.clamp(self.call("fabs", "float", x), 0, 10)
         t = self.expm1_f32(self.op("fadd", "float", a, a))
-        found = self.op("fdiv", "float", t, self.op("fadd", "float", t, self.f32(2)))
+        value = self.op("fdiv", "float", t, self.op("fadd", "float", t, self.f32(2)))
         # LLVM would take the sign from a float64 behind x, and round to float16 by a function that no library has
         sign = self.op("and", "i32", self.convert("bitcast", x, "float", "i32"), self.i32(-(1 << 31)))
-        found = self.op("or", "i32", self.convert("bitcast", found, "float", "i32"), sign)
-        return self.convert("bitcast", found, "i32", "float")
+        value = self.op("or", "i32", self.convert("bitcast", value, "float", "i32"), sign)
+        return self.convert("bitcast", value, "i32", "float")
 
     def erf_f32(self, x: str) -> str:
         """x · P(x²) / Q(x²) on |x| ≤ 4, as ops/tiles.py has it."""
@@ -357,8 +357,8 @@ class Code(emit.Code):
         a = self.clamp(x, -4, 4)
         z = self.op("fmul", "float", a, a)
         over = self.op("fmul", "float", a, self.horner(z, _P32[::-1]))
-        found = self.op("fdiv", "float", over, self.horner(z, _Q32[::-1]))
-        return self.clamp(found, -1, 1)
+        value = self.op("fdiv", "float", over, self.horner(z, _Q32[::-1]))
+        return self.clamp(value, -1, 1)
 
 
 def _lanes(fn: str, name: str, t: str, lanes: int, count: int) -> str:

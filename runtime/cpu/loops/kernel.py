@@ -89,8 +89,8 @@ class _Writer:
         if mask is None:
             x = code.let(f"load {t}, ptr {at}, align {align}")
         else:
-            given = (("ptr", at), ("i32", align), (code.of("i1"), mask), (t, "zeroinitializer"))
-            x = code.intrinsic(f"masked.load.{code.suffix(element)}.p0", t, *given)
+            arguments = (("ptr", at), ("i32", align), (code.of("i1"), mask), (t, "zeroinitializer"))
+            x = code.intrinsic(f"masked.load.{code.suffix(element)}.p0", t, *arguments)
         return code.op("icmp ne", "i8", x, "zeroinitializer") if dtype == "bool" else x
 
     def store(self, base: str, j: str, dtype: str, value: str, mask: str | None) -> None:
@@ -103,8 +103,8 @@ class _Writer:
         if mask is None:
             code.line(f"store {t} {value}, ptr {at}, align {align}")
             return
-        given = ((t, value), ("ptr", at), ("i32", align), (code.of("i1"), mask))
-        code.intrinsic(f"masked.store.{code.suffix(element)}.p0", "void", *given)
+        arguments = ((t, value), ("ptr", at), ("i32", align), (code.of("i1"), mask))
+        code.intrinsic(f"masked.store.{code.suffix(element)}.p0", "void", *arguments)
 
 
 class NestKernel(_Writer):
@@ -147,18 +147,18 @@ class NestKernel(_Writer):
 
     def all_strides(self, *more: tuple[tuple[bool, ...], bool]) -> dict[tuple[tuple[bool, ...], bool], list[str]]:
         """For each pattern of an operand its strides along the outer dimensions, "0" where it does not vary."""
-        found = {}
+        result = {}
         full = ((True,) * self.nest.outer, True)
         for pattern in [full, *more, *((o.outer, o.inner) for o in self.nest.inputs)]:
-            if pattern in found:
+            if pattern in result:
                 continue
             stride, strides = self.size if pattern[1] else "1", []
             for d in reversed(range(self.nest.outer)):
                 strides.append(stride if pattern[0][d] else "0")
                 if pattern[0][d]:
                     stride = self.code.mul(stride, self.sizes[d])
-            found[pattern] = strides[::-1]
-        return found
+            result[pattern] = strides[::-1]
+        return result
 
     def hoist(self, varying: frozenset[int]) -> None:
         """Computes what varies along no other dimensions than these, as far as something else needs it."""
@@ -168,17 +168,17 @@ class NestKernel(_Writer):
                 if self.level[id(a)] <= varying and not self.level[id(x)] <= varying and a.fn != "constant":
                     wanted.append(a)
         wanted += [r for r in self.roots if self.level[id(r)] <= varying and r.fn != "constant"]
-        known = dict(self.known)
+        values = dict(self.known)
         for i, leaf in self.leaves.items():
-            if self.level[id(leaf)] <= varying and id(leaf) not in known:
-                known[id(leaf)] = self.splat(i)
-        same = {id(x): known[id(self.leaves[x.value])] for x in nodes(self.roots)
-                if x.fn == "input" and id(self.leaves[x.value]) in known}  # fmt: skip
-        known.update(same)
-        todo = [x for x in wanted if id(x) not in known]
-        for x, register in zip(todo, self.code.values(todo, known), strict=True):
-            known[id(x)] = register
-        self.known = known
+            if self.level[id(leaf)] <= varying and id(leaf) not in values:
+                values[id(leaf)] = self.splat(i)
+        same = {id(x): values[id(self.leaves[x.value])] for x in nodes(self.roots)
+                if x.fn == "input" and id(self.leaves[x.value]) in values}  # fmt: skip
+        values.update(same)
+        todo = [x for x in wanted if id(x) not in values]
+        for x, register in zip(todo, self.code.values(todo, values), strict=True):
+            values[id(x)] = register
+        self.known = values
 
     def splat(self, i: int) -> str:
         """One element of an operand in all lanes."""
@@ -332,28 +332,28 @@ class NestKernel(_Writer):
     @contextlib.contextmanager
     def lanes(self, count: int) -> Iterator[None]:
         """Registers of `count` lanes: what is known is the same in all lanes, so that its first ones do."""
-        code, lanes, known = self.code, self.code.lanes, self.known
+        code, lanes, values = self.code, self.code.lanes, self.known
         if count != lanes:
             kinds = {id(x): kind(x.dtype) for x in nodes(self.roots)}
-            self.known = {i: code.part(x, kinds[i], 0, count) for i, x in known.items()}
+            self.known = {i: code.part(x, kinds[i], 0, count) for i, x in values.items()}
         code.lanes = count
         yield
-        code.lanes, self.known = lanes, known
+        code.lanes, self.known = lanes, values
 
     def elements(self, bases: dict[int, str], j: str, mask: str | None) -> None:
         """One register of each operand: everything is read before anything is written."""
-        known = dict(self.known)
+        values = dict(self.known)
         loaded: dict[int, str] = {}
         for x in nodes(self.roots):
-            if x.fn == "input" and id(x) not in known:
+            if x.fn == "input" and id(x) not in values:
                 if x.value not in loaded:
                     loaded[x.value] = self.load(bases[x.value], j, x.dtype, mask)
-                known[id(x)] = loaded[x.value]
-        found = self.code.values(self.roots, known)
+                values[id(x)] = loaded[x.value]
+        results = self.code.values(self.roots, values)
         count = len(self.nest.outputs)
-        for s, (x, value) in enumerate(zip(self.nest.sums, found[count:], strict=True)):
+        for s, (x, value) in enumerate(zip(self.nest.sums, results[count:], strict=True)):
             self.accumulate(s, x.dtype, value, j, mask)
-        for i, (x, value) in enumerate(zip(self.nest.outputs, found, strict=False)):
+        for i, (x, value) in enumerate(zip(self.nest.outputs, results, strict=False)):
             self.store(bases[len(self.nest.inputs) + i], j, x.dtype, value, mask)
 
     def accumulate(self, s: int, dtype: str, value: str, j: str, mask: str | None) -> None:
@@ -383,10 +383,10 @@ class _Combine(_Writer):
             with code.loop(0, chunks) as k:
                 value = self.load(partial, code.add(code.mul(k, stride), j), "f64", mask)
                 code.set(total, t, code.op("fadd", "double", code.get(total, t), value))
-            found = code.op("fmul", "double", code.get(total, t), factor)
+            result = code.op("fmul", "double", code.get(total, t), factor)
             if dtype != "f64":
-                found = code.cast(found, "f64", dtype)
-            self.store(out, j, dtype, found, mask)
+                result = code.cast(result, "f64", dtype)
+            self.store(out, j, dtype, result, mask)
         return module(code)
 
 

@@ -69,18 +69,18 @@ class SummedRows(RowKernel):
         for d in range(1, last + 1):
             code.set(self.index[d], "i64", "0")
         with code.loop(0, code.mul("1", *self.sizes[1 : last + 1])):
-            known, single = self.outside
-            self.known, self.single = dict(known), dict(single)
+            values, single = self.outside
+            self.known, self.single = dict(values), dict(single)
             self.whole_row()
             if last:
                 self.advance(last)
 
     def column(self) -> str:
         """The number of the first column of the current stretch."""
-        code, found = self.code, "0"
+        code, offset = self.code, "0"
         for d in range(1, self.nest.outer):
-            found = code.add(code.mul(found, self.sizes[d]), code.get(self.index[d]))
-        return found if self.nest.across else code.mul(found, self.size)
+            offset = code.add(code.mul(offset, self.sizes[d]), code.get(self.index[d]))
+        return offset if self.nest.across else code.mul(offset, self.size)
 
     def last_walk(self) -> None:
         """Writes the outputs along the current stretch, and adds to the sums."""

@@ -70,11 +70,11 @@ class RowKernel(NestKernel):
         last = nest.outer - nest.within - 1
         with code.when(code.let("icmp slt i64 %begin, %end")):
             self.scalars(frozenset(), 0)
-            known, single = self.known, self.single
+            values, single = self.known, self.single
             if last >= 0:
                 self.locate("%begin", last + 1)
             with code.loop("%begin", "%end"):
-                self.known, self.single = dict(known), dict(single)
+                self.known, self.single = dict(values), dict(single)
                 self.whole_row()
                 if last >= 0:
                     self.advance(last)
@@ -158,13 +158,13 @@ class RowKernel(NestKernel):
             yield
             return
         last = self.nest.outer - 1
-        known, single = self.known, self.single
-        self.known, self.single = dict(known), dict(single)
+        values, single = self.known, self.single
+        self.known, self.single = dict(values), dict(single)
         with self.code.loop(0, self.sizes[last]) as at:
             self.code.set(self.index[last], "i64", at)
             self.scalars(frozenset(range(self.nest.outer)), walk)
             yield
-        self.known, self.single = known, single
+        self.known, self.single = values, single
 
     # -- reductions -------------------------------------------------------------------------------------------------
 
@@ -191,10 +191,10 @@ class RowKernel(NestKernel):
             self.walk(start, code.smaller(BLOCK, code.sub(self.size, start)), self.accumulating(todo, into))
             for x, at, total in zip(todo, into, totals, strict=True):
                 if x.fn == "sum":
-                    found = self.across(x, at)
+                    value = self.across(x, at)
                     if x.args[0].dtype == "f32":
-                        found = code.let(f"fpext float {found} to double")
-                    code.set(total, "double", code.let(f"fadd double {code.get(total, 'double')}, {found}"))
+                        value = code.let(f"fpext float {value} to double")
+                    code.set(total, "double", code.let(f"fadd double {code.get(total, 'double')}, {value}"))
         for x, at, total in zip(todo, into, totals, strict=True):
             self.single[id(x)] = code.get(total, "double") if x.fn == "sum" else self.across(x, at)
 
@@ -204,11 +204,11 @@ class RowKernel(NestKernel):
 
     def registers(self, x: Expr) -> dict[int, str]:
         """Partial results: those of whole registers of columns, and of the narrow ones behind them."""
-        found = {}
+        totals = {}
         for lanes in {self.code.lanes, self.narrow}:
             with self.lanes(lanes):
-                found[lanes] = self.code.room(self.code.of(kind(x.args[0].dtype)), align=64)
-        return found
+                totals[lanes] = self.code.room(self.code.of(kind(x.args[0].dtype)), align=64)
+        return totals
 
     def clear(self, x: Expr, at: dict[int, str]) -> None:
         """Begins a reduction."""
@@ -222,10 +222,10 @@ class RowKernel(NestKernel):
 
         def act(bases: dict[int, str], j: str, mask: str | None) -> None:
             bodies = [a for x in todo for a in terms(x)]
-            found = iter(self.code.values(bodies, self.loaded(bodies, self.known, bases, j, mask)))
+            results = iter(self.code.values(bodies, self.loaded(bodies, self.known, bases, j, mask)))
             for x, at in zip(todo, into, strict=True):
                 element, place = kind(x.args[0].dtype), at[self.code.lanes]
-                values = [next(found) for _ in terms(x)]
+                values = [next(results) for _ in terms(x)]
                 if x is self.kept_for:
                     self.store(bases[len(self.nest.inputs)], j, x.args[0].dtype, values[0], mask)
                 t = self.code.of(element)
@@ -249,16 +249,16 @@ class RowKernel(NestKernel):
     def across(self, x: Expr, at: dict[int, str]) -> str:
         """One number of all lanes: halves are joined to halves."""
         code, lanes, element = self.code, self.code.lanes, kind(x.args[0].dtype)
-        found = code.let(f"load {code.of(element)}, ptr {at[lanes]}, align 64")
+        value = code.let(f"load {code.of(element)}, ptr {at[lanes]}, align 64")
         while code.lanes > 1:
             if code.lanes == self.narrow < lanes:
                 rest = code.let(f"load {code.of(element)}, ptr {at[self.narrow]}, align 64")
-                found = self.joined(x, found, rest)
-            halves = [code.part(found, element, first, code.lanes // 2) for first in (0, code.lanes // 2)]
+                value = self.joined(x, value, rest)
+            halves = [code.part(value, element, first, code.lanes // 2) for first in (0, code.lanes // 2)]
             code.lanes //= 2
-            found = self.joined(x, *halves)
+            value = self.joined(x, *halves)
         code.lanes = lanes
-        return found
+        return value
 
     def lanes_for(self, roots: Sequence[Expr]) -> int:
         """Lanes of a walk's registers: fewer where long functions need many registers."""
@@ -287,14 +287,14 @@ class RowKernel(NestKernel):
     def write(self, bases: dict[int, str], j: str, mask: str | None) -> None:
         """The outputs: everything is read before anything is written."""
         count = len(self.nest.inputs)
-        known = dict(self.known)
+        values = dict(self.known)
         if self.kept is not None:
-            known[id(self.kept)] = self.load(bases[count], j, self.kept.dtype, mask)
+            values[id(self.kept)] = self.load(bases[count], j, self.kept.dtype, mask)
         roots = (*self.nest.outputs, *self.nest.sums)
-        found = self.code.values(roots, self.loaded(roots, known, bases, j, mask))
-        for i, (x, value) in enumerate(zip(self.nest.outputs, found, strict=False)):
+        results = self.code.values(roots, self.loaded(roots, values, bases, j, mask))
+        for i, (x, value) in enumerate(zip(self.nest.outputs, results, strict=False)):
             self.store(bases[count + i], j, x.dtype, value, mask)
-        for i, value in enumerate(found[len(self.nest.outputs) :]):
+        for i, value in enumerate(results[len(self.nest.outputs) :]):
             self.add(i, value, bases, j, mask)
 
     def add(self, number: int, value: str, bases: dict[int, str], j: str, mask: str | None) -> None:

@@ -37,11 +37,11 @@ _ARGUMENTS = {
 def strides(shape: Sequence[int], *, last: bool) -> tuple[int, ...]:
     """Strides of a dense [n, c, spatial...], in elements; `last`: the channels lie innermost."""
     order = [0, *range(2, len(shape)), 1] if last else range(len(shape))
-    found, step = [0] * len(shape), 1
+    steps_of, step = [0] * len(shape), 1
     for axis in reversed(order):
-        found[axis] = step
+        steps_of[axis] = step
         step *= shape[axis]
-    return tuple(found)
+    return tuple(steps_of)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -63,55 +63,55 @@ def _as_product(c: Convolved, dtype: str) -> tuple[products.Factors, tuple[str, 
         return None
     rows, inner, outer = c.x[0] * math.prod(c.x[2:]), g.cg, g.mg
     if c.kind == "output":  # x wᵀ
-        found = products.Factors(
+        factors = products.Factors(
             (rows, inner), (inner, 1), (inner, outer), (1, inner), (rows, outer), (outer, 1), dtype, c.bias
         )
-        return found, ("x", "w", "y")
+        return factors, ("x", "w", "y")
     if c.kind == "input":  # y w
-        found = products.Factors(
+        factors = products.Factors(
             (rows, outer), (outer, 1), (outer, inner), (inner, 1), (rows, inner), (inner, 1), dtype
         )
-        return found, ("y", "w", "x")
-    found = products.Factors((outer, rows), (1, outer), (rows, inner), (inner, 1), (outer, inner), (inner, 1), dtype)
-    return found, ("y", "x", "w")
+        return factors, ("y", "w", "x")
+    factors = products.Factors((outer, rows), (1, outer), (rows, inner), (inner, 1), (outer, inner), (inner, 1), dtype)
+    return factors, ("y", "x", "w")
 
 
-def _add(made: Maker, c: Convolved, dtype: str) -> None:
+def _add(maker: Maker, c: Convolved, dtype: str) -> None:
     """Weights packed, the convolution image by image, weights unpacked or the bias added."""
     if c.kind == "weight":
-        _add_weight(made, c, dtype)
+        _add_weight(maker, c, dtype)
         return
     count = parts(c.geometry.batch)
-    p = _Primitive(made.lib, c, dtype, count)
-    made.buffers |= p.buffers
-    p.pack(made)
+    p = _Primitive(maker.lib, c, dtype, count)
+    maker.buffers |= p.buffers
+    p.pack(maker)
     arguments = {p.which["x"]: (p.x, "x"), p.which["y"]: (p.y, "y"), p.which["w"]: (p.wanted, p.packed)}
     if p.bias:
         arguments[p.which["bias"]] = (p.bias, "bias")
-    made.add(p.main, *p.each(arguments))
+    maker.add(p.main, *p.each(arguments))
     if c.bias and c.kind == "input":
-        lib = made.lib
+        lib = maker.lib
         channels = (1, c.x[1], *(1 for _ in c.x[2:]))
         row = lib.layout(channels, strides(channels, last=False), dtype)
         with alone(count > 1):
             added = lib.add(p.x, row, p.x)
-        made.add(added, *p.each({dnnl.SRC: (p.x, "x"), dnnl.SRC1: (row, "bias"), dnnl.DST: (p.x, "x")}))
+        maker.add(added, *p.each({dnnl.SRC: (p.x, "x"), dnnl.SRC1: (row, "bias"), dnnl.DST: (p.x, "x")}))
 
 
-def _add_weight(made: Maker, c: Convolved, dtype: str) -> None:
+def _add_weight(maker: Maker, c: Convolved, dtype: str) -> None:
     """The gradient of a weight: some images each in one thread each, and their sum in the images' order, or all of them
     in the library's threads; then its copy to the layout that it is wanted in."""
-    p = (_summed(made.lib, c) if dtype == "f32" else None) or _Primitive(made.lib, c, dtype)
-    nbytes = made.lib.nbytes(p.wanted)
-    made.buffers |= p.buffers
+    p = (_summed(maker.lib, c) if dtype == "f32" else None) or _Primitive(maker.lib, c, dtype)
+    nbytes = maker.lib.nbytes(p.wanted)
+    maker.buffers |= p.buffers
     if p.count > 1:
-        made.buffers["parts"] = (p.count - 1) * nbytes
-    given = p.each({p.which["x"]: (p.x, "x"), p.which["y"]: (p.y, "y")})
+        maker.buffers["parts"] = (p.count - 1) * nbytes
+    arguments = p.each({p.which["x"]: (p.x, "x"), p.which["y"]: (p.y, "y")})
     places = [(p.packed, 0), *(("parts", k * nbytes) for k in range(p.count - 1))]
-    made.add(p.main, *({**g, p.which["w"]: (p.wanted, *place)} for g, place in zip(given, places, strict=True)))
+    maker.add(p.main, *({**g, p.which["w"]: (p.wanted, *place)} for g, place in zip(arguments, places, strict=True)))
     if p.count > 1:
-        _add_sums(made, p.packed, nbytes, p.count - 1)
-    p.pack(made)
+        _add_sums(maker, p.packed, nbytes, p.count - 1)
+    p.pack(maker)
 
 
 def _summed(lib: dnnl.Library, c: Convolved) -> _Primitive | None:
@@ -135,13 +135,13 @@ def _pieces(nbytes: int) -> int:
     return max(d for d in range(1, _PARTS + 1) if nbytes // DTYPES["f32"].itemsize % d == 0)
 
 
-def _add_sums(made: Maker, sums: str, nbytes: int, count: int) -> None:
+def _add_sums(maker: Maker, sums: str, nbytes: int, count: int) -> None:
     """Adds so many parts to the sums, one after the other, in pieces of one thread each."""
     pieces = _pieces(nbytes)
     piece = nbytes // pieces
-    flat, added = _addition(made.lib, nbytes)
+    flat, added = _addition(maker.lib, nbytes)
     for k in range(count):
-        made.add(added, *(
+        maker.add(added, *(
             {dnnl.SRC: (flat, sums, i * piece), dnnl.SRC1: (flat, "parts", k * nbytes + i * piece),
              dnnl.DST: (flat, sums, i * piece)} for i in range(pieces)
         ))  # fmt: skip
@@ -201,9 +201,9 @@ class _Primitive:
         places = [(layout, name, 0) for layout, name in zip(layouts, names, strict=True)]
         made.add(made.lib.reorder(*layouts), dict(zip(_COPIED, places, strict=True)))
 
-    def _pack_parts(self, made: Maker, axis: int, names: Sequence[str], layouts: Sequence[int]) -> bool:
+    def _pack_parts(self, maker: Maker, axis: int, names: Sequence[str], layouts: Sequence[int]) -> bool:
         """The same in ranges of an axis; whether there is fast code for it."""
-        lib, size = made.lib, self.shape[axis]
+        lib, size = maker.lib, self.shape[axis]
         count = parts(size // _ROWS) if size % _ROWS == 0 else 1
         if count == 1:
             return False
@@ -215,6 +215,6 @@ class _Primitive:
             if lib.implementation(reorder).startswith(_SLOW if axis == 0 else _SLOW + _WHOLE_ROWS):
                 return False
         sides = list(zip(_COPIED, cut, names, strict=True))
-        given = [{which: (c[0][0], name, c[k][1] * self.width) for which, c, name in sides} for k in range(count)]
-        made.add(reorder, *given)
+        operands = [{which: (c[0][0], name, c[k][1] * self.width) for which, c, name in sides} for k in range(count)]
+        maker.add(reorder, *operands)
         return True

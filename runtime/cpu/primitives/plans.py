@@ -64,8 +64,8 @@ class Plan:
 
     def calls(self, operands: Mapping[str, Any], scratch: Operands) -> list[Call]:
         """One call for each stage."""
-        given = dict(operands) | {name: a for (name, _), a in zip(self.buffers, scratch, strict=True)}
-        arrays = {name: a for name, a in given.items() if a is not None}
+        buffers_of = dict(operands) | {name: a for (name, _), a in zip(self.buffers, scratch, strict=True)}
+        arrays = {name: a for name, a in buffers_of.items() if a is not None}
         at = {name: a.ctypes.data for name, a in arrays.items()}
         return [self._call(s, at, tuple(arrays.values())) for s in self.stages]
 
@@ -73,8 +73,8 @@ class Plan:
         lib = library()
         pad, name, _ = s.parts[0].get(dnnl.SCRATCHPAD, (0, "", 0))
         pads = [lib.memory(pad, at[name] + i * self.apart) for i in range(native.threads())] if pad else []
-        parts = [lib.arguments({k: (layout, at[name] + offset) for k, (layout, name, offset) in given.items()})
-                 for given in s.parts]  # fmt: skip
+        parts = [lib.arguments({k: (layout, at[name] + offset) for k, (layout, name, offset) in operands.items()})
+                 for operands in s.parts]  # fmt: skip
         table = np.array([int(p) for p in parts], np.int64)
         kernel = native.compile_ir(_execute(threads=bool(pad) and s.alone))
         place, pad_table = parts[0].place(dnnl.SCRATCHPAD), np.array([int(p) for p in pads] or [0], np.int64)
@@ -142,15 +142,15 @@ def unavailable() -> str:
     """Why oneDNN cannot run here; "" where it can."""
     if why := native.unavailable() or building.no_libraries():
         return why
-    found = dnnl.load()
-    return found if isinstance(found, str) else ""
+    loaded = dnnl.load()
+    return loaded if isinstance(loaded, str) else ""
 
 
 def library() -> dnnl.Library:
     """The library, where it is available."""
-    found = dnnl.load()
-    assert isinstance(found, dnnl.Library), found
-    return found
+    loaded = dnnl.load()
+    assert isinstance(loaded, dnnl.Library), loaded
+    return loaded
 
 
 def planned(make: Callable[[Maker], None]) -> Plan | str:

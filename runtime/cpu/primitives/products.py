@@ -54,10 +54,10 @@ def factors(op: Operator) -> Factors | None:
 
 def _turned(shape: tuple[int, ...], swap: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides, of the transposed matrices where `swap`."""
-    found = tuple(strides(shape))
+    steps = tuple(strides(shape))
     if not swap:
-        return shape, found
-    return (*shape[:-2], shape[-1], shape[-2]), (*found[:-2], found[-1], found[-2])
+        return shape, steps
+    return (*shape[:-2], shape[-1], shape[-2]), (*steps[:-2], steps[-1], steps[-2])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -66,9 +66,9 @@ def plan(p: Factors) -> Plan | str:
     return planned(lambda made: add(made, p))
 
 
-def add(made: Maker, p: Factors, names: Sequence[str] = ("a", "b", "y")) -> None:
+def add(maker: Maker, p: Factors, names: Sequence[str] = ("a", "b", "y")) -> None:
     """One primitive on operands of these names, and "bias"."""
-    lib = made.lib
+    lib = maker.lib
     a, b = lib.layout(p.a, p.a_strides, p.dtype), lib.layout(p.b, p.b_strides, p.dtype)
     y = lib.layout(p.y, p.y_strides, p.dtype)
     one = (*(1 for _ in p.y[:-1]), p.y[-1])
@@ -77,4 +77,4 @@ def add(made: Maker, p: Factors, names: Sequence[str] = ("a", "b", "y")) -> None
     arguments = {which: (layout, name, 0) for which, layout, name in places}
     if bias:
         arguments[dnnl.BIAS] = (bias, "bias", 0)
-    made.add(lib.product(a, b, bias, y), arguments)
+    maker.add(lib.product(a, b, bias, y), arguments)

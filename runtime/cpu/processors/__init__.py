@@ -97,20 +97,20 @@ def nearest_first(wanted: str, known: list[str]) -> list[str]:
 
 def read(name: str) -> Processor:
     """A family's file."""
-    found = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
-    return Processor(name, found["about"], found["ratios"], found.get("blas", {}))
+    content = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
+    return Processor(name, content["about"], content["ratios"], content.get("blas", {}))
 
 
 @functools.cache
 def processor() -> Processor:
     """The measurements that count here: the nearest family's, and what was measured of convolutions only on others."""
-    found = [read(name) for name in nearest_first(family(), families())]
-    if not found:
+    processors = [read(name) for name in nearest_first(family(), families())]
+    if not processors:
         return Processor("", "", {}, {})
-    ratios = dict(found[0].ratios)
-    for other in found[1:]:
+    ratios = dict(processors[0].ratios)
+    for other in processors[1:]:
         ratios = {c: share for c, share in other.ratios.items() if "product" not in c} | ratios
-    return dataclasses.replace(found[0], ratios=ratios)
+    return dataclasses.replace(processors[0], ratios=ratios)
 
 
 def convolution_class(c: Convolved) -> str:

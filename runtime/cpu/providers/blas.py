@@ -96,8 +96,8 @@ def library() -> Library | str:
 
 def unavailable() -> str:
     """Why this provider cannot run; "" where it can."""
-    found = library()
-    return found if isinstance(found, str) else ""
+    loaded = library()
+    return loaded if isinstance(loaded, str) else ""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Product:
         if 2 * count * self.m * self.n * self.k >= _ALONE and count < 4 * threads:
             parts = threads // math.gcd(count, threads) * (_more(self.m, self.n, threads) if count == 1 else 1)
         rows, columns = grid(self.m, self.n, parts)
-        found = [
+        table = [
             (
                 self.a[i] + (r0 if self.ta else r0 * self.k),
                 self.b[i] + (c0 * self.k if self.tb else c0),
@@ -136,7 +136,7 @@ class Product:
             for r0, r1 in rows
             for c0, c1 in columns
         ]
-        return np.array(found, np.int64)
+        return np.array(table, np.int64)
 
     def parallel(self) -> bool:
         """Whether more than one thread is worth it."""
@@ -186,8 +186,8 @@ def product(op: Operator) -> Product | None:
 
 def _offsets(shape: Sequence[int], batch: Sequence[int]) -> tuple[int, ...]:
     """Element offset of the matrix that each entry of a broadcast batch reads."""
-    own, size = shape[:-2], math.prod(shape[-2:])
-    at = np.arange(math.prod(own), dtype=np.int64).reshape(own) * size
+    lead, size = shape[:-2], math.prod(shape[-2:])
+    at = np.arange(math.prod(lead), dtype=np.int64).reshape(lead) * size
     return tuple(int(i) for i in np.broadcast_to(at, batch).reshape(-1))
 
 
@@ -218,11 +218,11 @@ class BlasProvider:
 
 def product_calls(op: Operator, ins: Operands, outs: Operands, by: Routine | None = None) -> list[Call]:
     """The calls of a MatMul or Gemm."""
-    found = need(product(op))
+    form = need(product(op))
     if not isinstance(op.op, Gemm):
-        return calls(found, ins[0], ins[1], outs[0], by=by)
+        return calls(form, ins[0], ins[1], outs[0], by=by)
     bias = ins[2] if len(ins) > 2 and op.op.beta != 0.0 else None
-    return calls(found, ins[0], ins[1], outs[0], alpha=op.op.alpha, beta=op.op.beta, bias=bias, by=by)
+    return calls(form, ins[0], ins[1], outs[0], alpha=op.op.alpha, beta=op.op.beta, bias=bias, by=by)
 
 
 def routine(dtype: Any) -> Routine:
@@ -259,8 +259,8 @@ def calls(
     words += (float(alpha), float(beta), 0 if bias is None else bias, row, column, native.STATUS)
     kernel = native.compile_ir(_tiles_ir(c.dtype == np.float32, by.bits, by.status))
     several = p.parallel() and len(tiles) > 1 and native.threads() > 1
-    own = by.threads is None and not several  # such a library has threads of its own outside of parallel regions
-    return [Call(kernel, words, len(tiles), parallel=several, own_threads=own, quiet=by.threads)]
+    private = by.threads is None and not several  # such a library has threads of its own outside of parallel regions
+    return [Call(kernel, words, len(tiles), parallel=several, own_threads=private, quiet=by.threads)]
 
 
 def turned(matrix: Array) -> bool:
@@ -297,8 +297,8 @@ def strided(
     words += (1.0, 1.0, 0 if more is None else more, row, 1, native.STATUS)
     kernel = native.compile_ir(_tiles_ir(c.dtype == np.float32, chosen.bits, chosen.status))
     several = len(tiles) > 1
-    own = chosen.threads is None and not several
-    return [Call(kernel, words, len(tiles), parallel=several, own_threads=own, quiet=chosen.threads)]
+    private = chosen.threads is None and not several
+    return [Call(kernel, words, len(tiles), parallel=several, own_threads=private, quiet=chosen.threads)]
 
 
 @functools.cache
@@ -336,9 +336,9 @@ def _tiles_ir(single: bool, bits: int, status: bool) -> str:
         matrices = f"{real} {alpha}, ptr {f.at(a, a0, real)}, {lda_}, ptr {f.at(b, b0, real)}, {ldb_}"
         operands = f"{', '.join(flags)}, {m_}, {n_}, {k_}, {matrices}, {real} {factor}, ptr {to}, {ldc}"
         if status:
-            found = f.let(f"call i32 {gemm}({operands})")
-            with f.when(f.let(f"icmp ne i32 {found}, 0")):
-                f.set(cell, "i64", f.add(f.let(f"sext i32 {found} to i64"), LIBRARY))
+            result = f.let(f"call i32 {gemm}({operands})")
+            with f.when(f.let(f"icmp ne i32 {result}, 0")):
+                f.set(cell, "i64", f.add(f.let(f"sext i32 {result} to i64"), LIBRARY))
         else:
             f.line(f"call void {gemm}(i32 101, {operands})")
     return module(f)

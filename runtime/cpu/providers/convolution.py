@@ -137,21 +137,21 @@ class _Sums(_Common):
 
     def calls(self, source: Array, w: Array, result: Array, bias: Array | None, packed: Any, block: Any) -> list[Call]:
         """All of them, in order."""
-        found = [self._pack(w, packed)] if self.packed else []
+        sequence = [self._pack(w, packed)] if self.packed else []
         fill = bias is not None or not self.covered
         if fill:
             rows = result.size // result.shape[-1]
             kernel = native.compile_ir(transposed.fill_rows())
             operands_ = (result, 0 if bias is None else bias, result.shape[-1])
-            found.append(Call(kernel, operands_, rows, self.parallel))
+            sequence.append(Call(kernel, operands_, rows, self.parallel))
         for cut in self.sweep.cuts():
             part = self.sweep.block(cut)
-            found += self.copies(source, block, part)
+            sequence += self.copies(source, block, part)
             for phase, rows in zip(self.sweep.phases, part.rows, strict=True):
                 if len(rows) and all(p.taps for p in phase):
                     a = block if self.sweep.padded else source
-                    found.append(self._product(phase, rows, a, packed if self.packed else w, result, add=fill))
-        return found
+                    sequence.append(self._product(phase, rows, a, packed if self.packed else w, result, add=fill))
+        return sequence
 
     def _pack(self, w: Array, packed: Array) -> Call:
         g, t = self.g, self.taps
@@ -196,7 +196,7 @@ class _Sums(_Common):
         if by_panel:
             parts = threads if (g.group * self.panels) % threads else 1
         spans = _spans(rows, parts)
-        found = [
+        table = [
             (
                 i * self.width + p * self.panel,
                 i * self.depth,
@@ -210,8 +210,8 @@ class _Sums(_Common):
             for p in range(self.panels)
         ]
         if by_panel:
-            found.sort(key=lambda t: (t[2], t[6]))
-        return np.array(found, np.int64)[:, :6].copy()
+            table.sort(key=lambda t: (t[2], t[6]))
+        return np.array(table, np.int64)[:, :6].copy()
 
 
 class _Weight(_Common):
@@ -240,19 +240,19 @@ class _Weight(_Common):
     def calls(self, x: Array, y: Array, w: Array, sums: Array, block: Any, copied: Any) -> list[Call]:
         """All of them, in order."""
         s = self.sweep
-        found = []
+        sequence = []
         for i, cut in enumerate(s.cuts()):
             part = s.block(cut)
-            found += self.copies(x, block, part)
+            sequence += self.copies(x, block, part)
             rows, b = part.rows[0], y
             if copied is not None and len(rows):
                 b, offsets = copied, rows[:, 0].copy()
                 words = (y, copied, offsets, s.result[-1], s.result_channels, self.pitch, 0, 0)
-                found.append(Call(native.compile_ir(transposed.copy_rows()), words, len(rows), self.parallel))
+                sequence.append(Call(native.compile_ir(transposed.copy_rows()), words, len(rows), self.parallel))
                 rows[:, 0] = np.arange(len(rows)) * s.result[-1] * self.pitch
             if len(rows):
-                found.append(self._product(rows, block if s.padded else x, b, sums, add=i > 0))
-        return [*found, self._unpack(sums, w)]
+                sequence.append(self._product(rows, block if s.padded else x, b, sums, add=i > 0))
+        return [*sequence, self._unpack(sums, w)]
 
     def _product(self, rows: Array, x: Array, y: Array, sums: Array, *, add: bool) -> Call:
         s, g = self.sweep, self.g
@@ -277,7 +277,7 @@ class _Weight(_Common):
         g, threads = self.g, native.threads()
         panels = g.group * self.panels
         parts = 1 if panels % threads == 0 else min(taps, threads // math.gcd(panels, threads) * 2)
-        found = [
+        rows = [
             (
                 (i * self.panels + p) * self.taps * g.cg * self.panel,
                 i * g.cg,
@@ -289,7 +289,7 @@ class _Weight(_Common):
             for p in range(self.panels)
             for span in _spans(taps, parts)
         ]
-        return np.array(found, np.int64)
+        return np.array(rows, np.int64)
 
     def _unpack(self, sums: Array, w: Array) -> Call:
         size = self.g.cg * self.taps
@@ -378,16 +378,16 @@ class ConvolutionProvider:
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """The calls of a product."""
-        c, found = _planned(op)
+        c, plan = _planned(op)
         x, w, y, bias = operands(op, ins, outs)
-        given = iter(scratch)
-        buffers: list[Any] = [next(given) if n else None for n in found.scratch()]
-        if isinstance(found, PixelProducts):
-            return found.calls(x, w, y, bias, *buffers)
-        if isinstance(found, (_Weight, PackedWeight, DepthWeight, WinogradWeight)):
-            return found.calls(x, y, w, *buffers)
+        rooms = iter(scratch)
+        buffers: list[Any] = [next(rooms) if n else None for n in plan.scratch()]
+        if isinstance(plan, PixelProducts):
+            return plan.calls(x, w, y, bias, *buffers)
+        if isinstance(plan, (_Weight, PackedWeight, DepthWeight, WinogradWeight)):
+            return plan.calls(x, y, w, *buffers)
         source, result = (y, x) if c.kind == "input" else (x, y)
-        return found.calls(source, w, result, bias, *buffers)
+        return plan.calls(source, w, result, bias, *buffers)
 
 
 def _planned(op: Operator) -> tuple[Convolved, _Plan]:

@@ -62,10 +62,10 @@ class Plan:
 
     def scratch(self) -> tuple[TensorType, ...]:
         """Hoisted vectors, then the chunks' sums."""
-        found = [TensorType(x.dtype, (self.sizes[-1],)) for x in (self.first.outputs if self.first else ())]
+        types = [TensorType(x.dtype, (self.sizes[-1],)) for x in (self.first.outputs if self.first else ())]
         if self.sums:
-            found.append(TensorType("f64", (-(-self.rows // self.chunk), len(self.sums), self.sizes[-1])))
-        return tuple(found)
+            types.append(TensorType("f64", (-(-self.rows // self.chunk), len(self.sums), self.sizes[-1])))
+        return tuple(types)
 
 
 @functools.lru_cache(maxsize=1 << 13)
@@ -82,8 +82,8 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan:
     operands = [Operand(t.dtype if t else "f32", *_pattern(v, outer)) for t, v in zip(ins, varies, strict=True)]
     operands += [Operand(x.dtype, (False,) * outer, True) for x in vectors]
     roots, reads = compact(roots)
-    given = tuple(operands[r] for r in reads)
-    nest = Nest(outer, given, tuple(roots[: len(full)]), tuple(roots[len(full) :]), _lanes(roots))
+    sources = tuple(operands[r] for r in reads)
+    nest = Nest(outer, sources, tuple(roots[: len(full)]), tuple(roots[len(full) :]), _lanes(roots))
     first: Nest | None = None
     first_reads: tuple[int, ...] = ()
     if vectors:
@@ -176,10 +176,10 @@ class LoopProvider:
         """Vectors, the loop, the chunks' total."""
         p = plan_of(op)
         calls, vectors = [], list(scratch[: len(p.first.outputs)] if p.first else ())
-        given: list[Any] = [*ins, *[None] * (p.inputs - len(ins)), *vectors]
+        sources: list[Any] = [*ins, *[None] * (p.inputs - len(ins)), *vectors]
         if p.first is not None:
-            calls.append(row_call(p.first, p.sizes[-1:], [*(given[r] for r in p.first_reads), *vectors]))
-        arrays = [*(given[r] for r in p.reads), *(outs[i] for i in p.full)]
+            calls.append(row_call(p.first, p.sizes[-1:], [*(sources[r] for r in p.first_reads), *vectors]))
+        arrays = [*(sources[r] for r in p.reads), *(outs[i] for i in p.full)]
         if not p.sums:
             return [*calls, row_call(p.nest, p.sizes, arrays)]
         partial = scratch[-1]

@@ -46,7 +46,7 @@ class OneDnnProvider:
         c = convolved(op)
         if c is None or not c.last:
             return ""
-        waiting = c.kind == "weight" and (found := _plan(op)) is not None and found.waits
+        waiting = c.kind == "weight" and (plan := _plan(op)) is not None and plan.waits
         return "convolution" if processors.ours_are_faster(processors.convolution_class(c), waiting=waiting) else ""
 
     def reason(self) -> str:
@@ -57,22 +57,22 @@ class OneDnnProvider:
         """Packed weights and scratchpad."""
         if isinstance(op.op, LinearLoss):
             return _family(op).scratch(op)
-        found = _plan(op)
-        return () if found is None else found.scratch()
+        plan = _plan(op)
+        return () if plan is None else plan.scratch()
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """One call for each primitive; the library's threads are those of the step."""
         if isinstance(op.op, LinearLoss):
             padded = (*ins, None, None), (*outs, *[None] * 4)
             return _family(op).calls(op, *padded, scratch, onednn=True)
-        found = _plan(op)
-        if found is None:
+        plan = _plan(op)
+        if plan is None:
             return product_calls(op, ins, outs, sgemm())
         if isinstance(op.op, (MatMul, Gemm)):
             arrays = {"a": ins[0], "b": ins[1], "bias": ins[2] if len(ins) > 2 else None, "y": outs[0]}
         else:
             arrays = dict(zip(("x", "w", "y", "bias"), operands(op, ins, outs), strict=True))
-        return found.calls(arrays, scratch)
+        return plan.calls(arrays, scratch)
 
 
 def multiplied(op: Operator) -> Product | None:
@@ -93,12 +93,12 @@ def _plan(op: Operator) -> Plan | None:
     dtype = next((v.dtype for v in op.writes()), "")
     if dtype not in ("f32", "bf16", "f16") or (dtype == "bf16" and not native.converts_bfloat16()):
         return None
-    if dtype != "f32" and (found := products.factors(op)) is not None:
-        made = products.plan(found)
+    if dtype != "f32" and (factors := products.factors(op)) is not None:
+        plan = products.plan(factors)
     else:
         c = convolved(op, (dtype,))
-        made = "no convolution" if c is None else convolutions.plan(c, dtype)
-    return made if isinstance(made, Plan) and made.good else None
+        plan = "no convolution" if c is None else convolutions.plan(c, dtype)
+    return plan if isinstance(plan, Plan) and plan.good else None
 
 
 if not unavailable():

@@ -68,10 +68,10 @@ class ProductsProvider:
 
     def accepts(self, op: Operator) -> bool:
         """One product, not scaled, with a bias for each column or element or none; where no BLAS is, a batch, too."""
-        found = blas.product(op)
-        if found is None or op.outputs[0] is None or op.outputs[0].dtype != "f32":
+        product = blas.product(op)
+        if product is None or op.outputs[0] is None or op.outputs[0].dtype != "f32":
             return False
-        if len(found.a) > 1 and not blas.unavailable():
+        if len(product.a) > 1 and not blas.unavailable():
             return False
         return not isinstance(op.op, Gemm) or (op.op.alpha == 1.0 and _bias(op) is not None)
 
@@ -86,12 +86,12 @@ class ProductsProvider:
         more = None
         if isinstance(op.op, Gemm) and (shape := _bias(op)):
             more = ins[2].reshape(shape)
-        found: list[Call] = []
+        sequence: list[Call] = []
         for i, c in enumerate(outs[0].reshape(-1, p.m, p.n)):
             a = _matrix(ins[0], p.a[i], (p.k, p.m) if p.ta else (p.m, p.k))
             b = _matrix(ins[1], p.b[i], (p.n, p.k) if p.tb else (p.k, p.n))
-            found += matrix_products.calls(a.T if p.ta else a, b.T if p.tb else b, c, scratch[0], more)
-        return found
+            sequence += matrix_products.calls(a.T if p.ta else a, b.T if p.tb else b, c, scratch[0], more)
+        return sequence
 
 
 def _matrix(x: Array, at: int, shape: tuple[int, int]) -> Array:
@@ -100,8 +100,8 @@ def _matrix(x: Array, at: int, shape: tuple[int, int]) -> Array:
 
 
 def _product(op: Operator) -> blas.Product:
-    found = need(blas.product(op))
-    return found
+    product = need(blas.product(op))
+    return product
 
 
 def _bias(op: Operator) -> tuple[int, ...] | None:

@@ -50,39 +50,39 @@ class Plan:
 @functools.lru_cache(maxsize=1 << 13)
 def plan(op: Op, ins: Types, outs: Types) -> Plan | None:
     """The plan of an operator; None where it has no formula, or its rows do not lie together."""
-    found = formula_over_rows(op, ins, outs)
-    if found is None or not found.row:
+    formula = formula_over_rows(op, ins, outs)
+    if formula is None or not formula.row:
         return None
-    last = len(found.sizes) - 1
-    if last not in found.row or len(found.row) > 2 or min(found.row) < last - 1:
+    last = len(formula.sizes) - 1
+    if last not in formula.row or len(formula.row) > 2 or min(formula.row) < last - 1:
         return None
     dims = tuple(range(last + 1))
-    outer = tuple(d for d in dims if d not in found.row)
-    full = tuple(i for i, d in enumerate(found.results) if d == dims)
-    single = tuple(i for i, d in enumerate(found.results) if d == outer and i not in found.columns)
-    if found.columns and (0 in found.row or not _over_first(found)):
+    outer = tuple(d for d in dims if d not in formula.row)
+    full = tuple(i for i, d in enumerate(formula.results) if d == dims)
+    single = tuple(i for i, d in enumerate(formula.results) if d == outer and i not in formula.columns)
+    if formula.columns and (0 in formula.row or not _over_first(formula)):
         return None
-    if len(full) + len(single) + len(found.columns) < sum(d is not None for d in found.results):
+    if len(full) + len(single) + len(formula.columns) < sum(d is not None for d in formula.results):
         return None
-    return _made(found, ins, full, single)
+    return _made(formula, ins, full, single)
 
 
-def _over_first(found: RowFormula) -> bool:
+def _over_first(formula: RowFormula) -> bool:
     """Whether all sums over rows are of what varies along the first dimension, or all along it and the inner one."""
-    dims = tuple(range(len(found.sizes)))
-    kinds = {(found.results[i], unrounded(need(found.outputs[i])).value) for i in found.columns}
+    dims = tuple(range(len(formula.sizes)))
+    kinds = {(formula.results[i], unrounded(need(formula.outputs[i])).value) for i in formula.columns}
     return kinds in ({(dims[1:], frozenset({0}))}, {(dims[1:-1], frozenset({0, dims[-1]}))})
 
 
-def _made(found: RowFormula, ins: Types, full: tuple[int, ...], single: tuple[int, ...]) -> Plan:
-    last = len(found.sizes) - 1
-    there = (*full, *single, *found.columns)
-    roots: list[Expr] = [x for i in there if (x := found.outputs[i]) is not None]
+def _made(formula: RowFormula, ins: Types, full: tuple[int, ...], single: tuple[int, ...]) -> Plan:
+    last = len(formula.sizes) - 1
+    there = (*full, *single, *formula.columns)
+    roots: list[Expr] = [x for i in there if (x := formula.outputs[i]) is not None]
     roots, reads = compact(_numbered(roots, last))
     sums = tuple(unrounded(x).args[0] for x in roots[len(full) + len(single) :])
     operands = []
     for r in reads:
-        dims, t = found.operands[r], ins[r]
+        dims, t = formula.operands[r], ins[r]
         assert dims is not None and t is not None
         operands.append(Operand(t.dtype, tuple(d in dims for d in range(last)), last in dims))
     wide = "+avx512f" in native.toolchain().features
@@ -94,12 +94,12 @@ def _made(found: RowFormula, ins: Types, full: tuple[int, ...], single: tuple[in
         sums=sums,
         lanes=32 // double,
         results=tuple(roots[len(full) : len(full) + len(single)]),
-        within=len(found.row) - 1,
+        within=len(formula.row) - 1,
         few=(32 if wide else 16) // double,
         narrow=(16 if wide else 8) // double,
-        across=any(last not in (found.results[i] or ()) for i in found.columns),
+        across=any(last not in (formula.results[i] or ()) for i in formula.columns),
     )
-    return Plan(nest, found.sizes, reads, full, single, found.columns)
+    return Plan(nest, formula.sizes, reads, full, single, formula.columns)
 
 
 def _numbered(roots: list[Expr], last: int) -> list[Expr]:

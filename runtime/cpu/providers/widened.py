@@ -34,10 +34,10 @@ def wide(op: Operator) -> Operator | None:
         return None  # each of its sums is rounded
     inputs, outputs = ([None if v is None else _widened(v) for v in vs] for vs in (op.inputs, op.outputs))
     try:
-        found = op.op.infer(*(None if v is None else v.type for v in inputs))
+        types = op.op.infer(*(None if v is None else v.type for v in inputs))
     except RecomputeError:
         return None
-    if any(v is not None and v.type != t for v, t in zip(outputs, found, strict=False)):
+    if any(v is not None and v.type != t for v, t in zip(outputs, types, strict=False)):
         return None  # its element type is an attribute: a conversion, say
     return type(op)(op.op, tuple(inputs), tuple(outputs), op.role)
 
@@ -62,20 +62,20 @@ class Widened:
             return False
         if any(v.dtype == "f16" for v in _converted(op)) and not native.converts_float16():
             return False
-        found = wide(op)
-        return found is not None and bool(accepting(_others(), found))
+        operator = wide(op)
+        return operator is not None and bool(accepting(_others(), operator))
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """The float32 operands, then the kernel's workspace."""
-        found = _wide(op)
-        return (*(v.type.with_dtype("f32") for v in _converted(op)), *_kernel(found).scratch(found))
+        operator = _wide(op)
+        return (*(v.type.with_dtype("f32") for v in _converted(op)), *_kernel(operator).scratch(operator))
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """Conversions, the kernel's calls, conversions."""
-        found, room = _wide(op), iter(scratch)
+        operator, room = _wide(op), iter(scratch)
         before: list[Call] = []
         after: list[Call] = []
-        given = []
+        inputs = []
         for arrays, values, reads in ((ins, op.inputs, True), (outs, op.outputs, False)):
             taken = []
             for a, v in zip(arrays, values, strict=False):
@@ -84,13 +84,13 @@ class Widened:
                     continue
                 taken.append(next(room))
                 (before if reads else after).append(converted(a, taken[-1]) if reads else converted(taken[-1], a))
-            given.append(taken)
-        return [*before, *_kernel(found).bind(found, *given, list(room)), *after]
+            inputs.append(taken)
+        return [*before, *_kernel(operator).bind(operator, *inputs, list(room)), *after]
 
 
 def _wide(op: Operator) -> Operator:
-    found = need(wide(op))
-    return found
+    operator = need(wide(op))
+    return operator
 
 
 def _kernel(op: Operator) -> Any:

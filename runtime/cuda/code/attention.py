@@ -79,12 +79,12 @@ class Tiles:
         """The text's constants; rows in shared memory are padded so that lanes meet different banks."""
         padding = 8 if WAYS[self.way].step == 16 else 4
         wide, columns = chunk(self.way), self.columns
-        found = {"COLS": columns, "BLOCKS": columns // 8, "DC": self.terms, "LX": self.terms + padding}
-        found |= {"LW": columns + padding, "EC": wide, "LE": wide + 8, "EB": wide // 8}
-        found |= {"CHUNKS": self.chunks, "PACK": self.pack, "ROWS": ROWS, "THREADS": THREADS}
-        found |= {"BIASED": int(bool(self.bias)), "CAPS": int(self.caps), "DROPS": int(self.drops)}
-        found |= {"MOST": max(ROWS * (columns // 8 + 1), columns * 9)}
-        return found | {"TILE": columns * max(found["LX"], found["LE"])}
+        values = {"COLS": columns, "BLOCKS": columns // 8, "DC": self.terms, "LX": self.terms + padding}
+        values |= {"LW": columns + padding, "EC": wide, "LE": wide + 8, "EB": wide // 8}
+        values |= {"CHUNKS": self.chunks, "PACK": self.pack, "ROWS": ROWS, "THREADS": THREADS}
+        values |= {"BIASED": int(bool(self.bias)), "CAPS": int(self.caps), "DROPS": int(self.drops)}
+        values |= {"MOST": max(ROWS * (columns // 8 + 1), columns * 9)}
+        return values | {"TILE": columns * max(values["LX"], values["LE"])}
 
     @property
     def shared(self) -> int:

@@ -105,8 +105,8 @@ def _node(x: Expr, args: Sequence[str]) -> str:
             return text
         return rounded(text, x.dtype) if kind in ("float", "double") else f"({kind})({text})"
     if x.fn in _OF_INTEGERS and kind not in ("float", "double"):
-        known = {**_OF_INTEGERS, **_OF_SIGNED} if x.dtype[0] == "i" else _OF_INTEGERS
-        return f"({kind})({known[x.fn].format(*args)})"
+        formats = {**_OF_INTEGERS, **_OF_SIGNED} if x.dtype[0] == "i" else _OF_INTEGERS
+        return f"({kind})({formats[x.fn].format(*args)})"
     if x.fn in _FUNCTIONS:
         return rounded(f"{x.fn}{'f' if kind == 'float' else ''}({', '.join(args)})", x.dtype)
     raise NotImplementedError(f"{x.fn} has no CUDA C")

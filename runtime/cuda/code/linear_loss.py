@@ -31,10 +31,10 @@ class Logits:
     @property
     def value(self) -> str:
         """The expression of a logit `t` of word `first_word` + j."""
-        found = "(t + (A)widen(bias[first_word + j]))" if self.bias else "t"
+        logit = "(t + (A)widen(bias[first_word + j]))" if self.bias else "t"
         if self.caps:
-            return f"tanh_of({found} * (A)(scale / cap)) * (A)cap"
-        return f"{found} * (A)scale" if self.scales else found
+            return f"tanh_of({logit} * (A)(scale / cap)) * (A)cap"
+        return f"{logit} * (A)scale" if self.scales else logit
 
     @property
     def changes(self) -> bool:

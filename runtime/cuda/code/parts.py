@@ -108,16 +108,16 @@ class Coordinates:
         needed = {d for dims in wanted for d in dims}
         if not needed:
             return []
-        found, last = [], min(needed)
+        result, last = [], min(needed)
         rest = f"(Index)({index})"
         for d in range(self.dims - 1, max(last, 1) - 1, -1):
-            found.append(f"const Index q{d} = over({rest}, d{d});")
+            result.append(f"const Index q{d} = over({rest}, d{d});")
             if d in needed:
-                found.append(f"const Index c{d} = {rest} - q{d} * (Index)d{d}.by;")
+                result.append(f"const Index c{d} = {rest} - q{d} * (Index)d{d}.by;")
             rest = f"q{d}"
         if last == 0:
-            found.append(f"const Index c0 = {rest};")
-        return found
+            result.append(f"const Index c0 = {rest};")
+        return result
 
     def offset(self, dims: Sequence[int]) -> str:
         """Where an operand with these dimensions, row-major, has the element at `c{i}`."""

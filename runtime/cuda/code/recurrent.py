@@ -184,10 +184,10 @@ _ACTIVATIONS = {
 @functools.cache
 def step(name: str, dtype: str, lengths: str, activation: str = "") -> Kernel:
     """One of the texts: its own parameters, then (lengths, t, n, size); `lengths`: their element type."""
-    own, body = TEXTS[name]
+    declarations, body = TEXTS[name]
     fill = {"@ADD[k]": "", "@ADD[0]": "", "@KEEP": "", "@Q": "before ? (A)widen(product[row * 3 * n + j + k * n]) : 0"}
     text = filled_in(_HEAD + body, dtype, activation, fill)
-    parameters = f"{typed(own, dtype)}, const {C_TYPES[lengths]}* lengths, int t, int n, long long size"
+    parameters = f"{typed(declarations, dtype)}, const {C_TYPES[lengths]}* lengths, int t, int n, long long size"
     return Kernel(f"{name}{activation.lower()}_{dtype}", parameters, text, LOGISTIC)
 
 

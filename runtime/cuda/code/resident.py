@@ -211,8 +211,8 @@ def sizes(forward: Recurrent, x: TensorType, *, masked: bool) -> Sizes | None:
     """Those of a kernel of all steps; None where there is none, as for states that change in place (`masked`)."""
     n, linear = forward.hidden_size, getattr(forward, "linear_before_reset", 1)
     small = 2 * x.shape[1] * forward.gates * n * n <= _SMALL
-    found = Sizes(forward.gates, 4 if forward.name == "GRU" else forward.gates, n)
-    return found if x.dtype != "f64" and linear and not masked and small and found.units else None
+    form = Sizes(forward.gates, 4 if forward.name == "GRU" else forward.gates, n)
+    return form if x.dtype != "f64" and linear and not masked and small and form.units else None
 
 
 @functools.cache
@@ -242,12 +242,12 @@ def all_steps(
     text = _BODY
     for mark in ("@OF_A_UNIT", "@STEP", "@DECLARED", "@READ", "@MEET"):
         text = text.replace(mark, fill.pop(mark))
-    own = recurrent.typed(_PARAMETERS[back], dtype).replace("@L", C_TYPES[lengths]).split(", ")
+    types_of = recurrent.typed(_PARAMETERS[back], dtype).replace("@L", C_TYPES[lengths]).split(", ")
     for i in absent:
-        kind, star, called = own[i].rpartition("*")
-        own[i] = f"{kind}{star} no_{called[1:]}"
+        kind, star, called = types_of[i].rpartition("*")
+        types_of[i] = f"{kind}{star} no_{called[1:]}"
         text = f"    constexpr {kind}{star}{called} = nullptr;\n{text}"
-    parameters = ", ".join([*own, *(f"int {p}" for p in ("rows", "steps", "falling", "apart", "begin", "end"))])
+    parameters = ", ".join([*types_of, *(f"int {p}" for p in ("rows", "steps", "falling", "apart", "begin", "end"))])
     title = f"{name}_{of.n}_steps{activation.lower()}_{dtype}"
     return Kernel(title, parameters, recurrent.filled_in(text, dtype, activation, fill),
                   _BEFORE + recurrent.LOGISTIC, THREADS, resident=True)  # fmt: skip

@@ -119,9 +119,9 @@ def sort(scratch: Sequence[Buffer], size: int) -> tuple[list[Call], Buffer, Buff
     calls: list[Call] = []
     for shift in range(0, max(size.bit_length(), 1), 8):
         calls.append(digit_counts().blocks(tiles, args=(keys, counts, keys.size, tile, shift)))
-        given = (keys, counts) if not shift else (keys, numbers, counts)
+        arguments = (keys, counts) if not shift else (keys, numbers, counts)
         k = placed_by_digit(first=not shift)
-        calls.append(k.blocks(tiles, args=(*given, spare, others, keys.size, tile, shift)))
+        calls.append(k.blocks(tiles, args=(*arguments, spare, others, keys.size, tile, shift)))
         keys, spare, numbers, others = spare, keys, others, numbers
     return calls, keys, numbers
 

@@ -91,21 +91,21 @@ _AXIS = {
 
 def joined(axes: Sequence[Axis]) -> list[Axis]:
     """The same places along as few axes as possible."""
-    found: list[Axis] = []
+    result: list[Axis] = []
     for a in axes:
         if a.size == 1 and a.kind == "copied":
             continue
-        outer = found[-1] if found else None
+        outer = result[-1] if result else None
         if outer and a.kind == "copied" and outer.stride == a.size * a.stride:
             if outer.kind == "copied":
-                found[-1] = Axis("copied", outer.size * a.size, a.stride)
+                result[-1] = Axis("copied", outer.size * a.size, a.stride)
                 continue
             if outer.kind == "inside":
                 low, count = outer.low * a.size, outer.count * a.size
-                found[-1] = Axis("inside", outer.size * a.size, a.stride, low, count)
+                result[-1] = Axis("inside", outer.size * a.size, a.stride, low, count)
                 continue
-        found.append(a)
-    return found or [Axis("copied", 1, 1)]
+        result.append(a)
+    return result or [Axis("copied", 1, 1)]
 
 
 @functools.cache

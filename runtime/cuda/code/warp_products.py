@@ -212,5 +212,5 @@ def warp_products(name: str) -> str:
     if not way.tensor:
         return head + _BY_FMA
     one = _MMA_TF32 if name == "tf32" else _MMA_HALF.replace("PTX", way.dtype)
-    own = f"#if defined(EMULATED) || __CUDA_ARCH__ >= 800\n{one}{_BY_TENSOR_CORES}#else\n{_BY_FMA}#endif\n"
-    return head + own
+    kernel_text = f"#if defined(EMULATED) || __CUDA_ARCH__ >= 800\n{one}{_BY_TENSOR_CORES}#else\n{_BY_FMA}#endif\n"
+    return head + kernel_text

@@ -131,9 +131,11 @@ class ColumnsPlan:
         self.c, self.dtype = c, dtype
         self.item = TensorType(dtype, ()).nbytes
         forward = c.kind == "output"
-        found = [output(c.geometry, dtype, last=c.last)] if forward else list(gradients(c.geometry, dtype, last=c.last))
-        self.nothing = any(not g.terms for g in found)
-        self.gathers = [g for g in found if g.terms]
+        kernels = (
+            [output(c.geometry, dtype, last=c.last)] if forward else list(gradients(c.geometry, dtype, last=c.last))
+        )
+        self.nothing = any(not g.terms for g in kernels)
+        self.gathers = [g for g in kernels if g.terms]
         #: results of one image and row are written where they belong by the product itself
         self.direct = [g.plain and (c.last or g.positions % 8 == 0) for g in self.gathers]
         self.between = wide(dtype) if c.bias else dtype
@@ -157,8 +159,8 @@ class ColumnsPlan:
         cols = [_even(g.terms) * _even(self.images * g.positions) for g in self.gathers]
         apart = [_even(self.images * g.positions) * _even(g.rows)
                  for g, direct in zip(self.gathers, self.direct, strict=True) if not direct]  # fmt: skip
-        found = [TensorType(self.dtype, (packed,)), TensorType(self.dtype, (max(cols),))]
-        return (*found, *([TensorType(self.between, (max(apart),))] if apart else []))
+        types = [TensorType(self.dtype, (packed,)), TensorType(self.dtype, (max(cols),))]
+        return (*types, *([TensorType(self.between, (max(apart),))] if apart else []))
 
     def bind(self, x: Buffer, w: Buffer, y: Buffer, bias: Buffer | None, scratch: Sequence[Buffer]) -> list[Call]:
         """For each remainder, the images of a part, and the groups: columns, a product, results to their places."""
@@ -202,10 +204,10 @@ class ColumnsPlan:
             product = Product(weights, cols, scratch[2], rows, count * q, k, lead, whole, whole, ta=True)
         calls: list[Call] = [_write(g, from_, cols, count, steps), product]
         if not direct:
-            own = None if bias is None else bias.at(group * rows, (rows,))
+            bias_part = None if bias is None else bias.at(group * rows, (rows,))
             size, apart = count * q * rows, (lead, 1) if g.last else (1, _even(count * q))
             kernel = placing(g, self.between, bias is not None)
-            calls.append(kernel(size, scratch[2], own, target, size, *apart))
+            calls.append(kernel(size, scratch[2], bias_part, target, size, *apart))
         return calls
 
 
@@ -235,9 +237,9 @@ class ColumnsWeighPlan:
     def scratch(self) -> tuple[TensorType, ...]:
         """Columns, sums; dy's images beside each other."""
         g, whole = self.g, _even(self.images * self.positions)
-        found = [TensorType(self.dtype, (_even(self.terms) * whole,))]
-        found.append(TensorType(wide(self.dtype), (g.group, g.rows, _even(self.terms))))
-        return (*found, *([] if g.last else [TensorType(self.dtype, (g.rows * whole,))]))
+        types = [TensorType(self.dtype, (_even(self.terms) * whole,))]
+        types.append(TensorType(wide(self.dtype), (g.group, g.rows, _even(self.terms))))
+        return (*types, *([] if g.last else [TensorType(self.dtype, (g.rows * whole,))]))
 
     def bind(self, x: Buffer, w: Buffer, y: Buffer, bias: Buffer | None, scratch: Sequence[Buffer]) -> list[Call]:
         """Columns and a product for each part and group; then the order of the weight."""
@@ -284,5 +286,5 @@ def by_columns(c: Convolved, dtype: str, *, tf32: bool) -> ColumnsPlan | Columns
         return None
     if geo.group > _GROUPS or least < _ROWS or geo.rows < _TERMS:
         return None
-    found = (ColumnsWeighPlan if c.kind == "weight" else ColumnsPlan)(c, dtype)
-    return found if found.fits else None
+    plan = (ColumnsWeighPlan if c.kind == "weight" else ColumnsPlan)(c, dtype)
+    return plan if plan.fits else None

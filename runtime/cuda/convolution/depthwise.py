@@ -93,12 +93,12 @@ def _axes(g: Gather | Weigh, turned: bool) -> dict[str, object]:
     """Words of the texts for each axis."""
     order = ["const int q2 = (int)(i % UNITS) * SIDE; i /= UNITS;", f"const int q1 = (int)(i % {g.count[1]}); "
              f"i /= {g.count[1]};"]  # fmt: skip
-    found: dict[str, object] = {"ORDER": "\n    ".join(order[::-1] if turned else order)}
-    found["FROM"] = _at(["i0", "i1", "s2"], _pitch(g.source, turned))
+    values: dict[str, object] = {"ORDER": "\n    ".join(order[::-1] if turned else order)}
+    values["FROM"] = _at(["i0", "i1", "s2"], _pitch(g.source, turned))
     for i in range(3):
-        found |= {f"N{i}": g.count[i], f"S{i}": f"{g.scale[i]} + {g.origin[i]}", f"D{i}": g.delta[i]}
-        found[f"T{i}"] = g.taps[i] if i < 2 or g.taps[2] else 1
-    return found
+        values |= {f"N{i}": g.count[i], f"S{i}": f"{g.scale[i]} + {g.origin[i]}", f"D{i}": g.delta[i]}
+        values[f"T{i}"] = g.taps[i] if i < 2 or g.taps[2] else 1
+    return values
 
 
 def _line(g: Gather | Weigh, axis: int) -> tuple[int, int, int]:
@@ -204,10 +204,12 @@ class DepthwisePlan:
     def __init__(self, c: Convolved, dtype: str) -> None:
         self.c, self.dtype = c, dtype
         forward = c.kind == "output"
-        found = [output(c.geometry, dtype, last=c.last)] if forward else list(gradients(c.geometry, dtype, last=c.last))
+        kernels = (
+            [output(c.geometry, dtype, last=c.last)] if forward else list(gradients(c.geometry, dtype, last=c.last))
+        )
         # one input channel a group: of the output's rows, or of the gradient's channels, there is one
-        self.nothing = any(not g.terms for g in found)
-        self.gathers = [g for g in found if g.terms or c.bias]
+        self.nothing = any(not g.terms for g in kernels)
+        self.gathers = [g for g in kernels if g.terms or c.bias]
 
     scratch: tuple[TensorType, ...] = ()
 
@@ -308,9 +310,9 @@ class DepthwiseWeighPlan:
     """A depthwise weight's gradient: parts, then their sum."""
 
     def __init__(self, c: Convolved, dtype: str) -> None:
-        found = weigh(c.geometry, dtype, last=c.last)
-        self.dtype, self.turned = dtype, _turns(found)
-        self.g = turned_axes(found) if self.turned else found
+        kernel = weigh(c.geometry, dtype, last=c.last)
+        self.dtype, self.turned = dtype, _turns(kernel)
+        self.g = turned_axes(kernel) if self.turned else kernel
         self.size = math.prod(c.w)
         self.units = c.geometry.batch * math.prod(self.g.count[:2]) * -(-self.g.count[2] // _SIDE)
         channels = self.g.group * self.g.rows

@@ -200,9 +200,9 @@ def _remainders(w: Window, a: int) -> Iterator[tuple[int, ...]]:
     every = s // math.gcd(s, d)
     for r in range(min(s, w.inp[a])):
         count = -(-(w.inp[a] - r) // s)
-        found = [k for k in range(w.kernel[a]) if (r + w.begin[a] - k * d) % s == 0]
-        first = found[0] if found else 0
-        yield count, r, len(found), (r + w.begin[a] - first * d) // s, -(every * d) // s, first, every
+        taps = [k for k in range(w.kernel[a]) if (r + w.begin[a] - k * d) % s == 0]
+        first = taps[0] if taps else 0
+        yield count, r, len(taps), (r + w.begin[a] - first * d) // s, -(every * d) // s, first, every
 
 
 def weigh(geo: Geometry, dtype: str, *, last: bool) -> Weigh:

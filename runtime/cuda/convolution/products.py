@@ -95,8 +95,8 @@ class PointwisePlan:
         """A weight's gradient: part i adds up images i, i + parts, ..."""
         geo = self.c.geometry
         p, sx, sy = geo.window.positions, math.prod(self.c.x[1:]), math.prod(self.c.y[1:])
-        own, whole = geo.mg * geo.cg, math.prod(self.c.w)
-        target = parts.at(group * own, (parts.size - group * own,))
+        size, whole = geo.mg * geo.cg, math.prod(self.c.w)
+        target = parts.at(group * size, (parts.size - group * size,))
         calls: list[Call] = []
         for first in range(0, geo.batch, self.parts):
             count = min(self.parts, geo.batch - first)

@@ -33,11 +33,11 @@ def strides(size: Three, channels: int, last: bool) -> tuple[int, int, int]:
 
 def linear(size: Three, names: Sequence[str]) -> str:
     """The number of a position: of its coordinates, those of axes with several elements."""
-    found = "0"
+    text = "0"
     for n, name in zip(size, names, strict=True):
         if n > 1:
-            found = name if found == "0" else f"({found}) * {n} + {name}"
-    return found
+            text = name if text == "0" else f"({text}) * {n} + {name}"
+    return text
 
 
 def apart(what: str, count: Three, names: Sequence[str], kind: str = "int") -> str:
@@ -211,21 +211,21 @@ def _gather_load(g: Gather, t: Tile, places_of: tuple[str, str]) -> str:
     taps: Three = tuple(max(n, 1) for n in g.taps)  # type: ignore[assignment]
     if g.channels % t.bk == 0:  # one tap for all of a step
         common = ["const int t = k0 / C, c0 = k0 % C;", apart("t", taps, ("t0", "t1", "t2"))]
-        own = [f"const int j = {column}, c = c0 + {row};", *place, f"const bool in = {' && '.join(within)};",
+        lines = [f"const int j = {column}, c = c0 + {row};", *place, f"const bool in = {' && '.join(within)};",
                f"const T* from = x + image[j] + {offset};"]  # fmt: skip
         if not g.last:  # and one column for all of a thread's elements
-            fixed = [common[0], common[1], *[line.replace(" + i * (TH / BN)", "") for line in own]]
+            fixed = [common[0], common[1], *[line.replace(" + i * (TH / BN)", "") for line in lines]]
             read = "b[i] = in ? widen(from[i * (TH / BN) * SOURCE_CHANNEL]) : 0;"
             return _block(fixed, [read])
         if places_of is _FOURS:
-            own += ["Pack<T, 4> e;", "if (in) e = *(const Pack<T, 4>*)from;",
+            lines += ["Pack<T, 4> e;", "if (in) e = *(const Pack<T, 4>*)from;",
                     "for (int l = 0; l < 4; l++) b[i + l] = in ? widen(e.of[l]) : 0;"]  # fmt: skip
-            return _block(common, own).replace("i++", "i += 4")
-        return _block(common, [*own, "b[i] = in ? widen(*from) : 0;"])
-    own = [f"const int j = {column}, k = k0 + {row}, t = k / C, c = k % C;", apart("t", taps, ("t0", "t1", "t2")),
+            return _block(common, lines).replace("i++", "i += 4")
+        return _block(common, [*lines, "b[i] = in ? widen(*from) : 0;"])
+    lines = [f"const int j = {column}, k = k0 + {row}, t = k / C, c = k % C;", apart("t", taps, ("t0", "t1", "t2")),
            *place, f"const bool in = t < TAPS && {' && '.join(within)};",
            f"b[i] = in ? widen(x[image[j] + {offset}]) : 0;"]  # fmt: skip
-    return _block([], own)
+    return _block([], lines)
 
 
 def _block(before: Sequence[str], each: Sequence[str]) -> str:

@@ -26,9 +26,11 @@ class GatherPlan:
     def __init__(self, c: Convolved, dtype: str) -> None:
         self.c, self.dtype = c, dtype
         forward = c.kind == "output"
-        found = [output(c.geometry, dtype, last=c.last)] if forward else list(gradients(c.geometry, dtype, last=c.last))
-        self.nothing = any(not g.terms for g in found)
-        self.gathers = [g for g in found if g.terms or c.bias]
+        kernels = (
+            [output(c.geometry, dtype, last=c.last)] if forward else list(gradients(c.geometry, dtype, last=c.last))
+        )
+        self.nothing = any(not g.terms for g in kernels)
+        self.gathers = [g for g in kernels if g.terms or c.bias]
         self.tiles = [tile(g.rows, self._columns(g), g.group, double=dtype == "f64") for g in self.gathers]
         self.size = math.prod(c.y if forward else c.x)
         self.parts = 1

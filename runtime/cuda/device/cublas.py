@@ -50,14 +50,14 @@ def library() -> dict[str, Any]:
         raise MissingExtraError(
             f"cuBLAS cannot be loaded ({e}): pip install 'onnx-recompute[cuda13]' (CUDA 12: '[cuda12]') installs it"
         ) from None
-    found = {}
+    handles = {}
     for name, types in _SIGNATURES.items():
         try:
-            found[name] = getattr(loaded, name)
+            handles[name] = getattr(loaded, name)
         except AttributeError:
             raise JobError(f"cuBLAS has no {name}: it is older than CUDA 12") from None
-        found[name].argtypes, found[name].restype = types, _I
-    return found
+        handles[name].argtypes, handles[name].restype = types, _I
+    return handles
 
 
 class Cublas:

@@ -81,8 +81,8 @@ def begun(name: str, dtype: str, device: int) -> Any:
     import cudnn
 
     single = cudnn.data_type.FLOAT
-    given = {"intermediate_data_type": single, "compute_data_type": single, "name": name}
-    return _graphs(cudnn)(handle=_number(_handle(device)), io_data_type=kind(dtype), **given)
+    options = {"intermediate_data_type": single, "compute_data_type": single, "name": name}
+    return _graphs(cudnn)(handle=_number(_handle(device)), io_data_type=kind(dtype), **options)
 
 
 def kind(dtype: str) -> Any:

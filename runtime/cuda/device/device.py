@@ -42,10 +42,10 @@ def unavailable(device: int = 0) -> str:
     except ImportError as e:
         return f"CuPy cannot be imported: {e}"
     try:
-        found = runtime.getDeviceCount()
+        devices = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as e:
         return f"CuPy {cupy.__version__} finds no CUDA device: {e}"
-    return f"there is no CUDA device {device}: {found} found" if device >= found else ""
+    return f"there is no CUDA device {device}: {devices} found" if device >= devices else ""
 
 
 def count() -> int:
@@ -61,8 +61,8 @@ def described(device: int) -> tuple[str, int]:
         return "", 0
     from cupy_backends.cuda.api import runtime
 
-    found = runtime.getDeviceProperties(device)
-    return found["name"].decode(), int(found["totalGlobalMem"])
+    properties = runtime.getDeviceProperties(device)
+    return properties["name"].decode(), int(properties["totalGlobalMem"])
 
 
 class CupyDevice:
@@ -161,12 +161,12 @@ class CupyDevice:
 
     def download(self, source: Buffer) -> np.ndarray:
         """A copy on the host, when all that was launched before is done."""
-        found = np.empty(source.shape, source.type.numpy)
+        array = np.empty(source.shape, source.type.numpy)
         with self._failures():
             if source.nbytes:
-                self.runtime.memcpyAsync(found.ctypes.data, source.address, source.nbytes, _TO_HOST, self.stream.ptr)
+                self.runtime.memcpyAsync(array.ctypes.data, source.address, source.nbytes, _TO_HOST, self.stream.ptr)
             self.stream.synchronize()
-        return found
+        return array
 
     def synchronize(self) -> None:
         """Waits for all that was launched.  JobError where a kernel failed."""
@@ -194,8 +194,8 @@ class CupyDevice:
         """Compiles what was not compiled before, several at a time; a cache on disk knows the rest."""
         missing = list({k.digest: k for k in kernels if k.digest not in self._functions}.values())
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for i, (digest, made) in enumerate(pool.map(self._compiled, missing)):
-                self._functions[digest] = made
+            for i, (digest, binary) in enumerate(pool.map(self._compiled, missing)):
+                self._functions[digest] = binary
                 progress(i + 1, len(missing))
 
     def _compiled(self, k: Kernel) -> tuple[str, Any]:
@@ -345,9 +345,9 @@ class CupyDevice:
 
     def event(self) -> Any:
         """A point in the stream, recorded now; `seconds_between` reads two of them."""
-        found = self.cupy.cuda.Event()
-        found.record(self.stream)
-        return found
+        handle = self.cupy.cuda.Event()
+        handle.record(self.stream)
+        return handle
 
     def seconds_between(self, start: Any, end: Any) -> float:
         """When both have been reached."""

@@ -56,7 +56,7 @@ _TOGETHER = 24
 def compiler() -> str:
     """The C++ compiler; "" where there is none."""
     names = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-    return next((found for n in names if n and (found := shutil.which(n))), "")
+    return next((path for n in names if n and (path := shutil.which(n))), "")
 
 
 #: held while kernels run
@@ -155,7 +155,7 @@ class EmulatedDevice:
 
     def _launch(self, call: Launch) -> Callable[[], None]:
         self.compile([call.kernel])
-        found = need(_known(call.kernel.digest, self.level))
+        kernel = need(_known(call.kernel.digest, self.level))
         where = f"{call.kernel.name}, grid {call.grid}, block {call.block}"
         assert 0 < call.block[0] * call.block[1] * call.block[2] <= call.kernel.threads, where
         assert max(call.grid[1:]) <= 65535 and call.grid[0] < 1 << 31, where
@@ -164,7 +164,7 @@ class EmulatedDevice:
 
         def run() -> None:
             for c, array, _ in launches if all(call.grid) else ():
-                if found(array, (ctypes.c_uint * 3)(*c.grid), block, int(self.backwards)):
+                if kernel(array, (ctypes.c_uint * 3)(*c.grid), block, int(self.backwards)):
                     raise JobError(f"threads wait for others that never come, in {where}")
 
         return run
@@ -227,10 +227,10 @@ _FUNCTIONS: dict[tuple[str, str], Any] = {}
 
 @functools.cache
 def _folder(level: str) -> Path:
-    found = cache_folder()
+    folder = cache_folder()
     text = prelude() + (Path(__file__).parent / "emulator.h").read_text()
     key = hashlib.sha256(" ".join((text, compiler(), level, *_FLAGS)).encode()).hexdigest()[:12]
-    path = None if found is None else found / f"emulated-{key}"
+    path = None if folder is None else folder / f"emulated-{key}"
     if path is not None and is_own(path):  # libraries are loaded from there
         with contextlib.suppress(OSError):
             make_private(path)
@@ -259,13 +259,13 @@ def _compile(kernels: Sequence[Kernel], level: str) -> None:
     folder = _folder(level)
     target = folder / f"lib-{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = Path(scratch) / "made.so"
-        command = [compiler(), *level.split(), *_FLAGS, "-o", str(made), "-"]
+        path = Path(scratch) / "made.so"
+        command = [compiler(), *level.split(), *_FLAGS, "-o", str(path), "-"]
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         if done.returncode:
             names = ", ".join(k.name for k in kernels)
             raise JobError(f"the emulator's compiler does not take {names}:\n{done.stderr[:3000]}")
-        made.replace(target)
+        path.replace(target)
         for k in kernels:
             link = Path(scratch) / k.digest
             link.symlink_to(target.name)

@@ -66,8 +66,8 @@ class Kernel:
     @functools.cached_property
     def types(self) -> tuple[str, ...]:
         """The C types of the parameters."""
-        found = [p.strip().removeprefix("const ") for p in self.parameters.split(",")]
-        return tuple(p[: max(p.rfind(" "), p.rfind("*") + 1)].strip() for p in found)
+        parts = [p.strip().removeprefix("const ") for p in self.parameters.split(",")]
+        return tuple(p[: max(p.rfind(" "), p.rfind("*") + 1)].strip() for p in parts)
 
     @property
     def text(self) -> str:

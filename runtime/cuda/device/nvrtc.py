@@ -37,11 +37,11 @@ def library() -> Any:
 def target(capability: int) -> str:
     """What is compiled for a device: its own machine code (sm_90) where NVRTC knows its generation, else PTX of the
     newest before it, which the driver compiles."""
-    known = [a for a in library().getSupportedArchs() if a <= capability]
-    if not known:
+    architectures = [a for a in library().getSupportedArchs() if a <= capability]
+    if not architectures:
         raise JobError(f"this NVRTC compiles for no device of compute capability {capability / 10}")
-    kind = "sm" if max(known) // 10 == capability // 10 else "compute"
-    return f"{kind}_{max(known)}"
+    kind = "sm" if max(architectures) // 10 == capability // 10 else "compute"
+    return f"{kind}_{max(architectures)}"
 
 
 @functools.cache
@@ -55,12 +55,12 @@ def kept(for_: str) -> KeptFiles | None:
 def compiled(k: Kernel, for_: str) -> bytes:
     """The module of a kernel, compiled now or before.  JobError where NVRTC does not take the text."""
     files, name = kept(for_), f"{k.digest}.bin"
-    if files is not None and (known := files.read(name)) is not None:
-        return known
-    made = build(k.source, k.name, for_)
+    if files is not None and (cached := files.read(name)) is not None:
+        return cached
+    binary = build(k.source, k.name, for_)
     if files is not None:
-        files.write(name, made)
-    return made
+        files.write(name, binary)
+    return binary
 
 
 def build(text: str, name: str, for_: str) -> bytes:
@@ -69,13 +69,13 @@ def build(text: str, name: str, for_: str) -> bytes:
     program = nvrtc.createProgram(text, f"{name}.cu", (), ())
     try:
         nvrtc.compileProgram(program, (*OPTIONS, "--disable-warnings", f"--gpu-architecture={for_}"))
-        found: bytes = (nvrtc.getCUBIN if for_.startswith("sm_") else nvrtc.getPTX)(program)
+        image: bytes = (nvrtc.getCUBIN if for_.startswith("sm_") else nvrtc.getPTX)(program)
     except nvrtc.NVRTCError as e:
         said = nvrtc.getProgramLog(program)
         raise JobError(f"NVRTC does not take the kernel {name} for {for_}: {e}\n{said[:3000]}") from None
     finally:
         nvrtc.destroyProgram(program)
-    return _whole(found)
+    return _whole(image)
 
 
 def _whole(module: bytes) -> bytes:

@@ -46,11 +46,11 @@ def _lead(x: Buffer | TensorType, ndim: int) -> tuple[int, ...]:
 
 
 def _axes(sizes: Sequence[int], steps: Sequence[int]) -> Axes:
-    found = [(n, s) for n, s in zip(sizes, steps, strict=True) if n > 1]
-    made = Axes(len(found))
-    for i, (n, s) in enumerate(found):
-        made.size[i], made.step[i] = n, s
-    return made
+    dims = [(n, s) for n, s in zip(sizes, steps, strict=True) if n > 1]
+    axes = Axes(len(dims))
+    for i, (n, s) in enumerate(dims):
+        axes.size[i], axes.step[i] = n, s
+    return axes
 
 
 def _steps(sizes: Sequence[int], unit: int = 1) -> list[int]:
@@ -68,8 +68,8 @@ class _Bound:
         plain, beside = plain_operator(op)
         self.op, self.way, self.heads = plain.of(Tiled), way, dict.fromkeys(MATRICES, 1) | beside
         self.ins, self.outs = (
-            [x if x is None or v is None else x.at(0, v.shape) for x, v in itertools.zip_longest(given, own)]
-            for given, own in ((ins, plain.inputs), (outs, plain.outputs))
+            [x if x is None or v is None else x.at(0, v.shape) for x, v in itertools.zip_longest(arrays, places)]
+            for arrays, places in ((ins, plain.inputs), (outs, plain.outputs))
         )
         q, k, v, self.bias = self.ins[:4]
         assert q is not None and k is not None and v is not None
@@ -83,7 +83,7 @@ class _Bound:
         self.window = (min(low, self.s), max(high, -self.t))
 
     def problem(self, of: Buffer | None = None) -> Problem:
-        """Sizes and places; `of`: whose matrices `own` and `sharing` are told for."""
+        """Sizes and places; `of`: whose matrices `dims` and `sharing` are told for."""
         biases, row, column = _axes((), ()), 0, 0
         if self.bias is not None:
             full = _full(self.bias.shape, len(self.q.shape))
@@ -91,9 +91,9 @@ class _Bound:
             biases = _axes(self.lead, _steps(full[:-2], full[-2] * full[-1]))
         steps = _steps(self.lead)
         shared = (1,) * len(self.lead) if of is None else _lead(of, len(self.q.shape))
-        own = [(n, s) for n, m, s in zip(self.lead, shared, steps, strict=True) if m > 1]
+        dims = [(n, s) for n, m, s in zip(self.lead, shared, steps, strict=True) if m > 1]
         rest = [(n, s) for n, m, s in zip(self.lead, shared, steps, strict=True) if m == 1]
-        parts = [_axes([n for n, _ in x], [s for _, s in x]) for x in (own, rest)]
+        parts = [_axes([n for n, _ in x], [s for _, s in x]) for x in (dims, rest)]
         keys = _axes(self.lead, _steps(_lead(self.k, len(self.q.shape))))
         sizes = (self.t, self.s, self.d, self.e, *self.window)
         start, threshold, numbers = self._dropout()

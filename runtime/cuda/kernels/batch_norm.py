@@ -109,8 +109,8 @@ class Train(ChannelNorms):
         x, scale, bias = ins[:3]
         assert x is not None
         mean, var, factor = _rows(scratch[1], 3)
-        given = list(outs[1:3]) if any(o is not None for o in outs[1:3]) else []
-        first = moments_of(form_of(op), x, scratch[0], mean, var, given)
+        statistics = list(outs[1:3]) if any(o is not None for o in outs[1:3]) else []
+        first = moments_of(form_of(op), x, scratch[0], mean, var, statistics)
         return [*first, *self.applied(op, (x, scale, bias, mean, var, outs[0]), factor)]
 
 
@@ -135,9 +135,9 @@ class Inference(ChannelNorms):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Two launches."""
-        x, y, given = ins[0], outs[0], [b for b in ins[1:5] if b is not None]
+        x, y, vectors = ins[0], outs[0], [b for b in ins[1:5] if b is not None]
         pair = _rows(scratch[0], 2)
-        first = computed(formulas.folded, self.kind(op), given, pair, (_epsilon(op),))
+        first = computed(formulas.folded, self.kind(op), vectors, pair, (_epsilon(op),))
         return [*first, *self.each(op, formulas.affine, [x], pair, y)]
 
 

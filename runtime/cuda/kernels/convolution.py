@@ -41,15 +41,15 @@ class Plan(Protocol):
 def plan(c: Convolved, dtype: str, *, tf32: bool = False) -> Plan:
     """The way to compute a convolution that is not empty; `tf32`: float32 factors may be rounded to TF32."""
     tf32 = tf32 and dtype == "f32"
-    if found := depthwise(c, dtype) or pointwise(c, dtype) or by_columns(c, dtype, tf32=tf32):
-        return found
+    if chosen := depthwise(c, dtype) or pointwise(c, dtype) or by_columns(c, dtype, tf32=tf32):
+        return chosen
     return WeighPlan(c, dtype) if c.kind == "weight" else GatherPlan(c, dtype)
 
 
 def _known(op: Operator) -> Convolved | None:
     """What is computed, over three axes at most."""
-    found = convolved(op, FLOATS, empty=True)
-    return found if found is not None and len(found.geometry.window.out) <= 3 else None
+    convolution = convolved(op, FLOATS, empty=True)
+    return convolution if convolution is not None and len(convolution.geometry.window.out) <= 3 else None
 
 
 def _empty(c: Convolved) -> bool:
@@ -58,8 +58,8 @@ def _empty(c: Convolved) -> bool:
 
 def _planned(op: Operator, *, tf32: bool) -> Plan | None:
     """None where there is nothing to multiply."""
-    found = need(_known(op))
-    return None if _empty(found) else plan(found, next(iter(op.writes())).dtype, tf32=tf32)
+    convolution = need(_known(op))
+    return None if _empty(convolution) else plan(convolution, next(iter(op.writes())).dtype, tf32=tf32)
 
 
 @family(*(name for op in _OPERATORS for name in (op.__name__, FORMS[op].__name__)))
@@ -71,17 +71,17 @@ class Convolutions(Family):
 
     def accepts(self, op: Operator) -> bool:
         """Floats; empty ones without a bias, or without a result."""
-        found = _known(op)
-        return found is not None and (not _empty(found) or not found.bias or not op.outputs[0].size)  # type: ignore[union-attr]
+        convolution = _known(op)
+        return convolution is not None and (not _empty(convolution) or not convolution.bias or not op.outputs[0].size)  # type: ignore[union-attr]
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        found = _planned(op, tf32=self.tf32)
-        return () if found is None else found.scratch
+        chosen = _planned(op, tf32=self.tf32)
+        return () if chosen is None else chosen.scratch
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        found = _planned(op, tf32=self.tf32)
-        if found is None:
+        chosen = _planned(op, tf32=self.tf32)
+        if chosen is None:
             assert outs[0] is not None
             return [Fill(outs[0])] if outs[0].size else []
         x, w, y, bias = operands(op, ins, outs)
-        return found.bind(x, w, y, bias, scratch)
+        return chosen.bind(x, w, y, bias, scratch)

@@ -140,11 +140,13 @@ _SIZES = "int steps_most, long long samples, long long classes, int entries_most
 def _kernel(dtype: str, label: str, length: str, *, gradient: bool) -> Kernel:
     """The kernel for these element types."""
     t = C_TYPES[dtype]
-    given = f"const {t}* x, const {C_TYPES[label]}* labels, const {C_TYPES[length]}* lengths, {t}* alpha"
-    own = f"const {t}* dloss, {t}* dx, {t}* beta" if gradient else f"{t}* out, int zero_infinity"
+    inputs = f"const {t}* x, const {C_TYPES[label]}* labels, const {C_TYPES[length]}* lengths, {t}* alpha"
+    outputs = f"const {t}* dloss, {t}* dx, {t}* beta" if gradient else f"{t}* out, int zero_infinity"
     text = (_BEGIN + (_GRADIENT if gradient else _LOSS)).replace("RING", "(steps_most + 1)" if gradient else "2")
     name = f"ctc_{'gradient' if gradient else 'loss'}_{dtype}_{label}_{length}"
-    return Kernel(name, f"{given}, {own}, {_SIZES}, long long* status", f"    using T = {t};\n{text}", _BEFORE, 128)
+    return Kernel(
+        name, f"{inputs}, {outputs}, {_SIZES}, long long* status", f"    using T = {t};\n{text}", _BEFORE, 128
+    )
 
 
 class Samples(Family):

@@ -107,8 +107,8 @@ def plan(h: Heads, device: int, *, gradient: bool) -> Any:
 
 def _strides(dim: Sequence[int], *, last: bool = False) -> list[int]:
     """Strides in the order of a tensor's axes; `last`: its second and third axes are swapped in memory."""
-    found = [math.prod(dim[i + 1 :]) for i in range(len(dim))]
-    return [found[0], dim[3], dim[1] * dim[3], 1] if last else found
+    steps = [math.prod(dim[i + 1 :]) for i in range(len(dim))]
+    return [steps[0], dim[3], dim[1] * dim[3], 1] if last else steps
 
 
 class _Tensors:
@@ -143,9 +143,9 @@ class _Tensors:
         if not h.bias:
             return {}
         kind = cudnn.kind(h.of_bias)
-        made = self.graph.tensor(name="bias", dim=list(h.bias), stride=_strides(h.bias), data_type=kind)
-        made.set_alignment(4 if h.of_bias == "f32" else 2)
-        return {"bias": made}
+        tensor = self.graph.tensor(name="bias", dim=list(h.bias), stride=_strides(h.bias), data_type=kind)
+        tensor.set_alignment(4 if h.of_bias == "f32" else 2)
+        return {"bias": tensor}
 
 
 def _aligned(tensor: Any, dtype: str) -> Any:
@@ -171,8 +171,8 @@ def _backward(graph: Any, h: Heads) -> list[Any]:
     q, k, v, y, dy, lse = map(tensors.given, ("q", "k", "v", "y", "dy", "lse"))
     bias = tensors.bias()
     options = {"attn_scale": h.scale, "use_causal_mask": h.causal, "use_deterministic_algorithm": True, **bias}
-    made = graph.sdpa_backward(q=q, k=k, v=v, o=y, dO=dy, stats=lse, name="attention", **options)
-    results = [tensors.made(n, t) for n, t in zip(("dq", "dk", "dv"), made, strict=True)]
+    outputs = graph.sdpa_backward(q=q, k=k, v=v, o=y, dO=dy, stats=lse, name="attention", **options)
+    results = [tensors.made(n, t) for n, t in zip(("dq", "dk", "dv"), outputs, strict=True)]
     return [q, k, v, *bias.values(), y, dy, lse, *results]
 
 
@@ -207,8 +207,8 @@ class Attention:
             return None
         if any(v is not None for v in op.outputs[3:]):  # the bias's gradient
             return None
-        found = plan(h, cudnn.current_device(), gradient=gradient)
-        return None if isinstance(found, str) else found
+        chosen = plan(h, cudnn.current_device(), gradient=gradient)
+        return None if isinstance(chosen, str) else chosen
 
     def accepts(self, op: Operator) -> bool:
         """What cuDNN has a plan for, of operands that begin at multiples of 16 bytes as values do."""
@@ -227,7 +227,7 @@ class Attention:
 
         JobError for an operand that begins between the multiples of 16 bytes.
         """
-        found, bias = self._plan(op), ins[3] if len(ins) > 3 else None
+        chosen, bias = self._plan(op), ins[3] if len(ins) > 3 else None
         before: list[Call] = []
         behind: list[Call] = []
         if op.op.name in _GRADIENT:
@@ -249,8 +249,8 @@ class Attention:
                 f"    {show_operator(op)}"
             )
         addresses = tuple(b.address for b in wanted if b is not None)
-        run = functools.partial(found.run, addresses, scratch[0].address)
-        return [*before, Library(f"cudnn {op.op.name}", run, (found,)), *behind]
+        run = functools.partial(chosen.run, addresses, scratch[0].address)
+        return [*before, Library(f"cudnn {op.op.name}", run, (chosen,)), *behind]
 
 
 def _bias(op: Operator) -> Any:

@@ -157,8 +157,8 @@ class Compressing(Family):
             return []
         each = LONGEST // rule.group * rule.group
         seed, whole = int(np.array(rule.seed, np.uint64)), codes.address % 4 == 0
-        given = (x, step, seed, codes, ranges, x.size, rule.group, rule.first // BLOCK, whole)
-        return [compress(x.dtype, rule.bits).blocks(-(-x.size // each), args=given)]
+        arguments = (x, step, seed, codes, ranges, x.size, rule.group, rule.first // BLOCK, whole)
+        return [compress(x.dtype, rule.bits).blocks(-(-x.size // each), args=arguments)]
 
 
 @family("DecompressGroups")

@@ -73,9 +73,9 @@ class _Head:
         if dloss is not None and single:
             dloss = dloss.at(rows.start, (m,)) if dloss.shape else dloss
         kernel = text.differentiating(self.logits(words), out.dtype, ready=ready)
-        own = (block, self.bias, self.at.at(rows.start, (m,)), lse.at(rows.start, (m,)), dloss, self.norm, out)
+        arguments = (block, self.bias, self.at.at(rows.start, (m,)), lse.at(rows.start, (m,)), dloss, self.norm, out)
         rule = (m, n, words.start, self.words, int(single), op.scale, op.cap, op.smoothing, op.z_loss)
-        self.calls.append(over_rows(kernel, m, (*own, *rule), warp=by_warp(n)))
+        self.calls.append(over_rows(kernel, m, (*arguments, *rule), warp=by_warp(n)))
 
     def spread(self, g: Buffer, rows: slice, words: slice, dx: Any, dw: Any, db: Any, first: tuple[bool, bool]) -> None:
         """Adds to the gradients: dx for all rows, dw with its row's elements, db of the slice (None: not wanted).
@@ -112,8 +112,8 @@ class HeadLoss(Family):
     def accepts(self, op: Operator) -> bool:
         """See `_accepts`; gradients with the loss in float32 and float64 alone, as the operator makes them."""
         x: Any = op.inputs[0]
-        made = any(v is not None for v in op.outputs[2:])
-        return _accepts(op) and (not made or (wide(x.dtype) == x.dtype and self._height(op) > 0))
+        gradient = any(v is not None for v in op.outputs[2:])
+        return _accepts(op) and (not gradient or (wide(x.dtype) == x.dtype and self._height(op) > 0))
 
     def _height(self, op: Operator) -> int:
         """Rows of a tile."""
@@ -146,7 +146,7 @@ class HeadLoss(Family):
         head, (stats, at, norm, room) = _Head(op.op, x, w, bias, labels), scratch
         head.begin(at, norm, stats)
         held, n = any(v is not None for v in (dx, dw, db)), head.rows
-        known, single = stats.at(4 * n, (n,)), op.op.reduction == "none"  # type: ignore[attr-defined]
+        log_sums, single = stats.at(4 * n, (n,)), op.op.reduction == "none"  # type: ignore[attr-defined]
         for rows in slices(n, self._height(op)):
             height = rows.stop - rows.start
             blocks = []
@@ -157,10 +157,10 @@ class HeadLoss(Family):
                 head.calls.append(_seen(head, blocks[-1][1], rows, words, stats))
             head.calls.append(_finished(head, rows, stats, lse, loss if single else None))
             for words, block in blocks if held else ():
-                head.differentiate(block, block, rows, words, known, (None, True))
+                head.differentiate(block, block, rows, words, log_sums, (None, True))
                 part = None if dw is None else head.of_words(dw, words)
-                own = None if db is None else db.at(words.start, (words.stop - words.start,))
-                head.spread(block, rows, words, dx, part, own, (words.start == 0, rows.start == 0))
+                db_part = None if db is None else db.at(words.start, (words.stop - words.start,))
+                head.spread(block, rows, words, dx, part, db_part, (words.start == 0, rows.start == 0))
         if not single:
             losses = stats.at(5 * n, (n,))
             head.calls.append(text.adding(head.kind).blocks(1, args=(losses, norm, loss, n)))
@@ -170,12 +170,12 @@ class HeadLoss(Family):
 def _seen(head: _Head, block: Buffer, rows: slice, words: slice, stats: Buffer) -> Call:
     """What is known of rows after a slice."""
     m, n = rows.stop - rows.start, words.stop - words.start
-    own = stats.at(rows.start, (stats.size - rows.start,))
+    part = stats.at(rows.start, (stats.size - rows.start,))
     args = (
         block,
         head.bias,
         head.at.at(rows.start, (m,)),
-        own,
+        part,
         m,
         head.rows,
         n,
@@ -189,10 +189,10 @@ def _seen(head: _Head, block: Buffer, rows: slice, words: slice, stats: Buffer) 
 def _finished(head: _Head, rows: slice, stats: Buffer, lse: Buffer | None, losses: Buffer | None) -> Call:
     """Log-sum-exps and losses of rows whose logits were all seen."""
     m, start = rows.stop - rows.start, rows.start
-    own = stats.at(start, (stats.size - start,))
+    part = stats.at(start, (stats.size - start,))
     outs = [None if b is None else b.reshape(-1).at(start, (m,)) for b in (lse, losses)]
     rule = (m, head.rows, head.words, head.op.smoothing, head.op.z_loss)
-    return text.finishing(head.kind)(m, own, head.at.at(start, (m,)), *outs, *rule)
+    return text.finishing(head.kind)(m, part, head.at.at(start, (m,)), *outs, *rule)
 
 
 @family("LinearCrossEntropyGrad")
@@ -209,11 +209,11 @@ class HeadGradient(Family):
         kind, rows, width = wide(x.dtype), labels.size, x.shape[-1]
         step = min(WORDS, w.shape[1 - rule.transB])
         tile = (min(ROWS, rows) * step,)
-        found = (TensorType("i64", (rows,)), TensorType(kind, (1,)), TensorType(kind, tile))
+        types = (TensorType("i64", (rows,)), TensorType(kind, (1,)), TensorType(kind, tile))
         if kind == x.dtype:
-            return found
+            return types
         sums = ((rows * width,), (step * width,), (step,))
-        return (*found, TensorType(x.dtype, tile), *(TensorType(kind, s) for s in sums))
+        return (*types, TensorType(x.dtype, tile), *(TensorType(kind, s) for s in sums))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """For each slice of words all rows, so that its gradients are complete."""
@@ -222,13 +222,13 @@ class HeadGradient(Family):
         assert x is not None and w is not None and labels is not None and lse is not None
         head, (at, norm, room, *more) = _Head(op.op, x, w, bias, labels), scratch
         head.begin(at, norm, None)
-        known = lse.reshape(-1)
+        log_sums = lse.reshape(-1)
         down = dloss.reshape(-1) if dloss is not None and dloss.shape else dloss
         for words in slices(head.words, min(WORDS, head.words)):
             width = words.stop - words.start
             part = None if dw is None else head.of_words(dw, words)
-            own = None if db is None else db.at(words.start, (width,))
-            to_x, to_w, to_b = dx, part, own
+            db_part = None if db is None else db.at(words.start, (width,))
+            to_x, to_w, to_b = dx, part, db_part
             if more:
                 to_x = None if dx is None else more[1]
                 to_w = part and (more[2], head.width if op.op.transB else width)  # type: ignore[attr-defined]
@@ -238,10 +238,10 @@ class HeadGradient(Family):
                 block = room.at(0, size)
                 g = more[0].at(0, size) if more else block
                 head.multiply(block, rows, words)
-                head.differentiate(block, g, rows, words, known, (down, False))
+                head.differentiate(block, g, rows, words, log_sums, (down, False))
                 head.spread(g, rows, words, to_x, to_w, to_b, (words.start == 0, rows.start == 0))
             if more:
-                head.calls += _narrowed(head, words, (to_w, part), (to_b, own))
+                head.calls += _narrowed(head, words, (to_w, part), (to_b, db_part))
         if more and dx is not None:
             head.calls.append(_narrow(more[1], dx, dx.size, dx.size, dx.size))
         return head.calls
@@ -249,13 +249,13 @@ class HeadGradient(Family):
 
 def _narrowed(head: _Head, words: slice, of_w: tuple[Any, Any], of_b: tuple[Any, Any]) -> list[Call]:
     """Complete sums of a slice, as halves."""
-    found, width = [], words.stop - words.start
+    calls, width = [], words.stop - words.start
     if of_w[1] is not None:
         run = head.width if head.op.transB else width
-        found.append(_narrow(of_w[0][0], of_w[1][0], width * head.width, run, of_w[1][1]))
+        calls.append(_narrow(of_w[0][0], of_w[1][0], width * head.width, run, of_w[1][1]))
     if of_b[1] is not None:
-        found.append(_narrow(of_b[0], of_b[1], width, width, width))
-    return found
+        calls.append(_narrow(of_b[0], of_b[1], width, width, width))
+    return calls
 
 
 def _narrow(x: Buffer, y: Buffer, size: int, run: int, lead: int) -> Call:

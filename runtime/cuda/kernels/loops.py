@@ -85,14 +85,14 @@ class Plan:
     def lanes(self, *, vectors: bool) -> int:
         """Elements of a vector; 1 where none can be read."""
         moved = [*(o.dtype for o in self.operands if o.full), *(x.dtype for x in self.roots[: len(self.full)])]
-        found = lanes(moved) if vectors else 1
+        count = lanes(moved) if vectors else 1
         if self.sums:
-            found = min(found, MOST_LANES // 2)
-            while self.columns % found:
-                found //= 2
-        elif len(self.sizes) > 1 and found > 4 and self.columns % found and self.columns % 4 == 0:
-            found = 4  # vectors of half the length that stay within the innermost dimension
-        return found
+            count = min(count, MOST_LANES // 2)
+            while self.columns % count:
+                count //= 2
+        elif len(self.sizes) > 1 and count > 4 and self.columns % count and self.columns % 4 == 0:
+            count = 4  # vectors of half the length that stay within the innermost dimension
+        return count
 
     def divisors(self) -> list[Any]:
         """Divisors of all dimensions but the outermost; of rows, where there are sums."""
@@ -118,11 +118,11 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan:
 def _elements(p: Plan, *, vectors: bool) -> Elements:
     width = p.lanes(vectors=vectors)
     inside = len(p.sizes) == 1 or p.columns % width == 0
-    made = Elements(len(p.sizes), p.operands, p.roots, width, inside, wide=p.wide)
-    if made.slow:
-        return dataclasses.replace(made, turns=_TURNS if p.size >= _WORTH_TURNS else 1)
+    kernel = Elements(len(p.sizes), p.operands, p.roots, width, inside, wide=p.wide)
+    if kernel.slow:
+        return dataclasses.replace(kernel, turns=_TURNS if p.size >= _WORTH_TURNS else 1)
     few = sum(o.full for o in p.operands) <= _FEW and p.size >= _TWICE
-    return dataclasses.replace(made, ahead=2 if few else 1)
+    return dataclasses.replace(kernel, ahead=2 if few else 1)
 
 
 @functools.lru_cache(maxsize=1 << 13)
@@ -133,9 +133,9 @@ def _kernel(made: Elements) -> Kernel:
 @functools.lru_cache(maxsize=1 << 12)
 def _many(p: Plan, aliases: tuple[int, ...]) -> tuple[Kernel, int]:
     """The kernel of many such updates, and the elements of a block."""
-    made = Elements(1, p.operands, p.roots, p.lanes(vectors=True), True)
-    made = dataclasses.replace(made, turns=_TURNS if made.slow else 1)
-    return many(made, aliases), made.per_block
+    kernel = Elements(1, p.operands, p.roots, p.lanes(vectors=True), True)
+    kernel = dataclasses.replace(kernel, turns=_TURNS if kernel.slow else 1)
+    return many(kernel, aliases), kernel.per_block
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -166,22 +166,22 @@ class Loops(Family):
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch, and one for sums of several chunks."""
         p = plan_of(op)
-        given = [b for r in p.reads if (b := ins[r]) is not None]
+        sources = [b for r in p.reads if (b := ins[r]) is not None]
         full = [b for i in p.full if (b := outs[i]) is not None]
-        vectors = aligned(b.address for b in (*given, *full))
+        vectors = aligned(b.address for b in (*sources, *full))
         if p.sums:
             sums = [b for s in p.sums if (b := outs[s.output])]
-            return _bind_sums(p, [*given, *full], sums, scratch, vectors=vectors)
+            return _bind_sums(p, [*sources, *full], sums, scratch, vectors=vectors)
         if not p.size:
             return []
-        launch = _launch(p, given, full, vectors=vectors)
-        part = _part(op, p, given, full) if vectors and op.op.updates and p.size < _LARGE else None
+        launch = _launch(p, sources, full, vectors=vectors)
+        part = _part(op, p, sources, full) if vectors and op.op.updates and p.size < _LARGE else None
         return [launch if part is None else dataclasses.replace(launch, part=part)]
 
 
 def _launch(p: Plan, given: Sequence[Buffer], full: Sequence[Buffer], *, vectors: bool) -> Launch:
-    made = _elements(p, vectors=vectors)
-    return _kernel(made).blocks(-(-p.size // made.per_block), args=(*given, *full, p.size, *p.divisors()))
+    elements = _elements(p, vectors=vectors)
+    return _kernel(elements).blocks(-(-p.size // elements.per_block), args=(*given, *full, p.size, *p.divisors()))
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -216,13 +216,13 @@ def added(x: Expr, y: Expr) -> tuple[Expr, ...]:
     return (x + y,)
 
 
-def _part(op: Operator, p: Plan, given: list[Buffer], full: list[Buffer]) -> Part | None:
+def _part(op: Operator, p: Plan, sources: list[Buffer], full: list[Buffer]) -> Part | None:
     """The update as one of many, where each output is in the buffer of an operand that is read."""
     aliases = [next((j for j, r in enumerate(p.reads) if r == i), -1) for i in op.op.updates[: len(full)]]
-    if len(p.sizes) > 1 or any(j < 0 or given[j].address != b.address for j, b in zip(aliases, full, strict=True)):
+    if len(p.sizes) > 1 or any(j < 0 or sources[j].address != b.address for j, b in zip(aliases, full, strict=True)):
         return None
-    scalars = tuple(b for b, o in zip(given, p.operands, strict=True) if o.scalar)
-    arrays = tuple(b for b, o in zip(given, p.operands, strict=True) if o.full)
+    scalars = tuple(b for b, o in zip(sources, p.operands, strict=True) if o.scalar)
+    arrays = tuple(b for b, o in zip(sources, p.operands, strict=True) if o.full)
     kernel, per_block = _many(p, tuple(aliases))
     return Part(kernel, scalars, arrays, per_block)
 

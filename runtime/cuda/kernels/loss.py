@@ -224,8 +224,8 @@ class Losses(LabelLosses):
         else:
             warp = by_warp(classes)
             k = cross_entropy(x.dtype, labels.dtype, warp=warp, keeps=kept is not None)
-            given = (x, labels, weights, *([kept] if kept is not None else []), *tail)
-            first = over_rows(k, rows, given, warp=warp)
+            arguments = (x, labels, weights, *([kept] if kept is not None else []), *tail)
+            first = over_rows(k, rows, arguments, warp=warp)
         if rule.reduction == "none":
             return [first, *converted(losses, out.reshape(-1))]
         last = reduced(out.dtype, mean=rule.reduction == "mean")
@@ -247,8 +247,8 @@ class LossGradients(LabelLosses):
         if not out.size:
             return []
         scale = scratch[0].at(0, [rows])
-        given = (labels, weights, dloss, scale, rows, int(rule.reduction == "mean"), int(rule.reduction == "none"))
-        first = scales(out.dtype, labels.dtype).blocks(1, args=(*given, *self.rule(op)))
+        arguments = (labels, weights, dloss, scale, rows, int(rule.reduction == "mean"), int(rule.reduction == "none"))
+        first = scales(out.dtype, labels.dtype).blocks(1, args=(*arguments, *self.rule(op)))
         if not soft:
             k = likelihood_gradient(out.dtype, labels.dtype)
             return [first, k(out.size, labels, scale, out, rows, classes, max(inner, 1))]

@@ -53,9 +53,9 @@ def _dequantise(out: str, scale: str, zero: str, bits: int, table: str) -> Kerne
     return Kernel(f"dequantise_{named}", ", ".join((parameters, *(f"long long {n}" for n in sizes))), body)
 
 
-def _part(rule: Packed, given: Buffers, out: Buffer, first: int, column: int) -> Call:
+def _part(rule: Packed, sources: Buffers, out: Buffer, first: int, column: int) -> Call:
     """The launch that dequantises a part [rows, width], of (codes, scales, zero points)."""
-    codes, scales, zeros = need(given[0]), need(given[1]), given[2]
+    codes, scales, zeros = need(sources[0]), need(sources[1]), sources[2]
     rows, width = out.shape
     zero_row = 0 if zeros is None else rule.zeros_in(zeros.type)
     kernel = _dequantise(out.dtype, scales.dtype, "" if zeros is None else zeros.dtype, rule.bits, rule.table)

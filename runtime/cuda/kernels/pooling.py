@@ -120,17 +120,17 @@ class AveragePool(Windows):
     """Both directions."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        given, made = present(ins[0], outs[0])
-        if not made.size:
+        x, y = present(ins[0], outs[0])
+        if not y.size:
             return []
         back, include = op.op.name.endswith("Grad"), bool(_plain(op).count_include_pad)
-        form = form_of(op, made, given, (given, made), back=back)
+        form = form_of(op, y, x, (x, y), back=back)
         if not (back or form.last) and math.prod(form.kernel) >= _LARGE:
             form = dataclasses.replace(form, lanes=1)
-            launch = over_places(mean_of_large(form, made.dtype, include=include), op, form, made, given, (given, made))
-            return [dataclasses.replace(launch[0], grid=(-(-made.size // (launch[0].block[0] // 32)), 1, 1))]
-        k = (mean_gradient if back else mean_pool)(form, made.dtype, include=include)
-        return over_places(k, op, form, made, given, (given, made))
+            launch = over_places(mean_of_large(form, y.dtype, include=include), op, form, y, x, (x, y))
+            return [dataclasses.replace(launch[0], grid=(-(-y.size // (launch[0].block[0] // 32)), 1, 1))]
+        k = (mean_gradient if back else mean_pool)(form, y.dtype, include=include)
+        return over_places(k, op, form, y, x, (x, y))
 
 
 # -- over all positions -----------------------------------------------------------------------------------------------

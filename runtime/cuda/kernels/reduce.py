@@ -154,11 +154,11 @@ class Plan:
     @property
     def places(self) -> list[Any]:
         """Arguments: strides and sizes."""
-        found: list[Any] = []
+        values: list[Any] = []
         for dims in (self.kept, self.reduced):
-            found += [stride for _, stride in dims]
-            found += [divisor(size, wide=self.wide) for size, _ in dims[1:]]
-        return found
+            values += [stride for _, stride in dims]
+            values += [divisor(size, wide=self.wide) for size, _ in dims[1:]]
+        return values
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -208,9 +208,9 @@ def plan_of(op: Operator) -> Plan:
 
 def _pass(p: Plan, fold: Fold, x: Buffer, best: Buffer | None, out: Buffer, parts: Buffer | None) -> list[Call]:
     """One reduction."""
-    found = [] if best is None else [best]
+    dims = [] if best is None else [best]
     target, chunked = (out, False) if parts is None else (parts, True)
-    arguments = [x, *found, target, p.outputs, p.count, p.chunk, float(p.count), *p.places]
+    arguments = [x, *dims, target, p.outputs, p.count, p.chunk, float(p.count), *p.places]
     fits = aligned([x.address])
     if p.inner:
         vectors = fits and p.reduced[-1][0] % p.width == 0
@@ -226,7 +226,7 @@ def _pass(p: Plan, fold: Fold, x: Buffer, best: Buffer | None, out: Buffer, part
     calls: list[Call] = [kernel.blocks(blocks, p.chunks, args=arguments)]
     if parts is not None:
         last, wide = rest(fold, p.chunks, p.outputs)
-        args = [parts, *found, out, p.chunks, p.outputs, float(p.count)]
+        args = [parts, *dims, out, p.chunks, p.outputs, float(p.count)]
         calls.append(last.blocks(_up(p.outputs, wide), args=args))
     return calls
 
@@ -252,8 +252,8 @@ class Reductions(Family):
         targets = [b for b in outs if b is not None]
         if len(targets) < len(folds):
             targets.insert(0, scratch[0])
-        calls, found, parts = list[Call](), None, scratch[-1] if p.chunks > 1 else None
+        calls, partial, parts = list[Call](), None, scratch[-1] if p.chunks > 1 else None
         for fold, out in zip(folds, targets if p.outputs else (), strict=False):
-            calls += _pass(p, fold, x, found, out, parts)
-            found = out
+            calls += _pass(p, fold, x, partial, out, parts)
+            partial = out
         return calls

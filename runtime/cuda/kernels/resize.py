@@ -171,11 +171,11 @@ def _backward(rule: Rule) -> str:
 
 
 @functools.cache
-def along(rule: Rule, given: str, made: str, *, back: bool, wide: bool) -> Kernel:
+def along(rule: Rule, source: str, target: str, *, back: bool, wide: bool) -> Kernel:
     """One axis of [rows, far, inner] resized to [rows, near, inner]; `back`: the gradient of that."""
     size, out = ("(int)near.by", "far") if back else ("far", "(int)near.by")
     moves = rule.mode == "nearest" and not back
-    body = f"""    {"" if moves else f"typedef {COMPUTE[made]} A;"}
+    body = f"""    {"" if moves else f"typedef {COMPUTE[target]} A;"}
     enum {{ ROWS = {_ROWS} }};
     const long long me = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (me >= work) return;
@@ -189,13 +189,13 @@ def along(rule: Rule, given: str, made: str, *, back: bool, wide: bool) -> Kerne
     if not moves:
         body += f"""    #pragma unroll
     for (int l = 0; l < ROWS; l++)
-        if (l < here) y[at + l * step] = narrow<{C_TYPES[made]}>(s[l]);
+        if (l < here) y[at + l * step] = narrow<{C_TYPES[target]}>(s[l]);
 """
     parameters = (
-        f"const {C_TYPES[given]}* x, {C_TYPES[made]}* y, long long work, long long rows, Divisor inner, Divisor near, "
-        "int far, Span span, int reach, double shrink, double a"
+        f"const {C_TYPES[source]}* x, {C_TYPES[target]}* y, long long work, long long rows, Divisor inner, "
+        "Divisor near, int far, Span span, int reach, double shrink, double a"
     )
-    name = f"resize_{rule.mode}{'_back' if back else ''}_{given}_{made}{'_wide' if wide else ''}"
+    name = f"resize_{rule.mode}{'_back' if back else ''}_{source}_{target}{'_wide' if wide else ''}"
     return Kernel(name, parameters, body, division(wide=wide) + rule.before)
 
 

@@ -36,34 +36,34 @@ def _pack(n: int, op: Operator) -> int:
 
 def _formula(op: Operator) -> RowFormula | None:
     """Where nothing is reduced (rows of one element), a row is the last dimension."""
-    found = formula_over_rows(op.op, *op.types)
-    return found if found is None or found.row else replace(found, row=frozenset({len(found.sizes) - 1}))
+    formula = formula_over_rows(op.op, *op.types)
+    return formula if formula is None or formula.row else replace(formula, row=frozenset({len(formula.sizes) - 1}))
 
 
 def along_rows(op: Operator) -> bool:
     """Whether an operator has a formula whose rows are fewer than 2³¹ elements along neighbouring dimensions, and whose
     outputs have each element, or each row, once (but for sums over rows): threads may not write what others read."""
-    found = _formula(op)
-    if found is None:
+    formula = _formula(op)
+    if formula is None:
         return False
-    row, dims = sorted(found.row), tuple(range(len(found.sizes)))
-    once = dims, tuple(d for d in dims if d not in found.row)
-    if any(d not in once for i, d in enumerate(found.results) if d is not None and i not in found.columns):
+    row, dims = sorted(formula.row), tuple(range(len(formula.sizes)))
+    once = dims, tuple(d for d in dims if d not in formula.row)
+    if any(d not in once for i, d in enumerate(formula.results) if d is not None and i not in formula.columns):
         return False
-    return len(row) <= 2 and row[-1] - row[0] < 2 and math.prod(found.sizes[d] for d in row) < 1 << 31
+    return len(row) <= 2 and row[-1] - row[0] < 2 and math.prod(formula.sizes[d] for d in row) < 1 << 31
 
 
 def launch(op: Operator, ins: Buffers, outs: Buffers) -> Call:
     """The launch that writes these outputs of an operator, the first ones: a warp or a block for each row."""
-    found = need(_formula(op))
-    n = math.prod(found.sizes[d] for d in found.row)
-    rows, warp = math.prod(found.sizes) // n, by_warp(n)
-    kinds = [tuple(None if b is None else b.dtype for b in given) for given in (ins[: len(op.inputs)], outs)]
+    formula = need(_formula(op))
+    n = math.prod(formula.sizes[d] for d in formula.row)
+    rows, warp = math.prod(formula.sizes) // n, by_warp(n)
+    kinds = [tuple(None if b is None else b.dtype for b in buffers) for buffers in (ins[: len(op.inputs)], outs)]
     there = [b for b in (*ins[: len(op.inputs)], *outs) if b is not None]
     pack = _pack(n, op)
     aligned = all(b.address % (pack * b.type.numpy.itemsize) == 0 for b in there)
-    k = _kernel(found, *kinds, pack, warp=warp, aligned=aligned)
-    return over_rows(k, rows, (*there, rows, n, *found.sizes[1:]), warp=warp)
+    k = _kernel(formula, *kinds, pack, warp=warp, aligned=aligned)
+    return over_rows(k, rows, (*there, rows, n, *formula.sizes[1:]), warp=warp)
 
 
 @family(EVERY)

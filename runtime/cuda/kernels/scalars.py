@@ -18,10 +18,10 @@ from ..families import Buffers, Family, family
 @functools.cache
 def kernel(op: Op, ins: tuple[str | None, ...], outs: tuple[str, ...]) -> Kernel:
     """Reads all inputs, then writes the outputs, which may be the same memory."""
-    given = [None if t is None else argument(i, t) for i, t in enumerate(ins)]
-    made = through_expansion(op, given)
+    arguments = [None if t is None else argument(i, t) for i, t in enumerate(ins)]
+    outputs = through_expansion(op, arguments)
     present = [(i, t) for i, t in enumerate(ins) if t is not None]
-    lines, roots = code(made, [f"a{i}" for i in range(len(ins))])
+    lines, roots = code(outputs, [f"a{i}" for i in range(len(ins))])
     loads = [f"const {COMPUTE[t]} a{i} = widen(*x{i});" for i, t in present]
     stores = [f"*y{i} = narrow<{C_TYPES[t]}>({r});" for i, (t, r) in enumerate(zip(outs, roots, strict=True))]
     parameters = [f"const {C_TYPES[t]}* x{i}" for i, t in present] + [f"{C_TYPES[t]}* y{i}" for i, t in enumerate(outs)]

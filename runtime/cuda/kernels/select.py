@@ -88,8 +88,8 @@ class Diagonal(Moving):
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         y = need(outs[0])
         lines = f"{_MATRIX}const W found = right == diagonal ? one : zero;"
-        given = op.op.k, bits(y, 0), bits(y, 1)  # type: ignore[attr-defined]
-        return chosen("diagonal", y, "long long diagonal, W zero, W one", lines, (y.shape[1], y.shape[0]), *given)
+        arguments = op.op.k, bits(y, 0), bits(y, 1)  # type: ignore[attr-defined]
+        return chosen("diagonal", y, "long long diagonal, W zero, W one", lines, (y.shape[1], y.shape[0]), *arguments)
 
 
 @family("OneHot")
@@ -128,8 +128,8 @@ class Turned(Moving):
         const W found = x[({here}) * (Index)d0.by + (e - q * (Index)d0.by)];"""
         sizes = math.prod(y.shape[2:]), y.shape[1]
         parameters = f"const W* x, const {C_TYPES[lengths.dtype]}* lengths, long long steps, long long* status"
-        given = x, lengths, y.shape[op.op.time_axis], STATUS  # type: ignore[attr-defined]
-        return chosen(f"turned_{place}_{lengths.dtype}", y, parameters, lines, sizes, *given, before=REPORT)
+        arguments = x, lengths, y.shape[op.op.time_axis], STATUS  # type: ignore[attr-defined]
+        return chosen(f"turned_{place}_{lengths.dtype}", y, parameters, lines, sizes, *arguments, before=REPORT)
 
 
 @family("BitCast")

@@ -88,8 +88,8 @@ def _transformed(rule: Sketch, x: Buffer, step: Buffer, y: Buffer, scratch: Sequ
     across = _columns(size, n)
     for start in range(0, n, across):
         width = min(across, n - start)
-        given = (x, signs, room, batch, n, start, width, size, cosines)
-        calls.append(text.load(x.dtype)(size * width, *given))
+        arguments = (x, signs, room, batch, n, start, width, size, cosines)
+        calls.append(text.load(x.dtype)(size * width, *arguments))
         run = half // 2
         while run:
             calls.append(text.butterflies(kind)(half // 2 * width, room, table, half, run, width))
@@ -113,8 +113,8 @@ def _products(rule: Sketch, x: Buffer, step: Buffer, y: Buffer, scratch: Sequenc
             high = min(_ROWS, batch - row)
             part, s = x.at(row * n, (high, n)), room.at(0, (high * across,))
             work = high * -(-across // per)
-            given = (step, rule.seed, s, column // per, row, batch, high, across)
-            calls.append(text.tile(rule.kind, kind)(work, *given))
+            arguments = (step, rule.seed, s, column // per, row, batch, high, across)
+            calls.append(text.tile(rule.kind, kind)(work, *arguments))
             if copied.size:
                 widened = copied.at(0, (high, n))
                 calls += converted(part, widened)

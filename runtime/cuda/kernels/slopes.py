@@ -64,6 +64,6 @@ class Slopes(Family):
         if not x.size:
             return []
         if rule.name == "SlopeCodes":
-            made = codes(x.dtype, _numbers(rule.bounds, x.dtype), rule.bits, even=bool(rule.even))
-            return [made(-(-x.size // 8), x, y, x.size, y.size)]
+            kernel = codes(x.dtype, _numbers(rule.bounds, x.dtype), rule.bits, even=bool(rule.even))
+            return [kernel(-(-x.size // 8), x, y, x.size, y.size)]
         return [scaled(x.dtype, _numbers(rule.table(), x.dtype), rule.bits)(x.size, x, ins[1], y, x.size)]

@@ -75,18 +75,18 @@ def tiles(nbytes: int, outer: int, *, wide: bool) -> Kernel:
 def transposing(x: Buffer, y: Buffer, perm: Sequence[int]) -> list[Call]:
     """Calls that write x, its axes in the order of `perm`, to y."""
     shape, perm = merged(x.shape, perm)
-    made, in_x = [shape[p] for p in perm], [strides(shape)[p] for p in perm]
-    in_y, n, item = strides(made), len(shape), x.type.numpy.itemsize
+    sizes, in_x = [shape[p] for p in perm], [strides(shape)[p] for p in perm]
+    in_y, n, item = strides(sizes), len(shape), x.type.numpy.itemsize
     row = perm.index(n - 1) if n else 0
-    if n < 2 or row == n - 1 or min(made[row], made[-1]) < _NARROW:
-        return gather_to(y, x, [Axis("copied", d, s) for d, s in zip(made, in_x, strict=True)])
+    if n < 2 or row == n - 1 or min(sizes[row], sizes[-1]) < _NARROW:
+        return gather_to(y, x, [Axis("copied", d, s) for d, s in zip(sizes, in_x, strict=True)])
     outer = [i for i in range(n - 1) if i != row]
     side, wide = _TILES[item][0], x.size >= WIDE
-    high, broad = -(-made[row] // side), -(-made[-1] // side)
-    args = [made[row], made[-1], in_x[-1], in_y[row], divisor(high, wide=wide), divisor(broad, wide=wide)]
+    high, broad = -(-sizes[row] // side), -(-sizes[-1] // side)
+    args = [sizes[row], sizes[-1], in_x[-1], in_y[row], divisor(high, wide=wide), divisor(broad, wide=wide)]
     for j, i in enumerate(outer):
-        args += [*([divisor(made[i], wide=wide)] if j else []), in_x[i], in_y[i]]
-    count = high * broad * math.prod(made[i] for i in outer)
+        args += [*([divisor(sizes[i], wide=wide)] if j else []), in_x[i], in_y[i]]
+    count = high * broad * math.prod(sizes[i] for i in outer)
     return [tiles(item, len(outer), wide=wide).blocks(count, args=(x, y, *args))]
 
 

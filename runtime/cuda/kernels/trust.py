@@ -296,10 +296,10 @@ def _lars(w: Expr, g: Expr, v: Expr, local: Expr, *rest: Any) -> tuple[Expr, ...
     for by in unscale:
         g = g * by
     moved = v * momentum + (w * decay + g) * local
-    found = w - moved, moved
+    pair = w - moved, moved
     for by in unscale:  # where it is 0, all keep their bits
-        found = where(equal(by, 0), w, found[0]), where(equal(by, 0), v, found[1])
-    return found
+        pair = where(equal(by, 0), w, pair[0]), where(equal(by, 0), v, pair[1])
+    return pair
 
 
 @family("LarsUpdate")

@@ -55,14 +55,14 @@ def update(op: Update, types: tuple[TensorType | None, ...]) -> Kernel:
     """The kernel of an update with inputs of these types; `first` and `seed` are the stream's."""
     states = [i for i in op.updates[1:] if types[i] is not None]
     coded = states if op.eight_bits else []
-    given = [i for i, t in enumerate(types) if t is not None]
+    places = [i for i, t in enumerate(types) if t is not None]
     names = [
         f"s{i}" if i in coded else f"widen(x{i}[i])" if i < 2 or i in states else f"*x{i}" for i in range(len(types))
     ]
     scalars, values = code(factors(op, types), names, "f")
     roots = expressions(op, types, [argument(len(types) + k, "f32") for k in range(len(values))])
     lines, results = code([x for x in roots if x is not None], [*names, *values])
-    made = dict(zip([0, *states], results, strict=True))
+    outputs = dict(zip([0, *states], results, strict=True))
     body = _head(op, coded, types)
     body += "".join(f"    {line}\n" for line in scalars)
     body += f"    for (int j = 0; j < {_EACH}; j++) {{\n        const long long i = start + j;\n"
@@ -75,14 +75,14 @@ def update(op: Update, types: tuple[TensorType | None, ...]) -> Kernel:
         if t is None:
             continue
         if i in coded:
-            body += f"        kept{i}[j] = {made[i]};\n"
-            body += f"        most{i} = larger(most{i}, __float_as_uint({made[i]}) & 0x7fffffffu);\n"
+            body += f"        kept{i}[j] = {outputs[i]};\n"
+            body += f"        most{i} = larger(most{i}, __float_as_uint({outputs[i]}) & 0x7fffffffu);\n"
         elif op.stochastic:
-            body += f"        x{i}[i] = stochastic({made[i]}, words[shift + j], {number});\n"
+            body += f"        x{i}[i] = stochastic({outputs[i]}, words[shift + j], {number});\n"
         else:
-            body += f"        x{i}[i] = narrow<{C_TYPES[t.dtype]}>({made[i]});\n"
+            body += f"        x{i}[i] = narrow<{C_TYPES[t.dtype]}>({outputs[i]});\n"
     body += "    }\n" + "".join(map(_encode, coded))
-    parameters = [f"{_c(types, i, op)} x{i}" for i in given]
+    parameters = [f"{_c(types, i, op)} x{i}" for i in places]
     tail = "long long n, unsigned long long seed, long long first"
     before = (PHILOX_WORDS if op.stochastic else "") + _FUNCTIONS
     return Kernel(f"stored_{op.name}", ", ".join([*parameters, tail]), body, before, _THREADS)
@@ -139,9 +139,9 @@ class StoredUpdates(Family):
         (w,) = present(ins[0])
         if not w.size:
             return []
-        given = [x for x, t in zip(ins, types, strict=False) if t is not None]
+        buffers = [x for x, t in zip(ins, types, strict=False) if t is not None]
         bare = tuple(None if t is None else t.with_shape(()) for t in types)
-        args = (*given, w.size, rule.seed, rule.first)
+        args = (*buffers, w.size, rule.seed, rule.first)
         return [update(_same(rule), bare).blocks(-(-w.size // BLOCK), args=args)]
 
 

@@ -148,14 +148,14 @@ class Columns:
 
     def vectors(self, found: Sequence[Expr], inputs: list[str]) -> list[str]:
         """Statements for what depends on columns only."""
-        own = [(j, o) for j, o in enumerate(self.operands) if not o.full and o.dims == (self.dims - 1,)]
-        text = [f"const auto b{j} = *(const {pack(o.dtype, self.lanes)}*)(x{j} + c);" for j, o in own]
+        columns = [(j, o) for j, o in enumerate(self.operands) if not o.full and o.dims == (self.dims - 1,)]
+        text = [f"const auto b{j} = *(const {pack(o.dtype, self.lanes)}*)(x{j} + c);" for j, o in columns]
         if not found:
             return text
-        given = list(inputs)
-        for j, _ in own:
-            given[j] = f"widen(b{j}.of[k])"
-        lines, names = code(found, given, "w")
+        texts = list(inputs)
+        for j, _ in columns:
+            texts[j] = f"widen(b{j}.of[k])"
+        lines, names = code(found, texts, "w")
         return [
             *text,
             *(f"{COMPUTE[x.dtype]} h{j}[{self.lanes}];" for j, x in enumerate(found)),
@@ -200,7 +200,7 @@ class Columns:
 
     def row(self, roots: Sequence[Expr], inputs: list[str], *, ahead: bool) -> list[str]:
         """Statements for a vector of a row."""
-        given, outer, last = list(inputs), [], self.dims - 1
+        texts, outer, last = list(inputs), [], self.dims - 1
         partial = [(j, o) for j, o in enumerate(self.operands) if not o.full and any(d < last for d in o.dims)]
         outer += self.coordinates.lines("row", [[d for d in o.dims if d < last] for _, o in partial])
         for j, o in enumerate(self.operands):
@@ -209,16 +209,16 @@ class Columns:
             if o.full:
                 place = f"a{j}s[u]" if ahead else f"*(const {kind}*)(x{j} + row * columns + c)"
                 outer.append(f"const auto a{j} = {place};")
-                given[j] = f"widen(a{j}.of[k])"
+                texts[j] = f"widen(a{j}.of[k])"
             elif o.dims == (last,):
-                given[j] = f"widen(b{j}.of[k])"
+                texts[j] = f"widen(b{j}.of[k])"
             elif last in o.dims:
                 outer.append(f"const auto a{j} = *(const {kind}*)(x{j} + (long long)({where}) * columns + c);")
-                given[j] = f"widen(a{j}.of[k])"
+                texts[j] = f"widen(a{j}.of[k])"
             elif o.dims:
                 outer.append(f"const {COMPUTE[o.dtype]} i{j} = widen(x{j}[{where}]);")
         count = len(self.outputs)
-        lines, names = code([*(stored(x) for x in roots[:count]), *roots[count:]], given)
+        lines, names = code([*(stored(x) for x in roots[:count]), *roots[count:]], texts)
         return [
             *outer,
             *(f"{pack(x.dtype, self.lanes)} r{j};" for j, x in enumerate(self.outputs)),

@@ -154,7 +154,7 @@ class Elements:
 
     def vector(self, roots: Sequence[Expr], inputs: list[str]) -> list[str]:
         """Statements for the vector at e."""
-        given = list(inputs)
+        texts = list(inputs)
         partial = [(j, o) for j, o in enumerate(self.operands) if not o.full and not o.scalar]
         outer: list[str] = []
         inner: list[str] = []
@@ -166,17 +166,17 @@ class Elements:
             where = self.coordinates.offset(o.dims)
             if self.inside and self.dims - 1 in o.dims and self.lanes > 1:
                 outer.append(f"const auto b{j} = *(const {pack(o.dtype, self.lanes)}*)(x{j} + {where});")
-                given[j] = f"widen(b{j}.of[k])"
+                texts[j] = f"widen(b{j}.of[k])"
             elif self.inside:
                 outer.append(f"const {COMPUTE[o.dtype]} i{j} = widen(x{j}[{where}]);")
             else:
-                given[j] = f"widen(x{j}[{where}])"
+                texts[j] = f"widen(x{j}[{where}])"
         for j, o in enumerate(self.operands):
             if o.full:
-                given[j] = f"widen(a{j}.of[k])"
+                texts[j] = f"widen(a{j}.of[k])"
         for j, o in enumerate(self.operands):
-            if given[j] != inputs[j]:
-                inner.append(f"const {COMPUTE[o.dtype]} i{j} = {given[j]};")
+            if texts[j] != inputs[j]:
+                inner.append(f"const {COMPUTE[o.dtype]} i{j} = {texts[j]};")
         lines, names = code([stored(x) for x in roots], inputs)
         inner += lines
         inner += [

@@ -56,8 +56,8 @@ class Rows:
     def outputs(self) -> dict[int, Expr]:
         """Expressions of the outputs that are there."""
         there = [i for i, t in enumerate(self.outs) if t is not None]
-        found = [x for i in there if (x := self.formula.outputs[i]) is not None]
-        return dict(zip(there, in_place_types(found, double="f64" in (*self.ins, *self.outs)), strict=True))
+        exprs = [x for i in there if (x := self.formula.outputs[i]) is not None]
+        return dict(zip(there, in_place_types(exprs, double="f64" in (*self.ins, *self.outs)), strict=True))
 
     @functools.cached_property
     def level(self) -> dict[int, frozenset[int]]:
@@ -74,21 +74,21 @@ class Rows:
             *self.places(),
             *(f"const {COMPUTE[str(t)]} i{i} = widen(x{i}[b{i}]);" for i, t in self.read if not self.inside(i)),
         ]
-        known = {id(x): f"({COMPUTE[x.dtype]})n" for x in singles if x.fn == LENGTH}
+        texts = {id(x): f"({COMPUTE[x.dtype]})n" for x in singles if x.fn == LENGTH}
         walk = 0
         while True:
             ready = [x for x in singles if self.depth[id(x)] <= walk and x.fn not in ("input", "constant")]
-            todo = [x for x in ready if id(x) not in known and x.fn not in REDUCTIONS]
-            lines, names = code(todo, inputs, f"s{walk}_", known)
+            todo = [x for x in ready if id(x) not in texts and x.fn not in REDUCTIONS]
+            lines, names = code(todo, inputs, f"s{walk}_", texts)
             text += lines
-            known.update((id(x), n) for x, n in zip(todo, names, strict=True))
+            texts.update((id(x), n) for x, n in zip(todo, names, strict=True))
             walk += 1
             now = [x for x in singles if x.fn in REDUCTIONS and self.depth[id(x)] == walk]
             if not now:
                 break
-            text += self.reduced(now, inputs, known, f"r{walk}_")
+            text += self.reduced(now, inputs, texts, f"r{walk}_")
         return Kernel(
-            name_of("rows", roots), ", ".join(self.parameters()), indented([*text, *self.written(inputs, known)])
+            name_of("rows", roots), ", ".join(self.parameters()), indented([*text, *self.written(inputs, texts)])
         )
 
     @functools.cached_property
@@ -207,12 +207,12 @@ class Rows:
         statements, names = code(flat, inputs, f"{prefix}v", known)
         each = iter(names)
         for k, (x, body) in enumerate(zip(now, bodies, strict=True)):
-            given = [next(each) for _ in body]
+            texts = [next(each) for _ in body]
             total = f"{prefix}{k}p"
-            if len(given) == 2:
-                parts.append(f"{total} = fma_of({given[0]}, {given[1]}, {total});")
+            if len(texts) == 2:
+                parts.append(f"{total} = fma_of({texts[0]}, {texts[1]}, {total});")
             else:
-                parts.append(f"{total} += {given[0]};" if x.fn == "sum" else f"{total} = larger({total}, {given[0]});")
+                parts.append(f"{total} += {texts[0]};" if x.fn == "sum" else f"{total} = larger({total}, {texts[0]});")
         lines += self.loop(flat, known, [*self.elements(flat, known), *statements, *parts])
         for k, x in enumerate(now):
             known[id(x)] = f"{prefix}{k}"

@@ -90,14 +90,14 @@ def matrices(a: Sequence[int], b: Sequence[int], *, ta: bool = False, tb: bool =
     return Matrices(m, n, k, ta, tb, tuple(axes))
 
 
-def _strides(own: Sequence[int], batch: Sequence[int], matrix: int) -> list[int]:
-    """Elements from one matrix to the next along each axis of a batch to which `own` broadcasts."""
-    found, step = [], matrix
+def _strides(lead: Sequence[int], batch: Sequence[int], matrix: int) -> list[int]:
+    """Elements from one matrix to the next along each axis of a batch to which `lead` broadcasts."""
+    steps, step = [], matrix
     for i in range(1, len(batch) + 1):
-        size = own[-i] if i <= len(own) else 1
-        found.append(step if size != 1 else 0)
+        size = lead[-i] if i <= len(lead) else 1
+        steps.append(step if size != 1 else 0)
         step *= size
-    return found[::-1]
+    return steps[::-1]
 
 
 def _scaled(c: Expr, factor: float = 1.0) -> tuple[Expr, ...]:
@@ -128,16 +128,16 @@ class Cublas:
         assert a is not None and b is not None and out is not None and isinstance(op.op, (MatMul, Gemm))
         if not out.size:
             return []
-        found = matrices(a.shape, b.shape, ta=bool(op.op.transA), tb=bool(op.op.transB))
+        product = matrices(a.shape, b.shape, ta=bool(op.op.transA), tb=bool(op.op.transB))
         alpha, beta, bias = 1.0, 0.0, None
         if isinstance(op.op, Gemm):
             alpha, bias = op.op.alpha, ins[2] if len(ins) > 2 and op.op.beta else None
             beta = op.op.beta if bias is not None else 0.0
-        if not found.k:
+        if not product.k:
             return [Fill(out)] if bias is None else computed(_scaled, wide(out.dtype), [bias], [out], (beta,))
         there = bias is None or bias.address == out.address
         first = [] if there or bias is None else computed(_scaled, wide(out.dtype), [bias], [out])
-        return [*first, *found(a, b, out, alpha=alpha, beta=beta, tf32=self.tf32)]
+        return [*first, *product(a, b, out, alpha=alpha, beta=beta, tf32=self.tf32)]
 
 
 register(Cublas())

@@ -42,9 +42,9 @@ def _family(op: Operator) -> Family | None:
         whole = _WHOLE[op.op.name]
         return whole if op.inputs[0].dtype == "f32" and whole.accepts(op) else None  # type: ignore[union-attr]
     if op.op.name in _RECURRENT:
-        found = _RECURRENT[op.op.name]
+        family = _RECURRENT[op.op.name]
         single = all(v.dtype == "f32" for v in (*op.reads(), *op.writes()) if v.type.is_float)
-        return found if single and found.accepts(op) else None
+        return family if single and family.accepts(op) else None
     c = convolved(op, ("f32",))
     if c is None or len(c.geometry.window.out) > 3:
         return None

@@ -40,12 +40,12 @@ def ends(c: Convolved) -> tuple[int, ...] | None:
 
     None where the input would have to be cropped.
     """
-    found = []
+    places = []
     for least, begin, stride in zip(c.end, c.geometry.window.begin, c.geometry.window.strides, strict=True):
         if begin < 0 or least + stride <= 0:
             return None
-        found.append(begin if least <= begin < least + stride else max(least, 0))
-    return tuple(found)
+        places.append(begin if least <= begin < least + stride else max(least, 0))
+    return tuple(places)
 
 
 def layout(shape: Sequence[int], *, last: bool) -> tuple[list[int], list[int]]:
@@ -82,25 +82,25 @@ def _tensors(graph: Any, c: Convolved, kind: Any, aligned: int) -> tuple[Any, An
         "stride": [*one, *window.strides], "dilation": [*one, *window.dilations],
     }  # fmt: skip
     shapes = dict(zip("xwy", (c.x, c.w, c.y), strict=True))
-    made = {"output": "y", "input": "x", "weight": "w"}[c.kind]
-    found = {}
+    output_of = {"output": "y", "input": "x", "weight": "w"}[c.kind]
+    tensors = {}
     for name, shape in shapes.items():
-        if name != made:
+        if name != output_of:
             dim, stride = layout(shape, last=c.last)
-            found[name] = graph.tensor(name=name, dim=dim, stride=stride, data_type=kind)
-    if made == "y":
-        out = graph.conv_fprop(image=found["x"], weight=found["w"], **options)
-    elif made == "x":
-        out = graph.conv_dgrad(loss=found["y"], filter=found["w"], **options)
+            tensors[name] = graph.tensor(name=name, dim=dim, stride=stride, data_type=kind)
+    if output_of == "y":
+        out = graph.conv_fprop(image=tensors["x"], weight=tensors["w"], **options)
+    elif output_of == "x":
+        out = graph.conv_dgrad(loss=tensors["y"], filter=tensors["w"], **options)
     else:
-        out = graph.conv_wgrad(image=found["x"], loss=found["y"], **options)
-    dim, stride = layout(shapes[made], last=c.last)
+        out = graph.conv_wgrad(image=tensors["x"], loss=tensors["y"], **options)
+    dim, stride = layout(shapes[output_of], last=c.last)
     out.set_output(True).set_dim(dim).set_stride(stride)
     out.set_data_type(kind)
-    found[made] = out
-    for tensor in found.values():
+    tensors[output_of] = out
+    for tensor in tensors.values():
         tensor.set_alignment(aligned)
-    return found["x"], found["w"], found["y"]
+    return tensors["x"], tensors["w"], tensors["y"]
 
 
 # -- around it --------------------------------------------------------------------------------------------------------
@@ -126,15 +126,15 @@ class Cudnn:
         if c.geometry.cg == 1 and c.geometry.group > 1:
             return None
         dtype = next(iter(op.writes())).dtype
-        found = plan(c, dtype, cudnn.current_device(), tf32=self.tf32)
-        return None if isinstance(found, str) else (c, dtype, found)
+        chosen = plan(c, dtype, cudnn.current_device(), tf32=self.tf32)
+        return None if isinstance(chosen, str) else (c, dtype, chosen)
 
     def _unaligned(self, c: Convolved, dtype: str, room: int) -> cudnn.Plan:
         item = TensorType(dtype, ()).nbytes
-        found = plan(c, dtype, cudnn.current_device(), tf32=self.tf32, aligned=item, room=room)
-        if isinstance(found, str):
-            raise JobError(f"cuDNN has no plan for what begins at any element: {found}")
-        return found
+        chosen = plan(c, dtype, cudnn.current_device(), tf32=self.tf32, aligned=item, room=room)
+        if isinstance(chosen, str):
+            raise JobError(f"cuDNN has no plan for what begins at any element: {chosen}")
+        return chosen
 
     def accepts(self, op: Operator) -> bool:
         """What cuDNN has a plan for."""
