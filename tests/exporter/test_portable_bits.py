@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from portable_steps import NETWORKS, STEPS, digest
+from portable_steps import STEPS, digest
 from safetensors.numpy import load_file
 
 import recompute as rc
@@ -25,8 +25,7 @@ from recompute.runtime.cpu.device import building, jit
 
 TESTS = Path(__file__).parents[1]
 BITS = json.loads((TESTS / "portable_steps.json").read_text())
-#: which are quick to emulate
-SMALL = ("lenet", "lstm")
+SMALL, LARGE = ("lenet", "lstm", "gpt2-tiny"), ("mobilenet_v2",)
 #: target, processor, the compiler of the checking program, what runs it, what must be there
 MACHINES = {
     "AVX2": ("x86_64", "x86-64-v3", "gcc", (), ()),
@@ -46,14 +45,14 @@ def script(*args: str, threads: int = 1) -> str:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", [*SMALL, *(pytest.param(n, marks=pytest.mark.hours) for n in LARGE)])
 def test_this_processor(network: str, threads: int) -> None:
     assert json.loads(script(network, "here", threads=threads)) == BITS[network]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(
-    "network", [n if n in SMALL else pytest.param(n, marks=pytest.mark.hours) for n in NETWORKS if n != "mobilenet_v2"]
+    "network", ["lenet", *(pytest.param(n, marks=pytest.mark.hours) for n in ("lstm", "gpt2-tiny"))]
 )
 def test_libraries_for_other_processors(network: str, machine: str, tmp_path: Path) -> None:
     target, cpu, cc, runs, more = MACHINES[machine]
@@ -98,7 +97,7 @@ def test_what_processors_differ_in_is_refused_by_name(tmp_path: Path) -> None:
     nodes = [onnx.helper.make_node("MatMul", ["x", "w"], ["h"]), onnx.helper.make_node("Sin", ["h"], ["y"])]
     graph = onnx.helper.make_graph(nodes, "waves", [x], [y], [w])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), tmp_path / "waves.onnx")
-    command = [sys.executable, "-m", "recompute", str(tmp_path / "waves.onnx"), "--run", "1", "--portable-bits"]
+    command = [sys.executable, "-m", "recompute.cli", str(tmp_path / "waves.onnx"), "--run", "1", "--portable-bits"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "portable bits" in done.stderr and "sin" in done.stderr.lower(), done.stderr
     assert "Traceback" not in done.stderr
