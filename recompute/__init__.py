@@ -73,6 +73,7 @@ _LAZY = {
     "load_adapter": "tuning.peft",
     "save_step": "exporter.step",
     "build_for": "exporter.library.write",
+    "portable_bits": "exporter.library.write",
     "write_library": "exporter.library.write",
     "load_state": "training.state",
     "lora": "tuning.lora",

@@ -24,6 +24,7 @@ import numpy as np
 from .efficiency import Reached
 from .errors import UsageError, expect
 from .language.ir import Free, Operator
+from .language.kernels import bits_are_portable
 from .language.op import Cost
 from .support.cache import is_own, make_private
 from .support.files import apart, cache_folder, cores, machine, replacing
@@ -211,7 +212,10 @@ def this_cpu() -> Device:
     waiting) and kept in the user's cache folder, so that estimates and plans are the same in every run on this machine.
 
     Rates that this kind of processor cannot have are refused: they are measured again, then taken from its vectors.
+    Where bits are those of every machine, so are the rates, on which plans depend.
     """
+    if bits_are_portable():
+        return Device("this CPU", _PORTABLE_RATE, _EXPECTED_BANDWIDTH, 1e-6, _physical_memory(), f64=_PORTABLE_RATE / 2)
     path = None if (folder := cache_folder()) is None else folder / f"rates-{machine()[1]}.json"
     rates = _read_rates(path)
     for _ in range(_ATTEMPTS):
@@ -239,6 +243,7 @@ _A_CYCLE = {"avx512f": 64, "avx2": 32, "avx": 16}
 _OTHERS = 8
 #: cycles a second: what most cores have; the least and the most that a measured rate may stand for
 _CYCLES, _SLOWEST, _FASTEST = 2e9, 0.2e9, 8e9
+_PORTABLE_RATE = 1e11
 #: bytes a second of a copy: of most machines; the least and the most that is plausible
 _EXPECTED_BANDWIDTH, _LEAST_BANDWIDTH, _MOST_BANDWIDTH = 1e10, 2e8, 4e12
 

@@ -51,7 +51,7 @@ def main() -> None:
     network, how, batch, target, cpu, where = sys.argv[1:7]
     folder = Path(where)
     if target != "none":
-        rc.build_for(target, cpu)
+        rc.build_for(target, cpu.removesuffix("+portable"), portable=cpu.endswith("+portable"))
     step, loss = made(network, how, int(batch))
     feed = synthetic_batch(step.program, 0, {s.name: s for s in rc.models.info(network).inputs})
     facts: dict[str, Any] = {"peak": step.figures.peak_bytes, "recomputed": step.figures.recomputed_operators}

@@ -231,6 +231,16 @@ def _add_target(what: argparse._ArgumentGroup) -> None:
         help="where the step runs: cpu (default), cpu:FOLDER (with --memory-budget, parameters and optimizer state may "
         "be on disk there), cuda, cuda:N, or emulated (CUDA kernels on the CPU)",
     )
+    add_portable(what)
+
+
+def add_portable(what: argparse._ArgumentGroup) -> None:
+    """The option that makes bits independent of the processor."""
+    what.add_argument(
+        "--portable-bits",
+        action="store_true",
+        help="the same losses and weights, bit for bit, on every processor, by kernels of fixed order (docs/cpu.md)",
+    )
 
 
 def add_loading(what: argparse._ArgumentGroup) -> None:

@@ -16,7 +16,7 @@ from ..support.files import replacing, together
 from . import ending as cli_ending
 from .frozen import report_frozen
 from .model import ModelJob, ModelReport
-from .outputs import begin_library, list_models, write_models
+from .outputs import begin_library, begin_portable, list_models, write_models
 from .values import finite, target_of
 
 
@@ -43,6 +43,8 @@ def _run(args: argparse.Namespace) -> int:
         return list_models()
     if args.library is not None:
         begin_library(args)
+    elif args.portable_bits:
+        begin_portable(args)
     with cli_costs.chosen(args):
         return _Job(args).run()
 

@@ -97,9 +97,18 @@ def begin_library(args: argparse.Namespace) -> None:
     if args.name is not None:
         check_name(args.name)
     target = args.target or "x86_64"
-    build_for(target, args.cpu)
+    build_for(target, args.cpu, portable=args.portable_bits)
     compiler(target)
     archiver(target)
+
+
+def begin_portable(args: argparse.Namespace) -> None:
+    """`--portable-bits`: native code of this process has the bits of every processor.  UsageError for other places."""
+    from ..exporter.library.write import portable_bits
+
+    if args.place.partition(":")[0] != "cpu":
+        raise UsageError(f"--portable-bits are those of processors, not of --place {args.place}")
+    portable_bits()
 
 
 def write_models(job: Job, step: Any) -> None:

@@ -16,6 +16,7 @@ from ..support.files import replacing
 from ..trainer.ranks import Ranks, ends_like_first, meet, ranks_of
 from . import ending as cli_ending
 from .model import ModelJob, ModelReport
+from .outputs import begin_portable
 from .train_arguments import check, parser
 from .values import bucket_sizes, finite, insertions_of, paddings, split
 
@@ -48,6 +49,8 @@ def _run(argv: Sequence[str] | None, args: argparse.Namespace) -> int:
     args.quiet |= not ranks.leads
     try:
         check(args)
+        if args.portable_bits:
+            begin_portable(args)
         return _TrainJob(args, ranks).run()
     except RecomputeError as e:
         if ranks.repeats(str(e)):

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import UsageError
 from ..support.files import why_not_writable
 from . import conflicts
-from .arguments import add_loading, add_model, add_passes
+from .arguments import add_loading, add_model, add_passes, add_portable
 from .parsing import Parser, given_budget, real, whole
 
 SHORT = """\
@@ -67,6 +67,7 @@ def parser() -> Parser:
         help="cpu (default), cpu:FOLDER (with "
         "--memory-budget, parameters and optimizer state may be on disk there), cuda, cuda:N, or emulated",
     )
+    add_portable(what)
     add_loading(what)
     noise = p.add_mutually_exclusive_group()
     noise.add_argument("-v", "--verbose", action="store_true", help="tracebacks of errors, and more details")

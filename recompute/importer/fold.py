@@ -13,6 +13,7 @@ import onnx
 import onnx.shape_inference
 
 from ..errors import ModelError
+from ..language.kernels import bits_are_portable
 from ..language.types import DTYPES, FLOATS, MAX_DIMENSIONS, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
 from ..ops.reference.nodes import check_attributes
 from .costs import MAX_SIZES, TEXT, bytes_of, may_fold, ml_results, work_of
@@ -27,6 +28,15 @@ _MOST_BYTES = 1 << 29
 #: random operators, whose results must not be fixed by folding
 _NEVER = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial",
           "Dropout", "If", "Loop", "Scan", "Optional", "SequenceConstruct"}  # fmt: skip
+#: operators whose results NumPy gives with the same bits on every machine: each element is moved, or rounded once
+_EXACT = {
+    "Abs", "Add", "And", "BitCast", "Cast", "CastLike", "Ceil", "Clip", "Compress", "Concat", "ConstantOfShape",
+    "DepthToSpace", "Div", "Equal", "Expand", "EyeLike", "Flatten", "Floor", "Gather", "GatherElements", "GatherND",
+    "Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Max", "Min", "Mul", "Neg",
+    "Not", "OneHot", "Or", "Pad", "Range", "Reciprocal", "Relu", "Reshape", "Round", "ScatterElements", "ScatterND",
+    "Shape", "Sign", "Size", "Slice", "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose",
+    "Trilu", "Unsqueeze", "Where", "Xor",
+}  # fmt: skip
 #: element types that NumPy converts like ONNX
 _PLAIN = {*FLOATS, "bool", *(f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64))}
 #: kinds of NumPy arrays of strings
@@ -114,6 +124,8 @@ def fold(node: onnx.NodeProto, constants: Mapping[str, Known], opset: int, budge
         return None
     if node.op_type == "ConstantOfShape":
         return {node.output[0]: Known(_constant_of_shape(node, ins[node.input[0]].array), "fill")}
+    if bits_are_portable() and node.op_type not in _EXACT and any(k.array.dtype.kind == "f" for k in ins.values()):
+        return None
     if not ins or not may_fold(node) or sum(k.array.size for k in ins.values()) > MAX_FOLDED:
         return None
     if node.op_type in TEXT:

@@ -49,14 +49,21 @@ _ANSWERS = 1 << 16
 _answers: dict[Any, str] = {}
 
 
-#: whether kernels run all operators
+#: whether kernels run all operators, and whether their bits are those of every machine
 _everything: list[bool] = []
+_portable: list[bool] = []
 
 
-def kernels_run_everything() -> None:
-    """From here on, kernels of this process are for what has no operators' own numerics: a library of a step."""
-    _everything[:] = [True]
+def kernels_run_everything(*, portable: bool = False) -> None:
+    """From here on, kernels run all operators of this process: a library has no operators' own numerics, and NumPy's
+    bits differ between machines.  `portable`: kernels' do not."""
+    _everything[:], _portable[:] = [True], [True] * portable
     _answers.clear()
+
+
+def bits_are_portable() -> bool:
+    """Whether nothing that is computed here may depend on the machine (runtime/cpu/device/portable.py)."""
+    return bool(_portable)
 
 
 def enough(elements: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import JobError, NotFiniteError, OutOfMemoryError, RecomputeError, UsageError
 from ...language.ir import Block, Free, Operator, Value
-from ...language.kernels import fits, provider
+from ...language.kernels import bits_are_portable, fits, provider
 from ...language.program import Program
 from ...language.text import show_operator
 from ...language.types import Array
@@ -228,6 +228,11 @@ class Session:
             self.engine.accept(op)
             copies = not already_there(self.block, op)
             return Exchange(op, ins, outs, scratch, (), self.engine, self._flying, at, copies)
+        if not op.kernel and bits_are_portable() and not (op.op.copies or op.op.communicates):
+            raise UsageError(
+                f"portable bits need kernels of ours for all operators, and one has none: NumPy's bits differ between "
+                f"processors, in\n    {show_operator(op)}"
+            )
         calls = provider(op.kernel).bind(op, ins, outs, scratch) if op.kernel else ()
         return Step(op, ins, outs, scratch, tuple(calls))
 

@@ -197,13 +197,21 @@ def pooled_own(op: Any, inputs: Any, want: int) -> list[np.ndarray]:
     ("axes", "shape", "seen"),
     [
         ((0, 2), (4, 1, 5), (False, (1, 1, 20))),
-        ((1,), (4, 1, 5), None),
+        ((1,), (4, 1, 5), (True, (1, 1, 20))),
+        ((0, 1), (1, 1), (True, (1, 1, 1))),
         ((2,), (4, 1, 5), (False, (1, 4, 5))),
         ((1,), (4, 3, 1, 5), (True, (4, 3, 5))),
     ],
 )
 def test_reduced_axes_of_one_element_are_no_groups(axes: tuple[int, ...], shape: tuple[int, ...], seen: Any) -> None:
     assert reduce.form(applied(make("ReduceSum", axes=axes), np.zeros(shape, np.float32))) == seen
+
+
+@pytest.mark.parametrize("name", ["ReduceSum", "ReduceMean", "ReduceL2", "ReduceSumSquare", "ReduceMax", "ReduceMin"])
+def test_reductions_over_axes_of_one_element(name: str) -> None:
+    """The operator's numerics, by a kernel: a library has no others."""
+    op, x = make(name, axes=(1,), keepdims=0), np.linspace(-3, 3, 128 * 256, dtype="f4").reshape(128, 1, 256)
+    np.testing.assert_array_equal(native_results(op, [x])[0], numpy_results(op, [x])[0])
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,)])

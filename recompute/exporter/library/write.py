@@ -33,14 +33,27 @@ _TAKEN = ("main", "bad", "evaluation", "c", "m", "stddef", "stdint", "stdio", "s
 _ADDRESSED, _RESERVED = 1 << 32, 4 << 20
 
 
-def build_for(target: str = "x86_64", cpu: str | None = None) -> None:
+def build_for(target: str = "x86_64", cpu: str | None = None, *, portable: bool = False) -> None:
     """From here on, this process makes native code for a library (see runtime/cpu/device/building.py).
 
     `target`: "x86_64", "aarch64" or "wasm32"; `cpu`: one of its processors (None: the most common one, "native": this
-    machine's).  UsageError for others, and where this process has made native code for something else before.
+    machine's); `portable`: the library's bits are those of each target and processor (docs/library.md).  UsageError for
+    others, and where this process has made native code for something else before.
     """
     known = expect("target", target, str, "the name of a target")
-    native.build_for(known, expect("cpu", cpu, (str, type(None)), "the name of a processor"))
+    expect("cpu", cpu, (str, type(None)), "the name of a processor")
+    native.build_for(known, cpu, portable=expect("portable", portable, bool, "True or False"))
+
+
+def portable_bits() -> None:
+    """From here on, steps of this process have the same bits on every processor, whatever its vectors, and as libraries
+    for any target with `build_for(..., portable=True)`.  Call it before anything is compiled.
+
+    Kernels are ours alone, in a fixed order of sums, with functions of ours in place of a C library's; docs/cpu.md has
+    the price.  Operators without such a kernel are refused by name.  UsageError where this process has made native code
+    already, JobError without llvmlite (extra `cpu`).
+    """
+    native.make_portable()
 
 
 def write_library(program: Program, folder: str | PathLike[str], *, name: str = "step") -> list[Path]:
@@ -55,7 +68,7 @@ def write_library(program: Program, folder: str | PathLike[str], *, name: str = 
     folder, program = as_path(folder), as_program(program)
     check_name(name)
     machine = building.machine()
-    if machine is None:
+    if machine is None or not machine.library:
         raise UsageError("call rc.build_for(target) before anything is compiled: this process makes code for itself")
     if not program.updates or not program.loss:
         raise UsageError(f"program '{program.block.name}' is no training step: minimize a loss, or compile_step, first")
@@ -136,4 +149,4 @@ def _block(memory: calls.Memory, block: Block, found: Sequence[calls.Entry]) -> 
     return found, [(v, place(v)) for v in block.inputs], outputs
 
 
-__all__ = ["build_for", "write_library"]
+__all__ = ["build_for", "portable_bits", "write_library"]

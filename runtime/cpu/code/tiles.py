@@ -35,8 +35,7 @@ class Machine:
 @functools.cache
 def machine() -> Machine:
     """This processor's."""
-    features = native.toolchain().features
-    return Machine(16, 28) if "+avx512f" in features else Machine(8, 12)
+    return Machine(16, 28) if native.toolchain().wide else Machine(8, 12)
 
 
 @dataclass(frozen=True)

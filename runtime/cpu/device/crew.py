@@ -235,7 +235,6 @@ end.all:
 
 # subnormal numbers cost up to a hundred times more than others and mean nothing in training: they count as zero
 _FLUSH_X86 = r"""
-declare void @llvm.x86.sse2.pause()
 declare void @llvm.x86.sse.stmxcsr(ptr)
 declare void @llvm.x86.sse.ldmxcsr(ptr)
 define internal i32 @flush() {
@@ -330,14 +329,17 @@ _SPINS = 1000
 _MASK = 1024
 
 
-def driver(*, threads: bool) -> str:
+def driver(*, threads: bool, flush: bool = True) -> str:
     """LLVM IR of `i64 kernel(rows, count, threads, status)`: makes the calls of a table, in order; the number of the
-    call that failed, or -1.  `threads`: there is an OpenMP runtime."""
+    call that failed, or -1.  `threads`: there is an OpenMP runtime; `flush`: subnormal numbers count as zero, where
+    the processor can do that."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     ir = _DRIVER.replace("PARALLEL", "true" if threads else "false").replace("SPINS", str(_SPINS))
     ir = ir.replace("PAUSE", "call void @llvm.x86.sse2.pause()" if x86 else 'fence syncscope("singlethread") seq_cst')
     ir = ir.replace("THREAD", "call i32 @omp_get_thread_num()" if threads else "add i32 0, 0")
-    return ir.replace("SPREAD", spread()).replace("FLUSH", _FLUSH_X86 if x86 else _FLUSH_NONE)
+    if x86:
+        ir += "declare void @llvm.x86.sse2.pause()\n"
+    return ir.replace("SPREAD", spread()).replace("FLUSH", _FLUSH_X86 if x86 and flush else _FLUSH_NONE)
 
 
 def spread() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import itertools
 import os
@@ -251,8 +252,9 @@ def unavailable() -> str:
 
 @functools.cache
 def converts_bfloat16() -> bool:
-    """Whether the processor rounds float32 to bfloat16, and multiplies it, by instructions of its own."""
-    return not unavailable() and "+avx512bf16" in toolchain().features
+    """Whether the processor rounds float32 to bfloat16, and multiplies it, by instructions of its own, which take
+    subnormal numbers for zero."""
+    return not unavailable() and "+avx512bf16" in toolchain().features and not toolchain().portable
 
 
 @functools.cache
@@ -261,7 +263,7 @@ def converts_float16() -> bool:
     if unavailable():
         return False
     target = building.machine()
-    processor = platform.machine() if target is None else target.name
+    processor = platform.machine() if target is None or not target.library else target.name
     return "+f16c" in toolchain().features or processor in ("aarch64", "arm64")
 
 
@@ -272,7 +274,7 @@ def threads() -> int:
     OpenMP's other settings count: no more than OMP_THREAD_LIMIT, and one where teams may have any size (OMP_DYNAMIC) or
     have one thread (OMP_MAX_ACTIVE_LEVELS=0).  A library has one.
     """
-    if building.machine() is not None:
+    if building.makes_library():
         return 1
     most = cores()
     with contextlib.suppress(ValueError):
@@ -291,7 +293,7 @@ def announce_threads(count: int | None = None) -> None:
 
 def openmp() -> bool:
     """Whether there is an OpenMP runtime; without one a step is one thread, and none of its functions can be called."""
-    return building.machine() is None and _libgomp() is not None
+    return not building.makes_library() and _libgomp() is not None
 
 
 @once
@@ -320,20 +322,35 @@ def here() -> Toolchain:
 def toolchain() -> Toolchain:
     """LLVM for steps: this process's, or a library's (see building.py).  JobError where llvmlite is missing."""
     machine = building.machine()
-    return here() if machine is None else Building(here(), machine)
+    if machine is None:
+        return here()
+    return Building(here(), machine) if machine.library else Toolchain(_libgomp(), portable=True)
 
 
-def build_for(target: str = "x86_64", cpu: str | None = None) -> None:
+def build_for(target: str = "x86_64", cpu: str | None = None, *, portable: bool = False) -> None:
     """From here on, native code of steps is made for a library (see building.py).
 
     `target`: "x86_64", "aarch64" or "wasm32"; `cpu`: one of its processors (None: the most common one; "native": this
-    machine's).  UsageError for others, and where this process has made code for something else already.
+    machine's); `portable`: with the same bits on each of them (see portable.py).  UsageError for others, and where this
+    process has made code for something else already.
     """
-    wanted, before = building.named(target, cpu), building.machine()
+    _begin(dataclasses.replace(building.named(target, cpu), portable=portable), f"a library for {target}", "build_for")
+
+
+def make_portable() -> None:
+    """From here on, steps of this process have bits that every machine gives (see portable.py).  UsageError where it
+    has made other code already."""
+    here()  # JobError where llvmlite is missing
+    _begin(building.PORTABLE_HERE, "a step with portable bits", "portable_bits")
+
+
+def _begin(wanted: building.Machine, what: str, call: str) -> None:
+    before = building.machine()
     if before != wanted and (before is not None or toolchain.known):
+        made = "itself" if before is None else f"{before.name}{' with portable bits' * before.portable}"
         raise UsageError(
-            f"this process has made native code for {'itself' if before is None else before.name} already: a library "
-            f"for {target} is built in a process of its own, in which build_for comes before anything is compiled"
+            f"this process has made native code for {made} already: {what} is made in a process of its own, in which "
+            f"{call} comes before anything is compiled"
         )
     building.choose(wanted)
 
@@ -357,14 +374,16 @@ def kept(key: str) -> bool:
     return key in here().addresses or code_cache.kept(key, here().has) is not None
 
 
-def compile_ir(ir: str) -> int:
-    """The address of the function `kernel` of a module given as LLVM IR, its loops in vectors."""
-    tools = toolchain()
+def compile_ir(ir: str, tools: Toolchain | None = None) -> int:
+    """The address of the function `kernel` of a module given as LLVM IR, its loops in vectors.  `tools`: see
+    `loaded`."""
+    tools = tools or toolchain()
     ir = tools.adapted(ir)
-    return loaded(tools.key(ir), lambda: tools.llvm.parse_assembly(ir), in_vectors=True)
+    return loaded(tools.key(ir), lambda: tools.llvm.parse_assembly(ir), in_vectors=True, tools=tools)
 
 
 @once
 def _driver() -> Any:
     """`run(rows, count, threads, status)`: makes the calls of a table; the number of one that failed, or -1."""
-    return ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(compile_ir(crew.driver(threads=openmp())))
+    ir = crew.driver(threads=openmp(), flush=building.machine() is None)  # a library does not change how others round
+    return ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(compile_ir(ir, here()))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ....errors import JobError
-from . import code_cache
+from . import code_cache, portable
 from .building import NATIVE, Machine
 
 #: changes whenever object code made before must not be loaded any more
@@ -20,13 +20,17 @@ FAMILY = "RECOMPUTE_PROCESSOR"
 
 
 class Toolchain:
-    """LLVM for this processor, and an engine that functions are loaded into."""
+    """LLVM for this processor, and an engine that functions are loaded into.
+
+    `fused`: whether a · b + c is one instruction here.
+    """
 
     #: whether this process can run the code
     runs = True
 
-    def __init__(self, gomp: Any = None) -> None:
-        """`gomp`: the OpenMP runtime, whose functions code may call."""
+    def __init__(self, gomp: Any = None, *, portable: bool = False) -> None:
+        """`gomp`: the OpenMP runtime, whose functions code may call; `portable`: code has the bits of every machine's
+        (see portable.py)."""
         import llvmlite
         import llvmlite.binding as llvm
 
@@ -45,7 +49,8 @@ class Toolchain:
         target = llvm.Target.from_default_triple()
         self.machine = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self.machine)
-        self.made_by = f"{_VERSION} {llvmlite.__version__} {target.triple} {self.cpu} {self.features}"
+        self.portable, self.fused = portable, "+fma" in self.features or not target.triple.startswith("x86_64")
+        self.made_by = f"{_VERSION} {llvmlite.__version__} {target.triple} {self.cpu} {self.features} {portable}"
         self.addresses: dict[str, int] = {}
 
     def key(self, *parts: str) -> str:
@@ -56,9 +61,14 @@ class Toolchain:
         """Whether this process has a function of that name, which object code can call."""
         return bool(self.llvm.address_of_symbol(function))
 
+    @property
+    def wide(self) -> bool:
+        """Whether kernels are written for registers of 512 bits, on which the order of sums depends."""
+        return "+avx512f" in self.features and not self.portable
+
     def adapted(self, ir: str) -> str:
         """A module's text as it is compiled here."""
-        return ir
+        return portable.adapted(ir, fused=self.fused) if self.portable else ir
 
     def address(self, key: str, make: Callable[[], Any], *, in_vectors: bool) -> int:
         """The address of the function that the key names, from the cache of object code or as it is made."""
@@ -98,6 +108,8 @@ class Toolchain:
             passes.add_instruction_combine_pass()
             passes.add_simplify_cfg_pass()
         passes.run(module, builder)
+        if self.portable:
+            portable.check(module)
         wanted = [f.name for f in module.functions if f.is_declaration and f.name.startswith(("numba", "NRT", "Py"))]
         if wanted:  # another process, which finds the object code in the cache, would not have it
             raise JobError(f"a kernel needs numba's runtime: {', '.join(wanted)}")
@@ -114,15 +126,26 @@ class Building(Toolchain):
         self.llvm.initialize_all_asmprinters()
         native = machine.cpu == NATIVE
         self.cpu, self.features = (host.cpu, host.features) if native else (machine.cpu, machine.features)
+<<<<<<< HEAD
         target = self.llvm.Target.from_triple(machine.triple)
         self.machine = target.create_target_machine(
+=======
+        found = self.llvm.Target.from_triple(machine.triple)
+        self.fused = "+fma" in self.features if native and machine.name == "x86_64" else machine.fused
+        self.machine = found.create_target_machine(
+>>>>>>> 5eaa7fd98c5caf8906d1ac28d28397589c2a876d
             cpu=self.cpu, features=self.features, opt=3, reloc="pic", codemodel="default"
         )
         self.runs = platform.machine() == machine.name and {f for f in self.features.split(",") if f[0] == "+"} <= {
             *host.features.split(",")
         }
+<<<<<<< HEAD
         self._loading = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
         self.made_by = f"{host.made_by} for {machine}"
+=======
+        self._loading = found.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
+        self.made_by, self.portable = f"{host.made_by} for {machine}", machine.portable
+>>>>>>> 5eaa7fd98c5caf8906d1ac28d28397589c2a876d
         self.addresses: dict[str, int] = {}
         self.engine = host.engine
         #: by address: the function's key and its module as bitcode
@@ -130,7 +153,8 @@ class Building(Toolchain):
 
     def adapted(self, ir: str) -> str:
         """Where the machine has no a · b + c in one instruction, it takes two, and not a function of a library."""
-        return ir if self.target.fused else ir.replace("@llvm.fma.", "@llvm.fmuladd.")
+        ir = super().adapted(ir)
+        return ir if self.fused else ir.replace("@llvm.fma.", "@llvm.fmuladd.")
 
     def address(self, key: str, make: Callable[[], Any], *, in_vectors: bool) -> int:
         """The function's address in this process, or its number; its module is kept."""

@@ -185,6 +185,8 @@ def form(op: Operator) -> tuple[bool, tuple[int, int, int]] | None:
         else:
             groups.append((i in axes, n))
     reduced, sizes = [g[0] for g in groups], [g[1] for g in groups]
+    if reduced in ([], [False]):  # over axes of one element
+        return True, (1, 1, math.prod(sizes))
     if reduced == [True]:
         return False, (1, 1, sizes[0])
     if reduced == [False, True]:

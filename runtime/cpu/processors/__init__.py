@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import UsageError
+from ....language.kernels import bits_are_portable
 from ...shared.convolved import Convolved
 from ..code import matrix_products
 from ..convolution import winograd
@@ -69,8 +70,10 @@ def families() -> list[str]:
 
 
 def family() -> str:
-    """This processor's, a vendor and its widest vectors; or what $RECOMPUTE_PROCESSOR says.  UsageError for a name
-    without a file."""
+    """This processor's, a vendor and its widest vectors; or what $RECOMPUTE_PROCESSOR says; "portable" where bits are
+    those of every machine.  UsageError for a name without a file."""
+    if bits_are_portable():
+        return "portable"
     if asked := os.environ.get(FAMILY):
         if asked not in families():
             raise UsageError(f"{FAMILY} is {asked!r}; families that were measured: {', '.join(families())}")

@@ -94,7 +94,7 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan:
 
 def _lanes(roots: Sequence[Expr]) -> int:
     """Elements worked on at a time, more of them where long functions wait for each other; bits do not depend on it."""
-    wide = "+avx512f" in native.toolchain().features
+    wide = native.toolchain().wide
     return 32 if wide and any(x.fn in LONG_FUNCTIONS and x.dtype == "f32" for x in nodes(roots)) else 16
 
 

@@ -85,7 +85,7 @@ def _made(formula: RowFormula, ins: Types, full: tuple[int, ...], single: tuple[
         dims, t = formula.operands[r], ins[r]
         assert dims is not None and t is not None
         operands.append(Operand(t.dtype, tuple(d in dims for d in range(last)), last in dims))
-    wide = "+avx512f" in native.toolchain().features
+    wide = native.toolchain().wide
     double = 2 if any(o.dtype == "f64" for o in operands) else 1
     nest = RowNest(
         outer=last,

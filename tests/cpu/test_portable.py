@@ -1,0 +1,178 @@
+"""Kernels whose bits every processor gives: functions of ours beside exact ones, sums in order, what is refused."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from recompute.errors import UsageError
+from recompute.runtime.cpu.device import native, portable
+from recompute.runtime.cpu.device.toolchain import Toolchain
+
+pytestmark = pytest.mark.skipif(bool(native.unavailable()), reason=native.unavailable())
+ONE = """
+declare double @NAME(double)
+define void @kernel(ptr %x, i64 %begin, i64 %end) {
+  %v = load double, ptr %x
+  %y = call double @NAME(double %v)
+  store double %y, ptr %x
+  ret void
+}
+"""
+TWO = """
+declare double @pow(double, double)
+define void @kernel(ptr %x, i64 %begin, i64 %end) {
+  %v = load double, ptr %x
+  %at = getelementptr double, ptr %x, i64 1
+  %w = load double, ptr %at
+  %y = call double @pow(double %v, double %w)
+  store double %y, ptr %x
+  ret void
+}
+"""
+FMA = """
+declare <8 x float> @llvm.fma.v8f32(<8 x float>, <8 x float>, <8 x float>)
+define void @kernel(ptr %x, i64 %begin, i64 %end) {
+  %b.at = getelementptr float, ptr %x, i64 8
+  %c.at = getelementptr float, ptr %x, i64 16
+  %a = load <8 x float>, ptr %x, align 4
+  %b = load <8 x float>, ptr %b.at, align 4
+  %c = load <8 x float>, ptr %c.at, align 4
+  %y = call <8 x float> @llvm.fma.v8f32(<8 x float> %a, <8 x float> %b, <8 x float> %c)
+  store <8 x float> %y, ptr %x, align 4
+  ret void
+}
+"""
+
+
+@functools.cache
+def tools() -> Toolchain:
+    return Toolchain(portable=True)
+
+
+def function(ir: str) -> Callable[[np.ndarray], np.ndarray]:
+    """The first argument's place takes the result."""
+    address = native.compile_ir(ir, tools())
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(address)
+
+    def run(x: np.ndarray) -> np.ndarray:
+        x = x.copy()
+        call(x.ctypes.data, 0, 1)
+        return x
+
+    return run
+
+
+#: function → arguments, and how many units in the last place it may be off
+CASES = {
+    "exp": (np.r_[np.linspace(-745, 709, 901), np.linspace(-1, 1, 301), 1e-300], 2),
+    "log": (np.r_[np.logspace(-320, 308, 901), np.linspace(0.5, 2, 301), 1 + 2.0**-52], 2),
+    "expm1": (np.r_[np.linspace(-40, 700, 701), np.linspace(-1, 1, 301), 1e-300, -1e-20], 3),
+    "log1p": (np.r_[np.logspace(-300, 308, 701), np.linspace(-0.99, 1, 301), -1e-20], 3),
+    "tanh": (np.r_[np.linspace(-22, 22, 701), np.linspace(-0.1, 0.1, 301), 1e-300], 4),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_functions_are_near_the_exact_ones(name: str) -> None:
+    xs, most = CASES[name]
+    run, exact = function(ONE.replace("NAME", name)), getattr(np, name)
+    found = np.array([run(np.array([x]))[0] for x in xs])
+    with np.errstate(all="ignore"):
+        want = exact(xs.astype(np.longdouble))
+    unit = np.spacing(np.abs(want.astype(np.float64)))
+    assert np.abs((found - want) / unit).max() < most
+
+
+@pytest.mark.parametrize(
+    ("name", "special"),
+    [
+        ("exp", {-np.inf: 0, np.inf: np.inf, 0: 1, -800: 0, 800: np.inf, np.nan: np.nan}),
+        ("log", {0: -np.inf, -1: np.nan, np.inf: np.inf, 1: 0, np.nan: np.nan}),
+        ("expm1", {-np.inf: -1, np.inf: np.inf, 0: 0, np.nan: np.nan}),
+        ("log1p", {-1: -np.inf, -2: np.nan, np.inf: np.inf, 0: 0, np.nan: np.nan}),
+        ("tanh", {-np.inf: -1, np.inf: 1, 0: 0, np.nan: np.nan}),
+    ],
+)
+def test_special_arguments(name: str, special: dict[float, float]) -> None:
+    run = function(ONE.replace("NAME", name))
+    for x, want in special.items():
+        np.testing.assert_equal(run(np.array([x], "f8"))[0], np.float64(want))
+
+
+def test_powers() -> None:
+    run = function(TWO)
+    for x, y in ((0.999, 1000.0), (0.9, 1.0), (2.0, 0.5), (10.0, -300.0), (-2.0, 3.0), (-2.0, 4.0), (3.0, 0.0)):
+        want = np.float64(x) ** np.float64(y)
+        share = 2.0**-51 * (1 + abs(y * np.log(abs(x))))
+        assert abs(run(np.array([x, y]))[0] - want) <= share * abs(want), (x, y)
+    in_c = ctypes.CDLL(None).pow
+    in_c.restype, in_c.argtypes = ctypes.c_double, [ctypes.c_double] * 2
+    special = [0, -0.0, 1, -1, 2, -2, 0.5, np.inf, -np.inf, np.nan]
+    for x in special:
+        for y in (0, 1, -1, 2, -2, 3, 0.5, np.inf, -np.inf, np.nan):
+            want = in_c(x, y)
+            found = run(np.array([x, y], "f8"))[0]
+            np.testing.assert_allclose(found, want, rtol=1e-15, err_msg=f"{x} ** {y}")
+            assert np.isnan(want) or np.signbit(found) == np.signbit(want), (x, y)
+
+
+def rounded_once(a: float, b: float, c: float) -> np.float32:
+    """a · b + c of finite numbers, by exact arithmetic."""
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    if not exact:
+        return np.float32(np.float32(a) * np.float32(b) + np.float32(c))
+    near = np.float32(np.float64(exact))  # twice rounded: at most one float32 away
+    around = [np.nextafter(near, np.float32(s), dtype="f4") for s in (-np.inf, np.inf)]
+    errors = [(abs(Fraction(float(x)) - exact), int(x.view("u4")) & 1, x) for x in (near, *around) if np.isfinite(x)]
+    return min(errors, key=lambda e: e[:2])[2]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_products_and_sums_round_once(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a processor has no instruction for them: halves that a second rounding would turn, subnormals."""
+    monkeypatch.setattr(tools(), "fused", fused)
+    run, rng = function(FMA), np.random.default_rng(0)
+    one, tie = np.float32(1 + 2.0**-23), np.float32(2.0**-24)
+    rows = [(one, one, np.float32(-1)), (np.float32(1), tie, one), (np.float32(1), -tie, one), (one, tie, one),
+            (np.float32(1 + 2.0**-12), np.float32(1 + 2.0**-12), np.float32(2.0**-60))]  # fmt: skip
+    for scale in (0, 20, -30, -70, -74):
+        a, b, c = rng.standard_normal((3, 40)).astype("f4")
+        shift = np.float32(2.0**scale)
+        rows += list(
+            zip(a * shift, b * shift, c * np.float32(2.0 ** (2 * scale + int(rng.integers(-30, 30)))), strict=True)
+        )
+    rows += [(np.float32(x), np.float32(2), np.float32(y)) for x in (0, -0.0) for y in (0, -0.0)]
+    for at in range(0, len(rows), 8):
+        part = np.array((rows[at : at + 8] * 8)[:8], "f4")
+        found = run(part.T.copy().ravel())[:8]
+        want = np.array([rounded_once(*map(float, row)) for row in part], "f4")
+        assert found.view("u4").tolist() == want.view("u4").tolist(), part
+    huge = np.array([[3e38, 10, 1], [np.inf, 1, 1], [1, 1, -np.inf], [3e38, -10, 0]] * 2, "f4")
+    assert run(huge.T.copy().ravel())[:4].tolist() == [np.inf, np.inf, -np.inf, -np.inf]
+
+
+def test_nothing_may_be_reordered() -> None:
+    ir = """
+define float @f(float %a, float %b) {
+  %x = fadd reassoc nsz contract float %a, %b
+  %y = fmul fast float %x, %b
+  %z = call nnan float @llvm.maximum.f32(float %x, float %y)
+  ret float %z
+}
+declare float @llvm.maximum.f32(float, float)
+"""
+    found = portable.adapted(ir, fused=True)
+    assert not any(flag in found for flag in ("reassoc", "nsz", "contract", "fast", "nnan")), found
+    assert "%x = fadd float %a, %b" in found and "%y = fmul float %x, %b" in found
+
+
+@pytest.mark.parametrize("name", ["sin", "llvm.cos.f64", "erf", "cbrt"])
+def test_functions_of_a_library_are_refused_by_name(name: str) -> None:
+    with pytest.raises(UsageError, match=f"calls '{name}'"):
+        function(ONE.replace("NAME", name))
