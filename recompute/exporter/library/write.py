@@ -29,6 +29,8 @@ from .tools import built
 #: functions inside of the library, of C's libraries and headers
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _TAKEN = ("main", "bad", "evaluation", "c", "m", "stddef", "stdint", "stdio", "stdlib", "string", "unistd")
+#: files that the user may change
+_EXAMPLES = ("main.c", "index.html")
 #: bytes that a module of WebAssembly can address, and what of them its stack, its tables and names take at most
 _ADDRESSED, _RESERVED = 1 << 32, 4 << 20
 
@@ -47,9 +49,9 @@ def write_library(program: Program, folder: str | PathLike[str], *, name: str = 
     """Writes a training step, whose program `compile_step` or `minimize` has made, as a library; the files' paths.
 
     They are NAME.h, libNAME.a and libNAME.so (for wasm32 NAME.wasm and a loader, NAME.js), NAME.safetensors with
-    weights and optimizer state, and main.c, an example, if there is no main.c yet.  `rc.build_for`
-    comes first in the process, before the step is compiled.  All of a run's memory is the step's predicted peak, which
-    the forward pass in inference mode shares (its own peak, where a budget has made the step's smaller).
+    weights and optimizer state, and an example, main.c (index.html), where there is none yet.  `rc.build_for` comes
+    first in the process, before the step is compiled.  All of a run's memory is the step's predicted peak, which the
+    forward pass in inference mode shares (its own peak, where a budget has made the step's smaller).
     UsageError where operators have no kernels of ours, ModelError where a file cannot be written or a tool is missing.
     """
     folder, program = as_path(folder), as_program(program)
@@ -69,7 +71,7 @@ def write_library(program: Program, folder: str | PathLike[str], *, name: str = 
         with together(), tempfile.TemporaryDirectory() as room:
             files = built(lib, machine, native.toolchain(), Path(room))
             # an example that is there may have become its user's program
-            files = [f for f in files if f.name != "main.c" or not (folder / f.name).exists()]
+            files = [f for f in files if f.name not in _EXAMPLES or not (folder / f.name).exists()]
             make_folder(folder)
             for file in files:
                 with replacing(folder / file.name) as temporary:
