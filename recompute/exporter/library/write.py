@@ -126,8 +126,9 @@ def _library(program: Program, sessions: Sequence[Session], name: str, machine: 
     features = building.asked(native.toolchain().features) if machine.name == "x86_64" else ()
     about = f"A training step of '{model}', made by onnx-recompute {__version__} for {machine.name} ({cpu})."
     step, evaluation = (_block(memory, b, e) for b, e in zip(blocks, found, strict=True))
+    mark = memory.beside([*step[1], *step[2], *evaluation[1], *evaluation[2]])
     return text.Library(
-        name, program.loss, memory, tables, copies, names, step, evaluation, head, types, model, about, features
+        name, program.loss, memory, tables, copies, names, step, evaluation, head, types, model, about, mark, features
     )
 
 
