@@ -86,7 +86,7 @@ class Memory:
         self.weights: dict[str, Value] = {n: values[n] for n in self.places if n not in self.constants}
 
     def beside(self, values: Iterable[tuple[Value, int]]) -> int:
-        """A place of 8 bytes in the arena where none of these values, with their places, lies; else one more at the end."""
+        """A place of 8 bytes in the arena where none of these values (with places) lies, or at the end of memory."""
         at = 0
         for v, place in sorted(values, key=lambda x: x[1]):
             if place >= at + 8:

@@ -84,11 +84,15 @@ def _comment(text: str) -> str:
     return one_line(text).replace("*/", "* /").replace("/*", "/ *")
 
 
+def types(lib: Library) -> dict[str, dict[str, tuple[str, list[int]]]]:
+    """Element types and shapes of inputs, outputs and values, by table and name."""
+    tables = {**lib.placed, "values": [(v, 0) for v in lib.memory.weights.values()]}
+    return {k: {v.name: (v.type.numpy.name, list(v.shape)) for v, _ in some} for k, some in tables.items()}
+
+
 def loader(lib: Library) -> str:
     """NAME.js."""
-    tables = {**lib.placed, "values": [(v, 0) for v in lib.memory.weights.values()]}
-    found = {k.upper(): {v.name: [v.type.numpy.name, list(v.shape)] for v, _ in some} for k, some in tables.items()}
-    given = {**found, "LOSS": lib.loss, "MODEL": lib.model}
+    given = {**{k.upper(): found for k, found in types(lib).items()}, "LOSS": lib.loss, "MODEL": lib.model}
     return _filled(template("step.js", lib.name), {k: json.dumps(v) for k, v in given.items()})
 
 

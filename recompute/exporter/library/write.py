@@ -55,18 +55,7 @@ def write_library(program: Program, folder: str | PathLike[str], *, name: str = 
     UsageError where operators have no kernels of ours, ModelError where a file cannot be written or a tool is missing.
     """
     folder, program = as_path(folder), as_program(program)
-    check_name(name)
-    machine = building.machine()
-    if machine is None:
-        raise UsageError("call rc.build_for(target) before anything is compiled: this process makes code for itself")
-    if not program.updates or not program.loss:
-        raise UsageError(f"program '{program.block.name}' is no training step: minimize a loss, or compile_step, first")
-    executor = Executor()
-    tested = _evaluation(program, executor)
-    calls.need_kernels([executor.planned(p) for p in (program, tested)])
-    lib = _library(program, [executor.session(p) for p in (program, tested)], name, machine)
-    if machine.name == "wasm32":
-        _need_addresses(lib)
+    lib, machine = prepared(program, name)
     try:
         with together(), tempfile.TemporaryDirectory() as room:
             files = built(lib, machine, native.toolchain(), Path(room))
@@ -81,6 +70,40 @@ def write_library(program: Program, folder: str | PathLike[str], *, name: str = 
     except OSError as e:
         raise ModelError(f"cannot write a library to '{folder}': {reason(e)}") from None
     return [*(folder / f.name for f in files), weights]
+
+
+def prepared(program: Program, name: str) -> tuple[text.Library, building.Machine]:
+    """A training step with all that is written about it, and what it is for.  UsageError where it can be no library."""
+    check_name(name)
+    machine = building.machine()
+    if machine is None:
+        raise UsageError("call rc.build_for(target) before anything is compiled: this process makes code for itself")
+    if not program.updates or not program.loss:
+        raise UsageError(f"program '{program.block.name}' is no training step: minimize a loss, or compile_step, first")
+    executor = Executor()
+    tested = _evaluation(program, executor)
+    calls.need_kernels([executor.planned(p) for p in (program, tested)])
+    lib = _library(program, [executor.session(p) for p in (program, tested)], name, machine)
+    if machine.name == "wasm32":
+        _need_addresses(lib)
+    return lib, machine
+
+
+def packed(program: Program) -> bytes:
+    """A training step as one file: a header, its shared library, its weights and state.
+
+    In a process of `rc.build_for` for this machine.  Errors: those of `write_library`.
+    """
+    name = "step"
+    lib, machine = prepared(program, name)
+    with tempfile.TemporaryDirectory() as folder:
+        room = Path(folder)
+        built(lib, machine, native.toolchain(), room)
+        code = (room / f"lib{name}.so").read_bytes()
+        write_arrays({n: program.data[n] for n in lib.memory.weights}, room / "weights")
+        head = {"loss": lib.loss, "model": lib.model, "library": len(code), **text.types(lib)}
+        header = json.dumps(head).encode()
+        return b"".join((struct.pack("<Q", len(header)), header, code, (room / "weights").read_bytes()))
 
 
 def check_name(name: str) -> None:
