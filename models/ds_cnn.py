@@ -1,7 +1,7 @@
 """DS-CNN (Zhang et al. 2017, arXiv 1711.07128), small: spots keywords in a second of sound, on microcontrollers."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .common import BATCH, InputSpec, Net, integers
 from .registry import Family, Variant, register
@@ -36,7 +36,7 @@ class DsCnn(Family):
         for i in range(1, 5):
             for part, kernel, groups in (("depth", 3, size), ("point", 1, 1)):
                 name, padding = f"block{i}.{part}", kernel // 2
-                window = {"kernel": kernel, "padding": padding, "groups": groups}
+                window: dict[str, Any] = {"kernel": kernel, "padding": padding, "groups": groups}
                 x = net.conv(x, f"{name}.conv", channels=(size, size), bias=False, **window)
                 x = net.batch_norm(x, f"{name}.bn", channels=size)
                 x = net.add("Relu", [x], f"{name}.relu")

@@ -44,8 +44,9 @@ class LoadedStep:
             raise OutOfMemoryError(f"this machine cannot allocate the step's {self.peak_bytes:,} bytes") from None
         self._memory = ctypes.c_void_p(self._room.ctypes.data + -self._room.ctypes.data % _ALIGNMENT)
         self._lock = threading.Lock()
-        weights = file[code:]
-        self._done(self._c.step_load(self._memory, weights, ctypes.c_size_t(len(weights))))
+        weights = np.frombuffer(file, np.uint8)[code:]
+        given = ctypes.c_void_p(weights.ctypes.data), ctypes.c_size_t(len(weights))
+        self._done(self._c.step_load(self._memory, *given))
         self._inputs, self._outputs = self._arrays(head, "input"), self._arrays(head, "output")
         self._tested, self._scores = self._arrays(head, "evaluation_input"), self._arrays(head, "evaluation_output")
         self.values: Mapping[str, np.ndarray] = self._arrays(head, "value")

@@ -78,13 +78,14 @@ class GlobalNorms(Family):
 
 @kernel
 def lamb_numbers(rate, step, unscale, numbers, beta1, beta2, epsilon, begin, end):
-    """numbers ← the learning rate, what multiplies m / (√v + numbers[2]), that, and what multiplies the gradient."""
+    """numbers ← the learning rate, what multiplies m / (√v + numbers[2]), that, what multiplies the gradient, betas."""
     t = np.float64(step[0]) + 1.0
     root = math.sqrt(1.0 - beta2**t)
     numbers[0] = rate[0]
     numbers[1] = root / (1.0 - beta1**t)
     numbers[2] = root * epsilon
     numbers[3] = unscale[0] if unscale.size else 1.0
+    numbers[4], numbers[5] = beta1, beta2
 
 
 @inline(fastmath=ANY_ORDER)
@@ -98,11 +99,11 @@ def _lamb_squares(w, m, v, scale, epsilon, decay, begin, end):
 
 
 @kernel
-def lamb_moments(w, g, m, v, numbers, sums, beta1, beta2, decay, begin, end):
+def lamb_moments(w, g, m, v, numbers, sums, decay, begin, end):
     """New moments, and the sums of w² and of r² for each part of the elements; nothing where the step is skipped."""
     one = w.dtype.type
-    by, keep, new = one(numbers[3]), one(beta1), one(1.0 - beta1)
-    keep2, new2 = one(beta2), one(1.0 - beta2)
+    by, keep, new = one(numbers[3]), one(numbers[4]), one(1.0 - numbers[4])
+    keep2, new2 = one(numbers[5]), one(1.0 - numbers[5])
     if numbers[3] == 0:
         return
     for p in range(begin, end):
@@ -144,19 +145,25 @@ def lars_sums(w, g, unscale, sums, begin, end):
 
 
 @kernel
-def lars_step(w, g, v, rate, unscale, sums, momentum, coefficient, decay, epsilon, begin, end):
-    """v ← momentum · v + local · (g + decay · w), w ← w - v; nothing where the step is skipped."""
-    one = w.dtype.type
-    if unscale.size and unscale[0] == 0:
-        return
+def lars_numbers(rate, unscale, sums, numbers, coefficient, decay, epsilon, begin, end):
+    """numbers ← the learning rate of this parameter, and what multiplies the gradient."""
     ww, gg = 0.0, 0.0
     for p in range(sums.shape[0]):
         ww += sums[p, 0]
         gg += sums[p, 1]
     nw, ng = math.sqrt(ww), math.sqrt(gg)
     trust = coefficient * nw / (ng + decay * nw + epsilon) if nw > 0 and ng > 0 else 1.0
-    local, keep, less = one(rate[0] * trust), one(momentum), one(decay)
-    by = one(unscale[0]) if unscale.size else one(1)
+    numbers[0] = rate[0] * trust
+    numbers[1] = unscale[0] if unscale.size else 1.0
+
+
+@kernel
+def lars_step(w, g, v, numbers, momentum, decay, begin, end):
+    """v ← momentum · v + local · (g + decay · w), w ← w - v; nothing where the step is skipped."""
+    one = w.dtype.type
+    if numbers[1] == 0:
+        return
+    local, by, keep, less = one(numbers[0]), one(numbers[1]), one(momentum), one(decay)
     for p in range(begin, end):
         for j in range(p * PART, min((p + 1) * PART, w.size)):
             v[j] = v[j] * keep + (w[j] * less + one(g[j]) * by) * local
@@ -174,28 +181,30 @@ class TrustUpdates(Family):
         return same and w.size >= enough() and not op.of(Update).stores
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """The sums of parts; LAMB's numbers."""
-        sums = TensorType("f64", (_count(need(op.inputs[0]).type), 2))
-        return (sums, TensorType("f64", (4,))) if op.op.name == "LambUpdate" else (sums,)
+        """The sums of parts, and the numbers of the step."""
+        return TensorType("f64", (_count(need(op.inputs[0]).type), 2)), TensorType("f64", (6,))
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
         """The numbers of the step, the sums, the step."""
         rule: Any = op.op
         given = rule.unscale(ins)
         unscale = np.empty(0, np.float32) if given is None else given.reshape(1)
-        w, g, rate, sums = ins[0].reshape(-1), ins[1].reshape(-1), ins[rule.rate_at].reshape(1), scratch[0]
+        w, g, rate = ins[0].reshape(-1), ins[1].reshape(-1), ins[rule.rate_at].reshape(1)
+        sums, numbers = scratch[:2]
         work = len(sums)
         if not work:
             return []
         if rule.name == "LarsUpdate":
-            v, more = ins[2].reshape(-1), (rule.momentum, rule.coefficient, rule.weight_decay, rule.epsilon)
-            first = lars_sums.call(w, g, unscale, sums, work=work)
-            return [first, lars_step.call(w, g, v, rate, unscale, sums, *more, work=work)]
-        m, v, numbers = ins[2].reshape(-1), ins[3].reshape(-1), scratch[1]
+            more = (rule.coefficient, rule.weight_decay, rule.epsilon)
+            return [
+                lars_sums.call(w, g, unscale, sums, work=work),
+                lars_numbers.call(rate, unscale, sums, numbers, *more, work=1, parallel=False),
+                lars_step.call(w, g, ins[2].reshape(-1), numbers, rule.momentum, rule.weight_decay, work=work),
+            ]
+        m, v = ins[2].reshape(-1), ins[3].reshape(-1)
         given = (rate, ins[rule.step_at].reshape(1), unscale, numbers, rule.beta1, rule.beta2, rule.epsilon)
-        moments = (w, g, m, v, numbers, sums, rule.beta1, rule.beta2, rule.weight_decay)
         return [
             lamb_numbers.call(*given, work=1, parallel=False),
-            lamb_moments.call(*moments, work=work),
+            lamb_moments.call(w, g, m, v, numbers, sums, rule.weight_decay, work=work),
             lamb_step.call(w, m, v, numbers, sums, rule.weight_decay, work=work),
         ]
