@@ -20,16 +20,19 @@ from pathlib import Path
 #: network → batch and steps that are timed
 NETWORKS = {
     "lenet": (4, 300),
+    "ds_cnn": (4, 300),
     "mobilenet_v2": (2, 9),
     "lstm": (16, 300),
     "bert-tiny": (4, 41),
     "gpt2-tiny": (4, 41),
+    "lora": (1, 41),  # adapters of rank 8 beside the packed weights of a small LLaMA in 4 bits (few_bits.py --small)
 }
 HERE = Path(__file__).parent
 
 
 def build(network: str, target: str, cpu: str, folder: str) -> None:
     """Writes a library, and the Executor's time beside it."""
+    import few_bits
     import numpy as np
 
     import recompute as rc
@@ -37,7 +40,11 @@ def build(network: str, target: str, cpu: str, folder: str) -> None:
 
     rc.build_for(target, cpu)
     batch, steps = NETWORKS[network]
-    program = rc.load(rc.models.build(network), batch=batch)
+    if network == "lora":
+        few_bits.write(Path(folder, "model.onnx"), few_bits.SMALL)
+        program = rc.lora(rc.load(Path(folder, "model.onnx"), batch=batch), ["*q_proj*", "*v_proj*"], r=8)
+    else:
+        program = rc.load(rc.models.build(network), batch=batch)
     loss = rc.losses.cross_entropy(program).name
     step = rc.compile_step(program, loss, rc.Adam(1e-3))
     rc.write_library(step.program, folder)

@@ -85,6 +85,7 @@ _LAZY = {
     "save_onnx_adapter": "tuning.onnx_adapter",
     "save_state": "training.state",
     "compile_step": "compiling.compiler",
+    "cached_step": "compiling.cached",
     "look": "analysis.look",
     "estimate": "analysis.estimates",
     "estimate_stages": "analysis.stages",

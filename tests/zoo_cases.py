@@ -20,6 +20,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "darts": {"width": 2, "cells": 3, "image": 16},
     "nasnet": {"width": 2, "cells": 3, "image": 16},
     "densenet": {"width": 4, "growth": 2, "blocks": (2, 3, 3, 2), "image": 32, "classes": 10},
+    "ds_cnn": {"width": 4, "frames": 9, "coefficients": 6, "classes": 3},
     "fcos": {"width": 4, "image": 32, "channels": 8, "groups": 2, "blocks": (1, 1, 1, 1), "classes": 2, "depth": 1},
     "fcn8": {"width": 2, "hidden": 8, "image": 32, "classes": 4},
     "pspnet": {"width": 2, "blocks": (1, 2, 2, 1), "image": (41, 44), "classes": 4},

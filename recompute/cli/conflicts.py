@@ -89,6 +89,7 @@ NEEDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
 TRAINING_EXCLUDED = (
     ("checkpoints", ("budget",), f"--checkpoints and a budget {_BOTH}"),
     ("lora", ("trainable", "dequantize"), _ADAPTERS),
+    ("library", ("mesh", "buckets"), "a library is a step of one size in one process"),
 )
 TRAINING_NEEDED = (
     *((n, ("save",), "--save DIR") for n in ("resume", "save_steps", "tensorboard", "log_ranks", "onnx_adapter")),

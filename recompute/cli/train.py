@@ -49,7 +49,9 @@ def _run(argv: Sequence[str] | None, args: argparse.Namespace) -> int:
     args.quiet |= not ranks.leads
     try:
         check(args)
-        if args.portable_bits:
+        if args.library:
+            _begin_library(portable=args.portable_bits)
+        elif args.portable_bits:
             begin_portable(args)
         return _TrainJob(args, ranks).run()
     except RecomputeError as e:
@@ -108,7 +110,7 @@ class _TrainJob(ModelJob):
         trainer = Trainer(program, optimizer, loss=loss, metrics=metrics, seed=args.seed, place=place,
                           callbacks=callbacks, monitor=args.monitor, quiet=args.quiet, mesh=self.ranks, zero=args.zero,
                           micro_batches=args.micro_batches, buckets=buckets or None,
-                          padding=padding)  # fmt: skip
+                          padding=padding, library=args.library)  # fmt: skip
         trainer.say = self.say
         history = trainer.fit(
             data, epochs=args.epochs, eval_data=evaluation, eval_batch=args.eval_batch, shuffle=not args.no_shuffle,
@@ -217,6 +219,19 @@ def _clipping(args: argparse.Namespace) -> Any:
     from ..training.clip import ClipGradByGlobalNorm
 
     return None if args.clip_norm is None else ClipGradByGlobalNorm(args.clip_norm)
+
+
+def _begin_library(*, portable: bool) -> None:
+    """Native code is made for libraries of this machine.  UsageError, MissingExtraError where there are none."""
+    import platform
+
+    from ..exporter.library.tools import archiver, compiler
+    from ..exporter.library.write import build_for
+
+    target = platform.machine()
+    build_for(target, "native" if target == "x86_64" else None, portable=portable)
+    compiler(target)
+    archiver(target)
 
 
 def _check_classes(data: Any, evaluation: Any) -> None:

@@ -123,6 +123,10 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --save")
     group.add_argument("--tensorboard", action="store_true", help="also write TensorBoard's event files")
+    group.add_argument(
+        "--library", action="store_true",
+        help="take the steps by the step's library in C (docs/library.md), as a check: the kernels are the library's",
+    )  # fmt: skip
     group.add_argument("--json", type=Path, metavar="FILE", help="the results as JSON ('-' for standard output)")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 #: systems without file owners, or without opening relative to a descriptor, cache nothing
 _POSSIBLE = hasattr(os, "geteuid") and {os.open, os.link, os.rename, os.unlink} <= os.supports_dir_fd
 _SECRET, _DIGEST = "secret", 32
-#: largest object code of a kernel in bytes
+#: largest file in bytes, where nobody says another: object code of a kernel
 _MOST = 1 << 28
 #: folders for which a warning was given
 _noted: set[Path] = set()
@@ -28,14 +28,15 @@ _noted: set[Path] = set()
 class KeptFiles:
     """Files of this user in a folder, each complete and unchanged, or absent.  A failed write is not an error."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, most: int = _MOST) -> None:
+        """`most`: bytes of a file; a longer one is not read."""
+        self.path, self.most = path, most
 
     def read(self, name: str) -> bytes | None:
         """The contents stored under the name; None if there are none, or none that can be trusted."""
         with contextlib.suppress(OSError), self._opened() as folder:
             secret = _contents(folder, _SECRET, _DIGEST)
-            held = _contents(folder, name, _MOST)
+            held = _contents(folder, name, self.most)
             if secret and held and hmac.compare_digest(_digest(secret, name, held[_DIGEST:]), held[:_DIGEST]):
                 return held[_DIGEST:]
         return None

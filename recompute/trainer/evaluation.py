@@ -12,12 +12,33 @@ from ..training.parallel import PIPELINE
 from .alike import in_step
 from .batches import ahead, samples_of
 from .feeding import Feeding
-from .programs import Programs
+from .programs import At, Programs
 from .progress import Progress
 from .ranks import DATA, Ranks
+from .run import Run
 
 #: outputs, the batch that metrics read, and its samples
 _Batch = tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]
+
+
+def why_no_evaluation(programs: Programs, run: Run, at: At) -> str:
+    """Why the smaller last batch of the evaluation is left out; "" if it is not."""
+    assert run.eval_data is not None
+    batch = at.batch
+    try:
+        programs.evaluation(at)
+    except UsageError as e:
+        if batch == run.eval_data.batch:
+            raise
+        if run.eval_data.samples is not None and run.eval_data.samples < run.eval_data.batch:
+            raise UsageError(
+                f"{run.eval_data.name} has {batch} samples to evaluate, fewer than a batch of "
+                f"{run.eval_data.batch}, and no smaller batch can run: {e}"
+            ) from None
+        run.eval_data.rest = False
+        run.history.notes.append(f"evaluation leaves out the last {batch} samples: {str(e).partition('. ')[0]}")
+        return str(e)
+    return ""
 
 
 def evaluated(programs: Programs, metrics: Sequence[Any], data: Feeding, progress: Progress) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..communication.mesh import Mesh
 from ..errors import RecomputeError, UsageError
 from ..language.ir import Role, Value
@@ -21,6 +23,7 @@ from ..training.protocol import AnyOptimizer, spec_of
 from ..training.resized import step_like, unused
 from ..training.spec import Spec, StepAgain
 from .ranks import ONE, Ranks
+from .through_library import Library
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Programs:
         if self._spec is not None:
             self._how = StepAgain(self._spec, self.again, loss, (), (), self._most, program.logical)
         self.own = self.at(self.batch)
+        #: takes the training steps, where it is asked for
+        self.library: Library | None = None
         self._training: dict[At, Program] = {self.own: program}
         self._evaluation: dict[At, Program] = {}
 
@@ -108,6 +113,13 @@ class Programs:
         if at not in self._training:
             self._training[at] = self._minimized(at)
         return self._training[at]
+
+    def step(self, program: Program, feed: dict[str, np.ndarray]) -> float:
+        """A training step of one of these programs; its loss."""
+        if self.library is not None:
+            return self.library.run(program, feed)
+        (value,) = self.executor.run(program, feed, self.fetched(program, training=True))
+        return float(value.reshape(()))
 
     def rows(self, batch: int) -> slice:
         """The rows of a batch that this rank reads."""
@@ -228,7 +240,7 @@ class Programs:
         return v.name if self._shares and v.name in program.data else (id(program), v.name)
 
     def measured_bytes(self) -> int:
-        """Bytes that the sessions hold: each arena and each array once."""
+        """Bytes that the sessions hold, each arena and each array once, and those of a library."""
         arenas: dict[int, int] = {}
         arrays: dict[Any, int] = {}
         for is_training, programs in ((True, self._training), (False, self._evaluation)):
@@ -240,7 +252,8 @@ class Programs:
                 own = {self._held(program, v): session.arrays[v.name].nbytes for v in near}
                 arrays |= own
                 arenas[id(getattr(session, "arena", session))] = session.measured_peak_bytes - sum(own.values())
-        return sum(arenas.values()) + sum(arrays.values())
+        library = 0 if self.library is None else self.library.peak_bytes
+        return sum(arenas.values()) + sum(arrays.values()) + library
 
 
 def _shown(at: At) -> str:

@@ -28,19 +28,20 @@ from .batches import ahead, samples_of
 from .buckets import BucketFeeding, Buckets
 from .callbacks import Callback, EarlyStopping, as_callbacks, better, mode_of, monitored
 from .epochs import epoch_of, training_sizes
-from .evaluation import evaluated
+from .evaluation import evaluated, why_no_evaluation
 from .feeding import Feeding
 from .folder import occupied_by
 from .history import History
 from .interrupts import SIGNALLED, Interrupts
 from .log import Log
 from .padding_seen import padding_notes
-from .programs import At, Peak, Programs
+from .programs import Peak, Programs
 from .progress import Progress, begin_lines, epoch_line, shown
 from .ranks import Ranks, ranks_of, rows_of, shared
 from .run import Run, must_be_fresh, take_over
 from .run import save as save_checkpoint
 from .saving import Saving, load
+from .through_library import Library, need_one_step
 from .whole import weights_sha256, whole_program
 
 
@@ -68,6 +69,9 @@ class Trainer:
     different sizes (ragged columns) are padded to the next one, a batch has samples of one, and all steps share one
     arena.  `padding`: by input, a value, `rc.data.Pad(value, "left")`, or `rc.data.MaskOf(column)`; by default, labels
     are padded with the one that the loss ignores, other inputs with 0 on the right.
+
+    `library`: steps are taken by the step's library (`rc.write_library`), as a check: the bits are those of a run
+    without it, both after `rc.build_for`, which comes first in the process; memory is that of both.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Trainer:
         micro_batches: int | None = None,
         buckets: Mapping[str, Any] | None = None,
         padding: Mapping[str, Any] | None = None,
+        library: bool = False,
     ) -> None:
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 63:
             raise UsageError(f"seed must be a whole number in [0, 2^63), not {seed!r}")
@@ -94,6 +99,8 @@ class Trainer:
         name = as_program(program).loss if optimizer is None and loss is None else attach_loss(program, loss)[0]
         place = as_place(place)
         self.ranks = ranks_of(mesh, place)
+        if library:
+            need_one_step(place, self.ranks.mesh, buckets)
         optimizer = shared(optimizer, self.ranks, program, zero, micro_batches)
         if not name:
             raise UsageError("cannot infer the loss of the training step: give loss=")
@@ -110,6 +117,7 @@ class Trainer:
         self.say: Callable[[str], object] = print
         self.averages = bool(averages_of(program))
         self._run: Run | None = None
+        self._with_library = library
 
     @property
     def executor(self) -> Any:
@@ -234,9 +242,11 @@ class Trainer:
         if run.eval_data is not None:
             run.eval_data.batch = _whole("eval_batch", eval_batch) or self.programs.evaluated
             sizes = [self.programs.at(*size) for size in run.eval_data.sizes(run.eval_data.batch)]
-            evaluation = [at for at in sizes if not self._why_no_evaluation(run, at)]
+            evaluation = [at for at in sizes if not why_no_evaluation(self.programs, run, at)]
         peak = self.programs.plan(training, evaluation)
         run.history.notes += padding_notes(self.programs, run.data)
+        if self._with_library:
+            self.programs.library = Library(self.program, training, self.programs.own)
         if self.ranks.mesh is not None:  # so that memory that grows while steps run is none of theirs
             self.programs.bind(training, evaluation)
         run.peaks = self.ranks.collect("the predicted memory of all ranks", peak.total)
@@ -245,25 +255,6 @@ class Trainer:
             peak.values + peak.evaluation,
         }  # fmt: skip
         return peak
-
-    def _why_no_evaluation(self, run: Run, at: At) -> str:
-        """Why the smaller last batch of the evaluation is left out; "" if it is not."""
-        assert run.eval_data is not None
-        batch = at.batch
-        try:
-            self.programs.evaluation(at)
-        except UsageError as e:
-            if batch == run.eval_data.batch:
-                raise
-            if run.eval_data.samples is not None and run.eval_data.samples < run.eval_data.batch:
-                raise UsageError(
-                    f"{run.eval_data.name} has {batch} samples to evaluate, fewer than a batch of "
-                    f"{run.eval_data.batch}, and no smaller batch can run: {e}"
-                ) from None
-            run.eval_data.rest = False
-            run.history.notes.append(f"evaluation leaves out the last {batch} samples: {str(e).partition('. ')[0]}")
-            return str(e)
-        return ""
 
     def _epoch(self, run: Run, number: int) -> None:
         """The steps of an epoch from `first_batch` on, its evaluation and its checkpoint."""
@@ -327,10 +318,9 @@ class Trainer:
         program = self.programs.training(self.programs.fed(count, feed))
         number = run.history.steps + 1
         try:
-            (value,) = self.executor.run(program, feed, self.programs.fetched(program, training=True))
+            loss = self.programs.step(program, feed)
         except NotFiniteError as e:
             raise NotFiniteError(f"step {number}: {e}") from None
-        loss = float(value.reshape(()))
         run.history.steps = number
         run.log.write("step", number, loss=loss, samples=count)
         for callback in self._called:

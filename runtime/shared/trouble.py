@@ -17,9 +17,9 @@ LABEL_OUTSIDE, INDEX_OUTSIDE, NOT_FINITE, LABEL_IS_BLANK, LENGTH_OUTSIDE, LIBRAR
 
 
 def failure(status: Sequence[int], where: str) -> JobError:
-    """The error for a status other than zero; `where`: the operator, as text."""
+    """The error for a status other than zero; `where`: the operator, as text ("": nobody knows)."""
     kind = NotFiniteError if int(status[0]) == NOT_FINITE else JobError
-    return kind(f"{explained(status)}, in\n    {where}")
+    return kind(explained(status) + (f", in\n    {where}" if where else ""))
 
 
 def explained(status: Sequence[int]) -> str:

@@ -171,6 +171,10 @@ def test_weights_are_checked_before_anything_is_copied(lenet: Path) -> None:
     for says, wrong in cases.items():
         assert says in library.load(wrong), says
     size = 8 + struct.unpack_from("<Q", data)[0]
+    found = json.loads(data[8:size])
+    found["conv2.bias"]["data_offsets"] = [at := found["conv1.weight"]["data_offsets"][0] + 4, at + 64]
+    head = json.dumps(found).encode()
+    assert "shares bytes" in library.load(struct.pack("<Q", len(head)) + head + data[size:])
 
     def renamed(name: bytes) -> bytes:
         head = data[8:size].replace(b'"conv1.bias"', b'"' + name + b'"', 1)
@@ -199,6 +203,11 @@ def test_weights_are_checked_before_anything_is_copied(lenet: Path) -> None:
 @pytest.mark.slow
 def test_calls_that_are_wrong_say_so(lenet: Path) -> None:
     library = Library(lenet)
+    for early in (library.c.step_run, library.c.step_evaluate):
+        assert early(library.memory) == 3 and b"has no weights of this step" in library.c.step_error()
+    assert library.c.step_save(library.memory, b"never") == 3
+    assert library.c.step_store(library.memory, ctypes.create_string_buffer(library.c.step_size())) == 3
+    assert (library.room == 0xFF).all()
     assert library.load((lenet / "step.safetensors").read_bytes()) == ""
     assert library.c.step_input(library.memory, b"y") is None and library.c.step_error() == b"there is no value 'y'"
     assert library.c.step_run(ctypes.c_void_p(library.memory.value + 4)) == 3
@@ -289,6 +298,18 @@ def test_constants_are_written_once_and_found_inside() -> None:
     assert tables.constant(np.arange(12, dtype=np.int64)) == first, "an equal one"
     other = tables.constant(np.ones(3, np.float32))
     assert other % 64 == 0 and bytes(tables.constants[other:]) == np.ones(3, np.float32).tobytes()
+
+
+def test_a_mark_lies_beside_inputs_and_outputs() -> None:
+    def placed(size: int, *values: tuple[int, int]) -> tuple[int, int]:
+        memory = calls.Memory.__new__(calls.Memory)
+        memory.arena, memory.size = 64, size
+        return memory.beside([(SimpleNamespace(nbytes=n), at) for at, n in values]), memory.size  # type: ignore[misc]
+
+    assert placed(100) == (0, 100)
+    assert placed(100, (8, 4)) == (0, 100)
+    assert placed(100, (20, 4), (0, 13)) == (24, 100), "too little room between the two"
+    assert placed(100, (0, 60), (0, 20)) == (104, 112), "behind all, where the arena is full"
 
 
 def test_an_operator_without_a_call_is_refused() -> None:

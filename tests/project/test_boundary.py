@@ -21,7 +21,7 @@ WRONG = {"None": None, "3": 3, "object": object(), "nonsense": "nonsense", "[]":
 APART = {
     "__version__", "Block", "Operator", "Program", "Role", "TensorType", "Value", "Variable", "CPUPlace",
     "EmulatedCUDAPlace", "Pass", "History", "Callback", "from_torch", "write_back", "Proof", "build_for",
-    "portable_bits", "write_library",
+    "portable_bits", "write_library", "cached_step",
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ Memory is the arena of the step (and of its evaluation, which takes turns with i
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,18 @@ class Memory:
             self.places[v.name] = self.size
             self.size += v.nbytes
         self.weights: dict[str, Value] = {n: values[n] for n in self.places if n not in self.constants}
+
+    def beside(self, values: Iterable[tuple[Value, int]]) -> int:
+        """A place of 8 bytes in the arena where none of these values (with places) lies, or at the end of memory."""
+        at = 0
+        for v, place in sorted(values, key=lambda x: x[1]):
+            if place >= at + 8:
+                break
+            at = max(at, -(-(place + v.nbytes) // 8) * 8)
+        if at + 8 > self.arena:
+            at = -(-self.size // 8) * 8
+            self.size = at + 8
+        return at
 
     def address(self, block: Block, v: Value) -> int:
         """Where a value of a block is."""

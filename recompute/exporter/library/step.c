@@ -79,6 +79,20 @@ static int unusable(const void *memory)
     return OK;
 }
 
+/* Between runs, memory that has weights says so, at a place where no input or output lies. */
+static void mark(void *memory, uint64_t value) { memcpy((char *)memory + MARK, &value, sizeof value); }
+
+/* Whether nothing can be done in this memory, or it has no weights of this step. */
+static int not_ready(const void *memory)
+{
+    uint64_t value;
+    int code = unusable(memory);
+    if (code)
+        return code;
+    memcpy(&value, (const char *)memory + MARK, sizeof value);
+    return value == MARK_VALUE ? OK : fail(BAD_CALL, "the memory has no weights of this step: initialise it first", "", "");
+}
+
 /* what a kernel could not compute with: its status is a code, the number, and the limit or axis that it is for */
 static int bad_data(const int64_t *status, const char *where)
 {
@@ -103,10 +117,10 @@ static int run(void *memory, const struct call *calls, size_t count)
     int64_t words[MOST_WORDS], status[STATUS_WORDS] = {0, 0, 0};
     const int64_t bases[] = {0, (int64_t)(uintptr_t)memory, (int64_t)(uintptr_t)step_data, (int64_t)(uintptr_t)status};
     size_t i, k;
-    int code = unusable(memory);
+    int code = not_ready(memory);
     if (code)
         return code;
-    for (i = 0; i < count; i++) {
+    for (i = 0; i < count && !status[0]; i++) {
         const struct call *c = calls + i;
         for (k = 0; k < c->words; k++) {
             uint32_t word = all_words[c->first + k], kind = all_kinds[c->first + k];
@@ -114,9 +128,10 @@ static int run(void *memory, const struct call *calls, size_t count)
         }
         kernels[c->kernel](words, 0, c->work);
         if (status[0])
-            return bad_data(status, texts + c->where);
+            code = bad_data(status, texts + c->where);
     }
-    return OK;
+    mark(memory, MARK_VALUE);
+    return code;
 }
 
 static const struct value *find(const struct value *values, size_t count, const char *name)

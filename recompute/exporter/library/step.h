@@ -4,8 +4,8 @@
  * allocate nothing and start no thread; several memories can train at the same time.  What returns an int returns 0,
  * or 1 for data that the step cannot use (a label that is no class, say), 2 for a file, 3 for arguments, 4 for a
  * processor that lacks what the kernels need; step_error then says what is wrong.  What returns a pointer returns a null
- * pointer there.  A step that fails on its data has changed no weights.  Until step_init or step_load has succeeded there
- * are no weights, and nobody checks that.
+ * pointer there.  A step that fails on its data has changed no weights.  Running or saving memory that has no weights yet
+ * is an error, 3: step_init or step_load comes first.
  *
  * Inputs of a step, which is to be filled before each run:
  * THE_INPUTS

@@ -37,6 +37,8 @@ class Step {
     this.c = exports;
     this.loss = @LOSS@;
     this.inputs = Object.keys(INPUTS);
+    this.evaluationInputs = Object.keys(EVALUATION_INPUTS);
+    this.evaluationOutputs = Object.keys(EVALUATION_OUTPUTS);
     this.bytes = exports.step_memory() >>> 0; // of 32 bits, which JavaScript takes for signed
     this.text = (exports.__heap_base.value + 63) & ~63; // names are written here, then the step's memory begins
     this.at = this.text + 1024;

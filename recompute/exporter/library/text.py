@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,8 @@ class Library:
 
     `copies`: where the contents of constants are in the library; `kernels`: the functions' names by address; `step`,
     `evaluation`: see `Block`; `header`: the beginning of the file of weights; `types`: their element types as it names
-    them, in its order; `about`: what it was made of; `features`: what the processor is asked for.
+    them, in its order; `about`: what it was made of; `mark`: where memory says that it has weights of this library;
+    `features`: what the processor is asked for.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Library:
     types: Mapping[str, str]
     model: str
     about: str
+    mark: int
     features: Sequence[str] = ()
 
     @property
@@ -81,11 +84,15 @@ def _comment(text: str) -> str:
     return one_line(text).replace("*/", "* /").replace("/*", "/ *")
 
 
+def types(lib: Library) -> dict[str, dict[str, tuple[str, list[int]]]]:
+    """Element types and shapes of inputs, outputs and values, by table and name."""
+    tables = {**lib.placed, "values": [(v, 0) for v in lib.memory.weights.values()]}
+    return {k: {v.name: (v.type.numpy.name, list(v.shape)) for v, _ in some} for k, some in tables.items()}
+
+
 def loader(lib: Library) -> str:
     """NAME.js."""
-    tables = {**lib.placed, "values": [(v, 0) for v in lib.memory.weights.values()]}
-    found = {k.upper(): {v.name: [v.type.numpy.name, list(v.shape)] for v, _ in some} for k, some in tables.items()}
-    given = {**found, "LOSS": lib.loss, "MODEL": lib.model}
+    given = {**{k.upper(): found for k, found in types(lib).items()}, "LOSS": lib.loss, "MODEL": lib.model}
     return _filled(template("step.js", lib.name), {k: json.dumps(v) for k, v in given.items()})
 
 
@@ -101,6 +108,8 @@ def source(lib: Library) -> str:
     numbers = {
         "ALIGNMENT": ALIGNMENT,
         "MEMORY": lib.memory.size,
+        "MARK": lib.mark,
+        "MARK_VALUE": f"0x{hashlib.sha256(lib.header + lib.about.encode()).hexdigest()[:16]}",
         "MOST_WORDS": max((e.words for e in calls), default=1),
         "MOST_AXES": max([2, *(len(v.shape) for v, _ in weights)]),
         "LONGEST_NAME": max([len("__metadata__"), *(len(n.encode()) for n in lib.types)]),

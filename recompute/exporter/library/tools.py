@@ -47,9 +47,10 @@ def built(lib: text.Library, machine: Machine, tools: Any, room: Path) -> list[P
 
 
 def _module(lib: text.Library, room: Path) -> list[Path]:
-    """A module of WebAssembly and its loader.  Names of C's mathematics are left to the loader."""
-    files = [room / f for f in (f"{lib.name}.wasm", f"{lib.name}.js")]
+    """A module of WebAssembly, its loader and a page.  Names of C's mathematics are left to the loader."""
+    files = [room / f for f in (f"{lib.name}.wasm", f"{lib.name}.js", "index.html")]
     files[1].write_text(text.loader(lib))
+    files[2].write_text(text.template("index.html", lib.name), encoding="utf-8")
     cc = [*compiler("wasm32"), "--target=wasm32", "-mbulk-memory", f"-D{lib.name.upper()}_FREESTANDING"]
     _do([*cc, *_OPTIONS, "-ffreestanding", "-fvisibility=hidden", "-c", f"{lib.name}.c", "-o", "interface.o"], room)
     (room / "mathematics").write_text("".join(f"{f}\n{f}f\n" for f in _MATH.split()))

@@ -210,6 +210,10 @@ static int header(struct source *s, uint64_t *at)
     for (k = 0; seen < WEIGHTS && k < WEIGHTS; k++)
         if (at[k] == UINT64_MAX)
             return fail(BAD_FILE, "the file has no '", texts + weights[k].name, "'");
+    for (i = 0; i < WEIGHTS; i++)
+        for (k = 0; k < WEIGHTS; k++) /* begins inside of another one */
+            if (k != i && weights[i].bytes && at[i] >= at[k] && at[i] - at[k] < weights[k].bytes)
+                return is_other(weights + i, "' shares bytes with another tensor");
     return OK;
 }
 
@@ -245,6 +249,7 @@ STEP_API int step_load(void *memory, const void *bytes, size_t size)
     put_constants(memory);
     for (k = 0; k < WEIGHTS; k++)
         memcpy((char *)memory + weights[k].at, s.bytes + s.end + at[k], weights[k].bytes);
+    mark(memory, MARK_VALUE);
     return OK;
 }
 
@@ -254,7 +259,7 @@ STEP_API int step_store(const void *memory, void *bytes)
 {
     char *to = (char *)bytes;
     size_t k;
-    int code = unusable(memory);
+    int code = not_ready(memory);
     if (code)
         return code;
     if (!to)
@@ -301,11 +306,13 @@ static int opened(void *memory, FILE *file, const char *path)
     s.file = file, s.size = (uint64_t)end;
     if ((code = begun(&s, first)) || (code = header(&s, at)))
         return code;
+    mark(memory, 0);
     put_constants(memory);
     for (k = 0; k < WEIGHTS; k++) /* all is there and of the right size */
         if (fseek(file, (long)(s.end + at[k]), SEEK_SET)
             || fread((char *)memory + weights[k].at, 1, weights[k].bytes, file) != weights[k].bytes)
             return fail(BAD_FILE, "cannot read '", path, "' to its end: initialise again");
+    mark(memory, MARK_VALUE);
     return OK;
 }
 
@@ -328,7 +335,7 @@ STEP_API int step_save(const void *memory, const char *path)
     char beside[1024];
     size_t k, n = 0;
     FILE *file;
-    int good, code = unusable(memory);
+    int good, code = not_ready(memory);
     if (code)
         return code;
     while (path && path[n] && n + 5 < sizeof beside)

@@ -29,6 +29,8 @@ from .tools import built
 #: functions inside of the library, of C's libraries and headers
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _TAKEN = ("main", "bad", "evaluation", "c", "m", "stddef", "stdint", "stdio", "stdlib", "string", "unistd")
+#: files that the user may change
+_EXAMPLES = ("main.c", "index.html")
 #: bytes that a module of WebAssembly can address, and what of them its stack, its tables and names take at most
 _ADDRESSED, _RESERVED = 1 << 32, 4 << 20
 
@@ -60,12 +62,31 @@ def write_library(program: Program, folder: str | PathLike[str], *, name: str = 
     """Writes a training step, whose program `compile_step` or `minimize` has made, as a library; the files' paths.
 
     They are NAME.h, libNAME.a and libNAME.so (for wasm32 NAME.wasm and a loader, NAME.js), NAME.safetensors with
-    weights and optimizer state, and main.c, an example, if there is no main.c yet.  `rc.build_for`
-    comes first in the process, before the step is compiled.  All of a run's memory is the step's predicted peak, which
-    the forward pass in inference mode shares (its own peak, where a budget has made the step's smaller).
+    weights and optimizer state, and an example, main.c (index.html), where there is none yet.  `rc.build_for` comes
+    first in the process, before the step is compiled.  All of a run's memory is the step's predicted peak, which the
+    forward pass in inference mode shares (its own peak, where a budget has made the step's smaller).
     UsageError where operators have no kernels of ours, ModelError where a file cannot be written or a tool is missing.
     """
     folder, program = as_path(folder), as_program(program)
+    lib, machine = prepared(program, name)
+    try:
+        with together(), tempfile.TemporaryDirectory() as room:
+            files = built(lib, machine, native.toolchain(), Path(room))
+            # an example that is there may have become its user's program
+            files = [f for f in files if f.name not in _EXAMPLES or not (folder / f.name).exists()]
+            make_folder(folder)
+            for file in files:
+                with replacing(folder / file.name) as temporary:
+                    temporary.write_bytes(file.read_bytes())
+            weights = folder / f"{name}.safetensors"
+            write_arrays({n: program.data[n] for n in lib.memory.weights}, weights)
+    except OSError as e:
+        raise ModelError(f"cannot write a library to '{folder}': {reason(e)}") from None
+    return [*(folder / f.name for f in files), weights]
+
+
+def prepared(program: Program, name: str) -> tuple[text.Library, building.Machine]:
+    """A training step with all that is written about it, and what it is for.  UsageError where it can be no library."""
     check_name(name)
     machine = building.machine()
     if machine is None or not machine.library:
@@ -78,20 +99,24 @@ def write_library(program: Program, folder: str | PathLike[str], *, name: str = 
     lib = _library(program, [executor.session(p) for p in (program, tested)], name, machine)
     if machine.name == "wasm32":
         _need_addresses(lib)
-    try:
-        with together(), tempfile.TemporaryDirectory() as room:
-            files = built(lib, machine, native.toolchain(), Path(room))
-            # an example that is there may have become its user's program
-            files = [f for f in files if f.name != "main.c" or not (folder / f.name).exists()]
-            make_folder(folder)
-            for file in files:
-                with replacing(folder / file.name) as temporary:
-                    temporary.write_bytes(file.read_bytes())
-            weights = folder / f"{name}.safetensors"
-            write_arrays({n: program.data[n] for n in lib.memory.weights}, weights)
-    except OSError as e:
-        raise ModelError(f"cannot write a library to '{folder}': {reason(e)}") from None
-    return [*(folder / f.name for f in files), weights]
+    return lib, machine
+
+
+def packed(program: Program) -> bytes:
+    """A training step as one file: a header, its shared library, its weights and state.
+
+    In a process of `rc.build_for` for this machine.  Errors: those of `write_library`.
+    """
+    name = "step"
+    lib, machine = prepared(program, name)
+    with tempfile.TemporaryDirectory() as folder:
+        room = Path(folder)
+        built(lib, machine, native.toolchain(), room)
+        code = (room / f"lib{name}.so").read_bytes()
+        write_arrays({n: program.data[n] for n in lib.memory.weights}, room / "weights")
+        head = {"loss": lib.loss, "model": lib.model, "library": len(code), **text.types(lib)}
+        header = json.dumps(head).encode()
+        return b"".join((struct.pack("<Q", len(header)), header, code, (room / "weights").read_bytes()))
 
 
 def check_name(name: str) -> None:
@@ -137,8 +162,9 @@ def _library(program: Program, sessions: Sequence[Session], name: str, machine: 
     features = building.asked(native.toolchain().features) if machine.name == "x86_64" else ()
     about = f"A training step of '{model}', made by onnx-recompute {__version__} for {machine.name} ({cpu})."
     step, evaluation = (_block(memory, b, e) for b, e in zip(blocks, found, strict=True))
+    mark = memory.beside([*step[1], *step[2], *evaluation[1], *evaluation[2]])
     return text.Library(
-        name, program.loss, memory, tables, copies, names, step, evaluation, head, types, model, about, features
+        name, program.loss, memory, tables, copies, names, step, evaluation, head, types, model, about, mark, features
     )
 
 

@@ -14,7 +14,7 @@ from ...language.types import TensorType
 from ..optimizer.base import PART
 
 #: the smallest and the largest scale: both have an inverse in float32
-_LEAST, _MOST = 2.0**-126, 2.0**126
+LEAST, MOST = 2.0**-126, 2.0**126
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class LossScaleUpdate(Op):
         grown = count >= self.interval
         after = np.where(skipped, scale * np.float32(self.backoff), scale * np.where(grown, np.float32(self.growth), 1))
         outs[1][...] = np.where(skipped | grown, 0, count)
-        outs[0][...] = np.clip(after, _LEAST, _MOST)
+        outs[0][...] = np.clip(after, LEAST, MOST)
 
     def expand(self, b, scale, good, unscale):
         skipped = b.Equal(unscale, b.constant(0.0, unscale))
@@ -105,11 +105,11 @@ class LossScaleUpdate(Op):
         grown = b.GreaterOrEqual(count, b.constant(self.interval, count))
         one, factor, less = (b.constant(v, scale) for v in (1.0, self.growth, self.backoff))
         after = b.Mul(scale, b.Where(skipped, less, b.Where(grown, factor, one)))
-        after = b.Min(b.Max(after, b.constant(_LEAST, scale)), b.constant(_MOST, scale))
+        after = b.Min(b.Max(after, b.constant(LEAST, scale)), b.constant(MOST, scale))
         return after, b.Where(b.Or(skipped, grown), b.constant(0, good), count)
 
     @classmethod
     def samples(cls, draw):
-        for scale, good, unscale in ((64, 5, 0.0), (64, 5, 1 / 64), (64, 9, 1 / 64), (_MOST, 9, 0.5), (_LEAST, 0, 0.0)):
+        for scale, good, unscale in ((64, 5, 0.0), (64, 5, 1 / 64), (64, 9, 1 / 64), (MOST, 9, 0.5), (LEAST, 0, 0.0)):
             given = np.array(scale, np.float32), np.array(good, np.int64), np.array(unscale, np.float32)
             yield draw.case(cls(interval=10), *given)

@@ -11,13 +11,13 @@ import numpy as np
 from ..device.jit import inline
 from .mathematics import exp, larger
 
-#: a sum in any order, of vectors
-_ANY_ORDER = {"reassoc", "nsz", "contract"}
+#: LLVM's flags of a sum in any order, of vectors
+ANY_ORDER = {"reassoc", "nsz", "contract"}
 _BLOCK = 2048
 
 
 @inline
-def _in_blocks(part, size, given):
+def in_blocks(part, size, given):
     """What `part` makes of each block of the given vectors, added up in float64."""
     s = 0.0
     for b in range(0, size, _BLOCK):
@@ -25,7 +25,7 @@ def _in_blocks(part, size, given):
     return s
 
 
-@inline(fastmath=_ANY_ORDER)
+@inline(fastmath=ANY_ORDER)
 def _sum(x, begin, end):
     s = x.dtype.type(0)
     for j in range(begin, end):
@@ -36,10 +36,10 @@ def _sum(x, begin, end):
 @inline
 def total(x):
     """Σ x."""
-    return _in_blocks(_sum, x.size, (x,))
+    return in_blocks(_sum, x.size, (x,))
 
 
-@inline(fastmath=_ANY_ORDER)
+@inline(fastmath=ANY_ORDER)
 def _dot(x, y, begin, end):
     s = x.dtype.type(0)
     for j in range(begin, end):
@@ -50,10 +50,10 @@ def _dot(x, y, begin, end):
 @inline
 def dot(x, y):
     """Σ x · y."""
-    return _in_blocks(_dot, x.size, (x, y))
+    return in_blocks(_dot, x.size, (x, y))
 
 
-@inline(fastmath=_ANY_ORDER)
+@inline(fastmath=ANY_ORDER)
 def _squares(x, centre, begin, end):
     s = x.dtype.type(0)
     for j in range(begin, end):
@@ -65,10 +65,10 @@ def _squares(x, centre, begin, end):
 @inline
 def squares(x, centre):
     """Σ (x - centre)²."""
-    return _in_blocks(_squares, x.size, (x, centre))
+    return in_blocks(_squares, x.size, (x, centre))
 
 
-@inline(fastmath=_ANY_ORDER)
+@inline(fastmath=ANY_ORDER)
 def _against(g, x, centre, begin, end):
     s = x.dtype.type(0)
     for j in range(begin, end):
@@ -79,10 +79,10 @@ def _against(g, x, centre, begin, end):
 @inline
 def against(g, x, centre):
     """Σ g · (x - centre)."""
-    return _in_blocks(_against, x.size, (g, x, centre))
+    return in_blocks(_against, x.size, (g, x, centre))
 
 
-@inline(fastmath=_ANY_ORDER)
+@inline(fastmath=ANY_ORDER)
 def _exponentials(x, most, begin, end):
     s = x.dtype.type(0)
     for j in range(begin, end):
@@ -93,7 +93,7 @@ def _exponentials(x, most, begin, end):
 @inline
 def exponentials(x, most):
     """Σ exp(x - most)."""
-    return _in_blocks(_exponentials, x.size, (x, most))
+    return in_blocks(_exponentials, x.size, (x, most))
 
 
 @inline

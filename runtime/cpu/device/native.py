@@ -122,9 +122,10 @@ class Table:
             return self._run(*self._arguments)
 
     def check(self, where: str = "") -> None:
-        """JobError where a kernel failed in the last run.  `where`: the operator that it ran."""
+        """JobError where a kernel failed in the last run, NotFiniteError where a loss is not finite.  `where`: the
+        operator that it ran."""
         if self.status[0]:
-            raise JobError(trouble.explained(self.status.tolist()) + (f", in\n    {where}" if where else ""))
+            raise trouble.failure(self.status.tolist(), where)
 
 
 class _Quieted:
