@@ -126,26 +126,16 @@ class Building(Toolchain):
         self.llvm.initialize_all_asmprinters()
         native = machine.cpu == NATIVE
         self.cpu, self.features = (host.cpu, host.features) if native else (machine.cpu, machine.features)
-<<<<<<< HEAD
         target = self.llvm.Target.from_triple(machine.triple)
-        self.machine = target.create_target_machine(
-=======
-        found = self.llvm.Target.from_triple(machine.triple)
         self.fused = "+fma" in self.features if native and machine.name == "x86_64" else machine.fused
-        self.machine = found.create_target_machine(
->>>>>>> 5eaa7fd98c5caf8906d1ac28d28397589c2a876d
+        self.machine = target.create_target_machine(
             cpu=self.cpu, features=self.features, opt=3, reloc="pic", codemodel="default"
         )
         self.runs = platform.machine() == machine.name and {f for f in self.features.split(",") if f[0] == "+"} <= {
             *host.features.split(",")
         }
-<<<<<<< HEAD
         self._loading = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
-        self.made_by = f"{host.made_by} for {machine}"
-=======
-        self._loading = found.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
         self.made_by, self.portable = f"{host.made_by} for {machine}", machine.portable
->>>>>>> 5eaa7fd98c5caf8906d1ac28d28397589c2a876d
         self.addresses: dict[str, int] = {}
         self.engine = host.engine
         #: by address: the function's key and its module as bitcode
