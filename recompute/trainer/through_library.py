@@ -26,7 +26,7 @@ def need_one_step(place: Place | None, ranks: Any, buckets: Mapping[str, Any] | 
         why = "and this run has buckets of several sizes"
     if why:
         raise UsageError(f"a library is a step of one size for one processor, {why}")
-    if building.machine() is None:
+    if not building.makes_library():
         raise UsageError("call rc.build_for(target) before anything is compiled: the library's kernels are made for it")
 
 
