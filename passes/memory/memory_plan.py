@@ -61,22 +61,19 @@ class MemoryPlan(Pass):
         if not freed and any(v.name not in keep for o in block.operators for v in (*o.reads(), *o.writes())):
             raise UsageError("'memory-plan' needs 'liveness' before it")
         choices = sharings(block)[::-1]  # with joins first: a tie saves a copy
-        plans = [(found, self._both(found)) for found in choices]
-        found, plan = min(plans, key=lambda p: height([as_lifetime(s) for s in p[0] if not s.host], p[1]))
-        addresses = {name: plan[s.name] + offset for s in found for name, offset in s.offsets.items()}
-        order = {name: i for i, name in enumerate(block.values())}
-        planned = block.with_operators(
-            block.operators, addresses=dict(sorted(addresses.items(), key=lambda item: order[item[0]]))
-        )
+        _, found, plan = min((self._both(found) for found in choices), key=lambda p: p[0])
+        places = {name: plan[s.name] + offset for s in found for name, offset in s.offsets.items()}
+        addresses = {name: places[name] for name in block.values() if name in places}
+        planned = block.with_operators(block.operators, addresses=addresses)
         if len(choices) == 1:  # else the addresses say which it is
             planned.facts["memory report"] = _report(planned, found)
         return planned
 
-    def _both(self, found: list[Storage]) -> dict[str, int]:
-        """Offsets in the arenas of the device and of the host."""
-        host = [as_lifetime(s) for s in found if s.host]
-        plan = self._pack([as_lifetime(s) for s in found if not s.host])
-        return {**plan, **self._pack(host)} if host else plan
+    def _both(self, found: list[Storage]) -> tuple[int, list[Storage], dict[str, int]]:
+        """The size of the device's arena, the allocations, and their offsets in the arenas of device and host."""
+        device, host = ([as_lifetime(s) for s in found if s.host is there] for there in (False, True))
+        plan = self._pack(device)
+        return height(device, plan), found, {**plan, **self._pack(host)} if host else plan
 
     def _pack(self, lifetimes: list[Lifetime]) -> dict[str, int]:
         if not self.exact:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,8 +42,7 @@ def compile_with(placed: Callable[[Sequence[Lifetime], Sequence[int]], list[int]
     _placer = placed
 
 
-@dataclass(frozen=True)
-class Lifetime:
+class Lifetime(NamedTuple):
     """An allocation: bytes (aligned), first and last position at which it must hold its contents (inclusive)."""
 
     name: str

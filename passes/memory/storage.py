@@ -14,7 +14,7 @@ from ...language.types import need
 from ...language.verify_addresses import ALIGNMENT
 
 
-@dataclass
+@dataclass(slots=True)
 class Storage:
     """One allocation: its bytes, the positions between which it is needed, and its values with their offsets.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from ...language.builder import Names
@@ -208,10 +208,16 @@ def _belong_together(first: Operator, op: Operator) -> bool:
 
 def as_parts(seconds: Callable[[Operator], float]) -> Callable[[Operator], float]:
     """Prices by which both parts of a normalisation cost together what the one operator costs that will run."""
+    prices: dict[Hashable, float] = {}
 
     def price(op: Operator) -> float:
         if not isinstance(op.op, BatchNormStatistics):
             return seconds(op)
+        if op.types not in prices:
+            prices[op.types] = statistics(op)
+        return prices[op.types]
+
+    def statistics(op: Operator) -> float:
         (x,), (mean, var) = op.inputs, op.outputs
         assert x is not None and mean is not None and var is not None
         y = Value(f"{x.name}.y", x.type)

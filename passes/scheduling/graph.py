@@ -7,7 +7,8 @@ whatever moves operators up also moves them down.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...language.ir import Block, Operator, Role, Value
@@ -68,14 +69,41 @@ class Graph:
             walk.step(i)
         return levels
 
-    def bound(self) -> int:
-        """No order has a lower peak: what an operator touches is alive while it runs."""
+    def bound(self, moments: Iterable[int] = ()) -> int:
+        """No order has a lower peak: what an operator touches is alive while it runs.
+
+        `moments`: operators of which it is also asked what else must be alive then.
+        """
         always = sum(s for s, o, k in zip(self.size, self.opened, self.kept, strict=True) if o and k)
         most = 0
         for touched, scratch, (places, saved) in zip(self.touches, self.scratch, self.takes, strict=True):
             need = sum(self.size[b] for b in touched if not (self.opened[b] and self.kept[b]))
             most = max(most, need + scratch - (saved if places else 0))
-        return always + most
+        return max([always + most, *map(self.alive_at, moments)])
+
+    def alive_at(self, i: int) -> int:
+        """Bytes that are alive while operator i runs, in any order.
+
+        Those that it touches, and those that something that must run before it and something that must run after it do.
+        """
+        before, after = (
+            {b for j in _reached(edges, i) for b in self.touches[j]}.union(itertools.compress(itertools.count(), ends))
+            for edges, ends in ((self.follows, self.opened), (self.leads, self.kept))
+        )
+        alive = (before & after).union(self.touches[i])
+        places, saved = self.takes[i]
+        return sum(self.size[b] for b in alive) + self.scratch[i] - (saved if places else 0)
+
+
+def _reached(edges: Sequence[tuple[int, ...]], start: int) -> Iterator[int]:
+    """The operators that are reached from one, by one edge or more."""
+    found, stack = bytearray(len(edges)), list(edges[start])
+    while stack:
+        i = stack.pop()
+        if not found[i]:
+            found[i] = 1
+            stack += edges[i]
+    return itertools.compress(itertools.count(), found)
 
 
 class Walk:

@@ -25,6 +25,8 @@ _WIDE = 256
 _FAN = 12
 #: operators that are looked at, about, while a limit is sought; where there are more, they are looked at once
 _LOOKS = 300_000
+#: moments of an order of which it is asked what must be alive, at most; and of how many these are chosen, for each
+_MOMENTS, _NEAREST = 4, 64
 #: sets of operators that the search of one window may look at
 _TRIES = 40_000
 
@@ -66,13 +68,15 @@ class Schedule(Pass):
         if n <= self.exact:
             order, _, _ = best_order(Window.of_all(graph), 1 << 60)
             return [] if order is None else [order]
-        peak = max(graph.profile(given), default=0)
-        if graph.bound() >= peak:
+        profile = graph.profile(given)
+        peak = max(profile, default=0)
+        least = graph.bound(_moments(profile))
+        if least >= peak:
             return []
         if n > _LOOKS:  # one look is what there is time for
             found = [fit(graph, given, peak) or given]
         else:
-            squeezed = squeeze(graph, settle(graph, given, peak))
+            squeezed = squeeze(graph, settle(graph, given, peak), least)
             refined = refine(graph, squeezed, self.window, self.tries)
             found = [squeezed] if refined == squeezed else [refined, squeezed]
         peaks = [(max(graph.profile(order)), order) for order in found]
@@ -185,8 +189,20 @@ def settle(graph: Graph, order: list[int], limit: int) -> list[int]:
     return _fit_backwards(graph.reversed(), up, limit) or up
 
 
-def squeeze(graph: Graph, order: list[int], steps: int = 6) -> list[int]:
-    """The lowest limit for which `fit` finds an order, forwards or backwards; bisection, coarse for large blocks."""
+def _moments(profile: list[int]) -> list[int]:
+    """The fullest moments of an order, some operators apart: what is alive there may have to be in any order."""
+    apart, found = len(profile) // (2 * _MOMENTS), list[int]()
+    for i in sorted(range(len(profile)), key=profile.__getitem__, reverse=True)[: _NEAREST * _MOMENTS]:
+        if len(found) < _MOMENTS and all(abs(i - j) > apart for j in found):
+            found.append(i)
+    return found
+
+
+def squeeze(graph: Graph, order: list[int], least: int, steps: int = 6) -> list[int]:
+    """The lowest limit for which `fit` finds an order, forwards or backwards; bisection, coarse for large blocks.
+
+    `least`: no order has a lower peak.
+    """
     steps = min(steps, _LOOKS // max(len(order), 1))
     back = graph.reversed()
     high = max(graph.profile(order), default=0)
@@ -195,7 +211,7 @@ def squeeze(graph: Graph, order: list[int], steps: int = 6) -> list[int]:
         if high - low <= high >> 9:
             break
         limit = (low + high) // 2
-        found = fit(graph, order, limit) or _fit_backwards(back, order, limit)
+        found = None if limit < least else fit(graph, order, limit) or _fit_backwards(back, order, limit)
         if found is None:
             low = limit + 1
         else:

@@ -104,10 +104,11 @@ def region_candidates(block: Block, wide: bool) -> list[Found]:
     """`found_regions` of which some may not be `possible`: to ask takes longer than to find them."""
     graph = Graph(open_means(block))  # as the pass does
     positions = list(graph.forward)
+    place = {i: n for n, i in enumerate(positions)}
     found: list[Found] = []
     at = 0
     while at < len(positions):
-        run = _run(graph, positions[at:])
+        run = _run(graph, positions, at)
         region = None if run is None else _trimmed(graph, run)
         if run is None or region is None:
             at += 1
@@ -115,27 +116,28 @@ def region_candidates(block: Block, wide: bool) -> list[Found]:
         for part in [region] if wide else list(_hidden_layers(graph, region)):
             if (one := _described(graph, part)) is not None:
                 found.append(one)
-        at = positions.index(run.members[-1]) + 1
+        at = place[run.members[-1]] + 1
     return found
 
 
-def _run(graph: Graph, positions: Sequence[int]) -> Region | None:
-    """The operators from the first of `positions` to the one that needs the index whole."""
-    start = _start(graph, graph.operators[positions[0]])
+def _run(graph: Graph, positions: Sequence[int], at: int) -> Region | None:
+    """The operators from place `at` among `positions` to the one that needs the index whole."""
+    start = _start(graph, graph.operators[positions[at]])
     if start is None:
         return None
     starts, size = start
     found = Followed({n: Cut(p, size) for n, p in starts.items()}, {}, {}, {})
-    end = 0
-    for n, i in enumerate(positions):
+    end = at
+    for n in range(at, len(positions)):
+        i = positions[n]
         o = graph.operators[i]
         advance(found, i, o)
         if o.op.updates or any((i, k) in found.needs for k in range(len(o.inputs))):
             break
         end = n + 1
-    if end < 2:
+    if end < at + 2:
         return None
-    region = grown(graph, positions[:end], starts, size)
+    region = grown(graph, positions[at:end], starts, size)
     return region if len(region.members) > 1 else None
 
 

@@ -62,12 +62,12 @@ def factors(op: Op, ins: Sequence[TensorType | None], outs: Sequence[TensorType 
 
 def shared(op: Op, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
     """The indices that inputs and outputs share, those that are needed whole included."""
-    present = [*outs, *[None] * (len(op.infer(*ins)) - len(outs))]
-    return _factors(op, tuple(ins), tuple(present))
+    return _factors(op, tuple(ins), tuple(outs))
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _factors(op: Op, ins: Types, outs: Types) -> tuple[Factor, ...]:
+    outs = (*outs, *(None,) * (len(op.infer(*ins)) - len(outs)))
     if not any(t is not None for t in outs):
         return ()
     found = op.axis_factors(ins, outs)
@@ -86,7 +86,9 @@ def piece(
 
 def of_operator(o: Operator) -> tuple[Factor, ...]:
     """The indices that inputs and outputs of an applied operator share (see `shared`)."""
-    return shared(o.op, *o.types)
+    if "indices" not in o.facts:
+        o.facts["indices"] = shared(o.op, *o.types)
+    return o.facts["indices"]
 
 
 # -- where an axis goes -----------------------------------------------------------------------------------------------
@@ -108,6 +110,9 @@ def follow(block: Block, starts: Mapping[str, int | Place]) -> Followed:
 def advance(found: Followed, i: int, o: Operator) -> None:
     """Takes the index through the next operator, at position `i`: states of its outputs from those of its inputs."""
     states = [None if v is None else found.states.get(v.name) for v in o.inputs]
+    if not any(states):
+        _write(found, o, [None] * len(o.outputs))
+        return
     partial = {k for k, s in enumerate(states) if isinstance(s, Partial)}
     summed = {k for k in partial if states[k] == Partial(SUM)} == partial
     if partial and summed and all(s is None for k, s in enumerate(states) if k not in partial):
@@ -135,8 +140,9 @@ def _choose(o: Operator, states: Sequence[State | None]) -> Factor | None:
     """The factor that fits the cut inputs: the one for which the fewest bytes of them have to be joined."""
     cuts = {k: s for k, s in enumerate(states) if isinstance(s, Cut)}
     best: tuple[tuple[int, int], Factor] | None = None
+    shares = of_operator(o) if cuts else ()
     for k, s in cuts.items():
-        for f in of_operator(o):
+        for f in shares:
             fine = matched(f, f.inputs[k], s)
             if fine is None:
                 continue

@@ -95,6 +95,8 @@ class Factor:
 
     def refined(self, size: int, outer: int, inner: int) -> Factor:
         """The middle one of the three indices [outer, size, inner] that this one consists of."""
+        if outer == inner == 1:
+            return self
 
         def finer(p: Any) -> Any:
             return Place(p.axis, p.outer * outer, inner * p.inner) if isinstance(p, Place) else p

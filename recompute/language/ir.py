@@ -35,14 +35,16 @@ class Role(str, enum.Enum):
     COMMUNICATE = "communicate"
 
 
-def _type(v: Value | None) -> TensorType | None:
-    return None if v is None else v.type
-
-
 @functools.lru_cache(maxsize=1 << 12)
 def _workspace(op: Op, ins: tuple[TensorType | None, ...], outs: tuple[TensorType | None, ...]) -> tuple[Any, ...]:
     """The temporary buffers of an operator's numerics: equal layers ask for the same, and every measure of a block."""
     return op.scratch(ins, outs)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _inferred(op: Op, *ins: TensorType | None) -> tuple[TensorType, ...]:
+    """What an operator's type rule says: that of equal layers is asked once."""
+    return tuple(op.infer(*ins))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class Operator:
 
     `scratch` holds the temporary buffers that its code needs, once `liveness` has named them.  `kernel`: its kernel
     provider (see kernels.py); "": the operator's own numerics.  `typed`: the verifier has checked its types and the
-    buffers of its results.
+    buffers of its results.  `facts`: a cache of what passes ask again and again: its workspace,
+    its views, its indices (axes.py), and the last cost model that was asked for its seconds, with these.
     """
 
     op: Op
@@ -61,36 +64,53 @@ class Operator:
     scratch: tuple[Value, ...] = ()
     kernel: str = ""
     typed: bool = field(default=False, init=False, repr=False, compare=False)
+    facts: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def of(self, kind: type[Kind]) -> Kind:
         """The operator with its attributes, which is of this class."""
         assert isinstance(self.op, kind)
         return self.op
 
+    def inferred(self) -> tuple[TensorType, ...]:
+        """Types of all outputs by the operator's type rule (see `Op.infer`)."""
+        try:
+            return _inferred(self.op, *self.types[0])
+        except TypeError:  # a field that cannot be hashed, as of an operator from elsewhere
+            return tuple(self.op.infer(*self.types[0]))
+
     def reads(self) -> Iterator[Value]:
         """Inputs that are present."""
-        return (v for v in self.inputs if v is not None)
+        return filter(None, self.inputs)
 
     def writes(self) -> Iterator[Value]:
         """Outputs that are present, updated state included."""
-        return (v for v in self.outputs if v is not None)
+        return filter(None, self.outputs)
 
     @property
     def types(self) -> tuple[tuple[TensorType | None, ...], tuple[TensorType | None, ...]]:
         """Those of the inputs and of the outputs; None where one is absent."""
-        return tuple(map(_type, self.inputs)), tuple(map(_type, self.outputs))
+        return (
+            tuple([None if v is None else v.type for v in self.inputs]),
+            tuple([None if v is None else v.type for v in self.outputs]),
+        )
 
     def workspace(self) -> tuple[TensorType, ...]:
         """Types of the temporary buffers of its kernel or numerics."""
         if self.kernel:
             return provider(self.kernel).scratch(self)
-        return () if type(self.op).scratch is Op.scratch else _workspace(self.op, *self.types)
+        if type(self.op).scratch is Op.scratch:
+            return ()
+        if "workspace" not in self.facts:
+            self.facts["workspace"] = _workspace(self.op, *self.types)
+        return self.facts["workspace"]
 
     def views(self) -> tuple[int | None, ...]:
         """Byte offsets of the outputs in input 0's buffer (see `Op.views`)."""
         if type(self.op).views is Op.views:  # as of most operators, which are asked often
             return ()
-        return self.op.views(*self.types)
+        if "views" not in self.facts:
+            self.facts["views"] = self.op.views(*self.types)
+        return self.facts["views"]
 
     def joins(self) -> tuple[int | None, ...]:
         """Byte offsets of the inputs in output 0's buffer (see `Op.joins`)."""
@@ -98,7 +118,7 @@ class Operator:
 
     def checks(self) -> tuple[tuple[int, Any], ...]:
         """Inputs whose contents are checked when it runs, and the conditions (see `Op.checks`)."""
-        return self.op.checks(*self.types)
+        return () if type(self.op).checks is Op.checks else self.op.checks(*self.types)
 
     def reading(self, others: Mapping[str, Value]) -> Operator:
         """The same operator with other inputs in place of those named; outputs stay."""
@@ -201,14 +221,12 @@ class Block:
 
     def values(self) -> dict[str, Value]:
         """All values by name: declared ones first, then in order of execution, scratch included."""
-        found = {v.name: v for v in self.declared()}
-        for op in self.operators:
-            for v in op.outputs:
-                if v is not None:
-                    found[v.name] = v
-            for v in op.scratch:
-                found[v.name] = v
-        return found
+        values: dict[str, Value] | None = self.facts.get("values")
+        if values is None:
+            values = {v.name: v for v in self.declared()}
+            values.update((v.name, v) for op in self.operators for v in (*op.outputs, *op.scratch) if v is not None)
+            self.facts["values"] = values
+        return values.copy()
 
     def producers(self) -> dict[str, int]:
         """Value name → index of the operator that first writes it (declared values have none)."""

@@ -189,7 +189,7 @@ class _Checker:
 
     def check_types(self, op: Operator) -> None:
         try:
-            types = op.op.infer(*(None if v is None else v.type for v in op.inputs))
+            types = op.inferred()
         except RecomputeError as e:
             raise self.fail(str(e)) from None
         except Exception:  # the type rule does not expect inputs of this number or kind

@@ -356,3 +356,16 @@ def test_a_device_is_known_by_name_and_memory(
 
     monkeypatch.setattr(device, "described", lambda number: (name, int(gib * 2**30)))
     assert costs_of(rc.CUDAPlace(0)).name == expected
+
+
+def test_an_operator_is_priced_anew_by_another_device() -> None:
+    relu = make("Relu", "f32[4,64,28,28]")
+    first, second = device("h200"), device("a100-80")
+    prices = [d.seconds(relu) for d in (first, second, first, second)]
+    assert prices[0] == prices[2] != prices[1] == prices[3]
+    assert prices[0] == first.seconds(make("Relu", "f32[4,64,28,28]"))
+
+
+def test_equal_operators_of_other_types_have_other_costs() -> None:
+    small, large = make("Conv", "f32[1,8,8,8]", "f32[8,8,3,3]"), make("Conv", "f32[2,8,8,8]", "f32[8,8,3,3]")
+    assert 2 * operator_cost(small).flops == operator_cost(large).flops

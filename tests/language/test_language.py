@@ -40,6 +40,14 @@ def test_declarations_and_addresses_are_kept() -> None:
     assert block.operators[3].role.value == "loss"
 
 
+def test_values_that_a_caller_changes_stay_as_they_are() -> None:
+    block = parse(MLP)
+    found = block.values()
+    assert list(found) == ["x", "w", "step", "c", "fc_1", "relu_1", "loss"]
+    found.clear()
+    assert len(block.values()) == 7
+
+
 @pytest.mark.parametrize("name", ["a b", "onnx::Add_1", '"', "é", "a\\n", "0", "{", "", "%", "a,b"])
 def test_any_name_survives_the_text_form(name: str) -> None:
     x = Value(name, TensorType("f32", (2,)))

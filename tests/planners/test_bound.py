@@ -19,7 +19,7 @@ from recompute.passes.planners import RematerialisationProblem, plan, simulate
 
 pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
 
-from recompute.passes.planners.core.bound import least_budget, lower_bound
+from recompute.passes.planners.core.bound import Cut, bound_of, hull, least_budget, lower_bound, turning_points
 
 #: problems for one test, in groups that pytest shows one by one
 GROUPS, EACH = 6, 70
@@ -119,3 +119,20 @@ def test_no_planner_is_below_the_bound(seed: int) -> None:
         if found.fits:
             assert found.bound is not None and below(found.bound, found.outcome.cost)
             assert below(every.cost(max(1, budget)), found.outcome.cost)
+
+
+def test_a_slope_changes_nothing_else() -> None:
+    for seed in range(20):
+        p = tiny_problem(seed, shared=True)
+        for b in turning_points(p, 2):
+            cut = Cut(p, b)
+            before, sloped = hull(cut), hull(cut.sloped(0.05))
+            assert sloped == hull(Cut(p, b, 0.05))
+            assert hull(cut.sloped(0.0)) == before == hull(cut)
+
+
+def test_a_problem_remembers_its_bound() -> None:
+    p = tiny_problem(3)
+    budget = simulate(p, range(len(p))).peak - 1
+    assert bound_of(p, budget) == bound_of(p, budget) == lower_bound(p, budget)
+    assert bound_of(replace(p, fixed=p.fixed + 1), budget) == lower_bound(replace(p, fixed=p.fixed + 1), budget)

@@ -340,7 +340,8 @@ def brute_force(chain: Chain, m: int) -> float:
         found = float("inf")
         if m >= max(stages.need_now(s, t), stages.now[s]):
             found = stages.all_cost[s] + least(s + 1, t, m - stages.now[s])
-        for j, need in enumerate(stages.need_later(s, t), s + 1):
+        for j in range(s + 1, t + 1):
+            need = max(slots for at, slots in stages.need_later(s, t) if at < j - s)
             if m >= max(need, stages.border[j - 1]):
                 runs = sum(chain.forward_cost[s:j])
                 found = min(found, runs + least(j, t, m - stages.border[j - 1]) + least(s, j - 1, m))

@@ -14,6 +14,7 @@ A negative room, or values that cannot be rebuilt and do not fit into it, prove 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -68,8 +69,18 @@ class Cut:
         self.used = problem.fixed + max(0, outs - saved) + node.scratch
         self.used += sum(sizes[v] for v in node.reads if v not in problem.shared)
         self.stuck = sum(self.memory[v] for v in needed if not self._rebuildable(v))
-        n = len(problem)
-        self.slope = {v: 1.0 + slope * (1 - max(problem.producer[v], 0) / n) for v in self.values}
+        self.slope = self._slopes(slope)
+
+    def _slopes(self, slope: float) -> list[float]:
+        producer, n = self.problem.producer, len(self.problem)
+        return [1.0 + slope * (1 - max(producer[v], 0) / n) for v in self.values]
+
+    def sloped(self, slope: float) -> Cut:
+        """The same choice with another slope."""
+        other = copy.copy(self)
+        vars(other).pop("_flow", None)
+        other.slope = other._slopes(slope)
+        return other
 
     @property
     def least(self) -> int:
@@ -121,7 +132,7 @@ class _Flow:
         must = [(self.source, self.value[v], wall) for v in cut.needed]
         must += [(self.node[p], self.value[u], wall) for p in cut.nodes for u in problem.nodes[p].reads]
         keeps = [(self.value[v], self.node.get(problem.producer[v], self.sink)) for v in cut.values]
-        self.weights = np.array([cut.memory[v] * cut.slope[v] for v in cut.values])
+        self.weights = np.array([cut.memory[v] * slope for v, slope in zip(cut.values, cut.slope, strict=True)])
         self.wall = wall
         self.flow = max_flow.SimpleMaxFlow()
         arcs = np.array(pays + must, dtype=np.int64).reshape(-1, 3)
@@ -136,13 +147,14 @@ class _Flow:
         self.flow.solve(self.source, self.sink)
         reached = set(self.flow.get_source_side_min_cut())
         again = [p for p in cut.nodes if self.node[p] in reached]
-        kept = frozenset(
-            v
-            for v in cut.values
-            if self.value[v] in reached and self.node.get(problem.producer[v], self.sink) not in reached
-        )
+        keeps = [
+            i
+            for i, v in enumerate(cut.values)
+            if i in reached and self.node.get(problem.producer[v], self.sink) not in reached
+        ]
         cost = sum(problem.nodes[p].cost for p in again)
-        return Line(price, cost, round(sum(cut.memory[v] * cut.slope[v] for v in kept)), kept)
+        kept = frozenset(cut.values[i] for i in keeps)
+        return Line(price, cost, round(sum(cut.memory[cut.values[i]] * cut.slope[i] for i in keeps)), kept)
 
 
 def _reach(edges: list[tuple[int, ...]], start: int) -> set[int]:
@@ -210,7 +222,14 @@ def extra_cost(cut: Cut, budget: int) -> float:
 
 
 def least_budget(problem: RematerialisationProblem) -> int:
-    """Bytes without which no schedule exists: outputs, what a node touches, what nobody rebuilds at turning points."""
+    """Bytes without which no schedule exists: outputs, what a node touches, what nobody rebuilds at turning points.
+
+    The problem remembers it.
+    """
+    return problem.remembered("least budget", lambda: _least_budget(problem))
+
+
+def _least_budget(problem: RematerialisationProblem) -> int:
     least = sum(problem.sizes[v] for v in set(problem.outputs) - set(problem.shared))
     for node in problem.nodes:
         saved = max((problem.sizes[v] for v in node.overwrites), default=0)
@@ -257,3 +276,8 @@ def lower_bound(problem: RematerialisationProblem, budget: int, points: Iterable
         return math.inf
     found = turning_points(problem, max(8, min(64, 50_000 // max(1, len(problem))))) if points is None else points
     return problem.cost + max((extra_cost(Cut(problem, b), budget) for b in found), default=0.0)
+
+
+def bound_of(problem: RematerialisationProblem, budget: int) -> float:
+    """`lower_bound` at the usual points, which the problem remembers."""
+    return problem.remembered(("bound", budget), lambda: lower_bound(problem, budget))

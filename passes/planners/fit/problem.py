@@ -30,7 +30,7 @@ from ...slicing.slicing import Slice, micro_step, parse_slicing, whole_last
 from ...slicing.whole import MicroBatch
 from ...target import Target
 from ..base import Planned
-from ..core.bound import least_budget, lower_bound
+from ..core.bound import bound_of, least_budget
 from ..core.derive import Derived, derive
 from ..core.simulate import simulate
 from ..core.watch import current
@@ -78,7 +78,6 @@ class Fitting:
         self.once, self.target, self.prices, self.known = block, target, target.cost.seconds, known
         self.block = run_passes(block, sequence.numbered_passes(target))
         self.seconds = as_parts(self.prices)
-        self._bounds: dict[int, float] = {}
         self._others: dict[tuple[tuple[str, ...], tuple[str, ...]], Fitting] = {}
         self.slices: tuple[str, ...] = ()
         self.before: tuple[str, ...] = ()  # approximations that the step has
@@ -215,9 +214,7 @@ class Fitting:
 
     def bound(self, budget: int) -> float:
         """A cost below which no plan within the budget exists, in any order; infinite where there is none."""
-        if budget not in self._bounds:
-            self._bounds[budget] = lower_bound(self.derived.problem, budget)
-        return self._bounds[budget]
+        return bound_of(self.derived.problem, budget)
 
     @cached_property
     def least(self) -> int:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from ....errors import BudgetError
 from ...recomputation.recompute import RecomputePlan
 from ..base import Planner, planner
-from ..core.bound import least_budget, lower_bound
+from ..core.bound import bound_of, least_budget
 from ..core.chain import chain_of, merged
 from ..core.frontier import Frontier, Point
 from ..core.problem import RematerialisationProblem
@@ -84,7 +84,7 @@ class Auto(Planner):
         return plan_of(point.sequence)
 
     def bound(self, problem: RematerialisationProblem, budget: int) -> float:
-        return problem.remembered(("bound", budget), lambda: lower_bound(problem, budget))
+        return bound_of(problem, budget)
 
     def refine(self, frontier: Frontier, budget: int, number: int = 0) -> None:
         """Blocks, the methods of others, then local search at and a little below the budget, from the nearest plans.
@@ -269,7 +269,7 @@ def refuse_hopeless(problem: RematerialisationProblem, budget: int, bound: float
     text = f"{problem.name}: no schedule fits into {budget:,} bytes"
     if budget < least:
         raise BudgetError(f"{text}: at least {least:,} are needed even with full recomputation{REMEDY}")
-    if math.isinf(lower_bound(problem, budget) if bound is None else bound):
+    if math.isinf(bound_of(problem, budget) if bound is None else bound):
         least = _refuted(problem, budget)
         raise BudgetError(f"{text}: more than {least:,} are needed even with full recomputation{REMEDY}")
 
@@ -277,9 +277,9 @@ def refuse_hopeless(problem: RematerialisationProblem, budget: int, bound: float
 def _refuted(problem: RematerialisationProblem, budget: int) -> int:
     """The largest budget, to about a hundredth, of which the bound proves that it holds no schedule; `budget`: one."""
     low, high = budget, budget * 9 // 8
-    while math.isinf(lower_bound(problem, high)):
+    while math.isinf(bound_of(problem, high)):
         low, high = high, high * 9 // 8
     for _ in range(4):
         middle = (low + high) // 2
-        low, high = (middle, high) if math.isinf(lower_bound(problem, middle)) else (low, middle)
+        low, high = (middle, high) if math.isinf(bound_of(problem, middle)) else (low, middle)
     return low

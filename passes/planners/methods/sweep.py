@@ -15,8 +15,8 @@ from ..core.watch import current
 
 #: how much dearer an early byte (or a late one) is made, so that identical layers do not tie
 SLOPES = (0.0, 0.05, -0.05)
-#: moments of the step at which cuts are made
-_MOMENTS = 5
+#: moments of the step at which cuts are made; problems of more nodes than the second are cut at two
+_MOMENTS, _LONG = 5, 20_000
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,13 @@ def sweep(frontier: Frontier, cuts: int = 48) -> None:
     problem = frontier.problem
     seen: set[frozenset[int]] = set()
     watch = current()
-    for k, b in enumerate(turning_points(problem, _MOMENTS)):
+    for k, b in enumerate(turning_points(problem, _MOMENTS if len(problem) <= _LONG else 2)):
         if not problem.nodes[b].backward:
             continue
         before = {v for v in problem.saved if problem.readers[v][-1] <= b}
+        cut = Cut(problem, b)
         for slope in SLOPES if k == 0 else SLOPES[1:2]:
-            for line in hull(Cut(problem, b, slope), cuts if k < 2 else cuts // 3):
+            for line in hull(cut.sloped(slope), cuts if k < 2 else cuts // 3):
                 kept = line.kept | before
                 if watch.tick():
                     return

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -58,7 +59,9 @@ class RotorTable:
         if (s, t, m) not in self._following:
             later = self.shifted[t, s + 1 : t + 1, m] + self.cost[s, s:t, m]
             later += self.stages.reach[s + 1 : t + 1] - self.stages.reach[s]
-            later[self.stages.need_later(s, t) > m] = np.inf
+            for j, least in self.stages.need_later(s, t):
+                if least > m:
+                    later[j:] = np.inf
             k = int(later.argmin())
             best = _now(self.stages, self.cost, s, t)[m]
             self._following[s, t, m] = s + 1 + k if later[k] < best else 0
@@ -82,7 +85,9 @@ class _Stages:
         ]
         self.backward = [peak - h for peak, h in zip(b.backward_peak, held, strict=True)]
         self.chain_bytes, self.unit = b, unit
-        self.running = np.array([i + f for i, f in zip(into, b.forward_peak, strict=True)], np.int64)
+        running = [i + f for i, f in zip(into, b.forward_peak, strict=True)]
+        #: for each s the stages from s on whose run takes more than all before it did, as j - s - 1, and their bytes
+        self.rises = [_rises([b.forward_peak[s], *running[s + 1 :]]) for s in range(n)]
 
     def need_leaf(self, s: int) -> int:
         """Slots for Opt(s, s)."""
@@ -94,15 +99,22 @@ class _Stages:
         b = self.chain_bytes
         return self._up(max(b.gradients[t] + b.forward_all_peak[s], self.backward[s]))
 
-    def need_later(self, s: int, t: int) -> NDArray[np.int64]:
-        """Slots for the runs of stages s to j - 1, for each j in s + 1..t."""
-        peaks = self.running[s:t].copy()
-        peaks[0] = self.chain_bytes.forward_peak[s]
-        needed = (np.maximum.accumulate(peaks) + self.chain_bytes.gradients[t]) / self.unit
-        return np.maximum(np.rint(needed), 0).astype(np.int64)
+    def need_later(self, s: int, t: int) -> list[tuple[int, int]]:
+        """Slots for the runs of stages s to j - 1, where they change: (the first j - s - 1, slots), j in s + 1..t."""
+        waiting, unit = self.chain_bytes.gradients[t], self.unit
+        return [(j, max(0, round((peak + waiting) / unit))) for j, peak in self.rises[s] if j < t - s]
 
     def _up(self, size: int) -> int:
         return max(0, round(size / self.unit))
+
+
+def _rises(peaks: Sequence[int]) -> list[tuple[int, int]]:
+    """Where a list exceeds all that comes before, and by which numbers."""
+    found: list[tuple[int, int]] = []
+    for at, peak in enumerate(peaks):
+        if not found or peak > found[-1][1]:
+            found.append((at, peak))
+    return found
 
 
 def _slots(size: float) -> int:
@@ -176,8 +188,8 @@ def _later(
     """Cost by j - s - 1 and m of keeping what crosses into s and j, s < j ≤ t."""
     found = shifted[t, s + 1 : t + 1] + cost[s, s:t]
     found += (stages.reach[s + 1 : t + 1] - stages.reach[s])[:, None]
-    for j, least in enumerate(stages.need_later(s, t).tolist()):
-        found[j, :least] = np.inf
+    for j, least in stages.need_later(s, t):
+        found[j:, :least] = np.inf
     return found
 
 
