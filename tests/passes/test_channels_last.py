@@ -12,6 +12,7 @@ import recompute as rc
 from recompute import models, parse
 from recompute.compiling.compiler import _made
 from recompute.errors import UsageError
+from recompute.language import ir
 from recompute.language.ir import Block, Role
 from recompute.language.kernels import PROVIDERS
 from recompute.language.program import Program
@@ -86,6 +87,7 @@ def test_memory_and_transposes(name: str, transposes: int, monkeypatch: pytest.M
     step, *_ = stepped(name)
     for cls in (*FORMS, *FORMS.values()):
         monkeypatch.setattr(cls, "scratch", lambda self, ins, outs: ())
+    monkeypatch.setattr(ir, "_workspace", ir._workspace.__wrapped__)  # other tests' operators keep their workspace
     after = turned(step.block)
     assert sum(o.op.name == "Transpose" for o in after.operators) == transposes
     images = sum(v.nbytes for v in step.block.inputs)
