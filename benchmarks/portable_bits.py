@@ -34,7 +34,7 @@ def measure(network: str, portable: bool) -> None:
     session, times = rc.Executor().session(step.program), []
     rng = np.random.default_rng(0)
     feed = {
-        v.name: rng.random(v.shape, "f4") if v.dtype == "f32" else rng.integers(0, 10, v.shape)
+        v.name: rng.random(v.shape, "f4") if v.dtype == "f32" else rng.integers(0, 2, v.shape)
         for v in step.program.inputs
     }
     for _ in range(steps + 2):
