@@ -12,11 +12,12 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from portable_steps import STEPS, digest
+from portable_steps import NETWORKS, STEPS, digest
 from safetensors.numpy import load_file
 
 import recompute as rc
@@ -25,7 +26,8 @@ from recompute.runtime.cpu.device import building, jit
 
 TESTS = Path(__file__).parents[1]
 BITS = json.loads((TESTS / "portable_steps.json").read_text())
-SMALL, LARGE = ("lenet", "lstm", "gpt2-tiny"), ("mobilenet_v2",)
+#: which are quick here, and which in an emulator
+SMALL, SMALLEST = ("lenet", "lstm", "gpt2-tiny"), ("lenet",)
 #: target, processor, the compiler of the checking program, what runs it, what must be there
 MACHINES = {
     "AVX2": ("x86_64", "x86-64-v3", "gcc", (), ()),
@@ -44,16 +46,18 @@ def script(*args: str, threads: int = 1) -> str:
     ).stdout
 
 
+def networks(quick: tuple[str, ...]) -> list[Any]:
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.hours) for n in NETWORKS]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("network", [*SMALL, *(pytest.param(n, marks=pytest.mark.hours) for n in LARGE)])
+@pytest.mark.parametrize("network", networks(SMALL))
 def test_this_processor(network: str, threads: int) -> None:
     assert json.loads(script(network, "here", threads=threads)) == BITS[network]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize(
-    "network", ["lenet", *(pytest.param(n, marks=pytest.mark.hours) for n in ("lstm", "gpt2-tiny"))]
-)
+@pytest.mark.parametrize("network", networks(SMALLEST))
 def test_libraries_for_other_processors(network: str, machine: str, tmp_path: Path) -> None:
     target, cpu, cc, runs, more = MACHINES[machine]
     needed = [cc, *runs[:1], *more]

@@ -30,7 +30,7 @@ _OURS = ("exp", "log", "pow", "expm1", "tanh", "log1p")
 _NAMES = re.compile(rf"@(?:llvm\.({'|'.join(_OURS)})\.f(32|64)|({'|'.join(_OURS)})(f?))(?=\()")
 #: intrinsics that are exact, rounded once, or copy: those whose results do not depend on a processor
 _EXACT = re.compile(
-    r"llvm\.(fma|fabs|sqrt|floor|ceil|rint|roundeven|trunc|nearbyint|copysign|maximum|minimum|maxnum|minnum|mem\w+|"
+    r"llvm\.(fma|fabs|sqrt|floor|ceil|rint|roundeven|trunc|nearbyint|copysign|maximum|minimum|mem\w+|"
     r"masked\.\w+|[su](min|max|add|sub|mul)\w*(\.\w+)*|abs|ctpop|ctlz|cttz|bswap|fsh[lr]|vector\.\w+|lifetime\.\w+|prefetch|"
     r"assume|experimental\.noalias\.\w+|umul\.with\.overflow|is\.constant|is\.fpclass|convert\.\w+|fpto[su]i\.sat)\b"
 )
