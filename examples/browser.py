@@ -10,10 +10,10 @@ import functools
 import http.server
 from pathlib import Path
 
-from digits import digits
 from safetensors.numpy import save_file
 
 import recompute as rc
+from digits import digits
 
 
 def write(folder: Path) -> None:

@@ -8,9 +8,9 @@ Needs pycocotools (extra `examples`).  detecting/ makes scenes, targets and boxe
 import argparse
 
 import numpy as np
-from detecting import Decoder, Locations, MeanAveragePrecision, Scenes
 
 import recompute as rc
+from detecting import Decoder, Locations, MeanAveragePrecision, Scenes
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=500, help="steps of the recomputed detector (default: 500)")

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from tests.training.test_modes import X, Y, network
 
 import recompute as rc
 from recompute.cli import main
-from tests.training.test_modes import X, Y, network
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from detecting import CocoBoxes, Locations
 
 import recompute as rc
+from detecting import CocoBoxes, Locations
 from recompute.data import dataset
 from recompute.errors import JobError, ModelError, RecomputeError
 from recompute.ops.reference.evaluator import reference

@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
+from tests.passes.test_quantize_aware import NETWORK, batch, network, prepared, trained
 
 import recompute as rc
 from recompute.ops.linear.products import MatMul
-from tests.passes.test_quantize_aware import NETWORK, batch, network, prepared, trained
 
 ort = pytest.importorskip("onnxruntime")
 

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from tests.training.test_modes import RNG, X, Y, network, trained
 
 import recompute as rc
 from recompute.ops.elementwise.relu import Relu
-from tests.training.test_modes import RNG, X, Y, network, trained
 
 ort = pytest.importorskip("onnxruntime")
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.seq2seq_cases import SOURCE, T5, TARGET, WORDS, lstm, pairs_passed_by, quantised, straight_through, twin
 
 import recompute as rc
-from tests.seq2seq_cases import SOURCE, T5, TARGET, WORDS, lstm, pairs_passed_by, quantised, straight_through, twin
 
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxruntime.quantization")

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from detecting import Decoder, Locations
 
 import recompute as rc
+from detecting import Decoder, Locations
 from recompute import models
 
 DATA = dict(np.load(Path(__file__).parents[1] / "data" / "detection" / "fcos.npz"))

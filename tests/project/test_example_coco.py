@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from detecting import CocoBoxes, Locations
-from detecting.coco import DEVIATION, MEAN
 
 import recompute as rc
+from detecting import CocoBoxes, Locations
+from detecting.coco import DEVIATION, MEAN
 
 LOCATIONS = Locations((64, 96), (8, 16))
 

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from detecting import SHAPES, Decoder, Locations, MeanAveragePrecision, Scenes, overlaps, suppress
 
 import recompute as rc
+from detecting import SHAPES, Decoder, Locations, MeanAveragePrecision, Scenes, overlaps, suppress
 
 INPUTS = ("target_classes", "target_distances", "target_centerness")
 

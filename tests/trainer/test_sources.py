@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from detecting import Decoder, Locations, MeanAveragePrecision, Scenes
 from trainer_cases import data, trainer
 
 import recompute as rc
+from detecting import Decoder, Locations, MeanAveragePrecision, Scenes
 
 
 def test_a_detector_and_its_metric() -> None:

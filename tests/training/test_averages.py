@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.training.test_modes import network
 
 import recompute as rc
 from recompute.errors import JobError, UsageError
 from recompute.passes import memory_report
 from recompute.training.averages import applied, averages_of
-from tests.training.test_modes import network
 
 X = np.random.default_rng(0).standard_normal((6, 2, 5, 5)).astype(np.float32)
 FEED = {"x": X, "label": np.array([0, 1, 2, 0, 1, 2])}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.training.test_modes import network
 
 import recompute as rc
 from recompute import models
@@ -17,7 +18,6 @@ from recompute.errors import UsageError
 from recompute.passes import memory_report
 from recompute.training.fleet import DistributedStrategy, distributed_optimizer
 from recompute.training.optimizers import GradientMerge, GradientMergeOptimizer
-from tests.training.test_modes import network
 
 BATCH, PIECES = 64, 4
 RNG = np.random.default_rng(0)

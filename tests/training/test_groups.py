@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.training.test_optimizers import linear_program
 
 import recompute as rc
 from recompute import UsageError
 from recompute.training.clip import ClipGradByGlobalNorm
 from recompute.training.optimizers import NAMES
-from tests.training.test_optimizers import linear_program
 
 DATA = np.load(Path(__file__).parents[1] / "data" / "settings.npz")
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.training import test_losses
 
 import recompute as rc
 from recompute import Block, TensorType, UsageError, Value
 from recompute.language.op import op_class
 from recompute.training import losses
-from tests.training import test_losses
 
 DATA = np.load(Path(__file__).parents[1] / "data" / "settings.npz")
 CASES = list(itertools.product(("y", "some", "soft"), ("mean", "sum", "none"), ("plain", "weight"), (0.0, 0.125, 1.0)))

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.tuning.test_lora import LINEAR, llama, onnx_scores
+from tests.tuning.test_peft import KNOWN, base
 
 import recompute as rc
 from recompute.compiling.compiler import CompiledStep, compile_step
 from recompute.data.batches import synthetic_batch
 from recompute.language.ir import Role
 from recompute.tuning.int8 import quantized
-from tests.tuning.test_lora import LINEAR, llama, onnx_scores
-from tests.tuning.test_peft import KNOWN, base
 
 
 @pytest.mark.parametrize("axis", [0, 1])

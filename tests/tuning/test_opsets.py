@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.opset_cases import NETWORKS, OPSETS, ROWS, feed_of, row
 
 import recompute as rc
-from tests.opset_cases import NETWORKS, OPSETS, ROWS, feed_of, row
 
 ort = pytest.importorskip("onnxruntime")
 BATCH = 4

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.tuning.test_lora import LINEAR, llama
 
 import recompute as rc
 from recompute.tuning import savings, training
-from tests.tuning.test_lora import LINEAR, llama
 
 
 def test_lora_saves_gradients_and_state() -> None:
