@@ -214,16 +214,24 @@ DATASHEETS: dict[str, Datasheet] = {
 }
 
 
-@functools.cache
 def this_cpu() -> Device:
+    """The roofline of this CPU, as measured; where bits are those of every machine, so are the rates, on which plans
+    depend."""
+    return _any_cpu() if bits_are_portable() else _measured_cpu()
+
+
+@functools.cache
+def _any_cpu() -> Device:
+    return Device("this CPU", _PORTABLE_RATE, _EXPECTED_BANDWIDTH, 1e-6, _physical_memory(), f64=_PORTABLE_RATE / 2)
+
+
+@functools.cache
+def _measured_cpu() -> Device:
     """The roofline of this CPU: rates of a matrix product and a copy, measured once (about half a second, most of it
     waiting) and kept in the user's cache folder, so that estimates and plans are the same in every run on this machine.
 
     Rates that this kind of processor cannot have are refused: they are measured again, then taken from its vectors.
-    Where bits are those of every machine, so are the rates, on which plans depend.
     """
-    if bits_are_portable():
-        return Device("this CPU", _PORTABLE_RATE, _EXPECTED_BANDWIDTH, 1e-6, _physical_memory(), f64=_PORTABLE_RATE / 2)
     path = None if (folder := cache_folder()) is None else folder / f"rates-{machine()[1]}.json"
     rates = _read_rates(path)
     for _ in range(_ATTEMPTS):

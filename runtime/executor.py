@@ -16,6 +16,7 @@ from ..communication.mesh import Mesh, as_mesh
 from ..errors import JobError, NotFiniteError, UsageError, expect, nearest
 from ..language.arrays import Arrays
 from ..language.ir import Block, Value
+from ..language.kernels import bits_are_portable
 from ..language.program import Compiled, Program, Variable
 from ..language.verify import trusted, verify
 from ..passes import Target, memory_report
@@ -231,6 +232,8 @@ class Executor:
         """
         wanted = tuple(sorted(set(_names(program, fetch_list))))
         as_function(progress, "progress", "how many operators are bound, and of how many")
+        if bits_are_portable() and self.target.on_device:
+            raise UsageError(f"portable bits are those of processors, and this executor is on {self.place}")
         bound = self._sessions.get(program)
         if bound is None or not bound.serves(program, wanted):
             if bound is not None:

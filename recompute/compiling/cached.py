@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -70,6 +71,7 @@ def cached_step(
     expect("budget", budget, (int, str, type(None)), "a number of bytes, or a text such as '60%'")
     model = str(expect("model", model, (str, PathLike), "a path, or the name of a network"))
     kept = None if checkpoints is None else list(as_texts(checkpoints, "checkpoints"))
+    _need_ordinary_bits()
     job = _Job(model, _asked(optimizer, arguments), arguments, batch, loss, kept, budget)
     folder = cache_folder() if cache is None else as_path(cache)
     files = None if folder is None else KeptFiles(folder / "steps", _MOST)
@@ -78,9 +80,19 @@ def cached_step(
         with contextlib.suppress(RecomputeError):  # of a processor that has lost a feature, say
             return LoadedStep(file)
     file = _elsewhere(job)
-    if files is not None:
+    if files is not None and name == f"{job.key()}.step":  # the model is still the one that was read
         files.write(name, file)
     return LoadedStep(file)
+
+
+def _need_ordinary_bits() -> None:
+    """UsageError where this process has portable bits; nothing is imported to find out."""
+    kernels = sys.modules.get("recompute.language.kernels")
+    if kernels is not None and kernels.bits_are_portable():
+        raise UsageError(
+            "a cached step has the bits of this processor, and this process was asked for portable ones: leave out "
+            "rc.portable_bits, or run the step with an Executor"
+        )
 
 
 def _asked(optimizer: Any, arguments: Mapping[str, Any]) -> Any:
@@ -125,7 +137,8 @@ class _Job:
 
             options = options_of(self.optimizer)
         asked = [self.batch, self.loss, self.checkpoints, self.budget, options]
-        here = [__version__, _stamp(), machine()[0], platform.machine(), _contents(self.model)]
+        chosen = {n: os.environ.get(n) for n in ("RECOMPUTE_PROCESSOR", "CC", "CC_aarch64")}
+        here = [__version__, _stamp(), machine()[0], platform.machine(), chosen, _contents(self.model)]
         return hashlib.sha256(json.dumps([here, asked], sort_keys=True).encode()).hexdigest()[:32]
 
     def made(self) -> bytes:
@@ -150,8 +163,12 @@ class _Job:
         return packed(step.program)
 
 
-#: the job of a copy of this process: options may be no objects that can be sent
+#: in a copy of this process, its job: options may be no objects that can be sent
 _work: list[_Job] = []
+
+
+def _takes(job: _Job) -> None:
+    _work[:] = [job]
 
 
 def _begun(parent: int) -> bytes:
@@ -167,9 +184,10 @@ def _elsewhere(job: _Job) -> bytes:
     import warnings
     from concurrent.futures import ProcessPoolExecutor
 
-    with warnings.catch_warnings(), ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+    # a fork has the job as it is; several threads may ask at the same time, each for its own
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("fork"), initializer=_takes, initargs=(job,))
+    with warnings.catch_warnings(), pool:
         warnings.simplefilter("ignore", DeprecationWarning)  # copies run Python alone, whatever threads there are
-        _work[:] = [job]
         return pool.submit(_begun, os.getpid()).result()
 
 
@@ -188,18 +206,22 @@ def _contents(model: str) -> str:
 
 
 def _stamp() -> str:
-    """Changes with the package's files: a checkout changes between versions."""
+    """Changes with the package's files, as a checkout does between versions, and with what makes its code."""
     found = hashlib.sha256()
     root = Path(__file__).parents[1]
     for folder, _, names in sorted(os.walk(root, followlinks=True)):
         for name in sorted(n for n in names if n.endswith((".py", ".c", ".h"))):
             stat = os.stat(os.path.join(folder, name))
             found.update(f"{folder} {name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    for name in ("llvmlite", "numba"):
+        spec = importlib.util.find_spec(name)  # a folder beside it is named by its version
+        if spec is not None and spec.origin is not None:
+            found.update(repr(sorted(p.name for p in Path(spec.origin).parents[1].glob(f"{name}-*"))).encode())
     return found.hexdigest()
 
 
 def _others(value: Any, where: str, depth: int = 0) -> Iterator[str]:
-    """What is no option of this package's, nor made of numbers and texts; functions by what they close over."""
+    """What is no option of this package's, nor made of numbers and texts."""
     if value is None or isinstance(value, (bool, int, float, str, bytes)) or depth > 12:
         return
     if isinstance(value, Mapping):
@@ -209,10 +231,8 @@ def _others(value: Any, where: str, depth: int = 0) -> Iterator[str]:
         for item in value:
             yield from _others(item, where, depth + 1)
     elif isinstance(value, types.FunctionType):
-        if not value.__module__.startswith("recompute."):
+        if value.__closure__ or not value.__module__.startswith("recompute."):  # a key has a function's name alone
             yield f"{where}, '{value.__qualname__}',"
-        for cell in value.__closure__ or ():
-            yield from _others(cell.cell_contents, where, depth + 1)
     elif not type(value).__module__.startswith("recompute."):
         yield f"{where}, of type {type(value).__module__}.{type(value).__qualname__},"
     else:

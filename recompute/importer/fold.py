@@ -13,7 +13,7 @@ import onnx
 import onnx.shape_inference
 
 from ..errors import ModelError
-from ..language.kernels import bits_are_portable
+from ..language.kernels import bits_are_portable, numpy_computed
 from ..language.types import DTYPES, FLOATS, MAX_DIMENSIONS, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
 from ..ops.reference.nodes import check_attributes
 from .costs import MAX_SIZES, TEXT, bytes_of, may_fold, ml_results, work_of
@@ -124,7 +124,8 @@ def fold(node: onnx.NodeProto, constants: Mapping[str, Known], opset: int, budge
         return None
     if node.op_type == "ConstantOfShape":
         return {node.output[0]: Known(_constant_of_shape(node, ins[node.input[0]].array), "fill")}
-    if bits_are_portable() and node.op_type not in _EXACT and any(k.array.dtype.kind == "f" for k in ins.values()):
+    by_machine = node.op_type not in _EXACT and any(k.array.dtype.kind == "f" for k in ins.values())
+    if by_machine and bits_are_portable():
         return None
     if not ins or not may_fold(node) or sum(k.array.size for k in ins.values()) > MAX_FOLDED:
         return None
@@ -134,6 +135,8 @@ def fold(node: onnx.NodeProto, constants: Mapping[str, Known], opset: int, budge
     if not _affordable(node, ins, opset, budget):
         return None
     check_attributes(node)
+    if by_machine:
+        numpy_computed(f"a constant of a model, by {node.op_type}")
     return _evaluate(node, ins, opset)
 
 

@@ -52,6 +52,7 @@ _answers: dict[Any, str] = {}
 #: whether kernels run all operators, and whether their bits are those of every machine
 _everything: list[bool] = []
 _portable: list[bool] = []
+_by_numpy: list[str] = []
 
 
 def kernels_run_everything(*, portable: bool = False) -> None:
@@ -64,6 +65,16 @@ def kernels_run_everything(*, portable: bool = False) -> None:
 def bits_are_portable() -> bool:
     """Whether nothing that is computed here may depend on the machine (runtime/cpu/device/portable.py)."""
     return bool(_portable)
+
+
+def numpy_computed(what: str) -> None:
+    """NumPy has computed something of a model here, with this machine's bits; `what`, in a few words."""
+    _by_numpy[:] = _by_numpy or [what]
+
+
+def by_numpy() -> str:
+    """What NumPy was first to compute with this machine's bits; "" if nothing."""
+    return "".join(_by_numpy)
 
 
 def enough(elements: int) -> int:

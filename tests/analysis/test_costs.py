@@ -102,7 +102,7 @@ def test_the_roofline_is_the_longer_of_both() -> None:
 
 
 def test_rates_of_this_cpu_are_measured_once(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = devices.this_cpu.__wrapped__()
+    first = devices._measured_cpu.__wrapped__()
     assert first.flops > 1e8 and first.bandwidth > 1e7 and len(list(own_cache.iterdir())) == 1
 
     def again() -> tuple[float, float]:
@@ -110,12 +110,12 @@ def test_rates_of_this_cpu_are_measured_once(own_cache: Path, monkeypatch: pytes
 
     with monkeypatch.context() as m:
         m.setattr(devices, "_measured_rates", again)
-        assert devices.this_cpu.__wrapped__() == first
+        assert devices._measured_cpu.__wrapped__() == first
     file, flops = next(own_cache.iterdir()), devices._expected_flops() / 4
     for broken in ("", "{", "[]", '{"flops": 1}', '{"flops": -1, "bandwidth": NaN}'):
         file.write_text(broken)
         monkeypatch.setattr(devices, "_measured_rates", lambda: (flops, 2e9))
-        assert devices.this_cpu.__wrapped__().flops == flops
+        assert devices._measured_cpu.__wrapped__().flops == flops
         assert json.loads(file.read_text())["bandwidth"] == 2e9
 
 
@@ -124,16 +124,16 @@ def test_rates_that_no_processor_has_are_refused(own_cache: Path, monkeypatch: p
     good = devices._expected_flops() / 3, 8e9
     answers = [(1e7, 8e9), (good[0], 1e3), good]
     monkeypatch.setattr(devices, "_measured_rates", lambda: answers.pop(0))
-    found = devices.this_cpu.__wrapped__()
+    found = devices._measured_cpu.__wrapped__()
     assert (found.flops, found.bandwidth) == good and not answers
     file = next(own_cache.iterdir())
     file.write_text(json.dumps({"flops": 1e7, "bandwidth": 8e9}))
     answers[:] = [good]
-    assert devices.this_cpu.__wrapped__() == found and json.loads(file.read_text())["flops"] == good[0]
+    assert devices._measured_cpu.__wrapped__() == found and json.loads(file.read_text())["flops"] == good[0]
     file.unlink()
     monkeypatch.setattr(devices, "_measured_rates", lambda: (1e7, 8e9))
     with pytest.warns(UserWarning, match="1e\\+07 operations and 8e\\+09 bytes a second, are not plausible"):
-        assert devices.this_cpu.__wrapped__().flops == devices._expected_flops() / 2
+        assert devices._measured_cpu.__wrapped__().flops == devices._expected_flops() / 2
     assert not list(own_cache.iterdir())
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import recompute as rc
 from recompute.compiling import cached
 from recompute.errors import ModelError, UsageError
+from recompute.language import kernels
 from recompute.runtime.cpu.device import jit
 
 #: trains LeNet, and prints losses, whether something was compiled, and warnings
@@ -123,9 +125,22 @@ def test_a_file_is_named_by_all_that_it_depends_on(tmp_path: Path, monkeypatch: 
         key(tmp_path, optimizer="SGD"), key(tmp_path, arguments={"learning_rate": 0.1}),
         *(key(tmp_path, optimizer=cached._asked(o, {})) for o in (rc.Adam(0.1), rc.Adam(0.2), rc.Adam(0.1, beta1=0.5))),
     ]  # fmt: skip
+    with monkeypatch.context() as m:
+        m.setenv("RECOMPUTE_PROCESSOR", "amd-avx2")
+        others.append(key(tmp_path))
+    with monkeypatch.context() as m:  # another version of LLVM beside the same files of ours
+        m.setattr(cached.importlib.util, "find_spec", lambda name: None)
+        others.append(key(tmp_path))
     monkeypatch.setattr(cached, "_stamp", lambda: "another version of the package")
     others.append(key(tmp_path))
     assert len({same, *others}) == len(others) + 1
+
+
+def _ours(names: tuple[str, ...]) -> Any:
+    """A function as of this package, which a key would name without what it closes over."""
+    decays = lambda name: name in names  # noqa: E731
+    decays.__module__ = "recompute.training.clip"
+    return decays
 
 
 def test_what_cannot_name_a_file_is_refused(tmp_path: Path) -> None:
@@ -134,7 +149,13 @@ def test_what_cannot_name_a_file_is_refused(tmp_path: Path) -> None:
 
     mine = rc.Adam(0.1, apply_decay_param_fun=lambda name: name == "w")
     meshed = rc.DataParallel(rc.Adam(0.1), rank=0, mesh="dp=2")
-    refused = {"rule, of type": Mine(0.1), "decays, '": mine, "leave out targets, cost models and meshes": meshed}
+    inside = rc.Adam(0.1, apply_decay_param_fun=_ours(("w",)))
+    refused = {
+        "rule, of type": Mine(0.1),
+        "decays, '": mine,
+        "decays, '_ours": inside,
+        "leave out targets, cost models and meshes": meshed,
+    }
     for says, optimizer in refused.items():
         with pytest.raises(UsageError, match=says):
             rc.cached_step("mlp", optimizer, cache=tmp_path)
@@ -150,3 +171,42 @@ def test_what_cannot_name_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no optimizer 'adam' \(did you mean Adam"):
         rc.cached_step("mlp", "adam", cache=tmp_path)
     assert not (tmp_path / "steps").exists()
+
+
+def test_portable_bits_are_no_cached_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_portable", [True])
+    with pytest.raises(UsageError, match="a cached step has the bits of this processor"):
+        rc.cached_step("mlp", "Adam", cache=tmp_path)
+
+
+def test_a_model_that_changes_meanwhile_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compiled as it is then, and the file would have the name of what it was."""
+    model = tmp_path / "model.onnx"
+    onnx.save(rc.models.build("mlp"), model)
+
+    def compiled(job: Any) -> bytes:
+        onnx.save(rc.models.build("lenet"), model)
+        return b"a step"
+
+    monkeypatch.setattr(cached, "_elsewhere", compiled)
+    monkeypatch.setattr(cached, "LoadedStep", lambda file: file)
+    assert rc.cached_step(model, "Adam", cache=tmp_path) == b"a step"
+    assert not list(tmp_path.glob("steps/*.step"))
+    monkeypatch.setattr(cached, "_elsewhere", lambda job: b"a step")
+    rc.cached_step(model, "Adam", cache=tmp_path)
+    assert len(list(tmp_path.glob("steps/*.step"))) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="copies of a process")
+def test_threads_get_their_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread asks for a step just before the copy begins."""
+    mine, other = (cached._Job(name, "Adam", {}, 1, None, None, None) for name in ("mine", "other"))
+
+    class Pool(futures.ProcessPoolExecutor):
+        def submit(self, *args: Any, **options: Any) -> Any:
+            cached._work[:] = [other]
+            return super().submit(*args, **options)
+
+    monkeypatch.setattr(futures, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(cached._Job, "made", lambda self: self.model.encode())
+    assert cached._elsewhere(mine) == b"mine"

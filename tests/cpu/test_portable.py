@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
+import re
 from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
+import recompute as rc
 from recompute.errors import UsageError
-from recompute.runtime.cpu.device import native, portable
+from recompute.language import kernels
+from recompute.runtime.cpu.device import building, crew, native, portable
 from recompute.runtime.cpu.device.toolchain import Toolchain
 
 pytestmark = pytest.mark.skipif(bool(native.unavailable()), reason=native.unavailable())
@@ -176,3 +180,88 @@ declare float @llvm.maximum.f32(float, float)
 def test_functions_of_a_library_are_refused_by_name(name: str) -> None:
     with pytest.raises(UsageError, match=f"calls '{name}'"):
         function(ONE.replace("NAME", name))
+
+
+@pytest.mark.parametrize(("size", "lanes"), [("float", 1), ("float", 8), ("double", 4)])
+def test_numbers_that_an_integer_cannot_hold(size: str, lanes: int) -> None:
+    """The same on every processor: x86-64 gives the least integer for all of them, AArch64 the nearest."""
+    of, to = (f"<{lanes} x {t}>" if lanes > 1 else t for t in (size, "i32"))
+    run = function(f"""
+define void @kernel(ptr %x, i64 %begin, i64 %end) {{
+  %v = load {of}, ptr %x, align 4
+  %y = fptosi {of} %v to {to}
+  store {to} %y, ptr %x, align 4
+  ret void
+}}
+""")
+    xs = np.array([1e10, -1e10, np.nan, np.inf, -np.inf, 2.7, -2.7, 5], "f4" if size == "float" else "f8")
+    want = [2**31 - 1, -(2**31), 0, 2**31 - 1, -(2**31), 2, -2, 5]
+    found = [n for i in range(0, 8, lanes) for n in run(xs[i : i + lanes]).view("i4")[:lanes]]
+    assert found == want
+
+
+@pytest.mark.parametrize(
+    "declared", ["double @llvm.maxnum.f64(double, double)", "double @llvm.vector.reduce.fmax.v4f64(<4 x double>)"]
+)
+def test_the_larger_of_two_zeros_depends_on_the_processor(declared: str) -> None:
+    with pytest.raises(UsageError, match="not for a kernel that calls 'llvm"):
+        portable.check(tools().llvm.parse_assembly(f"declare {declared}"))
+    portable.check(tools().llvm.parse_assembly(f"declare {re.sub('max(num)?', 'maximum', declared)}"))
+
+
+HALVED = """
+define void @kernel(ptr %args, i64 %begin, i64 %end) {
+  %x = load ptr, ptr %args
+  %v = load double, ptr %x
+  %y = fmul double %v, 0.5
+  store double %y, ptr %x
+  ret void
+}
+"""
+CONTROL = """
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+define void @kernel(ptr %x, i64 %begin, i64 %end) {
+  %old = getelementptr i32, ptr %x, i64 1
+  call void @llvm.x86.sse.stmxcsr(ptr %old)
+  call void @llvm.x86.sse.ldmxcsr(ptr %x)
+  ret void
+}
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="about a register of x86")
+def test_subnormal_numbers_are_kept_whatever_a_process_is_set_to() -> None:
+    """A library compiled with -ffast-math sets the processor to take them for zero."""
+    signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    control = signature(native.compile_ir(CONTROL, native.here()))
+    ir = crew.driver(threads=False, flush=False)
+    run = ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(native.compile_ir(ir, native.here()))
+    x, status = np.array([2.0**-1030]), np.zeros(4, np.int64)
+    words = np.array([x.ctypes.data], np.int64)
+    rows, counters = np.zeros((1, crew.WORDS), np.int64), np.zeros(2, np.int64)
+    rows[0] = native.compile_ir(HALVED, tools()), words.ctypes.data, 1, 1, 1, 0, counters.ctypes.data
+    setting = 0x8040 | 0x6000  # subnormal numbers are zero, and others rounded towards it
+    register, after = np.array([0x1F80 | setting, 0], np.uint32), np.zeros(2, np.uint32)
+    control(register.ctypes.data, 0, 0)
+    failed = run(rows.ctypes.data, 1, 1, status.ctypes.data)
+    after[0] = register[1]
+    control(after.ctypes.data, 0, 0)
+    assert failed == -1 and x[0].hex() == (2.0**-1031).hex()
+    assert after[1] & setting == setting, "the process has its own setting back"
+
+
+def test_portable_bits_come_before_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_chosen", [])
+    monkeypatch.setattr(native.toolchain, "_results", [])
+    monkeypatch.setattr(kernels, "_by_numpy", [])
+    kernels.numpy_computed("a constant of a model, by Exp")
+    with pytest.raises(UsageError, match="NumPy has computed a constant of a model, by Exp, with this machine's bits"):
+        rc.portable_bits()
+
+
+def test_a_device_has_no_portable_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = rc.load(rc.models.build("mlp"), batch=2)
+    monkeypatch.setattr(kernels, "_portable", [True])
+    with pytest.raises(UsageError, match="portable bits are those of processors, and this executor is on"):
+        rc.Executor(rc.EmulatedCUDAPlace()).session(program)

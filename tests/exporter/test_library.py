@@ -197,6 +197,8 @@ def test_weights_are_checked_before_anything_is_copied(lenet: Path) -> None:
     assert library.load(written({})) == ""
     assert library.c.step_init(library.memory, b"/nowhere/step.safetensors") == 2
     assert library.c.step_save(library.memory, b"/nowhere/step.safetensors") == 2
+    os.mkfifo(pipe := lenet / "pipe")
+    assert library.c.step_save(library.memory, bytes(pipe)) == 2 and pipe.is_fifo(), "a file took its place"
 
 
 @needs_compiler

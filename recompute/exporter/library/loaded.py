@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import struct
 import tempfile
 import threading
@@ -80,12 +81,12 @@ class LoadedStep:
     def save(self, path: str | PathLike[str]) -> None:
         """Writes parameters, buffers and state as safetensors.  ModelError where the file cannot be written."""
         with self._lock:
-            self._done(self._c.step_save(self._memory, str(as_path(path)).encode()))
+            self._done(self._c.step_save(self._memory, _file(path)))
 
     def load(self, path: str | PathLike[str]) -> None:
         """Reads them.  ModelError, with nothing changed, for a file that is another step's, or damaged."""
         with self._lock:
-            self._done(self._c.step_init(self._memory, str(as_path(path)).encode()))
+            self._done(self._c.step_init(self._memory, _file(path)))
 
     def _arrays(self, head: Mapping[str, Any], kind: str) -> dict[str, np.ndarray]:
         """Arrays in the step's memory, by name."""
@@ -121,6 +122,14 @@ def _library(code: bytes) -> Any:
     for name in ("input", "output", "value", "evaluation_input", "evaluation_output"):
         getattr(c, f"step_{name}").restype = ctypes.c_void_p
     return c
+
+
+def _file(path: str | PathLike[str]) -> bytes:
+    """A path as C takes it.  ModelError for one that would end too early there."""
+    name = os.fsencode(as_path(path))
+    if b"\0" in name:
+        raise ModelError(f"a file's name has no zero byte in it: {os.fspath(path)!r}")
+    return name
 
 
 def _fill(inputs: Mapping[str, np.ndarray], feed: Mapping[str, np.ndarray]) -> None:

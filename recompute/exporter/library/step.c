@@ -2,6 +2,7 @@
 
 #ifndef STEP_FREESTANDING
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #endif
 

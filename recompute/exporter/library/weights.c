@@ -333,6 +333,7 @@ STEP_API int step_init(void *memory, const char *path)
 STEP_API int step_save(const void *memory, const char *path)
 {
     char beside[1024];
+    struct stat there;
     size_t k, n = 0;
     FILE *file;
     int good, code = not_ready(memory);
@@ -342,6 +343,8 @@ STEP_API int step_save(const void *memory, const char *path)
         beside[n] = path[n], n++;
     if (!n || path[n])
         return fail(BAD_CALL, "a file's name has 1 to 1,018 bytes", "", "");
+    if (!stat(path, &there) && !S_ISREG(there.st_mode)) /* a rename would put a file in a device's place */
+        return fail(BAD_FILE, "'", path, "' is no plain file: it stays as it is");
     memcpy(beside + n, ".tmp", 5);
     file = fopen(beside, "wb");
     if (!file)

@@ -49,11 +49,11 @@ def build_for(target: str = "x86_64", cpu: str | None = None, *, portable: bool 
 
 def portable_bits() -> None:
     """From here on, steps of this process have the same bits on every processor, whatever its vectors, and as libraries
-    for any target with `build_for(..., portable=True)`.  Call it before anything is compiled.
+    for any target with `build_for(..., portable=True)`.  Call it before a model is loaded.
 
-    Kernels are ours alone, in a fixed order of sums, with functions of ours in place of a C library's; docs/cpu.md has
-    the price.  Operators without such a kernel are refused by name.  UsageError where this process has made native code
-    already, JobError without llvmlite (extra `cpu`).
+    Kernels are ours alone, in a fixed order of sums, with functions of ours in place of a C library's; docs/portable.md
+    has the price.  Operators without such a kernel are refused by name.  UsageError where this process has made native
+    code already, or NumPy has computed constants of a model; JobError without llvmlite (extra `cpu`).
     """
     native.make_portable()
 

@@ -253,6 +253,8 @@ define internal void @restore(i32 %mode) {
   ret void
 }
 """
+# where a process has been told otherwise (by a library compiled with -ffast-math, say): numbers as IEEE 754 begins
+_KEEP_X86 = _FLUSH_X86.replace("or i32 %old, 32832", "and i32 %old, -57409")
 _FLUSH_NONE = r"""
 define internal i32 @flush() {
   ret i32 0
@@ -332,14 +334,15 @@ _MASK = 1024
 def driver(*, threads: bool, flush: bool = True) -> str:
     """LLVM IR of `i64 kernel(rows, count, threads, status)`: makes the calls of a table, in order; the number of the
     call that failed, or -1.  `threads`: there is an OpenMP runtime; `flush`: subnormal numbers count as zero, where
-    the processor can do that."""
+    the processor can do that; otherwise they are kept, and numbers rounded to the nearest, whatever the process is set
+    to."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     ir = _DRIVER.replace("PARALLEL", "true" if threads else "false").replace("SPINS", str(_SPINS))
     ir = ir.replace("PAUSE", "call void @llvm.x86.sse2.pause()" if x86 else 'fence syncscope("singlethread") seq_cst')
     ir = ir.replace("THREAD", "call i32 @omp_get_thread_num()" if threads else "add i32 0, 0")
     if x86:
         ir += "declare void @llvm.x86.sse2.pause()\n"
-    return ir.replace("SPREAD", spread()).replace("FLUSH", _FLUSH_X86 if x86 and flush else _FLUSH_NONE)
+    return ir.replace("SPREAD", spread()).replace("FLUSH", (_FLUSH_X86 if flush else _KEEP_X86) if x86 else _FLUSH_NONE)
 
 
 def spread() -> str:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import JobError, UsageError
+from ....language.kernels import by_numpy
 from ....support.threads import cores, once, set_up_lock
 from ...shared import trouble
 from . import building, code_cache, crew
@@ -352,6 +353,11 @@ def _begin(wanted: building.Machine, what: str, call: str) -> None:
         raise UsageError(
             f"this process has made native code for {made} already: {what} is made in a process of its own, in which "
             f"{call} comes before anything is compiled"
+        )
+    if wanted.portable and before is None and (what := by_numpy()):
+        raise UsageError(
+            f"NumPy has computed {what}, with this machine's bits: {call} comes before a model is loaded, in a "
+            "process of its own"
         )
     building.choose(wanted)
 

@@ -5,7 +5,8 @@ What a module's text asks of LLVM is changed before it is compiled:
 - no operation may be reordered or contracted, so that a sum has the order in which it is written;
 - a · b + c of float32 that rounds once is worked out in float64 where a processor has no instruction for it;
 - exp, log and pow in float64, which a C library rounds as its authors chose, are functions of this file: below 2 units
-  in the last place, pow below 2 (1 + |y ln x|).
+  in the last place, pow below 2 (1 + |y ln x|);
+- a conversion to an integer that cannot hold the number gives its nearest one, and 0 for NaN: processors differ there.
 
 Other functions of a library are refused.  A NaN's sign and payload are a processor's own.
 """
@@ -13,17 +14,20 @@ Other functions of a library are refused.  A NaN's sign and payload are a proces
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import re
 import struct
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from ....errors import UsageError
 
 _FLAGS = "reassoc|contract|arcp|afn|nsz|nnan|ninf|fast"
 _LOOSE = re.compile(rf"\b(fadd|fsub|fmul|fdiv|frem|fneg|fcmp|call|select|phi)((?:\s+(?:{_FLAGS}))+)(?=\s)")
+_WHOLE_NUMBER = re.compile(r"\bfpto([su])i (?:<(\d+) x )?(half|float|double)>? (\S+) to (?:<\d+ x )?(i\d+)>?")
 _FMA = re.compile(r"@llvm\.fma\.((?:v\d+)?f32)\b")
 #: functions of float64 that are written here; how LLVM and C call them
 _OURS = ("exp", "log", "pow", "expm1", "tanh", "log1p")
@@ -31,18 +35,24 @@ _NAMES = re.compile(rf"@(?:llvm\.({'|'.join(_OURS)})\.f(32|64)|({'|'.join(_OURS)
 #: intrinsics that are exact, rounded once, or copy: those whose results do not depend on a processor
 _EXACT = re.compile(
     r"llvm\.(fma|fabs|sqrt|floor|ceil|rint|roundeven|trunc|nearbyint|copysign|maximum|minimum|mem\w+|"
-    r"masked\.\w+|[su](min|max|add|sub|mul)\w*(\.\w+)*|abs|ctpop|ctlz|cttz|bswap|fsh[lr]|vector\.\w+|lifetime\.\w+|prefetch|"
-    r"assume|experimental\.noalias\.\w+|umul\.with\.overflow|is\.constant|is\.fpclass|convert\.\w+|fpto[su]i\.sat)\b"
+    r"masked\.\w+|[su](min|max|add|sub|mul)\w*(\.\w+)*|abs|ctpop|ctlz|cttz|bswap|fsh[lr]|"
+    r"vector\.(?!reduce\.fm(?:ax|in)\b)\w+|lifetime\.\w+|prefetch|assume|experimental\.noalias\.\w+|umul\.with\.overflow|is\.constant|is\.fpclass|convert\.\w+|fpto[su]i\.sat)\b"
 )
 _EXACT_IN_C = re.compile(r"(sqrt|fabs|floor|ceil|trunc|rint|nearbyint|roundeven|copysign|fma|fmod)f?")
 #: what compilers put in for copies, and which of a thread's rooms a kernel works in
 _OTHERS = ("memcpy", "memset", "memmove", "omp_get_thread_num")
 
 
+@functools.cache
+def version() -> str:
+    """Another one whenever this file changes, on which code depends that it has adapted."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+
+
 def adapted(ir: str, *, fused: bool) -> str:
     """A module's text with bits that every processor gives.  `fused`: whether a · b + c is one instruction here."""
     ir = _LOOSE.sub(r"\1", ir)
-    more = ""
+    ir, more = _saturated(ir)
     if not fused:
         kinds = sorted(set(_FMA.findall(ir)))
         ir = _FMA.sub(r"@portable.fma.\1", ir)
@@ -66,6 +76,22 @@ def adapted(ir: str, *, fused: bool) -> str:
             if f"@llvm.{name}.f64(" not in ir:
                 more += f"declare double @llvm.{name}.f64({args})\n"
     return ir + more
+
+
+def _saturated(ir: str) -> tuple[str, str]:
+    """Conversions to integers by intrinsics that define all of them, and the declarations."""
+    declared: set[str] = set()
+
+    def call(m: re.Match[str]) -> str:
+        lanes, size = m[2], {"half": "f16", "float": "f32", "double": "f64"}[m[3]]
+        to, source = (f"<{lanes} x {t}>" if lanes else t for t in (m[5], m[3]))
+        suffix = f"v{lanes}{m[5]}.v{lanes}{size}" if lanes else f"{m[5]}.{size}"
+        name = f"@llvm.fpto{m[1]}i.sat.{suffix}"
+        declared.add(f"declare {to} {name}({source})\n")
+        return f"call {to} {name}({source} {m[4]})"
+
+    ir = _WHOLE_NUMBER.sub(call, ir)
+    return ir, "".join(sorted(declared))
 
 
 def check(module: Any) -> None:

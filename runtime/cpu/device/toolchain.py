@@ -12,6 +12,7 @@ from typing import Any
 from ....errors import JobError
 from . import code_cache, portable
 from .building import NATIVE, Machine
+from .portable import version
 
 #: changes whenever object code made before must not be loaded any more
 _VERSION = "4"
@@ -50,7 +51,9 @@ class Toolchain:
         self.machine = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self.machine)
         self.portable, self.fused = portable, "+fma" in self.features or not target.triple.startswith("x86_64")
-        self.made_by = f"{_VERSION} {llvmlite.__version__} {target.triple} {self.cpu} {self.features} {portable}"
+        self.made_by = (
+            f"{_VERSION} {llvmlite.__version__} {target.triple} {self.cpu} {self.features} {portable and version()}"
+        )
         self.addresses: dict[str, int] = {}
 
     def key(self, *parts: str) -> str:
@@ -135,7 +138,8 @@ class Building(Toolchain):
             *host.features.split(",")
         }
         self._loading = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
-        self.made_by, self.portable = f"{host.made_by} for {machine}", machine.portable
+        self.made_by = f"{host.made_by} for {machine} {machine.portable and version()}"
+        self.portable = machine.portable
         self.addresses: dict[str, int] = {}
         self.engine = host.engine
         #: by address: the function's key and its module as bitcode
