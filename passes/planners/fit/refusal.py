@@ -61,7 +61,7 @@ def refused(
         text = f"strategy '{strategy}' finds no plan that fits {budget:,} bytes: its lowest peak is {lowest.peak:,}"
         if not slices and fitting.least <= budget:
             text += f"; no plan of any strategy can need less than {fitting.least:,}"
-    more = "a larger budget" if sure is None else f"a budget of {sure.peak}B or more"
+    more = "a larger budget" if sure is None else f"a budget of {sure.peak}B or more (it is sure to do, and less may)"
     held = held_text(fitting.once, fitting.plain.peak)
     error = BudgetError(f"{text}{slices}. Give {more}, a smaller batch, or another strategy. {held}")
     error.lowest, error.sure = lowest, sure
