@@ -283,7 +283,12 @@ def operator_cost(op: Operator) -> Cost:
     """The cost of one operator; frees cost nothing."""
     if isinstance(op.op, Free):
         return Cost(0, 0)
-    return op.op.cost(*op.types) if type(op.op).cost is Op.cost else _cost(op.op, *op.types)
+    if type(op.op).cost is Op.cost:
+        return op.op.cost(*op.types)
+    try:
+        return _cost(op.op, *op.types)
+    except TypeError:  # a field that cannot be hashed, as of an operator from elsewhere
+        return op.op.cost(*op.types)
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -181,7 +181,7 @@ def _unsliced(
         refusal = _collect(fitting, found, plans, budget, offload=offload)
     except BudgetError as e:
         assert budget is not None
-        least = lowest_quickly(fitting)
+        least = lowest_quickly(fitting, budget)
         raise refused(fitting, budget, strategy, least, least, str(e).removesuffix(REMEDY)) from None
     watch = current()
     if offload and budget is not None and not watch.interrupted:
@@ -193,7 +193,7 @@ def _unsliced(
         return best_with_host
     best = fitting.best_of(found, budget)
     if budget is not None and best.peak > budget:
-        sure = lowest_quickly(fitting) if isinstance(planner(strategy, **(options or {})), Auto) else None
+        sure = lowest_quickly(fitting, budget) if isinstance(planner(strategy, **(options or {})), Auto) else None
         if sure is None or sure.peak > budget:
             lowest = lower(lower(best, fitting.plain), sure)
             assert lowest is not None

@@ -17,6 +17,8 @@ from ...base import run_passes
 from ...cleanup.commit_updates import CommitUpdates
 from ...cleanup.dead_code import DeadCode
 from ...communication.overlap import Overlap
+from ...lowering.fold_transposes import FoldTransposes
+from ...lowering.scatter_gradients import ScatterGradients
 from ...memory.memory_plan import memory_report
 from ...offloading.offload import Offload
 from ...offloading.transfers import StepTimes
@@ -187,7 +189,7 @@ class Fitting:
     @cached_property
     def derived(self) -> Derived:
         """The step's problem."""
-        return derive(self.block, self.seconds, sequence.workspace(self.target))
+        return derive_for(self.block, self.target, self.seconds)
 
     @cached_property
     def ordered(self) -> Block:
@@ -200,7 +202,7 @@ class Fitting:
         """The problem of `ordered`; None where that is the order given."""
         if self.ordered is self.block:
             return None
-        return derive(self.ordered, self.seconds, sequence.workspace(self.target))
+        return derive_for(self.ordered, self.target, self.seconds)
 
     def compiled(self, block: Block, limit: int = 0) -> Block:
         """A step lowered, with frees and addresses.  `limit`: what copies of offloaded values may use of the arena."""
@@ -337,7 +339,7 @@ class MicroBatches(Fitting):
         one, members = self._one, set(self._one.members)
         times = [one.pieces if at in members else 1 for at in one.origins]
         seconds = {id(o): n * self.seconds(o) for o, n in zip(one.block.operators, times, strict=True)}
-        found = derive(one.block, lambda o: seconds[id(o)], sequence.workspace(self.target))
+        found = derive_for(one.block, self.target, lambda o: seconds[id(o)])
         stands = [members.isdisjoint([at]) or o.op.name != self.block.operators[at].op.name
                   for o, at in zip(one.block.operators, one.origins, strict=True)]  # fmt: skip
         nodes = tuple(
@@ -369,3 +371,40 @@ class MicroBatches(Fitting):
 def peak_of(compiled: Block) -> int:
     """Arena and persistent bytes of a planned block."""
     return memory_report(compiled).peak
+
+
+def derive_for(block: Block, target: Target, seconds: Seconds) -> Derived:
+    """The problem of a step for a target: what is proven of it holds for the lowered step, too.
+
+    Gradients that will be added row by row take no table in it, and bounds do not count matrices that products will
+    read or write transposed: else the least that is proven is more than what steps need.  Costs are those of the step
+    before it is lowered, as everywhere in planning.
+    """
+    if not target.kernels:
+        return derive(block, seconds, sequence.workspace(target))
+    found = _with_rows_added(block, target, seconds)
+    problem, left = found.problem, FoldTransposes().run(block).values()
+    folded = {v for v, name in enumerate(problem.values) if name not in left}
+    if not folded:
+        return found
+    shared = tuple(sorted(folded.union(problem.shared)))
+    return dataclasses.replace(found, problem=dataclasses.replace(problem, shared=shared))
+
+
+def _with_rows_added(block: Block, target: Target, seconds: Seconds) -> Derived:
+    """The problem of a step in which each Add of a GatherGrad is one node."""
+    workspace = sequence.workspace(target)
+    after = ScatterGradients(target.kernels).run(block)
+    if after is block:
+        return derive(block, seconds, workspace)
+    at, producers = {id(o): i for i, o in enumerate(block.operators)}, block.producers()
+    origins, costs = list[int](), dict[int, float]()
+    for o in after.operators:
+        if id(o) not in at:  # an Add and the GatherGrad that it takes in
+            add = producers[next(o.writes()).name]
+            sparse = {v.name for v in block.operators[add].reads()} - {v.name for v in o.reads()}
+            costs[id(o)] = sum(seconds(block.operators[i]) for i in (add, *(producers[name] for name in sparse)))
+            at[id(o)] = add
+        origins.append(at[id(o)])
+    found = derive(after, lambda o: costs[id(o)] if id(o) in costs else seconds(o), workspace)
+    return Derived(block, found.problem, tuple(tuple(origins[k] for k in own) for own in found.operators))

@@ -6,7 +6,7 @@ from ....budgets import Budget
 from ....errors import BudgetError
 from ....language.ir import Block, Role
 from ..core.simulate import plan_of
-from ..methods.auto import quick_frontier_of
+from ..methods.auto import deepest_of, quick_frontier_of
 from .problem import Fitted, Fitting
 
 #: what lowers that which every plan holds
@@ -31,13 +31,19 @@ def held_text(block: Block, plain: int) -> str:
     return f"Every plan holds {parts or 'no state'}: {held / plain:.0%} of the plain step's {plain:,} bytes{lower}"
 
 
-def lowest_quickly(fitting: Fitting) -> Fitted:
-    """The step with the lowest peak that is found without a search: as it is, or with a plan from minimum cuts."""
+def lowest_quickly(fitting: Fitting, budget: int) -> Fitted:
+    """The step with the lowest peak that is found without a search, as it is or with a plan.
+
+    A plan from minimum cuts where that fits the budget; else also one that repeats as much as it takes.
+    """
     derived = fitting.derived
     first = quick_frontier_of(derived.problem).first
     assert first is not None
-    found = fitting.carry_out(derived.for_block(plan_of(first.sequence)), False)
-    return min(found, fitting.plain, key=_peak)
+    found = min(fitting.carry_out(derived.for_block(plan_of(first.sequence)), False), fitting.plain, key=_peak)
+    deepest = deepest_of(derived.problem) if found.peak > budget else first
+    if deepest.peak < first.peak:
+        found = min(fitting.carry_out(derived.for_block(plan_of(deepest.sequence)), False), found, key=_peak)
+    return found
 
 
 def refused(
@@ -55,7 +61,7 @@ def refused(
         text = f"strategy '{strategy}' finds no plan that fits {budget:,} bytes: its lowest peak is {lowest.peak:,}"
         if not slices and fitting.least <= budget:
             text += f"; no plan of any strategy can need less than {fitting.least:,}"
-    more = "a larger budget" if sure is None else f"a budget of {sure.peak}B or more"
+    more = "a larger budget" if sure is None else f"a budget of {sure.peak}B or more (it is sure to do, and less may)"
     held = held_text(fitting.once, fitting.plain.peak)
     error = BudgetError(f"{text}{slices}. Give {more}, a smaller batch, or another strategy. {held}")
     error.lowest, error.sure = lowest, sure
@@ -74,7 +80,7 @@ def refuse_below_state(fitting: Fitting, budget: int, strategy: str) -> None:
         what, least = f"{what} and the gradients that the update '{name}' reads", held + gradients
     if budget < least:
         text = f"{fitting.derived.problem.name}: no schedule fits into {budget:,} bytes: at least {least:,} are needed"
-        found = lowest_quickly(fitting)
+        found = lowest_quickly(fitting, budget)
         error = refused(fitting, budget, strategy, found, found, f"{text} for {what}")
         text = f"{error}{_share_text(found.peak, fitting.plain.peak, held)}"
         refusal = BudgetError(text)

@@ -118,7 +118,7 @@ class _Search:
         """What is sure to fit, if anything is: where time is up and no plan fits, once."""
         if self.watch.late and self.best == math.inf and not self.hurried:
             self.hurried = True
-            found = lowest_quickly(self.fitting)
+            found = lowest_quickly(self.fitting, self.budget)
             self.best = self.fitting.cost(found) if found.peak <= self.budget else math.inf
             yield found
 

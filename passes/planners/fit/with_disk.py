@@ -77,7 +77,7 @@ def _sets(fitting: Fitting, budget: int) -> Iterator[tuple[str, ...]]:
     def enough(peak: int) -> int:
         return next((k + 1 for k, s in enumerate(saved) if budget + s - buffers >= peak), len(names))
 
-    first, last = enough(lowest_quickly(fitting).peak), enough(fitting.plain.peak)
+    first, last = enough(lowest_quickly(fitting, budget).peak), enough(fitting.plain.peak)
     counts = {first + (last - first) * k // (_SETS - 1) for k in range(_SETS)}
     for count in sorted({*counts, len(names)}):
         yield tuple(names[:count])

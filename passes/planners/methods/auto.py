@@ -235,6 +235,23 @@ def quick_frontier_of(problem: RematerialisationProblem) -> Frontier:
     return known
 
 
+def deepest_of(problem: RematerialisationProblem) -> Point:
+    """The lowest peak that is found without a search: by cuts, or by tables that repeat as much as it takes.
+
+    The same whatever was found for the problem before.
+    """
+
+    def deepest() -> Point:
+        first = quick_frontier_of(problem).first
+        assert first is not None
+        frontier = Frontier(problem)
+        for strategy in _TABLES if len(problem) <= _OTHERS_MOST else ():
+            ask(frontier, problem.fixed + 1, strategy)
+        return min(first, frontier.lowest, key=lambda p: p.peak)
+
+    return problem.remembered("deepest", deepest)
+
+
 def frontier_of(problem: RematerialisationProblem, budget: int | None = None) -> Frontier:
     """`quick_frontier_of`, with what blocks find; of a long problem, for a budget, only those for about as much."""
     frontier = quick_frontier_of(problem)
