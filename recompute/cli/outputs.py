@@ -89,15 +89,22 @@ def list_models() -> int:
 def begin_library(args: argparse.Namespace) -> None:
     """`--library`: native code is made for its target.  UsageError for names that it cannot have, and for targets,
     processors and places without one, MissingExtraError without a C compiler or what links."""
-    from ..exporter.library.tools import archiver, compiler
-    from ..exporter.library.write import build_for, check_name
+    from ..exporter.library.write import check_name
 
     if args.place != "cpu":
         raise UsageError(f"--library is for processors, not for --place {args.place}")
     if args.name is not None:
         check_name(args.name)
-    target = args.target or "x86_64"
-    build_for(target, args.cpu, portable=args.portable_bits)
+    build_library_for(args.target or "x86_64", args.cpu, portable=args.portable_bits)
+
+
+def build_library_for(target: str, cpu: str | None, *, portable: bool) -> None:
+    """`rc.build_for`, and a look for the tools that a library needs later.  UsageError for names that are not known,
+    MissingExtraError without a C compiler or what links."""
+    from ..exporter.library.tools import archiver, compiler
+    from ..exporter.library.write import build_for
+
+    build_for(target, cpu, portable=portable)
     compiler(target)
     archiver(target)
 

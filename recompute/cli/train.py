@@ -16,7 +16,7 @@ from ..support.files import replacing
 from ..trainer.ranks import Ranks, ends_like_first, meet, ranks_of
 from . import ending as cli_ending
 from .model import ModelJob, ModelReport
-from .outputs import begin_portable
+from .outputs import begin_portable, build_library_for
 from .train_arguments import check, parser
 from .values import bucket_sizes, finite, insertions_of, paddings, split
 
@@ -225,13 +225,8 @@ def _begin_library(*, portable: bool) -> None:
     """Native code is made for libraries of this machine.  UsageError, MissingExtraError where there are none."""
     import platform
 
-    from ..exporter.library.tools import archiver, compiler
-    from ..exporter.library.write import build_for
-
     target = platform.machine()
-    build_for(target, "native" if target == "x86_64" else None, portable=portable)
-    compiler(target)
-    archiver(target)
+    build_library_for(target, "native" if target == "x86_64" else None, portable=portable)
 
 
 def _check_classes(data: Any, evaluation: Any) -> None:

@@ -88,11 +88,11 @@ def named(target: str, cpu: str | None = None) -> Machine:
     """A target's processor (None: its most common one).  UsageError for names that are not known."""
     if target not in MACHINES:
         raise UsageError(f"no libraries for '{target}'{nearest(target, MACHINES)}; targets: {', '.join(MACHINES)}")
-    features = MACHINES[target]
-    cpu = next(iter(features)) if cpu is None else cpu
-    if cpu not in features:
-        raise UsageError(f"no processor '{cpu}' of {target}{nearest(cpu, features)}; known: {', '.join(features)}")
-    return features[cpu]
+    processors = MACHINES[target]
+    cpu = next(iter(processors)) if cpu is None else cpu
+    if cpu not in processors:
+        raise UsageError(f"no processor '{cpu}' of {target}{nearest(cpu, processors)}; known: {', '.join(processors)}")
+    return processors[cpu]
 
 
 def choose(machine: Machine) -> None:

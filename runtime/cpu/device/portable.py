@@ -36,7 +36,8 @@ _NAMES = re.compile(rf"@(?:llvm\.({'|'.join(_OURS)})\.f(32|64)|({'|'.join(_OURS)
 _EXACT = re.compile(
     r"llvm\.(fma|fabs|sqrt|floor|ceil|rint|roundeven|trunc|nearbyint|copysign|maximum|minimum|mem\w+|"
     r"masked\.\w+|[su](min|max|add|sub|mul)\w*(\.\w+)*|abs|ctpop|ctlz|cttz|bswap|fsh[lr]|"
-    r"vector\.(?!reduce\.fm(?:ax|in)\b)\w+|lifetime\.\w+|prefetch|assume|experimental\.noalias\.\w+|umul\.with\.overflow|is\.constant|is\.fpclass|convert\.\w+|fpto[su]i\.sat)\b"
+    r"vector\.(?!reduce\.fm(?:ax|in)\b)\w+|lifetime\.\w+|prefetch|assume|experimental\.noalias\.\w+|"
+    r"is\.constant|is\.fpclass|convert\.\w+|fpto[su]i\.sat)\b"
 )
 _EXACT_IN_C = re.compile(r"(sqrt|fabs|floor|ceil|trunc|rint|nearbyint|roundeven|copysign|fma|fmod)f?")
 #: what compilers put in for copies, and which of a thread's rooms a kernel works in
@@ -55,8 +56,7 @@ def adapted(ir: str, *, fused: bool) -> str:
     ir, more = _saturated(ir)
     if not fused:
         kinds = sorted(set(_FMA.findall(ir)))
-        ir = _FMA.sub(r"@portable.fma.\1", ir)
-        ir = re.sub(r"^declare [^\n]*@portable\.fma\.[^\n]*\n", "", ir, flags=re.M)
+        ir = _FMA.sub(r"@portable.fma.\1", _undeclared(ir, _FMA))
         more += "".join(_fma(k) for k in kinds)
     wanted: set[str] = set()
 
@@ -65,8 +65,7 @@ def adapted(ir: str, *, fused: bool) -> str:
         wanted.add(name)
         return f"@portable.{name}"
 
-    ir = "\n".join(x for x in ir.split("\n") if not (x.startswith("declare") and _NAMES.search(x)))
-    ir = _NAMES.sub(ours, ir)
+    ir = _NAMES.sub(ours, _undeclared(ir, _NAMES))
     if wanted:
         doubles = {name.removesuffix("f") for name in wanted}
         doubles = doubles.union(*(_FUNCTIONS[name][1] for name in doubles))
@@ -76,6 +75,10 @@ def adapted(ir: str, *, fused: bool) -> str:
             if f"@llvm.{name}.f64(" not in ir:
                 more += f"declare double @llvm.{name}.f64({args})\n"
     return ir + more
+
+
+def _undeclared(ir: str, names: re.Pattern[str]) -> str:
+    return "\n".join(x for x in ir.split("\n") if not (x.startswith("declare") and names.search(x)))
 
 
 def _saturated(ir: str) -> tuple[str, str]:
