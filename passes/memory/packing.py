@@ -127,36 +127,42 @@ def _searched(lifetimes: Sequence[Lifetime], bound: int) -> dict[str, int]:
     A move stays unless the arena grows; many leave it as it is, which leads away from where no single one helps.
     """
     g = np.random.default_rng(0)
-    order = sorted(lifetimes, key=lambda x: (-x.size, x.start))
-    plan = _first_fit_of_few(order)
-    top = height(order, plan)
-    for _ in range(_TRIES):
-        if top <= bound * 1.001:
-            break
-        highest = [i for i, x in enumerate(order) if plan[x.name] + x.size == top]
+    changed = sorted(lifetimes, key=lambda x: (-x.size, x.start))
+    places, same, top = list[int](), 0, MOST
+    for _ in range(_TRIES + 1):
+        fitted = _first_fit_of_few(changed, places[:same], top)
+        if fitted is not None:
+            order, places = changed, fitted
+            ends = [at + x.size for at, x in zip(places, order, strict=True)]
+            top = max(ends, default=0)
+            highest = [i for i, end in enumerate(ends) if end == top]
+            if top <= bound * 1.001:
+                break
         i = highest[int(g.integers(len(highest)))] if g.random() < 0.7 else int(g.integers(len(order)))
         changed = [*order[:i], *order[i + 1 :]]
-        changed.insert(int(g.integers(len(order))), order[i])
-        other = _first_fit_of_few(changed)
-        if height(changed, other) <= top:
-            order, plan, top = changed, other, height(changed, other)
-    return plan
+        changed.insert(j := int(g.integers(len(order))), order[i])
+        same = min(i, j)
+    return {x.name: at for x, at in zip(order, places, strict=True)}
 
 
-def _first_fit_of_few(order: Sequence[Lifetime]) -> dict[str, int]:
-    """`first_fit` without arrays: faster for less than a hundred."""
-    placed: list[tuple[int, int, int, int]] = []  # (address, its end, first and last position), sorted
-    plan: dict[str, int] = {}
-    for x in order:
+def _first_fit_of_few(order: Sequence[Lifetime], known: Sequence[int] = (), most: int = MOST) -> list[int] | None:
+    """Addresses by `first_fit` without arrays: faster for less than a hundred.  None where one ends above `most`."""
+    addresses = list(known)
+    # (address, its end, first and last position), sorted
+    placed = sorted((at, at + x.size, x.start, x.end) for at, x in zip(known, order, strict=False))
+    for _, size, first, last in order[len(known) :]:
         at = 0
         for low, high, start, end in placed:
-            if start <= x.end and end >= x.start:
-                if low - at >= x.size:
+            if start <= last and end >= first:
+                if low - at >= size:
                     break
-                at = max(at, high)
-        plan[x.name] = at
-        bisect.insort(placed, (at, at + x.size, x.start, x.end))
-    return plan
+                if high > at:
+                    at = high
+        if at + size > most:
+            return None
+        addresses.append(at)
+        bisect.insort(placed, (at, at + size, first, last))
+    return addresses
 
 
 def _large_first(lifetimes: Sequence[Lifetime], bound: int) -> dict[str, int]:

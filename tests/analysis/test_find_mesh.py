@@ -120,7 +120,7 @@ def test_command_finds_a_mesh(tmp_path: Any, capsys: pytest.CaptureFixture[str])
     found = json.loads(facts.read_text())["cluster"]
     assert found["mesh"] in capsys.readouterr().out
     assert "bytes of stage 0" in trace.read_text()
-    assert main([*given, "--memory-budget", "0.2MB"]) == 2
+    assert main([*given, "--memory-budget", "20kB"]) == 2
     assert "no way was found" in capsys.readouterr().err
 
 

@@ -57,11 +57,12 @@ def test_first_fit_takes_the_lowest_gap(seed: int) -> None:
     items = lifetimes(seed, 25)
     order = [items[int(i)] for i in np.random.default_rng(seed).permutation(len(items))]
     expected = slow_first_fit(order, [])
-    assert (
-        first_fit(order)
-        == expected
-        == packing._first_fit_of_few([x for x in order if x.size]) | {x.name: 0 for x in order if not x.size}
-    )
+    some = [x for x in order if x.size]
+    addresses = [expected[x.name] for x in some]
+    top = height(order, expected)
+    assert first_fit(order) == expected
+    assert packing._first_fit_of_few(some) == packing._first_fit_of_few(some, addresses[:9], top) == addresses
+    assert packing._first_fit_of_few(some, addresses[:9], top - 1) is None
     known = [expected[x.name] for x in order[:10]]
     assert first_fit(order, known) == expected
     shifted = [64 * 1000 + at for at in known]
