@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import importlib.util
@@ -171,6 +172,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 #: what extras bring
 OPTIONAL = ("PIL", "cupy", "hypothesis", "llvmlite", "matplotlib", "mpi4py", "numba", "onnxruntime", "ortools",
             "pyarrow", "sklearn", "tensorboard", "tokenizers", "xdist")  # fmt: skip
+
+
+def pytest_unconfigure() -> None:
+    gc.freeze()  # pytest then collects garbage five times: seconds, in processes that held many programs
 
 
 @pytest.hookimpl(wrapper=True)

@@ -196,15 +196,16 @@ def test_the_biggest_batch_fits_and_one_more_does_not(name: str, options: dict, 
 
 def test_the_biggest_batch_by_a_plan() -> None:
     pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
-    found = rc.max_batch("resnet18", "300MiB", options=NARROW, effort=0.2)
-    auto, steps = found["auto"], Steps("resnet18", options=NARROW)
+    options = {**NARROW, "blocks": (1, 1, 1, 1)}
+    found = rc.max_batch("resnet18", "200MiB", options=options, effort=0.1)
+    auto, steps = found["auto"], Steps("resnet18", options=options)
     assert auto.peak_bytes <= found.budget < auto.next_peak_bytes and auto.overhead > 0
     assert auto.batch >= max(s.batch for s in found.strategies if s is not auto)
     plan = lowest_plan(steps, auto.batch)
     assert plan is not None and steps.peak(auto.batch, plan.kept) <= 1.05 * auto.peak_bytes
     # a budget on the command line finds a plan for that batch
     program, loss = steps.program(auto.batch)
-    assert compile_step(program, loss, rc.Adam(), budget=found.budget, effort=0.2).figures.peak_bytes <= found.budget
+    assert compile_step(program, loss, rc.Adam(), budget=found.budget, effort=0.1).figures.peak_bytes <= found.budget
 
 
 def test_the_biggest_batch_in_slices() -> None:
@@ -446,12 +447,10 @@ for _ in range(3):
     executor.run(step, feed)
 print({high})
 """
-    for _ in range(2):  # the first compiles kernels
-        runs = [
-            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-            for code in (estimate, trains)
-        ]
-    predicted, measured = map(int, runs)
+    _, predicted, measured = (  # the first compiles kernels
+        int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for code in (trains, estimate, trains)
+    )
     assert 0.95 < predicted / measured < 1.05, (predicted, measured)
 
 

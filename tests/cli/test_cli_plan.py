@@ -11,6 +11,8 @@ from test_cli import MLP
 from recompute.cli import main
 from recompute.passes.planners import PLANNERS
 from recompute.passes.planners.core.synthetic import residual_chain
+from recompute.passes.planners.methods.auto import Auto
+from recompute.passes.planners.methods.moccasin import Moccasin
 
 pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
 
@@ -43,7 +45,11 @@ def test_fits_saves_and_does_it_again(tmp_path: Path, capsys: pytest.CaptureFixt
     assert first["planned"]["peak_bytes"] <= 0.85 * first["plain"]["peak_bytes"]
 
 
-def test_compare_has_a_row_or_a_reason_for_everyone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_has_a_row_or_a_reason_for_everyone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Auto, "quick", {"effort": 0.05})
+    monkeypatch.setattr(Moccasin, "quick", {**Moccasin.quick, "effort": 0.05})
     assert main([*BERT, *BUDGET, "--compare", "--checkpoints", "layer.0.out", "--json", str(tmp_path / "r.json")]) == 0
     out = capsys.readouterr().out
     rows = {r["strategy"]: r for r in json.loads((tmp_path / "r.json").read_text())["compare"]}

@@ -123,8 +123,8 @@ def test_a_fault_names_its_operator() -> None:
         assert all(f.startswith("SIG") and "Neg() using : (f32[4]) -> (f32[4])" in f for f in faults)
 
 
-#: one sample in so many of each operator; all of them by hand
-SHARES = pytest.mark.parametrize("share", [4, pytest.param(1, marks=pytest.mark.hours)])
+#: one sample in so many of each operator, and one at least; all of them by hand
+SHARES = pytest.mark.parametrize("share", [8, pytest.param(1, marks=pytest.mark.hours)])
 
 
 @SHARES
@@ -140,10 +140,11 @@ def test_kernels_of_the_processor_with_other_types_and_attributes(any_size: None
 
 
 @cuda_cases.needs_device
-def test_kernels_of_cuda() -> None:
+@SHARES
+def test_kernels_of_cuda(share: int) -> None:
     if cuda_cases.PLACE != "emulated":
         pytest.skip("guard pages are this machine's")
-    runs = list(samples(("f32",), (guard_pages.out_of_range,)))
+    runs = list(samples(("f32",), (guard_pages.out_of_range,), share))
     check(runs, emulated(64, runs, ends=(True,)))  # what begins at a page is as aligned below, where it runs too
 
 
