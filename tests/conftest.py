@@ -131,7 +131,7 @@ class Recorder:
 
 
 #: seconds that the slow cases of one test may take together; what is beyond them is a sweep by hand
-SWEEP = 3.0
+SWEEP = 2.0
 #: tests of which every case is of another operator: none stands for another
 EACH_ITS_OWN = ("test_samples", "test_samples_as_in_float32", "test_operator", "test_as_in_float32",
                 "test_gradients_as_in_float32", "test_corners", "test_kernel_agrees")  # fmt: skip

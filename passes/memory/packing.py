@@ -27,8 +27,6 @@ _REPAIRED, _REPAIRS, _REPAIR_WORK = 800, 32, 12_000
 _RAISE_WORK, _RAISED = 40_000, 3
 #: up to so many allocations are searched, that often, where the heuristics are further off the bound than this
 _FEW, _TRIES, _FAR = 96, 10_000, 1.005
-#: of up to so many allocations those that are alive at the same time as another one are remembered
-_FEW_PAIRS = 1000
 #: allocations are small that take less than this part of the bound
 _SMALL = 512
 #: from so many allocations on first fit is worth compiling
@@ -121,15 +119,42 @@ def _raised(order: Sequence[Lifetime], plan: dict[str, int], top: int, bound: in
     return best, top
 
 
-def _searched(lifetimes: Sequence[Lifetime], bound: int) -> dict[str, int]:
-    """First fit of a few, in an order found by local search: an allocation, mostly one on top, moves to any place.
+def _repaired(order: Sequence[Lifetime], bound: int) -> dict[str, int]:
+    """First fit in the given order, in which some of those that ended up on top move to earlier places."""
 
-    A move stays unless the arena grows; many leave it as it is, which leads away from where no single one helps.
+    def draw(g: np.random.Generator, highest: list[int]) -> tuple[int, int]:
+        i = highest[int(g.integers(len(highest)))]
+        return i, int(g.integers(i)) if i else 0
+
+    return _moved(order, bound, min(_REPAIRS, _REPAIR_WORK // max(len(order), 1)), draw)
+
+
+def _searched(lifetimes: Sequence[Lifetime], bound: int) -> dict[str, int]:
+    """First fit of a few, in an order found by many moves: an allocation, mostly one on top, moves to any place."""
+
+    def draw(g: np.random.Generator, highest: list[int]) -> tuple[int, int]:
+        i = highest[int(g.integers(len(highest)))] if g.random() < 0.7 else int(g.integers(len(lifetimes)))
+        return i, int(g.integers(len(lifetimes)))
+
+    return _moved(sorted(lifetimes, key=lambda x: (-x.size, x.start)), bound, _TRIES, draw)
+
+
+def _moved(
+    order: Sequence[Lifetime],
+    bound: int,
+    tries: int,
+    draw: Callable[[np.random.Generator, list[int]], tuple[int, int]],
+) -> dict[str, int]:
+    """First fit in the given order, improved by local search.
+
+    `draw`: from a generator with a fixed seed, so that the same program gets the same plan, and the places in the order
+    of what ends at the top: from which place to which one an allocation moves.  A move stays unless the arena grows;
+    many leave it as it is, which leads away from where no single one helps.
     """
-    g = np.random.default_rng(0)
-    changed = sorted(lifetimes, key=lambda x: (-x.size, x.start))
-    places, same, top = list[int](), 0, MOST
-    for _ in range(_TRIES + 1):
+    plan, g = first_fit(order), np.random.default_rng(0)
+    places = [plan[x.name] for x in order]
+    changed, same, top = list(order), len(order), MOST
+    for _ in range(tries + 1):
         fitted = _first_fit_of_few(changed, places[:same], top)
         if fitted is not None:
             order, places = changed, fitted
@@ -138,21 +163,22 @@ def _searched(lifetimes: Sequence[Lifetime], bound: int) -> dict[str, int]:
             highest = [i for i, end in enumerate(ends) if end == top]
             if top <= bound * 1.001:
                 break
-        i = highest[int(g.integers(len(highest)))] if g.random() < 0.7 else int(g.integers(len(order)))
+        i, j = draw(g, highest)
         changed = [*order[:i], *order[i + 1 :]]
-        changed.insert(j := int(g.integers(len(order))), order[i])
-        same = min(i, j)
+        changed.insert(j, order[i])
+        same = min(i, j)  # places before both are as they were
     return {x.name: at for x, at in zip(order, places, strict=True)}
 
 
 def _first_fit_of_few(order: Sequence[Lifetime], known: Sequence[int] = (), most: int = MOST) -> list[int] | None:
-    """Addresses by `first_fit` without arrays: faster for less than a hundred.  None where one ends above `most`."""
+    """Addresses by `first_fit` without arrays: faster for few, or where many are `known`.  None where one ends above
+    `most`."""
     addresses = list(known)
     # (address, its end, first and last position), sorted
-    placed = sorted((at, at + x.size, x.start, x.end) for at, x in zip(known, order, strict=False))
+    placed = sorted((at, at + x.size, x.start, x.end) for at, x in zip(known, order, strict=False) if x.size)
     for _, size, first, last in order[len(known) :]:
         at = 0
-        for low, high, start, end in placed:
+        for low, high, start, end in placed if size else ():
             if start <= last and end >= first:
                 if low - at >= size:
                     break
@@ -161,7 +187,8 @@ def _first_fit_of_few(order: Sequence[Lifetime], known: Sequence[int] = (), most
         if at + size > most:
             return None
         addresses.append(at)
-        bisect.insort(placed, (at, at + size, first, last))
+        if size:
+            bisect.insort(placed, (at, at + size, first, last))
     return addresses
 
 
@@ -212,116 +239,6 @@ def _breadth(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
         low = x.start - first
         found[x.name] = int(max(levels[k][low], levels[k][low + length - (1 << k)]))
     return found
-
-
-def _repaired(order: list[Lifetime], bound: int) -> dict[str, int]:
-    """First fit in the given order, improved by local search.
-
-    A step moves one of the allocations that ended up on top to an earlier place in the order and is kept unless the
-    arena grows.  The places are drawn from a generator with a fixed seed: the same program gets the same plan.
-    """
-    plan = first_fit(order)
-    if height(order, plan) <= bound * 1.001:
-        return plan
-    repair, g = Repair(order, [plan[x.name] for x in order]), np.random.default_rng(0)
-    for _ in range(min(_REPAIRS, _REPAIR_WORK // len(order))):
-        if repair.top <= bound * 1.001:
-            break
-        highest = repair.highest()
-        i = highest[int(g.integers(len(highest)))]
-        repair.move(i, int(g.integers(i)) if i else 0)
-    return {x.name: at for x, at in zip(order, repair.at, strict=True)}
-
-
-class Repair:
-    """First fit in an order in which one allocation at a time is moved to an earlier position.
-
-    Only allocations that a move can affect are placed again.  An allocation gets the lowest address without a conflict
-    with earlier allocations alive at the same time: the move of another one matters if it now conflicts, or if it was
-    below, where it may leave a gap.
-    """
-
-    def __init__(self, order: Sequence[Lifetime], at: Sequence[int]) -> None:
-        self.size = [x.size for x in order]
-        self.spans = [(low, low + size) for low, size in zip(at, self.size, strict=True)]  # addresses: from, to
-        self.start, self.end = (np.array([getattr(x, k) for x in order]) for k in ("start", "end"))
-        self.some = np.array(self.size) > 0
-        self.order = list(range(len(order)))  # numbers of the allocations, in the order that first fit takes them
-        self.top = max([high for _, high in self.spans])
-        self._near: dict[int, list[int]] = {}
-
-    @property
-    def at(self) -> list[int]:
-        """Addresses."""
-        return [low for low, _ in self.spans]
-
-    def highest(self) -> list[int]:
-        """Places in the order of allocations that end at the top."""
-        return [p for p, k in enumerate(self.order) if self.spans[k][1] == self.top]
-
-    def near(self, k: int) -> list[int]:
-        """Other allocations that are alive at the same time as one."""
-        found = self._near.get(k)
-        if found is None:
-            alive = (self.start <= self.end[k]) & (self.end >= self.start[k]) & self.some
-            alive[k] = False
-            found = alive.nonzero()[0].tolist()
-            if len(self.order) <= _FEW_PAIRS:
-                self._near[k] = found
-        return found
-
-    def move(self, i: int, j: int) -> None:
-        """The allocation in place i of the order goes to place j, unless the arena grows."""
-        order = [*self.order[:j], self.order[i], *self.order[j:i], *self.order[i + 1 :]]
-        place = [0] * len(order)
-        for p, x in enumerate(order):
-            place[x] = p
-        spans, sizes, top = self.spans, self.size, self.top
-        before: dict[int, tuple[int, int]] = {}  # what has another address now, and the one it had
-        again, waiting = {j}, [j]
-        while waiting:
-            p = heapq.heappop(waiting)
-            x = order[p]
-            was, now = spans[x], self._lowest(x, place)
-            if now + sizes[x] > top:
-                for y, span in before.items():
-                    spans[y] = span
-                return
-            if now == was[0]:
-                continue  # nor is it in the way of what it comes before only now: that was kept clear of it
-            before[x], spans[x] = was, (now, now + sizes[x])
-            for q in self._touched(x, was[0], place, i if p == j else p):
-                if q not in again:
-                    again.add(q)
-                    heapq.heappush(waiting, q)
-        self.order = order
-        self.top = max([high for _, high in spans])
-
-    def _touched(self, x: int, was: int, place: list[int], first: int) -> list[int]:
-        """Later places in the order that an allocation which has moved in the arena can matter to.
-
-        Up to place `first`, it comes before those there only now: they cannot move down.
-        """
-        spans, p, (now, end) = self.spans, place[x], self.spans[x]
-        found = []
-        for y in self.near(x):
-            q = place[y]
-            if q > p:
-                low, high = spans[y]
-                if (low < end and now < high) or (was < low and q > first):
-                    found.append(q)
-        return found
-
-    def _lowest(self, x: int, place: list[int]) -> int:
-        """The lowest address at which an allocation fits between those that come before it."""
-        p, size, spans = place[x], self.size[x], self.spans
-        lowest = 0
-        for low, high in sorted([spans[y] for y in self.near(x) if place[y] < p]):
-            if low - lowest >= size:
-                break
-            if high > lowest:
-                lowest = high
-        return lowest
 
 
 def best_fit_in_time(lifetimes: Sequence[Lifetime]) -> dict[str, int]:

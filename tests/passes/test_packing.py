@@ -89,23 +89,23 @@ def test_moves_place_again_what_first_fit_would(seed: int) -> None:
     """Whatever moves were made: the addresses are those of first fit in the order reached, which never grows."""
     g, items = np.random.default_rng(seed), lifetimes(seed, 30 + seed, sizes=4 + seed)
     order = [items[int(i)] for i in g.permutation(len(items))]
-    plan = first_fit(order)
-    repair = packing.Repair(order, [plan[x.name] for x in order])
-    assert repair.at == [plan[x.name] for x in order]
-    kept = 0
-    for _ in range(60):
-        i = int(g.integers(len(order)))
-        j = int(g.integers(i + 1))
-        changed = [*order[:j], order[i], *order[j:i], *order[i + 1 :]]
-        other = first_fit(changed)
-        if height(changed, other) <= height(order, plan):
-            kept += i != j
-            order, plan = changed, other
-        repair.move(i, j)
-        assert [items_of(repair, k) for k in repair.order] == [(x.size, plan[x.name]) for x in order]
-        assert repair.top == height(order, plan)
-        assert repair.highest() == [p for p, x in enumerate(order) if plan[x.name] + x.size == repair.top]
-    assert kept > 5
+    reached, plan, moves = order, first_fit(order), list[tuple[int, int]]()
+
+    def draw(other: np.random.Generator, highest: list[int]) -> tuple[int, int]:
+        """The next move; before it, the last one is made by first fit of all."""
+        nonlocal reached, plan
+        for i, j in moves[-1:]:
+            changed = [*reached[:i], *reached[i + 1 :]]
+            changed.insert(j, reached[i])
+            if height(changed, first_fit(changed)) <= height(reached, plan):
+                reached, plan = changed, first_fit(changed)
+        top = height(reached, plan)
+        assert highest == [p for p, x in enumerate(reached) if plan[x.name] + x.size == top]
+        moves.append((int(g.integers(len(order))), int(g.integers(len(order)))))
+        return moves[-1]
+
+    assert packing._moved(order, 0, 60, draw) == plan
+    assert len(moves) == 61 and reached != order
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -122,10 +122,6 @@ def test_what_is_above_the_bound_comes_earlier(seed: int) -> None:
         lower += height(items, raised) < height(items, plan)
     assert lower > 1
     assert pack([]) == {}
-
-
-def items_of(repair: packing.Repair, k: int) -> tuple[int, int]:
-    return repair.size[k], repair.at[k]
 
 
 @pytest.mark.parametrize("seed", range(12))
