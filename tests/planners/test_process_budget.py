@@ -100,46 +100,37 @@ def trained(floats: int, tmp_path: Path, limit: Callable[[], None] | None = None
     return int(high), plan
 
 
-@pytest.mark.slow
-def test_the_whole_process_stays_within_its_budget(tmp_path: Path) -> None:
-    """With kernels to compile and without, whatever the process holds, by the same plan."""
-    cold, first = trained(0, tmp_path)
-    warm, second = trained(1 << 21, tmp_path)
-    assert first == second
-    peak, plain = map(int, first.split()[:2])
-    assert peak <= 80 * MIB < plain
-    assert max(cold, warm) <= 400 * MIB, (cold / MIB, warm / MIB)
-
-
 def join(group: Path) -> None:
     (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 @pytest.fixture
-def limited() -> Iterator[Callable[[], None]]:
-    """What puts a process into a control group that may hold 400 MiB."""
+def limited() -> Iterator[Callable[[], None] | None]:
+    """What puts a process into a control group that may hold 400 MiB; None where no group can be made."""
     for folder, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
         group = Path(folder) / f"recompute-test-{os.getpid()}"
         try:
             group.mkdir()
-        except OSError as e:
-            why = str(e)
+        except OSError:
             continue
         try:
             (group / limit).write_text(str(400 * MIB))
-        except OSError as e:
+        except OSError:
             group.rmdir()
-            why = str(e)
             continue
         yield functools.partial(join, group)
         group.rmdir()
         return
-    pytest.skip(f"no control group can be made here: {why}")
+    yield None
 
 
 @pytest.mark.slow
-def test_the_system_lets_a_process_within_its_budget_live(limited: Callable[[], None], tmp_path: Path) -> None:
-    """In a control group of that size, from which a process that took more would be ended."""
-    high, plan = trained(0, tmp_path, limited)
-    assert high <= 400 * MIB
-    assert int(plan.split()[0]) <= 80 * MIB
+def test_the_whole_process_stays_within_its_budget(limited: Callable[[], None] | None, tmp_path: Path) -> None:
+    """With kernels to compile and without, whatever the process holds, by the same plan; the first one in a control
+    group of that size, from which a process that took more would be ended."""
+    cold, first = trained(0, tmp_path, limited)
+    warm, second = trained(1 << 21, tmp_path)
+    assert first == second
+    peak, plain = map(int, first.split()[:2])
+    assert peak <= 80 * MIB < plain
+    assert max(cold, warm) <= 400 * MIB, (cold / MIB, warm / MIB)
