@@ -175,8 +175,12 @@ OPTIONAL = ("PIL", "cupy", "hypothesis", "llvmlite", "matplotlib", "mpi4py", "nu
             "pyarrow", "sklearn", "tensorboard", "tokenizers", "xdist")  # fmt: skip
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # thousands of tests stay until the end: collections of garbage need not look through them
+
+
 def pytest_unconfigure() -> None:
-    gc.freeze()  # pytest then collects garbage five times: seconds, in processes that held many programs
+    gc.freeze()  # pytest then collects five times: seconds, in processes that held many programs
 
 
 @pytest.hookimpl(wrapper=True)
