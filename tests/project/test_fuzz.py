@@ -30,14 +30,14 @@ def fuzz(folder: Path, *arguments: str) -> dict:
 
 
 def test_damaged_files_are_refused_or_run(tmp_path: Path) -> None:
-    found = fuzz(tmp_path, "--count", "600", "--seed", "1")
+    found = fuzz(tmp_path, "--count", "300", "--seed", "1")
     assert found["code"] == 0 and not found["findings"], found["said"]
-    assert found["files"] == 600 and len(found["parts"]) == 12
+    assert found["files"] == 300 and len(found["parts"]) == 12
     for row in found["parts"]:
         assert row["refused"] and row["ran"], row
 
 
-@pytest.mark.parametrize("count", [1000, pytest.param(3000, marks=pytest.mark.hours)])
+@pytest.mark.parametrize("count", [500, pytest.param(3000, marks=pytest.mark.hours)])
 @pytest.mark.parametrize("kind", seeds.KINDS)
 def test_many_damaged_files(kind: str, count: int, tmp_path: Path) -> None:
     """Every way to damage a file meets each kind; how often is no other code."""
