@@ -30,9 +30,9 @@ def fuzz(folder: Path, *arguments: str) -> dict:
 
 
 def test_damaged_files_are_refused_or_run(tmp_path: Path) -> None:
-    found = fuzz(tmp_path, "--count", "300", "--seed", "1")
+    found = fuzz(tmp_path, "--count", "600", "--seed", "1")
     assert found["code"] == 0 and not found["findings"], found["said"]
-    assert found["files"] == 300 and len(found["parts"]) == 12
+    assert found["files"] == 600 and len(found["parts"]) == 12
     for row in found["parts"]:
         assert row["refused"] and row["ran"], row
 
