@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from ..language.factors import SUM, Factor, Place
 from ..language.ir import Constant, Operator, Value, leading_to
 from ..language.layouts import permuted, to_last
 from ..language.op import Op
-from ..language.types import TensorType, Types
+from ..language.types import TensorType, Types, need
+from ..ops.elementwise.arithmetic import Div
 from .table import Partial, Table
 from .views import View, joined
 
@@ -32,6 +34,8 @@ class Numbers(Table):
 
     def apply(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
         """The results of an operator on numbered inputs; `outs`: the types of all its outputs."""
+        if self.quotients and len(outs) == 1 and (view := self.quotient(op, inputs, ins, outs)) is not None:
+            return [view]
         rule = _rule(type(op))  # type: ignore[arg-type]
         if not any(t is not None and 0 in t.shape for t in (*ins, *outs)):
             views = rule(self, op, inputs, ins, outs) if rule is not None else None
@@ -42,6 +46,27 @@ class Numbers(Table):
             if type(op).channels_last is not Op.channels_last:
                 return self.turned(op, inputs, ins, outs)
         return self.opaque(op, inputs, ins, outs)
+
+    def quotient(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> View | None:
+        """What an operator gives for values divided by a number in which it is linear: by the number at the end.
+
+        So it does not matter where a mean's gradient is divided by its count.  Of some numbers, the first one first.
+        """
+        for group in op.linear or ((1, 2),) if op.name == "Where" else op.linear:
+            values = {k: v for k in group if k < len(inputs) and (v := inputs[k]) is not None}
+            of = {k: self.quotients[v.base] for k, v in values.items() if v.base in self.quotients}
+            by = {number for _, number in of.values()}
+            if len(by) != 1 or any(k not in of and self.scalar(v.base) != 0 for k, v in values.items()):
+                continue
+            (number,), t = by, need(outs[0])
+            second = inputs[1] if op.name == "Div" else None
+            if any(need(ins[k]).dtype != t.dtype for k in of) or (second and second.base >= number.base and _one(second)):
+                continue
+            whole = [of[k][0].part(v) if v is not None and k in of else v for k, v in enumerate(inputs)]
+            if all(whole[k] is not None for k in of):
+                view = self.apply(op, whole, ins, outs)[0]
+                return self.apply(Div(), [view, number], (t, t.with_shape(())), (t,))[0]
+        return None
 
     def opaque(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
         """Expressions that are equal only if operator and inputs are; of slices: the slice of the whole one."""
@@ -65,9 +90,10 @@ class Numbers(Table):
         """
         if op.random:
             return None
-        for f in shared(op, ins, outs):
+        bare = [v and v.bare() for v in inputs]  # a slice of one element is one of the next larger index, or of none
+        for f, some in itertools.product(shared(op, ins, outs), [inputs] if bare == inputs else [inputs, bare]):
             cut = [(k, p.axis) for k, p in enumerate(f.inputs) if isinstance(p, Place)]
-            view = self.slice_of(inputs, cut) if cut and not f.whole and not f.shares else None
+            view = self.slice_of(some, cut) if cut and not f.whole and not f.shares else None
             results = view and self.part_of(op, f, view, ins, outs)
             if results is not None:
                 return results
@@ -212,6 +238,11 @@ class Numbers(Table):
                 assert number is not None and number.shape == v.shape
                 assert math.prod([n for n, _ in number.digits]) == v.size
                 env[v.name] = number
+
+
+def _one(v: View) -> bool:
+    """Whether all elements are the same one."""
+    return all(not s for _, s in v.digits)
 
 
 def cut_at(v: View, p: Place, start: int, size: int, extent: int) -> View | None:

@@ -8,18 +8,19 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..language.op import Op
+from ..language.factors import MAX, MIN, PROD, SUM
+from ..language.op import Op, op_class
 from ..language.types import TensorType, Types, need
 from ..ops.common import Elementwise, normal_axes, normal_axis
 from ..ops.communication.base import CommWait
-from ..ops.elementwise.arithmetic import Add, Mul
-from ..ops.indexing.gather import GatherGrad
+from ..ops.elementwise.arithmetic import Add, Mul, Sub
 from ..ops.linear.products import Gemm, MatMul
 from ..ops.memory.offload import Copy, Store
 from ..ops.random.draws import Dropout
 from ..ops.random.dropout_part import DropoutPart
 from ..ops.recurrent.shared import Recurrent, RecurrentGrad
-from ..ops.reduction.sums import Reduce
+from ..ops.reduction.softmax import LogSoftmax, Softmax
+from ..ops.reduction.sums import Reduce, ReduceLogSumExp
 from ..ops.shape.join import Concat, Split
 from ..ops.shape.reshape import Copied, Expand, Fill, Reshape, Transpose
 from ..ops.shape.slice import Slice
@@ -31,8 +32,8 @@ from .views import Digit, View, aligned, joined, strides
 Given = Sequence[View | None]
 #: element-wise operators whose two operands may change places, to the bit
 COMMUTE = frozenset({"Add", "Mul", "Equal", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
-#: reductions that are the sum of the same reduction of parts
-SUMS = frozenset({"ReduceSum", "ReduceSumSquare", "ReduceL1"})
+#: element-wise operators of two operands that combine what slices of an index contribute
+COMBINE = {"Add": SUM, "Max": MAX, "Min": MIN, "Mul": PROD}
 
 
 @rule(Copied, Copy, CommWait)
@@ -120,19 +121,17 @@ def filled(n: Numbers, op: Fill, given: Given, ins: Types, outs: Types) -> list[
 
 @rule(Dropout, DropoutPart)
 def dropped(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """A function of elements and of the numbers of a stream, of which each element has its own."""
+    """Elements times what a number of a stream says of each, of which each element has its own."""
     x, step = given
     if x is None or step is None:
         return None
-    drawn = n.stream(op.seed, step)
     t = need(ins[0])
     runs = isinstance(op, DropoutPart) and [(t.size // op.run, op.skip), (op.run, 1)]
-    numbers = drawn.at(runs or zip(t.shape, strides(t.shape), strict=True), t.shape, op.first)
-    indices = aligned([x.digits, numbers.digits])
-    if indices is None:
-        return None
-    name = ("Dropout", op.ratio, t.dtype)
-    return _each(outs, lambda k: n.indexed((*name, k), [x, numbers], indices, shape=x.shape))
+    digits = joined(runs or zip(t.shape, strides(t.shape), strict=True))
+    kept = _each(outs, lambda k: View(n.stream(op.seed, step, ("Dropout", op.ratio, t.dtype, k)), op.first, digits, x.shape))
+    if kept[0] is not None and n.scalar(x.base) != 1:
+        kept[0] = n.apply(Mul(), [x, kept[0]], (t, t), (t,))[0]
+    return kept
 
 
 @rule(Interpolation)
@@ -153,7 +152,7 @@ def interpolated(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> 
     return [views[0] and views[0].transposed([order.index(i) for i in range(t.ndim)])]
 
 
-@rule(GatherGrad, Recurrent, RecurrentGrad)
+@rule(Recurrent, RecurrentGrad)
 def as_it_is(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Not its expansion: its own account of the axes knows that parts of it add up, its expansion's does not."""
     return n.opaque(op, given, ins, outs)
@@ -171,7 +170,7 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
     present = [v for v in operands if v is not None]
     if op.name in COMMUTE:
         present.sort(key=_order)
-    if op.name == "Add" and (joint := _added(n, *present)) is not None:
+    if op.name in COMBINE and len(present) == 2 and (joint := _combined(n, *present, COMBINE[op.name])) is not None:
         return [joint.reshaped(shape)]
     if n.partials and (part := _linear(n, op, operands, ins, outs)) is not None:
         return [part]
@@ -183,6 +182,10 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
     kinds = tuple(None if t is None else t.dtype for t in ins)
     name = (op.name, op, kinds)
     views = _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=shape))
+    if op.name == "Div" and outs[0] and outs[0].is_float and views[0]:
+        number = n.operand(views[0].base, 1)
+        if _size(number.digits) == 1 or all(not s for _, s in number.digits):
+            n.quotients.setdefault(views[0].base, (n.operand(views[0].base, 0), View(number.base, number.offset, (), ())))
     if n.joints and len(outs) == 1 and len(set(kinds)) == 1:
         _flat(n, op, kinds, present, indices, views[0])
     return views
@@ -192,7 +195,7 @@ def _flat(n: Numbers, op: Op, kinds: Any, operands: Sequence[View], indices: Seq
     """Notes a function of the elements of joined values, if these lie one after the other in all of them."""
     if y is None or y.base in n.flat or not any(v.base in n.joints or v.base in n.flat for v in operands):
         return
-    wide = n.widest(operands, indices)
+    wide = n.widest((), operands, indices)
     ordered = merged(sorted(wide.whole, key=lambda x: [-s for s in x[1]]))
     if len(ordered) != 1 or ordered[0][0] != n.sizes[y.base] or any(v.offset for v in wide.operands):
         return
@@ -213,10 +216,10 @@ def _each(outs: Types, made: Callable[[int], View]) -> list[View | None]:
     return [None if t is None else made(k) for k, t in enumerate(outs)]
 
 
-def _added(n: Numbers, a: View, b: View) -> View | None:
-    """The sum of partial sums of neighbouring slices."""
+def _combined(n: Numbers, a: View, b: View, how: str) -> View | None:
+    """The sum, or what else they are combined to, of what neighbouring slices contribute."""
     x, y = n.partials.get(a.base), n.partials.get(b.base)
-    if x is None or y is None or (a.offset, a.digits) != (b.offset, b.digits):
+    if x is None or y is None or not x.how == y.how == how or (a.offset, a.digits) != (b.offset, b.digits):
         return None
     if x.start > y.start:
         x, y = y, x
@@ -229,7 +232,7 @@ def _added(n: Numbers, a: View, b: View) -> View | None:
 def _linear(n: Numbers, op: Op, operands: Given, ins: Types, outs: Types) -> View | None:
     """The part of an operator's result for a sum, from a partial sum in which the operator is linear."""
     held = {k: n.partials[v.base] for k, v in enumerate(operands) if v is not None and v.base in n.partials}
-    if not held or tuple(held) not in op.linear or len(outs) != 1:
+    if not held or tuple(held) not in op.linear or len(outs) != 1 or any(p.how != SUM for p in held.values()):
         return None
     parts = sorted(held.values(), key=lambda p: p.total.base)
     first = parts[0]
@@ -257,7 +260,32 @@ def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> li
         split[i in gone].extend((size, (stride,)) for size, stride in axis)
     if not split[1]:
         split[1].append((1, (0,)))
-    return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape, adds=op.name in SUMS)]
+    if (whole := _of_joined(n, x, *split, op.partial)) is not None:
+        return [whole.reshaped(y.shape)]
+    return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape, how="" if op.divides else op.partial)]
+
+
+def _of_joined(n: Numbers, x: View, kept: Sequence[Index], gone: Sequence[Index], how: str) -> View | None:
+    """What values that were joined along the index that goes are combined to, if they are parts of one result."""
+    count = len(n.joints.get(x.base, ()))
+    if [size for size, _ in gone] != [count]:
+        return None
+    digits = joined((size, stride) for size, (stride,) in kept)
+    parts = [View(x.base, x.offset + i * gone[0][1][0], digits, (_size(digits),)) for i in range(count)]
+    whole: View | None = _resolved(n, parts[0])
+    for v in parts[1:]:
+        whole = whole and _combined(n, whole, _resolved(n, v), how)
+    return whole
+
+
+@rule(Softmax, LogSoftmax)
+def shares(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """The difference to the logarithm of the sum of exponentials, or its exponential."""
+    t = need(ins[0])
+    total = ReduceLogSumExp(axes=op.reduced(t))
+    types = (t, *total.infer(t))
+    log = n.apply(Sub(), [given[0], n.apply(total, given, ins, types[1:])[0]], types, outs)
+    return n.apply(op_class("Exp")(), log, outs, outs) if isinstance(op, Softmax) else log
 
 
 @rule(MatMul)
@@ -350,7 +378,7 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
         if sizes is None:
             return None
         rest.append(sizes)
-    wide = n.widest(parts, [x for some in rest for x in some])
+    wide = n.widest((), parts, [x for some in rest for x in some])
     before = sum(len(some) for some in rest[:axis])
     if len(wide.kept) != sum(map(len, rest)):
         return None
@@ -392,7 +420,8 @@ def _one_value(axis: int, parts: Sequence[View]) -> View | None:
         axes[axis] = [(size + v.shape[axis], stride)]
         shape = (*whole.shape[:axis], size + v.shape[axis], *whole.shape[axis + 1 :])
         view = whole.at([x for a in axes for x in a], shape)
-        if view.sliced(axis, size, v.shape[axis]) != v:
+        part = view.sliced(axis, size, v.shape[axis])
+        if part is None or part.bare() != v.bare():
             return None
         whole = view
     return whole

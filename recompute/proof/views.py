@@ -53,9 +53,11 @@ class View:
             offset += inner.offset // dense % n * s
         for size, stride in inner.digits:
             low: list[Digit] = []
-            while size > 1:
+            while size > 1 or (stride and not low):
                 fits = [(n, d, s) for n, d, s in low_digits if stride and d <= stride < d * n and stride % d == 0]
                 if stride and not fits:
+                    if size == 1:
+                        break
                     return None
                 taken = min(size, fits[0][0] * fits[0][1] // stride) if stride else size
                 if size % taken:
