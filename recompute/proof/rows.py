@@ -66,14 +66,15 @@ def _masked(n: Numbers, base: int) -> tuple[View, View] | None:
 def _taken(n: Numbers, base: int) -> View | None:
     """What masked rows of part of a table contribute to those of the whole table, in the order of `base`."""
     pair = _masked(n, base)
-    op, *rest = n.nodes[pair[1].base].key if pair else ("",)
-    if pair is None or not isinstance(op, (Gather, GatherElements)):
+    taken = n.nodes[pair[1].base] if pair else None
+    if pair is None or taken is None or not isinstance(op := taken.key[0], (Gather, GatherElements)):
         return None
-    (table, at), shape = rest[0], n.nodes[pair[1].base].shape
+    (table, at), shape = taken.operands, taken.shape
     axis = op.axis % len(table.shape)
     source = _source(n, pair[0], at, op, shape, table.shape[axis], pair[1])
-    cut = n.slice_of([table], [(0, axis)])
-    if source is None or cut is None or (cut[0], cut[2]) != source[1:]:
+    cuts = [n.slice_of([v], [(0, axis)]) for v in (table, table.bare())] if source else ()
+    cut = next((c for c in cuts if c and source and (c[0], c[2]) == source[1:]), None)
+    if source is None or cut is None:
         return None
     start, size, extent, (whole,) = cut
     dtype = n.nodes[base].key[0][2][1]

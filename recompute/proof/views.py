@@ -129,9 +129,8 @@ def _axes(digits: tuple[Digit, ...], shape: tuple[int, ...]) -> tuple[tuple[Digi
             else:
                 return None
         if narrow:
-            left = next((k for k in range(at) if shape[at - 1 - k] != 1), at)  # axes of size 1 before this one
-            ones = next((k for k, (n, _) in enumerate(reversed(rest)) if n != 1), len(rest))
-            for _ in range(ones - left):  # each of them has one slice of one element; of several axes, the first
+            left = at and shape[at - 1] == 1
+            while rest and rest[-1][0] == 1 and not left:  # slices of one element are of an axis of one element
                 inner.append(rest.pop())
         axes.append(tuple(inner[::-1]))
     return tuple(axes[::-1])
