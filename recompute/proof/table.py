@@ -263,7 +263,7 @@ class Table:
         tried, until the whole is an expression that there is.
         """
         first: Wide | None = None
-        for some in _with_fewer_ones(kept, summed):
+        for some in _ways(kept, summed):
             wide = self.wider(operands, *some)
             wide = wide if how else wide.own_sums()
             ordered, gone, _, _ = _ordered(tuple(wide.whole), tuple(wide.totals))
@@ -310,15 +310,15 @@ class Table:
         return {(-1, 0), (0, 0)} if any(not 0 <= start <= whole - size for start, whole in starts) else starts
 
 
-def _with_fewer_ones(
+def _ways(
     kept: Sequence[Index], summed: Sequence[Index]
 ) -> Iterator[tuple[list[Index], list[Index], Sequence[Index]]]:
-    """Indices, and those that are not widened: none; those of one element left out in operands in which they are next
-    to another; some of one element."""
+    """Indices, and those that are not widened, in ways that come to the same: as they are; without those of one
+    element in operands in which they are next to another; with two of one element, of different operands, as one, none
+    of one element summed, and some of them not widened."""
     yield list(kept), list(summed), ()
-    every = [*kept, *summed]
-    ones = [x for x in every if x[0] == 1 and any(x[1])]
-    if not ones:
+    every, n = [*kept, *summed], len(kept)
+    if not any(size == 1 and any(at) for size, at in every):
         return
 
     def beside(at: tuple[int, ...]) -> Index:
@@ -326,10 +326,22 @@ def _with_fewer_ones(
         return 1, tuple(0 if some else s for s, some in zip(at, near, strict=True))
 
     fewer = [beside(at) if size == 1 else (size, at) for size, at in every]
-    yield fewer[: len(kept)], fewer[len(kept) :], ()
-    for count in range(1, min(len(ones), 4) + 1):
-        for some in itertools.combinations(ones[:4], count):
-            yield list(kept), list(summed), some
+    yield fewer[:n], fewer[n:], ()
+    if any(size > 1 for size, _ in summed):
+        kept = [*(x for x in summed if x[0] == 1 and any(x[1])), *kept]
+        summed = [x for x in summed if x[0] > 1 or not any(x[1])]
+    ones = [i for i, (size, at) in enumerate(kept) if size == 1 and any(at)][:4]
+    pairs = [
+        (i, j) for i, j in itertools.combinations(ones, 2)
+        if not any(a and b for a, b in zip(kept[i][1], kept[j][1], strict=True))
+    ]  # fmt: skip
+    for i, j in [(0, 0), *pairs]:
+        other = list(kept)
+        if i != j:
+            other[i], other[j] = (1, tuple(map(sum, zip(kept[i][1], kept[j][1], strict=True)))), (1, (0,) * len(kept[i][1]))
+        for count in range(len(ones) + 1):
+            for some in itertools.combinations([other[i] for i in ones], count):
+                yield other, list(summed), some
 
 
 @functools.lru_cache(maxsize=1 << 14)
