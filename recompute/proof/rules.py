@@ -410,18 +410,20 @@ def _one_value(axis: int, parts: Sequence[View]) -> View | None:
     """The value of which all parts are neighbours along an axis."""
     whole = parts[0]
     for v in parts[1:]:
-        axes = whole.axes()
-        if v.base != whole.base or axes is None:
+        axes, others = whole.axes(), v.axes()
+        if v.base != whole.base or axes is None or others is None or v.offset <= whole.offset:
             return None
-        size, inner = whole.shape[axis], joined(axes[axis])
-        stride = inner[0][1] if len(inner) == 1 else v.offset - whole.offset if size == 1 else 0
-        if not stride or v.offset != whole.offset + size * stride:
-            return None
-        axes[axis] = [(size + v.shape[axis], stride)]
-        shape = (*whole.shape[:axis], size + v.shape[axis], *whole.shape[axis + 1 :])
-        view = whole.at([x for a in axes for x in a], shape)
-        part = view.sliced(axis, size, v.shape[axis])
-        if part is None or part.bare() != v.bare():
+        first, second = ([d for d in joined(some[axis]) if d[0] > 1] for some in (axes, others))
+        axes[axis] = [(2, v.offset - whole.offset), *first]
+        if first != second:  # the outermost digit goes on
+            few, many = sorted([first, second], key=_size)
+            axes[axis] = [(many[0][0] + (few[0][0] if few and few[1:] == many[1:] else 1), many[0][1]), *many[1:]]
+        size = whole.shape[axis]
+        view = whole.at(
+            [x for a in axes for x in a], (*whole.shape[:axis], size + v.shape[axis], *whole.shape[axis + 1 :])
+        )
+        both = view.sliced(axis, 0, size), view.sliced(axis, size, v.shape[axis])
+        if [x and x.bare() for x in both] != [whole.bare(), v.bare()]:
             return None
         whole = view
     return whole
