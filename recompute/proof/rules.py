@@ -346,9 +346,7 @@ def _size(digits: Sequence[Digit]) -> int:
 def gemm(n: Numbers, op: Gemm, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """A product, and a sum of it and C, each with its factor."""
     t = need(outs[0])
-    y = _product(n, (operands[0], operands[1]), (op.transA, op.transB), t.dtype)
-    if y is None:
-        return None
+    y = n.apply(MatMul(op.transA, op.transB), operands[:2], ins[:2], (t,))[0]
     add, mul = Add(), Mul()
     if op.alpha != 1:
         y = n.apply(mul, [y, n.filled(t, op.alpha)], (t, t), (t,))[0]

@@ -335,6 +335,10 @@ def _ways(
         (i, j) for i, j in itertools.combinations(ones, 2)
         if not any(a and b for a, b in zip(kept[i][1], kept[j][1], strict=True))
     ]  # fmt: skip
+    beyond = [max((n * at[k] for n, at in (*kept, *summed)), default=0) for k in range(len(every[0][1]))]
+    for i in ones:
+        at = tuple(a or b for a, b in zip(kept[i][1], beyond, strict=True))
+        yield [*kept[:i], (1, at), *kept[i + 1 :]], list(summed), ()
     for i, j in [(0, 0), *pairs]:
         other = list(kept)
         if i != j:
