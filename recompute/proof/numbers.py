@@ -59,8 +59,8 @@ class Numbers(Table):
             if len(by) != 1 or any(k not in of and self.scalar(v.base) != 0 for k, v in values.items()):
                 continue
             (number,), t = by, need(outs[0])
-            second = inputs[1] if op.name == "Div" else None
-            if any(need(ins[k]).dtype != t.dtype for k in of) or (second and second.base >= number.base and _one(second)):
+            last = op.name == "Div" and (v := inputs[1]) is not None and v.base >= number.base and _one(v)
+            if last or any(need(ins[k]).dtype != t.dtype for k in of):
                 continue
             whole = [of[k][0].part(v) if v is not None and k in of else v for k, v in enumerate(inputs)]
             if all(whole[k] is not None for k in of):

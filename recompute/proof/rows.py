@@ -116,7 +116,7 @@ def _parts(n: Numbers, mask: int, local: int, size: int) -> Iterator[tuple[int, 
     for at in below[2:] if largest < MOST else ():
         places = [(b, k) for b in below for k, (x, _) in enumerate(_operands(n, b)) if x == at]
         for some in _subsets(places) if n.scalar(at) is not None else [places]:
-            values: dict[Any, Array | None] = {place: domain for place in some}
+            values: dict[Any, Array | None] = dict.fromkeys(some, domain)
             found = _rows(domain, _values(n, mask, values), _values(n, local, values), size)
             if found is not None:
                 yield at, *found
@@ -161,7 +161,9 @@ def _values(n: Numbers, base: int, values: dict[Any, Array | None]) -> Array | N
     """What an expression is if what some operators read is as in `values`; None where that does not say it."""
     if base not in values:
         operands, constant = _operands(n, base), n.scalar(base)
-        arrays = [values[base, k] if (base, k) in values else _values(n, b, values) for k, (b, _) in enumerate(operands)]
+        arrays = [
+            values[at] if (at := (base, k)) in values else _values(n, b, values) for k, (b, _) in enumerate(operands)
+        ]
         values[base] = None if constant is None else np.array(constant)
         if operands and all(a is not None for a in arrays):
             op = n.nodes[base].key[0][1]

@@ -128,10 +128,9 @@ def dropped(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[
     t = need(ins[0])
     runs = isinstance(op, DropoutPart) and [(t.size // op.run, op.skip), (op.run, 1)]
     digits = joined(runs or zip(t.shape, strides(t.shape), strict=True))
-    kept = _each(outs, lambda k: View(n.stream(op.seed, step, ("Dropout", op.ratio, t.dtype, k)), op.first, digits, x.shape))
-    if kept[0] is not None and n.scalar(x.base) != 1:
-        kept[0] = n.apply(Mul(), [x, kept[0]], (t, t), (t,))[0]
-    return kept
+    use = ("Dropout", op.ratio, t.dtype)
+    y, mask = _each((t, t), lambda k: View(n.stream(op.seed, step, (*use, k)), op.first, digits, x.shape))
+    return [y if n.scalar(x.base) == 1 else n.apply(Mul(), [x, y], (t, t), (t,))[0], mask]
 
 
 @rule(Interpolation)
@@ -182,10 +181,10 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
     kinds = tuple(None if t is None else t.dtype for t in ins)
     name = (op.name, op, kinds)
     views = _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=shape))
-    if op.name == "Div" and outs[0] and outs[0].is_float and views[0]:
-        number = n.operand(views[0].base, 1)
-        if _size(number.digits) == 1 or all(not s for _, s in number.digits):
-            n.quotients.setdefault(views[0].base, (n.operand(views[0].base, 0), View(number.base, number.offset, (), ())))
+    if op.name == "Div" and need(outs[0]).is_float and views[0] is not None:
+        values, number = (n.operand(views[0].base, k) for k in (0, 1))
+        if all(not s for _, s in number.digits):
+            n.quotients.setdefault(views[0].base, (values, View(number.base, number.offset, (), ())))
     if n.joints and len(outs) == 1 and len(set(kinds)) == 1:
         _flat(n, op, kinds, present, indices, views[0])
     return views

@@ -284,8 +284,13 @@ class Table:
         digits = [[(n, at[k]) for n, at in (*kept, *summed) if at[k]] for k in range(len(operands))] if cut else []
         spans = [[self.spans(operands, digits, x) if cut else set() for x in some] for some in (kept, summed)]
         begun, ended = (
-            [(i, *one) for i, some in enumerate(every) if len(some) == 1 for one in some
-             if one[1] != among[i][0] and among[i] not in fixed]
+            [
+                (i, *one)
+                for i, some in enumerate(every)
+                if len(some) == 1
+                for one in some
+                if one[1] != among[i][0] and among[i] not in fixed
+            ]
             for every, among in zip(spans, (kept, summed), strict=True)
         )
         unlike = any(len(some) > 1 for every in spans for some in every)
@@ -310,9 +315,7 @@ class Table:
         return {(-1, 0), (0, 0)} if any(not 0 <= start <= whole - size for start, whole in starts) else starts
 
 
-def _ways(
-    kept: Sequence[Index], summed: Sequence[Index]
-) -> Iterator[tuple[list[Index], list[Index], Sequence[Index]]]:
+def _ways(kept: Sequence[Index], summed: Sequence[Index]) -> Iterator[tuple[list[Index], list[Index], Sequence[Index]]]:
     """Indices, and those that are not widened, in ways that come to the same: as they are; without those of one
     element in operands in which they are next to another; with two of one element, of different operands, as one, none
     of one element summed, and some of them not widened."""
@@ -342,7 +345,8 @@ def _ways(
     for i, j in [(0, 0), *pairs]:
         other = list(kept)
         if i != j:
-            other[i], other[j] = (1, tuple(map(sum, zip(kept[i][1], kept[j][1], strict=True)))), (1, (0,) * len(kept[i][1]))
+            both = tuple(map(sum, zip(kept[i][1], kept[j][1], strict=True)))
+            other[i], other[j] = (1, both), (1, (0,) * len(both))
         for count in range(len(ones) + 1):
             for some in itertools.combinations([other[i] for i in ones], count):
                 yield other, list(summed), some

@@ -163,7 +163,8 @@ class LabelLoss(Op, abstract=True):
 
         An ignored label's is any score.  No tensor of scores is made: the classes may be divided among ranks.
         """
-        y = b.Reshape(labels if labels.dtype == "i64" else b.Cast(labels, to="i64"), shape=(labels.shape[0], 1, *labels.shape[1:]))
+        y = labels if labels.dtype == "i64" else b.Cast(labels, to="i64")
+        y = b.Reshape(y, shape=(labels.shape[0], 1, *labels.shape[1:]))
         if self.ignore_index is not None:
             y = b.Where(b.Equal(y, b.constant(self.ignore_index, y)), b.constant(0, y), y)
         return b.ReduceLogSumExp(scores, axes=(1,), keepdims=1), b.GatherElements(scores, y, axis=1)

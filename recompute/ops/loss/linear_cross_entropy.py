@@ -256,7 +256,7 @@ def _is_one(b: Builder, dloss: Value) -> bool:
 def whole(op: LinearLoss, b: OperatorBuilder, x: Any, w: Any, bias: Any, labels: Any) -> tuple[Any, ...]:
     """All logits [rows, words], their log-sum-exp and the label's [rows, 1], where that is, and 1 or 0 for each row
     (None: 1)."""
-    rows, words, kind = labels.size, w.shape[1 - op.transB], wide(x.dtype)
+    rows, kind = labels.size, wide(x.dtype)
     flat = reshape(b, as_type(b, x, kind), (rows, x.shape[-1]))
     t = b.MatMul(flat, as_type(b, w, kind), transB=op.transB)
     if bias is not None:
