@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from ..errors import TypeRuleError
@@ -34,8 +35,10 @@ class Numbers(Table):
 
     def apply(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
         """The results of an operator on numbered inputs; `outs`: the types of all its outputs."""
-        if self.quotients and len(outs) == 1 and (view := self.quotient(op, inputs, ins, outs)) is not None:
-            return [view]
+        if (self.quotients or self.partials) and (op.linear or op.name == "Where") and len(outs) == 1:
+            view = self.linear(op, inputs, ins, outs)
+            if view is not None:
+                return [view]
         rule = _rule(type(op))  # type: ignore[arg-type]
         if not any(t is not None and 0 in t.shape for t in (*ins, *outs)):
             views = rule(self, op, inputs, ins, outs) if rule is not None else None
@@ -47,25 +50,38 @@ class Numbers(Table):
                 return self.turned(op, inputs, ins, outs)
         return self.opaque(op, inputs, ins, outs)
 
-    def quotient(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> View | None:
-        """What an operator gives for values divided by a number in which it is linear: by the number at the end.
+    def linear(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> View | None:
+        """What an operator gives for parts of sums, or values divided by a number, in which it is linear: a part of
+        what it gives for the sums, or what it gives for the values, divided by the number.
 
         So it does not matter where a mean's gradient is divided by its count.  Of some numbers, the first one first.
         """
-        for group in op.linear or ((1, 2),) if op.name == "Where" else op.linear:
-            values = {k: v for k in group if k < len(inputs) and (v := inputs[k]) is not None}
-            of = {k: self.quotients[v.base] for k, v in values.items() if v.base in self.quotients}
-            by = {number for _, number in of.values()}
-            if len(by) != 1 or any(k not in of and self.scalar(v.base) != 0 for k, v in values.items()):
+        bases, t = {k: v.base for k, v in enumerate(inputs) if v is not None}, need(outs[0])
+        summed = {k for k, b in bases.items() if b in self.partials}
+        for group in ((1, 2),) if op.name == "Where" else op.linear:
+            held = [k for k in group if k in bases and self.scalar(bases[k]) != 0]
+            if summed and summed == set(held):
+                parts = sorted((self.partials[bases[k]] for k in held), key=lambda p: p.total.base)
+                sources = {k: self.partials[bases[k]].total for k in held}
+                number = None
+            elif held and all(bases[k] in self.quotients and need(ins[k]).dtype == t.dtype for k in held):
+                parts, sources = [], {k: self.quotients[bases[k]][0] for k in held}
+                numbers = {self.quotients[bases[k]][1] for k in held}
+                number = numbers.pop()
+                last = op.name == "Div" and (v := inputs[1]) is not None and v.base >= number.base and _one(v)
+                if numbers or last:
+                    continue
+            else:
                 continue
-            (number,), t = by, need(outs[0])
-            last = op.name == "Div" and (v := inputs[1]) is not None and v.base >= number.base and _one(v)
-            if last or any(need(ins[k]).dtype != t.dtype for k in of):
+            whole = [v and (sources[k].part(v) if k in sources else v) for k, v in enumerate(inputs)]
+            if any(whole[k] is None for k in held) or not _alike(parts):
                 continue
-            whole = [of[k][0].part(v) if v is not None and k in of else v for k, v in enumerate(inputs)]
-            if all(whole[k] is not None for k in of):
-                view = self.apply(op, whole, ins, outs)[0]
+            view = need(self.apply(op, whole, ins, outs)[0])
+            if number is not None:
                 return self.apply(Div(), [view, number], (t, t.with_shape(())), (t,))[0]
+            indices = tuple((p.index, p.size) for p in parts)
+            index = indices if len(set(indices)) > 1 else parts[0].index
+            return self.partial(dataclasses.replace(parts[0], index=index, total=view.bare(), seen=view))
         return None
 
     def opaque(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
@@ -238,6 +254,12 @@ class Numbers(Table):
                 assert number is not None and number.shape == v.shape
                 assert math.prod([n for n, _ in number.digits]) == v.size
                 env[v.name] = number
+
+
+def _alike(parts: Sequence[Partial]) -> bool:
+    """Whether parts of sums are of the same share of each."""
+    shares = {(p.how, Fraction(p.start, p.size), Fraction(p.stop, p.size)) for p in parts}
+    return not parts or (len(shares) == 1 and parts[0].how == SUM)
 
 
 def _one(v: View) -> bool:

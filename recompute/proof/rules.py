@@ -19,6 +19,8 @@ from ..ops.memory.offload import Copy, Store
 from ..ops.random.draws import Dropout
 from ..ops.random.dropout_part import DropoutPart
 from ..ops.recurrent.shared import Recurrent, RecurrentGrad
+from ..ops.reduction.extremes import ArgMax
+from ..ops.reduction.running import Running
 from ..ops.reduction.softmax import LogSoftmax, Softmax
 from ..ops.reduction.sums import Reduce, ReduceLogSumExp
 from ..ops.shape.join import Concat, Split
@@ -171,8 +173,6 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
         present.sort(key=_order)
     if op.name in COMBINE and len(present) == 2 and (joint := _combined(n, *present, COMBINE[op.name])) is not None:
         return [joint.reshaped(shape)]
-    if n.partials and (part := _linear(n, op, operands, ins, outs)) is not None:
-        return [part]
     if any(map(n.narrow, present)):
         present = [n.with_ones(v) for v in present]
     indices = _broadcast(tuple([(v.digits, v.shape) for v in present]), shape)
@@ -228,24 +228,6 @@ def _combined(n: Numbers, a: View, b: View, how: str) -> View | None:
     return view if n.complete(a) else view.part(a)
 
 
-def _linear(n: Numbers, op: Op, operands: Given, ins: Types, outs: Types) -> View | None:
-    """The part of an operator's result for a sum, from a partial sum in which the operator is linear."""
-    held = {k: n.partials[v.base] for k, v in enumerate(operands) if v is not None and v.base in n.partials}
-    if not held or tuple(held) not in op.linear or len(outs) != 1 or any(p.how != SUM for p in held.values()):
-        return None
-    parts = sorted(held.values(), key=lambda p: p.total.base)
-    first = parts[0]
-    if any((p.start * first.size, p.stop * first.size) != (first.start * p.size, first.stop * p.size) for p in parts):
-        return None
-    indices = tuple((p.index, p.size) for p in parts)
-    index = first.index if len(set(indices)) == 1 else indices
-    if any(not n.complete(v) for k, v in enumerate(operands) if v is not None and k in held):
-        return None
-    sums = [held[k].total.reshaped(v.shape) if v is not None and k in held else v for k, v in enumerate(operands)]
-    total = n.apply(op, sums, ins, outs)[0]
-    return None if total is None else n.partial(dataclasses.replace(first, index=index, total=total.bare(), seen=total))
-
-
 @rule(Reduce)
 def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """A symmetric function of the elements along some indices."""
@@ -285,6 +267,23 @@ def shares(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[V
     types = (t, *total.infer(t))
     log = n.apply(Sub(), [given[0], n.apply(total, given, ins, types[1:])[0]], types, outs)
     return n.apply(op_class("Exp")(), log, outs, outs) if isinstance(op, Softmax) else log
+
+
+@rule(ArgMax, Running)
+def along(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """A function of the elements along one axis, in their order."""
+    x, t, axis = given[0], need(ins[0]), normal_axis(op.axis, need(ins[0]).ndim, op)
+    axes = x.axes() if x is not None else None
+    if x is None or axes is None or len(joined(axes[axis])) > 1:
+        return None
+    rest = [[(size, (stride,)) for size, stride in digits] for digits in axes]
+    count = need(outs[0]).size * t.shape[axis] // t.size
+    name = (op.name, dataclasses.replace(op, axis=0), t.dtype, count)
+    kept = [i for some in (*rest[:axis], *rest[axis + 1 :]) for i in some]
+    wide = n.widest(name, [x], kept, rest[axis] or [(1, (0,))], how="")
+    if len(wide.kept) != len(kept):
+        return None
+    return [n.rows(name, wide, count, sum(map(len, rest[:axis])), need(outs[0]).shape)[0]]
 
 
 @rule(MatMul)
@@ -380,12 +379,10 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
     if len(wide.kept) != sum(map(len, rest)):
         return None
     count = len(parts) if alike else t.shape[axis]
-    base, places = n.expression(("Concat", count, extents), wide.operands, wide.whole, first=count)
-    dense = _size([(d, 0) for (d, _), place in zip(wide.whole, places, strict=True) if place])
-    n.joints.setdefault(base, _joints(wide, places, extents, dense))
-    digits = [(d, place) for (d, _), place in zip(wide.kept, places, strict=True)]
-    digits.insert(before, (count, dense))
-    return [View(base, sum(start * places[i] for i, start, _ in wide.begun), joined(digits), t.shape)]
+    view, places = n.rows(("Concat", count, extents), wide, count, before, t.shape)
+    dense = n.sizes[view.base] // count
+    n.joints.setdefault(view.base, _joints(wide, places, extents, dense))
+    return [view]
 
 
 def _joints(wide: Wide, places: Sequence[int], extents: Sequence[Any], dense: int) -> list[tuple[int, int, View]]:

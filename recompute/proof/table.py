@@ -226,6 +226,16 @@ class Table:
         key = (name, tuple([(v.base, v.offset) for v in operands]), ordered, gone)
         return self.number(key, str(name[0]), shape if first == 1 else (first, *shape), operands), places
 
+    def rows(
+        self, name: Any, wide: Wide, count: int, before: int, shape: tuple[int, ...]
+    ) -> tuple[View, Sequence[int]]:
+        """An expression of `count` values for each value of the kept indices, which is the outermost of its own and the
+        one behind `before` others in the view; and the stride of each whole index in it."""
+        base, places = self.expression(name, wide.operands, wide.whole, wide.totals, first=count)
+        digits = [(d, place) for (d, _), place in zip(wide.kept, places, strict=True)]
+        digits.insert(before, (count, self.sizes[base] // count if count > 1 else 0))
+        return View(base, sum(start * places[i] for i, start, _ in wide.begun), joined(digits), shape), places
+
     def indexed(
         self,
         name: Any,
