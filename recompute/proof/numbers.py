@@ -106,8 +106,8 @@ class Numbers(Table):
         """
         if op.random:
             return None
-        bare = [v and v.bare() for v in inputs]  # a slice of one element is one of the next larger index, or of none
-        for f, some in itertools.product(shared(op, ins, outs), [inputs] if bare == inputs else [inputs, bare]):
+        plain = [v and v.plain() for v in inputs]
+        for f, some in itertools.product(shared(op, ins, outs), [inputs] if plain == inputs else [inputs, plain]):
             cut = [(k, p.axis) for k, p in enumerate(f.inputs) if isinstance(p, Place)]
             view = self.slice_of(some, cut) if cut and not f.whole and not f.shares else None
             results = view and self.part_of(op, f, view, ins, outs)

@@ -51,7 +51,9 @@ def added(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[Vi
             shape = (*op.shape[:axis], extent, *op.shape[axis + 1 :])
             t = need(outs[0]).with_shape(shape)
             whole = n.apply(dataclasses.replace(op, shape=shape), [index, rows], ins, (t,))[0]
-            return [whole and whole.sliced(axis, start, size)]
+            part = whole and whole.sliced(axis, start, size)
+            if part is not None:
+                return [part]
     return n.opaque(op, given, ins, outs)
 
 
@@ -72,7 +74,7 @@ def _taken(n: Numbers, base: int) -> View | None:
     (table, at), shape = taken.operands, taken.shape
     axis = op.axis % len(table.shape)
     source = _source(n, pair[0], at, op, shape, table.shape[axis], pair[1])
-    cuts = [n.slice_of([v], [(0, axis)]) for v in (table, table.bare())] if source else ()
+    cuts = [n.slice_of([v], [(0, axis)]) for v in (table, table.plain())] if source else ()
     cut = next((c for c in cuts if c and source and (c[0], c[2]) == source[1:]), None)
     if source is None or cut is None:
         return None

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..language.factors import MAX, MIN, PROD, SUM
+from ..language.factors import LOGSUMEXP, MAX, MIN, PROD, SUM
 from ..language.op import Op, op_class
 from ..language.types import TensorType, Types, need
 from ..ops.common import Elementwise, normal_axes, normal_axis
@@ -34,8 +34,9 @@ from .views import Digit, View, aligned, joined, strides
 Given = Sequence[View | None]
 #: element-wise operators whose two operands may change places, to the bit
 COMMUTE = frozenset({"Add", "Mul", "Equal", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
-#: element-wise operators of two operands that combine what slices of an index contribute
+#: element-wise operators of two operands, and reductions, that combine what slices of an index contribute
 COMBINE = {"Add": SUM, "Max": MAX, "Min": MIN, "Mul": PROD}
+COMBINE |= {"ReduceSum": SUM, "ReduceMax": MAX, "ReduceMin": MIN, "ReduceProd": PROD, "ReduceLogSumExp": LOGSUMEXP}
 
 
 @rule(Copied, Copy, CommWait)
@@ -241,7 +242,7 @@ def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> li
         split[i in gone].extend((size, (stride,)) for size, stride in axis)
     if not split[1]:
         split[1].append((1, (0,)))
-    if (whole := _of_joined(n, x, *split, op.partial)) is not None:
+    if op.name in COMBINE and (whole := _of_joined(n, x, *split, COMBINE[op.name])) is not None:
         return [whole.reshaped(y.shape)]
     return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape, how="" if op.divides else op.partial)]
 

@@ -36,6 +36,13 @@ class View:
             return self
         return View(self.base, self.offset, joined(d for d in self.digits if d[0] > 1), self.shape)
 
+    def plain(self) -> View:
+        """The same without what says of which part of a larger axis the elements are."""
+        axes = self.axes()
+        if axes is None:
+            return self.bare()
+        return self.at([x for a, d in zip(axes, self.shape, strict=True) for x in a if d == 1 or x[0] > 1], self.shape)
+
     def at(self, digits: Iterable[Digit], shape: Sequence[int], offset: int = 0) -> View:
         """Other elements of the same base."""
         return View(self.base, self.offset + offset, joined(digits), tuple(shape))
