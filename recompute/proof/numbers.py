@@ -25,6 +25,7 @@ from ..language.ir import Constant, Operator, Value, leading_to
 from ..language.layouts import permuted, to_last
 from ..language.op import Op
 from ..language.types import TensorType, Types, need
+from ..ops.common import Elementwise
 from ..ops.elementwise.arithmetic import Div
 from .table import Partial, Table
 from .views import View, joined
@@ -81,6 +82,8 @@ class Numbers(Table):
                 return self.apply(Div(), [view, number], (t, t.with_shape(())), (t,))[0]
             indices = tuple((p.index, p.size) for p in parts)
             index = indices if len(set(indices)) > 1 else parts[0].index
+            if any(k not in held and self.scalar(b) is None for k, b in bases.items()):
+                index = (index, _slot(op, inputs, held, t))  # the others may be made of the same sum
             return self.partial(dataclasses.replace(parts[0], index=index, total=view.bare(), seen=view))
         return None
 
@@ -260,6 +263,14 @@ def _alike(parts: Sequence[Partial]) -> bool:
     """Whether parts of sums are of the same share of each."""
     shares = {(p.how, Fraction(p.start, p.size), Fraction(p.stop, p.size)) for p in parts}
     return not parts or (len(shares) == 1 and parts[0].how == SUM)
+
+
+def _slot(op: Op, inputs: Sequence[View | None], held: Sequence[int], t: TensorType) -> Any:
+    """Which operands are parts of a sum: of an element-wise operator, how they lie in its result."""
+    views = [View(0, v.offset, v.digits, v.shape).bare() for k in held if (v := inputs[k]) is not None]
+    if not isinstance(op, Elementwise):
+        return op, tuple(held), tuple(views)
+    return op.name, tuple(sorted((w.offset, w.digits) if (w := v.expanded(t.shape)) else () for v in views))
 
 
 def _one(v: View) -> bool:

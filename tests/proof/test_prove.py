@@ -33,7 +33,8 @@ def values_of(
     for o in operators:
         outs = [None if v is None else np.zeros(v.shape, v.type.numpy) for v in o.outputs]
         scratch = [np.zeros(t.shape, t.numpy) for t in o.workspace()]
-        o.op.compute([None if v is None else found[v.name] for v in o.inputs], outs, scratch)
+        with np.errstate(over="ignore"):
+            o.op.compute([None if v is None else found[v.name] for v in o.inputs], outs, scratch)
         found.update((v.name, a) for v, a in zip(o.outputs, outs, strict=True) if v is not None)
     return found
 
@@ -42,7 +43,7 @@ def grow(b: Builder, values: list[Value], rng: random.Random) -> None:
     """One random operator on values, or a few that come to the same."""
     x = rng.choice(values)
     axis = rng.randrange(max(x.ndim, 1))
-    kind = rng.randrange(9)
+    kind = rng.randrange(13)
     if kind == 0 and x.ndim:
         perm = list(range(x.ndim))
         rng.shuffle(perm)
@@ -75,6 +76,20 @@ def grow(b: Builder, values: list[Value], rng: random.Random) -> None:
         sums = [b.ReduceSum(p, axes=(axis,)) for p in parts]
         values += [b.Concat(*(b.Tanh(p) for p in parts), axis=axis), b.Tanh(x), b.Add(*sums)]
         values += [b.ReduceSum(x, axes=(axis,)), *sums]
+    elif kind == 9 and x.ndim and x.shape[axis] % 2 == 0:  # reductions of reductions of slices
+        first, second = (rng.choice(["Sum", "Max", "Min", "Prod", "LogSumExp", "SumSquare", "L1"]) for _ in range(2))
+        parts = b.Split(x, sizes=(x.shape[axis] // 2,) * 2, axis=axis)
+        parts = [getattr(b, f"Reduce{first}")(p, axes=(axis,)) for p in parts]
+        values += [getattr(b, f"Reduce{second}")(v, axes=(axis,)) for v in (b.Concat(*parts, axis=axis), x)]
+        values += [b.Max(*parts), b.Min(*parts), b.Mul(*parts)]
+    elif kind == 10:
+        by = b.Exp(b.ReduceMax(rng.choice(values), keepdims=0))
+        values += [b.Neg(b.Div(x, by)), b.Div(b.Neg(x), by), b.Div(b.Div(x, by), b.Exp(by)), b.Div(by, by)]
+    elif kind == 11 and x.ndim:
+        values.append(rng.choice([b.Softmax, b.LogSoftmax, b.CumSum])(x, axis=axis))
+    elif kind == 12:
+        mask = b.Less(rng.choice([x, b.Neg(x)]), b.constant(0, x))
+        values.append(rng.choice([b.Where(mask, x, b.constant(0, x)), b.Where(mask, b.constant(0, x), x)]))
 
 
 def check_numbers(seed: int, operators: int) -> int:
