@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ from .rules import Given, elementwise
 from .table import Partial
 from .views import View
 
-#: the largest number that is tried
-MOST = 1 << 22
+#: the largest number that is tried, and most places of a constant
+MOST, MANY = 1 << 22, 9
 
 
 @rule(Where)
@@ -89,7 +89,7 @@ def _taken(n: Numbers, base: int) -> View | None:
 def _source(
     n: Numbers, mask: View, at: View, op: Any, shape: tuple[int, ...], size: int, order: View | None = None
 ) -> tuple[View, int, int] | None:
-    """Of indices into a part of `size` rows: those into the whole table, where the part begins, and the whole's rows.
+    """For indices into a part of `size` rows: those into the whole table, where the part begins, and the whole's rows.
 
     None unless `mask`, for rows of `shape` in this order, is true just where indices are in the part.
     """
@@ -103,31 +103,30 @@ def _source(
     key = (mask.base, at.base, size)
     if key not in n.parts:
         n.parts[key] = next(_parts(n, *key), None)
-    found = n.parts[key]
-    return found and (View.whole(found[0], at.shape), *found[1:])
+    part = n.parts[key]
+    return part and (View.whole(part[0], at.shape), *part[1:])
 
 
 def _parts(n: Numbers, mask: int, local: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """The value of which both are functions that take rows of a part, where it begins, and rows of the whole table."""
+    """The value of which both are functions that take rows of a part, where it begins, and rows of the whole table.
+
+    Of a constant, which may be another number as well, the index may be some of the places where it is read.
+    """
     below = [local, mask]
     for at in below:
         below += [b for b, _ in _operands(n, at) if b not in below]
-    numbers = [abs(int(c)) for at in below if (c := n.scalar(at)) is not None]
-    largest = max(numbers, default=MOST)
-    domain = np.arange(-2 * largest - 2, 2 * largest + 3)
-    for at in below[2:] if largest < MOST else ():
+    largest = max((abs(float(c)) for at in below if (c := n.scalar(at)) is not None), default=MOST)
+    domain = np.arange(-2 * int(largest) - 2, 2 * int(largest) + 3) if largest < MOST else np.arange(0)
+    for at in below[2:]:
+        if n.sizes[at] != n.sizes[local]:
+            continue
         places = [(b, k) for b in below for k, (x, _) in enumerate(_operands(n, b)) if x == at]
-        for some in _subsets(places) if n.scalar(at) is not None else [places]:
+        fewest = len(places) if n.scalar(at) is None or len(places) > MANY else 1
+        for some in (x for count in range(fewest, len(places) + 1) for x in itertools.combinations(places, count)):
             values: dict[Any, Array | None] = dict.fromkeys(some, domain)
-            found = _rows(domain, _values(n, mask, values), _values(n, local, values), size)
-            if found is not None:
-                yield at, *found
-
-
-def _subsets(places: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Of where a constant is read, where it may be read as an index: some of the places."""
-    for count in range(1, len(places) + 1) if len(places) < 10 else ():
-        yield from itertools.combinations(places, count)
+            part = _rows(domain, _values(n, mask, values), _values(n, local, values), size)
+            if part is not None:
+                yield at, *part
 
 
 def _rows(domain: Array, inside: Array | None, rows: Array | None, size: int) -> tuple[int, int] | None:
@@ -135,14 +134,14 @@ def _rows(domain: Array, inside: Array | None, rows: Array | None, size: int) ->
     the part, and rows of it; None where not all of that is so."""
     if inside is None or rows is None or not inside.shape == rows.shape == domain.shape or inside.dtype != bool:
         return None
-    if not inside.any() or not (inside & (domain >= 0)).any():
+    if not (inside & (domain >= 0)).any():
         return None
     start = int(domain[inside & (domain >= 0)].min())
     extent = start - int(domain[inside].min())
     row = np.where(domain < 0, domain + extent, domain)
     legal, within = (row >= 0) & (row < extent), (rows >= -size) & (rows < size)
     meant = legal & (row >= start) & (row < start + size)
-    fits = (inside[legal] == meant[legal]).all() and (within == legal).all()
+    fits = (inside[legal] == meant[legal]).all() and (within == legal).all() and start + size <= extent <= domain[-1]
     return (start, extent) if fits and (rows[meant] % size == row[meant] - start).all() else None
 
 

@@ -205,6 +205,21 @@ def test_plans_for_budgets_are_proved(name: str, budget: str) -> None:
     assert compiled.proof is not None and not compiled.proof.unproved
 
 
+def test_a_compiled_step_in_a_file_is_proved_to_be_the_models() -> None:
+    """By a plan that was saved; and not if an attribute in the file is another."""
+    plain, program = step("mlp"), rc.load(rc.models.build("mlp"), batch=4)
+    loss = rc.losses.cross_entropy(program[program.block.outputs[0]])
+    plan = rc.compile_step(program, loss, rc.Adam(), budget="100%").saved
+    compiled = rc.compile_step(program, loss, rc.Adam(), plan=plan, prove=True)
+    assert compiled.proof is not None and not compiled.proof.unproved
+    model = rc.export_step(compiled.program)
+    rc.load_compiled(model, proves=plain)
+    (text,) = (p for p in model.metadata_props if p.key == "recompute.program")
+    text.value = text.value.replace("%pred.bias) {transB=1}", "%pred.bias) {alpha=0.5, transB=1}")
+    with pytest.raises(rc.VerifyError, match="it is not proved that 'loss'"):
+        rc.load_compiled(model, proves=plain)
+
+
 def mutated(block: Block, rng: random.Random) -> Block | None:
     """The block with one operator changed; None where the change drawn does not apply."""
     operators = list(block.operators)
