@@ -164,9 +164,9 @@ PLANS = {
     "fp16": Plan(plain=lambda: rc.MixedPrecision(rc.Adam(), "fp16")),
     "qat": Plan(prepared=rc.prepare_qat),
     "store:8": Plan(options={"approximations": "store:8"}),
-    "dp": Plan(mesh="dp=2"),
-    "zero1": Plan(mesh="dp=2", options={"zero": 1}),
-    "zero3": Plan(mesh="dp=2", options={"zero": 3}),
+    "dp": Plan(mesh="dp=2", options={"sync_batch_norm": True}),
+    "zero1": Plan(mesh="dp=2", options={"sync_batch_norm": True, "zero": 1}),
+    "zero3": Plan(mesh="dp=2", options={"sync_batch_norm": True, "zero": 3}),
     "tp": Plan(mesh="tp=2"),
     "pp": Plan(mesh="pp=2", options={"micro_batches": 2}),
 }

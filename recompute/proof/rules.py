@@ -13,7 +13,7 @@ from ..language.op import Op, op_class
 from ..language.types import TensorType, Types, need
 from ..ops.common import Elementwise, normal_axes, normal_axis
 from ..ops.communication.base import CommWait
-from ..ops.elementwise.arithmetic import Add, Mul, Sub
+from ..ops.elementwise.arithmetic import Add, Div, Mul, Sub
 from ..ops.linear.products import Gemm, MatMul
 from ..ops.memory.offload import Copy, Store
 from ..ops.random.draws import Dropout
@@ -22,7 +22,7 @@ from ..ops.recurrent.shared import Recurrent, RecurrentGrad
 from ..ops.reduction.extremes import ArgMax
 from ..ops.reduction.running import Running
 from ..ops.reduction.softmax import LogSoftmax, Softmax
-from ..ops.reduction.sums import Reduce, ReduceLogSumExp
+from ..ops.reduction.sums import Reduce, ReduceLogSumExp, ReduceSum
 from ..ops.shape.join import Concat, Split
 from ..ops.shape.reshape import Copied, Expand, Fill, Reshape, Transpose
 from ..ops.shape.slice import Slice
@@ -168,6 +168,8 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
     """
     if op.random or expanded(op, ins, outs) is not None:
         return None
+    if op.name == "Cast" and need(ins[0]).dtype == need(outs[0]).dtype:
+        return [operands[0]]
     shape = next(t.shape for t in outs if t is not None)
     present = [v for v in operands if v is not None]
     if op.name in COMMUTE:
@@ -231,8 +233,11 @@ def _combined(n: Numbers, a: View, b: View, how: str) -> View | None:
 
 @rule(Reduce)
 def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """A symmetric function of the elements along some indices."""
+    """A symmetric function of the elements along some indices; a mean is a sum and a quotient."""
     x, t, y = given[0], need(ins[0]), need(outs[0])
+    if op.divides:
+        total = n.apply(ReduceSum(op.axes, op.keepdims), given, ins, outs)[0]
+        return n.apply(Div(), [total, n.filled(y.with_shape(()), t.size / max(y.size, 1))], (y, y.with_shape(())), outs)
     axes = x.axes() if x is not None else None
     if x is None or axes is None:
         return None
@@ -244,7 +249,7 @@ def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> li
         split[1].append((1, (0,)))
     if op.name in COMBINE and (whole := _of_joined(n, x, *split, COMBINE[op.name])) is not None:
         return [whole.reshaped(y.shape)]
-    return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape, how="" if op.divides else op.partial)]
+    return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape, how=op.partial)]
 
 
 def _of_joined(n: Numbers, x: View, kept: Sequence[Index], gone: Sequence[Index], how: str) -> View | None:
