@@ -113,6 +113,8 @@ class Plan:
             return [after], lambda block: rc.prove(before, block, partly=True)
         whole, _ = self.program(name)
         ranks = [self.program(name, rank)[0] for rank in range(rc.Mesh(self.mesh).ranks)]
+        if not any(o.op.communicates for o in ranks[0].block.operators):
+            raise rc.UsageError(f"{self.mesh} divides nothing of {name}")
 
         def proved(block: Block) -> rc.Proof:
             ranks[0].block = block
