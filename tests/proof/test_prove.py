@@ -312,6 +312,18 @@ def test_mutants_of_the_benchmark_are_refused(plan: str, monkeypatch: pytest.Mon
     assert not any(how.startswith("proved") and "same bits" not in how for how in counts)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [("transformers/Bert", "budget"), ("transformers/Llama", "budget"), ("masked/fcos", "budget"),
+     ("torchvision/mobilenet_v2", "plain"), ("torchvision/resnet18", "checkpoints")],
+)  # fmt: skip
+def test_exports_of_pytorch_are_proved(name: str, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    before, after = importlib.import_module("proof_plans").PLANS[plan].blocks(name)
+    assert len(prove(before, after).proved) > 30
+
+
 @pytest.mark.parametrize(("mesh", "options"), [
     ("dp=2", {}), ("dp=2", {"zero": 3}), ("pp=2", {"micro_batches": 2}),
     pytest.param("dp=2,tp=2", {}, marks=pytest.mark.slow),
