@@ -184,7 +184,7 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
     kinds = tuple(None if t is None else t.dtype for t in ins)
     name = (op.name, op, kinds)
     views = _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=shape))
-    if op.name == "Div" and need(outs[0]).is_float and views[0] is not None:
+    if n.pulls and op.name == "Div" and need(outs[0]).is_float and views[0] is not None:
         values, number = (n.operand(views[0].base, k) for k in (0, 1))
         if all(not s for _, s in number.digits):
             n.quotients.setdefault(views[0].base, (values, View(number.base, number.offset, (), ())))
@@ -233,9 +233,9 @@ def _combined(n: Numbers, a: View, b: View, how: str) -> View | None:
 
 @rule(Reduce)
 def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """A symmetric function of the elements along some indices; a mean is a sum and a quotient."""
+    """A symmetric function of the elements along some indices; a mean is a sum that is divided."""
     x, t, y = given[0], need(ins[0]), need(outs[0])
-    if op.divides:
+    if op.divides and n.pulls:
         total = n.apply(ReduceSum(op.axes, op.keepdims), given, ins, outs)[0]
         return n.apply(Div(), [total, n.filled(y.with_shape(()), t.size / max(y.size, 1))], (y, y.with_shape(())), outs)
     axes = x.axes() if x is not None else None
@@ -249,7 +249,7 @@ def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> li
         split[1].append((1, (0,)))
     if op.name in COMBINE and (whole := _of_joined(n, x, *split, COMBINE[op.name])) is not None:
         return [whole.reshaped(y.shape)]
-    return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape, how=op.partial)]
+    return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape, how="" if op.divides else op.partial)]
 
 
 def _of_joined(n: Numbers, x: View, kept: Sequence[Index], gone: Sequence[Index], how: str) -> View | None:

@@ -79,9 +79,13 @@ class Wide:
 
 
 class Table:
-    """Expressions by number, which all blocks that are compared share."""
+    """Expressions by number, which all blocks that are compared share.
 
-    def __init__(self) -> None:
+    `pulls`: division by one number comes last, and means are sums that are divided.  It takes more time.
+    """
+
+    def __init__(self, *, pulls: bool = True) -> None:
+        self.pulls = pulls
         self.table: dict[Any, int] = {}
         self.nodes: list[Node] = []
         self.sizes: list[int] = []
