@@ -369,6 +369,12 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
     parts = [v for v in given if v is not None]
     if (whole := _one_value(axis, parts)) is not None:
         return [whole]
+    pieces, parts = parts if t.ndim > 1 else [x for v in parts for x in _pieces(n, v)], []
+    for v in pieces:
+        both = _one_value(axis, [parts[-1], v]) if parts else None
+        parts[-1:] = [both] if both else [*parts[-1:], v]
+    if len(parts) == 1:
+        return [*parts]
     axes = [v.axes() for v in parts]
     if None in axes:
         return None
@@ -389,6 +395,18 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
     dense = n.sizes[view.base] // count
     n.joints.setdefault(view.base, _joints(wide, places, extents, dense))
     return [view]
+
+
+def _pieces(n: Numbers, v: View) -> list[View]:
+    """What a run of elements of a function of joined values takes of that of each of them."""
+    if v.base not in n.flat:
+        return [v]
+    ends = {stop for x in n.flat[v.base][1] for _, stop, _ in n.joints.get(x.base, ())}
+    size = v.shape[0]
+    borders = [0, *(e - v.offset for e in sorted(ends) if 0 < e - v.offset < size), size]
+    if len(borders) == 2 or v.digits != ((size, 1),):
+        return [v]
+    return [_resolved(n, View(v.base, v.offset + a, ((b - a, 1),), (b - a,))) for a, b in itertools.pairwise(borders)]
 
 
 def _joints(wide: Wide, places: Sequence[int], extents: Sequence[Any], dense: int) -> list[tuple[int, int, View]]:

@@ -277,8 +277,8 @@ class Table:
         tried, until the whole is an expression that there is.
         """
         first: Wide | None = None
-        for some in _ways(kept, summed):
-            wide = self.wider(operands, *some)
+        for some, common in itertools.product(_ways(kept, summed), (False, True)):
+            wide = self.wider(operands, *some, common=common)
             wide = wide if how else wide.own_sums()
             ordered, gone, _, _ = _ordered(tuple(wide.whole), tuple(wide.totals))
             if (name, tuple([(v.base, v.offset) for v in wide.operands]), ordered, gone) in self.table:
@@ -288,9 +288,18 @@ class Table:
         return first
 
     def wider(
-        self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index], fixed: Sequence[Index] = ()
+        self,
+        operands: Sequence[View],
+        kept: Sequence[Index],
+        summed: Sequence[Index],
+        fixed: Sequence[Index] = (),
+        *,
+        common: bool = False,
     ) -> Wide:
-        """The same with the indices as they are, and as wide in those that are `fixed`."""
+        """The same with the indices as they are, and as wide in those that are `fixed`.
+
+        `common`: also where operands begin or end at different places, as far as all of them go.
+        """
         operands, kept, summed = list(operands), list(kept), list(summed)
         cut = [k for k, v in enumerate(operands) if self.narrow(v)]
         for k in cut:
@@ -299,11 +308,11 @@ class Table:
         spans = [[self.spans(operands, digits, x) if cut else set() for x in some] for some in (kept, summed)]
         begun, ended = (
             [
-                (i, *one)
-                for i, some in enumerate(every)
-                if len(some) == 1
-                for one in some
-                if one[1] != among[i][0] and among[i] not in fixed
+                (i, before, before + x[0] + behind)
+                for i, (some, x) in enumerate(zip(every, among, strict=True))
+                if (len(some) == 1 or (some and common)) and x not in fixed
+                for before, behind in [(min(a for a, _ in some), min(n - a - x[0] for a, n in some))]
+                if before >= 0 and before + behind
             ]
             for every, among in zip(spans, (kept, summed), strict=True)
         )
