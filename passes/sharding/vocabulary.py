@@ -132,5 +132,6 @@ def _opened(b: Builder, o: Operator) -> Value:
 
 def _opened_gradient(b: Builder, o: Operator, loss: Operator, sums: Value) -> None:
     """(softmax - 1 at the label) times the gradient of each label's loss."""
-    (slope,) = o.op.expand(b, b.Sub(need(loss.inputs[0]), sums), *o.inputs[1:])
-    b.operators[-1] = b.operators[-1].renamed({slope.name: next(o.writes()).name})
+    results = o.op.expand(b, b.Sub(need(loss.inputs[0]), sums), *o.inputs[1:])
+    assert results is not None
+    b.operators[-1] = b.operators[-1].renamed({need(results[0]).name: next(o.writes()).name})

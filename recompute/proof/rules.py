@@ -174,8 +174,10 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
     present = [v for v in operands if v is not None]
     if op.name in COMMUTE:
         present.sort(key=_order)
-    if op.name in COMBINE and len(present) == 2 and (joint := _combined(n, *present, COMBINE[op.name])) is not None:
-        return [joint.reshaped(shape)]
+    if op.name in COMBINE and len(present) == 2:
+        joint = _combined(n, present[0], present[1], COMBINE[op.name])
+        if joint is not None:
+            return [joint.reshaped(shape)]
     if any(map(n.narrow, present)):
         present = [n.with_ones(v) for v in present]
     indices = _broadcast(tuple([(v.digits, v.shape) for v in present]), shape)

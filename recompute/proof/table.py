@@ -192,7 +192,8 @@ class Table:
     def operand(self, base: int, k: int) -> View:
         """Operand `k` of an expression by indices: its element for each of the expression's, in their order."""
         _, operands, ordered, _ = self.nodes[base].key
-        return View(*operands[k], joined((size, at[k]) for size, at in ordered), (self.sizes[base],))
+        source, offset = operands[k]
+        return View(source, offset, joined((size, at[k]) for size, at in ordered), (self.sizes[base],))
 
     def scalar(self, base: int) -> Any:
         """The number that is every element of a constant; None for anything else."""
