@@ -10,16 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ..language.kernels import EXACT
 from ..language.types import DTYPES, FLOATS, dtype_from_onnx, dtype_name
 
-#: operators that move each element, or round it once
-_EXACT = {
-    "Abs", "Add", "And", "BitCast", "Ceil", "Compress", "Concat", "ConstantOfShape", "DepthToSpace", "Div", "Equal",
-    "Expand", "EyeLike", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
-    "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Mul", "Neg", "Not", "OneHot", "Or", "Pad", "Reciprocal",
-    "Reshape", "Round", "Shape", "Sign", "Size", "Slice", "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Tile",
-    "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
-}  # fmt: skip
 #: element types that NumPy converts like ONNX
 PLAIN = {*FLOATS, "bool", *(f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64))}
 
@@ -28,7 +21,7 @@ def is_exact(node: onnx.NodeProto) -> bool:
     """Whether what NumPy computes for a node, where it has no rule, has the same bits everywhere, floats or not."""
     if node.op_type in ("ScatterElements", "ScatterND"):
         return not any(a.name == "reduction" and a.s in (b"max", b"min") for a in node.attribute)
-    return node.op_type in _EXACT
+    return node.op_type in EXACT
 
 
 def converted(x: np.ndarray, to: str) -> np.ndarray:

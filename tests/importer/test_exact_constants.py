@@ -1,17 +1,25 @@
-"""Constants that are computed when a model is loaded have the same bits on every processor, or are left to kernels."""
+"""Constants that are computed before a step, and weights that are drawn, have the same bits on every processor, or are
+left to kernels."""
 
 from __future__ import annotations
 
+import hashlib
+import math
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+from recompute import parse
 from recompute.importer.fold import Known, fold
 from recompute.importer.limits import Budget
-from recompute.language import kernels
+from recompute.language import draws, kernels
 from recompute.language.types import DTYPES, dtype_to_onnx
+from recompute.ops.contrib import more
+from recompute.passes.matching.known import Known as Contents
+from recompute.passes.patterns.find_stable import find_stable
 
 
 def folded(op: str, *ins: Any, opset: int = 17, **attributes: Any) -> np.ndarray | None:
@@ -91,3 +99,57 @@ def test_scattered_extremes_are_computed_in_the_step(monkeypatch: pytest.MonkeyP
     ins = np.zeros(3, "f4"), np.array([0, 1]), np.ones(2, "f4")
     assert folded("ScatterElements", *ins, opset=18, reduction="max") is None
     assert folded("ScatterElements", *ins, opset=18, reduction="add") is not None
+
+
+@pytest.mark.parametrize("name", ["Exp", "Sqrt", "Max"])
+def test_passes_know_what_all_processors_compute_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass takes numbers, such as attention's scale, from constants that are computed in the step."""
+    block = parse(f"""program known {{
+  const %x: f32[] = [-0.0]
+  %y: f32[] = {name}(%x{", %x" if name == "Max" else ""})
+  output %y
+}}""")
+    value = block.operators[-1].outputs[0]
+    assert math.copysign(1, Contents(block, {}).number(value) or 0) == 1
+    monkeypatch.setattr(kernels, "_portable", [True])
+    assert (value in Contents(block, {})) == (name != "Exp")
+
+
+def test_a_logarithm_of_a_pattern_is_rounded_once() -> None:
+    """glibc's log(95.97) is not; 2ˣ + 95.97ʸ."""
+    block = find_stable(
+        parse("""program powers {
+  input %x: f64[3]
+  input %y: f64[3]
+  const %p: f64[] = [2.0]
+  const %q: f64[] = [95.97]
+  %px: f64[3] = Pow(%p, %x)
+  %qy: f64[3] = Pow(%q, %y)
+  %sum: f64[3] = Add(%px, %qy)
+  %z: f64[3] = Log(%sum)
+  output %z
+}""")
+    )
+    numbers = [float(c.numpy().reshape(())) for c in block.constants]
+    assert float(Decimal.from_float(95.97).ln()) in numbers, block
+
+
+def test_buckets_of_positions_need_no_logarithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At distance 16 of 8 · 16^(k / 8) the last bit of one would decide."""
+    apart = np.arange(-300, 300)
+    want, log = more._bucket(apart, 32, 128, both=True), np.log
+    assert want[apart.tolist().index(-16)] == 10 and want[apart.tolist().index(-15)] == 9
+    for way in (0, 9):
+        monkeypatch.setattr(np, "log", lambda x, way=way: np.nextafter(log(x), np.float32(way)))
+        assert (more._bucket(apart, 32, 128, both=True) == want).all()
+
+
+def test_draws_are_rounded_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uniform ones as NumPy gives them without fused instructions; the digest of normal ones is every machine's."""
+    assert (draws.uniform(draws.generator(3, "w"), 0.3, (99,)) == draws.generator(3, "w").uniform(-0.3, 0.3, 99)).all()
+    assert (draws.normal(draws.generator(3, "w"), (9,)) == draws.generator(3, "w").standard_normal(9)).all()
+    monkeypatch.setattr(kernels, "_portable", [True])
+    x = draws.normal(draws.generator(3, "w"), (100, 500))
+    assert abs(x.mean()) < 0.02 and abs(x.var() - 1) < 0.02 and abs((x**4).mean() - 3) < 0.15
+    assert abs((abs(x) > 2).mean() - 0.0455) < 0.004
+    assert hashlib.sha256(x.tobytes()).hexdigest()[:16] == "5692421d84e2978e"

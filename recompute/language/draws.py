@@ -1,0 +1,41 @@
+"""Random numbers that weights begin with: the same bits on every machine where those are asked for."""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import numpy as np
+
+from .kernels import bits_are_portable
+
+
+def generator(seed: int, name: str) -> np.random.Generator:
+    """Draws that depend on a seed and a tensor's name only."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed, zlib.crc32(name.encode())], np.uint64)))
+
+
+def uniform(g: np.random.Generator, limit: float, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers in ±limit, float64; a product and a sum, each rounded, where a compiler of NumPy may have fused them."""
+    return g.random(shape) * (2 * limit) - limit
+
+
+def normal(g: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Normal numbers of variance 1, float64: NumPy's, which call a C library's exp and log; with portable bits
+    (docs/portable.md) other ones, by Box & Muller 1958 with the series of ln (2 artanh) and cos."""
+    if not bits_are_portable():
+        return g.standard_normal(shape)
+    m, e = np.frexp(1 - g.random(shape))
+    t = (m - 1) / (m + 1)
+    w = 4 * g.random(shape) - 2
+    angle = (np.abs(w) - 1) * (math.pi / 2)
+    log = _series(t * t, [2 / (2 * k + 1) for k in range(25)]) * t + e * 0.6931471805599453
+    cos = _series(angle * angle, [(-1) ** k / math.factorial(2 * k) for k in range(12)])
+    return np.copysign(np.sqrt(np.abs(2 * log)) * cos, w)
+
+
+def _series(x: np.ndarray, coefficients: list[float]) -> np.ndarray:
+    total = np.zeros_like(x)
+    for c in reversed(coefficients):
+        total = total * x + c
+    return total
