@@ -22,11 +22,15 @@ import recompute as rc
 
 STEPS = 20
 #: network → batch
-NETWORKS = {"lenet": 8, "lstm": 16, "gpt2-tiny": 1, "mobilenet_v2": 2}
+NETWORKS = {"mlp": 8, "lenet": 8, "lstm": 16, "gpt2-tiny": 1, "mobilenet_v2": 2}
+#: network → learning rate, where it is no constant
+RATES = {"mlp": rc.lr.CosineAnnealingDecay(1e-2, STEPS)}
+#: network → its classes, where they are fewer than ten
+CLASSES = {"mlp": 2}
 
 
 def digest(arrays: Mapping[str, Any]) -> str:
-    """Names all elements of all arrays."""
+    """Names all elements of all arrays, those that a library has: what is read or trained."""
     found = hashlib.sha256()
     for name in sorted(arrays):
         found.update(name.encode() + np.ascontiguousarray(arrays[name]).tobytes())
@@ -44,13 +48,13 @@ def made(network: str) -> tuple[Any, str, dict[str, np.ndarray]]:
             terms = v.size // v.shape[0] if len(v.shape) > 2 else max(v.shape)
             scale = 2.0 ** -((terms.bit_length() + 1) // 2)
             program.data[v.name] = ((rng.integers(-1024, 1025, v.shape) / 1024) * scale).astype(v.type.numpy)
-    step = rc.compile_step(program, loss, rc.Adam(1e-3))
+    step = rc.compile_step(program, loss, rc.Adam(RATES.get(network, 1e-3)))
     feed = {}
     for v in step.program.inputs:
         if v.dtype[0] == "f":
             feed[v.name] = (rng.integers(-1024, 1025, v.shape) / 1024).astype(v.value.type.numpy)
         else:
-            feed[v.name] = rng.integers(0, 10, v.shape).astype(v.value.type.numpy)
+            feed[v.name] = rng.integers(0, CLASSES.get(network, 10), v.shape).astype(v.value.type.numpy)
     return step, loss, feed
 
 
@@ -74,7 +78,9 @@ def main() -> None:
     executor = rc.Executor()
     losses = [executor.run(step.program, feed, [loss])[0] for _ in range(STEPS)]
     bits = [f"{int(np.float32(x).view(np.uint32)):08x}" for x in losses]
-    print(json.dumps({"losses": bits, "weights": digest(step.program.data)}))
+    block = step.program.block
+    weights = {v.name: step.program.data[v.name] for v in (*block.parameters, *block.buffers, *block.state)}
+    print(json.dumps({"losses": bits, "weights": digest(weights)}))
 
 
 if __name__ == "__main__":
