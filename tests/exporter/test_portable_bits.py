@@ -59,6 +59,7 @@ def test_this_processor(network: str, threads: int) -> None:
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("network", networks(SMALLEST))
 def test_libraries_for_other_processors(network: str, machine: str, tmp_path: Path) -> None:
+    """In a program that rounds otherwise."""
     target, cpu, cc, runs, more = MACHINES[machine]
     needed = [cc, *runs[:1], *more]
     if missing := [tool for tool in needed if shutil.which(tool) is None]:
@@ -73,7 +74,7 @@ def test_libraries_for_other_processors(network: str, machine: str, tmp_path: Pa
         )
         sources = [TESTS / "library_check.c", tmp_path / "libstep.a"]
         subprocess.run([cc, "-O1", f"-I{tmp_path}", *sources, "-lm", "-o", program], check=True)
-        command = [*runs, str(program), str(files[0]), str(STEPS), *map(str, files[1:]), "back"]
+        command = [*runs, str(program), str(files[0]), str(STEPS), *map(str, files[1:]), "back", "up"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[:STEPS]
     bits = [struct.pack(">f", np.float32(x)).hex() for x in shown] if target == "wasm32" else shown
     assert bits == BITS[network]["losses"]
