@@ -305,6 +305,31 @@ def test_casts_take_the_nearest_integer(to: str, monkeypatch: pytest.MonkeyPatch
     assert found.tolist() == converted(x, to).tolist()
 
 
+@pytest.mark.parametrize("way", ["widened", "narrowed"])
+def test_float16_by_integers(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a processor has no instructions; also numbers between two, beyond the largest and below the least."""
+    monkeypatch.setattr(native, "converts_float16", lambda: False)
+    halves = np.arange(1 << 16, dtype=np.uint16).view("f2")
+    with np.errstate(all="ignore"):
+        middle = (halves.astype("f4") + np.nextafter(halves, np.float16(np.inf)).astype("f4")) / 2
+        x = np.r_[halves.astype("f4"), middle, np.nextafter(middle, np.float32(np.inf)), np.float32([1e5, 3e38, 1e-45])]
+        x = halves if way == "widened" else np.r_[x, -x, np.zeros(2, "f4")]
+        want = x.astype("f4" if way == "widened" else "f2")
+    kinds = ("i16", "float") if way == "widened" else ("float", "i16")
+    f = expressions.Code(8)
+    with f.loop(0, x.size, 8) as i:
+        y = getattr(f, way)(f.let(f"load <8 x {kinds[0]}>, ptr {f.at('%args', i, kinds[0])}, align 2"), "f16")
+        f.line(
+            f"store <8 x {kinds[1]}> {y}, ptr {f.at('%args', f.add(x.size * 4 // want.itemsize, i), kinds[1])}, align 2"
+        )
+    room = np.zeros(x.size * 8, np.uint8)
+    room[: x.nbytes] = x.view(np.uint8)
+    found = function(emit.module(f))(room)[x.size * 4 :].view(want.dtype)[: x.size]
+    assert (np.isnan(found) == np.isnan(want)).all()
+    numbers = ~np.isnan(want)
+    assert (found.view(f"u{want.itemsize}") == want.view(f"u{want.itemsize}"))[numbers].all()
+
+
 @pytest.mark.parametrize(
     "declared", ["double @llvm.maxnum.f64(double, double)", "double @llvm.vector.reduce.fmax.v4f64(<4 x double>)"]
 )

@@ -27,7 +27,8 @@ from recompute.runtime.cpu.device import building, jit
 TESTS = Path(__file__).parents[1]
 BITS = json.loads((TESTS / "portable_steps.json").read_text())
 #: which are quick here, and which in an emulator
-SMALL, SMALLEST = ("mlp", "lenet", "lstm", "gpt2-tiny"), ("mlp", "lenet")
+SMALLEST = ("mlp", "mlp fp16", "lenet")
+SMALL = (*SMALLEST, "lstm", "gpt2-tiny")
 #: target, processor, the compiler of the checking program, what runs it, what must be there
 MACHINES = {
     "AVX2": ("x86_64", "x86-64-v3", "gcc", (), ()),

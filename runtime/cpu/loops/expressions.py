@@ -20,13 +20,15 @@ from ..code import mathematics as m
 from ..device import native, reals
 from ..device.reals import Format, Value, Writer
 
-#: bfloat16 is its bits: LLVM computes on its own type by library functions where the processor cannot
+#: bfloat16 is its bits, and float16 where the processor does not convert it: LLVM would call functions of a library
 _KINDS = {"bf16": "i16", "f16": "half", "f32": "float", "f64": "double", "bool": "i1"}
 FLOATS = ("f32", "f64")
 
 
 def kind(dtype: str) -> str:
     """LLVM's name of an element type in a register."""
+    if dtype == "f16" and not native.converts_float16():
+        return "i16"
     return _KINDS.get(dtype) or f"i{dtype[1:]}"
 
 
@@ -46,7 +48,7 @@ def number(value: Any, dtype: str) -> str:
         return "true" if value else "false"
     if dtype in HALVES:
         bits = int(np.array(value).astype(DTYPES[dtype]).view(np.uint16))
-        return str(bits) if dtype == "bf16" else f"0xH{bits:04X}"
+        return f"0xH{bits:04X}" if kind(dtype) == "half" else str(bits)
     return reals.literal(value, kind(dtype))
 
 
@@ -185,23 +187,32 @@ class Code(emit.Code, Writer):
 
     def widened(self, x: str, source: str) -> str:
         """16 bits as a float32."""
-        if source == "f16":
+        if kind(source) == "half":
             return self.convert("fpext", x, "half", "float")
-        high = self.op("shl", "i32", self.convert("zext", x, "i16", "i32"), self.i32(16))
-        return self.convert("bitcast", high, "i32", "float")
+        bits = Value(self, SINGLE, self.convert("zext", x, "i16", "i32"), "i32")
+        if source == "bf16":
+            return (bits << 16).real().name
+        size = ((bits & 0x7FFF) << 13).real() * 2.0**112  # the exponent's bias, and subnormal numbers
+        huge = (bits & 0x7C00).test("eq", 0x7C00).where(0x7F800000, bits.number(0))
+        return (size.bits() | huge | ((bits & 0x8000) << 16)).real().name
 
     def narrowed(self, x: str, target: str) -> str:
         """A float32 rounded to 16 bits, to the nearest and to even numbers between two."""
-        if target == "f16":
+        if kind(target) == "half":
             return self.convert("fptrunc", x, "float", "half")
-        if native.converts_bfloat16():
+        if target == "bf16" and native.converts_bfloat16():
             return self.convert("bitcast", self.convert("fptrunc", x, "float", "bfloat"), "bfloat", "i16")
-        bits = self.convert("bitcast", x, "float", "i32")
-        odd = self.op("and", "i32", self.op("lshr", "i32", bits, self.i32(16)), self.i32(1))
-        up = self.op("add", "i32", bits, self.op("add", "i32", odd, self.i32(0x7FFF)))
-        nan = self.op("or", "i32", bits, self.i32(0x400000))
-        up = self.select(self.op("fcmp uno", "float", x, x), "i32", nan, up)
-        return self.convert("trunc", self.op("lshr", "i32", up, self.i32(16)), "i32", "i16")
+        number = self.single(x)
+        bits, drop = number.bits(), 16 if target == "bf16" else 13
+        up = bits + ((bits.do("lshr", drop) & 1) + ((1 << drop - 1) - 1))
+        if target == "bf16":
+            up = number.test("uno", number).where(bits | 0x400000, up).do("lshr", drop)
+            return self.convert("trunc", up.name, "i32", "i16")
+        small = (abs(number) + 0.5).bits() - number.number(0.5).bits()  # their last bits are alike
+        up = ((up & 0x7FFFFFFF) - (112 << 23)).do("lshr", drop)
+        up = (abs(number) < 2.0**-14).where(small, (abs(number) < 65536).where(up, up.number(0x7C00)))
+        up = number.test("uno", number).where(0x7E00, up) | (bits.do("lshr", 16) & 0x8000)
+        return self.convert("trunc", up.name, "i32", "i16")
 
     def integer_node(self, fn: str, dtype: str, args: Sequence[str]) -> str:
         """Arithmetic that wraps around."""
