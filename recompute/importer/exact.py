@@ -66,8 +66,8 @@ def _bounded(node: onnx.NodeProto, arrays: Sequence[np.ndarray], options: dict[s
         for other in arrays[1:]:
             x = larger(x, other, smaller=node.op_type == "Min")
         return x
-    given = iter(arrays[1:])
-    bounds = [next(given) if name else None for name in node.input[1:]]
+    rest = iter(arrays[1:])
+    bounds = [next(rest) if name else None for name in node.input[1:]]
     if node.op_type == "Relu":
         bounds = [np.zeros((), x.dtype)]
     elif options:  # opset < 11

@@ -71,7 +71,7 @@ def _high(a: Value, b: Value) -> Value:
 
 
 def _word(i: Value) -> Value:
-    """Of 2/π."""
+    """A word of 2/π."""
     at = i.f.let(f"getelementptr i64, ptr {_TABLE}, i64 {i.name}")
     return dataclasses.replace(i, name=i.f.let(f"load i64, ptr {at}"))
 
@@ -253,5 +253,5 @@ def definition(name: str) -> tuple[str, dict[str, str]]:
         result = f.convert("fptrunc", result, "double", kind)
     if any(_TABLE in line for line in f.lines):
         f.declared[_TABLE] = f"{_TABLE} = internal constant [{len(_WORDS)} x i64] [{', '.join(_WORDS)}]"
-    body, given = "\n  ".join([*f.lines, f"ret {kind} {result}"]), ", ".join(f"{kind} {a}" for a in args)
-    return f"\ndefine internal {kind} @portable.{name}({given}) {{\n  {body}\n}}\n", f.declared
+    body, head = "\n  ".join([*f.lines, f"ret {kind} {result}"]), ", ".join(f"{kind} {a}" for a in args)
+    return f"\ndefine internal {kind} @portable.{name}({head}) {{\n  {body}\n}}\n", f.declared

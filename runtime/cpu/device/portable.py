@@ -4,8 +4,7 @@ What a module's text asks of LLVM is changed before it is compiled:
 
 - no operation may be reordered or contracted, so that a sum has the order in which it is written;
 - a · b + c of float32 that rounds once is worked out in float64 where a processor has no instruction for it;
-- exp, log and pow in float64, which a C library rounds as its authors chose, are functions of this file: below 2 units
-  in the last place, pow below 2 (1 + |y ln x|);
+- functions of float64 that a C library rounds as its authors chose, such as exp, are those of float64.py;
 - a conversion to an integer that cannot hold the number gives its nearest one, and 0 for NaN: processors differ there.
 
 Other functions of a library are refused.  A NaN's sign and payload are a processor's own.
