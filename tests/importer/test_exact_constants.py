@@ -17,6 +17,7 @@ from recompute.importer.fold import Known, fold
 from recompute.importer.limits import Budget
 from recompute.language import draws, kernels
 from recompute.language.types import DTYPES, dtype_to_onnx
+from recompute.models.common import Init
 from recompute.ops.contrib import more
 from recompute.passes.matching.known import Known as Contents
 from recompute.passes.patterns.find_stable import find_stable
@@ -152,4 +153,6 @@ def test_draws_are_rounded_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None
     x = draws.normal(draws.generator(3, "w"), (100, 500))
     assert abs(x.mean()) < 0.02 and abs(x.var() - 1) < 0.02 and abs((x**4).mean() - 3) < 0.15
     assert abs((abs(x) > 2).mean() - 0.0455) < 0.004
+    scaled = Init("normal", 0.5).draw((100, 500), seed=3, name="w")
+    assert (scaled == x.astype("f4") * np.float32(0.5)).all(), "the zoo's"
     assert hashlib.sha256(x.tobytes()).hexdigest()[:16] == "5692421d84e2978e"

@@ -39,8 +39,8 @@ def _bucket(apart: np.ndarray, buckets: int, most: int, both: bool) -> np.ndarra
     n = buckets - exact
     # bucket exact + k begins with the first d for which (d / exact)ⁿ ≥ (most / exact)ᵏ: in integers, as the last bit
     # of a logarithm would decide where both are equal
-    powers = [d**n for d in range(exact, most)]
-    firsts = [exact + bisect_left(powers, -(-(most**k * exact**n) // exact**k)) for k in range(n)]
+    least = [-(-(most**k * exact**n) // exact**k) for k in range(n)]
+    firsts = [exact + bisect_left(range(exact, most), power, key=lambda d: d**n) for power in least]
     far = exact - 1 + np.searchsorted(firsts, distance, side="right")
     return bucket + np.where(distance < exact, distance, far)
 
