@@ -5,8 +5,8 @@
 
 All samples of an operator (`torch.testing`'s op_db, float32, at most --samples, evenly chosen) stand in one module,
 whose loss is a weighted sum of their results.  Where that module is refused, or its loss or gradients are not
-PyTorch's, its halves are tried, down to single samples.  An operator runs in a process of its own, of --seconds at
-most; operators that have a row in ROWS.jsonl are not run again.  `--table`: the rows as a table.
+PyTorch's, its halves are tried, down to single samples.  An operator may take --seconds; one that ends its process has
+a row that says so; operators that have a row in ROWS.jsonl are not run again.  `--table`: the rows as a table.
 """
 
 from __future__ import annotations
@@ -137,8 +137,11 @@ def difference(module: Samples) -> str:
         there = ours.get(name, np.zeros_like(gradient))
         finite = np.abs(gradient[np.isfinite(gradient)])
         # a parameter's own size bounds what is left of its gradient after the update is taken away again
-        size = max(finite.max(initial=0), np.abs(getattr(module, name).detach().numpy()).max(initial=0) * 1e-3, 1e-6)
-        if not np.allclose(there, gradient, rtol=0, atol=_NEAR * size, equal_nan=True):
+        largest = np.abs(getattr(module, name).detach().numpy()).max(initial=0)
+        size = max(finite.max(initial=0), largest * 1e-3, 1e-6)
+        # where a gradient is 0 but for rounding, that of the loss is left
+        rounding = 4 * np.finfo("f4").eps * abs(want) / max(largest, 1e-6)
+        if not np.allclose(there, gradient, rtol=0, atol=_NEAR * size + rounding, equal_nan=True):
             return f"gradient of {name}: {np.nanmax(np.abs(there - gradient)) / size:.2g} of its largest element"
     return ""
 
@@ -192,30 +195,37 @@ def row_of(op: Any, most: int) -> dict[str, Any]:
     return row
 
 
-def _child(name: str, most: int, pipe: Any) -> None:
+def _child(names: Sequence[str], most: int, pipe: Any) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    pipe.send(row_of(next(op for op in operators() if op.name == name), most))
+    by_name = {op.name: op for op in operators()}
+    for name in names:
+        pipe.send(row_of(by_name[name], most))
 
 
-def row_within(name: str, most: int, seconds: float) -> dict[str, Any]:
-    """An operator's row by a process of its own, which may take so many seconds and may end in any way."""
-    here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(name, most, there))
-    process.start()
-    there.close()
-    try:
-        if here.poll(seconds):
-            return here.recv()
-        return {"op": name, "ended": f"no answer in {seconds:.0f} s"}
-    except EOFError:
-        process.join()
-        code = process.exitcode or 0
-        return {"op": name, "ended": signal.Signals(-code).name if code < 0 else f"exit code {code}"}
-    finally:
-        process.kill()
-        process.join()
+def rows_of(names: Sequence[str], most: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """The operators' rows by a process that another one follows where an operator ends it or takes so many seconds."""
+    names = list(names)
+    while names:
+        here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
+        process = multiprocessing.get_context("fork").Process(target=_child, args=(names, most, there))
+        process.start()
+        there.close()
+        try:
+            while names and here.poll(seconds):
+                row = here.recv()
+                del names[0]
+                yield row
+            if names:
+                yield {"op": names.pop(0), "ended": f"no answer in {seconds:.0f} s"}
+        except EOFError:
+            process.join()
+            code = process.exitcode or 0
+            yield {"op": names.pop(0), "ended": signal.Signals(-code).name if code < 0 else f"exit code {code}"}
+        finally:
+            process.kill()
+            process.join()
 
 
 def verdict(row: dict[str, Any]) -> str:
@@ -266,12 +276,11 @@ def main() -> None:
         return
     part, parts = map(int, options.part.split("/"))
     ready = set() if options.only else {row["op"] for row in rows}
-    for op in [o for o in operators() if not options.only or o.name in options.only][part::parts]:
-        if op.name not in ready:
-            row = row_within(op.name, options.samples, options.seconds)
-            with options.rows.open("a") as file:
-                file.write(json.dumps(row) + os.linesep)
-            print(f"{op.name}: {verdict(row)} {row.get('verdicts', row)}", flush=True)
+    names = [op.name for op in operators() if not options.only or op.name in options.only][part::parts]
+    for row in rows_of([name for name in names if name not in ready], options.samples, options.seconds):
+        with options.rows.open("a") as file:
+            file.write(json.dumps(row) + os.linesep)
+        print(f"{row['op']}: {verdict(row)} {row.get('verdicts', row)}", flush=True)
 
 
 if __name__ == "__main__":

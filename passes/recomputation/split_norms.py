@@ -101,12 +101,12 @@ def _masks_again(operators: list[Operator], names: Names) -> list[Operator]:
         return (at, operators[at]) if at >= 0 and operators[at].op.name in kinds else None
 
     for product in operators:
-        gradient = made_by(product.inputs[2], *_MASKED) if isinstance(product.op, CentredProduct) else None
+        gradient = made_by(product.inputs[2], *MASKED) if isinstance(product.op, CentredProduct) else None
         if gradient is None:
             continue
         at, grad = gradient
         y = grad.inputs[0]
-        relu = made_by(y, _MASKED[grad.op.name])
+        relu = made_by(y, MASKED[grad.op.name])
         scaled = relu and made_by(relu[1].inputs[0], "CentreScale")
         factor = scaled and made_by(scaled[1].inputs[2], "BatchNormFactor")
         if not relu or not scaled or not factor or scaled[1].inputs[:2] != product.inputs[:2]:
@@ -119,7 +119,7 @@ def _masks_again(operators: list[Operator], names: Names) -> list[Operator]:
 
 
 #: a gradient that reads its operator's result → that operator
-_MASKED = {"ReluGrad": "Relu", "Relu6Grad": "Relu6"}
+MASKED = {"ReluGrad": "Relu", "Relu6Grad": "Relu6"}
 
 
 def _again(chain: list[Operator], role: Role, names: Names) -> list[Operator]:

@@ -186,8 +186,13 @@ def _median(x: Tensor) -> Tensor:
 def _diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     import torch
 
-    places = torch.arange(x.numel()).reshape(x.shape).diagonal(offset, dim1, dim2).reshape(-1)
-    return x.reshape(-1).scatter(0, places, src.reshape(-1).to(x.dtype)).reshape(x.shape)
+    x = x.contiguous()
+    a, b = dim1 % x.ndim, dim2 % x.ndim
+    lead = max(-offset, 0) * x.stride(a) + max(offset, 0) * x.stride(b)
+    places = lead + torch.arange(src.shape[-1]) * (x.stride(a) + x.stride(b))
+    for d in (d for d in reversed(range(x.ndim)) if d not in (a, b)):
+        places = (torch.arange(x.shape[d]) * x.stride(d)).reshape(-1, *[1] * places.ndim) + places
+    return x.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1).to(x.dtype)).reshape(x.shape)
 
 
 def _covariance(

@@ -46,6 +46,9 @@ CASES = {
     "median of rows with NaN": lambda w: torch.median(torch.where(w > 3, NAN, w), 1)[0].nan_to_num(7.0) + w[:, 0],
     "median of a number": lambda w: torch.median(w[0, 1], 0)[0],
     "diagonal_scatter": lambda w: torch.diagonal_scatter(w, w[0, :2] * 2, offset=1),
+    "diagonal_scatter, of three axes": lambda w: torch.diagonal_scatter(
+        w.reshape(2, 2, -1), w.reshape(2, 2, -1).diagonal(-1, 0, 1) * 2, -1, 0, 1
+    ).sum(0),
     "cov": lambda w: torch.cov(w, fweights=torch.tensor([1, 2, 1, 3])),
     "corrcoef": lambda w: torch.corrcoef(w),
     "combinations": lambda w: torch.combinations(w[0], 2, with_replacement=True),

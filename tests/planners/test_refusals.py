@@ -6,6 +6,8 @@ import pytest
 
 import recompute as rc
 from recompute.compiling.compiler import plain_fitting
+from recompute.compiling.steps import attach_loss
+from recompute.language.ir import Role
 from recompute.passes.planners.fit.plan import fit_within
 from recompute.passes.planners.fit.problem import Fitting
 from recompute.passes.planners.fit.refusal import lowest_quickly
@@ -43,3 +45,29 @@ def test_the_budget_that_is_advised_repeats_as_much_as_it_takes() -> None:
     assert f.least <= advised < first.peak
     assert f"a budget of {advised}B or more" in str(refused.value)
     assert lowest_quickly(fitting(_DEEP, 4, rc.SGD(0.01)), advised).peak == advised  # what every search falls back on
+
+
+#: networks whose lowered steps have fewer values, or smaller scratch, than the steps that are planned
+_NETWORKS: dict[str, tuple[int, dict[str, int]]] = {
+    "bert-tiny": (16, {}),
+    "gpt2-tiny": (2, {}),
+    "vit-tiny": (2, {"layers": 2}),
+    "llama-tiny": (4, {}),
+    "lstm": (2, {}),
+    "ds_cnn": (4, {}),
+}
+
+
+@pytest.mark.parametrize("name", _NETWORKS)
+@pytest.mark.parametrize("place", ["cpu", "cuda:0"])
+def test_no_compiled_step_is_below_its_bounds(name: str, place: str) -> None:
+    batch, options = _NETWORKS[name]
+    program = rc.load(rc.models.build(name, batch=batch, weights=False, **options))
+    loss, _ = attach_loss(program, None)
+    f = plain_fitting(program, loss, rc.Adam(), resolved(rc.Target(place, cost="h100-80")))
+    low = lowest_quickly(f, 0)
+    assert f.least <= min(f.plain.peak, f.unrepeated.peak, low.peak)
+    more = sum(f.seconds(o) for o in low.block.operators if o.role is Role.RECOMPUTE)
+    costs = [(f.plain, f.cost(f.plain)), (f.unrepeated, f.cost(f.unrepeated)), (low, f.derived.problem.cost + more)]
+    for step, cost in costs:
+        assert f.bound(step.peak) <= cost * (1 + 1e-9)

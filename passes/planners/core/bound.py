@@ -10,13 +10,16 @@ node reads must be there now or be rebuilt in turn.  With c the costs, m the byt
 
 The inner minimum is one s-t cut (Lagrange dual of the weakest statement about memory that every schedule satisfies).
 A negative room, or values that cannot be rebuilt and do not fit into it, prove that the budget holds no schedule.
+
+What generated loops run may pass between the nodes of a loop without being in memory, and be made again there: of such
+values (`Node.loop`, `Node.remade`) a bound counts nothing.  Planners, which look for good choices, count them.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,24 +53,24 @@ class Cut:
     """The choice between keeping and repeating at the first execution of node `b`.
 
     `slope` makes values dearer the earlier they are made (by up to that share), so that identical layers do not tie;
-    a bound must not use it.
+    a bound must not use it.  `proof`: without what loops may not need, for a bound.
     """
 
-    def __init__(self, problem: RematerialisationProblem, b: int, slope: float = 0.0) -> None:
+    def __init__(self, problem: RematerialisationProblem, b: int, slope: float = 0.0, proof: bool = False) -> None:
         self.problem, self.b = problem, b
-        node = problem.nodes[b]
+        node, nodes, producer = problem.nodes[b], problem.nodes, problem.producer
         above, below = _reach(problem.preds, b), _reach(problem.succs, b)
-        free = {*node.reads, *problem.shared}
-        needed = {v for i in below for v in problem.nodes[i].reads if (p := problem.producer[v]) < 0 or p in above}
-        needed.update(v for v in problem.outputs if (p := problem.producer[v]) < 0 or p in above)
+        reads = {i: {*nodes[i].reads}.difference(nodes[i].remade if proof else ()) for i in below}
+        needed = {v for i in below for v in reads[i] if (p := producer[v]) < 0 or p in above}
+        needed.update(v for v in problem.outputs if (p := producer[v]) < 0 or p in above)
+        fused = _fused(problem, b) if proof else set()
+        passing = {v for v in needed if _passes(problem, v, b, below)} if proof else set()
+        free = {*node.reads, *problem.shared}.difference(fused) | passing
         self.values, self.nodes = self._closure(needed, above)
         self.needed = needed
         sizes = problem.sizes
         self.memory = {v: 0 if v in free else sizes[v] for v in self.values}
-        saved = max((sizes[v] for v in node.overwrites), default=0)
-        outs = sum(sizes[v] for v in node.writes if v not in problem.shared)
-        self.used = problem.fixed + max(0, outs - saved) + node.scratch
-        self.used += sum(sizes[v] for v in node.reads if v not in problem.shared)
+        self.used = problem.fixed + touched(problem, b, fused)
         self.stuck = sum(self.memory[v] for v in needed if not self._rebuildable(v))
         self.slope = self._slopes(slope)
 
@@ -231,12 +234,39 @@ def least_budget(problem: RematerialisationProblem) -> int:
 
 def _least_budget(problem: RematerialisationProblem) -> int:
     least = sum(problem.sizes[v] for v in set(problem.outputs) - set(problem.shared))
-    for node in problem.nodes:
-        saved = max((problem.sizes[v] for v in node.overwrites), default=0)
-        outs = sum(problem.sizes[v] for v in node.writes if v not in problem.shared)
-        reads = sum(problem.sizes[v] for v in node.reads if v not in problem.shared)
-        least = max(least, reads + max(0, outs - saved) + node.scratch)
-    return max([least + problem.fixed, *(Cut(problem, b).least for b in turning_points(problem, 4))])
+    least = max([least, *(touched(problem, b, _fused(problem, b)) for b in range(len(problem)))])
+    return max([least + problem.fixed, *(Cut(problem, b, proof=True).least for b in turning_points(problem, 4))])
+
+
+def touched(problem: RematerialisationProblem, b: int, fused: Set[int] = frozenset()) -> int:
+    """Bytes of what node b reads, writes and needs for itself, without shared values and those that are `fused`."""
+    node, sizes = problem.nodes[b], problem.sizes
+    away = {*fused, *problem.shared}
+    saved = max((sizes[v] for v in node.overwrites), default=0)
+    outs = sum(sizes[v] for v in node.writes if v not in away)
+    return sum(sizes[v] for v in node.reads if v not in away) + max(0, outs - saved) + node.scratch
+
+
+def _fused(problem: RematerialisationProblem, b: int) -> set[int]:
+    """What b reads or writes that may pass within a loop: a reader may have a copy of its own, made in the loop."""
+    nodes, node = problem.nodes, problem.nodes[b]
+    if not node.loop:
+        return set()
+
+    def passes(v: int) -> bool:
+        p = problem.producer[v]
+        alone = p >= 0 and nodes[p].repeatable and p != b
+        return p >= 0 and nodes[p].loop and (alone or all(nodes[r].loop for r in problem.readers[v]))
+
+    return {v for v in (*node.reads, *node.writes) if passes(v)}
+
+
+def _passes(problem: RematerialisationProblem, v: int, b: int, below: Set[int]) -> bool:
+    """Whether what comes before b and is read behind it may pass within a loop that runs b, too."""
+    nodes, p = problem.nodes, problem.producer[v]
+    if p < 0 or not (nodes[b].loop and nodes[p].loop) or nodes[p].backward is not nodes[b].backward:
+        return False
+    return all(nodes[r].loop for r in problem.readers[v] if r in below) and v not in problem.outputs
 
 
 def turning_points(problem: RematerialisationProblem, most: int = 8) -> list[int]:
@@ -275,7 +305,7 @@ def lower_bound(problem: RematerialisationProblem, budget: int, points: Iterable
     if budget < least_budget(problem):
         return math.inf
     found = turning_points(problem, max(8, min(64, 50_000 // max(1, len(problem))))) if points is None else points
-    return problem.cost + max((extra_cost(Cut(problem, b), budget) for b in found), default=0.0)
+    return problem.cost + max((extra_cost(Cut(problem, b, proof=True), budget) for b in found), default=0.0)
 
 
 def bound_of(problem: RematerialisationProblem, budget: int) -> float:

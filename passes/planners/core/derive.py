@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 
 from ....errors import UsageError
 from ....language.ir import Block, Free, Operator, Role, Value
 from ....language.types import TensorType
+from ....ops.shape.reshape import Transpose
 from ...memory.memory_plan import aligned
 from ...memory.storage import offsets_inside
 from ...recomputation.recompute import RecomputePlan, Rerun
@@ -43,10 +44,12 @@ def derive(
     block: Block,
     seconds: Callable[[Operator], float],
     workspace: Callable[[Operator], tuple[TensorType, ...]] = Operator.workspace,
+    folded: Set[str] = frozenset(),
 ) -> Derived:
     """The problem of a step without frees: costs by `seconds`, bytes as the memory plan will count them.
 
-    `workspace`: the temporary buffers of an operator.
+    `workspace`: the temporary buffers of an operator.  `folded`: values that lowering leaves out, as their readers or
+    writers take them transposed: such a Transpose is a view in the problem, and what else is folded takes no bytes.
 
     Views belong to the storage they look into, parameters and other persistent values are `fixed`.  Only forward
     operators may run again, and of those not the ones that change state, read what the forward pass changes, or make
@@ -54,7 +57,7 @@ def derive(
     """
     if any(isinstance(op.op, Free) for op in block.operators):
         raise UsageError("planners take a step before 'liveness': frees follow from the plan")
-    return _Deriving(block, seconds, workspace).run()
+    return _Deriving(block, seconds, workspace, folded).run()
 
 
 class _Deriving:
@@ -63,8 +66,9 @@ class _Deriving:
         block: Block,
         seconds: Callable[[Operator], float],
         workspace: Callable[[Operator], tuple[TensorType, ...]],
+        folded: Set[str],
     ) -> None:
-        self.block, self.seconds, self.workspace = block, seconds, workspace
+        self.block, self.seconds, self.workspace, self.folded = block, seconds, workspace, folded
         self.persistent = {v.name for v in block.persistent()}
         self.number: dict[str, int] = {}  # value name → number of the value whose storage it lies in
         self.sizes: list[int] = []
@@ -73,6 +77,7 @@ class _Deriving:
         self.nodes: list[Node] = []
         self.members: list[list[int]] = []
         self.maker: dict[int, int] = {}
+        self.seen: set[int] = set()  # values that views look into
         self.backward = False
         self.last = max((i for i, op in enumerate(block.operators) if op.role in _FORWARD), default=-1)
         self.of_forward: set[int] = set()  # values that depend on an operator of the forward pass
@@ -83,12 +88,13 @@ class _Deriving:
         inputs = [self.new(v) for v in block.inputs]
         shared: set[int] = set()
         for i, op in enumerate(block.operators):
-            if self.is_view(op):
+            if self.is_view(op) or self.is_folded(op):
                 self.view(op, i)
             else:
                 self.node(op, i)
             if op.joins():
                 shared.update(self.number[v.name] for v in op.reads() if v.name in self.number)
+        shared.update(n for n, name in enumerate(self.values) if name in self.folded and n not in self.seen)
         outputs = {self.number[n] for n in block.outputs if n in self.number}
         once = {self.maker[v] for v in outputs if v in self.maker}
         problem = RematerialisationProblem(
@@ -115,12 +121,21 @@ class _Deriving:
         base = op.inputs[0] if op.inputs else None
         return base is not None and base.name in self.number and bool(offsets_inside(op))
 
+    def is_folded(self, op: Operator) -> bool:
+        """Whether it is a Transpose of which lowering leaves one side out."""
+        if not isinstance(op.op, Transpose) or op.inputs[0] is None or op.inputs[0].name not in self.number:
+            return False
+        return any(v.name in self.folded for v in (op.inputs[0], *op.writes()))
+
     def view(self, op: Operator, at: int) -> None:
         assert op.inputs[0] is not None
         base = self.number[op.inputs[0].name]
         self.number.update((v.name, base) for v in op.writes())
+        self.seen.add(base)
         if base in self.maker:
-            self.members[self.maker[base]].append(at)
+            maker = self.maker[base]
+            self.members[maker].append(at)
+            self.nodes[maker] = replace(self.nodes[maker], cost=self.nodes[maker].cost + self.seconds(op))
 
     def node(self, op: Operator, at: int) -> None:
         reads = [None if v is None else self.number.get(v.name) for v in op.inputs]

@@ -27,7 +27,9 @@ class Node:
     `cost`: seconds, or any other unit that is the same for all.  `reads`, `writes`: numbers of values.  `scratch`:
     bytes that it needs while it runs.  `backward`: whether it belongs to the backward pass or comes after it.
     `repeatable`: whether it may run again.  `overwrites`: values that it reads and whose place its first output of
-    their size may take when nothing reads them later.  A value named twice in `reads` is read once.
+    their size may take when nothing reads them later.  A value named twice in `reads` is read once.  `loop`: whether a
+    generated loop may run it together with other such nodes, so that what passes between them takes no bytes; `remade`:
+    values that it reads, which its loop may make again at no cost.  Lower bounds count neither.
     """
 
     name: str
@@ -38,6 +40,8 @@ class Node:
     backward: bool = False
     repeatable: bool = True
     overwrites: tuple[int, ...] = ()
+    loop: bool = False
+    remade: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         # bounds and local search count what a node reads: twice would be twice the bytes
@@ -166,6 +170,10 @@ def _node_to_dict(n: Node) -> dict[str, Any]:
         found["repeatable"] = n.repeatable
     if n.overwrites:
         found["overwrites"] = list(n.overwrites)
+    if n.loop:
+        found["loop"] = True
+    if n.remade:
+        found["remade"] = list(n.remade)
     return found
 
 
@@ -224,6 +232,8 @@ def _node(found: Any, i: int, where: str) -> Node:
         backward=backward,
         repeatable=_take(n, "repeatable", bool, where, not backward),
         overwrites=_numbers(n, "overwrites", where, ()),
+        loop=_take(n, "loop", bool, where, False),
+        remade=_numbers(n, "remade", where, ()),
     )
 
 
@@ -278,8 +288,8 @@ def _check(p: RematerialisationProblem) -> None:
             _in_range(p, v, f"node {i} ('{n.name}')")
             if not there[v]:
                 raise UsageError(f"{p.name}: node {i} ('{n.name}') reads '{p.values[v]}' before it is written")
-        if not set(n.overwrites) <= set(n.reads):
-            raise UsageError(f"{p.name}: node {i} ('{n.name}') overwrites what it does not read")
+        if not {*n.overwrites, *n.remade} <= set(n.reads):
+            raise UsageError(f"{p.name}: node {i} ('{n.name}') overwrites or makes again what it does not read")
         for v in n.writes:
             _in_range(p, v, f"node {i} ('{n.name}')")
             if there[v]:

@@ -17,8 +17,6 @@ from ...base import run_passes
 from ...cleanup.commit_updates import CommitUpdates
 from ...cleanup.dead_code import DeadCode
 from ...communication.overlap import Overlap
-from ...lowering.fold_transposes import FoldTransposes
-from ...lowering.scatter_gradients import ScatterGradients
 from ...memory.memory_plan import memory_report
 from ...offloading.offload import Offload
 from ...offloading.transfers import StepTimes
@@ -33,9 +31,10 @@ from ...slicing.whole import MicroBatch
 from ...target import Target
 from ..base import Planned
 from ..core.bound import bound_of, least_budget
-from ..core.derive import Derived, derive
+from ..core.derive import Derived
 from ..core.simulate import simulate
 from ..core.watch import current
+from .lowered import derive_for
 
 Seconds = Callable[[Operator], float]
 
@@ -371,40 +370,3 @@ class MicroBatches(Fitting):
 def peak_of(compiled: Block) -> int:
     """Arena and persistent bytes of a planned block."""
     return memory_report(compiled).peak
-
-
-def derive_for(block: Block, target: Target, seconds: Seconds) -> Derived:
-    """The problem of a step for a target: what is proven of it holds for the lowered step, too.
-
-    Gradients that will be added row by row take no table in it, and bounds do not count matrices that products will
-    read or write transposed: else the least that is proven is more than what steps need.  Costs are those of the step
-    before it is lowered, as everywhere in planning.
-    """
-    if not target.kernels:
-        return derive(block, seconds, sequence.workspace(target))
-    found = _with_rows_added(block, target, seconds)
-    problem, left = found.problem, FoldTransposes().run(block).values()
-    folded = {v for v, name in enumerate(problem.values) if name not in left}
-    if not folded:
-        return found
-    shared = tuple(sorted(folded.union(problem.shared)))
-    return dataclasses.replace(found, problem=dataclasses.replace(problem, shared=shared))
-
-
-def _with_rows_added(block: Block, target: Target, seconds: Seconds) -> Derived:
-    """The problem of a step in which each Add of a GatherGrad is one node."""
-    workspace = sequence.workspace(target)
-    after = ScatterGradients(target.kernels).run(block)
-    if after is block:
-        return derive(block, seconds, workspace)
-    at, producers = {id(o): i for i, o in enumerate(block.operators)}, block.producers()
-    origins, costs = list[int](), dict[int, float]()
-    for o in after.operators:
-        if id(o) not in at:  # an Add and the GatherGrad that it takes in
-            add = producers[next(o.writes()).name]
-            sparse = {v.name for v in block.operators[add].reads()} - {v.name for v in o.reads()}
-            costs[id(o)] = sum(seconds(block.operators[i]) for i in (add, *(producers[name] for name in sparse)))
-            at[id(o)] = add
-        origins.append(at[id(o)])
-    found = derive(after, lambda o: costs[id(o)] if id(o) in costs else seconds(o), workspace)
-    return Derived(block, found.problem, tuple(tuple(origins[k] for k in own) for own in found.operators))
