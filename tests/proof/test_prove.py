@@ -196,7 +196,7 @@ def test_the_zoo_as_it_runs_is_proved(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "budget"),
-    [("unet", "50%"), ("bert-mini", "80%"), ("mobilenet_v2", "60% of activations")],
+    [("unet", "50%"), ("bert-mini", "82%"), ("mobilenet_v2", "60% of activations")],
 )
 def test_plans_for_budgets_are_proved(name: str, budget: str) -> None:
     program = rc.load(rc.models.build(name), batch=8)
