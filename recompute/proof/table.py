@@ -278,7 +278,9 @@ class Table:
         tried, until the whole is an expression that there is.
         """
         first: Wide | None = None
-        for some, common in itertools.product(_ways(kept, summed), (False, True)):
+        for some, common in ((x, c) for x in _ways(kept, summed) for c in (False, True)):
+            if common and not wide.unlike:
+                continue
             wide = self.wider(operands, *some, common=common)
             wide = wide if how else wide.own_sums()
             ordered, gone, _, _ = _ordered(tuple(wide.whole), tuple(wide.totals))
