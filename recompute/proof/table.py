@@ -278,15 +278,16 @@ class Table:
         tried, until the whole is an expression that there is.
         """
         first: Wide | None = None
-        for some, common in ((x, c) for x in _ways(kept, summed) for c in (False, True)):
-            if common and not wide.unlike:
-                continue
-            wide = self.wider(operands, *some, common=common)
-            wide = wide if how else wide.own_sums()
-            ordered, gone, _, _ = _ordered(tuple(wide.whole), tuple(wide.totals))
-            if (name, tuple([(v.base, v.offset) for v in wide.operands]), ordered, gone) in self.table:
-                return wide
-            first = wide if first is None or (first.unlike and not wide.unlike) else first
+        for some in _ways(kept, summed):
+            for common in (False, True):
+                wide = self.wider(operands, *some, common=common)
+                wide = wide if how else wide.own_sums()
+                ordered, gone, _, _ = _ordered(tuple(wide.whole), tuple(wide.totals))
+                if (name, tuple([(v.base, v.offset) for v in wide.operands]), ordered, gone) in self.table:
+                    return wide
+                first = wide if first is None or (first.unlike and not wide.unlike) else first
+                if not wide.unlike:
+                    break
         assert first is not None
         return first
 
