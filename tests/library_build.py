@@ -33,7 +33,8 @@ def made(network: str, how: str, batch: int) -> tuple[Any, str]:
         options["checkpoints"] = names[:: max(1, len(names) // 3)]
     optimizer: Any = rc.Adam(1e-3)
     if how == "budget":  # most of lenet's plain step is its state, if there is any
-        options["budget"], optimizer = "92%", rc.SGD(0.01) if network == "lenet" else rc.Momentum(0.01)
+        few = network == "lenet"
+        options["budget"], optimizer = ("95%", rc.SGD(0.01)) if few else ("92%", rc.Momentum(0.01))
     return rc.compile_step(program, loss, optimizer, **options), loss
 
 
