@@ -350,8 +350,8 @@ def _difference(block: Block, other: Block) -> str:
 #: plans of networks, and how many in a thousand mutants are of each
 CASES = {
     **{(n, p): 24 for n in ("mlp", "lenet") for p in (
-        "plain", "checkpoints", "slices", "offload", "fp16", "qat", "dp", "zero1", "zero3", "tp", "pp")},
-    **{(n, p): 24 for n in ("gpt2-tiny", "llama-tiny") for p in ("plain", "checkpoints", "budget", "pp")},
+        "plain", "checkpoints", "slices", "offload", "fp16", "qat", "dp", "zero1", "zero3", "pp")},
+    **{(n, p): 24 for n in ("gpt2-tiny", "llama-tiny") for p in ("plain", "checkpoints", "budget", "pp", "tp")},
     **{(n, p): 24 for n in ("lstm",) for p in ("plain", "slices", "bf16")},
     **{(n, "plain"): 24 for n in ("bert-mini", "vit-tiny", "resnet18", "mobilenet_v2")},
     ("resnet18", "sgd"): 24, ("resnet18", "offload"): 24,

@@ -1,22 +1,31 @@
 """Proofs of plans of every kind: which of a step's values are proved equal to the plain step's, and in what time.
 
     python benchmarks/proof_plans.py [--only NETWORK ...] [--plans PLAN ...]
+    python benchmarks/proof_plans.py --exports --plans plain budget
     python benchmarks/proof_plans.py --times
 
 A row is a network, a column a plan.  `33`: all 33 values (outputs, parameters, buffers, state) are proved; `30/33`:
-three are not, and a line below says where the first of them parts.  `-`: the network has no such plan.  `--times`: the
-time of the proof of a plain step as a part of its compilation's, processor seconds, the median of seven.
+three are not, and a line below says where the first of them parts.  `-`: the network has no such plan.  `--exports`:
+of the architectures that PyTorch exported (tests/data/pytorch_zoo).  `--times`: the time of the proof of a plain step
+as a part of its compilation's, processor seconds, the median of seven.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
+import json
 import statistics
+import tarfile
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import onnx
 
 import recompute as rc
 from recompute.language.ir import Block
@@ -38,10 +47,40 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "lstm": {},
 }
 BATCH = 4
+#: architectures of PyTorch, NAME.tar.xz, each with train.onnx
+EXPORTS = Path(__file__).parents[1] / "tests" / "data" / "pytorch_zoo" / "zoo.zip"
+
+
+def exports() -> list[str]:
+    """The architectures that PyTorch can export in training mode."""
+    with zipfile.ZipFile(EXPORTS) as archive:
+        names = [n.removesuffix(".tar.xz") for n in archive.namelist()]
+    return [n for n in names if "train.onnx" in _files(n)]
+
+
+def _files(name: str) -> dict[str, bytes]:
+    with zipfile.ZipFile(EXPORTS) as archive, tarfile.open(fileobj=archive.open(f"{name}.tar.xz")) as tar:
+        return {m.name: tar.extractfile(m).read() for m in tar.getmembers()}  # type: ignore[union-attr]
+
+
+def _exported(name: str) -> rc.Program:
+    """An architecture of PyTorch, with weights that are drawn."""
+    spec = importlib.util.spec_from_file_location("drawn", EXPORTS.with_name("drawn.py"))
+    assert spec is not None and spec.loader is not None
+    drawn = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawn)
+    files = _files(name)
+    model = onnx.ModelProto.FromString(files["train.onnx"])
+    drawn.fill(model)
+    batch = next(i["shape"][0] for i in json.loads(files["values.json"])["inputs"] if i["shape"])
+    return rc.load(model, batch=batch, mode="file")
 
 
 def trained(name: str, **options: Any) -> tuple[rc.Program, str]:
-    """A network of the zoo and its loss."""
+    """A network of the zoo or of PyTorch, and its loss."""
+    if "/" in name:
+        program = _exported(name)
+        return program, "loss" if "loss" in program else program.outputs[0].name
     program = rc.load(rc.models.build(name, **(options or NETWORKS.get(name, {}))), batch=BATCH)
     outputs = program.block.outputs
     loss = program["loss"] if "loss" in outputs else rc.losses.cross_entropy(program[outputs[0]])
@@ -74,6 +113,8 @@ class Plan:
             return [after], lambda block: rc.prove(before, block, partly=True)
         whole, _ = self.program(name)
         ranks = [self.program(name, rank)[0] for rank in range(rc.Mesh(self.mesh).ranks)]
+        if not any(o.op.communicates for o in ranks[0].block.operators):
+            raise rc.UsageError(f"{self.mesh} divides nothing of {name}")
 
         def proved(block: Block) -> rc.Proof:
             ranks[0].block = block
@@ -125,9 +166,9 @@ PLANS = {
     "fp16": Plan(plain=lambda: rc.MixedPrecision(rc.Adam(), "fp16")),
     "qat": Plan(prepared=rc.prepare_qat),
     "store:8": Plan(options={"approximations": "store:8"}),
-    "dp": Plan(mesh="dp=2"),
-    "zero1": Plan(mesh="dp=2", options={"zero": 1}),
-    "zero3": Plan(mesh="dp=2", options={"zero": 3}),
+    "dp": Plan(mesh="dp=2", options={"sync_batch_norm": True}),
+    "zero1": Plan(mesh="dp=2", options={"sync_batch_norm": True, "zero": 1}),
+    "zero3": Plan(mesh="dp=2", options={"sync_batch_norm": True, "zero": 3}),
     "tp": Plan(mesh="tp=2"),
     "pp": Plan(mesh="pp=2", options={"micro_batches": 2}),
 }
@@ -182,14 +223,16 @@ def proof_seconds(before: Block, after: Block) -> float:
 def main() -> None:
     """Prints one of the tables."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", nargs="+", default=list(NETWORKS), metavar="NETWORK")
+    p.add_argument("--only", nargs="+", metavar="NETWORK")
     p.add_argument("--plans", nargs="+", default=list(PLANS), choices=list(PLANS), metavar="PLAN")
+    p.add_argument("--exports", action="store_true", help="architectures that PyTorch exported")
     p.add_argument("--times", action="store_true", help="how long proofs take")
     args = p.parse_args()
+    networks = args.only or (exports() if args.exports else list(NETWORKS))
     if args.times:
-        print_times(args.only)
+        print_times(networks)
     else:
-        print_table(args.only, args.plans)
+        print_table(networks, args.plans)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ and an int64 initializer is a shape, an axis or a table of indices. A reader nee
 """
 
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import UsageError, expect
+from ..language.draws import generator, normal
 from ..support.room import need_room
 
 OPSET = 20
@@ -70,12 +70,11 @@ class Init:
         """A float32 array of `shape`; it depends on the seed and the parameter's name only."""
         if self.kind == "constant":
             return np.full(shape, self.scale, np.float32)
-        key = np.array([seed, zlib.crc32(name.encode())], np.uint64)
-        generator = np.random.Generator(np.random.Philox(key=key))
+        g = generator(seed, name)
         if self.kind == "normal":
-            return generator.standard_normal(shape, np.float32) * np.float32(self.scale)
+            return normal(g, shape, np.float32) * np.float32(self.scale)
         # Doubling and subtracting are exact in float32, so that a uniform draw has the same bits everywhere.
-        return (generator.random(shape, np.float32) * np.float32(2) - np.float32(1)) * np.float32(self.scale)
+        return (g.random(shape, np.float32) * np.float32(2) - np.float32(1)) * np.float32(self.scale)
 
 
 ZEROS = Init("constant", 0.0)

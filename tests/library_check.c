@@ -1,4 +1,5 @@
-/* A library of a step in memory between two pages that nobody may touch: WEIGHTS STEPS BATCH TRAINED front|back.
+/* A library of a step in memory between two pages that nobody may touch: WEIGHTS STEPS BATCH TRAINED front|back [up].
+ * "up": in a thread that rounds up and takes subnormal numbers for zero, as it still does afterwards.
  * Prints the bits of each step's loss, of an evaluation, and of one more step from the file that was saved. */
 #include "step.h"
 
@@ -45,10 +46,27 @@ static void show(const void *loss)
     printf("%08x\n", bits);
 }
 
+#ifdef __aarch64__
+static uint64_t rounding(void)
+{
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+}
+static void round_up(void) { __asm__ volatile("msr fpcr, %0" : : "r"(rounding() | 1 << 24 | 1 << 22)); }
+#else
+static uint64_t rounding(void) { return __builtin_ia32_stmxcsr() & 0xFFC0; }
+static void round_up(void) { __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040 | 0x4000); }
+#endif
+
 int main(int count, char **given)
 {
     int i, front = count > 5 && !strcmp(given[5], "front");
     void *memory = guarded(front), *other = guarded(!front);
+    uint64_t mode;
+    if (count > 6)
+        round_up();
+    mode = rounding();
     if (step_init(memory, given[1]))
         stop("init");
     for (i = 0; i < atoi(given[2]); i++) {
@@ -68,5 +86,5 @@ int main(int count, char **given)
         stop("run");
     show(step_output(other, STEP_LOSS));
     printf("%zu\n", step_memory());
-    return 0;
+    return rounding() != mode;
 }

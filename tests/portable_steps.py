@@ -21,12 +21,16 @@ import numpy as np
 import recompute as rc
 
 STEPS = 20
-#: network → batch
-NETWORKS = {"lenet": 8, "lstm": 16, "gpt2-tiny": 1, "mobilenet_v2": 2}
+#: network, perhaps with a precision → batch
+NETWORKS = {"mlp": 8, "mlp fp16": 8, "lenet": 8, "lstm": 16, "gpt2-tiny": 1, "mobilenet_v2": 2}
+#: model → learning rate, where it is no constant
+RATES = {"mlp": rc.lr.CosineAnnealingDecay(1e-2, STEPS)}
+#: model → its classes, where they are fewer than ten
+CLASSES = {"mlp": 2}
 
 
 def digest(arrays: Mapping[str, Any]) -> str:
-    """Names all elements of all arrays."""
+    """Names all elements of all arrays, those that a library has: what is read or trained."""
     found = hashlib.sha256()
     for name in sorted(arrays):
         found.update(name.encode() + np.ascontiguousarray(arrays[name]).tobytes())
@@ -36,7 +40,8 @@ def digest(arrays: Mapping[str, Any]) -> str:
 def made(network: str) -> tuple[Any, str, dict[str, np.ndarray]]:
     """The compiled step, its loss, and a batch.  Random numbers are integers, scaled by powers of two: no logarithm of
     a C library is in them."""
-    program = rc.load(rc.models.build(network), batch=NETWORKS[network])
+    model, _, precision = network.partition(" ")
+    program = rc.load(rc.models.build(model), batch=NETWORKS[network])
     loss = rc.losses.cross_entropy(program).name
     rng = np.random.default_rng(0)
     for v in program.block.parameters:
@@ -44,13 +49,15 @@ def made(network: str) -> tuple[Any, str, dict[str, np.ndarray]]:
             terms = v.size // v.shape[0] if len(v.shape) > 2 else max(v.shape)
             scale = 2.0 ** -((terms.bit_length() + 1) // 2)
             program.data[v.name] = ((rng.integers(-1024, 1025, v.shape) / 1024) * scale).astype(v.type.numpy)
-    step = rc.compile_step(program, loss, rc.Adam(1e-3))
+    step = rc.compile_step(
+        program, loss, rc.Adam(RATES.get(model, 1e-3)), target=rc.Target(precision=precision or "fp32")
+    )
     feed = {}
     for v in step.program.inputs:
         if v.dtype[0] == "f":
             feed[v.name] = (rng.integers(-1024, 1025, v.shape) / 1024).astype(v.value.type.numpy)
         else:
-            feed[v.name] = rng.integers(0, 10, v.shape).astype(v.value.type.numpy)
+            feed[v.name] = rng.integers(0, CLASSES.get(model, 10), v.shape).astype(v.value.type.numpy)
     return step, loss, feed
 
 
@@ -74,7 +81,9 @@ def main() -> None:
     executor = rc.Executor()
     losses = [executor.run(step.program, feed, [loss])[0] for _ in range(STEPS)]
     bits = [f"{int(np.float32(x).view(np.uint32)):08x}" for x in losses]
-    print(json.dumps({"losses": bits, "weights": digest(step.program.data)}))
+    block = step.program.block
+    weights = {v.name: step.program.data[v.name] for v in (*block.parameters, *block.buffers, *block.state)}
+    print(json.dumps({"losses": bits, "weights": digest(weights)}))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,15 @@ import numpy as np
 from ...language.axes import piece, shared
 from ...language.factors import Place
 from ...language.ir import Block, Operator, Value
+from ...language.kernels import EXACT, bits_are_portable
 
 #: most elements of a value of which all is evaluated at once, and of the rows that are
 _WHOLE, _ROWS = 1 << 22, 1 << 20
 #: scores below 0 by as much weigh nothing: their exponentials are 0 beside any other
 FAR_BELOW = -1e9
 _FAR_BELOW_F16 = -6.5e4
+#: operators in which processors differ by the signs of zeros alone, which `number` drops and no mask tells
+_ALL_BUT_ZEROS = ("Max", "Min", "Clip", "Relu")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Known:
         self.buffers = {v.name for v in block.buffers if v.name in data} - updated
         self.names = {*self.constants, *self.buffers}
         for o in block.operators:
-            plain = not (o.op.random or o.op.updates or o.op.copies)
+            plain = not (o.op.random or o.op.updates or o.op.copies or _by_machine(o))
             if plain and all(v.name in self.names for v in o.reads()):
                 self.names.update(v.name for v in o.writes())
         self._fed = self._from({v.name for v in block.inputs})
@@ -80,7 +83,7 @@ class Known:
         if v is None or v.name not in self.names or not v.type.is_float or v.type.size != 1:
             return None
         array = self._whole(v)
-        return None if array is None else float(array.reshape(()))
+        return None if array is None else float(array.reshape(())) or 0.0
 
     def band(self, v: Value, allowed: bool, queries: int, keys: int) -> Band | None:
         """The band that a mask [..., queries, keys] is, the same for all leading axes; None: it is none.
@@ -162,6 +165,14 @@ class Known:
             for x, p in zip(o.inputs, f.inputs, strict=True)
         ]
         return _run(op, ins, o, list(outputs), v)
+
+
+def _by_machine(o: Operator) -> bool:
+    """Whether this process may not depend on what NumPy computes here, as processors differ in it."""
+    if not bits_are_portable() or o.op.name in EXACT or o.op.name in _ALL_BUT_ZEROS:
+        return False
+    before, after = (any(v.type.is_float for v in vs) for vs in (o.reads(), o.writes()))
+    return (before and not after) if o.op.name == "Cast" else before or after
 
 
 def _run(op: Any, ins: list[Any], o: Operator, types: list[Any], wanted: Value) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from ...language.ir import Block, Value
 from ...ops.elementwise.stable import BCE_BOUND
@@ -60,8 +61,9 @@ def _log_of_two(m: Match) -> Value | None:
     if not m.x.dtype == m.y.dtype == result(m.op).dtype:
         return None
     bases = m.names.get("p"), m.names.get("q")
-    powers = [
-        x if c is None else m.b.Mul(x, m.b.constant(math.log(c), x)) for x, c in zip((m.x, m.y), bases, strict=True)
+    powers = [  # logarithms rounded once: C libraries differ in the last bit
+        x if c is None else m.b.Mul(x, m.b.constant(float(Decimal(c).ln()), x))
+        for x, c in zip((m.x, m.y), bases, strict=True)
     ]
     return m.b.LogAddExp(*powers)
 

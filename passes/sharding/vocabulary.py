@@ -13,6 +13,7 @@ from ...language.axes import Cut, of_operator
 from ...language.builder import Builder
 from ...language.factors import Place
 from ...language.ir import Block, Operator, Value
+from ...language.types import need
 from ...ops.indexing.gather import Gather
 from ...ops.linear.products import Gemm, MatMul
 from ...ops.loss.cross_entropy import LabelLoss, SoftmaxCrossEntropyGrad, SoftmaxCrossEntropyLoss
@@ -119,43 +120,18 @@ def _product(v: Value, axis: int, graph: Graph) -> Operator | None:
 # -- cross entropy over parts -----------------------------------------------------------------------------------------
 
 
-def _labels(b: Builder, labels: Value, ignore_index: int | None) -> tuple[Value, Value | None]:
-    """Labels [N, 1, d1, ...] as i64, those that are ignored as 0; and which ones are."""
-    shape = (labels.shape[0], 1, *labels.shape[1:])
-    y = b.Reshape(labels if labels.dtype == "i64" else b.Cast(labels, to="i64"), shape=shape)
-    if ignore_index is None:
-        return y, None
-    ignored = b.Equal(y, b.constant(ignore_index, y))
-    return b.Where(ignored, b.constant(0, y), y), ignored
-
-
 def _opened(b: Builder, o: Operator) -> Value:
     """The loss from the logarithm of the sum of exponentials, which is returned, and the labels' scores."""
+    scores, labels = need(o.inputs[0]), need(o.inputs[1])
     assert isinstance(o.op, LabelLoss)
-    scores, labels, loss = o.inputs[0], o.inputs[1], next(o.writes())
-    assert scores is not None and labels is not None
-    y, ignored = _labels(b, labels, o.op.ignore_index)
-    sums = b.ReduceLogSumExp(scores, axes=(1,), keepdims=1)
-    each = b.Sub(sums, b.GatherElements(scores, y, axis=1))
-    if ignored is not None:
-        each = b.Where(ignored, b.constant(0, each), each)
-    loss_value = b.Reshape(each, shape=labels.shape) if o.op.reduction == "none" else b.ReduceSum(each, keepdims=0)
-    b.operators[-1] = b.operators[-1].renamed({loss_value.name: loss.name})
+    sums, label = o.op.row_scores(b, scores, labels)
+    loss = o.op.expanded_loss(b, b.Sub(sums, label), labels, o.op.label_masks(b, scores, labels, None)[1])
+    b.operators[-1] = b.operators[-1].renamed({loss.name: next(o.writes()).name})
     return sums
 
 
 def _opened_gradient(b: Builder, o: Operator, loss: Operator, sums: Value) -> None:
     """(softmax - 1 at the label) times the gradient of each label's loss."""
-    assert isinstance(o.op, LabelLoss)
-    scores, labels, dloss, output = loss.inputs[0], o.inputs[1], o.inputs[3], next(o.writes())
-    assert scores is not None and labels is not None and dloss is not None
-    y, ignored = _labels(b, labels, o.op.ignore_index)
-    classes = (scores.shape[1], *[1] * (scores.ndim - 2))
-    index = b.CumSum(b.Fill(dtype="i64", shape=classes, value=1), axis=0)
-    chosen = b.Equal(y, b.Sub(index, b.constant(1, index)))
-    each = b.Reshape(dloss, shape=y.shape) if o.op.reduction == "none" else dloss
-    if ignored is not None:
-        each = b.Where(ignored, b.constant(0, each), each)
-    p = b.Exp(b.Sub(scores, sums))
-    slope = b.Mul(b.Where(chosen, b.Sub(p, b.constant(1, p)), p), each)
-    b.operators[-1] = b.operators[-1].renamed({slope.name: output.name})
+    results = o.op.expand(b, b.Sub(need(loss.inputs[0]), sums), *o.inputs[1:])
+    assert results is not None
+    b.operators[-1] = b.operators[-1].renamed({need(results[0]).name: next(o.writes()).name})

@@ -84,7 +84,7 @@ def _limit(block: Block, v: Value) -> int:
         wide = op.outputs[0].shape[-1:] if op.outputs[0] is not None else ()
         if op.op.name == "Equal" and wide not in ((), next(r for r in op.reads() if r.name in names).shape[-1:]):
             return wide[0]  # one-hot, as JAX writes it
-        if op.op.name in ("Reshape", "Cast", "Transpose", "Identity", "Expand"):
+        if op.op.name in ("Reshape", "Cast", "Transpose", "Identity", "Expand", "Slice"):
             names.update(o.name for o in op.writes())
     return 2
 
@@ -101,7 +101,7 @@ def _is_probability(block: Block, v: Value) -> bool:
             continue
         if op.role is Role.FORWARD:
             return False
-        if op.op.name == "Cast":
+        if op.op.name in ("Cast", "Slice"):
             names.update(o.name for o in op.writes())
         else:
             probability |= op.op.name != "Sub" or any(r.name in declared for r in op.reads())

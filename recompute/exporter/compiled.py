@@ -29,6 +29,7 @@ from ..language.types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx,
 from ..language.verify import verify
 from ..passes import RecomputePlan, Rerun
 from ..passes.base import without_gc
+from ..proof.prove import prove
 from ..support.files import afterwards, is_special, replacing, together
 from ..support.memory import contents_at
 from ..support.room import need_room
@@ -145,12 +146,15 @@ def _externalised(model: onnx.ModelProto, file: BinaryIO, location: str) -> onnx
 # -- reading compiled models -------------------------------------------------------------------------------
 
 
-def load_compiled(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: int | None = None) -> Program:
+def load_compiled(
+    model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: int | None = None, proves: Program | None = None
+) -> Program:
     """Loads a program that `export_step` wrote, with its contents.
 
     The file is not trusted: its program is parsed and verified, its tensors are compared with the program.  ModelError
     if the file is broken, was not written by `export_step`, or was changed so that graph and program differ.
-    `max_bytes`: limit on one tensor (default: the machine's memory).
+    `max_bytes`: limit on one tensor (default: the machine's memory).  `proves`: a program whose step the loaded one
+    must be proved to compute (`rc.prove`): VerifyError if it is not.
     """
     proto = read_model(model, max_bytes=max_bytes)
     where = "the model" if isinstance(model, onnx.ModelProto) else f"'{model}'"
@@ -174,6 +178,8 @@ def load_compiled(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: in
     values = block.values()
     program.gradients = [(p, g) for p, g in pairs if p in values and g in values]
     program.aliases = {a: n for a, n in aliases.items() if n in values}
+    if proves is not None:
+        prove(proves, program)
     return program
 
 

@@ -14,9 +14,10 @@ import onnx.shape_inference
 
 from ..errors import ModelError
 from ..language.kernels import bits_are_portable, numpy_computed
-from ..language.types import DTYPES, FLOATS, MAX_DIMENSIONS, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
+from ..language.types import DTYPES, MAX_DIMENSIONS, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
 from ..ops.reference.nodes import check_attributes
 from .costs import MAX_SIZES, TEXT, bytes_of, may_fold, ml_results, work_of
+from .exact import PLAIN, by_rule, converted, is_exact
 from .limits import EVALUATED, Budget
 from .tensors import tensor_array
 from .text import evaluate_text
@@ -28,17 +29,6 @@ _MOST_BYTES = 1 << 29
 #: random operators, whose results must not be fixed by folding
 _NEVER = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial",
           "Dropout", "If", "Loop", "Scan", "Optional", "SequenceConstruct"}  # fmt: skip
-#: operators whose results NumPy gives with the same bits on every machine: each element is moved, or rounded once
-_EXACT = {
-    "Abs", "Add", "And", "BitCast", "Cast", "CastLike", "Ceil", "Clip", "Compress", "Concat", "ConstantOfShape",
-    "DepthToSpace", "Div", "Equal", "Expand", "EyeLike", "Flatten", "Floor", "Gather", "GatherElements", "GatherND",
-    "Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Max", "Min", "Mul", "Neg",
-    "Not", "OneHot", "Or", "Pad", "Range", "Reciprocal", "Relu", "Reshape", "Round", "ScatterElements", "ScatterND",
-    "Shape", "Sign", "Size", "Slice", "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose",
-    "Trilu", "Unsqueeze", "Where", "Xor",
-}  # fmt: skip
-#: element types that NumPy converts like ONNX
-_PLAIN = {*FLOATS, "bool", *(f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64))}
 #: kinds of NumPy arrays of strings
 _TEXT = "OUST"
 #: smallest magnitude of a mask's "minus infinity": weights are smaller
@@ -93,9 +83,9 @@ def static_shape_value(
         return None
     if node.op_type == "CastLike":
         x, like = known.get(node.input[0]), type_of(node.input[1])
-        if x is None or is_weight(x) or x.array.size > MAX_FOLDED or like.dtype not in _PLAIN:
+        if x is None or is_weight(x) or x.array.size > MAX_FOLDED or like.dtype not in PLAIN:
             return None
-        return {node.output[0]: Known(x.array.astype(like.numpy), "folded")}
+        return {node.output[0]: Known(converted(x.array, like.dtype), "folded")}
     shape = type_of(node.input[0]).shape
     if node.op_type == "Size":
         return {node.output[0]: Known(np.array(math.prod(shape), np.int64), "folded")}
@@ -124,20 +114,22 @@ def fold(node: onnx.NodeProto, constants: Mapping[str, Known], opset: int, budge
         return None
     if node.op_type == "ConstantOfShape":
         return {node.output[0]: Known(_constant_of_shape(node, ins[node.input[0]].array), "fill")}
-    by_machine = node.op_type not in _EXACT and any(k.array.dtype.kind == "f" for k in ins.values())
-    if by_machine and bits_are_portable():
-        return None
     if not ins or not may_fold(node) or sum(k.array.size for k in ins.values()) > MAX_FOLDED:
         return None
     if node.op_type in TEXT:
         texts = evaluate_text(node, [ins[n].array for n in node.input if n], budget)
         return None if texts is None else _named(node, texts)
-    if not _affordable(node, ins, opset, budget):
+    same = is_exact(node) or _by_hand(node, [ins[n].array for n in node.input if n]) is not None
+    by_machine = not same and any(k.type.is_float for k in ins.values())
+    if (by_machine and bits_are_portable()) or not _affordable(node, ins, opset, budget):
         return None
     check_attributes(node)
-    if by_machine:
+    results = _evaluate(node, ins, opset)
+    if results and not same and (by_machine or any(k.type.is_float for k in results.values())):
+        if bits_are_portable():
+            return None
         numpy_computed(f"a constant of a model, by {node.op_type}")
-    return _evaluate(node, ins, opset)
+    return results
 
 
 def _affordable(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int, budget: Budget) -> bool:
@@ -272,19 +264,18 @@ def _by_hand(node: onnx.NodeProto, arrays: Sequence[np.ndarray]) -> tuple[int, C
     None if ONNX's evaluator must compute it, or raise the error.
     """
     op_type, options = node.op_type, {a.name: a.i for a in node.attribute}
-    if node.domain not in ("", "ai.onnx") or options.keys() - {"axis", "to"} or "" in node.input:
+    if node.domain not in ("", "ai.onnx"):
         return None
+    try:
+        rule = by_rule(node, arrays)
+        size = arrays[0].size if op_type not in _BROADCAST else math.prod(np.broadcast(*arrays).shape)
+    except (ValueError, OverflowError):
+        return None
+    if rule is not None or options.keys() - {"axis"} or "" in node.input:
+        return rule
     if op_type in _QUICK and not options:
-        try:
-            size = arrays[0].size if op_type not in _BROADCAST else math.prod(np.broadcast(*arrays).shape)
-        except ValueError:
-            return None
         return size, lambda: _QUICK[op_type](*arrays)
     axis, x = options.get("axis", 0), arrays[0]
-    if op_type == "Cast":
-        to = dtype_from_onnx(options.get("to", 0))
-        plain = to in _PLAIN and x.dtype.kind in "biuf" and x.dtype in DTYPES.values()
-        return (x.size, lambda: x.astype(DTYPES[to])) if plain and to is not None else None
     if op_type not in ("Gather", "Concat") or not all(-a.ndim <= axis < a.ndim for a in arrays[:1]):
         return None
     if op_type == "Gather":

@@ -8,6 +8,7 @@ import zlib
 import numpy as np
 
 from ..errors import ModelError, UsageError
+from ..language.draws import normal, uniform
 from ..language.program import Program
 
 
@@ -41,9 +42,8 @@ def _draw(shape: tuple[int, ...], scheme: str, g: np.random.Generator) -> np.nda
     # convolution kernels are [out, in, ...]
     fan_in, fan_out = max(shape[1] * receptive, 1), max(shape[0] * receptive, 1)
     if scheme == "he":
-        return g.normal(0.0, math.sqrt(2.0 / fan_in), shape)
-    limit = math.sqrt(6.0 / (fan_in + fan_out))
-    return g.uniform(-limit, limit, shape)
+        return math.sqrt(2.0 / fan_in) * normal(g, shape)
+    return uniform(g, math.sqrt(6.0 / (fan_in + fan_out)), shape)
 
 
 def _scales(program: Program) -> set[str]:

@@ -44,6 +44,15 @@ PROVIDERS: dict[str, Provider] = {}
 #: what registers providers, in the order in which they are asked for a name that is not there; the package root says so
 _SOURCES: list[Callable[[], object]] = []
 
+#: operators of which NumPy moves each element, or rounds it once: the same bits on every machine
+EXACT = {
+    "Abs", "Add", "And", "BitCast", "Ceil", "Compress", "Concat", "ConstantOfShape", "DepthToSpace", "Div", "Equal",
+    "Expand", "EyeLike", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
+    "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Mul", "Neg", "Not", "OneHot", "Or", "Pad", "Reciprocal",
+    "Reshape", "Round", "Shape", "Sign", "Size", "Slice", "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Tile",
+    "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
+}  # fmt: skip
+
 #: how many answers of `accepting` are remembered
 _ANSWERS = 1 << 16
 _answers: dict[Any, str] = {}

@@ -57,7 +57,7 @@ class Alike:
         self.constants: dict[int, Constant] = {}
         self.same: dict[int, int] = {}
         self.windows: dict[tuple[Any, ...], bool] = {}
-        self.numbers: tuple[Numbers, dict[int, View]] = Numbers(), {}
+        self.numbers: tuple[Numbers, dict[int, View]] = Numbers(pulls=False), {}
         self.turns: dict[tuple[int, ...], Op] = {}
         self.failures = 0
         #: the first row of the block that is compared
@@ -276,8 +276,8 @@ class Alike:
         return tuple(entries), places
 
     def numbered(self, order: Sequence[int], pairs: Sequence[tuple[int, int]]) -> bool:
-        """Numbers the rows by expressions: with those of other windows, or alone where values stood for anything there
-        that are to be looked into here."""
+        """Numbers the rows by expressions: with those of other windows, or, in more time, alone, where values stood for
+        anything there that are to be looked into here."""
         for numbers, env in (self.numbers, (Numbers(), {})):
             for row in order:
                 op, _, inputs, outs = self.rows[row]

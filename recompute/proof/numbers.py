@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from ..errors import TypeRuleError
@@ -22,7 +24,9 @@ from ..language.factors import SUM, Factor, Place
 from ..language.ir import Constant, Operator, Value, leading_to
 from ..language.layouts import permuted, to_last
 from ..language.op import Op
-from ..language.types import TensorType, Types
+from ..language.types import TensorType, Types, need
+from ..ops.common import Elementwise
+from ..ops.elementwise.arithmetic import Div
 from .table import Partial, Table
 from .views import View, joined
 
@@ -32,6 +36,10 @@ class Numbers(Table):
 
     def apply(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
         """The results of an operator on numbered inputs; `outs`: the types of all its outputs."""
+        if (self.quotients or self.partials) and (op.linear or op.name == "Where") and len(outs) == 1:
+            view = self.linear(op, inputs, ins, outs)
+            if view is not None:
+                return [view]
         rule = _rule(type(op))  # type: ignore[arg-type]
         if not any(t is not None and 0 in t.shape for t in (*ins, *outs)):
             views = rule(self, op, inputs, ins, outs) if rule is not None else None
@@ -42,6 +50,42 @@ class Numbers(Table):
             if type(op).channels_last is not Op.channels_last:
                 return self.turned(op, inputs, ins, outs)
         return self.opaque(op, inputs, ins, outs)
+
+    def linear(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> View | None:
+        """What an operator gives for parts of sums, or values divided by a number, in which it is linear: a part of
+        what it gives for the sums, or what it gives for the values, divided by the number.
+
+        So it does not matter where a mean's gradient is divided by its count.  Of some numbers, the first one first.
+        """
+        bases, t = {k: v.base for k, v in enumerate(inputs) if v is not None}, need(outs[0])
+        summed = {k for k, b in bases.items() if b in self.partials}
+        for group in ((1, 2),) if op.name == "Where" else op.linear:
+            held = [k for k in group if k in bases and self.scalar(bases[k]) != 0]
+            if summed and summed == set(held):
+                parts = sorted((self.partials[bases[k]] for k in held), key=lambda p: p.total.base)
+                sources = {k: self.partials[bases[k]].total for k in held}
+                number = None
+            elif held and all(bases[k] in self.quotients and need(ins[k]).dtype == t.dtype for k in held):
+                parts, sources = [], {k: self.quotients[bases[k]][0] for k in held}
+                numbers = {self.quotients[bases[k]][1] for k in held}
+                number = numbers.pop()
+                last = op.name == "Div" and (v := inputs[1]) is not None and v.base >= number.base and _one(v)
+                if numbers or last:
+                    continue
+            else:
+                continue
+            whole = [v and (sources[k].part(v) if k in sources else v) for k, v in enumerate(inputs)]
+            if any(whole[k] is None for k in held) or not _alike(parts):
+                continue
+            view = need(self.apply(op, whole, ins, outs)[0])
+            if number is not None:
+                return self.apply(Div(), [view, number], (t, t.with_shape(())), (t,))[0]
+            indices = tuple((p.index, p.size) for p in parts)
+            index = indices if len(set(indices)) > 1 else parts[0].index
+            if any(k not in held and self.scalar(b) is None for k, b in bases.items()):
+                index = (index, _slot(op, inputs, held, t))  # the others may be made of the same sum
+            return self.partial(dataclasses.replace(parts[0], index=index, total=view.bare(), seen=view))
+        return None
 
     def opaque(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
         """Expressions that are equal only if operator and inputs are; of slices: the slice of the whole one."""
@@ -65,9 +109,10 @@ class Numbers(Table):
         """
         if op.random:
             return None
-        for f in shared(op, ins, outs):
+        plain = [v and v.plain() for v in inputs]
+        for f, some in itertools.product(shared(op, ins, outs), [inputs] if plain == inputs else [inputs, plain]):
             cut = [(k, p.axis) for k, p in enumerate(f.inputs) if isinstance(p, Place)]
-            view = self.slice_of(inputs, cut) if cut and not f.whole and not f.shares else None
+            view = self.slice_of(some, cut) if cut and not f.whole and not f.shares else None
             results = view and self.part_of(op, f, view, ins, outs)
             if results is not None:
                 return results
@@ -212,6 +257,25 @@ class Numbers(Table):
                 assert number is not None and number.shape == v.shape
                 assert math.prod([n for n, _ in number.digits]) == v.size
                 env[v.name] = number
+
+
+def _alike(parts: Sequence[Partial]) -> bool:
+    """Whether parts of sums are of the same share of each."""
+    shares = {(p.how, Fraction(p.start, p.size), Fraction(p.stop, p.size)) for p in parts}
+    return not parts or (len(shares) == 1 and parts[0].how == SUM)
+
+
+def _slot(op: Op, inputs: Sequence[View | None], held: Sequence[int], t: TensorType) -> Any:
+    """Which operands are parts of a sum: of an element-wise operator, how they lie in its result."""
+    views = [View(0, v.offset, v.digits, v.shape).bare() for k in held if (v := inputs[k]) is not None]
+    if not isinstance(op, Elementwise):
+        return op, tuple(held), tuple(views)
+    return op.name, tuple(sorted((w.offset, w.digits) if (w := v.expanded(t.shape)) else () for v in views))
+
+
+def _one(v: View) -> bool:
+    """Whether all elements are the same one."""
+    return all(not s for _, s in v.digits)
 
 
 def cut_at(v: View, p: Place, start: int, size: int, extent: int) -> View | None:

@@ -9,7 +9,7 @@ from ..boundary import as_block, as_texts
 from ..errors import VerifyError
 from ..language.ir import Block, Free
 from ..language.program import Program
-from . import rules  # noqa: F401  registers them
+from . import rows, rules  # noqa: F401  register them
 from .alike import Alike
 from .numbers import Numbers
 from .views import View

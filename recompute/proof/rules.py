@@ -8,18 +8,21 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..language.op import Op
+from ..language.factors import LOGSUMEXP, MAX, MIN, PROD, SUM
+from ..language.op import Op, op_class
 from ..language.types import TensorType, Types, need
 from ..ops.common import Elementwise, normal_axes, normal_axis
 from ..ops.communication.base import CommWait
-from ..ops.elementwise.arithmetic import Add, Mul
-from ..ops.indexing.gather import GatherGrad
+from ..ops.elementwise.arithmetic import Add, Div, Mul, Sub
 from ..ops.linear.products import Gemm, MatMul
 from ..ops.memory.offload import Copy, Store
 from ..ops.random.draws import Dropout
 from ..ops.random.dropout_part import DropoutPart
 from ..ops.recurrent.shared import Recurrent, RecurrentGrad
-from ..ops.reduction.sums import Reduce
+from ..ops.reduction.extremes import ArgMax
+from ..ops.reduction.running import Running
+from ..ops.reduction.softmax import LogSoftmax, Softmax
+from ..ops.reduction.sums import Reduce, ReduceLogSumExp, ReduceSum
 from ..ops.shape.join import Concat, Split
 from ..ops.shape.reshape import Copied, Expand, Fill, Reshape, Transpose
 from ..ops.shape.slice import Slice
@@ -31,8 +34,9 @@ from .views import Digit, View, aligned, joined, strides
 Given = Sequence[View | None]
 #: element-wise operators whose two operands may change places, to the bit
 COMMUTE = frozenset({"Add", "Mul", "Equal", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
-#: reductions that are the sum of the same reduction of parts
-SUMS = frozenset({"ReduceSum", "ReduceSumSquare", "ReduceL1"})
+#: element-wise operators of two operands, and reductions, that combine what slices of an index contribute
+COMBINE = {"Add": SUM, "Max": MAX, "Min": MIN, "Mul": PROD}
+COMBINE |= {"ReduceSum": SUM, "ReduceMax": MAX, "ReduceMin": MIN, "ReduceProd": PROD, "ReduceLogSumExp": LOGSUMEXP}
 
 
 @rule(Copied, Copy, CommWait)
@@ -120,19 +124,16 @@ def filled(n: Numbers, op: Fill, given: Given, ins: Types, outs: Types) -> list[
 
 @rule(Dropout, DropoutPart)
 def dropped(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """A function of elements and of the numbers of a stream, of which each element has its own."""
+    """Elements times what a number of a stream says of each, of which each element has its own."""
     x, step = given
     if x is None or step is None:
         return None
-    drawn = n.stream(op.seed, step)
     t = need(ins[0])
     runs = isinstance(op, DropoutPart) and [(t.size // op.run, op.skip), (op.run, 1)]
-    numbers = drawn.at(runs or zip(t.shape, strides(t.shape), strict=True), t.shape, op.first)
-    indices = aligned([x.digits, numbers.digits])
-    if indices is None:
-        return None
-    name = ("Dropout", op.ratio, t.dtype)
-    return _each(outs, lambda k: n.indexed((*name, k), [x, numbers], indices, shape=x.shape))
+    digits = joined(runs or zip(t.shape, strides(t.shape), strict=True))
+    use = ("Dropout", op.ratio, t.dtype)
+    y, mask = _each((t, t), lambda k: View(n.stream(op.seed, step, (*use, k)), op.first, digits, x.shape))
+    return [y if n.scalar(x.base) == 1 else n.apply(Mul(), [x, y], (t, t), (t,))[0], mask]
 
 
 @rule(Interpolation)
@@ -153,7 +154,7 @@ def interpolated(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> 
     return [views[0] and views[0].transposed([order.index(i) for i in range(t.ndim)])]
 
 
-@rule(GatherGrad, Recurrent, RecurrentGrad)
+@rule(Recurrent, RecurrentGrad)
 def as_it_is(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Not its expansion: its own account of the axes knows that parts of it add up, its expansion's does not."""
     return n.opaque(op, given, ins, outs)
@@ -167,14 +168,16 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
     """
     if op.random or expanded(op, ins, outs) is not None:
         return None
+    if op.name == "Cast" and need(ins[0]).dtype == need(outs[0]).dtype:
+        return [operands[0]]
     shape = next(t.shape for t in outs if t is not None)
     present = [v for v in operands if v is not None]
     if op.name in COMMUTE:
         present.sort(key=_order)
-    if op.name == "Add" and (joint := _added(n, *present)) is not None:
-        return [joint.reshaped(shape)]
-    if n.partials and (part := _linear(n, op, operands, ins, outs)) is not None:
-        return [part]
+    if op.name in COMBINE and len(present) == 2:
+        joint = _combined(n, present[0], present[1], COMBINE[op.name])
+        if joint is not None:
+            return [joint.reshaped(shape)]
     if any(map(n.narrow, present)):
         present = [n.with_ones(v) for v in present]
     indices = _broadcast(tuple([(v.digits, v.shape) for v in present]), shape)
@@ -183,6 +186,10 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
     kinds = tuple(None if t is None else t.dtype for t in ins)
     name = (op.name, op, kinds)
     views = _each(outs, lambda k: n.indexed((*name, k), present, indices, shape=shape))
+    if n.pulls and op.name == "Div" and need(outs[0]).is_float and views[0] is not None:
+        values, number = (n.operand(views[0].base, k) for k in (0, 1))
+        if all(not s for _, s in number.digits):
+            n.quotients.setdefault(views[0].base, (values, View(number.base, number.offset, (), ())))
     if n.joints and len(outs) == 1 and len(set(kinds)) == 1:
         _flat(n, op, kinds, present, indices, views[0])
     return views
@@ -192,7 +199,7 @@ def _flat(n: Numbers, op: Op, kinds: Any, operands: Sequence[View], indices: Seq
     """Notes a function of the elements of joined values, if these lie one after the other in all of them."""
     if y is None or y.base in n.flat or not any(v.base in n.joints or v.base in n.flat for v in operands):
         return
-    wide = n.widest(operands, indices)
+    wide = n.widest((), operands, indices)
     ordered = merged(sorted(wide.whole, key=lambda x: [-s for s in x[1]]))
     if len(ordered) != 1 or ordered[0][0] != n.sizes[y.base] or any(v.offset for v in wide.operands):
         return
@@ -213,10 +220,10 @@ def _each(outs: Types, made: Callable[[int], View]) -> list[View | None]:
     return [None if t is None else made(k) for k, t in enumerate(outs)]
 
 
-def _added(n: Numbers, a: View, b: View) -> View | None:
-    """The sum of partial sums of neighbouring slices."""
+def _combined(n: Numbers, a: View, b: View, how: str) -> View | None:
+    """The sum, or what else they are combined to, of what neighbouring slices contribute."""
     x, y = n.partials.get(a.base), n.partials.get(b.base)
-    if x is None or y is None or (a.offset, a.digits) != (b.offset, b.digits):
+    if x is None or y is None or not x.how == y.how == how or (a.offset, a.digits) != (b.offset, b.digits):
         return None
     if x.start > y.start:
         x, y = y, x
@@ -226,28 +233,13 @@ def _added(n: Numbers, a: View, b: View) -> View | None:
     return view if n.complete(a) else view.part(a)
 
 
-def _linear(n: Numbers, op: Op, operands: Given, ins: Types, outs: Types) -> View | None:
-    """The part of an operator's result for a sum, from a partial sum in which the operator is linear."""
-    held = {k: n.partials[v.base] for k, v in enumerate(operands) if v is not None and v.base in n.partials}
-    if not held or tuple(held) not in op.linear or len(outs) != 1:
-        return None
-    parts = sorted(held.values(), key=lambda p: p.total.base)
-    first = parts[0]
-    if any((p.start * first.size, p.stop * first.size) != (first.start * p.size, first.stop * p.size) for p in parts):
-        return None
-    indices = tuple((p.index, p.size) for p in parts)
-    index = first.index if len(set(indices)) == 1 else indices
-    if any(not n.complete(v) for k, v in enumerate(operands) if v is not None and k in held):
-        return None
-    sums = [held[k].total.reshaped(v.shape) if v is not None and k in held else v for k, v in enumerate(operands)]
-    total = n.apply(op, sums, ins, outs)[0]
-    return None if total is None else n.partial(dataclasses.replace(first, index=index, total=total.bare(), seen=total))
-
-
 @rule(Reduce)
 def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """A symmetric function of the elements along some indices."""
+    """A symmetric function of the elements along some indices; a mean is a sum that is divided."""
     x, t, y = given[0], need(ins[0]), need(outs[0])
+    if op.divides and n.pulls:
+        total = n.apply(ReduceSum(op.axes, op.keepdims), given, ins, outs)[0]
+        return n.apply(Div(), [total, n.filled(y.with_shape(()), t.size / max(y.size, 1))], (y, y.with_shape(())), outs)
     axes = x.axes() if x is not None else None
     if x is None or axes is None:
         return None
@@ -257,7 +249,49 @@ def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> li
         split[i in gone].extend((size, (stride,)) for size, stride in axis)
     if not split[1]:
         split[1].append((1, (0,)))
-    return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape, adds=op.name in SUMS)]
+    if op.name in COMBINE and (whole := _of_joined(n, x, *split, COMBINE[op.name])) is not None:
+        return [whole.reshaped(y.shape)]
+    return [n.indexed((op.name, y.dtype), [x], *split, shape=y.shape, how="" if op.divides else op.partial)]
+
+
+def _of_joined(n: Numbers, x: View, kept: Sequence[Index], gone: Sequence[Index], how: str) -> View | None:
+    """What values that were joined along the index that goes are combined to, if they are parts of one result."""
+    count = len(n.joints.get(x.base, ()))
+    if [size for size, _ in gone] != [count]:
+        return None
+    digits = joined((size, stride) for size, (stride,) in kept)
+    parts = [View(x.base, x.offset + i * gone[0][1][0], digits, (_size(digits),)) for i in range(count)]
+    whole: View | None = _resolved(n, parts[0])
+    for v in parts[1:]:
+        whole = whole and _combined(n, whole, _resolved(n, v), how)
+    return whole
+
+
+@rule(Softmax, LogSoftmax)
+def shares(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """The difference to the logarithm of the sum of exponentials, or its exponential."""
+    t = need(ins[0])
+    total = ReduceLogSumExp(axes=op.reduced(t))
+    types = (t, *total.infer(t))
+    log = n.apply(Sub(), [given[0], n.apply(total, given, ins, types[1:])[0]], types, outs)
+    return n.apply(op_class("Exp")(), log, outs, outs) if isinstance(op, Softmax) else log
+
+
+@rule(ArgMax, Running)
+def along(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """A function of the elements along one axis, in their order."""
+    x, t, axis = given[0], need(ins[0]), normal_axis(op.axis, need(ins[0]).ndim, op)
+    axes = x.axes() if x is not None else None
+    if x is None or axes is None or len(joined(axes[axis])) > 1:
+        return None
+    rest = [[(size, (stride,)) for size, stride in digits] for digits in axes]
+    count = need(outs[0]).size * t.shape[axis] // t.size
+    name = (op.name, dataclasses.replace(op, axis=0), t.dtype, count)
+    kept = [i for some in (*rest[:axis], *rest[axis + 1 :]) for i in some]
+    wide = n.widest(name, [x], kept, rest[axis] or [(1, (0,))], how="")
+    if len(wide.kept) != len(kept):
+        return None
+    return [n.rows(name, wide, count, sum(map(len, rest[:axis])), need(outs[0]).shape)[0]]
 
 
 @rule(MatMul)
@@ -318,9 +352,7 @@ def _size(digits: Sequence[Digit]) -> int:
 def gemm(n: Numbers, op: Gemm, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """A product, and a sum of it and C, each with its factor."""
     t = need(outs[0])
-    y = _product(n, (operands[0], operands[1]), (op.transA, op.transB), t.dtype)
-    if y is None:
-        return None
+    y = n.apply(MatMul(op.transA, op.transB), operands[:2], ins[:2], (t,))[0]
     add, mul = Add(), Mul()
     if op.alpha != 1:
         y = n.apply(mul, [y, n.filled(t, op.alpha)], (t, t), (t,))[0]
@@ -339,6 +371,12 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
     parts = [v for v in given if v is not None]
     if (whole := _one_value(axis, parts)) is not None:
         return [whole]
+    pieces, parts = parts if t.ndim > 1 else [x for v in parts for x in _pieces(n, v)], []
+    for v in pieces:
+        both = _one_value(axis, [parts[-1], v]) if parts else None
+        parts[-1:] = [both] if both else [*parts[-1:], v]
+    if len(parts) == 1:
+        return [*parts]
     axes = [v.axes() for v in parts]
     if None in axes:
         return None
@@ -350,17 +388,27 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
         if sizes is None:
             return None
         rest.append(sizes)
-    wide = n.widest(parts, [x for some in rest for x in some])
+    wide = n.widest((), parts, [x for some in rest for x in some])
     before = sum(len(some) for some in rest[:axis])
     if len(wide.kept) != sum(map(len, rest)):
         return None
     count = len(parts) if alike else t.shape[axis]
-    base, places = n.expression(("Concat", count, extents), wide.operands, wide.whole, first=count)
-    dense = _size([(d, 0) for (d, _), place in zip(wide.whole, places, strict=True) if place])
-    n.joints.setdefault(base, _joints(wide, places, extents, dense))
-    digits = [(d, place) for (d, _), place in zip(wide.kept, places, strict=True)]
-    digits.insert(before, (count, dense))
-    return [View(base, sum(start * places[i] for i, start, _ in wide.begun), joined(digits), t.shape)]
+    view, places = n.rows(("Concat", count, extents), wide, count, before, t.shape)
+    dense = n.sizes[view.base] // count
+    n.joints.setdefault(view.base, _joints(wide, places, extents, dense))
+    return [view]
+
+
+def _pieces(n: Numbers, v: View) -> list[View]:
+    """What a run of elements of a function of joined values takes of that of each of them."""
+    if v.base not in n.flat:
+        return [v]
+    ends = {stop for x in n.flat[v.base][1] for _, stop, _ in n.joints.get(x.base, ())}
+    size = v.shape[0]
+    borders = [0, *(e - v.offset for e in sorted(ends) if 0 < e - v.offset < size), size]
+    if len(borders) == 2 or v.digits != ((size, 1),):
+        return [v]
+    return [_resolved(n, View(v.base, v.offset + a, ((b - a, 1),), (b - a,))) for a, b in itertools.pairwise(borders)]
 
 
 def _joints(wide: Wide, places: Sequence[int], extents: Sequence[Any], dense: int) -> list[tuple[int, int, View]]:
@@ -382,17 +430,20 @@ def _one_value(axis: int, parts: Sequence[View]) -> View | None:
     """The value of which all parts are neighbours along an axis."""
     whole = parts[0]
     for v in parts[1:]:
-        axes = whole.axes()
-        if v.base != whole.base or axes is None:
+        axes, others = whole.axes(), v.axes()
+        if v.base != whole.base or axes is None or others is None or v.offset <= whole.offset:
             return None
-        size, inner = whole.shape[axis], joined(axes[axis])
-        stride = inner[0][1] if len(inner) == 1 else v.offset - whole.offset if size == 1 else 0
-        if not stride or v.offset != whole.offset + size * stride:
-            return None
-        axes[axis] = [(size + v.shape[axis], stride)]
-        shape = (*whole.shape[:axis], size + v.shape[axis], *whole.shape[axis + 1 :])
-        view = whole.at([x for a in axes for x in a], shape)
-        if view.sliced(axis, size, v.shape[axis]) != v:
+        first, second = ([d for d in joined(some[axis]) if d[0] > 1] for some in (axes, others))
+        axes[axis] = [(2, v.offset - whole.offset), *first]
+        if first != second:  # the outermost digit goes on
+            few, many = sorted([first, second], key=_size)
+            axes[axis] = [(many[0][0] + (few[0][0] if few and few[1:] == many[1:] else 1), many[0][1]), *many[1:]]
+        size = whole.shape[axis]
+        view = whole.at(
+            [x for a in axes for x in a], (*whole.shape[:axis], size + v.shape[axis], *whole.shape[axis + 1 :])
+        )
+        both = view.sliced(axis, 0, size), view.sliced(axis, size, v.shape[axis])
+        if [x and x.bare() for x in both] != [whole.bare(), v.bare()]:
             return None
         whole = view
     return whole

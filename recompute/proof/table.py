@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from ..language.exact import exact
+from ..language.factors import SUM
 from ..language.ir import Constant, Value
 from ..language.types import TensorType
 from .views import Digit, View, joined, strides
@@ -21,16 +25,20 @@ Index = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Node:
-    """A numbered expression, for messages: what it is called, and the values that it reads."""
+    """A numbered expression: what it is called, the values that it reads, and what tells it from all others."""
 
     name: str
     operands: tuple[View, ...]
     shape: tuple[int, ...]
+    key: Any
 
 
 @dataclass(frozen=True)
 class Partial:
-    """What slice [start, stop) of an index of `size` contributes to the sum `total`, which is a slice as in `seen`."""
+    """What slice [start, stop) of an index of `size` contributes to `total`, which is a slice as in `seen`.
+
+    `how` contributions are combined: SUM, MAX and so on (language/factors.py).
+    """
 
     total: View
     index: Any
@@ -38,6 +46,7 @@ class Partial:
     stop: int
     size: int
     seen: View | None = field(default=None, compare=False)
+    how: str = SUM
 
 
 @dataclass(frozen=True)
@@ -70,9 +79,13 @@ class Wide:
 
 
 class Table:
-    """Expressions by number, which all blocks that are compared share."""
+    """Expressions by number, which all blocks that are compared share.
 
-    def __init__(self) -> None:
+    `pulls`: division by one number comes last, and means are sums that are divided.  It takes more time.
+    """
+
+    def __init__(self, *, pulls: bool = True) -> None:
+        self.pulls = pulls
         self.table: dict[Any, int] = {}
         self.nodes: list[Node] = []
         self.sizes: list[int] = []
@@ -80,6 +93,10 @@ class Table:
         self.partials: dict[int, Partial] = {}
         #: of what was joined: for each part, where it begins and ends, and its elements in the order of the joined ones
         self.joints: dict[int, list[tuple[int, int, View]]] = {}
+        #: of values divided by one number: the values, in their order, and the number
+        self.quotients: dict[int, tuple[View, View]] = {}
+        #: of indices into a part of a table: what they are functions of (rows.py)
+        self.parts: dict[tuple[int, int, int], tuple[int, int, int] | None] = {}
         #: of element-wise expressions over elements that lie one after the other: the operator and its operands
         self.flat: dict[int, tuple[Any, list[View]]] = {}
 
@@ -88,7 +105,7 @@ class Table:
         node = self.table.get(key)
         if node is None:
             node = self.table[key] = len(self.nodes)
-            self.nodes.append(Node(name, tuple(operands), tuple(shape)))
+            self.nodes.append(Node(name, tuple(operands), tuple(shape), key))
             self.sizes.append(math.prod(shape))
         return node
 
@@ -172,15 +189,28 @@ class Table:
             self.constants[c] = view
         return view
 
+    def operand(self, base: int, k: int) -> View:
+        """Operand `k` of an expression by indices: its element for each of the expression's, in their order."""
+        _, operands, ordered, _ = self.nodes[base].key
+        source, offset = operands[k]
+        return View(source, offset, joined((size, at[k]) for size, at in ordered), (self.sizes[base],))
+
+    def scalar(self, base: int) -> Any:
+        """The number that is every element of a constant; None for anything else."""
+        key = self.nodes[base].key
+        if key[0] != "constant" or not isinstance(key[1], str):
+            return None
+        return np.frombuffer(key[2], TensorType(key[1], ()).numpy)[0]
+
     def filled(self, t: TensorType, value: Any) -> View:
         """A value all of whose elements are `value`."""
         x = t.numpy.type(value)
         base = self.number(("constant", t.dtype, x.tobytes()), str(x), ())
         return View.whole(base, ()).at([(t.size, 0)], t.shape) if t.size != 1 else View(base, 0, (), t.shape)
 
-    def stream(self, seed: int, step: View) -> View:
-        """The random numbers of a seed and a step, one after the other."""
-        return View(self.number(("stream", seed, step.bare()), "random numbers", (STREAM,), [step]), 0, (), ())
+    def stream(self, seed: int, step: View, use: tuple[Any, ...]) -> int:
+        """What `use` makes of each of the random numbers of a seed and a step, one after the other."""
+        return self.number(("stream", use, seed, step.bare()), f"{use[0]} of random numbers", (STREAM,), [step])
 
     def expression(
         self,
@@ -201,6 +231,16 @@ class Table:
         key = (name, tuple([(v.base, v.offset) for v in operands]), ordered, gone)
         return self.number(key, str(name[0]), shape if first == 1 else (first, *shape), operands), places
 
+    def rows(
+        self, name: Any, wide: Wide, count: int, before: int, shape: tuple[int, ...]
+    ) -> tuple[View, Sequence[int]]:
+        """An expression of `count` values for each value of the kept indices, which is the outermost of its own and the
+        one behind `before` others in the view; and the stride of each whole index in it."""
+        base, places = self.expression(name, wide.operands, wide.whole, wide.totals, first=count)
+        digits = [(d, place) for (d, _), place in zip(wide.kept, places, strict=True)]
+        digits.insert(before, (count, self.sizes[base] // count if count > 1 else 0))
+        return View(base, sum(start * places[i] for i, start, _ in wide.begun), joined(digits), shape), places
+
     def indexed(
         self,
         name: Any,
@@ -209,39 +249,61 @@ class Table:
         summed: Sequence[Index] = (),
         shape: tuple[int, ...] = (),
         *,
-        adds: bool = True,
+        how: str = SUM,
     ) -> View:
         """The value of such an expression, with the indices in the order given.
 
         Of parts of its operands that begin and end at the same values of an index: the part of the whole expression;
-        along what is summed only if it `adds`, as a sum does, which is that of its parts' and no mean or maximum is.
+        along what is summed only if something says `how` it is made of those of parts, as nothing does of a mean.
         """
         if not any(map(self.narrow, operands)):
             base, places = self.expression(name, operands, kept, summed)
             return View(base, 0, joined([(n, s) for (n, _), s in zip(kept, places, strict=True)]), shape)
-        wide = self.widest(operands, kept, summed)
-        wide = wide if adds else wide.own_sums()
+        wide = self.widest(name, operands, kept, summed, how=how)
         base, places = self.expression(name, wide.operands, wide.whole, wide.totals)
         offset = sum(start * places[i] for i, start, _ in wide.begun)
         digits = joined((n, s) for (n, _), s in zip(wide.kept, places, strict=True))
         view = View(base, offset, digits, shape)
         for i, start, size in wide.ended:
-            view = self.partial(Partial(view.bare(), wide.totals[i], start, start + wide.summed[i][0], size, view))
+            stop = start + wide.summed[i][0]
+            view = self.partial(Partial(view.bare(), wide.totals[i], start, stop, size, view, how))
         return view
 
-    def widest(self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index] = ()) -> Wide:
+    def widest(
+        self, name: Any, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index] = (), how: str = SUM
+    ) -> Wide:
         """The whole expression of which one by indices is a part.
 
-        A slice of one element may be seen as one of the next larger index or of the next smaller: both are tried.
+        A slice of one element may be seen as one of the next larger index, of the next smaller, or of none: all are
+        tried, until the whole is an expression that there is.
         """
-        total = self.wider(operands, kept, summed)
-        if total.unlike:
-            next_ = self.wider(operands, *_without_ones(kept, summed))
-            total = total if next_.unlike else next_
-        return total
+        first: Wide | None = None
+        for some in _ways(kept, summed):
+            for common in (False, True):
+                wide = self.wider(operands, *some, common=common)
+                wide = wide if how else wide.own_sums()
+                ordered, gone, _, _ = _ordered(tuple(wide.whole), tuple(wide.totals))
+                if (name, tuple([(v.base, v.offset) for v in wide.operands]), ordered, gone) in self.table:
+                    return wide
+                first = wide if first is None or (first.unlike and not wide.unlike) else first
+                if not wide.unlike:
+                    break
+        assert first is not None
+        return first
 
-    def wider(self, operands: Sequence[View], kept: Sequence[Index], summed: Sequence[Index]) -> Wide:
-        """The same with the indices as they are."""
+    def wider(
+        self,
+        operands: Sequence[View],
+        kept: Sequence[Index],
+        summed: Sequence[Index],
+        fixed: Sequence[Index] = (),
+        *,
+        common: bool = False,
+    ) -> Wide:
+        """The same with the indices as they are, and as wide in those that are `fixed`.
+
+        `common`: also where operands begin or end at different places, as far as all of them go.
+        """
         operands, kept, summed = list(operands), list(kept), list(summed)
         cut = [k for k, v in enumerate(operands) if self.narrow(v)]
         for k in cut:
@@ -249,7 +311,13 @@ class Table:
         digits = [[(n, at[k]) for n, at in (*kept, *summed) if at[k]] for k in range(len(operands))] if cut else []
         spans = [[self.spans(operands, digits, x) if cut else set() for x in some] for some in (kept, summed)]
         begun, ended = (
-            [(i, *one) for i, some in enumerate(every) if len(some) == 1 for one in some if one[1] != among[i][0]]
+            [
+                (i, before, before + x[0] + behind)
+                for i, (some, x) in enumerate(zip(every, among, strict=True))
+                if (len(some) == 1 or (some and common)) and x not in fixed
+                for before, behind in [(min(a for a, _ in some), min(n - a - x[0] for a, n in some))]
+                if before >= 0 and before + behind
+            ]
             for every, among in zip(spans, (kept, summed), strict=True)
         )
         unlike = any(len(some) > 1 for every in spans for some in every)
@@ -274,15 +342,41 @@ class Table:
         return {(-1, 0), (0, 0)} if any(not 0 <= start <= whole - size for start, whole in starts) else starts
 
 
-def _without_ones(kept: Sequence[Index], summed: Sequence[Index]) -> tuple[list[Index], list[Index]]:
-    """Indices of which those of one element are left out in operands in which they are next to another."""
-    every = [*kept, *summed]
+def _ways(kept: Sequence[Index], summed: Sequence[Index]) -> Iterator[tuple[list[Index], list[Index], Sequence[Index]]]:
+    """Indices, and those that are not widened, in ways that come to the same: as they are; without those of one
+    element in operands in which they are next to another; with two of one element, of different operands, as one, none
+    of one element summed, and some of them not widened."""
+    yield list(kept), list(summed), ()
+    every, n = [*kept, *summed], len(kept)
+    if not any(size == 1 and any(at) for size, at in every):
+        return
 
-    def one(size: int, at: tuple[int, ...]) -> Index:
+    def beside(at: tuple[int, ...]) -> Index:
         near = (any(n > 1 and n * other[k] == s for n, other in every) for k, s in enumerate(at))
-        return size, tuple(0 if size == 1 and beside else s for s, beside in zip(at, near, strict=True))
+        return 1, tuple(0 if some else s for s, some in zip(at, near, strict=True))
 
-    return [one(*x) for x in kept], [one(*x) for x in summed]
+    fewer = [beside(at) if size == 1 else (size, at) for size, at in every]
+    yield fewer[:n], fewer[n:], ()
+    if any(size > 1 for size, _ in summed):
+        kept = [*(x for x in summed if x[0] == 1 and any(x[1])), *kept]
+        summed = [x for x in summed if x[0] > 1 or not any(x[1])]
+    ones = [i for i, (size, at) in enumerate(kept) if size == 1 and any(at)][:4]
+    pairs = [
+        (i, j) for i, j in itertools.combinations(ones, 2)
+        if not any(a and b for a, b in zip(kept[i][1], kept[j][1], strict=True))
+    ]  # fmt: skip
+    beyond = [max((n * at[k] for n, at in (*kept, *summed)), default=0) for k in range(len(every[0][1]))]
+    for i in ones:
+        at = tuple(a or b for a, b in zip(kept[i][1], beyond, strict=True))
+        yield [*kept[:i], (1, at), *kept[i + 1 :]], list(summed), ()
+    for i, j in [(0, 0), *pairs]:
+        other = list(kept)
+        if i != j:
+            both = tuple(map(sum, zip(kept[i][1], kept[j][1], strict=True)))
+            other[i], other[j] = (1, both), (1, (0,) * len(both))
+        for count in range(len(ones) + 1):
+            for some in itertools.combinations([other[i] for i in ones], count):
+                yield other, list(summed), some
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -36,6 +36,13 @@ class View:
             return self
         return View(self.base, self.offset, joined(d for d in self.digits if d[0] > 1), self.shape)
 
+    def plain(self) -> View:
+        """The same without what says of which part of a larger axis the elements are."""
+        axes = self.axes()
+        if axes is None:
+            return self.bare()
+        return self.at([x for a, d in zip(axes, self.shape, strict=True) for x in a if d == 1 or x[0] > 1], self.shape)
+
     def at(self, digits: Iterable[Digit], shape: Sequence[int], offset: int = 0) -> View:
         """Other elements of the same base."""
         return View(self.base, self.offset + offset, joined(digits), tuple(shape))
@@ -53,9 +60,11 @@ class View:
             offset += inner.offset // dense % n * s
         for size, stride in inner.digits:
             low: list[Digit] = []
-            while size > 1:
+            while size > 1 or (stride and not low):
                 fits = [(n, d, s) for n, d, s in low_digits if stride and d <= stride < d * n and stride % d == 0]
                 if stride and not fits:
+                    if size == 1:
+                        break
                     return None
                 taken = min(size, fits[0][0] * fits[0][1] // stride) if stride else size
                 if size % taken:
@@ -127,9 +136,8 @@ def _axes(digits: tuple[Digit, ...], shape: tuple[int, ...]) -> tuple[tuple[Digi
             else:
                 return None
         if narrow:
-            left = next((k for k in range(at) if shape[at - 1 - k] != 1), at)  # axes of size 1 before this one
-            ones = next((k for k, (n, _) in enumerate(reversed(rest)) if n != 1), len(rest))
-            for _ in range(ones - left):  # each of them has one slice of one element; of several axes, the first
+            left = at and shape[at - 1] == 1
+            while rest and rest[-1][0] == 1 and not left:  # slices of one element are of an axis of one element
                 inner.append(rest.pop())
         axes.append(tuple(inner[::-1]))
     return tuple(axes[::-1])

@@ -23,7 +23,7 @@ from ..ops.communication.base import Communication
 from ..ops.communication.collectives import AllGather, AllReduce, AllToAll, Broadcast, Reduce, ReduceScatter
 from ..ops.communication.messages import Message
 from ..ops.communication.shard import Shard
-from ..proof import rules  # noqa: F401  registers them
+from ..proof import rows, rules  # noqa: F401  register them
 from ..proof.numbers import Expansion, Numbers, cut_at
 from ..proof.prove import Proof, final
 from ..proof.views import View

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import math
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from onnx import helper
 from ..boundary import as_texts
 from ..errors import UsageError, expect
 from ..importer.schema import describe
+from ..language.draws import generator, uniform
 from ..language.scores import MOVES, Step, before_moves, scores_of
 from ..language.types import DTYPES, dtype_from_onnx
 from .graph import Graph, edits
@@ -308,5 +308,4 @@ def features_out(size: object) -> None:
 def drawn(name: str, shape: tuple[int, ...], limit: float, seed: int) -> np.ndarray:
     """Uniform numbers in ±limit, in float64, which depend on the seed and the name only."""
     expect("seed", seed, (int, np.integer), "a whole number")
-    g = np.random.Generator(np.random.Philox(key=np.array([seed, zlib.crc32(name.encode())], np.uint64)))
-    return g.uniform(-limit, limit, shape)
+    return uniform(generator(seed, name), limit, shape)

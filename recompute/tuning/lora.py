@@ -13,7 +13,6 @@ magnitude.  The lengths are those of W, corrected by thin products, so that W + 
 from __future__ import annotations
 
 import math
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,7 @@ from onnx import helper
 
 from ..errors import ModelError, UsageError, expect, nearest
 from ..importer.origin import detached
+from ..language.draws import generator, normal
 from ..language.types import DTYPES, dtype_from_onnx
 from ..support.json_values import unfit
 from ..support.patterns import Patterns
@@ -198,8 +198,7 @@ def initial(model: Graph, a: Adapter, w: Weight, seed: int) -> Iterator[tuple[st
             matrix = model.constant_matrix(w.name).astype(np.float64)
             yield name, np.sqrt((matrix**2).sum(axis=1 if w.turned else 0)).astype(numbers)
         elif a.kind == "embedding" and what == "B":
-            g = np.random.Generator(np.random.Philox(key=np.array([seed, zlib.crc32(name.encode())], np.uint64)))
-            yield name, g.standard_normal((last, a.r)).astype(numbers)
+            yield name, normal(generator(seed, name), (last, a.r)).astype(numbers)
         elif a.kind == "linear" and what == "A":
             yield name, drawn(name, (a.r, first), 1 / math.sqrt(first), seed).astype(numbers)
         else:

@@ -7,6 +7,7 @@ import functools
 import platform
 import re
 from collections.abc import Callable
+from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
@@ -14,9 +15,13 @@ import pytest
 
 import recompute as rc
 from recompute.errors import UsageError
+from recompute.importer.exact import converted
 from recompute.language import kernels
+from recompute.language.types import DTYPES
+from recompute.runtime.cpu.code import emit
 from recompute.runtime.cpu.device import building, crew, native, portable
 from recompute.runtime.cpu.device.toolchain import Toolchain
+from recompute.runtime.cpu.loops import expressions
 
 pytestmark = pytest.mark.skipif(bool(native.unavailable()), reason=native.unavailable())
 ONE = """
@@ -72,6 +77,11 @@ def function(ir: str) -> Callable[[np.ndarray], np.ndarray]:
     return run
 
 
+#: some of all sizes, near quarters of a turn, and the one that is nearest to them (Muller 2016, table 11.1)
+ANGLES = np.r_[
+    np.linspace(-10, 10, 501), np.logspace(-300, 300, 301), np.arange(1, 300) * (np.pi / 2),
+    6381956970095103 * 2.0**797, 2.0**1023, np.pi / 4,
+]  # fmt: skip
 #: function → arguments, and how many units in the last place it may be off
 CASES = {
     "exp": (np.r_[np.linspace(-745, 709, 901), np.linspace(-1, 1, 301), 1e-300], 2),
@@ -79,13 +89,27 @@ CASES = {
     "expm1": (np.r_[np.linspace(-40, 700, 701), np.linspace(-1, 1, 301), 1e-300, -1e-20], 3),
     "log1p": (np.r_[np.logspace(-300, 308, 701), np.linspace(-0.99, 1, 301), -1e-20], 3),
     "tanh": (np.r_[np.linspace(-22, 22, 701), np.linspace(-0.1, 0.1, 301), 1e-300], 4),
+    "sin": (ANGLES, 2),
+    "cos": (ANGLES, 2),
+    "tan": (ANGLES, 4),
+    "asin": (np.r_[np.linspace(-1, 1, 701), 1e-300, 1 - 2.0**-53], 4),
+    "acos": (np.r_[np.linspace(-1, 1, 701), 1e-300, 1 - 2.0**-53], 4),
+    "atan": (np.r_[np.linspace(-9, 9, 701), np.logspace(-300, 300, 301)], 4),
+    "sinh": (np.r_[np.linspace(-710, 710, 701), np.linspace(-2, 2, 701), 1e-300], 4),
+    "cosh": (np.r_[np.linspace(-710, 710, 701), np.linspace(-2, 2, 701)], 4),
+    "asinh": (np.r_[np.linspace(-9, 9, 701), np.logspace(-300, 300, 301)], 4),
+    "acosh": (np.r_[np.linspace(1, 9, 701), 1 + np.logspace(-15, 300, 301)], 4),
+    "atanh": (np.r_[np.linspace(-0.999, 0.999, 701), np.logspace(-300, -1, 301)], 4),
 }
+#: NumPy's names of them, where these are others
+NAMES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh",
+         "atanh": "arctanh"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_functions_are_near_the_exact_ones(name: str) -> None:
     xs, most = CASES[name]
-    run, exact = function(ONE.replace("NAME", name)), getattr(np, name)
+    run, exact = function(ONE.replace("NAME", name)), getattr(np, NAMES.get(name, name))
     found = np.array([run(np.array([x]))[0] for x in xs])
     with np.errstate(all="ignore"):
         want = exact(xs.astype(np.longdouble))
@@ -101,12 +125,79 @@ def test_functions_are_near_the_exact_ones(name: str) -> None:
         ("expm1", {-np.inf: -1, np.inf: np.inf, 0: 0, np.nan: np.nan}),
         ("log1p", {-1: -np.inf, -2: np.nan, np.inf: np.inf, 0: 0, np.nan: np.nan}),
         ("tanh", {-np.inf: -1, np.inf: 1, 0: 0, np.nan: np.nan}),
+        ("sin", {-0.0: -0.0, np.inf: np.nan, -np.inf: np.nan, np.nan: np.nan}),
+        ("cos", {0: 1, np.inf: np.nan, -np.inf: np.nan, np.nan: np.nan}),
+        ("tan", {-0.0: -0.0, np.inf: np.nan, np.nan: np.nan}),
+        ("asin", {-0.0: -0.0, 1: np.pi / 2, -1: -np.pi / 2, 2: np.nan, np.inf: np.nan, np.nan: np.nan}),
+        ("acos", {1: 0, -1: np.pi, 1.5: np.nan, -2: np.nan, np.nan: np.nan}),
+        ("atan", {-0.0: -0.0, np.inf: np.pi / 2, -np.inf: -np.pi / 2, np.nan: np.nan}),
+        ("sinh", {-0.0: -0.0, np.inf: np.inf, -np.inf: -np.inf, 800: np.inf, np.nan: np.nan}),
+        ("cosh", {0: 1, np.inf: np.inf, -np.inf: np.inf, 800: np.inf, np.nan: np.nan}),
+        ("asinh", {-0.0: -0.0, np.inf: np.inf, -np.inf: -np.inf, np.nan: np.nan}),
+        ("acosh", {1: 0, 0.5: np.nan, -2: np.nan, -1e8: np.nan, np.inf: np.inf, -np.inf: np.nan, np.nan: np.nan}),
+        ("atanh", {-0.0: -0.0, 1: np.inf, -1: -np.inf, 2: np.nan, np.inf: np.nan, np.nan: np.nan}),
+        ("erf", {-0.0: -0.0, np.inf: 1, -np.inf: -1, 9: 1, np.nan: np.nan}),
     ],
 )
 def test_special_arguments(name: str, special: dict[float, float]) -> None:
     run = function(ONE.replace("NAME", name))
     for x, want in special.items():
-        np.testing.assert_equal(run(np.array([x], "f8"))[0], np.float64(want))
+        found = run(np.array([x], "f8"))[0]
+        np.testing.assert_equal(found, np.float64(want))
+        assert want or np.signbit(found) == np.signbit(want), (x, found)
+
+
+@functools.cache
+def quarter() -> Decimal:
+    """π/4 by Machin's formula, with 400 digits."""
+    with localcontext(Context(420)):
+        total, t, u = Decimal(0), Decimal(4) / 5, Decimal(1) / 239
+        for k in range(600):
+            total += (t - u) / (2 * k + 1)
+            t, u = -t / 25, -u / 239**2
+        return total
+
+
+def exact_circle(x: Fraction) -> tuple[Decimal, Decimal]:
+    """(sin x, cos x), by exact reduction and series."""
+    with localcontext(Context(400)) as context:
+        angle = Decimal(x.numerator) / x.denominator
+        angle -= (angle / (8 * quarter())).to_integral_value() * 8 * quarter()
+        context.prec = 60
+        sums, term = [Decimal(0), Decimal(0)], Decimal(1)
+        for k in range(80):
+            sums[k % 2] += term * (-1) ** (k // 2)
+            term = term * angle / (k + 1)
+    return sums[1], sums[0]
+
+
+def units(found: np.ndarray, want: Decimal) -> Decimal:
+    """How far a result is off, in units of its last place."""
+    return abs(Decimal(float(found[0])) - want) / Decimal(float(np.spacing(abs(float(want)))))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_angles_against_exact_arithmetic(which: int) -> None:
+    """Sizes up to the largest, and neighbours of multiples of π/2, also of large ones, where most is lost."""
+    run, rng = function(ONE.replace("NAME", ("sin", "cos")[which])), np.random.default_rng(which)
+    xs = [6381956970095103 * 2.0**797, 5706674932067741 * 2.0**-1, 2.0**1023, 1.7976931348623157e308, 1e22]
+    xs += [*(float(k) * np.pi / 2 for k in rng.integers(1, 10**6, 8)), *(10.0 ** rng.uniform(-3, 308, 20))]
+    for x in xs:
+        assert units(run(np.array([x])), exact_circle(Fraction(x))[which]) < 1, x
+
+
+def test_error_function_against_exact_arithmetic() -> None:
+    """By its series, 2 / √π Σ (-1)ⁿ x²ⁿ⁺¹ / (n! (2n + 1))."""
+    run = function(ONE.replace("NAME", "erf"))
+    with localcontext(Context(80)):
+        root = (4 * quarter()).sqrt()
+        for x in np.r_[np.linspace(-6.5, 6.5, 41), 1e-300, 0.999999, 1.000001]:
+            exact = Decimal(float(x))
+            term = total = exact
+            for n in range(1, 260):
+                term = -term * exact * exact / n
+                total += term / (2 * n + 1)
+            assert units(run(np.array([x])), 2 * total / root) < 2, x
 
 
 def test_powers() -> None:
@@ -176,7 +267,7 @@ declare float @llvm.maximum.f32(float, float)
     assert "%x = fadd float %a, %b" in found and "%y = fmul float %x, %b" in found
 
 
-@pytest.mark.parametrize("name", ["sin", "llvm.cos.f64", "erf", "cbrt"])
+@pytest.mark.parametrize("name", ["lgamma", "llvm.exp2.f64", "cbrt"])
 def test_functions_of_a_library_are_refused_by_name(name: str) -> None:
     with pytest.raises(UsageError, match=f"calls '{name}'"):
         function(ONE.replace("NAME", name))
@@ -198,6 +289,45 @@ define void @kernel(ptr %x, i64 %begin, i64 %end) {{
     want = [2**31 - 1, -(2**31), 0, 2**31 - 1, -(2**31), 2, -2, 5]
     found = [n for i in range(0, 8, lanes) for n in run(xs[i : i + lanes]).view("i4")[:lanes]]
     assert found == want
+
+
+@pytest.mark.parametrize("to", ["bool", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"])
+def test_casts_take_the_nearest_integer(to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the type itself: NumPy and ordinary loops go through a wider one."""
+    monkeypatch.setattr(native, "toolchain", tools)
+    f = expressions.Code(8)
+    y = f.cast(f.let("load <8 x float>, ptr %args, align 4"), "f32", to)
+    if to == "bool":
+        y = f.convert("zext", y, "i1", "i8")
+    f.line(f"store {f.of(expressions.stored(to))} {y}, ptr %args, align 1")
+    x = np.array([np.inf, -np.inf, np.nan, 300, -300, 2.75, 2.0**63, 0], "f4")
+    found = function(emit.module(f))(np.r_[x, x]).view(DTYPES[to])[:8]
+    assert found.tolist() == converted(x, to).tolist()
+
+
+@pytest.mark.parametrize("way", ["widened", "narrowed"])
+def test_float16_by_integers(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a processor has no instructions; also numbers between two, beyond the largest and below the least."""
+    monkeypatch.setattr(native, "converts_float16", lambda: False)
+    halves = np.arange(1 << 16, dtype=np.uint16).view("f2")
+    with np.errstate(all="ignore"):
+        middle = (halves.astype("f4") + np.nextafter(halves, np.float16(np.inf)).astype("f4")) / 2
+        x = np.r_[halves.astype("f4"), middle, np.nextafter(middle, np.float32(np.inf)), np.float32([1e5, 3e38, 1e-45])]
+        x = halves if way == "widened" else np.r_[x, -x, np.zeros(2, "f4")]
+        want = x.astype("f4" if way == "widened" else "f2")
+    kinds = ("i16", "float") if way == "widened" else ("float", "i16")
+    f = expressions.Code(8)
+    with f.loop(0, x.size, 8) as i:
+        y = getattr(f, way)(f.let(f"load <8 x {kinds[0]}>, ptr {f.at('%args', i, kinds[0])}, align 2"), "f16")
+        f.line(
+            f"store <8 x {kinds[1]}> {y}, ptr {f.at('%args', f.add(x.size * 4 // want.itemsize, i), kinds[1])}, align 2"
+        )
+    room = np.zeros(x.size * 8, np.uint8)
+    room[: x.nbytes] = x.view(np.uint8)
+    found = function(emit.module(f))(room)[x.size * 4 :].view(want.dtype)[: x.size]
+    assert (np.isnan(found) == np.isnan(want)).all()
+    numbers = ~np.isnan(want)
+    assert (found.view(f"u{want.itemsize}") == want.view(f"u{want.itemsize}"))[numbers].all()
 
 
 @pytest.mark.parametrize(

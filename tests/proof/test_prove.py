@@ -33,7 +33,8 @@ def values_of(
     for o in operators:
         outs = [None if v is None else np.zeros(v.shape, v.type.numpy) for v in o.outputs]
         scratch = [np.zeros(t.shape, t.numpy) for t in o.workspace()]
-        o.op.compute([None if v is None else found[v.name] for v in o.inputs], outs, scratch)
+        with np.errstate(over="ignore"):
+            o.op.compute([None if v is None else found[v.name] for v in o.inputs], outs, scratch)
         found.update((v.name, a) for v, a in zip(o.outputs, outs, strict=True) if v is not None)
     return found
 
@@ -42,7 +43,7 @@ def grow(b: Builder, values: list[Value], rng: random.Random) -> None:
     """One random operator on values, or a few that come to the same."""
     x = rng.choice(values)
     axis = rng.randrange(max(x.ndim, 1))
-    kind = rng.randrange(9)
+    kind = rng.randrange(13)
     if kind == 0 and x.ndim:
         perm = list(range(x.ndim))
         rng.shuffle(perm)
@@ -75,6 +76,20 @@ def grow(b: Builder, values: list[Value], rng: random.Random) -> None:
         sums = [b.ReduceSum(p, axes=(axis,)) for p in parts]
         values += [b.Concat(*(b.Tanh(p) for p in parts), axis=axis), b.Tanh(x), b.Add(*sums)]
         values += [b.ReduceSum(x, axes=(axis,)), *sums]
+    elif kind == 9 and x.ndim and x.shape[axis] % 2 == 0:  # reductions of reductions of slices
+        first, second = (rng.choice(["Sum", "Max", "Min", "Prod", "LogSumExp", "SumSquare", "L1"]) for _ in range(2))
+        parts = b.Split(x, sizes=(x.shape[axis] // 2,) * 2, axis=axis)
+        parts = [getattr(b, f"Reduce{first}")(p, axes=(axis,)) for p in parts]
+        values += [getattr(b, f"Reduce{second}")(v, axes=(axis,)) for v in (b.Concat(*parts, axis=axis), x)]
+        values += [b.Max(*parts), b.Min(*parts), b.Mul(*parts)]
+    elif kind == 10:
+        by = b.Exp(b.ReduceMax(rng.choice(values), keepdims=0))
+        values += [b.Neg(b.Div(x, by)), b.Div(b.Neg(x), by), b.Div(b.Div(x, by), b.Exp(by)), b.Div(by, by)]
+    elif kind == 11 and x.ndim:
+        values.append(rng.choice([b.Softmax, b.LogSoftmax, b.CumSum])(x, axis=axis))
+    elif kind == 12:
+        mask = b.Less(rng.choice([x, b.Neg(x)]), b.constant(0, x))
+        values.append(rng.choice([b.Where(mask, x, b.constant(0, x)), b.Where(mask, b.constant(0, x), x)]))
 
 
 def check_numbers(seed: int, operators: int) -> int:
@@ -181,13 +196,28 @@ def test_the_zoo_as_it_runs_is_proved(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "budget"),
-    [("unet", "50%"), ("bert-mini", "80%"), ("mobilenet_v2", "60% of activations")],
+    [("unet", "50%"), ("bert-mini", "82%"), ("mobilenet_v2", "60% of activations")],
 )
 def test_plans_for_budgets_are_proved(name: str, budget: str) -> None:
     program = rc.load(rc.models.build(name), batch=8)
     loss = rc.losses.cross_entropy(program[program.block.outputs[0]])
     compiled = rc.compile_step(program, loss, rc.SGD(), budget=budget, prove=True)
     assert compiled.proof is not None and not compiled.proof.unproved
+
+
+def test_a_compiled_step_in_a_file_is_proved_to_be_the_models() -> None:
+    """By a plan that was saved; and not if an attribute in the file is another."""
+    plain, program = step("mlp"), rc.load(rc.models.build("mlp"), batch=4)
+    loss = rc.losses.cross_entropy(program[program.block.outputs[0]])
+    plan = rc.compile_step(program, loss, rc.Adam(), budget="100%").saved
+    compiled = rc.compile_step(program, loss, rc.Adam(), plan=plan, prove=True)
+    assert compiled.proof is not None and not compiled.proof.unproved
+    model = rc.export_step(compiled.program)
+    rc.load_compiled(model, proves=plain)
+    (text,) = (p for p in model.metadata_props if p.key == "recompute.program")
+    text.value = text.value.replace("%pred.bias) {transB=1}", "%pred.bias) {alpha=0.5, transB=1}")
+    with pytest.raises(rc.VerifyError, match="it is not proved that 'loss'"):
+        rc.load_compiled(model, proves=plain)
 
 
 def mutated(block: Block, rng: random.Random) -> Block | None:
@@ -280,6 +310,18 @@ def test_mutants_of_the_benchmark_are_refused(plan: str, monkeypatch: pytest.Mon
     counts = proof_mutations.check("mlp", plan, 4, 1)
     assert sum(n for how, n in counts.items() if how.startswith("refused")) >= 4
     assert not any(how.startswith("proved") and "same bits" not in how for how in counts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [("transformers/Bert", "budget"), ("transformers/Llama", "budget"), ("masked/fcos", "budget"),
+     ("torchvision/mobilenet_v2", "plain"), ("torchvision/resnet18", "checkpoints")],
+)  # fmt: skip
+def test_exports_of_pytorch_are_proved(name: str, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    before, after = importlib.import_module("proof_plans").PLANS[plan].blocks(name)
+    assert len(prove(before, after).proved) > 30
 
 
 @pytest.mark.parametrize(("mesh", "options"), [

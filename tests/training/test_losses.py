@@ -293,6 +293,13 @@ def test_synthetic_labels_suit_the_loss(kind: str, options: dict, binary: bool, 
             rc.SGD(0.1).minimize(program[loss.name])
 
 
+def test_synthetic_labels_of_a_step_in_slices_are_of_all_classes() -> None:
+    program = rc.load(rc.models.build("lenet", weights=False), batch=64)
+    loss = rc.losses.cross_entropy(program).name
+    step = rc.compile_step(program, loss, rc.RecomputeOptimizer(rc.SGD(0.01)).set_slices("all:0:2"))
+    assert synthetic_batch(step.program)["label"].max() == 9
+
+
 def test_synthetic_masks_hide_nothing() -> None:
     block = rc.parse(
         "program p {\n  input %attention_mask: i64[2,3]\n  input %ids: i64[2,3]\n"

@@ -241,7 +241,7 @@ def _least_budget(problem: RematerialisationProblem) -> int:
 def touched(problem: RematerialisationProblem, b: int, fused: Set[int] = frozenset()) -> int:
     """Bytes of what node b reads, writes and needs for itself, without shared values and those that are `fused`."""
     node, sizes = problem.nodes[b], problem.sizes
-    away = fused.union(problem.shared)
+    away = {*fused, *problem.shared}
     saved = max((sizes[v] for v in node.overwrites), default=0)
     outs = sum(sizes[v] for v in node.writes if v not in away)
     return sum(sizes[v] for v in node.reads if v not in away) + max(0, outs - saved) + node.scratch

@@ -111,16 +111,39 @@ static int bad_data(const int64_t *status, const char *where)
     return BAD_DATA;
 }
 
+/* -- rounding: portable bits are rounded to nearest, and subnormal numbers count, whatever the caller has set ------- */
+
+#if PORTABLE && defined(__x86_64__)
+enum { AS_IEEE_754 = 0x1F80 };
+static uint64_t rounding(void) { return __builtin_ia32_stmxcsr(); }
+static void round_as(uint64_t mode) { __builtin_ia32_ldmxcsr((unsigned)mode); }
+#elif PORTABLE && defined(__aarch64__)
+enum { AS_IEEE_754 = 0 };
+static uint64_t rounding(void)
+{
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+}
+static void round_as(uint64_t mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
+#else
+enum { AS_IEEE_754 = 0 };
+static uint64_t rounding(void) { return 0; }
+static void round_as(uint64_t mode) { (void)mode; }
+#endif
+
 /* -- running ---------------------------------------------------------------------------------------------------- */
 
 static int run(void *memory, const struct call *calls, size_t count)
 {
     int64_t words[MOST_WORDS], status[STATUS_WORDS] = {0, 0, 0};
     const int64_t bases[] = {0, (int64_t)(uintptr_t)memory, (int64_t)(uintptr_t)step_data, (int64_t)(uintptr_t)status};
+    uint64_t mode = rounding();
     size_t i, k;
     int code = not_ready(memory);
     if (code)
         return code;
+    round_as(AS_IEEE_754);
     for (i = 0; i < count && !status[0]; i++) {
         const struct call *c = calls + i;
         for (k = 0; k < c->words; k++) {
@@ -131,6 +154,7 @@ static int run(void *memory, const struct call *calls, size_t count)
         if (status[0])
             code = bad_data(status, texts + c->where);
     }
+    round_as(mode);
     mark(memory, MARK_VALUE);
     return code;
 }

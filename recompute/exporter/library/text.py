@@ -28,7 +28,7 @@ class Library:
     `copies`: where the contents of constants are in the library; `kernels`: the functions' names by address; `step`,
     `evaluation`: see `Block`; `header`: the beginning of the file of weights; `types`: their element types as it names
     them, in its order; `about`: what it was made of; `mark`: where memory says that it has weights of this library;
-    `features`: what the processor is asked for.
+    `features`: what the processor is asked for; `portable`: whether it has the bits of all of them.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Library:
     about: str
     mark: int
     features: Sequence[str] = ()
+    portable: bool = False
 
     @property
     def placed(self) -> dict[str, Sequence[Placed]]:
@@ -120,6 +121,7 @@ def source(lib: Library) -> str:
         "STEP_CALLS": len(lib.step[0]),
         "EVALUATION_CALLS": len(lib.evaluation[0]),
         **{name.upper(): len(values) for name, values in lib.placed.items()},
+        "PORTABLE": int(lib.portable),
         "FEATURES": " ".join(f'NEEDS("{f}")' for f in lib.features),
     }
     texts, wide = _Texts(), dict[int, int]()

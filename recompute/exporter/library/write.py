@@ -164,8 +164,9 @@ def _library(program: Program, sessions: Sequence[Session], name: str, machine: 
     step, evaluation = (_block(memory, b, e) for b, e in zip(blocks, found, strict=True))
     mark = memory.beside([*step[1], *step[2], *evaluation[1], *evaluation[2]])
     return text.Library(
-        name, program.loss, memory, tables, copies, names, step, evaluation, head, types, model, about, mark, features
-    )
+        name, program.loss, memory, tables, copies, names, step, evaluation, head, types, model, about, mark, features,
+        machine.portable,
+    )  # fmt: skip
 
 
 def _block(memory: calls.Memory, block: Block, found: Sequence[calls.Entry]) -> text.Block:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 
 import numpy as np
 
@@ -36,9 +36,13 @@ def _bucket(apart: np.ndarray, buckets: int, most: int, both: bool) -> np.ndarra
     else:
         distance = -np.minimum(apart, 0)
     exact = buckets // 2
-    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / exact) / math.log(most / exact)
-    far = exact + (ratio * (buckets - exact)).astype(np.int64)
-    return bucket + np.where(distance < exact, distance, np.minimum(far, buckets - 1))
+    n = buckets - exact
+    # bucket exact + k begins with the first d for which (d / exact)ⁿ ≥ (most / exact)ᵏ: in integers, as the last bit
+    # of a logarithm would decide where both are equal
+    least = [-(-(most**k * exact**n) // exact**k) for k in range(n)]
+    firsts = [exact + bisect_left(range(exact, most), power, key=lambda d: d**n) for power in least]
+    far = exact - 1 + np.searchsorted(firsts, distance, side="right")
+    return bucket + np.where(distance < exact, distance, far)
 
 
 @imports("GatedRelativePositionBias", domain=MS)

@@ -158,12 +158,21 @@ class LabelLoss(Op, abstract=True):
             counted = b.Where(ignored, b.constant(0, scores), one)
         return chosen, counted
 
-    def expanded_loss(self, b: OperatorBuilder, log_prob: Any, labels: Any, weights: Any) -> Any:
-        """The loss from log-probabilities."""
-        chosen, counted = self.label_masks(b, log_prob, labels, weights)
-        losses = b.Neg(b.ReduceSum(b.Where(chosen, log_prob, b.constant(0, log_prob)), axes=(1,)))
+    def row_scores(self, b: OperatorBuilder, scores: Value, labels: Value) -> tuple[Value, Value]:
+        """The logarithms of the sums of exponentials of scores, and the labels' scores, both [N, 1, d1, ...].
+
+        An ignored label's is any score.  No tensor of scores is made: the classes may be divided among ranks.
+        """
+        y = labels if labels.dtype == "i64" else b.Cast(labels, to="i64")
+        y = b.Reshape(y, shape=(labels.shape[0], 1, *labels.shape[1:]))
+        if self.ignore_index is not None:
+            y = b.Where(b.Equal(y, b.constant(self.ignore_index, y)), b.constant(0, y), y)
+        return b.ReduceLogSumExp(scores, axes=(1,), keepdims=1), b.GatherElements(scores, y, axis=1)
+
+    def expanded_loss(self, b: OperatorBuilder, losses: Any, labels: Any, counted: Any) -> Any:
+        """The loss from each label's plain one, [N, 1, d1, ...], and its weight (see `label_masks`)."""
         if counted is not None:
-            losses = b.Mul(losses, counted)
+            losses = counting(b, counted, losses)
         if self.reduction == "none":
             return reshape(b, losses, labels.shape)
         total = b.ReduceSum(losses, keepdims=0)
@@ -295,8 +304,9 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         self.reduce(losses, label_weights, outs[0])
 
     def expand(self, b, scores, labels, weights=None):
-        log_prob = b.LogSoftmax(scores, axis=1)
-        return self.expanded_loss(b, log_prob, labels, weights), log_prob
+        _, counted = self.label_masks(b, scores, labels, weights)
+        losses = b.Sub(*self.row_scores(b, scores, labels))
+        return self.expanded_loss(b, losses, labels, counted), b.LogSoftmax(scores, axis=1)
 
     def gradient(self, b, ins, outs, grads):
         """From the log-probabilities and the labels; the scores are not kept."""

@@ -38,7 +38,9 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
 
     def expand(self, b, log_prob, labels, weights=None):
         """The label's share by a mask."""
-        return (self.expanded_loss(b, log_prob, labels, weights),)
+        chosen, counted = self.label_masks(b, log_prob, labels, weights)
+        losses = b.Neg(b.ReduceSum(b.Where(chosen, log_prob, b.constant(0, log_prob)), axes=(1,)))
+        return (self.expanded_loss(b, losses, labels, counted),)
 
     def gradient(self, b, ins, outs, grads):
         """From the labels alone."""

@@ -34,7 +34,7 @@ from ...language.types import TensorType, Value
 from ..norm.fused import as_type
 from ..shape.reshape import Fill, reshape
 from ..tiles import wide
-from .cross_entropy import counting, divisor
+from .cross_entropy import SoftmaxCrossEntropyLoss, counting, divisor
 from .linear_tiles import Sizes, Tiles, held_rows, slice_of, slices
 
 
@@ -187,22 +187,15 @@ class LinearCrossEntropy(LinearLoss):
 
     def expand(self, b, x, w, bias, labels):
         """All logits, their log-sum-exp, and the formulas."""
-        t, lse, chosen, counted = whole(self, b, x, w, bias, labels)
-        label = b.ReduceSum(b.Where(chosen, t, b.constant(0, t)), axes=(1,))
-        losses = b.Sub(lse, b.Mul(label, b.constant(1 - self.smoothing, label)))
+        t, lse, label, chosen, counted = whole(self, b, x, w, bias, labels)
+        losses = b.Sub(lse, b.Mul(label, b.constant(1 - self.smoothing, label)) if self.smoothing else label)
         if self.smoothing:
             mean = b.ReduceMean(t, axes=(1,))
             losses = b.Sub(losses, b.Mul(mean, b.constant(self.smoothing, mean)))
         if self.z_loss:
             losses = b.Add(losses, b.Mul(b.Mul(lse, lse), b.constant(self.z_loss, lse)))
-        if counted is not None:
-            losses = b.Mul(losses, counted)
-        if self.reduction == "none":
-            loss = b.Reshape(losses, shape=labels.shape)
-        else:
-            loss = b.ReduceSum(losses, keepdims=0)
-            if self.reduction == "mean":
-                loss = b.Div(loss, count_of(b, counted, labels, loss))
+        plain = SoftmaxCrossEntropyLoss(self.reduction, self.ignore_index)
+        loss = plain.expanded_loss(b, losses, labels, counted)
         results = (loss, b.Reshape(lse, shape=labels.shape))
         ins, outputs, one = (x, w, bias, labels), (t, lse, chosen, counted), b.fill(1.0, loss)
         if self.reduction != "mean":
@@ -260,9 +253,10 @@ def _is_one(b: Builder, dloss: Value) -> bool:
 # -- in simpler operators ---------------------------------------------------------------------------------------------
 
 
-def whole(op: LinearLoss, b: OperatorBuilder, x: Any, w: Any, bias: Any, labels: Any) -> tuple[Any, Any, Any, Any]:
-    """All logits [rows, words], their log-sum-exp [rows, 1], where the label is, and 1 or 0 for each row (None: 1)."""
-    rows, words, kind = labels.size, w.shape[1 - op.transB], wide(x.dtype)
+def whole(op: LinearLoss, b: OperatorBuilder, x: Any, w: Any, bias: Any, labels: Any) -> tuple[Any, ...]:
+    """All logits [rows, words], their log-sum-exp and the label's [rows, 1], where that is, and 1 or 0 for each row
+    (None: 1)."""
+    rows, kind = labels.size, wide(x.dtype)
     flat = reshape(b, as_type(b, x, kind), (rows, x.shape[-1]))
     t = b.MatMul(flat, as_type(b, w, kind), transB=op.transB)
     if bias is not None:
@@ -271,15 +265,8 @@ def whole(op: LinearLoss, b: OperatorBuilder, x: Any, w: Any, bias: Any, labels:
         t = b.Mul(b.Tanh(b.Mul(t, b.constant(op.scale / op.cap, t))), b.constant(op.cap, t))
     elif op.scale != 1:
         t = b.Mul(t, b.constant(op.scale, t))
-    largest = b.ReduceMax(t, axes=(1,))
-    lse = b.Add(b.Log(b.ReduceSum(b.Exp(b.Sub(t, largest)), axes=(1,))), largest)
-    y = b.Reshape(labels if labels.dtype == "i64" else b.Cast(labels, to="i64"), shape=(rows, 1))
-    index = b.CumSum(b.Fill(dtype="i64", shape=(words,), value=1), axis=0)
-    chosen = b.Equal(y, b.Sub(index, b.constant(1, index)))
-    if op.ignore_index is None:
-        return t, lse, chosen, None
-    ignored = b.Equal(y, b.constant(op.ignore_index, y))
-    return t, lse, chosen, b.Where(ignored, b.constant(0, t), b.constant(1, t))
+    plain, rows_labels = SoftmaxCrossEntropyLoss("sum", op.ignore_index), reshape(b, labels, (rows,))
+    return (t, *plain.row_scores(b, t, rows_labels), *plain.label_masks(b, t, rows_labels, None))
 
 
 def count_of(b: OperatorBuilder, counted: Any, labels: Any, like: Any) -> Any:
@@ -302,7 +289,8 @@ def expanded_gradients(op: LinearLoss, b: OperatorBuilder, ins: Any, made: Any, 
         p = b.Mul(p, b.Add(b.Mul(lse, b.constant(2 * op.z_loss, lse)), b.constant(1, lse)))
     if op.smoothing:
         p = b.Sub(p, b.constant(op.smoothing / t.shape[1], p))
-    g = b.Mul(b.Sub(p, b.Where(chosen, b.constant(1 - op.smoothing, p), b.constant(0, p))), share)
+    label = as_type(b, chosen, kind)
+    g = b.Mul(b.Sub(p, b.Mul(label, b.constant(1 - op.smoothing, p)) if op.smoothing else label), share)
     if op.cap:
         ratio = b.Mul(t, b.constant(1 / op.cap, t))
         g = b.Mul(g, b.Sub(b.constant(1, t), b.Mul(ratio, ratio)))

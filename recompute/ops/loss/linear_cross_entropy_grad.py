@@ -62,7 +62,7 @@ class LinearCrossEntropyGrad(LinearLoss):
                     out[...] = total
 
     def expand(self, b, x, w, bias, labels, lse, dloss):
-        t, _, chosen, counted = whole(self, b, x, w, bias, labels)
+        t, _, _, chosen, counted = whole(self, b, x, w, bias, labels)
         statistic = b.Reshape(lse, shape=(labels.size, 1))
         return tuple(expanded_gradients(self, b, (x, w, bias, labels), (t, statistic, chosen, counted), dloss))
 

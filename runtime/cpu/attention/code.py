@@ -77,7 +77,7 @@ class Code(expressions.Code):
         t = self.select(below, "float", self.f32(-126), x)
         rounded = self.op("fadd", "float", t, self.f32(_WHOLE))
         part = self.op("fsub", "float", t, self.op("fsub", "float", rounded, self.f32(_WHOLE)))
-        p = self.fma(self.horner(part, _POWER), part, self.f32(1))
+        p = self.single(part).horner((*_POWER, 1)).name
         bits = self.op("shl", "i32", self.convert("bitcast", rounded, "float", "i32"), self.i32(23))
         result = self.op("fmul", "float", p, self.convert("bitcast", bits, "i32", "float"))
         return self.select(below, "float", self.f32(0), result)

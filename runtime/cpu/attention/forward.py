@@ -177,7 +177,7 @@ def _finish(f: Code, form: Form, vectors: int, given: tuple[str, str, str, str])
         f.store(f.op("fdiv", "float", numerator, safe), factor)
         with f.when(wanted):
             largest = f.load(f.at(state, j * w))
-            statistic = f.fma(largest, f.f32(form.unit), f.log_f32(total))
+            statistic = f.fma(largest, f.f32(form.unit), f.function("log", total))
             to = f.at(target, f.add(lse, "%row", j * w))
             store_lanes(f, statistic, to, lanes_below(f, f.sub("%there", j * w)))
     factors = f.at(state, 2 * lanes())

@@ -104,7 +104,7 @@ def _cap(f: Code, vectors: int, slopes: bool) -> None:
         for i in range(vectors):
             place = f.add(f.mul(r, lanes()), i * machine().width)
             at = f.at("%s", place)
-            turned = f.tanh_f32(f.load(at))
+            turned = f.function("tanh", f.load(at))
             f.store(f.op("fmul", "float", turned, cap), at)
             if slopes:
                 slope = f.op("fsub", "float", f.f32(1), f.op("fmul", "float", turned, turned))

@@ -269,6 +269,11 @@ def converts_float16() -> bool:
     return "+f16c" in toolchain().features or processor in ("aarch64", "arm64")
 
 
+def takes_float16() -> bool:
+    """Whether kernels may read and write float16: where there is no NumPy they convert it by integers, too."""
+    return converts_float16() or building.machine() is not None
+
+
 @once
 def threads() -> int:
     """Threads of a step: the processors this process may use, or OMP_NUM_THREADS if that is less.

@@ -8,8 +8,7 @@ these are), float64 ones the C library's, lane by lane.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,15 +17,18 @@ from ....language.element import HALVES, Expr, cast
 from ....language.types import DTYPES
 from ..code import emit
 from ..code import mathematics as m
-from ..device import native
+from ..device import native, reals
+from ..device.reals import Format, Value, Writer
 
-#: bfloat16 is its bits: LLVM computes on its own type by library functions where the processor cannot
+#: bfloat16 is its bits, and float16 where the processor does not convert it: LLVM would call functions of a library
 _KINDS = {"bf16": "i16", "f16": "half", "f32": "float", "f64": "double", "bool": "i1"}
 FLOATS = ("f32", "f64")
 
 
 def kind(dtype: str) -> str:
     """LLVM's name of an element type in a register."""
+    if dtype == "f16" and not native.converts_float16():
+        return "i16"
     return _KINDS.get(dtype) or f"i{dtype[1:]}"
 
 
@@ -46,14 +48,11 @@ def number(value: Any, dtype: str) -> str:
         return "true" if value else "false"
     if dtype in HALVES:
         bits = int(np.array(value).astype(DTYPES[dtype]).view(np.uint16))
-        return str(bits) if dtype == "bf16" else f"0xH{bits:04X}"
-    if dtype not in FLOATS:
-        return str(int(value))
-    rounded = float(np.float32(value)) if dtype == "f32" else float(value)
-    return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
+        return f"0xH{bits:04X}" if kind(dtype) == "half" else str(bits)
+    return reals.literal(value, kind(dtype))
 
 
-class Code(emit.Code):
+class Code(emit.Code, Writer):
     """A kernel under construction; `lanes` elements in each register (1: scalars)."""
 
     def __init__(self, lanes: int) -> None:
@@ -62,19 +61,9 @@ class Code(emit.Code):
 
     # -- types ----------------------------------------------------------------------------------------------------
 
-    def of(self, element: str) -> str:
-        """The register type for an LLVM element type."""
-        return element if self.lanes == 1 else f"<{self.lanes} x {element}>"
-
-    def suffix(self, element: str) -> str:
-        """What an intrinsic's name ends with."""
-        short = {"half": "f16", "float": "f32", "double": "f64"}.get(element, element)
-        return short if self.lanes == 1 else f"v{self.lanes}{short}"
-
     def literal(self, value: Any, dtype: str) -> str:
         """The same number in all lanes."""
-        text, element = number(value, dtype), kind(dtype)
-        return text if self.lanes == 1 else "<" + ", ".join([f"{element} {text}"] * self.lanes) + ">"
+        return self.same(kind(dtype), number(value, dtype))
 
     def f32(self, value: Any) -> str:
         """A float32 in all lanes."""
@@ -86,19 +75,6 @@ class Code(emit.Code):
 
     # -- instructions ---------------------------------------------------------------------------------------------
 
-    def op(self, name: str, element: str, *args: str) -> str:
-        """`name type a, b`."""
-        return self.let(f"{name} {self.of(element)} {', '.join(args)}")
-
-    def call(self, function: str, element: str, *args: str) -> str:
-        """An intrinsic of one type."""
-        t = self.of(element)
-        return self.intrinsic(f"{function}.{self.suffix(element)}", t, *((t, a) for a in args))
-
-    def convert(self, name: str, x: str, source: str, target: str) -> str:
-        """`name x to target`."""
-        return self.let(f"{name} {self.of(source)} {x} to {self.of(target)}")
-
     def part(self, x: str, element: str, first: int, count: int) -> str:
         """Lanes [first, first + count) of a register."""
         if count == 1:
@@ -107,21 +83,17 @@ class Code(emit.Code):
         whole = self.of(element)
         return self.let(f"shufflevector {whole} {x}, {whole} poison, <{count} x i32> <{wanted}>")
 
-    def select(self, condition: str, element: str, x: str, y: str) -> str:
-        """x where the condition holds, else y."""
-        t = self.of(element)
-        return self.let(f"select {self.of('i1')} {condition}, {t} {x}, {t} {y}")
-
     def fma(self, a: str, b: str, c: str) -> str:
         """a · b + c in float32, rounded once."""
         return self.call("fma", "float", a, b, c)
 
-    def horner(self, x: str, coefficients: Sequence[Any]) -> str:
-        """A polynomial in float32; the coefficients begin with the highest power's."""
-        total = self.f32(coefficients[0])
-        for c in coefficients[1:]:
-            total = self.fma(total, x, self.f32(c))
-        return total
+    def function(self, fn: str, x: str) -> str:
+        """One of `SINGLES` of a float32."""
+        return SINGLES[fn](self.single(x)).name
+
+    def single(self, x: str) -> Value:
+        """A float32 to compute with."""
+        return Value(self, SINGLE, x, "float")
 
     # -- expressions ----------------------------------------------------------------------------------------------
 
@@ -199,6 +171,8 @@ class Code(emit.Code):
             return self.select(x, b, self.literal(1, target), self.literal(0, target))
         if source in FLOATS and target in FLOATS:
             return self.convert("fpext" if target == "f64" else "fptrunc", x, a, b)
+        if source in FLOATS and native.toolchain().portable:  # the nearest number that there is
+            return self.convert("fptoui" if target[0] == "u" else "fptosi", x, a, b)
         if source in FLOATS:
             middle = "i64" if target in ("i64", "u64", "u32") else "i32"
             whole = self.convert("fptosi", x, a, middle)
@@ -213,23 +187,32 @@ class Code(emit.Code):
 
     def widened(self, x: str, source: str) -> str:
         """16 bits as a float32."""
-        if source == "f16":
+        if kind(source) == "half":
             return self.convert("fpext", x, "half", "float")
-        high = self.op("shl", "i32", self.convert("zext", x, "i16", "i32"), self.i32(16))
-        return self.convert("bitcast", high, "i32", "float")
+        bits = Value(self, SINGLE, self.convert("zext", x, "i16", "i32"), "i32")
+        if source == "bf16":
+            return (bits << 16).real().name
+        size = ((bits & 0x7FFF) << 13).real() * 2.0**112  # the exponent's bias, and subnormal numbers
+        huge = (bits & 0x7C00).test("eq", 0x7C00).where(0x7F800000, bits.number(0))
+        return (size.bits() | huge | ((bits & 0x8000) << 16)).real().name
 
     def narrowed(self, x: str, target: str) -> str:
         """A float32 rounded to 16 bits, to the nearest and to even numbers between two."""
-        if target == "f16":
+        if kind(target) == "half":
             return self.convert("fptrunc", x, "float", "half")
-        if native.converts_bfloat16():
+        if target == "bf16" and native.converts_bfloat16():
             return self.convert("bitcast", self.convert("fptrunc", x, "float", "bfloat"), "bfloat", "i16")
-        bits = self.convert("bitcast", x, "float", "i32")
-        odd = self.op("and", "i32", self.op("lshr", "i32", bits, self.i32(16)), self.i32(1))
-        up = self.op("add", "i32", bits, self.op("add", "i32", odd, self.i32(0x7FFF)))
-        nan = self.op("or", "i32", bits, self.i32(0x400000))
-        up = self.select(self.op("fcmp uno", "float", x, x), "i32", nan, up)
-        return self.convert("trunc", self.op("lshr", "i32", up, self.i32(16)), "i32", "i16")
+        number = self.single(x)
+        bits, drop = number.bits(), 16 if target == "bf16" else 13
+        up = bits + ((bits.do("lshr", drop) & 1) + ((1 << drop - 1) - 1))
+        if target == "bf16":
+            up = number.test("uno", number).where(bits | 0x400000, up).do("lshr", drop)
+            return self.convert("trunc", up.name, "i32", "i16")
+        small = (abs(number) + 0.5).bits() - number.number(0.5).bits()  # their last bits are alike
+        up = ((up & 0x7FFFFFFF) - (112 << 23)).do("lshr", drop)
+        up = (abs(number) < 2.0**-14).where(small, (abs(number) < 65536).where(up, up.number(0x7C00)))
+        up = number.test("uno", number).where(0x7E00, up) | (bits.do("lshr", 16) & 0x8000)
+        return self.convert("trunc", up.name, "i32", "i16")
 
     def integer_node(self, fn: str, dtype: str, args: Sequence[str]) -> str:
         """Arithmetic that wraps around."""
@@ -253,8 +236,8 @@ class Code(emit.Code):
         intrinsic = {"abs": "fabs", "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "rint": "rint", "trunc": "trunc"}
         if fn in intrinsic:
             return self.call(intrinsic[fn], element, *args)
-        if dtype == "f32" and hasattr(self, f"{fn}_f32"):
-            return getattr(self, f"{fn}_f32")(*args)
+        if dtype == "f32" and fn in SINGLES:
+            return self.function(fn, *args)
         if dtype == "f32":
             value = self.library(fn, [self.cast(a, "f32", "f64") for a in args])
             return self.convert("fptrunc", value, "double", "float")
@@ -271,94 +254,36 @@ class Code(emit.Code):
         self.declared[name] = _lanes(fn, name, t, self.lanes, len(args))
         return self.let(f"call {t} {name}({', '.join(f'{t} {a}' for a in args)})")
 
-    # -- float32 functions ----------------------------------------------------------------------------------------
 
-    def clamp(self, x: str, low: Any, high: Any) -> str:
-        """Within the bounds; NaN stays."""
-        x = self.select(self.op("fcmp ogt", "float", x, self.f32(high)), "float", self.f32(high), x)
-        return self.select(self.op("fcmp olt", "float", x, self.f32(low)), "float", self.f32(low), x)
+SINGLE = Format(
+    "float", "i32", 23, True, m._LN2_HIGH, m._LN2_LOW, m._LOG2E, (m._E4, m._E3, m._E2, m._E1, m._E0),
+    lowest=m._LOWEST, highest=m._HIGHEST, minus_one=-30, one=10,
+)  # fmt: skip
 
-    def reduced(self, t: str) -> tuple[str, str]:
-        """n + 1.5 · 2²³ and e^r - 1 with t = n ln 2 + r."""
-        whole = self.fma(t, self.f32(m._LOG2E), self.f32(m._WHOLE))
-        n = self.op("fsub", "float", whole, self.f32(m._WHOLE))
-        r = self.fma(n, self.f32(-m._LN2_LOW), self.fma(n, self.f32(-m._LN2_HIGH), t))
-        p = self.horner(r, (m._E4, m._E3, m._E2, m._E1, m._E0))
-        return whole, self.fma(self.op("fmul", "float", r, r), p, r)
 
-    def power_of_two(self, n: str) -> str:
-        """2ⁿ for integers -126 ≤ n ≤ 127."""
-        bits = self.op("shl", "i32", self.op("add", "i32", n, self.i32(127)), self.i32(23))
-        return self.convert("bitcast", bits, "i32", "float")
+def _log(x: Value) -> Value:
+    """The exponent's logarithm plus a polynomial in the fraction; see mathematics.py."""
+    t, n = reals.split(x)
+    z = t * t
+    p = t.horner((m._L7, m._L6, m._L5, m._L4, m._L3, m._L2, m._L1, m._L0))
+    y = n.times(m._LN2_LOW, (z * t).times(p, z * -0.5)) + t
+    return reals.ends(n.times(m._LN2_HIGH, y), x)
 
-    def whole_number(self, whole: str) -> str:
-        """n, from n + 1.5 · 2²³."""
-        return self.op("sub", "i32", self.convert("bitcast", whole, "float", "i32"), self.i32(0x4B400000))
 
-    def exp_f32(self, x: str) -> str:
-        """2ⁿ times a polynomial, in two steps: each power of two is a normal number."""
-        whole, p = self.reduced(self.clamp(x, m._LOWEST, m._HIGHEST))
-        n = self.whole_number(whole)
-        first = self.op("ashr", "i32", n, self.i32(1))
-        value = self.op("fadd", "float", p, self.f32(1))
-        for part in (first, self.op("sub", "i32", n, first)):
-            value = self.op("fmul", "float", value, self.power_of_two(part))
-        return value
+def _erf(x: Value) -> Value:
+    """x · P(x²) / Q(x²) on |x| ≤ 4, as ops/tiles.py has it."""
+    from ....ops.erf import _P32, _Q32
 
-    def expm1_f32(self, x: str) -> str:
-        """2 (2ⁿ⁻¹ (e^r - 1) + 2ⁿ⁻¹ - ½)."""
-        whole, p = self.reduced(self.clamp(x, -30, m._HIGHEST))
-        half = self.power_of_two(self.op("sub", "i32", self.whole_number(whole), self.i32(1)))
-        value = self.fma(half, p, self.op("fsub", "float", half, self.f32(0.5)))
-        return self.op("fadd", "float", value, value)
+    a = x.clamp(-4, 4)
+    z = a * a
+    return (a * z.horner(_P32[::-1]) / z.horner(_Q32[::-1])).clamp(-1, 1)
 
-    def log_f32(self, x: str) -> str:
-        """The exponent's logarithm plus a polynomial in the fraction; see mathematics.py."""
-        small = self.op("fcmp olt", "float", x, self.f32(m._TINY))
-        up = self.select(small, "float", self.op("fmul", "float", x, self.f32(m._UP)), x)
-        moved = self.op("sub", "i32", self.convert("bitcast", up, "float", "i32"), self.i32(0x3F3504F3))
-        bits = self.op("add", "i32", self.op("and", "i32", moved, self.i32(0x007FFFFF)), self.i32(0x3F3504F3))
-        t = self.op("fsub", "float", self.convert("bitcast", bits, "i32", "float"), self.f32(1))
-        n = self.convert("sitofp", self.op("ashr", "i32", moved, self.i32(23)), "i32", "float")
-        n = self.op("fsub", "float", n, self.select(small, "float", self.f32(m._UP_BITS), self.f32(0)))
-        p = self.horner(t, (m._L7, m._L6, m._L5, m._L4, m._L3, m._L2, m._L1, m._L0))
-        z = self.op("fmul", "float", t, t)
-        y = self.fma(self.op("fmul", "float", z, t), p, self.op("fmul", "float", z, self.f32(-0.5)))
-        y = self.op("fadd", "float", self.fma(n, self.f32(m._LN2_LOW), y), t)
-        y = self.fma(n, self.f32(m._LN2_HIGH), y)
-        y = self.select(self.op("fcmp olt", "float", x, self.f32(m._INFINITY)), "float", y, x)
-        y = self.select(self.op("fcmp oeq", "float", x, self.f32(0)), "float", self.f32(-m._INFINITY), y)
-        return self.select(self.op("fcmp olt", "float", x, self.f32(0)), "float", self.f32(m._NAN), y)
 
-    def log1p_f32(self, x: str) -> str:
-        """ln u, and what u = 1 + x lost by rounding, over u."""
-        u = self.op("fadd", "float", x, self.f32(1))
-        lost = self.op("fsub", "float", x, self.op("fsub", "float", u, self.f32(1)))
-        part = self.op("fdiv", "float", lost, u)
-        inside = self.op("fcmp ogt", "float", u, self.f32(0))
-        finite = self.op("fcmp olt", "float", u, self.f32(m._INFINITY))
-        part = self.select(self.op("and", "i1", inside, finite), "float", part, self.f32(0))
-        return self.op("fadd", "float", self.log_f32(u), part)
-
-    def tanh_f32(self, x: str) -> str:
-        """t / (t + 2) with t = e^2|x| - 1, and x's sign."""
-        a = self.clamp(self.call("fabs", "float", x), 0, 10)
-        t = self.expm1_f32(self.op("fadd", "float", a, a))
-        value = self.op("fdiv", "float", t, self.op("fadd", "float", t, self.f32(2)))
-        # LLVM would take the sign from a float64 behind x, and round to float16 by a function that no library has
-        sign = self.op("and", "i32", self.convert("bitcast", x, "float", "i32"), self.i32(-(1 << 31)))
-        value = self.op("or", "i32", self.convert("bitcast", value, "float", "i32"), sign)
-        return self.convert("bitcast", value, "i32", "float")
-
-    def erf_f32(self, x: str) -> str:
-        """x · P(x²) / Q(x²) on |x| ≤ 4, as ops/tiles.py has it."""
-        from ....ops.erf import _P32, _Q32
-
-        a = self.clamp(x, -4, 4)
-        z = self.op("fmul", "float", a, a)
-        over = self.op("fmul", "float", a, self.horner(z, _P32[::-1]))
-        value = self.op("fdiv", "float", over, self.horner(z, _Q32[::-1]))
-        return self.clamp(value, -1, 1)
+#: functions of float32 that are polynomials
+SINGLES: dict[str, Callable[[Value], Value]] = {
+    "exp": reals.exp, "expm1": reals.expm1, "tanh": reals.tanh, "log": _log, "erf": _erf,
+    "log1p": lambda x: reals.log1p(x, _log),
+}  # fmt: skip
 
 
 def _lanes(fn: str, name: str, t: str, lanes: int, count: int) -> str:

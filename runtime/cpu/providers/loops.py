@@ -166,7 +166,7 @@ class LoopProvider:
         """Depends on the operator and its types only."""
         if native.unavailable() or not loops(op):
             return False
-        return native.converts_float16() or all(v.dtype != "f16" for v in (*op.reads(), *op.writes()))
+        return native.takes_float16() or all(v.dtype != "f16" for v in (*op.reads(), *op.writes()))
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Vectors of what depends on columns only, and the sums of chunks."""

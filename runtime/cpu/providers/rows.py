@@ -131,7 +131,7 @@ class RowProvider:
         values = (*op.reads(), *op.writes())
         if native.unavailable() or max((v.size for v in values), default=0) < families.enough():
             return False
-        if any(v.dtype == "f16" for v in values) and not native.converts_float16():
+        if any(v.dtype == "f16" for v in values) and not native.takes_float16():
             return False
         return plan_of(op) is not None
 

@@ -60,7 +60,7 @@ class Widened:
         """Where a float32 kernel does, and the processor converts."""
         if native.unavailable():
             return False
-        if any(v.dtype == "f16" for v in _converted(op)) and not native.converts_float16():
+        if any(v.dtype == "f16" for v in _converted(op)) and not native.takes_float16():
             return False
         operator = wide(op)
         return operator is not None and bool(accepting(_others(), operator))
