@@ -42,13 +42,26 @@ class ChannelsLast(Pass):
 
     def run(self, block: Block) -> Block:
         """The same values under the same names wherever they keep their layout; NAME.last where they do not."""
+        turning = self._turning(block)
+        return block if turning is None else turning.run()
+
+    def composed(self, block: Block) -> set[str]:
+        """Results of Transposes of which some reader takes the operand, which is in that layout already."""
+        transposes = any(isinstance(o.op, Transpose) and len(o.op.perm) > 2 for o in block.operators)
+        turning = self._turning(block) if transposes else None
+        if turning is None:
+            return set()
+        turning.run()
+        return turning.composed
+
+    def _turning(self, block: Block) -> _Turning | None:
+        """What rewrites the block; None where it stays as it is."""
         if any(isinstance(op.op, Free) for op in block.operators):
             raise UsageError("'channels-last' comes before 'liveness': it adds operators, and frees must follow")
         forms = [_served(o, turned(o), self.providers) for o in block.operators]
         if not any(f is not None and isinstance(f.op, Form) for f in forms) or _convolutions_stay(block, forms):
-            return block
-        chosen = _choose(block, forms)
-        return _Turning(block, chosen).run()
+            return None
+        return _Turning(block, _choose(block, forms))
 
 
 def _convolutions_stay(block: Block, forms: list[Turned | None]) -> bool:
@@ -149,6 +162,7 @@ class _Turning:
         #: name → rank of the activations that it goes with (0: as it is) → value
         self.forms: dict[str, dict[int, Value]] = {v.name: {0: v} for v in block.declared()}
         self.result: list[Operator] = []
+        self.composed: set[str] = set()
         self.needs = self._needs()
         self.closing = self._closing()
 
@@ -286,6 +300,8 @@ class _Turning:
         for rank in sorted(needs & {0, y.ndim}) or [0]:
             order = tuple(perm[p] for p in to_last(y.ndim)) if rank else perm
             same = order == tuple(range(len(order)))
+            if same:
+                self.composed.add(y.name)
             keeps_name = rank == 0 and y.name in self.kept
             if same and not keeps_name and source.name not in self.persistent:
                 self.forms[y.name][rank] = source

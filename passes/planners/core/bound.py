@@ -70,7 +70,7 @@ class Cut:
         self.needed = needed
         sizes = problem.sizes
         self.memory = {v: 0 if v in free else sizes[v] for v in self.values}
-        self.used = problem.fixed + touched(problem, b, fused)
+        self.used = problem.fixed + touched(problem, b, fused if proof else None)
         self.stuck = sum(self.memory[v] for v in needed if not self._rebuildable(v))
         self.slope = self._slopes(slope)
 
@@ -238,11 +238,17 @@ def _least_budget(problem: RematerialisationProblem) -> int:
     return max([least + problem.fixed, *(Cut(problem, b, proof=True).least for b in turning_points(problem, 4))])
 
 
-def touched(problem: RematerialisationProblem, b: int, fused: Set[int] = frozenset()) -> int:
-    """Bytes of what node b reads, writes and needs for itself, without shared values and those that are `fused`."""
+def touched(problem: RematerialisationProblem, b: int, fused: Set[int] | None = None) -> int:
+    """Bytes of what node b reads, writes and needs for itself, without shared values.
+
+    `fused`: for a bound, those that may pass within a loop; any operand of a loop may be overwritten.
+    """
     node, sizes = problem.nodes[b], problem.sizes
-    away = {*fused, *problem.shared}
-    saved = max((sizes[v] for v in node.overwrites), default=0)
+    away = {*(fused or ()), *problem.shared}
+    over = node.overwrites
+    if fused is not None and node.loop:
+        over = tuple(v for v in node.reads if sizes[v] in {sizes[w] for w in node.writes})
+    saved = max((sizes[v] for v in over), default=0)
     outs = sum(sizes[v] for v in node.writes if v not in away)
     return sum(sizes[v] for v in node.reads if v not in away) + max(0, outs - saved) + node.scratch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 
@@ -78,6 +79,9 @@ class _Deriving:
         self.members: list[list[int]] = []
         self.maker: dict[int, int] = {}
         self.seen: set[int] = set()  # values that views look into
+        self.readers = Counter(name for op in block.operators for name in {v.name for v in op.reads()})
+        self.only: set[str] = set()  # values without which nobody reads what their maker writes
+        self.apart = 0.0  # seconds of views that their maker need not repeat
         self.backward = False
         self.last = max((i for i, op in enumerate(block.operators) if op.role in _FORWARD), default=-1)
         self.of_forward: set[int] = set()  # values that depend on an operator of the forward pass
@@ -97,8 +101,12 @@ class _Deriving:
         shared.update(n for n, name in enumerate(self.values) if name in self.folded and n not in self.seen)
         outputs = {self.number[n] for n in block.outputs if n in self.number}
         once = {self.maker[v] for v in outputs if v in self.maker}
+        nodes = [replace(n, repeatable=False) if k in once else n for k, n in enumerate(self.nodes)]
+        last = max((k for k, n in enumerate(nodes) if not n.repeatable), default=-1)
+        if nodes:
+            nodes[last] = replace(nodes[last], cost=nodes[last].cost + self.apart)
         problem = RematerialisationProblem(
-            nodes=tuple(replace(n, repeatable=False) if k in once else n for k, n in enumerate(self.nodes)),
+            nodes=tuple(nodes),
             sizes=tuple(self.sizes),
             values=tuple(self.values),
             inputs=tuple(inputs),
@@ -129,13 +137,17 @@ class _Deriving:
 
     def view(self, op: Operator, at: int) -> None:
         assert op.inputs[0] is not None
-        base = self.number[op.inputs[0].name]
+        source = op.inputs[0].name
+        base, maker = self.number[source], self.maker.get(self.number[source])
         self.number.update((v.name, base) for v in op.writes())
         self.seen.add(base)
-        if base in self.maker:
-            maker = self.maker[base]
+        if maker is not None:
             self.members[maker].append(at)
+        if maker is not None and source in self.only and self.readers[source] == 1:
+            self.only.update(v.name for v in op.writes())
             self.nodes[maker] = replace(self.nodes[maker], cost=self.nodes[maker].cost + self.seconds(op))
+        else:
+            self.apart += self.seconds(op)
 
     def node(self, op: Operator, at: int) -> None:
         reads = [None if v is None else self.number.get(v.name) for v in op.inputs]
@@ -146,6 +158,7 @@ class _Deriving:
         if follows or op.role in _FORWARD:
             self.of_forward.update(writes)
         self.maker.update((v, len(self.nodes)) for v in writes)
+        self.only.update({v.name for v in op.writes()} if len(writes) == 1 else ())
         self.members.append([at])
         self.nodes.append(
             Node(

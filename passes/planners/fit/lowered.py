@@ -11,6 +11,7 @@ from ....ops.fused.loop import loops
 from ....ops.norm.batch_norm_train import BatchNormApply, BatchNormGrad, BatchNormTrain
 from ....ops.shape.reshape import Transpose
 from ... import sequence
+from ...lowering.channels_last import ChannelsLast
 from ...lowering.fold_transposes import FoldTransposes
 from ...lowering.heads_last import HeadsLast
 from ...lowering.scatter_gradients import ScatterGradients
@@ -22,7 +23,7 @@ from ..core.problem import Node
 Seconds = Callable[[Operator], float]
 Workspace = Callable[[Operator], tuple[TensorType, ...]]
 
-#: what loops are made of once normalisations are opened
+#: what loops are made of once normalisations are opened: then they need no scratch of their own
 _NORMS = (BatchNormTrain, BatchNormApply, BatchNormGrad)
 
 
@@ -30,16 +31,18 @@ def derive_for(block: Block, target: Target, seconds: Seconds) -> Derived:
     """The problem of a step for a target: what is proven of it holds for the lowered step, too.
 
     Gradients that will be added row by row take no table in it, what products and attention will read or write
-    transposed is the same value, and nodes know what loops may fuse away.  Costs are those of the step before it is
-    lowered, as everywhere in planning.
+    transposed, or is channels-last already, is the same value, and nodes know what loops may fuse away.  Costs are
+    those of the step before it is lowered, as everywhere in planning.
     """
     if not target.kernels:
         return derive(block, seconds, sequence.workspace(target))
     after = HeadsLast(target.kernels).run(FoldTransposes().run(block))
     left, scratch = after.values(), sequence.workspace(target)
-    folded = {name for name in block.values() if name not in left}
-    writers = {v.name: o for o in after.operators for v in o.writes()}
     turned = {x.name: y.name for o in block.operators if isinstance(o.op, Transpose) for x, y in [_sides(o)]}
+    folded = {name for name in block.values() if name not in left} | ChannelsLast(target.kernels).composed(after)
+    readers, others = block.consumers(), after.consumers()
+    folded |= {name for name in turned.values() if len(readers.get(name, ())) > len(others.get(name, ()))}
+    writers = {v.name: o for o in after.operators for v in o.writes()}
 
     def workspace(op: Operator) -> tuple[TensorType, ...]:
         name = next(op.writes()).name
@@ -58,9 +61,10 @@ def _with_loops(derived: Derived, target: Target) -> Derived:
 
     def node(n: Node, own: tuple[int, ...]) -> Node:
         op = operators[own[0]]
-        loop = isinstance(op.op, _NORMS) or loops(op, device=target.on_device)
+        norm = isinstance(op.op, _NORMS)
+        loop = norm or loops(op, device=target.on_device)
         again = [number[y] for y in (remade.get(v.name, "") for v in op.writes()) if y in number]
-        return dataclasses.replace(n, loop=loop, remade=tuple(again))
+        return dataclasses.replace(n, loop=loop, remade=tuple(again), scratch=0 if norm else n.scratch)
 
     nodes = map(node, derived.problem.nodes, derived.operators)
     return dataclasses.replace(derived, problem=dataclasses.replace(derived.problem, nodes=tuple(nodes)))
