@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal
 
 from ...language.ir import Block, Value
 from ...ops.elementwise.stable import BCE_BOUND
@@ -16,6 +16,8 @@ from ..matching.rewrite import Rule, rewritten
 
 #: by how much π may be rounded (to half precision), and the product of an exponent and its inverse
 _ROUNDED = 1e-3
+#: digits of logarithms, whatever this thread asks of its decimal numbers
+_DIGITS = Context(prec=40, traps=[])
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def _log_of_two(m: Match) -> Value | None:
         return None
     bases = m.names.get("p"), m.names.get("q")
     powers = [  # logarithms rounded once: C libraries differ in the last bit
-        x if c is None else m.b.Mul(x, m.b.constant(float(Decimal(c).ln()), x))
+        x if c is None else m.b.Mul(x, m.b.constant(float(Decimal(c).ln(_DIGITS)), x))
         for x, c in zip((m.x, m.y), bases, strict=True)
     ]
     return m.b.LogAddExp(*powers)

@@ -15,6 +15,8 @@ from ..language.types import DTYPES, FLOATS, dtype_from_onnx, dtype_name
 
 #: element types that NumPy converts like ONNX
 PLAIN = {*FLOATS, "bool", *(f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64))}
+#: attributes that rules know: of Cast, and of Clip before opset 11, whose bounds they are
+_ATTRIBUTES = {"to", "saturate", "min", "max"}
 
 
 def is_exact(node: onnx.NodeProto) -> bool:
@@ -28,7 +30,8 @@ def converted(x: np.ndarray, to: str) -> np.ndarray:
     """Another plain element type: floats become the nearest integer towards zero that there is, NaN becomes 0."""
     kind = DTYPES[to]
     if kind.kind not in "iu" or x.dtype not in DTYPES.values() or dtype_name(x.dtype).strip("b")[0] != "f":
-        return x.astype(kind)
+        with np.errstate(over="ignore"):  # infinity is meant, as in masks of half precision
+            return x.astype(kind)
     limits, wide = np.iinfo(kind), np.trunc(x.astype(np.float64))
     low, high = wide < limits.min, wide >= float(limits.max) + 1
     whole = np.where(low | high | np.isnan(wide), 0, wide).astype(kind)
@@ -46,6 +49,8 @@ def by_rule(node: onnx.NodeProto, arrays: Sequence[np.ndarray]) -> tuple[int, Ca
     """The number of a result's elements and what computes it, for operators with a rule; None for others."""
     options = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     name, x = node.op_type, arrays[0]
+    if options.keys() - _ATTRIBUTES or (len(arrays) > 1 and not options.keys().isdisjoint(("min", "max"))):
+        return None
     if name in ("Max", "Min", "Relu", "Clip"):
         shape = x.shape if name == "Clip" else np.broadcast_shapes(*(a.shape for a in arrays))
         return math.prod(shape), lambda: _bounded(node, arrays, options)
