@@ -17,6 +17,7 @@ from ...boundary import as_block, as_texts
 from ...errors import UsageError, expect, nearest
 from ...language.ir import Block, Operator, Role, Value
 from ...language.program import Program
+from ...ops.shape.reshape import Transpose
 from ..base import Pass
 from ..cleanup.dead_code import drop_unused_outputs
 from ..cleanup.eager_updates import EagerUpdates
@@ -136,8 +137,8 @@ def _updates_wait(block: Block) -> Block:
 
 
 def _clone(op: Operator, latest: dict[str, Value], count: dict[str, int], taken: set[str]) -> Operator:
-    """A copy of a forward operator, or of a view, that writes NAME@1 (NAME@2 the next time, ...)."""
-    if op.op.once or (op.role not in _FORWARD and not op.views()):
+    """A copy of a forward operator, or of a view or Transpose of its result, that writes NAME@1 (later NAME@2, ...)."""
+    if op.op.once or (op.role not in _FORWARD and not op.views() and not isinstance(op.op, Transpose)):
         together = op.op.communicates or op.op.crosses_stages
         kind = "communicates with other ranks" if together else "changes state or is not a forward operator"
         why = f"{kind}: it cannot be recomputed"

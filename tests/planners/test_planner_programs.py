@@ -38,12 +38,15 @@ from recompute.passes.planners.core.bound import least_budget
 from recompute.passes.planners.core.derive import derive
 from recompute.passes.planners.core.schedules import keep_schedule
 from recompute.passes.planners.core.simulate import pruned
+from recompute.passes.planners.fit.lowered import derive_for
 from recompute.passes.planners.fit.plan import candidates, fit_within
 from recompute.passes.planners.fit.problem import Fitted, Fitting
-from recompute.passes.recomputation.recompute import apply
+from recompute.passes.recomputation.recompute import RecomputePlan, Rerun, apply
 from recompute.passes.recomputation.split_norms import FuseNorms
 from recompute.passes.scheduling.schedule import live_peak
+from recompute.passes.sequence import lowered
 from recompute.runtime.cpu.session import Session
+from recompute.runtime.lowering import resolved
 from recompute.testing import evaluate
 
 pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
@@ -287,3 +290,23 @@ def test_second_order_gradients_of_a_planned_step() -> None:
         found = evaluate(after, given, ["loss", second.name])
         assert [a.tobytes() for a in found] == [a.tobytes() for a in expected]
     assert count
+
+
+def test_a_transpose_that_a_product_takes_in_runs_again_with_what_it_reads() -> None:
+    """Also one of the backward pass.  It costs no rerun that does not need it: the gradient of Exp reads y itself."""
+    block = parse("""program turned {
+  input %x: f32[4,3]
+  input %g: f32[4,5]
+  %y: f32[4,3] = Relu(%x)
+  %z: f32[4,3] = Exp(%y)
+  loss %l: f32[] = ReduceSum(%z) {keepdims=0}
+  backward %t: f32[3,4] = Transpose(%y) {perm=[1,0]}
+  backward %w: f32[3,5] = MatMul(%t, %g)
+  output %w
+}""")
+    target = resolved(rc.Target(cost="h100-80"))
+    derived = derive_for(block, target, lambda op: 1.0)
+    assert [(n.name, n.cost) for n in derived.problem.nodes] == [("y", 1), ("z", 1), ("l", 1), ("w", 2)]
+    planned = apply(block, derived.for_block(RecomputePlan((Rerun(0, 3),))))
+    product = lowered(DeadCode().run(planned), target).operators[-1]
+    assert [v.name for v in product.reads()] == ["y@1", "g"]
