@@ -97,8 +97,17 @@ def _pooled_norm(net: Net) -> None:
     net.output(net.add("ReduceMean", [y, net.constant("axes", [2, 3])], "mean", keepdims=0), ("n", "c"))
 
 
+def _turned_mask(net: Net) -> None:
+    """A Relu between Transposes that go: its gradient's loop makes it again from the normalisation's operand."""
+    net.input(InputSpec("x", "float32", (2, 3, 32, 32)))
+    y = net.batch_norm(net.conv("x", "stem", channels=(3, 8), kernel=3, padding=1), "norm", channels=8)
+    y = net.add("Relu", [net.add("Transpose", [y], "turned", perm=[0, 2, 3, 1])], "relu")
+    y = net.average_pool(net.add("Transpose", [y], "back", perm=[0, 3, 1, 2]), "pool", kernel=2, stride=2)
+    net.output(net.add("ReduceMean", [y, net.constant("axes", [2, 3])], "mean", keepdims=0), ("n", "c"))
+
+
 _NORMAL = Init("normal", 0.02)
-_DRAWN = [_channels_last, _slopes, _partly_folded, _pooled_norm]
+_DRAWN = [_channels_last, _slopes, _partly_folded, _pooled_norm, _turned_mask]
 
 
 @pytest.mark.parametrize("draw", _DRAWN)

@@ -38,10 +38,11 @@ def derive_for(block: Block, target: Target, seconds: Seconds) -> Derived:
         return derive(block, seconds, sequence.workspace(target))
     after = HeadsLast(target.kernels).run(FoldTransposes().run(block))
     left, scratch = after.values(), sequence.workspace(target)
-    turned = {x.name: y.name for o in block.operators if isinstance(o.op, Transpose) for x, y in [_sides(o)]}
+    transposes = [_sides(o) for o in block.operators if isinstance(o.op, Transpose)]
+    turned = {x.name: y.name for x, y in transposes}
     folded = {name for name in block.values() if name not in left} | ChannelsLast(target.kernels).composed(after)
     readers, others = block.consumers(), after.consumers()
-    folded |= {name for name in turned.values() if len(readers.get(name, ())) > len(others.get(name, ()))}
+    folded |= {y.name for _, y in transposes if len(readers.get(y.name, ())) > len(others.get(y.name, ()))}
     writers = {v.name: o for o in after.operators for v in o.writes()}
 
     def workspace(op: Operator) -> tuple[TensorType, ...]:
@@ -63,7 +64,7 @@ def _with_loops(derived: Derived, target: Target) -> Derived:
         op = operators[own[0]]
         norm = isinstance(op.op, _NORMS)
         loop = norm or loops(op, device=target.on_device)
-        again = [number[y] for y in (remade.get(v.name, "") for v in op.writes()) if y in number]
+        again = [number[y] for y in (remade.get(v.name, "") for v in op.writes()) if number.get(y) in n.reads]
         return dataclasses.replace(n, loop=loop, remade=tuple(again), scratch=0 if norm else n.scratch)
 
     nodes = map(node, derived.problem.nodes, derived.operators)
@@ -71,11 +72,17 @@ def _with_loops(derived: Derived, target: Target) -> Derived:
 
 
 def _remade(block: Block) -> dict[str, str]:
-    """Gradients of Relus behind normalisations → what they read, which their loops make of the norm's x again."""
+    """Gradients of Relus behind normalisations → what they read, which their loops make of the norm's x again.
+
+    Transposes between them may be gone once these are channels-last.
+    """
     producers = block.producers()
 
     def written_by(v: Value | None, *kinds: str) -> Operator | None:
         op = None if v is None or v.name not in producers else block.operators[producers[v.name]]
+        while op is not None and isinstance(op.op, Transpose):
+            at = producers.get(next(op.reads()).name)
+            op = None if at is None else block.operators[at]
         return op if op is not None and op.op.name in kinds else None
 
     remade: dict[str, str] = {}
@@ -83,8 +90,8 @@ def _remade(block: Block) -> dict[str, str]:
         grad = written_by(op.inputs[4], *MASKED) if isinstance(op.op, BatchNormGrad) else None
         relu = grad and written_by(grad.inputs[0], MASKED[grad.op.name])
         norm = relu and written_by(relu.inputs[0], "BatchNormTrain", "BatchNormApply")
-        if grad and norm and norm.inputs[0] == op.inputs[0]:
-            remade[next(grad.writes()).name] = next(grad.reads()).name
+        if grad and relu and norm and norm.inputs[0] == op.inputs[0]:
+            remade[next(grad.writes()).name] = next(relu.writes()).name
     return remade
 
 
