@@ -241,16 +241,17 @@ def _least_budget(problem: RematerialisationProblem) -> int:
 def touched(problem: RematerialisationProblem, b: int, fused: Set[int] | None = None) -> int:
     """Bytes of what node b reads, writes and needs for itself, without shared values.
 
-    `fused`: for a bound, those that may pass within a loop; any operand of a loop may be overwritten.
+    `fused`: for a bound, those that may pass within a loop.  Of a loop any operand may be overwritten, and the scratch
+    may be smaller than that of its parts, as that of normalisations is.
     """
     node, sizes = problem.nodes[b], problem.sizes
     away = {*(fused or ()), *problem.shared}
-    over = node.overwrites
+    over, scratch = node.overwrites, node.scratch
     if fused is not None and node.loop:
-        over = tuple(v for v in node.reads if sizes[v] in {sizes[w] for w in node.writes})
+        over, scratch = tuple(v for v in node.reads if sizes[v] in {sizes[w] for w in node.writes}), 0
     saved = max((sizes[v] for v in over), default=0)
     outs = sum(sizes[v] for v in node.writes if v not in away)
-    return sum(sizes[v] for v in node.reads if v not in away) + max(0, outs - saved) + node.scratch
+    return sum(sizes[v] for v in node.reads if v not in away) + max(0, outs - saved) + scratch
 
 
 def _fused(problem: RematerialisationProblem, b: int) -> set[int]:

@@ -23,7 +23,7 @@ from ..core.problem import Node
 Seconds = Callable[[Operator], float]
 Workspace = Callable[[Operator], tuple[TensorType, ...]]
 
-#: what loops are made of once normalisations are opened: then they need no scratch of their own
+#: what loops are made of once normalisations are opened
 _NORMS = (BatchNormTrain, BatchNormApply, BatchNormGrad)
 
 
@@ -62,10 +62,9 @@ def _with_loops(derived: Derived, target: Target) -> Derived:
 
     def node(n: Node, own: tuple[int, ...]) -> Node:
         op = operators[own[0]]
-        norm = isinstance(op.op, _NORMS)
-        loop = norm or loops(op, device=target.on_device)
+        loop = isinstance(op.op, _NORMS) or loops(op, device=target.on_device)
         again = [number[y] for y in (remade.get(v.name, "") for v in op.writes()) if number.get(y) in n.reads]
-        return dataclasses.replace(n, loop=loop, remade=tuple(again), scratch=0 if norm else n.scratch)
+        return dataclasses.replace(n, loop=loop, remade=tuple(again))
 
     nodes = map(node, derived.problem.nodes, derived.operators)
     return dataclasses.replace(derived, problem=dataclasses.replace(derived.problem, nodes=tuple(nodes)))
