@@ -88,6 +88,42 @@ def test_reductions_of_the_reductions_of_parts(name: str) -> None:
     assert np.allclose(a, c) or not same(block, names)
 
 
+def half(b: Builder, how: str, x: Value, i: int, axis: int = 0) -> Value:
+    """One half's part of a reduction of an axis of 4; of both halves for 2."""
+    part = b.Slice(x, starts=(2 * i,), ends=(2 * i + 2,), axes=(axis,)) if i < 2 else x
+    return getattr(b, f"Reduce{how}")(part, axes=(axis,))
+
+
+#: by what is wrong: dtype, a whole result, and what is made of one half of a sum and the other half of another
+HALVES: dict[str, tuple[str, Any, Any]] = {
+    "factor": ("f64", lambda b, x, z: b.Mul(half(b, "Sum", x, 2), half(b, "Sum", z, 2)),
+               lambda b, x, z: b.Add(b.Mul(half(b, "Sum", x, 0), half(b, "Sum", z, 2)),
+                                     b.Mul(half(b, "Sum", x, 2), half(b, "Sum", z, 1)))),
+    "side": ("f64", lambda b, x, z: b.MatMul(half(b, "Sum", x, 2), half(b, "Sum", z, 2), transB=1),
+             lambda b, x, z: b.Add(b.MatMul(half(b, "Sum", x, 0), half(b, "Sum", z, 2), transB=1),
+                                   b.MatMul(half(b, "Sum", z, 1), half(b, "Sum", x, 2), transB=1))),
+    "index": ("f64", lambda b, x, z: half(b, "Sum", half(b, "Sum", x, 2, 1), 2),
+              lambda b, x, z: b.Add(half(b, "Sum", half(b, "Sum", x, 0, 1), 2),
+                                    half(b, "Sum", half(b, "Sum", x, 2, 1), 1))),
+    "rounding": ("i64", lambda b, x, z: b.Div(half(b, "Sum", x, 2), b.constant(7, x)),
+                 lambda b, x, z: b.Add(*(b.Div(half(b, "Sum", x, i), b.constant(7, x)) for i in (0, 1)))),
+    "shape": ("f64", lambda b, x, z: b.Expand(half(b, "Max", x, 2), shape=(4, 4)),
+              lambda b, x, z: b.Max(b.Reshape(half(b, "Max", x, 0), shape=(4, 1)),
+                                    b.Reshape(half(b, "Max", x, 1), shape=(1, 4)))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", HALVES)
+def test_halves_of_different_sums_are_no_whole(wrong: str) -> None:
+    dtype, *results = HALVES[wrong]
+    b, values = Builder(), tuple(Value(name, TensorType(dtype, (4, 4))) for name in "xz")
+    names = tuple(f(b, *values).name for f in results)
+    block = Block("halves", values, operators=tuple(b.operators), constants=tuple(b.constants), outputs=names)
+    draw = np.random.default_rng(0)
+    a, c = evaluate(block, {v.name: draw.integers(0, 99, v.shape).astype(v.type.numpy) for v in values})
+    assert not np.allclose(a, c) and not same(block, names)
+
+
 @pytest.mark.parametrize("cls", [cls for cls in all_ops() if cls.linear and not cls.updates], ids=lambda c: c.__name__)
 def test_operators_are_linear_where_they_say_so(cls: type[Op]) -> None:
     """Parts of sums and quotients pass through them: twice a group of inputs gives twice the results."""
