@@ -419,6 +419,7 @@ def _joints(wide: Wide, places: Sequence[int], extents: Sequence[Any], dense: in
         rest = [
             (d, at[k])
             for _, d, at in sorted((-place, d, at) for (d, at), place in zip(wide.whole, places, strict=True))
+            if any(at)
         ]
         stop = start + size * dense
         joints.append((start, stop, v.at((*first, *rest), (stop - start,))))

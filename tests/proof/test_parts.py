@@ -124,6 +124,15 @@ def test_halves_of_different_sums_are_no_whole(wrong: str) -> None:
     assert not np.allclose(a, c) and not same(block, names)
 
 
+def test_slices_of_what_was_joined_of_repeated_elements() -> None:
+    x, b = Value("x", TensorType("f64", (3, 2))), Builder()
+    twice = b.Expand(x, shape=(2, 3, 2))
+    first = b.Slice(b.Concat(twice, twice, axis=0), starts=(0,), ends=(2,), axes=(0,))
+    names = first.name, twice.name
+    block = Block("joined", (x,), operators=tuple(b.operators), constants=tuple(b.constants), outputs=names)
+    assert same(block, names)
+
+
 @pytest.mark.parametrize("cls", [cls for cls in all_ops() if cls.linear and not cls.updates], ids=lambda c: c.__name__)
 def test_operators_are_linear_where_they_say_so(cls: type[Op]) -> None:
     """Parts of sums and quotients pass through them: twice a group of inputs gives twice the results."""
