@@ -17,7 +17,7 @@ from recompute.language.op import Op
 from recompute.language.types import TensorType
 from recompute.ops.indexing.gather import Gather, GatherGrad
 from recompute.ops.indexing.scatter import GatherElements, GatherElementsGrad
-from recompute.passes.sharding.rows import rows_of_part
+from recompute.passes.sharding.rows import _local, rows_of_part
 from recompute.proof.numbers import Numbers
 from recompute.proof.prove import final
 from recompute.testing import all_ops, cases, evaluate
@@ -73,6 +73,24 @@ def test_rows_of_parts_are_those_of_the_whole_table(op: Any, constant: bool, ran
             np.testing.assert_allclose(*evaluate(wrong, feed), rtol=1e-12)
         refused += not same(wrong, names)
     assert refused
+
+
+def test_rows_by_numbers_that_may_be_fractions_are_not_proved() -> None:
+    """Where another bound of a part is the same for all whole numbers, and not for others."""
+    x, at, b = Value("x", TensorType("f32", (6, 4))), Value("at", TensorType("f64", (3,))), Builder()
+    parts = []
+    for start in (0, 3):
+        local, inside = _local(b, at, start, 3, 6)
+        part = b.Slice(x, starts=(start,), ends=(start + 3,), axes=(0,))
+        taken = b.Gather(part, b.Cast(local, to="i64"), axis=0)
+        parts.append(b.Where(b.Reshape(inside, shape=(3, 1)), taken, b.constant(0, taken)))
+    name, numbers = b.Add(*parts).name, Numbers()
+    block = Block("rows", (x, at), operators=tuple(b.operators), constants=tuple(b.constants), outputs=(name,))
+    others = [Constant(c.value, (-0.5,)) if c.data == (0,) and c.value.dtype == "f64" else c for c in b.constants]
+    both = block, dataclasses.replace(block, constants=tuple(others))
+    feed = {"x": np.ones(x.shape, np.float32), "at": np.array([1, 2.75, 4])}
+    assert len({final(numbers, k)[0][name] for k in both}) == 2
+    assert not np.array_equal(*(evaluate(k, feed)[0] for k in both))
 
 
 @pytest.mark.parametrize("name", ["ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceLogSumExp", "ReduceMean",
