@@ -19,6 +19,7 @@ from ..language.builder import Builder
 from ..language.ir import Free
 from ..language.program import Program
 from ..language.types import TensorType, Value
+from ..language.verify import verify
 from ..ops.communication.base import Communication
 from ..ops.communication.collectives import AllGather, AllReduce, AllToAll, Broadcast, Reduce, ReduceScatter
 from ..ops.communication.messages import Message
@@ -38,7 +39,7 @@ def prove_ranks(whole: Program, ranks: Sequence[Program], mesh: Mesh | str, *, p
     the first that is not proved, unless `partly`, and for ranks that would wait for ever; UsageError for another number
     of programs than the mesh has ranks.
     """
-    mesh, numbers, block = as_mesh(mesh), Numbers(), as_program(whole).block
+    mesh, numbers, block = as_mesh(mesh), Numbers(), verify(as_program(whole).block)
     ranks = [as_program(p) for p in expect("ranks", ranks, (list, tuple), "a list of the programs of all ranks")]
     if len(ranks) != mesh.ranks:
         raise UsageError(f"the mesh {mesh} has {mesh.ranks} ranks, not {len(ranks)}")
@@ -67,7 +68,7 @@ class _Rank:
     """One rank's step: the expressions of its values by name."""
 
     def __init__(self, numbers: Numbers, number: int, program: Program, mesh: Mesh, before: dict[str, View]) -> None:
-        self.numbers, self.number, self.block, self.mesh = numbers, number, program.block, mesh
+        self.numbers, self.number, self.block, self.mesh = numbers, number, verify(program.block), mesh
         self.parts = parts_of(program)
         self.env = {c.value.name: numbers.constant(c) for c in self.block.constants}
         block = self.block

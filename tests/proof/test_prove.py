@@ -431,3 +431,9 @@ def test_a_name_that_neither_has_is_not_proved() -> None:
     program = step("mlp")
     with pytest.raises(rc.VerifyError, match=r"'nowhere' .* one of the two lacks it"):
         rc.prove(program, program, values=["nowhere"])
+
+
+def test_a_block_that_cannot_be_is_refused() -> None:
+    block = step("mlp").block
+    with pytest.raises(rc.VerifyError, match="read"):
+        rc.prove(block, dataclasses.replace(block, inputs=()))
