@@ -104,10 +104,10 @@ def test_all_drivers_make_the_same_step(name: str) -> None:
 
 
 def test_a_plain_step_at_hand_changes_no_result() -> None:
-    program, loss = forward("lenet")
+    program, loss = forward("unet")
     kept = middle(program)
     plain = compile_step(program, loss, rc.SGD())
-    for options in ({"checkpoints": kept}, {"checkpoints": kept, "fetch": kept}, {"budget": "97%"}):
+    for options in ({"checkpoints": kept}, {"checkpoints": kept, "fetch": kept}, {"budget": "90%"}):
         alone = compile_step(program, loss, rc.Adam(), **options)
         assert compile_step(program, loss, rc.Adam(), plain=plain, **options).program.block == alone.program.block
 

@@ -181,6 +181,7 @@ def _stage(chain: Chain, k: int) -> _Stage:
                 reads=tuple(numbers[v] for v in node.reads),
                 writes=tuple(numbers[v] for v in node.writes),
                 overwrites=tuple(numbers[v] for v in node.overwrites),
+                remade=tuple(numbers[v] for v in node.remade),
             )
         )
     names = tuple(p.values[v] for v in numbers)
