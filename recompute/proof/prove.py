@@ -48,7 +48,8 @@ def prove(
     numbers differ by no more than the rounding of sums.
 
     VerifyError for a block that cannot be (`rc.verify`), and with the first expressions that differ, unless `partly`:
-    then the proof lists what is not proved.  What is proved rests on the operators' own `expand` and `axis_factors`, which their tests compare with their numerics.
+    then the proof lists what is not proved.  What is proved rests on the operators' own `expand` and `axis_factors`,
+    which their tests compare with their numerics.
     """
     first, second = (verify(as_block(p.block if isinstance(p, Program) else p)) for p in (before, after))
     held = (v.name for block in (first, second) for v in (*block.parameters, *block.buffers, *block.state))
