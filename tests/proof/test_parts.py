@@ -191,3 +191,11 @@ def test_transformers_that_ranks_share_are_proved(name: str) -> None:
             assert sum(o.op.communicates == "begin" for o in program.block.operators) > 10
         steps.append(program)
     assert not rc.prove_ranks(steps[0], steps[1:], "tp=2").unproved
+
+
+def test_a_rank_of_another_type_is_not_proved() -> None:
+    """Of weights in half precision whose elements are only moved."""
+    text = "program p {{\n param %w: {0}[2,3]\n %y: {0}[3,2] = Transpose(%w) {{perm=[1,0]}}\n output %y\n}}"
+    whole, half = (rc.Program(rc.parse(text.format(t)), {"w": np.ones((2, 3), n)}) for t, n in
+                   (("f32", np.float32), ("f16", np.float16)))  # fmt: skip
+    assert list(rc.prove_ranks(whole, [whole, half], "dp=2", partly=True).unproved) == ["y@1", "w@1"]
