@@ -57,7 +57,7 @@ class Alike:
         self.constants: dict[int, Constant] = {}
         self.same: dict[int, int] = {}
         self.windows: dict[tuple[Any, ...], bool] = {}
-        self.numbers: tuple[Numbers, dict[int, View]] = Numbers(pulls=False), {}
+        self.numbers = Numbers(pulls=False)
         self.turns: dict[tuple[int, ...], Op] = {}
         self.failures = 0
         #: the first row of the block that is compared
@@ -276,13 +276,11 @@ class Alike:
         return tuple(entries), places
 
     def numbered(self, order: Sequence[int], pairs: Sequence[tuple[int, int]]) -> bool:
-        """Numbers the rows by expressions: with those of other windows, or, in more time, alone, where values stood for
-        anything there that are to be looked into here."""
-        for numbers, env in (self.numbers, (Numbers(), {})):
+        """Numbers the rows by expressions of values that may be anything; or, in more time, with means pulled apart."""
+        for numbers in (self.numbers, Numbers()):
+            env: dict[int, View] = {}
             for row in order:
                 op, _, inputs, outs = self.rows[row]
-                if all(v in env for v in outs.values()):
-                    continue
                 views = [None if v is None else self.view(v, numbers, env) for v in inputs]
                 ins = [None if v is None else self.types[v] for v in inputs]
                 results = numbers.apply(op, views, ins, self.outputs(outs))

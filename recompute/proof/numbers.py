@@ -36,7 +36,8 @@ class Numbers(Table):
 
     def apply(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
         """The results of an operator on numbered inputs; `outs`: the types of all its outputs."""
-        if (self.quotients or self.partials) and (op.linear or op.name == "Where") and len(outs) == 1:
+        sums = self.quotients or self.partials
+        if sums and (op.linear or op.name == "Where") and len(outs) == 1 and need(outs[0]).is_float:
             view = self.linear(op, inputs, ins, outs)
             if view is not None:
                 return [view]
@@ -80,12 +81,17 @@ class Numbers(Table):
             view = need(self.apply(op, whole, ins, outs)[0])
             if number is not None:
                 return self.apply(Div(), [view, number], (t, t.with_shape(())), (t,))[0]
-            indices = tuple((p.index, p.size) for p in parts)
-            index = indices if len(set(indices)) > 1 else parts[0].index
-            if any(k not in held and self.scalar(b) is None for k, b in bases.items()):
-                index = (index, _slot(op, inputs, held, t))  # the others may be made of the same sum
+            index = parts[0].index
+            if view.base != parts[0].total.base:  # not the same elements elsewhere: the result may be a sum of its own
+                index = op, frozenset(self.slot(op, k, inputs[k], whole[k], t) for k in held)
             return self.partial(dataclasses.replace(parts[0], index=index, total=view.bare(), seen=view))
         return None
+
+    def slot(self, op: Op, k: int, part: View | None, whole: View | None, t: TensorType) -> Any:
+        """Of which sum operand `k` is a part: of an element-wise operator, how this lies in its result."""
+        of = self.partials[need(part).base]
+        v = whole and (whole.expanded(t.shape) if isinstance(op, Elementwise) else whole.bare())
+        return 0 if isinstance(op, Elementwise) else k, of.index, of.size, v and (v.base, v.offset, v.digits)
 
     def opaque(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None]:
         """Expressions that are equal only if operator and inputs are; of slices: the slice of the whole one."""
@@ -263,14 +269,6 @@ def _alike(parts: Sequence[Partial]) -> bool:
     """Whether parts of sums are of the same share of each."""
     shares = {(p.how, Fraction(p.start, p.size), Fraction(p.stop, p.size)) for p in parts}
     return not parts or (len(shares) == 1 and parts[0].how == SUM)
-
-
-def _slot(op: Op, inputs: Sequence[View | None], held: Sequence[int], t: TensorType) -> Any:
-    """Which operands are parts of a sum: of an element-wise operator, how they lie in its result."""
-    views = [View(0, v.offset, v.digits, v.shape).bare() for k in held if (v := inputs[k]) is not None]
-    if not isinstance(op, Elementwise):
-        return op, tuple(held), tuple(views)
-    return op.name, tuple(sorted((w.offset, w.digits) if (w := v.expanded(t.shape)) else () for v in views))
 
 
 def _one(v: View) -> bool:

@@ -9,6 +9,7 @@ from ..boundary import as_block, as_texts
 from ..errors import VerifyError
 from ..language.ir import Block, Free
 from ..language.program import Program
+from ..language.verify import verify
 from . import rows, rules  # noqa: F401  register them
 from .alike import Alike
 from .numbers import Numbers
@@ -46,10 +47,11 @@ def prove(
     persists, what is sent to other ranks, and `values`, names that both have.  Sums may be added in another order:
     numbers differ by no more than the rounding of sums.
 
-    VerifyError with the first expressions that differ, unless `partly`: then the proof lists what is not proved.  What
-    is proved rests on the operators' own `expand` and `axis_factors`, which their tests compare with their numerics.
+    VerifyError for a block that cannot be (`rc.verify`), and with the first expressions that differ, unless `partly`:
+    then the proof lists what is not proved.  What is proved rests on the operators' own `expand` and `axis_factors`,
+    which their tests compare with their numerics.
     """
-    first, second = (as_block(p.block if isinstance(p, Program) else p) for p in (before, after))
+    first, second = (verify(as_block(p.block if isinstance(p, Program) else p)) for p in (before, after))
     held = (v.name for block in (first, second) for v in (*block.parameters, *block.buffers, *block.state))
     names = dict.fromkeys([*second.outputs, *as_texts(values, "values"), *held])
     alike = Alike()

@@ -120,7 +120,7 @@ def _parts(n: Numbers, mask: int, local: int, size: int) -> Iterator[tuple[int, 
     for at in below[2:]:
         if n.sizes[at] != n.sizes[local]:
             continue
-        places = [(b, k) for b in below for k, (x, _) in enumerate(_operands(n, b)) if x == at]
+        places = [(b, k) for b in below for k, (x, t) in enumerate(_operands(n, b)) if x == at and t[0] in "iu"]
         fewest = len(places) if n.scalar(at) is None or len(places) > MANY else 1
         for some in (x for count in range(fewest, len(places) + 1) for x in itertools.combinations(places, count)):
             values: dict[Any, Array | None] = dict.fromkeys(some, domain)

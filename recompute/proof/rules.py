@@ -174,7 +174,7 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
     present = [v for v in operands if v is not None]
     if op.name in COMMUTE:
         present.sort(key=_order)
-    if op.name in COMBINE and len(present) == 2:
+    if op.name in COMBINE and len(present) == 2 and shape in (present[0].shape, present[1].shape):
         joint = _combined(n, present[0], present[1], COMBINE[op.name])
         if joint is not None:
             return [joint.reshaped(shape)]
@@ -419,6 +419,7 @@ def _joints(wide: Wide, places: Sequence[int], extents: Sequence[Any], dense: in
         rest = [
             (d, at[k])
             for _, d, at in sorted((-place, d, at) for (d, at), place in zip(wide.whole, places, strict=True))
+            if any(at)
         ]
         stop = start + size * dense
         joints.append((start, stop, v.at((*first, *rest), (stop - start,))))

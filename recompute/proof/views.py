@@ -54,24 +54,26 @@ class View:
     def part(self, inner: View) -> View | None:
         """What `inner` takes of these elements, if they lay densely; None where they are not evenly apart."""
         sizes = [n for n, _ in self.digits]
-        low_digits = list(zip(sizes, strides(sizes), (s for _, s in self.digits), strict=True))
-        offset, digits = 0, []
-        for n, dense, s in low_digits:
-            offset += inner.offset // dense % n * s
+        every = list(zip(sizes, strides(sizes), (s for _, s in self.digits), strict=True))
+        last = [inner.offset // dense % n for n, dense, _ in every]
+        offset, digits = sum(at * s for at, (_, _, s) in zip(last, every, strict=True)), []
         for size, stride in inner.digits:
             low: list[Digit] = []
             while size > 1 or (stride and not low):
-                fits = [(n, d, s) for n, d, s in low_digits if stride and d <= stride < d * n and stride % d == 0]
-                if stride and not fits:
-                    if size == 1:
-                        break
+                fits = [k for k, (n, d, _) in enumerate(every) if stride and d <= stride < d * n and stride % d == 0]
+                if stride and not fits and size == 1:
+                    break
+                n, dense, s = every[fits[0]] if fits else (0, 1, 0)
+                taken = min(size, n * dense // stride) if stride else size
+                if not taken or size % taken or taken == 1 < size:
                     return None
-                taken = min(size, fits[0][0] * fits[0][1] // stride) if stride else size
-                if size % taken:
-                    return None
-                low.append((taken, fits[0][2] * (stride // fits[0][1]) if stride else 0))
+                if fits:
+                    last[fits[0]] += (taken - 1) * (stride // dense)
+                low.append((taken, s * (stride // dense)))
                 size, stride = size // taken, stride * taken
             digits += low[::-1]
+        if any(at >= n for at, (n, _, _) in zip(last, every, strict=True)):
+            return None  # it goes on in the next digit
         return self.at(digits, inner.shape, offset)
 
     def axes(self) -> list[Sequence[Digit]] | None:

@@ -19,6 +19,7 @@ from ..language.builder import Builder
 from ..language.ir import Free
 from ..language.program import Program
 from ..language.types import TensorType, Value
+from ..language.verify import verify
 from ..ops.communication.base import Communication
 from ..ops.communication.collectives import AllGather, AllReduce, AllToAll, Broadcast, Reduce, ReduceScatter
 from ..ops.communication.messages import Message
@@ -38,13 +39,15 @@ def prove_ranks(whole: Program, ranks: Sequence[Program], mesh: Mesh | str, *, p
     the first that is not proved, unless `partly`, and for ranks that would wait for ever; UsageError for another number
     of programs than the mesh has ranks.
     """
-    mesh, numbers, block = as_mesh(mesh), Numbers(), as_program(whole).block
+    mesh, numbers, block = as_mesh(mesh), Numbers(), verify(as_program(whole).block)
     ranks = [as_program(p) for p in expect("ranks", ranks, (list, tuple), "a list of the programs of all ranks")]
     if len(ranks) != mesh.ranks:
         raise UsageError(f"the mesh {mesh} has {mesh.ranks} ranks, not {len(ranks)}")
-    after = final(numbers, block)[0]
-    before = {v.name: numbers.declared("state", v) for v in (*block.parameters, *block.buffers, *block.state)}
-    before |= {v.name: numbers.declared("input", v) for v in block.inputs}
+    env = final(numbers, block)[0]
+    after = {(v.name, v.dtype): env[v.name] for v in block.values().values()}
+    held = (*block.parameters, *block.buffers, *block.state)
+    before = {(v.name, v.dtype): numbers.declared("state", v) for v in held}
+    before |= {(v.name, v.dtype): numbers.declared("input", v) for v in block.inputs}
     matcher = Matcher(Places(mesh.group, mesh.coordinate, lambda r: r), functools.partial(_exchange, numbers))
     runs = [_Rank(numbers, r, p, mesh, before) for r, p in enumerate(ranks)]
     run_together(matcher, {r.number: r.steps(matcher) for r in runs})
@@ -52,7 +55,8 @@ def prove_ranks(whole: Program, ranks: Sequence[Program], mesh: Mesh | str, *, p
     unproved: dict[str, str] = {}
     for run in runs:
         for v in run.compared():
-            wanted = run.part(v, after[v.name]) if v.name in after else None
+            of = after.get((v.name, v.dtype))
+            wanted = run.part(v, of) if of else None
             if wanted is not None and wanted.bare() == run.env[v.name].bare():
                 proved.append(f"{v.name}@{run.number}")
             else:
@@ -66,13 +70,16 @@ def prove_ranks(whole: Program, ranks: Sequence[Program], mesh: Mesh | str, *, p
 class _Rank:
     """One rank's step: the expressions of its values by name."""
 
-    def __init__(self, numbers: Numbers, number: int, program: Program, mesh: Mesh, before: dict[str, View]) -> None:
-        self.numbers, self.number, self.block, self.mesh = numbers, number, program.block, mesh
+    def __init__(
+        self, numbers: Numbers, number: int, program: Program, mesh: Mesh, before: dict[tuple[str, str], View]
+    ) -> None:
+        self.numbers, self.number, self.block, self.mesh = numbers, number, verify(program.block), mesh
         self.parts = parts_of(program)
         self.env = {c.value.name: numbers.constant(c) for c in self.block.constants}
         block = self.block
         for v in (*block.inputs, *block.parameters, *block.buffers, *block.state):
-            part = self.part(v, before[v.name]) if v.name in before else None
+            of = before.get((v.name, v.dtype))
+            part = self.part(v, of) if of else None
             kind = "input" if v in block.inputs else "state"
             self.env[v.name] = numbers.declared(kind, v.renamed(f"{v.name}@{number}")) if part is None else part
 

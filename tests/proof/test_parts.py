@@ -17,7 +17,7 @@ from recompute.language.op import Op
 from recompute.language.types import TensorType
 from recompute.ops.indexing.gather import Gather, GatherGrad
 from recompute.ops.indexing.scatter import GatherElements, GatherElementsGrad
-from recompute.passes.sharding.rows import rows_of_part
+from recompute.passes.sharding.rows import _local, rows_of_part
 from recompute.proof.numbers import Numbers
 from recompute.proof.prove import final
 from recompute.testing import all_ops, cases, evaluate
@@ -75,6 +75,24 @@ def test_rows_of_parts_are_those_of_the_whole_table(op: Any, constant: bool, ran
     assert refused
 
 
+def test_rows_by_numbers_that_may_be_fractions_are_not_proved() -> None:
+    """Where another bound of a part is the same for all whole numbers, and not for others."""
+    x, at, b = Value("x", TensorType("f32", (6, 4))), Value("at", TensorType("f64", (3,))), Builder()
+    parts = []
+    for start in (0, 3):
+        local, inside = _local(b, at, start, 3, 6)
+        part = b.Slice(x, starts=(start,), ends=(start + 3,), axes=(0,))
+        taken = b.Gather(part, b.Cast(local, to="i64"), axis=0)
+        parts.append(b.Where(b.Reshape(inside, shape=(3, 1)), taken, b.constant(0, taken)))
+    name, numbers = b.Add(*parts).name, Numbers()
+    block = Block("rows", (x, at), operators=tuple(b.operators), constants=tuple(b.constants), outputs=(name,))
+    others = [Constant(c.value, (-0.5,)) if c.data == (0,) and c.value.dtype == "f64" else c for c in b.constants]
+    both = block, dataclasses.replace(block, constants=tuple(others))
+    feed = {"x": np.ones(x.shape, np.float32), "at": np.array([1, 2.75, 4])}
+    assert len({final(numbers, k)[0][name] for k in both}) == 2
+    assert not np.array_equal(*(evaluate(k, feed)[0] for k in both))
+
+
 @pytest.mark.parametrize("name", ["ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceLogSumExp", "ReduceMean",
                                   "ReduceL2", "ReduceSumSquare"])  # fmt: skip
 def test_reductions_of_the_reductions_of_parts(name: str) -> None:
@@ -86,6 +104,51 @@ def test_reductions_of_the_reductions_of_parts(name: str) -> None:
     a, c = evaluate(block, {"x": np.random.default_rng(0).random(x.shape)})
     assert same(block, names) is (name not in ("ReduceMean", "ReduceL2", "ReduceSumSquare"))
     assert np.allclose(a, c) or not same(block, names)
+
+
+def half(b: Builder, how: str, x: Value, i: int, axis: int = 0) -> Value:
+    """One half's part of a reduction of an axis of 4; of both halves for 2."""
+    part = b.Slice(x, starts=(2 * i,), ends=(2 * i + 2,), axes=(axis,)) if i < 2 else x
+    return getattr(b, f"Reduce{how}")(part, axes=(axis,))
+
+
+#: by what is wrong: dtype, a whole result, and what is made of one half of a sum and the other half of another
+HALVES: dict[str, tuple[str, Any, Any]] = {
+    "factor": ("f64", lambda b, x, z: b.Mul(half(b, "Sum", x, 2), half(b, "Sum", z, 2)),
+               lambda b, x, z: b.Add(b.Mul(half(b, "Sum", x, 0), half(b, "Sum", z, 2)),
+                                     b.Mul(half(b, "Sum", x, 2), half(b, "Sum", z, 1)))),
+    "side": ("f64", lambda b, x, z: b.MatMul(half(b, "Sum", x, 2), half(b, "Sum", z, 2), transB=1),
+             lambda b, x, z: b.Add(b.MatMul(half(b, "Sum", x, 0), half(b, "Sum", z, 2), transB=1),
+                                   b.MatMul(half(b, "Sum", z, 1), half(b, "Sum", x, 2), transB=1))),
+    "index": ("f64", lambda b, x, z: half(b, "Sum", half(b, "Sum", x, 2, 1), 2),
+              lambda b, x, z: b.Add(half(b, "Sum", half(b, "Sum", x, 0, 1), 2),
+                                    half(b, "Sum", half(b, "Sum", x, 2, 1), 1))),
+    "rounding": ("i64", lambda b, x, z: b.Div(half(b, "Sum", x, 2), b.constant(7, x)),
+                 lambda b, x, z: b.Add(*(b.Div(half(b, "Sum", x, i), b.constant(7, x)) for i in (0, 1)))),
+    "shape": ("f64", lambda b, x, z: b.Expand(half(b, "Max", x, 2), shape=(4, 4)),
+              lambda b, x, z: b.Max(b.Reshape(half(b, "Max", x, 0), shape=(4, 1)),
+                                    b.Reshape(half(b, "Max", x, 1), shape=(1, 4)))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", HALVES)
+def test_halves_of_different_sums_are_no_whole(wrong: str) -> None:
+    dtype, *results = HALVES[wrong]
+    b, values = Builder(), tuple(Value(name, TensorType(dtype, (4, 4))) for name in "xz")
+    names = tuple(f(b, *values).name for f in results)
+    block = Block("halves", values, operators=tuple(b.operators), constants=tuple(b.constants), outputs=names)
+    draw = np.random.default_rng(0)
+    a, c = evaluate(block, {v.name: draw.integers(0, 99, v.shape).astype(v.type.numpy) for v in values})
+    assert not np.allclose(a, c) and not same(block, names)
+
+
+def test_slices_of_what_was_joined_of_repeated_elements() -> None:
+    x, b = Value("x", TensorType("f64", (3, 2))), Builder()
+    twice = b.Expand(x, shape=(2, 3, 2))
+    first = b.Slice(b.Concat(twice, twice, axis=0), starts=(0,), ends=(2,), axes=(0,))
+    names = first.name, twice.name
+    block = Block("joined", (x,), operators=tuple(b.operators), constants=tuple(b.constants), outputs=names)
+    assert same(block, names)
 
 
 @pytest.mark.parametrize("cls", [cls for cls in all_ops() if cls.linear and not cls.updates], ids=lambda c: c.__name__)
@@ -128,3 +191,11 @@ def test_transformers_that_ranks_share_are_proved(name: str) -> None:
             assert sum(o.op.communicates == "begin" for o in program.block.operators) > 10
         steps.append(program)
     assert not rc.prove_ranks(steps[0], steps[1:], "tp=2").unproved
+
+
+def test_a_rank_of_another_type_is_not_proved() -> None:
+    """Of weights in half precision whose elements are only moved."""
+    text = "program p {{\n param %w: {0}[2,3]\n %y: {0}[3,2] = Transpose(%w) {{perm=[1,0]}}\n output %y\n}}"
+    whole, half = (rc.Program(rc.parse(text.format(t)), {"w": np.ones((2, 3), n)}) for t, n in
+                   (("f32", np.float32), ("f16", np.float16)))  # fmt: skip
+    assert list(rc.prove_ranks(whole, [whole, half], "dp=2", partly=True).unproved) == ["y@1", "w@1"]

@@ -220,6 +220,36 @@ def test_a_compiled_step_in_a_file_is_proved_to_be_the_models() -> None:
         rc.load_compiled(model, proves=plain)
 
 
+WINDOWS = """
+program p {{
+  input %x: f64[4,3]
+  input %z: f64[4,3]
+  input %e: f64[1,3]
+  input %f: f64[1,3]
+  {u}
+  %a: f64[2,3], %b: f64[2,3] = Split(%x) {{sizes=[2,2], axis=0}}
+  %c: f64[1,3] = ReduceSum(%a) {{axes=[0]}}
+  %d: f64[1,3] = ReduceSum(%b) {{axes=[0]}}
+  %u: f64[1,3] = Sub(%{g}, %{h})
+  {v}
+  {w}
+  %v: f64[1,3] = Exp(%q)
+  %w: f64[1,3] = Exp(%r)
+  output %u, %v, %w
+}}"""
+
+
+def test_a_window_proves_no_other_window_by_what_its_values_are() -> None:
+    """Both windows are a sum and a sum of rows, of values that are parts of these rows in the first alone."""
+    total = "%{}: f64[1,3] = ReduceSum(%{}) {{axes=[{}]}}".format
+    before = WINDOWS.format(u="", v=total("q", "x", 0), w=total("r", "z", 0), g="c", h="d")
+    last = "%i: f64[2,3], %j: f64[2,3] = Split(%x) {sizes=[2,2], axis=-2}\n"
+    after = WINDOWS.format(u="\n".join([last, total("g", "i", 0), total("h", "j", 0)]), g="g", h="h",
+                           v="%q: f64[1,3] = Add(%c, %d)", w="%r: f64[1,3] = Add(%e, %f)")  # fmt: skip
+    proof = prove(rc.parse(before), rc.parse(after), partly=True)
+    assert proof.proved == ("u", "v") and [*proof.unproved] == ["w"]
+
+
 def mutated(block: Block, rng: random.Random) -> Block | None:
     """The block with one operator changed; None where the change drawn does not apply."""
     operators = list(block.operators)
@@ -401,3 +431,9 @@ def test_a_name_that_neither_has_is_not_proved() -> None:
     program = step("mlp")
     with pytest.raises(rc.VerifyError, match=r"'nowhere' .* one of the two lacks it"):
         rc.prove(program, program, values=["nowhere"])
+
+
+def test_a_block_that_cannot_be_is_refused() -> None:
+    block = step("mlp").block
+    with pytest.raises(rc.VerifyError, match="read"):
+        rc.prove(block, dataclasses.replace(block, inputs=()))
