@@ -370,7 +370,8 @@ class Importer(ImportState):
             after = self.value(value, "", 0)
             if after.type != self.buffers[name].type:
                 raise ModelError(f"the model has damaged metadata: {BUFFERS} gives '{name}' a value of another type")
-            self.builder.RunningUpdate(self.buffers[name], after, momentum=0.0)
+            if after.name != self.buffers[name].name:  # else its own operator updates it, as a batch normalisation does
+                self.builder.RunningUpdate(self.buffers[name], after, momentum=0.0)
 
     # -- the result -----------------------------------------------------------------------------------------------
 

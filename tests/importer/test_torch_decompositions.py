@@ -119,3 +119,25 @@ def test_all_values_of_all_types_are_those_of_pytorch(name: str, dtype: str) -> 
         for a, b in zip(expected, found, strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_allclose(b.double(), a.double(), rtol=tolerance, atol=tolerance)
+
+
+def test_a_functional_batch_norm_updates_the_statistics_of_its_module() -> None:
+    class Norm(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor([1.0, 2.0, 0.5]))
+            self.register_buffer("mean", torch.zeros(3))
+            self.register_buffer("variance", torch.ones(3))
+
+        def forward(self, x: Any) -> Any:
+            y = torch.nn.functional.batch_norm(x, self.mean, self.variance, self.weight, training=True, momentum=0.3)
+            return (y - x).square().mean()
+
+    module, x = Norm().train(), torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    program = rc.from_torch(module, (x,), dynamic_batch=False)
+    rc.SGD(0.1).minimize(program.outputs[0])
+    (value,) = rc.Executor().run(program, {program.inputs[0].name: x.numpy()}, [program.outputs[0]])
+    module.load_state_dict({"weight": module.weight, "mean": torch.zeros(3), "variance": torch.ones(3)})
+    assert value == pytest.approx(module(x).item(), rel=1e-5)
+    for name in ("mean", "variance"):
+        np.testing.assert_allclose(program.data[name], getattr(module, name), rtol=1e-5, atol=1e-6)
