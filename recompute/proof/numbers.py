@@ -88,7 +88,7 @@ class Numbers(Table):
         return None
 
     def slot(self, op: Op, k: int, part: View | None, whole: View | None, t: TensorType) -> Any:
-        """Of which sum operand `k` is a part: of an element-wise operator, how this lies in its result."""
+        """The sum of which operand `k` is a part; of an element-wise operator, how this lies in its result."""
         of = self.partials[need(part).base]
         v = whole and (whole.expanded(t.shape) if isinstance(op, Elementwise) else whole.bare())
         return 0 if isinstance(op, Elementwise) else k, of.index, of.size, v and (v.base, v.offset, v.digits)
