@@ -261,7 +261,7 @@ class Search:
         # plain steps recompute normalised values, too: the time of that must not count as theirs
         target = dataclasses.replace(self.target, rebuild=budget is not None)
         try:
-            step = rc.compile_step(self.program, self.loss, rc.SGD(0.1), target=target, plain=None, **request)
+            step = rc.compile_step(self.program, self.loss, rc.SGD(0.1), target=target, **request)
         except BudgetError:
             return None
         return step

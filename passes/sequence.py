@@ -116,10 +116,15 @@ def lowering_passes(target: Target) -> list[Pass]:
     names = target.kernels
     if not names:
         return with_inserted(_communication(), target.insertions)
-    fusion: list[Pass] = [OpenNorms(), Fusion(device=target.on_device)] if {"loops", "cuda"} & set(names) else []
+    fusion: list[Pass] = [OpenNorms(), Fusion(device=target.on_device)] if fuses(target) else []
     gradients = [FoldTransposes(), HeadsLast(names), ScatterGradients(names)]
     passes = [*_communication(), *gradients, ChannelsLast(names), *fusion, ChooseKernels(names)]
     return with_inserted(passes, target.insertions)
+
+
+def fuses(target: Target) -> bool:
+    """Whether a target's steps have generated loops, which `open-norms` and `fusion` prepare."""
+    return not {"loops", "cuda"}.isdisjoint(target.kernels)
 
 
 def _communication() -> list[Pass]:

@@ -15,12 +15,12 @@ from ...lowering.channels_last import ChannelsLast
 from ...lowering.fold_transposes import FoldTransposes
 from ...lowering.heads_last import HeadsLast
 from ...lowering.scatter_gradients import ScatterGradients
+from ...offloading.transfers import Seconds
 from ...recomputation.split_norms import MASKED
 from ...target import Target
 from ..core.derive import Derived, derive
 from ..core.problem import Node
 
-Seconds = Callable[[Operator], float]
 Workspace = Callable[[Operator], tuple[TensorType, ...]]
 
 #: what loops are made of once normalisations are opened
@@ -54,7 +54,7 @@ def derive_for(block: Block, target: Target, seconds: Seconds) -> Derived:
 
 def _with_loops(derived: Derived, target: Target) -> Derived:
     """The problem whose nodes say whether loops may run them, and what their loops make again."""
-    if not {"loops", "cuda"} & set(target.kernels):
+    if not sequence.fuses(target):
         return derived
     operators = derived.block.operators
     remade = _remade(derived.block)

@@ -10,13 +10,14 @@ from ....errors import BudgetError, UsageError
 from ....language.ir import Block
 from ....language.verify import verify
 from ...approximation.base import Approximation
+from ...offloading.transfers import Seconds
 from ...recomputation.recompute import RecomputePlan
 from ...target import Target
 from ..base import Planned, plan, planner
 from ..core.derive import Derived
 from ..core.watch import current
 from ..methods.auto import REMEDY, Auto, forget
-from .problem import Fitted, Fitting, Prices, Seconds
+from .problem import Fitted, Fitting, Prices
 from .refusal import lower, lowest_quickly, refuse_below_state, refused
 from .search import CLOSE, searched
 from .with_approximations import approximated_first, with_approximations

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from ....errors import UsageError
-from ....language.ir import Block, Operator, Role
+from ....language.ir import Block, Role
 from ....language.verify import trusted, verify
 from ... import sequence
 from ...approximation.approximate import Approximate
@@ -19,7 +19,7 @@ from ...cleanup.dead_code import DeadCode
 from ...communication.overlap import Overlap
 from ...memory.memory_plan import memory_report
 from ...offloading.offload import Offload
-from ...offloading.transfers import StepTimes
+from ...offloading.transfers import Seconds, StepTimes
 from ...offloading.transfers import simulate as simulate_transfers
 from ...recomputation.rebuild import Rebuild
 from ...recomputation.recompute import RecomputePlan
@@ -35,8 +35,6 @@ from ..core.derive import Derived
 from ..core.simulate import simulate
 from ..core.watch import current
 from .lowered import derive_for
-
-Seconds = Callable[[Operator], float]
 
 
 @dataclass(frozen=True)
