@@ -100,8 +100,14 @@ def piped(kept: KeptFiles, tmp_path: Path) -> None:
     os.mkfifo(kept.path / "a.o")
 
 
+def damaged(path: Path) -> None:
+    """One bit is another: a byte put in its place is the digest's own one time in 256."""
+    first, *rest = path.read_bytes()
+    path.write_bytes(bytes([first ^ 1, *rest]))
+
+
 PLANTED: dict[str, Callable[[KeptFiles, Path], object]] = {
-    "damaged": lambda kept, _: (kept.path / "a.o").write_bytes(b"\0" + (kept.path / "a.o").read_bytes()[1:]),
+    "damaged": lambda kept, _: damaged(kept.path / "a.o"),
     "cut": lambda kept, _: (kept.path / "a.o").write_bytes((kept.path / "a.o").read_bytes()[:-1]),
     "empty": lambda kept, _: (kept.path / "a.o").write_bytes(b""),
     "writable": lambda kept, _: (kept.path / "a.o").chmod(0o666),
