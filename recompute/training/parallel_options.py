@@ -113,7 +113,8 @@ class Parallel:
     def share(self) -> Share:
         """This rank's share of the micro-batches."""
         rank = 0 if self.alone else self.coordinate
-        return Share(self.axis, self.sharing, rank, self.reduce, self.accumulate == "running")
+        running = self.accumulate == "running"
+        return Share(self.axis, self.sharing, rank, self.reduce, running, running and self.zero > 1 < self.sharing)
 
     def for_batch(self, samples: int, merge: Merge | None) -> Parallel:
         """The same for a step of `samples` samples, in micro-batches that are no larger than those of the full step.
