@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ class Facts:
 
     `layer_*`: of one layer; `fixed_*`: of all that is no such layer.  `flops`: floating-point operations; `parameters`:
     elements; `stream`: elements that cross from layer to layer; `layer_kept`: elements that products read, which the
-    backward pass needs.
+    backward pass needs.  `seq`: the length of sequences of numbers (1: there are none); `experts`: matrices of a layer
+    behind one another (1: there are none), whose parts of the layer are `expert_*`.
     """
 
     layers: int
@@ -32,6 +34,11 @@ class Facts:
     stream: int
     fixed_flops: float
     fixed_parameters: int
+    seq: int = 1
+    experts: int = 1
+    expert_flops: float = 0
+    expert_parameters: int = 0
+    expert_kept: int = 0
 
     @property
     def parameters(self) -> int:
@@ -53,7 +60,7 @@ def facts_of(block: Block) -> Facts:
     if not layers:
         kept = _kept(block, block.operators)
         stream = max((v.size for v in _values(block, [s.made for s in groups])), default=1)
-        return Facts(1, total, sum(v.size for v in block.parameters), kept, stream, 0, 0)
+        return Facts(1, total, sum(v.size for v in block.parameters), kept, stream, 0, 0, _sequence(block))
     first, size = layers[0]
     operators = [block.operators[i] for s in groups[first : first + size] for i in s.operators]
     names = {v.name for o in operators for v in o.reads()}
@@ -62,7 +69,23 @@ def facts_of(block: Block) -> Facts:
     count, flops = len(layers) + 1, _flops(operators)
     kept = _kept(block, operators, _SCORES * border.size)
     rest = sum(v.size for v in block.parameters) - count * parameters
-    return Facts(count, flops, parameters, kept, border.size, max(0.0, total - count * flops), max(0, rest))
+    fixed = max(0.0, total - count * flops), max(0, rest)
+    return Facts(count, flops, parameters, kept, border.size, *fixed, _sequence(block), *_experts(block, operators))
+
+
+def _sequence(block: Block) -> int:
+    """The length of the first input that is a table of numbers of words."""
+    return next((v.shape[1] for v in block.inputs if v.ndim == 2 and not v.type.is_float), 1)
+
+
+def _experts(block: Block, operators: Sequence[Operator]) -> tuple[int, float, int, int]:
+    """Of some operators: matrices that parameters stack, FLOPs of their products, their elements, and what these
+    products read besides."""
+    stacked = {v.name: v for v in block.parameters if v.ndim == 3}
+    products = [o for o in operators if isinstance(o.op, MatMul) and any(v.name in stacked for v in o.reads())]
+    weights = {v.name: v for o in products for v in o.reads() if v.name in stacked}
+    count = math.gcd(*(v.shape[0] for v in weights.values())) or 1
+    return count, _flops(products), sum(v.size for v in weights.values()), _kept(block, products)
 
 
 def _flops(operators: Iterable[Operator]) -> float:

@@ -13,6 +13,7 @@ from recompute.compiling.steps import Steps
 from recompute.cost import device
 from recompute.language.program import Program
 from recompute.ops.communication.base import Communication
+from recompute.ops.communication.collectives import AllReduce
 from recompute.passes import Target
 from recompute.passes.slicing.slicing import parse_slicing
 from recompute.training.parallel import DataParallel
@@ -29,7 +30,7 @@ def clipped() -> Any:
     return adam(grad_clip=rc.clip.ClipGradByGlobalNorm(0.1))
 
 
-@pytest.mark.parametrize(("mesh", "zero"), [("dp=2", 2), ("dp=4", 3), ("dp=2,tp=2", 3)])
+@pytest.mark.parametrize(("mesh", "zero"), [("dp=2", 2), ("dp=4", 3), ("dp=2,tp=2", 3), ("dp=2,cp=2", 2)])
 def test_steps_are_those_of_one_rank(mesh: str, zero: int) -> None:
     same_as_one_rank(gpt, mesh, clipped, zero=zero, micro_batches=8, accumulate="running")
 
@@ -40,6 +41,16 @@ def test_halves_are_added_up_in_float32() -> None:
     DataParallel(inner, "dp=2", zero=2, micro_batches=8, batch=8, accumulate="running").minimize(loss)
     sums = [next(o.writes()) for o in program.block.operators if o.op.name == "ReduceScatter"]
     assert len(sums) > 3 * len(program.block.parameters) and {v.dtype for v in sums} == {"f32"}
+
+
+def test_sums_along_other_axes_are_sums_of_shards() -> None:
+    program, loss = gpt()
+    DataParallel(adam(), "dp=2,cp=2", zero=1, batch=8).minimize(loss)
+    sums = [next(o.writes()) for o in program.block.operators if isinstance(o.op, AllReduce) and o.op.axis == "cp"]
+    shards = {v.shape for v in program.block.parameters}
+    assert sum(v.shape in shards for v in sums) == len(program.block.parameters)
+    along_dp = {o.op.name for o in program.block.operators if isinstance(o.op, Communication) and o.op.axis == "dp"}
+    assert "ReduceScatter" in along_dp
 
 
 def compiled(zero: int, micro_batches: int = 16) -> Any:

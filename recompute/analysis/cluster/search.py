@@ -37,6 +37,7 @@ from ...training.protocol import AnyOptimizer
 from ...training.stages import busiest
 from ..compiled_stages import CompiledStage, compiled_stages
 from ..facts import facts_of
+from ..ranks import check_axes
 from ..stages import StagesEstimate, at_largest, priced_by, simulated
 from .candidates import Candidate, candidates
 from .plans import MeshPlans, Row, described
@@ -100,8 +101,8 @@ class _Priced:
     def likeness(self, other: Candidate) -> tuple[bool, ...]:
         """How much another candidate has in common with this one: first what matters most."""
         c = self.candidate
-        return (c.recompute == other.recompute, c.tp == other.tp, c.pp == other.pp, c.zero == other.zero,
-                c.schedule == other.schedule, c.micro_batch == other.micro_batch)  # fmt: skip
+        same = ("recompute", "tp", "cp", "ep", "pp", "zero", "schedule", "micro_batch")
+        return tuple(getattr(c, name) == getattr(other, name) for name in same)
 
 
 class Search:
@@ -174,10 +175,13 @@ class Search:
 
     def candidates(self) -> Iterator[Candidate]:
         """All that programs can be made for."""
-        node = self.network.node or self.ranks
-        for c in candidates(self.ranks, self.batch, layers=self.facts.layers, node=node, even=False):
-            if c.recompute == "selective" or (c.tp > 1 and not c.sequence_parallel) or c.zero > 1:
+        node, facts = self.network.node or self.ranks, self.facts
+        for c in candidates(self.ranks, self.batch, layers=facts.layers, node=node, even=False, seq=facts.seq,
+                            experts=facts.experts):  # fmt: skip
+            if c.recompute == "selective" or (c.tp > 1 and not c.sequence_parallel):
                 continue  # attention is one operator that keeps no scores; the sequence is always divided
+            if c.zero == 2 and c.dp * c.micro_batch == self.batch:
+                continue  # with one micro-batch a gradient is sent as soon as it is there in stage 1, too
             if c.schedule == "zero-bubble" and c.recompute == "full":
                 continue  # gradients of weights that come later keep what was recomputed for them
             yield c
@@ -207,8 +211,7 @@ class Search:
 
     def parallel(self, c: Candidate, micro_batches: int) -> Parallel:
         """The options of its programs, for so many micro-batches of a dp rank."""
-        axes = {"dp": c.dp, "pp": c.pp, "tp": c.tp}
-        mesh = Mesh(tuple((n, size) for n, size in axes.items() if size > 1 or n == "pp"))
+        mesh = Mesh(tuple((n, size) for n, size in c.mesh.axes if size > 1 or n == "pp"))
         return Parallel(
             mesh, zero=c.zero, micro_batches=micro_batches * c.dp, batch=micro_batches * c.dp * c.micro_batch,
             schedule=_SCHEDULE.get(c.schedule, c.schedule), chunks=c.chunks, accumulate="running",
@@ -247,7 +250,9 @@ class Search:
         places |= (
             {max(c.pp - 2, 0)} if c.schedule == "zero-bubble" else {min(1, c.pp - 1)} if len(places) < 3 else set()
         )
-        return compiled_stages(self.steps, parallel, places, self.checkpoints(c))
+        stages = compiled_stages(self.steps, parallel, places, self.checkpoints(c))
+        check_axes((step.block for step in stages.values()), parallel.mesh)
+        return stages
 
     def row(self, c: Candidate, found: Mapping[int, CompiledStage]) -> Row:
         """The figures of compiled stages."""
