@@ -60,7 +60,8 @@ def facts_of(block: Block) -> Facts:
     if not layers:
         kept = _kept(block, block.operators)
         stream = max((v.size for v in _values(block, [s.made for s in groups])), default=1)
-        return Facts(1, total, sum(v.size for v in block.parameters), kept, stream, 0, 0, _sequence(block))
+        parameters, experts = sum(v.size for v in block.parameters), _experts(block, block.operators)
+        return Facts(1, total, parameters, kept, stream, 0, 0, _sequence(block), *experts)
     first, size = layers[0]
     operators = [block.operators[i] for s in groups[first : first + size] for i in s.operators]
     names = {v.name for o in operators for v in o.reads()}

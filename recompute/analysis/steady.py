@@ -31,9 +31,12 @@ def of_each(spans: Sequence[Span], pipe: Pipe | None, micro_batches: int) -> tup
     """Seconds in which a rank computes, and in which it waits for data that move, for each micro-batch.
 
     Waits are counted between two backward passes of the steady state, where the schedule has one; else between the
-    first pass and the last.  Updates are of the step.
+    first pass and the last.  Updates, and what comes before the first micro-batch or after the last, as sums over ranks
+    do, are of the step.
     """
-    computes = sum(s.end - s.start for s in spans if s.kind not in (COMMUNICATE, PAUSE, UPDATE))
+    at = [i for i, s in enumerate(spans) if s.micro_batch >= 0] or [0, len(spans) - 1]
+    inside = spans[at[0] : at[-1] + 1]
+    computes = sum(s.end - s.start for s in inside if s.kind not in (COMMUNICATE, PAUSE, UPDATE))
     first, last, count = _steady(spans, pipe, micro_batches)
     waits = sum(s.end - s.start for s in spans[first:last] if s.kind == COMMUNICATE)
     return computes / micro_batches, waits / count

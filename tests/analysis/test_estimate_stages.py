@@ -16,10 +16,12 @@ from recompute.analysis.compiled_stages import compiled_stage
 from recompute.analysis.ranks import shape_of
 from recompute.analysis.stage import Stage
 from recompute.analysis.stages import StagesEstimate, estimate_stages
+from recompute.analysis.steady import of_each
 from recompute.compiling.steps import Steps
 from recompute.cost import device
 from recompute.errors import UsageError
 from recompute.passes import Target
+from recompute.passes.communication.timeline import BACKWARD, FORWARD, UPDATE, Span
 
 OPTIONS = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 64, "seq": 32}
 
@@ -122,6 +124,13 @@ def test_many_micro_batches_from_few(schedule: str, few: None, monkeypatch: pyte
         assert a.peak_bytes == pytest.approx(b.peak_bytes, rel=0.06)
         assert a.compute_seconds == pytest.approx(b.compute_seconds, rel=0.03)  # of the first stage: sums of the table
     assert "those of 10 micro-batches a rank" in str(extended)
+
+
+def test_what_is_done_once_is_of_no_micro_batch() -> None:
+    """Weights are cast before the first one, gradients are added up over ranks after the last."""
+    kinds = [(FORWARD, -1), (FORWARD, 0), (BACKWARD, 0), (FORWARD, 1), (BACKWARD, 1), (BACKWARD, -1), (UPDATE, -1)]
+    spans = [Span(i, i + 1, kind, number) for i, (kind, number) in enumerate(kinds)]
+    assert of_each(spans, None, 2) == (2.0, 0.0)
 
 
 def test_sums_in_a_tree_are_compiled_for_all_micro_batches(few: None) -> None:

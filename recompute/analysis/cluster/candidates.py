@@ -63,8 +63,16 @@ class Candidate:
 
 
 def candidates(
-    ranks: int, batch: int, *, layers: int, heads: int = 0, vocab: int = 0, node: int = 8, even: bool = True,
-    seq: int = 1, experts: int = 1,
+    ranks: int,
+    batch: int,
+    *,
+    layers: int,
+    heads: int = 0,
+    vocab: int = 0,
+    node: int = 8,
+    even: bool = True,
+    seq: int = 1,
+    experts: int = 1,
 ) -> Iterator[Candidate]:
     """All ways for so many ranks and a batch of all of them that divide heads and vocabulary (0: not known), the batch,
     the sequence (cp) and the experts (ep); `even`: the layers, too.

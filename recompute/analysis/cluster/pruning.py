@@ -23,15 +23,17 @@ _KEPT, _CROSSING, _BETWEEN = 3.2, 9.5, 8.0
 _DELAYED = 1.7
 
 
-def rough_bytes(facts: Facts, c: Candidate) -> float:
-    """About what a rank of the first stage holds at its peak."""
+def rough_bytes(facts: Facts, c: Candidate, batch: int = 0) -> float:
+    """About what a rank of the first stage holds at its peak in a step of `batch` samples (0: of many)."""
+    micro_batches = batch // (c.dp * c.micro_batch) if batch else 2 * c.pp
+    sent = c.zero > 1 or (c.zero == 1 and micro_batches == 1)  # gradients are sent as soon as they are there
     layers = math.ceil(facts.layers / c.pp)
     parameters = layers * _layer_parameters(facts, c) + facts.fixed_parameters / min(c.pp, 2) / c.tp
     state = parameters * (
-        _COPY / (c.dp if c.zero == 3 else 1) + _GRADIENT / (c.dp if c.zero >= 2 else 1)
+        _COPY / (c.dp if c.zero == 3 else 1) + _GRADIENT / (c.dp if sent else 1)
         + _STATE / (c.dp if c.zero else 1)
     )  # fmt: skip
-    if c.zero > 1:  # whole gradients, and whole weights, of two layers at a time, or of a table
+    if sent:  # whole gradients, and whole weights, of two layers at a time, or of a table
         whole = max(2 * _layer_parameters(facts, c), facts.fixed_parameters / 2 / c.tp)
         state += whole * (1 - 1 / c.dp) * (_GRADIENT + (_COPY if c.zero == 3 else 0))
     products = facts.layer_kept - facts.expert_kept * (1 - 1 / c.ep)
@@ -40,7 +42,7 @@ def rough_bytes(facts: Facts, c: Candidate) -> float:
         kept *= _DELAYED
     if c.chunks > 1:
         kept = (kept + _BETWEEN * c.chunks * facts.stream) * (1 + (c.pp - 1) / (c.pp * c.chunks))
-    return state + kept * c.micro_batch * c.pp / (c.tp * c.cp)
+    return state + kept * c.micro_batch * min(c.pp, micro_batches) / (c.tp * c.cp)
 
 
 def rough_seconds(
