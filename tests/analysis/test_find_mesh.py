@@ -99,7 +99,7 @@ def test_formulas_follow_what_is_divided() -> None:
 MEDIUM = {"layers": 2, "hidden": 256, "heads": 4, "vocab": 512, "seq": 128, "context": 128}
 EXPERTS = {"layers": 2, "hidden": 128, "inner": 256, "heads": 4, "groups": 4, "vocab": 512, "seq": 64,
            "experts": 4, "tokens": 64, "capacity": 40}  # fmt: skip
-#: nothing of it can be divided but the batch and, where its length is even, the sequence: heads, words and layers are odd
+#: heads, words, layers and the sequence are odd: two ranks can share the batch alone
 ODD = {"layers": 1, "hidden": 258, "inner": 513, "heads": 3, "groups": 3, "vocab": 509, "seq": 31}
 
 

@@ -74,8 +74,8 @@ def _layer_parameters(facts: Facts, c: Candidate) -> float:
 
 
 def _layer_seconds(facts: Facts, c: Candidate, network: Network) -> float:
-    """The collectives of a layer, of both passes: four sums along tp, keys and values along cp (gathered in both passes,
-    and the sums of their gradients), two sums along ep."""
+    """The collectives of a layer, of both passes: four sums along tp; along cp keys and values, which both passes
+    gather, and the sums of their gradients; two sums along ep."""
     stream, near = 2 * facts.stream * c.micro_batch, 1
     seconds = 0.0
     for size, moved in ((c.tp, 8 * stream / c.cp), (c.cp, 6 * stream / c.tp), (c.ep, 4 * stream / (c.tp * c.cp))):

@@ -279,8 +279,8 @@ class Search:
         return Row(c, all_of, peak, held, seconds, pauses / seconds, waits, mfu, peak <= self.budget)
 
     def each(self, block: Block, clock: StepTimes, micro_batches: int) -> tuple[float, float]:
-        """Seconds of a rank for each of its micro-batches, and those of them in which it waits for data: what is between
-        the first operator of any of them and the last, but for updates."""
+        """Seconds of a rank for each of its micro-batches, and those of them in which it waits for data: from the first
+        operator of any of them to the last, but for updates."""
         operators, ends = block.operators, (*clock.starts, clock.seconds)
         at = [i for i, o in enumerate(operators) if micro_batch_of(o) >= 0] or [0, len(operators) - 1]
         first, behind = at[0], at[-1] + 1
