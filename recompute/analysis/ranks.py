@@ -274,11 +274,12 @@ def check_axes(blocks: Iterable[Block], mesh: Mesh) -> None:
     `blocks`: the programs of all ranks that differ.
     """
     used = {o.op.axis for b in blocks for o in communications(b) if isinstance(o.op, Communication)}
+    what = {"cp": "the second axis of the step's inputs", "ep": "the first one of weights that stack its experts"}
     for axis, size in mesh.axes:
         if size > 1 and axis not in used:
             raise UsageError(
                 f"mesh {mesh}: nothing is divided along {axis}: its {size} ranks would hold and compute the same; give "
-                f"a number of ranks that divides the step's heads or channels, or leave {axis} out"
+                f"a number of ranks that divides {what.get(axis, 'its heads or channels')}, or leave {axis} out"
             )
 
 
