@@ -78,7 +78,7 @@ def tables() -> Any:
 
 
 def test_published_steps_that_were_not_fitted(tables: Any) -> None:
-    """Times are 8 % off at most in the mean, and 20 % in the worst case; memory 5 %, also of what was measured alone."""
+    """Times are 8 % off at most in the mean, and 20 % in the worst case; memory 5 %, also of measurements."""
     for rows, mean in ((list(tables.times()), 0.08), (list(tables.memory()), 0.05)):
         off = [abs(r.off) for r in rows if not r.fitted]
         assert sum(off) / len(off) <= mean and max(off) <= 0.2 and len(off) >= 20

@@ -124,8 +124,6 @@ def test_running_sums_do_not_depend_on_stages(name: str) -> None:
     losses, state = trained(name, Mesh.of(dp=1), accumulate="running")
     own, found = trained(name, Mesh.of(pp=2), accumulate="running")
     np.testing.assert_allclose(losses, trained(name, Mesh.of(dp=1))[0], rtol=1e-5)
-    sharded, _ = trained(name, Mesh.of(dp=2, pp=2), accumulate="running", zero=2)
-    np.testing.assert_allclose(losses, sharded, rtol=1e-5)
     if name == "resnet18":
         assert own == losses
         assert all(np.array_equal(found[n], state[n]) for n in state)

@@ -6,9 +6,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from sharded_cases import adam, same_as_one_rank
+from distributed_cases import own_arrays
+from sharded_cases import adam, feed_of, ranks_of, rows, same_as_one_rank
 
 import recompute as rc
+from recompute.communication.lockstep import LockStep
+from recompute.communication.mesh import Mesh
 from recompute.compiling.steps import Steps
 from recompute.cost import device
 from recompute.language.program import Program
@@ -33,6 +36,20 @@ def clipped() -> Any:
 @pytest.mark.parametrize(("mesh", "zero"), [("dp=2", 2), ("dp=4", 3), ("dp=2,tp=2", 3), ("dp=2,cp=2", 2)])
 def test_steps_are_those_of_one_rank(mesh: str, zero: int) -> None:
     same_as_one_rank(gpt, mesh, clipped, zero=zero, micro_batches=8, accumulate="running")
+
+
+def test_stages_send_their_own_gradients() -> None:
+    program, loss = gpt()
+    feed = feed_of(program)
+    adam().minimize(loss)
+    alone = LockStep(program.block, Mesh(), own_arrays(program))
+    made = ranks_of(gpt, "dp=2,pp=2", zero=2, micro_batches=8, accumulate="running")
+    mesh = Mesh.of(dp=2, pp=2)
+    ranks = LockStep([p.block for p, _ in made], mesh, [own_arrays(p) for p, _ in made])
+    feeds = [rows(feed, mesh, r) for r in range(4)]
+    for _ in range(3):
+        want = alone.run(feed, [loss.name])[0][loss.name]
+        assert all(abs(found[made[0][1]] - want) < 1e-5 for found in ranks.run(feeds, [made[0][1]]))
 
 
 def test_halves_are_added_up_in_float32() -> None:
