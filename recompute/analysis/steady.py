@@ -30,16 +30,15 @@ def repeating(pipe: Pipe, micro_batches: int) -> int:
 def of_each(spans: Sequence[Span], pipe: Pipe | None, micro_batches: int) -> tuple[float, float]:
     """Seconds in which a rank computes, and in which it waits for data that move, for each micro-batch.
 
-    Waits are counted between two backward passes of the steady state, where the schedule has one; else between the
-    first pass and the last.  Updates, and what comes before the first micro-batch or after the last, as sums over ranks
-    do, are of the step.
+    They are counted between two backward passes of the steady state, where the schedule has one; else between the first
+    pass and the last, as is what zero-bubble schedules compute, which put weight gradients off.  Updates, and what
+    comes before the first micro-batch or after the last, as sums over ranks do, are of the step.
     """
-    at = [i for i, s in enumerate(spans) if s.micro_batch >= 0] or [0, len(spans) - 1]
-    inside = spans[at[0] : at[-1] + 1]
-    computes = sum(s.end - s.start for s in inside if s.kind not in (COMMUNICATE, PAUSE, UPDATE))
     first, last, count = _steady(spans, pipe, micro_batches)
-    waits = sum(s.end - s.start for s in spans[first:last] if s.kind == COMMUNICATE)
-    return computes / micro_batches, waits / count
+    waits = sum(s.end - s.start for s in spans[first:last] if s.kind == COMMUNICATE) / count
+    if pipe is not None and pipe.schedule == "zb":
+        first, last, count = _steady(spans, None, micro_batches)
+    return sum(s.end - s.start for s in spans[first:last] if s.kind not in (COMMUNICATE, PAUSE, UPDATE)) / count, waits
 
 
 def _steady(spans: Sequence[Span], pipe: Pipe | None, micro_batches: int) -> tuple[int, int, int]:
@@ -52,8 +51,8 @@ def _steady(spans: Sequence[Span], pipe: Pipe | None, micro_batches: int) -> tup
     if pipe is not None and pipe.chunks == 1 and len(at) == micro_batches >= pipe.ranks + BEYOND:
         # from there on as many passes begin as end, in schedules with weight gradients apart, too
         return at[pipe.rank], at[pipe.rank + BEYOND - 1], BEYOND - 1
-    behind = max((i + 1 for i, s in enumerate(spans) if s.kind not in (COMMUNICATE, PAUSE, UPDATE)), default=0)
-    return 0, behind, micro_batches
+    every = [i for i, s in enumerate(spans) if s.micro_batch >= 0] or [0, len(spans) - 1]
+    return every[0], every[-1] + 1, micro_batches
 
 
 def extended(
