@@ -138,19 +138,19 @@ class RankPieces(Pieces):
         return local if size == self.size else super().cut(local, place, made, start - self.start, size)
 
     def keep(self, v: Value, part: Value) -> None:
-        """Sums go up the tree as far as they can: the sum of two neighbours as soon as both are there."""
+        """Sums go up the tree as far as they can, two neighbours as soon as both are there; or shards are added up."""
         state = self.states[v.name]
-        if self.scatters and (reader := self.shard_of(v)) is not None:
-            part = self.b.Cast(part, to=sum_type(v, state)) if part.dtype != sum_type(v, state) else part
+        reader = self.shard_of(v) if self.scatters else None
+        if not isinstance(state, Partial) or state.how != SUM or (self.share.running and reader is None):
+            super().keep(v, part)
+            return
+        part = self.b.Cast(part, to=sum_type(v, state)) if part.dtype != sum_type(v, state) else part
+        if reader is not None:
             total, output = self.scattered(reader, part), next(reader.writes())
             before = self.totals.get(output.name)
             self.totals[output.name] = total if before is None else self.b.Add(before, total)
             self.shards[output.name] = output
             return
-        if self.share.running or not isinstance(state, Partial) or state.how != SUM:
-            super().keep(v, part)
-            return
-        part = self.b.Cast(part, to=sum_type(v, state)) if part.dtype != sum_type(v, state) else part
         heap, height = self.heaps.setdefault(v.name, []), 0
         while heap and heap[-1][0] == height:
             part, height = self.b.Add(heap.pop()[1], part), height + 1

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..cost import operator_cost
 from ..language.ir import Block, Operator, Value
@@ -60,8 +61,8 @@ def facts_of(block: Block) -> Facts:
     if not layers:
         kept = _kept(block, block.operators)
         stream = max((v.size for v in _values(block, [s.made for s in groups])), default=1)
-        parameters, experts = sum(v.size for v in block.parameters), _experts(block, block.operators)
-        return Facts(1, total, parameters, kept, stream, 0, 0, _sequence(block), *experts)
+        parameters, more = sum(v.size for v in block.parameters), _divisible(block, block.operators)
+        return Facts(1, total, parameters, kept, stream, 0, 0, **more)
     first, size = layers[0]
     operators = [block.operators[i] for s in groups[first : first + size] for i in s.operators]
     names = {v.name for o in operators for v in o.reads()}
@@ -71,22 +72,23 @@ def facts_of(block: Block) -> Facts:
     kept = _kept(block, operators, _SCORES * border.size)
     rest = sum(v.size for v in block.parameters) - count * parameters
     fixed = max(0.0, total - count * flops), max(0, rest)
-    return Facts(count, flops, parameters, kept, border.size, *fixed, _sequence(block), *_experts(block, operators))
+    return Facts(count, flops, parameters, kept, border.size, *fixed, **_divisible(block, operators))
 
 
-def _sequence(block: Block) -> int:
-    """The length of the first input that is a table of numbers of words."""
-    return next((v.shape[1] for v in block.inputs if v.ndim == 2 and not v.type.is_float), 1)
-
-
-def _experts(block: Block, operators: Sequence[Operator]) -> tuple[int, float, int, int]:
-    """Of some operators: matrices that parameters stack, FLOPs of their products, their elements, and what these
-    products read besides."""
+def _divisible(block: Block, operators: Sequence[Operator]) -> dict[str, Any]:
+    """The length of the first input that is a table of numbers of words; of some operators, how many matrices their
+    parameters stack, and FLOPs of these products, elements of the matrices, and what the products read besides."""
+    seq = next((v.shape[1] for v in block.inputs if v.ndim == 2 and not v.type.is_float), 1)
     stacked = {v.name: v for v in block.parameters if v.ndim == 3}
     products = [o for o in operators if isinstance(o.op, MatMul) and any(v.name in stacked for v in o.reads())]
     weights = {v.name: v for o in products for v in o.reads() if v.name in stacked}
-    count = math.gcd(*(v.shape[0] for v in weights.values())) or 1
-    return count, _flops(products), sum(v.size for v in weights.values()), _kept(block, products)
+    return {
+        "seq": seq,
+        "experts": math.gcd(*(v.shape[0] for v in weights.values())) or 1,
+        "expert_flops": _flops(products),
+        "expert_parameters": sum(v.size for v in weights.values()),
+        "expert_kept": _kept(block, products),
+    }
 
 
 def _flops(operators: Iterable[Operator]) -> float:
