@@ -121,7 +121,16 @@ def test_many_micro_batches_from_few(schedule: str, few: None, monkeypatch: pyte
     for a, b in zip(extended.stages, whole.stages, strict=True):
         assert a.peak_bytes == pytest.approx(b.peak_bytes, rel=0.06)
         assert a.compute_seconds == pytest.approx(b.compute_seconds, rel=0.03)  # of the first stage: sums of the table
-    assert "those of 10 micro-batches a rank" in str(extended)
+    assert "all peaks are extrapolated from 10 micro-batches of each data-parallel replica" in str(extended)
+    assert "extrapolated" not in str(whole)
+
+
+def test_replicas_have_their_own_micro_batches() -> None:
+    """`micro_batches` counts those of all replicas, `simulated_micro_batches` those of one: all may be compiled."""
+    optimizer = rc.DataParallel(rc.Adam(), rc.Mesh.of(dp=2, pp=2), batch=4, micro_batches=4)
+    found = estimate_stages("gpt2-tiny", optimizer, target=Target(cost=device("h100-80")), options=OPTIONS)
+    assert (found.simulated_micro_batches, found.micro_batches, found.exact) == (2, 4, True)
+    assert "extrapolated" not in str(found)
 
 
 def test_sums_in_a_tree_are_compiled_for_all_micro_batches(few: None) -> None:
