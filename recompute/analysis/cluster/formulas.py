@@ -79,7 +79,7 @@ class Transformer:
         return weights + self.attention_flops(batch)
 
     def attention_flops(self, batch: int) -> int:
-        """FLOPs of attention's two forward products, all scores counted (as for MFU), whether or not a mask is causal."""
+        """FLOPs of attention's two forward products, all scores counted (as for MFU), even with a causal mask."""
         return 4 * batch * self.seq**2 * self.hidden
 
     def step_flops(self, batch: int) -> int:

@@ -63,8 +63,7 @@ class _Slopes(Op, abstract=True):
 class SlopeCodes(_Slopes):
     """x → for each element the number of bounds that it is above, packed in flat order, the lowest bits first.
 
-    So len(bounds) + 1 codes of 1 to 4 bits.  `even`: the number of bounds that |x| is above.  What is no number is
-    above none.
+    So len(bounds) + 1 codes of 1 to 4 bits.  `even`: the number of bounds that |x| is above.  NaN is above none.
     """
 
     approximates = True
