@@ -186,5 +186,5 @@ def _deadlock(matcher: Matcher, waiting: Mapping[int, Begun | None]) -> VerifyEr
         lines.append(f"rank {rank} waits for {wanted}{behind}, and rank {missed} does not take part in it")
         actor = other
     last = matcher.places.rank(actor)
-    end = f"rank {last} waits, too" if actor in waiting else f"rank {last} has ended"
+    end = f"rank {last} waits already: a cycle" if actor in waiting else f"rank {last} has ended"
     return VerifyError("the ranks would wait for ever:\n  " + "\n  ".join([*lines, end]))
