@@ -139,7 +139,7 @@ def _add_ranks(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--zero", type=int, choices=(0, 1, 2, 3), default=0, help="stage of ZeRO: 0 (default): none; 1, 2: ranks have "
-        "shards of parameters, optimizer state and gradients; 3: parameters are also gathered again for the backward pass",
+        "shards of parameters, optimizer state and gradients; 3: parameters are gathered again for the backward pass",
     )  # fmt: skip
     group.add_argument(
         "--micro-batches", type=whole, metavar="V",
