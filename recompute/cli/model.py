@@ -1,4 +1,4 @@
-"""What the commands share: the model with its loss, the optimizer, and the checkpoints, as the options say."""
+"""Parts that both commands share: the model with its loss, the optimizer, and the checkpoints, as the options say."""
 
 from __future__ import annotations
 

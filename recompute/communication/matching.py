@@ -142,7 +142,7 @@ class Matcher:
         return f"rank {self.places.rank(begun.actor)}: {begun}"
 
     def missing(self, begun: Begun) -> tuple[Begun, int]:
-        """What stands at the head of the queue of a communication that is not done, and an actor that lets it wait."""
+        """The head of the queue of a communication that is not done, and an actor for which it waits."""
         first = self.head(begun.actor, begun.op.queue)
         assert first is not None
         group = self.places.group(first.actor, first.op.axis)

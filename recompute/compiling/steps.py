@@ -115,7 +115,7 @@ class Steps:
 
     @property
     def each(self) -> int:
-        """What batches that are tried are multiples of: the micro-batches, or the slices that cut the batch."""
+        """The number whose multiples are tried as batches: micro-batches, or slices that cut the batch."""
         slices = map(parse_slicing, self.spec.slices)
         return math.lcm(self.micro_batches, *(s.pieces for s in slices if s.axis == 0))
 

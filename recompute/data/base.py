@@ -25,7 +25,7 @@ _LISTED = 8
 
 @contextlib.contextmanager
 def readable(path: str | Path, kind: str) -> Iterator[None]:
-    """What goes wrong inside, while a file of this kind is read, is one of this package's errors, about the file."""
+    """Turns errors inside, while a file of this kind is read, into this package's errors, which name the file."""
     try:
         yield
     except RecomputeError:

@@ -83,7 +83,7 @@ def gather(work: Work) -> None:
 
 
 def _taken(work: Work, name: str, marks: Marks) -> str:
-    """What was taken, with zeros where it does not count; shapes and coordinates stay known."""
+    """A value with zeros where its selection excludes it; integers of constant value stay as they are."""
     return name if work.known(name) is not None and _integers(work, name) else work.filled(name, marks, 0)
 
 

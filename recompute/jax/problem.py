@@ -61,7 +61,7 @@ def narrow(flat: Flat, shortest: int = 16) -> list[str]:
 
 
 def given_names(flat: Flat) -> dict[str, list[str]]:
-    """What the caller named (`checkpoint_name`), in bodies of scans too: the caller's name → our names, views resolved.
+    """The caller's names (`checkpoint_name`), in bodies of scans, too: caller's name → our names, views resolved.
 
     Arguments have no name of ours: they are there in any case.
     """

@@ -43,7 +43,7 @@ def _workspace(op: Op, ins: tuple[TensorType | None, ...], outs: tuple[TensorTyp
 
 @functools.lru_cache(maxsize=1 << 12)
 def _inferred(op: Op, *ins: TensorType | None) -> tuple[TensorType, ...]:
-    """What an operator's type rule says: that of equal layers is asked once."""
+    """The types that an operator's rule infers, cached, as many layers are equal."""
     return tuple(op.infer(*ins))
 
 

@@ -57,7 +57,7 @@ def must_hold(budget: Budget) -> None:
 
 
 def in_a_copy(work: Callable[[], T]) -> T:
-    """What `work` returns or raises, in a copy of this process.  A first Ctrl-C reaches the copy alone."""
+    """Runs `work` in a copy of this process; returns or raises the same.  A first Ctrl-C reaches the copy alone."""
     global _work
     _work = work
     copies = multiprocessing.get_context("fork")

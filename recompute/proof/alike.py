@@ -1,4 +1,4 @@
-"""What two blocks compute alike, by congruence: equal operators on equal values have equal results.
+"""The values that two blocks compute alike, by congruence: equal operators on equal values have equal results.
 
 Most of a step is the same in both blocks, and takes one look into a table.  Where an operator differs, but writes a
 value that has the name of one of the other block, a window of both is numbered by itself: what lies between the two
@@ -260,7 +260,7 @@ class Alike:
         return number
 
     def pattern(self, order: Sequence[int]) -> tuple[tuple[Any, ...], dict[int, int]]:
-        """What rows compute of any values, and where each value is in it."""
+        """A key of the expressions that rows compute, whatever their values, and each value's place in it."""
         places: dict[int, int] = {}
         entries: list[Any] = []
         for row in order:

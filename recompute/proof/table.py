@@ -35,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Partial:
-    """What slice [start, stop) of an index of `size` contributes to `total`, which is a slice as in `seen`.
+    """The contribution of slice [start, stop) of an index of `size` to `total`, which is a slice as in `seen`.
 
     `how` contributions are combined: SUM, MAX and so on (language/factors.py).
     """
@@ -209,7 +209,7 @@ class Table:
         return View.whole(base, ()).at([(t.size, 0)], t.shape) if t.size != 1 else View(base, 0, (), t.shape)
 
     def stream(self, seed: int, step: View, use: tuple[Any, ...]) -> int:
-        """What `use` makes of each of the random numbers of a seed and a step, one after the other."""
+        """The number of the expression: `use` of each of the random numbers of a seed and a step, in order."""
         return self.number(("stream", use, seed, step.bare()), f"{use[0]} of random numbers", (STREAM,), [step])
 
     def expression(

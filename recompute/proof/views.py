@@ -52,7 +52,7 @@ class View:
         return View(self.base, self.offset, self.digits, tuple(shape))
 
     def part(self, inner: View) -> View | None:
-        """What `inner` takes of these elements, if they lay densely; None where they are not evenly apart."""
+        """The view `inner` of these elements as if they were dense; None if the result is not evenly strided."""
         sizes = [n for n, _ in self.digits]
         every = list(zip(sizes, strides(sizes), (s for _, s in self.digits), strict=True))
         last = [inner.offset // dense % n for n, dense, _ in every]

@@ -1,4 +1,4 @@
-"""What all ranks of a run must have alike, compared before they do anything else together."""
+"""Facts that must be equal on all ranks of a run, compared before they do anything else together."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def in_step(feeds: Batches, data: Feeding, ranks: Ranks) -> Batches:
 
 
 def _of_data(trainer: Any, what: str, data: Feeding) -> dict[str, Any]:
-    """What must be the same on all ranks that read some data."""
+    """Facts that must be equal on all ranks that read some data."""
     facts = {"batch": trainer.programs.batch, "seed": trainer.seed, "loss": trainer.loss}
     named = {f"{name} of the {what}": value for name, value in data.facts().items() if name != "contents"}
     return {**facts, **named, what: data.digest()}

@@ -45,7 +45,7 @@ class ExponentialMovingAverage(StatefulWrapper):
 
     @property
     def spec(self) -> Spec:
-        """What the inner optimizer describes, with averages."""
+        """The inner optimizer's spec, with averages."""
         return spec_of(self.inner).with_(average=Average(self.decay, self.thres_steps))
 
     def _own_state(self, program: Program) -> list[str]:

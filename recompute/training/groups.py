@@ -88,7 +88,7 @@ def _settings(kind: type, index: int, given: Mapping[str, Any]) -> Iterator[tupl
 
 
 def called(name: str, kind: type) -> str:
-    """What an option of another name is called here, for a message."""
+    """The name here of an option of other libraries, for a message."""
     names = _hyper_parameters(kind)
     synonym = {"betas": "beta1 and beta2", **_SYNONYMS}.get(name, "")
     if synonym.partition(" ")[0] in names:

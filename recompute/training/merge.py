@@ -48,7 +48,7 @@ class Merge:
 
     @property
     def multiple(self) -> int:
-        """What gradients, which are means over all micro-batches, are multiplied by."""
+        """The factor of gradients, which are means over all micro-batches."""
         return (1 if self.avg else self.k_steps) if self.times is None else self.times
 
 

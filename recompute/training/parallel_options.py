@@ -1,4 +1,4 @@
-"""What ranks share and what they divide: the options of `recompute.DataParallel`."""
+"""The options of `recompute.DataParallel`: what ranks share, and what they divide."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Average:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a training step is to be.
+    """The description of a training step.
 
     `rule`: the optimizer that updates.  `precision`: of the forward pass, with the values `full` in float32, and
     `scaling` of the loss.  `average`: moving averages of the weights.  `checkpoints`: what is kept, or `planning`: what
@@ -98,9 +98,9 @@ class Spec:
 
     @property
     def request(self) -> Request | None:
-        """What a planner is asked for: `planning`, with the offloading, approximations and slices of the step.
+        """The request to a planner: `planning`, with the offloading, approximations and slices of the step.
 
-        None if nothing is.  UsageError for what is invalid or excludes each other.
+        None without one.  UsageError for options that are invalid or exclude each other.
         """
         allowed = () if self.checkpoints or not self.allowed else parse_permissions(self.allowed)
         planning = dataclasses.replace(self.planning, offload=self.offload, approximations=allowed).checked()

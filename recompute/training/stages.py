@@ -20,7 +20,7 @@ _BALANCE = 20
 
 
 def _work(o: Operator) -> float:
-    """What an operator takes, in operations: the same on every rank, as measured times would not be."""
+    """The work of an operator in FLOPs, the same on every rank (unlike measured times): see `_BALANCE`."""
     cost = operator_cost(o)
     return max(cost.flops, cost.bytes * _BALANCE)
 

@@ -183,7 +183,7 @@ class Graph:
         return matrix
 
     def _cast(self, node: onnx.NodeProto) -> np.ndarray | None:
-        """What a node makes of integers, a zero point and a scale; None where it is something else."""
+        """A node's result from integers, a zero point and a scale; None if it reads anything else."""
         ins = []
         for name in node.input:
             maker = self.makers().get(name)

@@ -119,7 +119,7 @@ def _stored_turned(model: Graph, name: str) -> bool:
 
 
 class _Names:
-    """What PEFT calls the model's modules and tensors."""
+    """PEFT's names of the model's modules and tensors."""
 
     def __init__(self, prefix: str = "", rename: Mapping[str, str] | None = None) -> None:
         self._prefix, self._parts = prefix, {} if rename is None else expect("rename", rename, Mapping, "a dictionary")

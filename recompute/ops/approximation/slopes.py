@@ -29,7 +29,7 @@ def code_bits(steps: int) -> int:
 
 
 class _Slopes(Op, abstract=True):
-    """What both operators share: a tensor, and its codes in flat order."""
+    """The base of both operators: a tensor, and its codes in flat order."""
 
     autocast = "follow"
 

@@ -28,7 +28,7 @@ _FARTHEST = 1 << 24
 
 @dataclass(frozen=True)
 class Convolution(Op, abstract=True):
-    """What the convolutions share.  `pads`: those before each spatial axis, then those after."""
+    """The base of convolutions.  `pads`: those before each spatial axis, then those after."""
 
     autocast = "low"
     #: inputs whose first axis is that of images; whether the result is a sum over images

@@ -18,7 +18,7 @@ from ..window import Window, full, output_size
 
 @dataclass(frozen=True)
 class Windows(Move, abstract=True):
-    """What both share: windows of `block` elements over an image of shape `image`."""
+    """The base of both: windows of `block` elements over an image of shape `image`."""
 
     image: tuple[int, ...]
     block: tuple[int, ...]

@@ -160,7 +160,7 @@ class Loop(Op):
 
     @property
     def inplace(self):
-        """What that may overwrite."""
+        """The inputs that the output at `inplace_output` may overwrite."""
         return self.overwrites(self.inplace_output)
 
     def types(self, inputs: Types, tile: Sequence[int] | None = None) -> dict[int, TensorType | None]:

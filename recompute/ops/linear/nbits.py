@@ -50,7 +50,7 @@ _NARROWEST = 16
 
 @dataclass(frozen=True)
 class Packed(Op, abstract=True):
-    """What the operators share: how rows of K elements are packed."""
+    """The base of the operators: how rows of K elements are packed."""
 
     K: int = 0
     bits: int = 4

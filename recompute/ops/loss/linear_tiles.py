@@ -192,7 +192,7 @@ class Tiles:
         return sums
 
     def share(self, dloss: Array | None, rows: slice, out: Array) -> None:
-        """What these rows' losses count in the result, times the result's gradient (None: 1)."""
+        """Writes the factors of these rows' losses in the result, times the result's gradient (None: 1)."""
         op = self.op
         out[...] = 1 if dloss is None else dloss.reshape(-1)[rows] if op.reduction == "none" else dloss
         if op.reduction == "mean":

@@ -1,4 +1,4 @@
-"""What the optimizers' update operators have in common.
+"""The base of the optimizers' update operators.
 
 Every update takes the parameter w, its gradient g, the optimizer's state, and the learning rate (a scalar).  It is
 computed in the parameter's element type, or in f32 for f16 and bf16 parameters, whose state is f32.  Both can be stored

@@ -18,7 +18,7 @@ from .windows import Pooling, _pool_samples, block_planes, cut, planes
 
 @dataclass(frozen=True)
 class Averaging(Pooling, abstract=True):
-    """What AveragePool and its gradient share."""
+    """The base of AveragePool and its gradient."""
 
     count_include_pad: int = 0
 

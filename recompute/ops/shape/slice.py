@@ -22,7 +22,7 @@ def _bound(n: int) -> int:
 
 @dataclass(frozen=True)
 class Sliced(Move, abstract=True):
-    """What Slice and its gradient share: Python's slices, `starts:ends:steps`, of some axes."""
+    """The base of Slice and its gradient: Python's slices, `starts:ends:steps`, of some axes."""
 
     starts: tuple[int, ...]
     ends: tuple[int, ...]

@@ -21,7 +21,7 @@ from .resize_maps import COORDINATES, NEAREST, Span, indices, matrix, outside
 
 @dataclass(frozen=True)
 class Interpolation(Op, abstract=True):
-    """What Resize and its gradient share.
+    """The base of Resize and its gradient.
 
     `scales`: output by input size of every axis; () where they follow from the sizes.  `roi`: for
     tf_crop_and_resize, the starts and the ends, for all axes, of the part that is resized.
@@ -146,7 +146,7 @@ class Resize(Interpolation):
         return (y,)
 
     def scratch(self, ins, outs):
-        """What each axis leaves to the next, for one image."""
+        """Results between the axes, for one image."""
         return self.buffers(ins[0], self.steps(ins[0].shape, self.shape, back=False))
 
     def compute(self, ins, outs, scratch):
@@ -245,7 +245,7 @@ class ResizeGrad(Interpolation):
         return (x,)
 
     def scratch(self, ins, outs):
-        """What each axis leaves to the next, for one image."""
+        """Results between the axes, for one image."""
         return self.buffers(ins[0], self.steps(self.shape, ins[0].shape, back=True))
 
     def compute(self, ins, outs, scratch):

@@ -25,7 +25,7 @@ _MOST_SAMPLES = 1 << 12
 
 
 class Regions(Op, abstract=True):
-    """What pools of regions share: a maximum over candidates, each an element of x times a weight."""
+    """The base of pools of regions: a maximum over candidates, each an element of x times a weight."""
 
     spatial_scale: float
     #: positions of the regions, and of their images' numbers where they are an input of their own
@@ -103,7 +103,7 @@ def on_host(a: Array) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Aligned(Regions, abstract=True):
-    """What RoiAlign and its gradient share."""
+    """The base of RoiAlign and its gradient."""
 
     output_height: int = 1
     output_width: int = 1

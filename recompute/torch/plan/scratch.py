@@ -54,7 +54,7 @@ class Call:
 
     @property
     def signature(self) -> str:
-        """What temporaries depend on: operator, shapes, strides, types, options, threads; "" if it cannot be run."""
+        """A key of the bytes of temporaries: operator, arguments, threads; "" if it cannot be run."""
         import torch
 
         target = self.target

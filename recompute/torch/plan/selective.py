@@ -152,7 +152,7 @@ def wrapped(module: Module, blocks: dict[str, Callable]) -> Iterator[None]:
 
 @dataclass
 class Read:
-    """What is learned of a block while it runs: its operators, and bytes that it leaves behind, plain and wrapped."""
+    """Measurements of a block while it runs: its operators, and bytes that it leaves behind, plain and wrapped."""
 
     name: str
     operators: list[Operator] = field(default_factory=list)

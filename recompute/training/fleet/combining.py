@@ -71,7 +71,7 @@ def switched_on(strategy: DistributedStrategy, ranks: int) -> list[str]:
 
 
 def refused_pair(on: list[str]) -> str:
-    """What is wrong with the options that are on: both names of the first pair that does not go; "" for nothing."""
+    """Why the options that are on are refused: both names of the first pair that is not combined; "" for nothing."""
     for (a, b), why in REFUSED_PAIRS.items():
         if a in on and b in on:
             return f"{OPTIONS[a]} and {OPTIONS[b]} are not combined: {why}"
