@@ -1,4 +1,4 @@
-"""What is added to the scores of one attention: a band, and biases that remain."""
+"""Masks of one attention's scores: a band, and the biases that remain."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class Masks:
     def sum(
         self, entries: Sequence[Bias | Hidden], dtype: str, regrouped: Callable[[Value, Level], Value]
     ) -> Value | None:
-        """What the entries make of scores that are 0; None without entries."""
+        """The sum of the entries, as added to scores of 0; None without entries."""
         b = self.builder
         alone = all(isinstance(e, Hidden) and not e.group for e in self.entries)
         numbers = sorted({e.number for e in entries if isinstance(e, Hidden) and e.number > -math.inf}, reverse=True)

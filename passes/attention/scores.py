@@ -22,7 +22,7 @@ _AFTER_NAN = op.Where(op.IsNaN("weights").named("bad"), 0.0, "weights")
 
 @dataclass
 class Weights:
-    """What happens between a softmax and the product with the values."""
+    """The steps between a softmax and the product with the values."""
 
     product: Operator
     dropout: Operator | None = None
@@ -33,7 +33,7 @@ class Weights:
 
 @dataclass
 class Scores:
-    """What happens between the product of queries and keys and the softmax; `masks` collects what is added."""
+    """The steps between the product of queries and keys and the softmax; `masks` collects the terms added."""
 
     masks: Masks
     scale: float = 1.0
@@ -145,7 +145,7 @@ class Walk(Search):
         raise NoMatchError(f"a {name} makes its scores")
 
     def limited(self, op: Operator) -> Value:
-        """What is limited from below by a number that only keeps -inf away."""
+        """The operand that a Clip or Max bounds from below by a number that only keeps -inf away."""
         if len(op.inputs) > 2 and op.inputs[2] is not None:
             raise NoMatchError("its scores are limited from above")
         for rest, low in operands(op):

@@ -43,7 +43,7 @@ class FindHead(Pass):
 
 @dataclass
 class _Chain:
-    """What is known between a loss and its product while operators are followed upwards.
+    """The state of the walk from a loss upwards to its product.
 
     `moves`: what has to be done to x, as (axes of the logits that it is about) → a function that emits it; `factor` and
     `cap` as in LinearCrossEntropy, from the logits upwards; `logarithms`: a LogSoftmax is still to come; `names`: the
@@ -119,7 +119,7 @@ class _Search(Search):
         return names
 
     def note(self, op: Operator, found: Found | NoMatchError) -> str:
-        """What was found, or why it is no head."""
+        """A note: the head that was found, or why it is none."""
         if isinstance(found, Found):
             return f"'{result(op).name}' and its product are a head of {self.words:,} words"
         return f"cross entropy '{result(op).name}' is not fused with a product: {found}"
@@ -305,7 +305,7 @@ class _Search(Search):
 
 
 def _transposed(perm: tuple[int, ...], classes: int) -> Callable[[Builder, Value], Value]:
-    """What a Transpose of the logits does to x, whose last axis stays there: `classes` is where the words go."""
+    """A Transpose of the logits, applied to x, whose last axis stays last; `classes`: the words' new axis."""
     order = tuple(p if p < perm[classes] else p - 1 for i, p in enumerate(perm) if i != classes)
 
     def move(b: Builder, x: Value) -> Value:
@@ -315,7 +315,7 @@ def _transposed(perm: tuple[int, ...], classes: int) -> Callable[[Builder, Value
 
 
 def _sliced(op: Operator, classes: int) -> Callable[[Builder, Value], Value]:
-    """What a Slice of positions does to x."""
+    """A Slice of positions, applied to x."""
 
     def move(b: Builder, x: Value) -> Value:
         rule: Any = op.op

@@ -171,7 +171,7 @@ class _Walk:
         return positions[-1] if positions else -1
 
     def yielded(self, group: _Group) -> list[str]:
-        """What somebody outside of a group reads, in the order in which it is made."""
+        """Values that operators outside of a group read, in the order of execution."""
         members = set(group.members)
         values = []
         for i in group.members:

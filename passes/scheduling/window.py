@@ -134,7 +134,7 @@ class Window:
         return None, tries
 
     def _choices(self, ran: int, live: int, ready: list[int], limit: int) -> list[tuple[int, int]]:
-        """What may run next: (change of live bytes, operator), the best first; one only where it cannot hurt."""
+        """Candidates to run next: (change of live bytes, operator), the best first; one only where it cannot hurt."""
         choices, room = [], limit - live
         for k in ready:
             effect = self.known[k].get(ran & self.sees[k])

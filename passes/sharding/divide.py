@@ -91,7 +91,7 @@ def divide(
 
 @dataclass
 class _Read:
-    """What readers take of a whole value."""
+    """The parts of a whole value that readers take."""
 
     parts: set[Cut] = field(default_factory=set)
     whole: bool = False
@@ -317,7 +317,7 @@ class _Divide:
         return [w for w in self.along(o, states) if all(s is not None for s in w.inputs)]
 
     def price(self, o: Operator, way: _Way) -> tuple[float, int, int]:
-        """What a way costs: bytes to send, then how much stays whole, then partial results."""
+        """The cost of a way: bytes to send, then how much stays whole, then partial results."""
         sent = 0.0
         for v, s in zip(o.inputs, way.inputs, strict=True):
             if v is not None:
@@ -331,7 +331,7 @@ class _Divide:
     # -- values -------------------------------------------------------------------------------------------------------
 
     def state(self, name: str) -> State:
-        """What a rank has of a value."""
+        """The state of a value on a rank: its cut, a partial result, or None if it is whole."""
         return self.own[name][0] if name in self.own else None
 
     def cost(self, v: Value, then: State) -> float:
@@ -397,7 +397,7 @@ class _Divide:
             self.finish(v, p, s, o.outputs.index(v) in shares)
 
     def finish(self, v: Value, p: Value, s: State, share: bool) -> None:
-        """What is left to do for a result: a share of a mean, the state that is wanted."""
+        """Finishes a result: takes its share of a mean, and brings it into the state that is wanted."""
         if share:
             p = self.b.Mul(p, self.b.constant(1 / self.how.ranks, p))
         then = self.final.get(v.name, s)

@@ -35,7 +35,7 @@ class Facts:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Number of parameters of the network."""
         return self.layers * self.layer_parameters + self.fixed_parameters
 
     def step_flops(self, batch: int) -> float:

@@ -154,7 +154,7 @@ def _one_by_one(derived: Derived) -> Iterator[frozenset[int]]:
 
 
 def _best(plans: list[Candidate]) -> list[Candidate]:
-    """Those with a lower peak than all cheaper ones, the highest peak first, the least of all last."""
+    """The plans with a lower peak than all cheaper ones, the highest peak first, the least of all last."""
     kept: list[Candidate] = []
     least = min(plans, key=lambda c: (c.peak, c.cost, sorted(c.names)))
     for c in sorted(plans, key=lambda c: (c.cost, c.peak, sorted(c.names))):

@@ -72,7 +72,7 @@ class Policy:
 
     @property
     def plain_peak(self) -> int:
-        """The same without recomputation."""
+        """The peak without recomputation, in bytes."""
         return self.plain.peak
 
     @property

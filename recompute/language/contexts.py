@@ -158,7 +158,7 @@ class ImportedNode(Protocol):
         """Input `i` as a buffer: kept, but not trained."""
 
     def frozen(self, i: int) -> Value:
-        """The same that nothing updates: what only has another shape than an initializer shares its buffer."""
+        """Input i as a value that nothing updates: with another shape only, it shares an initializer's buffer."""
 
     def step(self) -> Value:
         """The step counter (i64[]), state of the program."""

@@ -88,7 +88,7 @@ class Operator:
 
     @property
     def types(self) -> tuple[tuple[TensorType | None, ...], tuple[TensorType | None, ...]]:
-        """Those of the inputs and of the outputs; None where one is absent."""
+        """Types of the inputs and of the outputs; None where one is absent."""
         return (
             tuple([None if v is None else v.type for v in self.inputs]),
             tuple([None if v is None else v.type for v in self.outputs]),

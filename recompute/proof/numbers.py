@@ -125,7 +125,7 @@ class Numbers(Table):
         return self.single(op, inputs, ins, outs)
 
     def single(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None] | None:
-        """The same for a slice of one element, of which factors of the operator itself say nothing."""
+        """Views of the results for a slice of one element, about which the operator's own factors say nothing."""
         axes = [v.axes() if v is not None else None for v in inputs]
         cut = [
             (k, i)

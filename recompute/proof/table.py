@@ -67,7 +67,7 @@ class Wide:
     unlike: bool
 
     def own_sums(self) -> Wide:
-        """The same, as wide along the kept indices alone."""
+        """This result, wide along the kept indices only."""
         operands, totals = self.operands, list(self.totals)
         for i, start, _ in self.ended:
             at = totals[i][1]
@@ -118,7 +118,7 @@ class Table:
         return v.offset == 0 and v.bare().digits == View.whole(v.base, self.nodes[v.base].shape).digits
 
     def with_ones(self, v: View) -> View:
-        """The same, with a digit for each dimension of the base of which one element is taken."""
+        """The view with a digit for each dimension of the base of which one element is taken."""
         if not self.narrow(v) or any(n == 1 for n, _ in v.digits):
             return v
         digits = list(v.digits)
@@ -300,7 +300,7 @@ class Table:
         *,
         common: bool = False,
     ) -> Wide:
-        """The same with the indices as they are, and as wide in those that are `fixed`.
+        """The expression over indices as wide as operands allow; those in `fixed` stay as they are.
 
         `common`: also where operands begin or end at different places, as far as all of them go.
         """

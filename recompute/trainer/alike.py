@@ -32,14 +32,14 @@ def compare_runs(trainer: Any, run: Run, **options: Any) -> None:
 
 
 def compare_evaluations(trainer: Any, data: Feeding) -> None:
-    """The same for an evaluation alone."""
+    """Compares the facts of all ranks before an evaluation alone.  UsageError if they differ."""
     if trainer.ranks.size > 1:
         facts = {"batch of the evaluation": data.batch, **_of_data(trainer, "data of the evaluation", data)}
         trainer.ranks.must_be_same("the comparison of all ranks' models and data", facts, trainer.program)
 
 
 def in_step(feeds: Batches, data: Feeding, ranks: Ranks) -> Batches:
-    """The same batches.  UsageError, on all ranks, where a stream ends on some, or batches have other sizes there."""
+    """The batches, compared.  UsageError, on all ranks, if a stream ends on some, or batches have other sizes there."""
     if not data.streams or ranks.size == 1:
         yield from feeds
         return

@@ -68,7 +68,7 @@ class Ranks:
         return [value]
 
     def gather(self, what: str, value: T) -> list[T]:
-        """The same on rank 0; nothing on others."""
+        """The values of all ranks on rank 0; nothing on others."""
         return [value]
 
     def must_be_same(self, what: str, facts: Mapping[str, Any], program: Program | None = None) -> None:

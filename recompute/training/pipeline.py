@@ -181,7 +181,7 @@ def update_passes(spec: Spec, program: Program) -> list[Pass]:
 
 
 def _insertions(spec: Spec) -> tuple[Insertion, ...]:
-    """Those of the wrappers, then the user's own."""
+    """The insertions of the wrappers, then the user's own."""
     return (*spec.inserted, *(spec.target or Target()).insertions)
 
 

@@ -73,7 +73,7 @@ class Spec:
     inserted: tuple[Insertion, ...] = ()
 
     def with_(self, **changes: Any) -> Spec:
-        """The same with changes."""
+        """A copy with changes."""
         return dataclasses.replace(self, **changes)
 
     @property
@@ -112,19 +112,19 @@ class Spec:
         return bool(self.checkpoints) or self.request is not None
 
     def without_plan(self) -> Spec:
-        """The same step with nothing recomputed, approximated or in slices: the same numbers."""
+        """The spec of the step with nothing recomputed, approximated or in slices: the same numbers."""
         plain: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(self) if f.name in _PLAN}
         return self.with_(**plain)
 
     def for_batch(self, samples: int, most: int) -> Spec:
-        """The same for steps of `samples` samples, with gradient merge in micro-batches of at most `most` samples."""
+        """The spec for steps of `samples` samples, with gradient merge in micro-batches of at most `most` samples."""
         if self.parallel is not None:
             merge = None if self.merge is None else Merge(1, self.merge.avg)
             return self.with_(parallel=self.parallel.for_batch(samples, self.merge), merge=merge)
         return self if self.merge is None else self.with_(merge=self.merge.for_batch(samples, most))
 
     def only_slices(self) -> Spec:
-        """The same with its slices alone, and nothing recomputed or approximated."""
+        """The spec with its slices only: nothing recomputed or approximated."""
         return self.without_plan().with_(slices=self.slices)
 
     def before_slices(self) -> Spec:
@@ -132,7 +132,7 @@ class Spec:
         return self.only_slices().with_(later=True)
 
     def at_whole_batch(self, batch: int) -> tuple[Spec, int]:
-        """The same for a program that is made at the batch of all micro-batches of `batch`; how many these are.
+        """The spec for a program at the batch of all micro-batches of `batch`, and the number of these.
 
         Of ranks, `batch` is that of all of them.
         """

@@ -245,7 +245,7 @@ class Watch:
             self._judge(wait, members, late, asked)
 
     def _judge(self, wait: Any, members: dict[int, tuple], late: float, asked: float) -> None:
-        """Those that have not begun what this rank waits for: stopped, or busy."""
+        """Warns about, or aborts for, ranks that have not begun what this rank waits for: stopped, or busy."""
         silent = [r for r in members if r not in self._answers or self._answers[r][0] < asked]
         busy = {r: self._answers[r][2] for r, p in members.items() if r not in silent and self._behind(r, p, wait)}
         reasons = [f"rank {r} gives no sign of life: it is stopped, or cut off" for r in silent]

@@ -128,7 +128,7 @@ class RematerialisationProblem:
         return replace(self, nodes=self.nodes[:first] + late)
 
     def remembered(self, key: Any, make: Callable[[], T]) -> T:
-        """What `make` gives, worked out once for this problem and kept with it under a key."""
+        """The result of `make`, computed once for this problem and cached under a key."""
         known = vars(self).setdefault("_remembered", {})
         if key not in known:
             known[key] = make()

@@ -1,4 +1,4 @@
-"""What is said about a budget that no plan fits: the least that was found to work, and what no plan can lower."""
+"""Errors for a budget that no plan fits: the least one that works, and the bytes that no plan can save."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def neighbours(frontier: Frontier, budget: int) -> list[tuple[Point, float]]:
 
 
 def convex(points: list[Point]) -> list[Point]:
-    """Those points, sorted by peak, that no mixture of two others beats."""
+    """The convex hull: of points sorted by peak, those that no mixture of two others beats."""
     hull: list[Point] = []
     for p in points:
         while len(hull) > 1:
@@ -222,7 +222,7 @@ def convex(points: list[Point]) -> list[Point]:
 
 
 def quick_frontier_of(problem: RematerialisationProblem) -> Frontier:
-    """What cuts find for a problem, and what else was found since; the problem remembers it, and ends with it."""
+    """The frontier of a problem: points of cuts, and all found since; cached with the problem."""
     known: Frontier | None = vars(problem).get(_FOUND)
     if known is None:
         watch = current()

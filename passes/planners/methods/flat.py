@@ -118,7 +118,7 @@ class Schedule:
         self.x[self.x[layout.BEST] : self.x[layout.BEST] + len(best)] = best
 
     def run(self, what: int, given: Sequence[int] = ()) -> Run:
-        """What does something of `moves.py`: run(begin, stop).  Not to be used after `grow`."""
+        """The compiled function for a task of `moves.py`: run(begin, stop).  Not to be used after `grow`."""
         self.x[layout.WHAT] = what
         return self.bind((self.x, self.f, self.alive, np.array(given or [0], np.int64)))
 

@@ -73,7 +73,7 @@ class AlongAxis(Op, abstract=True):
 
 
 class AlongRows(AlongAxis, Rowwise, abstract=True):
-    """Those with a formula over rows."""
+    """The base of operators along an axis with a formula over rows."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Reduce(Op, abstract=True):
         return (x.with_shape([d for i, d in enumerate(x.shape) if i not in axes]),)
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
-        """Those that stay; and reduced ones where partial results can be combined."""
+        """The axes that stay, and reduced ones if partial results can be combined."""
         x = need(ins[0])
         reduced = normal_axes(self.axes, x.ndim, self)
         kept = [a for a in range(x.ndim) if self.keepdims or a not in reduced]

@@ -128,7 +128,7 @@ class Interpolation(Op, abstract=True):
         return dataclasses.replace(form, always=True)
 
     def _key(self) -> Resize:
-        """The same for a resize and its gradient, and for all shapes."""
+        """A key that is equal for a resize and its gradient, and for all shapes."""
         return Resize(**{**self.options(Interpolation), "shape": (), "scales": (), "roi": ()})
 
 

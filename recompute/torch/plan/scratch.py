@@ -41,7 +41,7 @@ class Call:
         return cls(node.target, args, kwargs, node.meta.get("val"))
 
     def described(self) -> Call:
-        """The same with tensors' shapes in their place: it holds no storage."""
+        """This call with shapes in place of tensors: it holds no storage."""
         import torch
         from torch.utils import _pytree as trees
 

@@ -322,7 +322,7 @@ class Search:
         return self._watching(name, asked_once(record))
 
     def _watching(self, name: str, pair: tuple[Any, Any]) -> tuple[Any, Any]:
-        """The same contexts; the second one begins a phase, and counts operators that run again."""
+        """The pair of contexts; the second one begins a phase, and counts operators that run again."""
 
         @contextlib.contextmanager
         def again() -> Iterator[None]:

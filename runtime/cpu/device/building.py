@@ -80,7 +80,7 @@ def makes_library() -> bool:
 
 
 def asked(features: str) -> list[str]:
-    """Those of LLVM's features, such as "+avx,-prefer-256-bit", that a library asks its processor for."""
+    """The features of LLVM, such as "+avx,-prefer-256-bit", that a library asks its processor for."""
     return [f for f in _ASKED if f"+{f}" in features.split(",")]
 
 

@@ -72,7 +72,7 @@ def decoding(codes, scales, book, y, begin, end):
 
 @kernel
 def encoding(x, between, codes, scales, unscale, begin, end):
-    """The same back; nothing where `unscale` is 0."""
+    """codes, scales ← x in blocks of 256, 8 bits each; nothing where `unscale` is 0."""
     if unscale.size and unscale[0] == 0:
         return
     for b in range(begin, end):

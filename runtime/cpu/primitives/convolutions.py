@@ -202,7 +202,7 @@ class _Primitive:
         made.add(made.lib.reorder(*layouts), dict(zip(_COPIED, places, strict=True)))
 
     def _pack_parts(self, maker: Maker, axis: int, names: Sequence[str], layouts: Sequence[int]) -> bool:
-        """The same in ranges of an axis; whether there is fast code for it."""
+        """Makes the primitive for ranges of an axis; returns whether there is fast code for it."""
         lib, size = maker.lib, self.shape[axis]
         count = parts(size // _ROWS) if size % _ROWS == 0 else 1
         if count == 1:

@@ -136,7 +136,7 @@ class _Sums(_Common):
         return [packed, self.sweep.largest_block]
 
     def calls(self, source: Array, w: Array, result: Array, bias: Array | None, packed: Any, block: Any) -> list[Call]:
-        """All of them, in order."""
+        """All calls of the operator, in order."""
         sequence = [self._pack(w, packed)] if self.packed else []
         fill = bias is not None or not self.covered
         if fill:
@@ -238,7 +238,7 @@ class _Weight(_Common):
         return (channel * self.taps + tap if self.run == 1 else tap * g.cg + channel) * self.panel
 
     def calls(self, x: Array, y: Array, w: Array, sums: Array, block: Any, copied: Any) -> list[Call]:
-        """All of them, in order."""
+        """All calls of the operator, in order."""
         s = self.sweep
         sequence = []
         for i, cut in enumerate(s.cuts()):
@@ -366,7 +366,7 @@ class ConvolutionProvider:
     name = "convolution"
 
     def accepts(self, op: Operator) -> bool:
-        """All of them."""
+        """Any convolution with channels last, if the kernels are available."""
         if unavailable():
             return False
         c = convolved(op)

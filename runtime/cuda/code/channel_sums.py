@@ -81,7 +81,7 @@ class _Loops:
 
     @classmethod
     def over(cls, form: Channels, names: tuple[str, ...], *arrays: Buffer) -> _Loops:
-        """Those of a form over these arrays."""
+        """The loops of a form over these arrays."""
         dtype = arrays[0].dtype
         pack = form.pack(dtype)
         aligned = pack == 1 or all(b.address % 16 == 0 for b in arrays)

@@ -208,7 +208,7 @@ class Sizes:
 
 
 def sizes(forward: Recurrent, x: TensorType, *, masked: bool) -> Sizes | None:
-    """Those of a kernel of all steps; None where there is none, as for states that change in place (`masked`)."""
+    """The sizes of a kernel for all steps; None if there is none, as for states that change in place (`masked`)."""
     n, linear = forward.hidden_size, getattr(forward, "linear_before_reset", 1)
     small = 2 * x.shape[1] * forward.gates * n * n <= _SMALL
     form = Sizes(forward.gates, 4 if forward.name == "GRU" else forward.gates, n)
