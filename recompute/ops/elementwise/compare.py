@@ -82,7 +82,6 @@ class Predicate(Elementwise, abstract=True):
             yield draw.case(cls(), x.astype(dtype))
 
 
-@dataclass(frozen=True)
 class IsNaN(Predicate, onnx=True):
     """Whether x is NaN."""
 

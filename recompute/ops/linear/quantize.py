@@ -11,7 +11,6 @@ clipped, and s the gradient of Esser et al. (2020).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,7 +28,6 @@ _RANGES = {f"{s}{n}": ((0, 2**n - 1) if s == "u" else (-(2 ** (n - 1)), 2 ** (n 
            for s in "ui" for n in (2, 4, 8, 16, 32)}  # fmt: skip
 
 
-@dataclass(frozen=True)
 class RoundStraight(Ufunc):
     """x rounded to whole numbers, halves to even, with the gradient of x (straight-through estimator)."""
 
