@@ -1,4 +1,4 @@
-"""What an executor runs: the block of a program, compiled for a place and what is fetched."""
+"""The compiled program of an executor: the block of a program, compiled for a place and what is fetched."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _BLOCK = 128
 
 
 def compiled(nodes: int) -> Callable[[Arrays], Run] | None:
-    """What binds compiled moves to the arrays of a problem of so many nodes; None where Python shall make them."""
+    """The function that binds compiled moves to the arrays of a problem of so many nodes; None: use Python's."""
     if native.unavailable():
         return None
     kernel = _kernel()

@@ -198,7 +198,7 @@ class NcclEngine(Engine):
         return {r: _STEPS for r in range(self.mesh.ranks) if r != self.rank}
 
     def trouble(self) -> str:
-        """What NCCL has met since; "" where nothing."""
+        """NCCL's asynchronous error; "" for none."""
         for name, (comm, _) in () if self._closed else list(self._channels.items()):
             try:
                 comm.check_async_error()

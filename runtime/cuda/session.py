@@ -223,7 +223,7 @@ class CudaSession:
         return (Arrive(next(op.reads()).name), *(() if there else (Copy(outs[0], ins[0]),)))
 
     def _used(self, op: Operator) -> tuple[list[Buffer], list[Buffer]]:
-        """What an operator reads, and what it writes."""
+        """The buffers that an operator reads, and those that it writes."""
         return [self.arrays[v.name] for v in op.reads()], [self.arrays[v.name] for v in (*op.writes(), *op.scratch)]
 
     def _buffer(self, v: Value | None) -> Any:
@@ -324,7 +324,7 @@ class CudaSession:
         self._give()
 
     def _give(self) -> None:
-        """What the host may have written goes to the device; everything if another session ran in the meantime."""
+        """Copies to the device what the host may have written; everything if another session ran in the meantime."""
         data = None if self._data is None else self._data()
         if data is not None and data.held_by(self):
             self._claimed = set(self.hosts)

@@ -85,7 +85,7 @@ class Code:
         return self.let(f"sdiv i64 {a}, {b}")
 
     def rem(self, a: int | str, b: int | str) -> str:
-        """What `div` leaves."""
+        """The remainder of `div`."""
         return self.let(f"srem i64 {a}, {b}")
 
     def smaller(self, a: int | str, b: int | str) -> str:
@@ -134,7 +134,7 @@ class Code:
         return name
 
     def get(self, variable: str, kind: str = "i64") -> str:
-        """What a variable holds."""
+        """The value of a variable."""
         return self.let(f"load {kind}, ptr {variable}")
 
     def set(self, variable: str, kind: str, value: str) -> None:

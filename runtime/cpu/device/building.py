@@ -29,7 +29,7 @@ NATIVE = "native"
 
 @dataclass(frozen=True)
 class Machine:
-    """What code is made for: LLVM's triple, and its names of the processor and of what that has.
+    """The target of generated code: LLVM's triple, and its names of the processor and of its features.
 
     `fused`: whether a · b + c is one instruction there; elsewhere it is two, and rounds twice.  `portable`: whether
     its code has the bits of every other machine's (see portable.py).  `library`: whether code leaves this process.
@@ -63,7 +63,7 @@ _chosen: list[Machine] = []
 
 
 def machine() -> Machine | None:
-    """What `build_for` has chosen; None: code is for this process."""
+    """The target that `build_for` has chosen; None: code is for this process."""
     return _chosen[0] if _chosen else None
 
 

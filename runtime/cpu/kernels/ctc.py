@@ -189,7 +189,7 @@ def _gradients(x, labels, lengths, dloss, dx, rows, blank, ignored, status, begi
 
 
 class Samples(Family):
-    """What both share."""
+    """The base of both families."""
 
     def accepts(self, op: Operator) -> bool:
         """Enough states."""

@@ -116,7 +116,7 @@ class StoredUpdates(Family):
     """(w, g, ...) → w, state ..., where they are rounded stochastically or have 8 bits."""
 
     def accepts(self, op: Operator) -> bool:
-        """What no generated loop takes."""
+        """Updates with stored state, which no generated loop takes."""
         rule, types = rule_of(op)
         return rule.stores and not native.unavailable() and all(t is None or t.dtype != "f16" for t in types)
 

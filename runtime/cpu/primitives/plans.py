@@ -107,7 +107,7 @@ class Maker:
         self.stages.append(Stage(primitive, parts, lib.implementation(descriptor), several))
 
     def plan(self) -> Plan:
-        """What was added."""
+        """The plan of the stages that were added."""
         if self.apart:
             self.buffers["scratchpad"] = max(self.buffers["scratchpad"], self.apart * native.threads())
         return Plan(tuple(self.stages), tuple(self.buffers.items()), self.apart)

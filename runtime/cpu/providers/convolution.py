@@ -54,7 +54,7 @@ def _spans(total: int, parts: int) -> list[tuple[int, int]]:
 
 
 class _Common:
-    """What the products share: the sweep, panels of the result's channels, and taps that are one run in memory.
+    """The base of the products: the sweep, panels of the result's channels, and taps that are one run in memory.
 
     `vectors`: those of a panel's row; each product chooses its own.
     """
@@ -391,7 +391,7 @@ class ConvolutionProvider:
 
 
 def _planned(op: Operator) -> tuple[Convolved, _Plan]:
-    """What an operator that the provider accepts computes, and its kernels."""
+    """The convolution that an accepted operator computes, and its kernels."""
     c = need(convolved(op))
     return c, _plan(c)
 

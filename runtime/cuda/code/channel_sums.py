@@ -94,7 +94,7 @@ class _Loops:
 
     @property
     def name(self) -> str:
-        """What kernels with these loops have behind their names."""
+        """The suffix of the names of kernels with these loops."""
         packed = f"_{self.pack}x{self.lanes}{'' if self.aligned else '_odd'}" if self.pack > 1 else ""
         return f"{'_last' if self.last else ''}{packed}"
 

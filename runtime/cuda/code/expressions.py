@@ -77,7 +77,7 @@ def code(
 
 
 def stored(x: Expr) -> Expr:
-    """What is handed to `narrow` for an element of x: a half is made only once."""
+    """The operand of `narrow` for an element of x: a 16-bit float is rounded only once."""
     halved = x.fn == "cast" and x.dtype in HALVES and x.args[0].dtype == "f32"
     return x.args[0] if halved else x
 

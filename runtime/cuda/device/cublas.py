@@ -77,7 +77,7 @@ class Cublas:
             raise JobError(f"{name} failed with status {status}")
 
     def prepare(self, p: Product) -> Callable[[], None]:
-        """What runs a product on the handle's stream."""
+        """A function that runs a product on the handle's stream."""
         parts = [arguments(p, first) for first in range(0, p.batch, _BATCH)] if p.m and p.n else []
 
         def run() -> None:

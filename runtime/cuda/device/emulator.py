@@ -126,7 +126,7 @@ class EmulatedDevice:
             progress(min(i + _TOGETHER, len(missing)), len(missing))
 
     def prepare(self, call: Call) -> Callable[[], None]:
-        """What runs a call, as often as it is wanted."""
+        """A function that runs a call, any number of times."""
         if isinstance(call, Launch):
             return self._launch(call)
         if isinstance(call, Product):

@@ -42,7 +42,7 @@ def quietly(done: int, count: int) -> None:
 
 @functools.cache
 def prelude() -> str:
-    """What every kernel may use."""
+    """The source text that every kernel may use."""
     return (Path(__file__).parent / "prelude.h").read_text()
 
 
@@ -172,7 +172,7 @@ class Launch:
         return array, held
 
     def within(self, multiprocessors: int) -> list[Launch]:
-        """What is launched of it on so many multiprocessors: itself, unless its kernel is resident.
+        """The launches on so many multiprocessors: this one, unless its kernel is resident.
 
         A resident kernel goes over steps, from and up to its last two arguments; between steps its blocks wait for
         those along x.  Each of them runs on a multiprocessor of its own: as many along y as there are, which share the
@@ -254,7 +254,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Await:
-    """What is launched from here on runs behind the last transfer to `target`."""
+    """Orders later launches behind the last transfer to `target`."""
 
     target: Buffer
 
@@ -275,7 +275,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Arrive:
-    """What is launched from here on runs behind the communication that writes the value `name`."""
+    """Orders later launches behind the communication that writes the value `name`."""
 
     name: str
 

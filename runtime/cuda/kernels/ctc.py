@@ -150,7 +150,7 @@ def _kernel(dtype: str, label: str, length: str, *, gradient: bool) -> Kernel:
 
 
 class Samples(Family):
-    """What both share."""
+    """The base of both families."""
 
     def accepts(self, op: Operator) -> bool:
         """All that the operators take."""

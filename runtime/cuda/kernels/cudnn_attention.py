@@ -41,7 +41,7 @@ _FORWARD, _GRADIENT = (
 
 @dataclass(frozen=True)
 class Heads:
-    """What is asked: `heads` of queries for each of `shared` heads of keys and values, `t` queries, `s` keys.
+    """The shape: `heads` of queries for each of `shared` heads of keys and values, `t` queries, `s` keys.
 
     `last`: the tensors that are [batch, queries or keys, heads, size].
     """
@@ -211,7 +211,7 @@ class Attention:
         return None if isinstance(chosen, str) else chosen
 
     def accepts(self, op: Operator) -> bool:
-        """What cuDNN has a plan for, of operands that begin at multiples of 16 bytes as values do."""
+        """Whether cuDNN has a plan, for operands that begin at multiples of 16 bytes, as values do."""
         return self._plan(op) is not None
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:

@@ -168,7 +168,7 @@ class HeadLoss(Family):
 
 
 def _seen(head: _Head, block: Buffer, rows: slice, words: slice, stats: Buffer) -> Call:
-    """What is known of rows after a slice."""
+    """The call that updates the statistics of rows after a slice."""
     m, n = rows.stop - rows.start, words.stop - words.start
     part = stats.at(rows.start, (stats.size - rows.start,))
     args = (

@@ -178,7 +178,7 @@ def likelihood_gradient(dtype: str, label: str) -> Kernel:
 
 
 class LabelLosses(Family):
-    """What the losses and their gradients share."""
+    """The base of the families of losses and their gradients."""
 
     def accepts(self, op: Operator) -> bool:
         kinds = {v.dtype for v in (*op.reads(), *op.writes()) if v.type.is_float}

@@ -123,7 +123,7 @@ class Cublas:
         return ()
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """What stands in the result first, then products."""
+        """First the initial contents of the result, then products."""
         a, b, out = ins[0], ins[1], outs[0]
         assert a is not None and b is not None and out is not None and isinstance(op.op, (MatMul, Gemm))
         if not out.size:
