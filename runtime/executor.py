@@ -109,7 +109,7 @@ class Executor:
         self._others: weakref.WeakKeyDictionary[Program, Recent[Any, Program]] = weakref.WeakKeyDictionary()
         self._families: weakref.WeakKeyDictionary[Program, weakref.ref[Recent[Any, Program]]]
         self._families = weakref.WeakKeyDictionary()
-        #: what `_planned` made last: of which block, compiled before as what, for which fetches, with what on disk
+        #: the last result of `_planned`: of which block, compiled before as what, for which fetches, with what on disk
         self._made: weakref.WeakKeyDictionary[
             Program, tuple[Block, Compiled | None, tuple[str, ...], frozenset[str], Block]
         ]

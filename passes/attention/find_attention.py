@@ -87,7 +87,7 @@ class _Search(Walk):
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        #: what was emitted, and before which operator: masks of several layers are made once
+        #: emitted operators, and those before which they are: masks of several layers are made once
         self.shared: dict[tuple[Any, ...], tuple[int, Value]] = {}
 
     def at(self, op: Operator) -> Found:

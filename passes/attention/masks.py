@@ -14,7 +14,7 @@ from .levels import Level
 
 #: masks below these lose, in rounding, the scores that they are added to
 _LOST = {"f64": -1e17, "f16": -6e4}
-#: what a Where puts in place of scores, where nothing else is added; least numbers that hide nothing
+#: numbers that a Where puts in place of scores, if nothing else is added; least numbers that hide nothing
 _LOWEST, _MILD = -1e30, -1e3
 
 

@@ -184,7 +184,7 @@ class Walk(Search):
 
     @staticmethod
     def add_inside(found: Scores) -> None:
-        """NoMatchError where what is added would be capped or multiplied by what is no number."""
+        """NoMatchError where what is added would be capped, or multiplied by anything but a number."""
         if found.cap:
             raise NoMatchError("a bias or a mask is added before the soft cap")
         if found.factors:

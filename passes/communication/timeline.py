@@ -21,7 +21,7 @@ from ...communication.verify_ranks import classes_of, first_of, places_of
 from ...language.ir import Block, Operator, Role
 from ...ops.communication.base import Communication
 
-#: what a rank does
+#: kinds of a rank's activities
 FORWARD, BACKWARD, RECOMPUTE, UPDATE, COMMUNICATE, PAUSE = (
     "forward", "backward", "recompute", "update", "communicate", "pause",
 )  # fmt: skip

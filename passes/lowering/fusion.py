@@ -65,7 +65,7 @@ class _Group:
     shape: tuple[int, ...]
     role: Role
     members: list[int]
-    #: what comes from outside, and what members make (by name); sums are not to be read inside
+    #: values from outside, and results of members (by name); sums must not be read inside
     inputs: dict[str, Value]
     made: dict[str, Value]
     sums: set[str] = field(default_factory=set)

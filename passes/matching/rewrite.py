@@ -31,7 +31,7 @@ class Search:
         self.graph, self.block = graph, graph.block
         #: by the names of the results of the operators that they replace
         self.found: dict[str, Sequence[Operator]] = {}
-        #: what came of each operator
+        #: notes on operators
         self.notes: list[str] = []
 
     @cached_property

@@ -113,7 +113,7 @@ class StepTimes:
         return seconds
 
 
-#: what a communication begins
+#: the transfer that a communication begins
 Flights = Callable[[Operator], Flight]
 
 

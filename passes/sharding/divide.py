@@ -113,7 +113,7 @@ class _Divide:
         self.reshard = Reshard(self.b, how, Numbers(block.operators))
         self.declared = {v.name for v in block.declared()}
         self.kept = {v.name for v in (*block.parameters, *block.buffers, *block.state)}
-        #: what stays where it is: they, and parameters in other precisions and shapes
+        #: values that stay in place: parameters, buffers and state, parameters also in other precisions and shapes
         self.weights = set(self.kept)
         for o in block.operators:
             if isinstance(o.op, (Cast, Transpose)) and next(o.reads()).name in self.weights:
@@ -131,7 +131,7 @@ class _Divide:
             for v in o.writes() if o.role is Role.RECOMPUTE else ():
                 if isinstance(cut := self.final.get(v.name.rpartition("@")[0]), Cut):
                     self.final.setdefault(v.name, cut)
-        #: what a rank has of each value: (state, value); whole ones that were not changed are left out
+        #: value → its (state, local value) on a rank; whole ones that were not changed are left out
         self.own: dict[str, tuple[State, Value]] = {}
         #: values in other states, by the pass in which they were made: what was gathered in the forward pass is
         #: gathered again in the backward pass

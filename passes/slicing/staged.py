@@ -147,7 +147,7 @@ class StagePieces(RankPieces):
             )
         self.made: dict[int, dict[object, Value]] = {}
         self.done: dict[int, set[int]] = {}
-        #: what has begun to arrive: by operator and micro-batch
+        #: receives that have begun, by operator and micro-batch
         self.asked: dict[tuple[int, int], Value] = {}
         #: by channel: the send that has begun last, without a wait so far
         self.sent: dict[str, tuple[Value, Value]] = {}

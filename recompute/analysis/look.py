@@ -35,7 +35,7 @@ _COMPARISONS = frozenset(["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrE
 #: layers that may be heads
 _LAYERS = frozenset(["MatMul", "Gemm", "Conv", "ConvTranspose"])
 _QUANTISED = re.compile(r"(?i:quantize)|Integer$|^Q[A-Z]|NBits")
-#: what stands between a weight and its layer: DequantizeLinear is (codes - zero point) · scale
+#: operators between a weight and its layer: DequantizeLinear is (codes - zero point) · scale
 _UNPACKS = MOVES | {"Sub", "Mul"}
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from ..errors import UsageError
 
-#: what runs or writes a step
+#: options that run or write a step
 _DOINGS = ("run", "check", "prove", "output", "dump_ir", "library")
-#: what is asked of one rank's step alone
+#: options about one rank's step alone
 _OF_ONE_RANK = (
     "run", "check", "output", "library", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy", "effort",
     "seconds", "estimate", "max_batch", "offload", "allow", "slice", "plot", "snapshot", "list_checkpoints", "profile",

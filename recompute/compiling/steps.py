@@ -31,7 +31,7 @@ from ..training.spec import Spec
 from .compiler import CompiledStep, StepFigures, compile_step, figures, plain_fitting, resolve_checkpoints
 from .sources import Loading, Model, source_of
 
-#: what a step keeps: checkpoints, or the values that a plan does not recompute; None: everything
+#: the values that a step saves: checkpoints, or the values that a plan does not recompute; None: everything
 Kept = Sequence[str] | RecomputePlan | None
 Loss = str | Variable | Callable[[Program], Variable] | None
 

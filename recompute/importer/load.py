@@ -61,7 +61,7 @@ _THROUGH = (
     "what is before does not train (quantization='ste', --quantization ste, passes QuantizeLinear and then "
     "DequantizeLinear; trainable=[names] says what trains after them)"
 )
-#: what `mode` says about Dropout and BatchNormalization (None: what each node says)
+#: `mode` → whether Dropout and BatchNormalization train (None: as each node says)
 MODES = {"train": True, "eval": False, "file": None}
 
 
@@ -207,7 +207,7 @@ class Importer(ImportState):
     """Walks the graph in order and emits operators."""
 
     _cause: Exception | None = None
-    #: what changes nodes so that they run at another batch than the file's
+    #: changes nodes so that they run at another batch than the file's
     opening: Opening | None = None
     #: outputs that are left out, and the scores that stand for them
     left: Mapping[str, str] = {}

@@ -136,7 +136,7 @@ def _inner(equation: Any) -> ClosedJaxpr | None:
     return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
 
 
-#: what becomes of a step's results as it is evaluated: the step and its results → the results to go on with
+#: a function of a step's results as it is evaluated: the step and its results → the results to go on with
 Hook = Callable[[Step, Sequence[Any]], Sequence[Any]]
 #: how the body of a scan is evaluated: the scan and the function of its inputs → the function to call
 Wrap = Callable[[Step, Callable[..., Any]], Callable[..., Any]]

@@ -21,7 +21,7 @@ from ..passes.planners.core.problem import Node, RematerialisationProblem
 from .costs import FUSED, VIEWS, nbytes, seconds
 from .flat import Flat, Step, evaluate, flatten, outputs_of
 
-#: what the names of values begin with
+#: the prefix of values' names
 PREFIX = "recompute:"
 #: bytes of values that may cross from one run of steps to the next though no plan saves them
 CROSSING = 4096

@@ -75,7 +75,7 @@ class NodeWriter(Protocol):
         """The nodes, with these results as the replaced node's outputs."""
 
 
-#: what stands for a node: its value, its values, or nodes in its place; None: the importer does not know this form
+#: the import of a node: its value, its values, or nodes in its place; None: the importer does not know this form
 Imported: TypeAlias = "Value | tuple[Value | None, ...] | list[onnx.NodeProto] | None"
 
 

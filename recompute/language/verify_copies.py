@@ -22,7 +22,7 @@ class Copies:
         #: target of a copy without a wait so far → (its source, the copy's position)
         self.flying: dict[str, tuple[str, int]] = {}
         self.targets: set[str] = set()
-        #: what was fetched of persistent values, or is an update of that → the persistent value
+        #: fetched copies of persistent values, and updates of those → the persistent value
         self.fetched: dict[str, str] = {}
         #: updates that are not stored yet → their persistent values
         self.updated: dict[str, str] = {}

@@ -25,7 +25,7 @@ from ..support.memory import bytes_beside_steps, resident_bytes
 from ..support.tables import human_bytes
 
 T = TypeVar("T")
-#: what kernels that are compiled later, and the run's own buffers, may still add to a process that has planned
+#: bytes that later compiled kernels and the run's own buffers may still add to a process that has planned
 _LATER = 128 << 20
 
 
@@ -75,7 +75,7 @@ def in_a_copy(work: Callable[[], T]) -> T:
         _work = None
 
 
-#: what the copy does
+#: the work of the copy
 _work: Callable[[], object] | None = None
 
 

@@ -30,13 +30,13 @@ from .views import View
 WINDOW = 64
 #: windows that are not proved before no more are tried
 FAILURES = 8
-#: what passes add to the names of values that they compute again, or with the channels last
+#: suffixes that passes add to names of values that they recompute, or lay out channels last
 SUFFIXES = (".again", ".last")
 #: operators whose result is their first input (of a Store, the second)
 COPIES = (Copied, Copy, CommWait)
 #: operators whose result has the elements of their input, through which windows look
 VIEWS = (Reshape, Transpose)
-#: what is sent on each channel
+#: the communications of each channel
 Sent = dict[str, list[object]]
 #: an order of so many axes
 Perm = Callable[[int], tuple[int, ...]]

@@ -22,7 +22,7 @@ __all__ = ["check_import"]
 
 #: largest difference of an element, as a share of the tensor's largest magnitude, by the element type's digits
 _LIMITS = {"f64": 1e-6, "f32": 1e-3, "f16": 3e-2, "bf16": 1e-1}
-#: what a network's own rounding may add to that
+#: the allowance for the network's own rounding
 _MOST_SLACK = 0.05
 #: differences that one message tells
 _MOST = 8

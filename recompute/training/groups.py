@@ -16,7 +16,7 @@ __all__ = ["Group", "assigned", "groups_from"]
 
 #: PyTorch's names of hyper-parameters, where ours differ
 _SYNONYMS = {"lr": "learning_rate", "eps": "epsilon", "alpha": "rho", "nesterov": "use_nesterov"}
-#: what the whole optimizer has once
+#: options of the whole optimizer, not of a group
 _COMMON = ("parameters", "apply_decay_param_fun", "grad_clip", "groups")
 #: most parameters that an error lists
 _LISTED = 8

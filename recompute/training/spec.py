@@ -174,7 +174,7 @@ def _several(spec: Spec) -> bool:
     return bool(spec.whole) and (parallel is None or parallel.pieces(spec.merge) != parallel.sharing)
 
 
-#: what may be on
+#: facts of a spec
 _ON: dict[str, Any] = {
     "offload": lambda s: s.offload,
     "allowed": lambda s: s.allowed,
@@ -184,7 +184,7 @@ _ON: dict[str, Any] = {
     "pipeline": lambda s: s.parallel is not None and s.parallel.pipe is not None,
     "request": lambda s: s.request is not None,
 }
-#: what does not go together → why
+#: facts that are not combined → why
 _EXCLUDED: dict[tuple[str, str], Any] = {
     ("offload", "several"): lambda s: (
         "values in host memory are not combined with slices of the whole step: leave one of them out"

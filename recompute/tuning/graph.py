@@ -32,7 +32,7 @@ from ..training.programs import must_be_untrained
 from .shapes import inferred
 
 File = str | PathLike[str] | onnx.ModelProto
-#: what can be edited
+#: types of models that can be edited
 Model = File | Program
 P = ParamSpec("P")
 #: initializers up to this size may define shapes

@@ -33,7 +33,7 @@ __all__ = ["load_adapter", "save_adapter"]
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
-#: what the configuration says, where it does
+#: fields of the configuration
 _TYPES = {
     "lora_alpha": float, "lora_dropout": (float, None), "use_rslora": (bool, None),
     "alpha_pattern": ({...: float}, None),

@@ -89,7 +89,7 @@ def _settle(alive: Any) -> None:
             alive[LIFT, b] = 0
 
 
-#: what replaces the functions of `alive.py`, of the same names without a line before them
+#: replacements of the functions of `alive.py`, of the same names without the underscore
 _ON_BLOCKS = (_lift, _entered, _set_most, _highest, _settle)
 
 

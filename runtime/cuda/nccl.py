@@ -37,7 +37,7 @@ from .nccl_calls import carry, refuse
 
 #: the oldest version with graphs and bfloat16
 _OLDEST = 21000
-#: what NCCL's status means where CuPy's table lacks it; None: nothing has happened
+#: meanings of NCCL's status that CuPy's table lacks; None: nothing has happened
 _STATUS = {6: "another rank's process has gone, or the network has failed", 7: None}
 #: seconds for NCCL to give up, before this process ends
 _GIVE_UP = 1.0

@@ -83,7 +83,7 @@ class CudaSession:
         links: Links | None = None,
     ) -> None:
         self.block, self.device, self.links = block, device, links
-        #: what communications with other ranks write
+        #: results of communications with other ranks
         self._far = far_waits(block) if links is not None else frozenset()
         need_addresses(block)
         self.report = memory_report(block)
@@ -105,7 +105,7 @@ class CudaSession:
             calls = [(op, self._asking(cs) if op.op.updates else cs) for op, cs in calls]
         device.compile((c.kernel for _, cs in calls for c in cs if isinstance(c, Launch)), progress)
         self.steps = [Step(op, cs, tuple(map(self._prepared, cs))) for op, cs in calls]
-        #: what the host waits for before state changes, since it may fail; the rest
+        #: the calls that may fail, for which the host waits before state changes; the rest
         self._parts = ([], self.steps) if self.guarded else _parts(self.steps)
         #: whether nobody has asked for the newest run's reports
         self._unasked = False

@@ -25,7 +25,7 @@ class OutOfTime(UsageError):
 
 #: units of work that planning takes by default, at most
 WORK = 20.0
-#: what compiling a plan takes, and each operator of it
+#: work of compiling a plan, and for each of its operators
 _COMPILED = (0.8, 1e-3)
 #: seconds between two calls of the listener while a search goes on
 _TICK = 0.2

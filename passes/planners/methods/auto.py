@@ -47,7 +47,7 @@ _TINY, SOLVED_IN_PARTS = 100, 1000
 GOOD = 1e-3
 #: neighbourhoods that are solved each time that the search goes on; it takes up to so many times more moves then
 _ROUNDS, _LONGER = 4, 7
-#: what cuts (and blocks) take, and one of the others, a node: units of `watch`
+#: work for each node of cuts (and blocks), and of another method: units of `watch`
 _SWEPT, _ASKED = 6e-4, 5e-4
 #: longer sequences than so many times the problem (or than the second) are left as they are: a move takes too long
 _LONGEST, _ALWAYS = 3, 3000

@@ -22,7 +22,7 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 #: run(begin, stop) does what x says
 Run = Callable[[int, int], None]
 
-#: what a node that a move looks at takes: units of `watch`
+#: work for each node that a move looks at: units of `watch`
 LOOK = 3e-6
 #: rows have room for so many more than are in them, and as many again
 _SLACK = 8

@@ -31,7 +31,7 @@ from .half_products import HalfProduct
 
 #: elements of a part of W that is dequantised at a time: 4 MiB of float32
 PART = 1 << 20
-#: what the codes 0 to 15 stand for: floats of 4 bits over their largest, 12, and the quantiles of a normal distribution
+#: the values of codes 0 to 15: floats of 4 bits over their largest, 12, and the quantiles of a normal distribution
 #: (NormalFloat, Dettmers et al. 2023, arXiv 2305.14314), with the digits of bitsandbytes and ONNX Runtime
 _FP4 = (0.0, 5.208333333e-3, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 TABLES = {

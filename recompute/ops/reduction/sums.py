@@ -249,7 +249,7 @@ class ReduceLogSumExp(Reduce):
         return (x, kept, kept.with_dtype("bool"), kept)
 
     def compute(self, ins, outs, scratch):
-        """An infinite m is not subtracted: ∞ - ∞ is no number."""
+        """An infinite m is not subtracted: ∞ - ∞ is NaN."""
         x, (e, m, infinite, total) = ins[0], scratch
         axes = normal_axes(self.axes, x.ndim, self)
         if not x.size:

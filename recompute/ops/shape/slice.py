@@ -12,7 +12,7 @@ from ...language.types import Values
 from ..common import normal_axis
 from .reshape import Move
 
-#: what ONNX models write for "to the end"
+#: ends in ONNX models that mean "to the end"
 _FAR = (1 << 62) - 1
 
 

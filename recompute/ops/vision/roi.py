@@ -47,10 +47,10 @@ class Regions(Op, abstract=True):
         return int(number)
 
     def corner(self, at: Any) -> int:
-        """A corner in whole elements, rounded as C does, halves away from zero.  IndexError where it is no number."""
+        """A corner in whole elements, rounded as C does, halves away from zero.  IndexError if it is NaN."""
         v = float(at) * self.spatial_scale
         if math.isnan(v):
-            raise IndexError(f"{self.name}: a corner of a region is no number")
+            raise IndexError(f"{self.name}: a corner of a region is NaN")
         return math.floor(min(abs(v), _FAR) + 0.5) * (1 if v >= 0 else -1)
 
     def candidates(self, roi: Any, h: int, w: int) -> Iterator[tuple[Any, Any]]:

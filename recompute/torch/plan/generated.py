@@ -19,7 +19,7 @@ from .scratch import Call, Shape, scratch
 if TYPE_CHECKING:
     from torch.fx import Node
 
-#: what a name stands for: the number of a storage, or a tuple of such; () of what takes no memory
+#: the value of a name: the number of a storage, or a tuple of such; () if it takes no memory
 Value = Any
 
 

@@ -8,7 +8,7 @@ from .strategy import DistributedStrategy
 _NORM = "its update takes the norm of a whole parameter, of which a rank has a part: use Adam, AdamW or Momentum"
 _HOST = "values in host memory are not combined with several micro-batches on a rank: leave one of them out"
 
-#: what may be on → what it is called in errors
+#: option → its name in errors
 OPTIONS = {
     "recompute": "strategy.recompute",
     "offload": "strategy.recompute_configs['enable_offload']",

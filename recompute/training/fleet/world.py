@@ -14,7 +14,7 @@ from ...errors import JobError, UsageError
 from .roles import START, Claim, PaddleCloudRoleMaker, UserDefinedRoleMaker, from_environment, launched, need_collective
 from .strategy import DistributedStrategy
 
-#: what `all_reduce` can do
+#: the reductions of `all_reduce`
 _MODES = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 

@@ -21,7 +21,7 @@ class Code:
         """`arguments`: as in IR ("ptr %a, i64 %n")."""
         self.head = f"define {'internal ' if internal else ''}void @{name}({arguments})"
         self.tail = " noinline" if internal else ""
-        #: what the function calls, by name: declarations, or definitions
+        #: the functions called, by name: declarations, or definitions
         self.declared: dict[str, str] = {}
         self._entry: list[str] = []
         self._lines: list[str] = []

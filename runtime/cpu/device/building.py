@@ -23,7 +23,7 @@ _ASKED = (
     "popcnt", "sse4.2", "avx", "avx2", "fma", "bmi", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl",
     "avx512vbmi", "avx512vnni", "avx512bf16",
 )  # fmt: skip
-#: what stands for this machine's processor
+#: the name of this machine's processor
 NATIVE = "native"
 
 

@@ -51,7 +51,7 @@ class Writer(ABC):
     """A function under construction; `lanes` elements in each register (1: scalars)."""
 
     lanes = 1
-    #: what the function calls, by name: declarations, or definitions
+    #: the functions called, by name: declarations, or definitions
     declared: dict[str, str]
 
     @abstractmethod

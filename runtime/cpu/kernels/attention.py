@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _KNOWN = ("scale", "first", "last", "cap", "ratio", "seed", "rows", "at")
 #: soft caps that leave float32 room for what is over the cap, and for what is a logarithm's base less
 _CAPS = (1e-9, 1e30)
-#: what stands for a window without a bound
+#: a window without a bound
 _FAR = 1 << 40
 
 

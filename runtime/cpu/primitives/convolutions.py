@@ -26,7 +26,7 @@ _PARTS, _SUMMED, _WORTH = 32, 1 << 21, 1 << 24
 #: arguments of a copy, and how the library's slow code is called, and the code that leaves blocks out where
 #: groups do not lie behind each other (version 3.2)
 _COPIED, _SLOW, _WHOLE_ROWS = (dnnl.SRC, dnnl.DST), ("ref", "simple"), ("jit:blk",)
-#: what a primitive's argument is: the operator's x, w, y, bias, or one of the plan's buffers
+#: the source of a primitive's argument: the operator's x, w, y, bias, or one of the plan's buffers
 _ARGUMENTS = {
     "output": {"x": dnnl.SRC, "w": dnnl.WEIGHTS, "y": dnnl.DST, "bias": dnnl.BIAS},
     "input": {"x": dnnl.DIFF_SRC, "w": dnnl.WEIGHTS, "y": dnnl.DIFF_DST},

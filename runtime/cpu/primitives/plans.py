@@ -23,7 +23,7 @@ from ..code.emit import Code, module, thread
 from ..device import building, dnnl, native
 from ..device.native import Call
 
-#: what a primitive runs on: number of the argument → (layout, name of the operand or buffer, offset in bytes)
+#: the arguments of a primitive: number of the argument → (layout, name of the operand or buffer, offset in bytes)
 Given = Mapping[int, tuple[int, str, int]]
 
 

@@ -140,7 +140,7 @@ _BODY = """    typedef @T T;
         }
 """
 #: where a step's numbers are, of those of all steps, by the names that the texts of recurrent.py have for them; `met`:
-#: what meets the weights
+#: the factor of the weights
 _FORWARD = """            T *const gates = at(all_gates, t * rows, @RESULTS * n), *const y = at(all_y, t * apart, n);
             T* const h = nullptr;
             const T *const before = k ? at(all_y, last * apart, n) : first_state, *const met = before;"""

@@ -136,7 +136,7 @@ class Buffer(Typed):
 #: stands for the address of an operator's status in its session (see runtime/shared/trouble.py), which kernels write
 #: when they meet what cannot be computed
 STATUS = Buffer(0, TensorType("i64", (trouble.WORDS,)))
-#: what kernels that write it have before them: the first report stays
+#: the text before kernels that write it: the first report stays
 REPORT = """
 DEVICE void report(long long* status, long long code, long long number, long long size)
 {

@@ -20,7 +20,7 @@ from ..device.kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Kern
 from ..families import Buffers, Family, family
 from .loops import converted
 
-#: what a label counts: 0 if it is ignored, or outside, which is reported
+#: the weight of a label: 0 if it is ignored, or outside, which is reported
 _WEIGHT = f"""{REPORT}
 template <class T, class L> DEVICE double weight(const T* weights, L label, long long ignored, int ignore, int classes,
                                                  long long* status)

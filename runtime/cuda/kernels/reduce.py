@@ -90,7 +90,7 @@ def _place(dtype: str, best: str, *, last: bool, finish: str = "t") -> Fold:
 
 
 def _log_sum_exp(dtype: str, best: str) -> Fold:
-    """An infinite m is not subtracted: ∞ - ∞ is no number."""
+    """An infinite m is not subtracted: ∞ - ∞ is NaN."""
     return Fold("ReduceLogSumExp", dtype, dtype, COMPUTE[dtype], "double", "0", "Plus", "exp_of(v - m)", "log(t) + m",
                 best, "finite_or_zero({})")  # fmt: skip
 
