@@ -1,4 +1,4 @@
-"""Large-neighbourhood search: each round CP-SAT (a constraint solver) decides anew when a few nodes run."""
+"""Large-neighbourhood search: in each round CP-SAT (a constraint solver) decides anew when a few nodes run."""
 
 from __future__ import annotations
 
