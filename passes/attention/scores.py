@@ -166,7 +166,7 @@ class Walk(Search):
             if rest.shape == v.shape and by.shape[-1:] in ((), (1,)) and self.leads(rest):
                 found.factors.append((by, v.shape[:-2]))
                 return rest
-        raise NoMatchError("its scores are scaled by what is no constant")
+        raise NoMatchError("its scores are scaled by a value that is not constant")
 
     def biased(self, op: Operator, v: Value, found: Scores) -> Value:
         """The summand that leads to the product; the other is a bias."""
@@ -188,7 +188,7 @@ class Walk(Search):
         if found.cap:
             raise NoMatchError("a bias or a mask is added before the soft cap")
         if found.factors:
-            raise NoMatchError("a bias or a mask is scaled by what is no constant")
+            raise NoMatchError("a bias or a mask is scaled by a value that is not constant")
 
     def masked(self, op: Operator, v: Value, found: Scores) -> Value | None:
         """The branch of a Where that leads to the product; the other is a number far below 0."""

@@ -225,7 +225,7 @@ class _Search(Search):
         """The other factor of a product with a constant."""
         rest, number = self.graph.scaled(op) or (None, 0.0)
         if rest is None or not number or not math.isfinite(number):
-            raise NoMatchError("its scores are scaled by what is no constant")
+            raise NoMatchError("its scores are scaled by a value that is not constant")
         if chain.bias is not None:
             raise NoMatchError("a bias is added to scaled scores")
         chain.factor *= number
@@ -237,7 +237,7 @@ class _Search(Search):
             if rest.shape == v.shape and bias.size == v.shape[-1] == bias.shape[-1] and chain.bias is None:
                 chain.bias = bias
                 return rest
-        raise NoMatchError("what is added to its scores is no bias")
+        raise NoMatchError("the value added to its scores is not a bias")
 
     # -- what takes their place -----------------------------------------------------------------------------------
 

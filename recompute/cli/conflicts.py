@@ -31,10 +31,10 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("pareto", ("strategy", "plan", "save_plan", "budget", "checkpoints"), "--pareto draws the whole curve"),
     ("save_problem", _DOINGS, "--save-problem does not run or write a step"),
     ("allow", ("compare", "pareto", "save_problem", "max_batch", "estimate"),
-     "--allow permits approximate gradients, and what is asked considers exact ones only"),
+     "--allow permits approximate gradients, which this option does not consider"),
     ("checkpoints", ("strategy", "plan", "save_plan"), f"--checkpoints and a plan {_BOTH}"),
     ("offload", ("compare", "pareto", "save_problem", "max_batch"),
-     "--offload moves values, and what is asked considers recomputation only"),
+     "--offload moves values, which this option does not consider"),
     ("offload", ("plan",), "a saved plan already defines which values are offloaded"),
     ("effort", ("compare", "pareto", "save_problem", "checkpoints", "plan"),
      "--effort sets how long planning for a budget may take"),
@@ -53,7 +53,7 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("a mesh with pp", ("budget",), "a memory budget cannot be combined with a pipeline yet"),
     ("--mesh auto", _OF_ONE_RANK, "--mesh auto only searches for the fastest mesh"),
     ("--mesh auto", ("zero", "micro_batches", "schedule", "chunks", "checkpoints", "dump_ir", "print_passes"),
-     "--mesh auto finds what is fastest"),
+     "--mesh auto tries many configurations"),
 )  # fmt: skip
 
 _BUDGET = "--memory-budget SIZE, e.g. --memory-budget 16GiB"

@@ -181,7 +181,7 @@ class Plans:
         if lower is None and (aval is None or aval.shape != () or (len(self.flat.outputs) > 1 and not has_aux)):
             raise UsageError(
                 "f must return a scalar, the loss (with has_aux=True, a pair of it and anything): or give `lower`, "
-                "which says what is compiled"
+                "which lowers the step to compile"
             )
 
     def within(self, budget: str | int) -> Policy:

@@ -104,8 +104,8 @@ def _tell(failed: list[str]) -> None:
     """Warns that only the second exporter could do it."""
     if failed:
         warnings.warn(
-            f"PyTorch's dynamo exporter cannot export this module ({failed[0]}); TorchScript's did: what is "
-            "detached there passes gradients on (name it in no_grad_set)",
+            f"PyTorch's dynamo exporter cannot export this module ({failed[0]}); TorchScript's did: detached "
+            "values pass gradients on there (name them in no_grad_set)",
             ModelWarning,
             stacklevel=4,
         )

@@ -145,7 +145,7 @@ def test_command_with_stages(tmp_path: Any, capsys: pytest.CaptureFixture[str]) 
         (["--mesh", "auto", "--batch", "8"], "needs --ranks N"),
         (["--mesh", "auto", "--batch", "8", "--ranks", "8"], "needs --device NAME"),
         (["--mesh", "auto", "--batch", "8", "--ranks", "8", "--device", "h100-80"], "needs --link"),
-        (["--mesh", "auto", "--ranks", "8", "--zero", "1"], "finds what is fastest: leave out --zero"),
+        (["--mesh", "auto", "--ranks", "8", "--zero", "1"], "tries many configurations: leave out --zero"),
         (["--mesh", "auto", "--ranks", "8", "--run", "1"], "leave out --run"),
         (["--mesh", "auto", "--ranks", "8", "--batch", "8", "--device", "h100-80", "--link", "net=fast"], "--link"),
         (["--mesh", "dp=2,pp=2", "--ranks", "4", "--batch", "8"], "leave out --ranks"),

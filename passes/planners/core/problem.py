@@ -289,7 +289,7 @@ def _check(p: RematerialisationProblem) -> None:
             if not there[v]:
                 raise UsageError(f"{p.name}: node {i} ('{n.name}') reads '{p.values[v]}' before it is written")
         if not {*n.overwrites, *n.remade} <= set(n.reads):
-            raise UsageError(f"{p.name}: node {i} ('{n.name}') overwrites or makes again what it does not read")
+            raise UsageError(f"{p.name}: node {i} ('{n.name}') overwrites or recomputes a value that it does not read")
         for v in n.writes:
             _in_range(p, v, f"node {i} ('{n.name}')")
             if there[v]:

@@ -173,7 +173,7 @@ class Loop(Op):
         summed: set[int] = set()
         for m in self.members:
             if m.result in result or any(i is not None and i not in result for i in m.inputs):
-                raise self.fail(f"%{m.result} is numbered wrongly, or reads what is not there yet", *inputs)
+                raise self.fail(f"%{m.result} is numbered wrongly, or reads a later result", *inputs)
             if not summed.isdisjoint(m.inputs):
                 raise self.fail(f"%{m.result} reads a sum", *inputs)
             ins = [None if i is None else result[i] for i in m.inputs]

@@ -259,4 +259,4 @@ def _leaves(value: Value) -> Iterator[int]:
 
 
 def _unknown(what: str) -> UsageError:
-    return UsageError(f"torch.compile: Inductor wrote what was not expected ({what:.80}): use inner='aot_eager'")
+    return UsageError(f"torch.compile: Inductor's code has an unknown form ({what:.80}): use inner='aot_eager'")

@@ -127,7 +127,7 @@ class CupyDevice:
         try:
             memory = self.cupy.cuda.PinnedMemory(nbytes)
         except (self.runtime.CUDARuntimeError, MemoryError) as e:
-            raise OutOfMemoryError(f"the host cannot pin {nbytes:,} bytes for what is offloaded: {e}") from None
+            raise OutOfMemoryError(f"the host cannot pin {nbytes:,} bytes for offloaded values: {e}") from None
         return memory.ptr, memory
 
     def upload(self, target: Buffer, array: np.ndarray, *, staged: bool = False) -> None:
