@@ -78,7 +78,7 @@ NEEDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("link", ("mesh",), "ranks: give --mesh dp=N"),
     ("schedule", ("a mesh with pp", "--mesh auto"), "stages of a pipeline: give a mesh with pp, such as dp=2,pp=4"),
     ("chunks", ("a mesh with pp", "--mesh auto"), "stages of a pipeline: give a mesh with pp, such as dp=2,pp=4"),
-    ("rank_count", ("--mesh auto",), "--mesh auto, which finds a mesh for so many"),
+    ("rank_count", ("--mesh auto",), "--mesh auto, which finds a mesh for N ranks"),
     ("a mesh with pp", ("batch",), _BATCH),
     ("--mesh auto", ("batch",), _BATCH),
     ("--mesh auto", ("rank_count",), "--ranks N"),

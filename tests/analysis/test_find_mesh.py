@@ -148,7 +148,7 @@ def test_command_with_stages(tmp_path: Any, capsys: pytest.CaptureFixture[str]) 
         (["--mesh", "auto", "--ranks", "8", "--zero", "1"], "tries many configurations: leave out --zero"),
         (["--mesh", "auto", "--ranks", "8", "--run", "1"], "leave out --run"),
         (["--mesh", "auto", "--ranks", "8", "--batch", "8", "--device", "h100-80", "--link", "net=fast"], "--link"),
-        (["--mesh", "dp=2,pp=2", "--ranks", "4", "--batch", "8"], "leave out --ranks"),
+        (["--mesh", "dp=2,pp=2", "--ranks", "4", "--batch", "8"], "needs --mesh auto"),
         (["--mesh", "dp=2,pp=2"], "needs --batch N"),
         (["--mesh", "dp=2,pp=2", "--batch", "7"], "a multiple of"),
         (["--mesh", "dp=2,pp=99", "--batch", "396"], "stages"),
