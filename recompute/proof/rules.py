@@ -73,7 +73,7 @@ def repeated(n: Numbers, op: Expand, operands: Given, ins: Types, outs: Types) -
 
 @rule(Split)
 def parts(n: Numbers, op: Split, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """Parts of the elements."""
+    """Split: a slice of the elements for each output."""
     axis = normal_axis(op.axis, need(ins[0]).ndim, op)
     starts = itertools.accumulate(op.sizes, initial=0)
     views = [operands[0] and operands[0].sliced(axis, at, size) for at, size in zip(starts, op.sizes, strict=False)]
@@ -82,7 +82,7 @@ def parts(n: Numbers, op: Split, operands: Given, ins: Types, outs: Types) -> li
 
 @rule(Slice)
 def sliced(n: Numbers, op: Slice, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """Part of the elements."""
+    """Slice: some of the elements."""
     view = given[0]
     for axis, taken in enumerate(op.taken(need(ins[0]).shape)):
         view = view and view.sliced(axis, taken.start, len(taken), taken.step)
@@ -118,7 +118,7 @@ def _resolved(n: Numbers, v: View) -> View:
 
 @rule(Fill)
 def filled(n: Numbers, op: Fill, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """One constant."""
+    """Fill: one constant everywhere."""
     return [n.filled(need(outs[0]), op.value)]
 
 

@@ -40,7 +40,7 @@ class Peak:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Bytes of values and arena together."""
         return self.values + self.arena
 
 

@@ -145,7 +145,7 @@ class _Rows:
             self.one(rows, tiles, y[rows], None if lse is None else lse[rows])
 
     def one(self, rows: slice, tiles: Sequence[slice], y: Array, lse: Array | None) -> None:
-        """One row of tiles."""
+        """Writes y and lse of one row of tiles."""
         height = rows.stop - rows.start
         total, product = (a[: height * y.shape[1]].reshape(height, y.shape[1]) for a in self.scratch[1])
         largest, new, shift, factor, count, part = (a[:height] for a in self.scratch[2])

@@ -135,7 +135,7 @@ class Loop(Op):
 
     @property
     def required_outputs(self):
-        """All."""
+        """All outputs are required: their number."""
         return len(self.yields)
 
     @property

@@ -159,7 +159,7 @@ class DequantizeNBits(Packed):
         return (scales.with_shape((*lead, self.K)),)
 
     def axis_factors(self, ins, outs):
-        """Rows."""
+        """A factor for each axis of rows; packed columns cannot be divided."""
         return [factor(d, [i] * len(ins), [i]) for i, d in enumerate(outs[0].shape[:-1])]
 
     def _rows(self, out: TensorType) -> tuple[int, int, int]:

@@ -225,7 +225,7 @@ class LinearCrossEntropy(LinearLoss):
 
 
 def head_samples(cls: Any, draw: Draw) -> Any:
-    """Operators and inputs."""
+    """Samples of a head, as operators and inputs: all reductions, with and without bias."""
     y = draw.ints("i64[5]", 0, 7)
     y[1] = 3
     bias = draw("f64[7]")

@@ -37,7 +37,7 @@ def channel_blocks(x: Array) -> Iterator[slice]:
 
 
 def block_channels(shape: Sequence[int]) -> int:
-    """Channels of a block."""
+    """Channels that are computed at a time: at most BLOCK bytes of float32, or one channel."""
     return min(max(BLOCK // (4 * max(shape[0] * math.prod(shape[2:]), 1)), 1), max(shape[1], 1))
 
 

@@ -79,7 +79,7 @@ def block_planes(w: Window) -> int:
 
 
 def planes(w: Window, count: int) -> Iterator[slice]:
-    """Blocks of planes."""
+    """Slices of `count` planes, `block_planes` each."""
     step = block_planes(w)
     for p in range(0, count, step):
         yield slice(p, min(p + step, count))

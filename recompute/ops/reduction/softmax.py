@@ -149,7 +149,7 @@ class Hardmax(AlongAxis, onnx=True):
     """1 at the first of the largest elements along the axis, else 0."""
 
     def scratch(self, ins, outs):
-        """Where it is."""
+        """Indices of the maximum."""
         outer, _, *inner = self.form(ins[0])
         return (TensorType("i64", (outer, *inner)),)
 

@@ -122,7 +122,7 @@ class Reduce(Op, abstract=True):
 
     @classmethod
     def sample(cls, draw: Draw, text: str) -> Array:
-        """One input."""
+        """An input for a sample."""
         return draw(text)
 
     def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
