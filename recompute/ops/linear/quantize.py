@@ -146,7 +146,7 @@ def dynamic_quantize(node: ImportedNode) -> Imported:
     scale = b.Detach(b.Where(b.Equal(span, zero), b.constant(1, x), b.Div(span, top)))
     z = b.Detach(b.Round(b.Clip(b.Sub(zero, b.Div(low, scale)), zero, top)))
     q = b.Add(b.RoundStraight(b.Div(x, scale)), z)
-    # q is 256 at most, where x / scale and -low / scale both end in .5 and are rounded up; whole numbers: no rounding
+    # q is 256 at most (x / scale and -low / scale end in .5, rounded up); whole numbers: the correction is exact
     q = b.Add(q, b.Detach(b.Sub(b.Clip(q, zero, top), q)))
     node.stand(q)
     return b.Cast(q, to="u8"), scale, b.Cast(z, to="u8")
