@@ -68,7 +68,7 @@ def find_head(
     positions, classes moved to the second axis, constant factors, a soft cap, a bias.  The logits must have no other
     readers on the way to `loss` (None: to any value).  Outputs made from them, such as the logits themselves, leave the
     block's outputs, but can be fetched: a product of their own makes them then.  `large`: only logits of 512
-    rows and 2 MiB or more in float32 or float64 (products in halves are left to the libraries of a device).
+    rows and 2 MiB or more in float32 or float64 (products in 16-bit floats are left to the libraries of a device).
     """
     search = _Search(Graph(block, outputs=None if loss is None else [loss, *kept]), kept, large=large)
     if not search.run():

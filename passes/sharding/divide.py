@@ -250,7 +250,7 @@ class _Divide:
             return self.together(o, states) or result
         if widens(o) and states == [
             Partial(SUM)
-        ]:  # halves are added up in float32, where a sum that is too large for them fits
+        ]:  # 16-bit floats are added up in float32, where a sum that is too large for them fits
             return [_Way((Partial(SUM),), (Partial(SUM),))]
         partial = {k for k, s in enumerate(states) if s == Partial(SUM)}
         groups = [{k for k in g if k < len(states) and o.inputs[k] is not None} for g in o.op.linear]

@@ -188,7 +188,7 @@ class Sketch(Op):
 
     @classmethod
     def samples(cls, draw):
-        """All kinds: one row, all rows, a batch that is no power of two, more than a tile, halves, nothing."""
+        """All kinds: one row, all rows, a batch that is no power of two, more than a tile, 16-bit floats, nothing."""
         for kind in KINDS:
             for rows, x in ((3, "f64[8,5]"), (1, "f64[1,1]"), (5, "f64[5,20]"), (7, "f32[2,3,4,3]"), (4, "f16[6,3]")):
                 export = not x.startswith("f16")

@@ -148,7 +148,7 @@ class SlopeCodes(_Slopes):
 
     @classmethod
     def samples(cls, draw):
-        """1 to 4 bits; sizes that fill bytes and others; halves; more than a tile; nothing."""
+        """1 to 4 bits; sizes that fill bytes and others; 16-bit floats; more than a tile; nothing."""
         for op in _SAMPLES:
             yield draw.case(op, draw("f64[3,5,8]", -3, 3))
             yield draw.case(op, draw("f32[13]", -3, 3))
@@ -263,7 +263,7 @@ class SlopeGrad(_Slopes):
 
     @classmethod
     def samples(cls, draw):
-        """1 to 4 bits; sizes that fill bytes and others; halves; more than a tile; nothing."""
+        """1 to 4 bits; sizes that fill bytes and others; 16-bit floats; more than a tile; nothing."""
         for codes in _SAMPLES:
             op = cls(levels=tuple(0.5 * i - 0.25 for i in range(len(codes.bounds) + 1)))
             for dy in ("f64[3,5,8]", "f32[13]"):

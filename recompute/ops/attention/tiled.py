@@ -95,7 +95,7 @@ class TiledAttention(Tiled):
 
     @classmethod
     def samples(cls, draw):
-        """Windows, biases, shared heads, halves, more than a tile, soft caps, dropout."""
+        """Windows, biases, shared heads, 16-bit floats, more than a tile, soft caps, dropout."""
 
         def case(options, *shapes, dtype="f64", want=None):
             arrays = [draw(f"{dtype}[{s}]") for s in shapes]

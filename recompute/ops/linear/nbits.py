@@ -230,7 +230,7 @@ class DequantizeNBits(Packed):
 
     @classmethod
     def samples(cls, draw):
-        """Bits, blocks that are not full, forms of zero points, several axes, halves, nothing."""
+        """Bits, blocks that are not full, forms of zero points, several axes, 16-bit floats, nothing."""
         for bits, zeros in ((4, "u8"), (8, "u8"), (2, "u8"), (4, ""), (8, "f64")):
             op = cls(K=40, bits=bits, block_size=16)
             yield draw.case(op, *_drawn(draw, op, 3, "f64", zeros), gradient=False)
@@ -307,7 +307,7 @@ class MatMulNBits(Packed):
         return rows.stop - rows.start, columns.stop - columns.start
 
     def scratch(self, ins, outs):
-        """A part of W in at least float32; for halves tiles of the product."""
+        """A part of W in at least float32; for 16-bit floats tiles of the product."""
         kind, (high, across) = wide(ins[0].dtype), self.part_sizes()
         types = (TensorType(kind, (high * across,)), *self.scratch_of_part(kind, high, across))
         if kind == ins[0].dtype:

@@ -85,7 +85,7 @@ class BatchNormalization(ChannelNorm, onnx=True):
         return (*by_channel(ins, outs), *by_element(ins, outs))
 
     def scratch(self, ins, outs):
-        """Factor and summand of each channel; halves also a block in float32."""
+        """Factor and summand of each channel; 16-bit floats also a block in float32."""
         x = ins[0]
         types = [wide(x).with_shape((2, x.shape[1]))]
         if wide(x) != x:

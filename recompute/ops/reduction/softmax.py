@@ -80,7 +80,7 @@ class AlongRows(AlongAxis, Rowwise, abstract=True):
 class Softmax(AlongRows, onnx=True):
     """exp(x - m) / Σ exp(x - m), m the largest x along the axis.
 
-    Halves are computed in float32 and rounded once, so that mixed precision need not widen them before.
+    16-bit floats are computed in float32 and rounded once, so that mixed precision need not widen them before.
     """
 
     autocast = "follow"

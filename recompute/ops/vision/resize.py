@@ -78,7 +78,7 @@ class Interpolation(Op, abstract=True):
         return result
 
     def buffers(self, t: TensorType, steps: list[tuple[int, Span, tuple, tuple]]) -> tuple[TensorType, ...]:
-        """One for what each axis leaves to the next; for halves also the first and the last in float32."""
+        """One for what each axis leaves to the next; for 16-bit floats also the first and the last in float32."""
         if not steps:
             return ()
         work = wide(t) if t.is_float else t
@@ -95,7 +95,7 @@ class Interpolation(Op, abstract=True):
         images = len(steps[0][2]) < x.ndim
         for source, target in zip(x, y, strict=True) if images else ((x, y),):
             stages = [source, *scratch, target]
-            if len(scratch) > len(steps):  # halves
+            if len(scratch) > len(steps):  # 16-bit floats
                 scratch[0][...] = source
                 stages = [*scratch]
             for (axis, span, before, after), a, b in zip(steps, stages[:-1], stages[1:], strict=True):
@@ -204,7 +204,7 @@ class Resize(Interpolation):
 
     @classmethod
     def samples(cls, draw):
-        """All modes, up and down, one axis, integers, halves."""
+        """All modes, up and down, one axis, integers, 16-bit floats."""
         for op, x in _resize_samples(cls):
             yield draw.case(op, draw(f"f64[{x}]"))
         op = cls(shape=(2, 1, 4, 4), scales=(1.0, 1.0, 2.0, 2.0), nearest_mode="floor")

@@ -46,7 +46,7 @@ def literal(value: object, dtype: str) -> str:
 
 
 def rounded(text: str, dtype: str) -> str:
-    """A float as it is in memory: halves lose their last bits."""
+    """A float as it is in memory: 16-bit floats lose their last bits."""
     return f"widen(narrow<{dtype}>({text}))" if dtype in ("f16", "bf16") else text
 
 

@@ -20,13 +20,13 @@ from typing import Any
 from ....language.types import TensorType, Typed
 from ...shared import trouble
 
-#: element type → its name in CUDA C; halves and small floats are structures of their bits
+#: element type → its name in CUDA C; 16-bit floats and small floats are structures of their bits
 C_TYPES: dict[str, str] = {
     "f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double", "bool": "bool",
     "i8": "signed char", "i16": "short", "i32": "int", "i64": "long long",
     "u8": "unsigned char", "u16": "unsigned short", "u32": "unsigned", "u64": "unsigned long long",
 }  # fmt: skip
-#: element type → what is computed with it: halves in float
+#: element type → what is computed with it: 16-bit floats in float
 COMPUTE: dict[str, str] = {**C_TYPES, "f16": "float", "bf16": "float"}
 
 _SCALARS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Attention and its gradient by cuDNN, in halves: without dropout and soft cap, with all keys or those up to it.
+"""Attention and its gradient by cuDNN, in 16-bit floats: without dropout and soft cap, with all keys or those up to it.
 
 A bias is added where it has no gradient, as masks have none.  Of a query whose bias is -inf for all keys cuDNN's result
 is not known to be 0, as ours is: a launch behind it writes zeros where the log-sum-exp is NaN or -inf, and the

@@ -105,7 +105,7 @@ def _scaled(c: Expr, factor: float = 1.0) -> tuple[Expr, ...]:
 
 
 class Cublas:
-    """MatMul and Gemm of floats.  Halves are multiplied exactly and added in float32.
+    """MatMul and Gemm of floats.  16-bit floats are multiplied exactly and added in float32.
 
     `tf32`: of float32 only, with factors that may be rounded to TF32 (11 bits).
     """
