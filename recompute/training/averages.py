@@ -24,7 +24,7 @@ __all__ = ["EMA", "ExponentialMovingAverage", "applied", "averages_of"]
 class ExponentialMovingAverage(StatefulWrapper):
     """Wraps an optimizer: every step ends with average ← decay · average + (1 - decay) · weight, for what it trains.
 
-    The averages are state of the program, NAME.average (float32 for 16-bit floats): planned, saved and loaded like others.
+    The averages are state of the program, NAME.average (float32 for 16-bit floats): planned, saved and loaded, too.
     The first step sets them to its weights, as torch.optim.swa_utils.AveragedModel does; a step that loss scaling skips
     leaves them.  `thres_steps`: after t steps decay is min(decay, (1 + t) / (10 + t)), so that early averages follow
     faster (Paddle's option of this name).  `with applied(program):`, `program.evaluate(..., averaged=True)` and
