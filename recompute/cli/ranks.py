@@ -24,8 +24,8 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         "optimizer state and stored parameters, 2 gradients, too, 3 parameters are gathered for each pass",
     )  # fmt: skip
     group.add_argument(
-        "--micro-batches", type=whole, metavar="M", help="micro-batches of a step, of all data-parallel replicas (default: "
-        "dp; with pp 2*pp*dp)",
+        "--micro-batches", type=whole, metavar="M", help="micro-batches of a step, of all data-parallel replicas "
+        "(default: dp; with pp 2*pp*dp)",
     )  # fmt: skip
     group.add_argument(
         "--link", metavar="node=N,nvlink=RATE,net=RATE", help="how fast a rank sends within a node of N ranks and "
