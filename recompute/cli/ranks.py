@@ -25,7 +25,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--micro-batches", type=whole, metavar="M", help="micro-batches of a step, of all ranks (default: one a rank, "
-        "with pp 2·pp a replica)",
+        "with pp 2 * pp a replica)",
     )  # fmt: skip
     group.add_argument(
         "--link", metavar="node=N,nvlink=RATE,net=RATE", help="how fast a rank sends within a node of N ranks and "
