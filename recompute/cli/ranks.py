@@ -24,8 +24,8 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         "parameters, optimizer state and gradients; 3: parameters are also gathered again for the backward pass",
     )  # fmt: skip
     group.add_argument(
-        "--micro-batches", type=whole, metavar="M", help="micro-batches of a step, of all ranks (default: one a rank, "
-        "with pp 2 * pp a replica)",
+        "--micro-batches", type=whole, metavar="M", help="micro-batches of a step, of all replicas (default: dp, with "
+        "pp 2 * pp * dp)",
     )  # fmt: skip
     group.add_argument(
         "--link", metavar="node=N,nvlink=RATE,net=RATE", help="how fast a rank sends within a node of N ranks and "
