@@ -30,15 +30,17 @@ def repeating(pipe: Pipe, micro_batches: int) -> int:
 def of_each(spans: Sequence[Span], pipe: Pipe | None, micro_batches: int) -> tuple[float, float]:
     """Seconds in which a rank computes, and in which it waits for data that move, for each micro-batch.
 
-    They are counted between two backward passes of the steady state, where the schedule has one; else between the first
-    pass and the last, as is what zero-bubble schedules compute, which put weight gradients off.  Updates, and what
-    comes before the first micro-batch or after the last, as sums over ranks do, are of the step.
+    Waits are counted between two backward passes of the steady state, where the schedule has one, else between the
+    first pass and the last; computation is that of the micro-batches whose backward passes are there, else of all.
+    Updates, and what comes before the first micro-batch or after the last, as sums over ranks do, are of the step.
     """
     first, last, count = _steady(spans, pipe, micro_batches)
     waits = sum(s.end - s.start for s in spans[first:last] if s.kind == COMMUNICATE) / count
-    if pipe is not None and pipe.schedule == "zb":
-        first, last, count = _steady(spans, None, micro_batches)
-    return sum(s.end - s.start for s in spans[first:last] if s.kind not in (COMMUNICATE, PAUSE, UPDATE)) / count, waits
+    numbers = sorted({s.micro_batch for s in spans if s.micro_batch >= 0}) or [-1]
+    if pipe is not None and count < micro_batches:
+        numbers = numbers[pipe.rank : pipe.rank + count]
+    wanted = [s for s in spans if s.micro_batch in numbers and s.kind not in (COMMUNICATE, PAUSE, UPDATE)]
+    return sum(s.end - s.start for s in wanted) / len(numbers), waits
 
 
 def _steady(spans: Sequence[Span], pipe: Pipe | None, micro_batches: int) -> tuple[int, int, int]:
