@@ -4,13 +4,17 @@ Most of a step is the same in both blocks, and takes one look into a table.  Whe
 value that has the name of one of the other block, a window of both is numbered by itself: what lies between the two
 values and those that both blocks have in common, which stand there for anything.  Names are hints: a value is the
 other's only if the window proves it.  Windows that are alike up to the values they read, as those of equal layers are,
-are proved once.
+are proved once in a process; those of operators that say nothing of sizes, once for all sizes (`_sized`).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import VerifyError
@@ -20,8 +24,15 @@ from ..language.layouts import permuted, to_first, to_last
 from ..language.op import Op
 from ..language.types import TensorType, Types, need
 from ..ops.channels_last import Laid
+from ..ops.common import Elementwise
 from ..ops.communication.base import CommWait
+from ..ops.fused.loop import Loop
 from ..ops.memory.offload import Copy, Store
+from ..ops.norm.batch_norm import ChannelNorm
+from ..ops.norm.batch_norm_parts import BatchNormSlope
+from ..ops.norm.batch_norm_train import BatchNormStatistics
+from ..ops.norm.fused import LayerNormalization, RMSNormalization
+from ..ops.reduction.sums import Reduce
 from ..ops.shape.reshape import Copied, Reshape, Transpose
 from .numbers import Numbers
 from .views import View
@@ -36,6 +47,17 @@ SUFFIXES = (".again", ".last")
 COPIES = (Copied, Copy, CommWait)
 #: operators whose result has the elements of their input, through which windows look
 VIEWS = (Reshape, Transpose)
+#: operators that say nothing of sizes, which are functions of elements, sums and counts
+ANY_SIZE = (Elementwise, Reduce, Transpose, ChannelNorm, BatchNormStatistics, LayerNormalization, RMSNormalization)
+#: sizes that stand for any: only equal products of primes are equal, and counts are other numbers than all others
+SIZES = (11, 13, 17, 19, 23)
+#: types in which counts are rounded
+LOW = frozenset({"f16", "bf16"})
+#: most operators, and windows, that are remembered
+KNOWN = 1 << 14
+#: windows, and whether they are proved; operators' numbers in them
+_WINDOWS: dict[tuple[Any, ...], bool] = {}
+_NUMBERS = itertools.count()
 #: what is sent on each channel
 Sent = dict[str, list[object]]
 #: an order of so many axes
@@ -46,7 +68,6 @@ class Alike:
     """The values of blocks, numbered: equal numbers are equal values."""
 
     def __init__(self) -> None:
-        self.kinds: dict[Op, int] = {}
         self.kind_of: dict[int, int] = {}
         self.table: dict[tuple[Any, ...], int] = {}
         #: operator and its number, inputs, outputs by position
@@ -56,9 +77,7 @@ class Alike:
         self.types: list[TensorType] = []
         self.constants: dict[int, Constant] = {}
         self.same: dict[int, int] = {}
-        self.windows: dict[tuple[Any, ...], bool] = {}
         self.numbers = Numbers(pulls=False)
-        self.turns: dict[tuple[int, ...], Op] = {}
         self.failures = 0
         #: the first row of the block that is compared
         self.border = 0
@@ -87,7 +106,7 @@ class Alike:
         """The numbers of what a block declares."""
         env = {v.name: self.declared(("input", v.name, v.type), v.type) for v in block.inputs}
         held = (*block.parameters, *block.buffers, *block.state)
-        near = [(v.name, v.type.placed(host=False)) for v in held]
+        near = [(v.name, v.type.placed(host=False) if v.type.host else v.type) for v in held]
         env |= {name: self.declared(("state", name, t), t) for name, t in near}
         for c in block.constants:
             number = env[c.value.name] = self.declared(("constant", c.value.type, exact(c.data)), c.value.type)
@@ -111,7 +130,7 @@ class Alike:
         """The number of an operator with its attributes."""
         number = self.kind_of.get(id(op))
         if number is None:
-            number = self.kind_of[id(op)] = self.kinds.setdefault(op, len(self.kinds))
+            number = self.kind_of[id(op)] = _kind(op).number
         return number
 
     def row(self, op: Op, inputs: tuple[int | None, ...]) -> int:
@@ -131,12 +150,12 @@ class Alike:
         for k, v in enumerate(o.outputs):
             if v is None:
                 continue
-            number = outs.get(k)
+            number, t = outs.get(k), v.type
             if number is None:
-                number, new = self.value(row, v.type), True
+                number, new = self.value(row, t), True
                 outs[k] = number
-            elif self.types[number].shape != v.shape or self.types[number].dtype != v.dtype:
-                raise VerifyError(f"'{v.name}' is {v.type}, and {self.types[number]} for the same operator elsewhere")
+            elif (same := self.types[number]) is not t and (same.shape != t.shape or same.dtype != t.dtype):
+                raise VerifyError(f"'{v.name}' is {t}, and {same} for the same operator elsewhere")
             env[v.name] = self.same.get(number, number)
         return new
 
@@ -204,15 +223,17 @@ class Alike:
 
     def turn(self, v: int, perm: tuple[int, ...], *, new: bool = False) -> int | None:
         """A value with its axes in another order, if there is that; `new`: in any case."""
-        if perm == tuple(range(len(perm))):
+        op = _transpose(perm)
+        if op is None:
             return v
-        op = self.turns.setdefault(perm, Transpose(perm=perm))
-        key = (self.kind(op), v)
-        if key not in self.table and not new:
-            return None
-        outs = self.rows[self.row(op, (v,))][3]
+        row = self.table.get((self.kind(op), v))
+        if row is None:
+            if not new:
+                return None
+            row = self.row(op, (v,))
+        outs = self.rows[row][3]
         if 0 not in outs:
-            outs[0] = self.value(self.table[key], permuted(self.types[v], perm))
+            outs[0] = self.value(row, permuted(self.types[v], perm))
         return self.same.get(outs[0], outs[0])
 
     def below(self, roots: Iterable[int], border: int, leaves: set[int], rows: set[int]) -> bool:
@@ -250,53 +271,158 @@ class Alike:
         if not self.below([*(other for _, other in pairs), *beside], 0, leaves, rows):
             return False
         order = sorted(rows)
-        key, places = self.pattern(order)
-        key = (key, *((places.get(a), places.get(b)) for a, b in pairs))
-        if None in itertools.chain(*key[1:]):
-            return False
-        number = self.windows.get(key)
-        if number is None:
-            number = self.windows[key] = self.numbered(order, pairs)
-        return number
+        return any(self.decided(order, pairs, any_size=some) for some in (True, False))
 
-    def pattern(self, order: Sequence[int]) -> tuple[tuple[Any, ...], dict[int, int]]:
-        """What rows compute of any values, and where each value is in it."""
+    def decided(self, order: Sequence[int], pairs: Sequence[tuple[int, int]], *, any_size: bool) -> bool:
+        """Whether values are the others', at their sizes or at any, by what is known of windows, or by numbers."""
+        pattern = self.pattern(order, any_size=any_size)
+        if pattern is None:
+            return False
+        rows, places, sizes = pattern
+        ends = tuple([(places.get(a), places.get(b)) for a, b in pairs])
+        if any(None in pair for pair in ends):
+            return False
+        key = (any_size, rows, ends)
+        if (known := _WINDOWS.get(key)) is None:
+            if len(_WINDOWS) >= KNOWN:
+                _WINDOWS.clear()
+            known = _WINDOWS[key] = self.numbered(order, pairs, places, sizes)
+        return known
+
+    def pattern(self, order: Sequence[int], *, any_size: bool) -> tuple[Any, dict[int, int], dict[int, int]] | None:
+        """What rows compute of any values, and where each value is in it; `any_size`: of any sizes, too, and the sizes
+        that stand for theirs, or None where what the rows compute depends on sizes."""
         places: dict[int, int] = {}
         entries: list[Any] = []
+        sizes, others = {1: 1}, iter(SIZES)
         for row in order:
-            _, kind, inputs, outs = self.rows[row]
-            entries.append(kind)
+            op, number, inputs, outs = self.rows[row]
+            kind = _kind(op) if any_size else None
+            if kind is not None and not kind.any_size:
+                return None
+            entries.append(number if kind is None else kind.uncounted)
             for v in (*inputs, *outs.values()):
                 place = None if v is None else places.get(v)
                 if v is not None and place is None:
-                    place = places[v] = len(places)
-                    entries.append((self.types[v], v if v in self.constants else None))
+                    t, c, place = self.types[v], self.constants.get(v), len(places)
+                    if any_size:
+                        if t.dtype in LOW or not (c is None or _is_number(c)):
+                            return None
+                        for d in t.shape:
+                            if d not in sizes:
+                                sizes[d] = next(others, 0) if d else 0
+                                if not sizes[d]:
+                                    return None
+                    places[v] = place
+                    entries += (t.dtype, tuple([sizes[d] for d in t.shape]) if any_size else t.shape, c)
                 entries.append(place)
             entries.append(tuple(outs))
-        return tuple(entries), places
+            if kind is not None and kind.count is not None and kind.count != _count(kind.mean, self.sized(inputs)):
+                return None
+        return tuple(entries), places, sizes if any_size else {}
 
-    def numbered(self, order: Sequence[int], pairs: Sequence[tuple[int, int]]) -> bool:
+    def sized(self, values: Iterable[int | None], sizes: Mapping[int, int] | None = None) -> list[TensorType | None]:
+        """The types of values, with other sizes."""
+        types = [None if v is None else self.types[v] for v in values]
+        return [t and TensorType(t.dtype, tuple([sizes[d] for d in t.shape])) for t in types] if sizes else types
+
+    def numbered(
+        self, order: Sequence[int], pairs: Sequence[tuple[int, int]], places: Mapping[int, int], sizes: dict[int, int]
+    ) -> bool:
         """Numbers the rows by expressions of values that may be anything; or, in more time, with means pulled apart."""
+        needed = {v for some in (*pairs, *(self.rows[row][2] for row in order)) for v in some}
         for numbers in (self.numbers, Numbers()):
             env: dict[int, View] = {}
+
+            def view(v: int, numbers: Numbers = numbers, env: dict[int, View] = env) -> View:
+                if v not in env:  # from outside
+                    t, c = need(self.sized((v,), sizes)[0]), self.constants.get(v)
+                    any_ = ("value", places[v], t.dtype, t.shape)
+                    env[v] = numbers.constant(c) if c else View.whole(numbers.number(any_, "value", t.shape), t.shape)
+                return env[v]
+
             for row in order:
                 op, _, inputs, outs = self.rows[row]
-                views = [None if v is None else self.view(v, numbers, env) for v in inputs]
-                ins = [None if v is None else self.types[v] for v in inputs]
-                results = numbers.apply(op, views, ins, self.outputs(outs))
-                for k, v in outs.items():
-                    env.setdefault(v, need(results[k]))
-            if all(self.view(a, numbers, env).bare() == self.view(b, numbers, env).bare() for a, b in pairs):
+                values = [v if v in needed else None for v in map(outs.get, range(max(outs) + 1))]
+                ins, kind = self.sized(inputs, sizes), _kind(op)
+                if sizes and kind.count is not None:
+                    op = _with_count(op, _count(kind.mean, ins))
+                views = [None if v is None else view(v) for v in inputs]
+                results = numbers.apply(op, views, ins, self.sized(values, sizes))
+                for v, result in zip(values, results, strict=False):
+                    if v is not None:
+                        env.setdefault(v, need(result))
+            if all(view(a).bare() == view(b).bare() for a, b in pairs):
                 return True
         return False
 
-    def view(self, v: int, numbers: Numbers, env: dict[int, View]) -> View:
-        """A value of a window; one from outside stands for anything."""
-        if v not in env:
-            t = self.types[v]
-            c = self.constants.get(v)
-            env[v] = numbers.constant(c) if c else View.whole(numbers.number(("value", v), "value", t.shape), t.shape)
-        return env[v]
+
+@dataclass(frozen=True)
+class _Kind:
+    """An operator's number, and that of the same with another `count`, the elements of a channel of its input `mean`.
+
+    `any_size`: whether it is the same function of elements, sums and counts for values of any sizes.
+    """
+
+    number: int
+    uncounted: int
+    any_size: bool
+    count: int | None = None
+    mean: int = 0
+
+
+@functools.lru_cache(maxsize=KNOWN)
+def _kind(op: Op) -> _Kind:
+    number = next(_NUMBERS)
+    members = [m.op for m in op.members] if isinstance(op, Loop) else [op.plain if isinstance(op, Laid) else op]
+    any_size = all(isinstance(p, ANY_SIZE) and not p.random and _has_no_size(p) for p in members)
+    slopes = [p.count for p in members if isinstance(p, BatchNormSlope)]
+    means = [m.inputs[1] for m in op.members if isinstance(m.op, BatchNormSlope)] if isinstance(op, Loop) else [1]
+    mean = means[0] if means else None
+    if not any_size or not slopes or mean is None:
+        return _Kind(number, number, any_size and not slopes)
+    return _Kind(number, _kind(_with_count(op, 0)).number if slopes[0] else number, any_size, slopes[0], mean)
+
+
+def _count(mean: int, ins: Types) -> int:
+    """How many elements a channel has, of which one of the inputs has one element each."""
+    return max(t.size for t in ins if t is not None) // need(ins[mean]).size if mean < len(ins) else -1
+
+
+def _with_count(op: Op, count: int) -> Op:
+    """The operator for another number of elements of a channel."""
+    if isinstance(op, Loop):
+        return dataclasses.replace(op, body=re.sub(r"\bcount=\d+", f"count={count}", op.body))
+    return dataclasses.replace(op, count=count)  # type: ignore[call-arg]
+
+
+def _has_no_size(op: Op) -> bool:
+    """Whether no number of an operator's is one that sizes which stand for any may come to; but for a count."""
+    numbers = [x for f in dataclasses.fields(op) if f.name != "count" for x in (getattr(op, f.name),)]
+    flat = [y for x in numbers for y in (x if isinstance(x, tuple) else (x,))]
+    return not any(isinstance(x, (int, float)) and _is_product(x) for x in flat)
+
+
+def _is_number(c: Constant) -> bool:
+    """Whether a constant is one number, which no sizes that stand for any come to."""
+    return len(c.data) == 1 and not _is_product(c.data[0])
+
+
+def _is_product(x: Any) -> bool:
+    """Whether a number is a product of SIZES, or the reciprocal of one, up to rounding."""
+    size = abs(float(x))
+    size = 1 / size if 0 < size < 1 else size
+    near = round(size) if 1 < size < 1 << 40 and abs(size - round(size)) < 1e-3 * size else 1
+    for p in SIZES:
+        while near > 1 and near % p == 0:
+            near //= p
+    return near == 1 and size > 1.5
+
+
+@functools.cache
+def _transpose(perm: tuple[int, ...]) -> Op | None:
+    """The operator that puts axes in this order; None where they are."""
+    return None if perm == tuple(range(len(perm))) else Transpose(perm=perm)
 
 
 def _form(op: Op, plain: Op, ins: Types, outs: Types) -> Any:
@@ -306,9 +432,9 @@ def _form(op: Op, plain: Op, ins: Types, outs: Types) -> Any:
             return None
         of = [[i in some for i in range(len(types))] for some, types in ((op.activations, ins), (op.results, outs))]
         return (*of, op.laid, op.unlaid)
-    rank = max(t.ndim for t in (*ins, *outs) if t is not None)
-    if type(op) is not type(plain) or type(plain).channels_last is Op.channels_last or rank < 3:
+    if type(op) is not type(plain) or type(plain).channels_last is Op.channels_last:
         return None
+    rank = max(len(t.shape) for t in (*ins, *outs) if t is not None)
     values, results = ([None if t is None else Value("x", t) for t in types] for types in (ins, outs))
-    form = plain.channels_last(values, results, rank)
+    form = plain.channels_last(values, results, rank) if rank > 2 else None
     return (form.inputs, form.outputs, to_last, to_first) if form is not None and form.op == op else None
