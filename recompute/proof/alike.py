@@ -23,7 +23,7 @@ from ..language.ir import Block, Constant, Free, Operator, Value
 from ..language.layouts import permuted, to_first, to_last
 from ..language.op import Op
 from ..language.types import TensorType, Types, need
-from ..ops.channels_last import Laid
+from ..ops.channels_last import Laid, moves
 from ..ops.common import Elementwise
 from ..ops.communication.base import CommWait
 from ..ops.fused.loop import Loop
@@ -51,6 +51,8 @@ VIEWS = (Reshape, Transpose)
 ANY_SIZE = (Elementwise, Reduce, Transpose, ChannelNorm, BatchNormStatistics, LayerNormalization, RMSNormalization)
 #: sizes that stand for any: only equal products of primes are equal, and counts are other numbers than all others
 SIZES = (11, 13, 17, 19, 23)
+#: more elements than there are at these sizes, so that single precision rounds no count
+MOST = 1 << 22
 #: types in which counts are rounded
 LOW = frozenset({"f16", "bf16"})
 #: most operators, and windows, that are remembered
@@ -68,10 +70,9 @@ class Alike:
     """The values of blocks, numbered: equal numbers are equal values."""
 
     def __init__(self) -> None:
-        self.kind_of: dict[int, int] = {}
         self.table: dict[tuple[Any, ...], int] = {}
-        #: operator and its number, inputs, outputs by position
-        self.rows: list[tuple[Op, int, tuple[int | None, ...], dict[int, int]]] = []
+        #: operator, inputs, outputs by position
+        self.rows: list[tuple[Op, tuple[int | None, ...], dict[int, int]]] = []
         #: of a value: the row that makes it (-1: declared), and its type
         self.makers: list[int] = []
         self.types: list[TensorType] = []
@@ -79,6 +80,9 @@ class Alike:
         self.same: dict[int, int] = {}
         self.numbers = Numbers(pulls=False)
         self.failures = 0
+        #: of values with other shapes: those whose elements they are; and those values by shape
+        self.roots: dict[int, int] = {}
+        self.shaped: dict[tuple[int, tuple[int, ...]], int] = {}
         #: the first row of the block that is compared
         self.border = 0
 
@@ -126,38 +130,49 @@ class Alike:
         self.types.append(t)
         return len(self.types) - 1
 
-    def kind(self, op: Op) -> int:
-        """The number of an operator with its attributes."""
-        number = self.kind_of.get(id(op))
-        if number is None:
-            number = self.kind_of[id(op)] = _kind(op).number
-        return number
-
     def row(self, op: Op, inputs: tuple[int | None, ...]) -> int:
         """The row of an operator on these inputs."""
-        kind = self.kind(op)
-        key = (kind, *inputs)
-        number = self.table.get(key)
-        if number is None:
-            number = self.table[key] = len(self.rows)
-            self.rows.append((op, kind, inputs, {}))
+        number = self.table.setdefault((op, *inputs), len(self.rows))
+        if number == len(self.rows):
+            self.rows.append((op, inputs, {}))
         return number
 
     def run(self, o: Operator, env: dict[str, int]) -> bool:
         """Numbers what an operator writes; whether some of it is new."""
         row = self.row(o.op, tuple([None if v is None else env[v.name] for v in o.inputs]))
-        outs, new = self.rows[row][3], False
+        outs, new = self.rows[row][2], False
         for k, v in enumerate(o.outputs):
             if v is None:
                 continue
             number, t = outs.get(k), v.type
             if number is None:
-                number, new = self.value(row, t), True
+                number, new = self.result(row, t)
                 outs[k] = number
             elif (same := self.types[number]) is not t and (same.shape != t.shape or same.dtype != t.dtype):
                 raise VerifyError(f"'{v.name}' is {t}, and {same} for the same operator elsewhere")
             env[v.name] = self.same.get(number, number)
         return new
+
+    def result(self, row: int, t: TensorType) -> tuple[int, bool]:
+        """The number of what a row makes, and whether it is new: a value whose axes are turned, or whose elements are
+        counted otherwise, and back again, is itself."""
+        op, inputs, _ = self.rows[row]
+        if not isinstance(op, VIEWS):
+            return self.value(row, t), True
+        v = need(inputs[0])
+        shape, last = self.types[v].shape, self.makers[v]
+        if isinstance(op, Transpose) and moves(shape, op.perm):
+            before = self.rows[last][0] if last >= 0 else None
+            if isinstance(before, Transpose) and all(before.perm[p] == i for i, p in enumerate(op.perm)):
+                return need(self.rows[last][1][0]), False
+            return self.value(row, t), True
+        root = self.roots.get(v, v)
+        number = root if self.types[root].shape == t.shape else self.shaped.get((root, t.shape))
+        if number is not None:
+            return number, False
+        number = self.shaped[root, t.shape] = self.value(row, t)
+        self.roots[number] = root
+        return number, True
 
     def settle(self, o: Operator, env: dict[str, int], others: Mapping[str, int]) -> None:
         """Gives what an operator writes the numbers of the other block's values of these names, if a window says so."""
@@ -182,37 +197,46 @@ class Alike:
             name, last = name.removesuffix(suffix), last or suffix == ".last"
         value = others[name]
         t = self.types[value]
-        if last and v.ndim == t.ndim > 2 and permuted(t, to_last(t.ndim)).shape == v.shape:
-            return self.turn(value, to_last(t.ndim), new=True)
+        if last and len(t.shape) > 2 and tuple([t.shape[p] for p in to_last(len(t.shape))]) == v.shape:
+            return self.turn(value, to_last(len(t.shape)), v.type)
         return value if t.shape == v.shape else None
 
     def turned(self, op: Op, pairs: Sequence[tuple[int, int]]) -> bool:
         """Whether results are the others' because an operator is the other one on values with their axes turned."""
         at = self.makers[pairs[0][1]]
         while at >= 0 and isinstance(self.rows[at][0], Transpose) and not isinstance(op, Transpose):
-            at = self.makers[need(self.rows[at][2][0])]
+            at = self.makers[need(self.rows[at][1][0])]
         if at < 0:
             return False
-        plain, _, operands, outs = self.rows[at]
-        form = _form(op, plain, [None if v is None else self.types[v] for v in operands], self.outputs(outs))
-        _, _, inputs, own = self.rows[self.makers[pairs[0][0]]]
-        if form is None or len(inputs) != len(operands):
+        plain, operands, outs = self.rows[at]
+        _, inputs, own = self.rows[self.makers[pairs[0][0]]]
+        form = self.form(op, plain, operands, outs) if len(inputs) == len(operands) else None
+        if form is None:
             return False
         turned, results, *perms = form
-        if not all(
-            self.moved(a, b, *perms) if t else a == b for a, b, t in zip(inputs, operands, turned, strict=False)
-        ):
-            return False
-        places = {v: k for k, v in own.items()}
+        for a, b, turns in zip(inputs, operands, turned, strict=False):
+            if a != b if not turns else not self.moved(a, b, *perms):
+                return False
         for mine, other in pairs:
-            k = places[mine]
+            k = next(k for k, v in own.items() if v == mine)
             if k not in outs or not (self.moved(other, outs[k], *perms) if results[k] else other == outs[k]):
                 return False
         return True
 
-    def outputs(self, outs: Mapping[int, int]) -> list[TensorType | None]:
-        """Their types, None where one is absent."""
-        return [self.types[outs[k]] if k in outs else None for k in range(max(outs) + 1)]
+    def form(self, op: Op, plain: Op, operands: Sequence[int | None], outs: Mapping[int, int]) -> Any:
+        """Which inputs and outputs have their axes turned if `op` is such a form of another operator, and how."""
+        if isinstance(op, Laid):
+            if op.plain != plain:
+                return None
+            counts = ((op.activations, len(operands)), (op.results, max(outs) + 1))
+            return (*([i in some for i in range(count)] for some, count in counts), op.laid, op.unlaid)
+        if type(op) is not type(plain) or type(plain).channels_last is Op.channels_last:
+            return None
+        ins = [None if v is None else Value("x", self.types[v]) for v in operands]
+        results = [Value("x", self.types[outs[k]]) if k in outs else None for k in range(max(outs) + 1)]
+        rank = max(v.ndim for v in (*ins, *results) if v is not None)
+        form = plain.channels_last(ins, results, rank) if rank > 2 else None
+        return (form.inputs, form.outputs, to_last, to_first) if form is not None and form.op == op else None
 
     def moved(self, a: int | None, b: int | None, there: Perm, back: Perm) -> bool:
         """Whether a is b with its axes in another order, by one Transpose that is known."""
@@ -221,19 +245,19 @@ class Alike:
         n = len(self.types[b].shape)
         return n == len(self.types[a].shape) and (self.turn(b, there(n)) == a or self.turn(a, back(n)) == b)
 
-    def turn(self, v: int, perm: tuple[int, ...], *, new: bool = False) -> int | None:
-        """A value with its axes in another order, if there is that; `new`: in any case."""
+    def turn(self, v: int, perm: tuple[int, ...], new: TensorType | None = None) -> int | None:
+        """A value with its axes in another order, if there is that; `new`, its type: in any case."""
         op = _transpose(perm)
         if op is None:
             return v
-        row = self.table.get((self.kind(op), v))
+        row = self.table.get((op, v))
         if row is None:
-            if not new:
+            if new is None:
                 return None
             row = self.row(op, (v,))
-        outs = self.rows[row][3]
+        outs = self.rows[row][2]
         if 0 not in outs:
-            outs[0] = self.value(row, permuted(self.types[v], perm))
+            outs[0] = self.result(row, new or permuted(self.types[v], perm))[0]
         return self.same.get(outs[0], outs[0])
 
     def below(self, roots: Iterable[int], border: int, leaves: set[int], rows: set[int]) -> bool:
@@ -249,7 +273,7 @@ class Alike:
                 leaves.add(v)
             elif row not in rows:
                 rows.add(row)
-                todo += [x for x in self.rows[row][2] if x is not None]
+                todo += [x for x in self.rows[row][1] if x is not None]
                 if len(rows) > WINDOW:
                     return False
         return True
@@ -262,11 +286,11 @@ class Alike:
             return False
         # what the window computes beside, and is known to be another's, is that there, too
         beside = [
-            self.same[v] for row in rows if row >= self.border for v in self.rows[row][3].values() if v in self.same
+            self.same[v] for row in rows if row >= self.border for v in self.rows[row][2].values() if v in self.same
         ]
         for v in beside:
             while isinstance(self.rows[self.makers[v]][0], VIEWS):
-                v = need(self.rows[self.makers[v]][2][0])
+                v = need(self.rows[self.makers[v]][1][0])
             leaves.discard(v)
         if not self.below([*(other for _, other in pairs), *beside], 0, leaves, rows):
             return False
@@ -296,11 +320,11 @@ class Alike:
         entries: list[Any] = []
         sizes, others = {1: 1}, iter(SIZES)
         for row in order:
-            op, number, inputs, outs = self.rows[row]
-            kind = _kind(op) if any_size else None
-            if kind is not None and not kind.any_size:
+            op, inputs, outs = self.rows[row]
+            kind = _kind(op)
+            if any_size and not kind.any_size:
                 return None
-            entries.append(number if kind is None else kind.uncounted)
+            entries.append(kind.uncounted if any_size else kind.number)
             for v in (*inputs, *outs.values()):
                 place = None if v is None else places.get(v)
                 if v is not None and place is None:
@@ -313,11 +337,13 @@ class Alike:
                                 sizes[d] = next(others, 0) if d else 0
                                 if not sizes[d]:
                                     return None
+                        if len(t.shape) > 5:  # more than MOST elements, perhaps
+                            return None
                     places[v] = place
                     entries += (t.dtype, tuple([sizes[d] for d in t.shape]) if any_size else t.shape, c)
                 entries.append(place)
             entries.append(tuple(outs))
-            if kind is not None and kind.count is not None and kind.count != _count(kind.mean, self.sized(inputs)):
+            if any_size and kind.count is not None and kind.count != _count(kind.mean, self.sized(inputs)):
                 return None
         return tuple(entries), places, sizes if any_size else {}
 
@@ -330,7 +356,7 @@ class Alike:
         self, order: Sequence[int], pairs: Sequence[tuple[int, int]], places: Mapping[int, int], sizes: dict[int, int]
     ) -> bool:
         """Numbers the rows by expressions of values that may be anything; or, in more time, with means pulled apart."""
-        needed = {v for some in (*pairs, *(self.rows[row][2] for row in order)) for v in some}
+        needed = {v for some in (*pairs, *(self.rows[row][1] for row in order)) for v in some}
         for numbers in (self.numbers, Numbers()):
             env: dict[int, View] = {}
 
@@ -342,7 +368,7 @@ class Alike:
                 return env[v]
 
             for row in order:
-                op, _, inputs, outs = self.rows[row]
+                op, inputs, outs = self.rows[row]
                 values = [v if v in needed else None for v in map(outs.get, range(max(outs) + 1))]
                 ins, kind = self.sized(inputs, sizes), _kind(op)
                 if sizes and kind.count is not None:
@@ -412,29 +438,16 @@ def _is_product(x: Any) -> bool:
     """Whether a number is a product of SIZES, or the reciprocal of one, up to rounding."""
     size = abs(float(x))
     size = 1 / size if 0 < size < 1 else size
-    near = round(size) if 1 < size < 1 << 40 and abs(size - round(size)) < 1e-3 * size else 1
+    if not 1.5 < size < MOST or abs(size - round(size)) > 1e-3 * size:
+        return False
+    rest = round(size)
     for p in SIZES:
-        while near > 1 and near % p == 0:
-            near //= p
-    return near == 1 and size > 1.5
+        while rest % p == 0:
+            rest //= p
+    return rest == 1
 
 
 @functools.cache
 def _transpose(perm: tuple[int, ...]) -> Op | None:
     """The operator that puts axes in this order; None where they are."""
     return None if perm == tuple(range(len(perm))) else Transpose(perm=perm)
-
-
-def _form(op: Op, plain: Op, ins: Types, outs: Types) -> Any:
-    """Which inputs and outputs have their axes turned if `op` is such a form of another operator, and how."""
-    if isinstance(op, Laid):
-        if op.plain != plain:
-            return None
-        of = [[i in some for i in range(len(types))] for some, types in ((op.activations, ins), (op.results, outs))]
-        return (*of, op.laid, op.unlaid)
-    if type(op) is not type(plain) or type(plain).channels_last is Op.channels_last:
-        return None
-    rank = max(len(t.shape) for t in (*ins, *outs) if t is not None)
-    values, results = ([None if t is None else Value("x", t) for t in types] for types in (ins, outs))
-    form = plain.channels_last(values, results, rank) if rank > 2 else None
-    return (form.inputs, form.outputs, to_last, to_first) if form is not None and form.op == op else None
