@@ -79,6 +79,8 @@ class Alike:
         self.constants: dict[int, Constant] = {}
         self.same: dict[int, int] = {}
         self.numbers = Numbers(pulls=False)
+        #: what operators gave on numbers
+        self.done: dict[tuple[Any, ...], list[View | None]] = {}
         self.failures = 0
         #: of values with other shapes: those whose elements they are; and those values by shape
         self.roots: dict[int, int] = {}
@@ -356,8 +358,7 @@ class Alike:
         self, order: Sequence[int], pairs: Sequence[tuple[int, int]], places: Mapping[int, int], sizes: dict[int, int]
     ) -> bool:
         """Numbers the rows by expressions of values that may be anything; or, in more time, with means pulled apart."""
-        needed = {v for some in (*pairs, *(self.rows[row][1] for row in order)) for v in some}
-        for numbers in (self.numbers, Numbers()):
+        for numbers, done in ((self.numbers, self.done), (Numbers(), {})):
             env: dict[int, View] = {}
 
             def view(v: int, numbers: Numbers = numbers, env: dict[int, View] = env) -> View:
@@ -369,12 +370,14 @@ class Alike:
 
             for row in order:
                 op, inputs, outs = self.rows[row]
-                values = [v if v in needed else None for v in map(outs.get, range(max(outs) + 1))]
+                values = [outs.get(k) for k in range(max(outs) + 1)]
                 ins, kind = self.sized(inputs, sizes), _kind(op)
                 if sizes and kind.count is not None:
                     op = _with_count(op, _count(kind.mean, ins))
                 views = [None if v is None else view(v) for v in inputs]
-                results = numbers.apply(op, views, ins, self.sized(values, sizes))
+                key = (op, *views, *ins, *outs)
+                if (results := done.get(key)) is None:
+                    results = done[key] = numbers.apply(op, views, ins, self.sized(values, sizes))
                 for v, result in zip(values, results, strict=False):
                     if v is not None:
                         env.setdefault(v, need(result))

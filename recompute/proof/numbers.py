@@ -339,10 +339,14 @@ def expanded(op: Op, ins: Types, outs: Types) -> Expansion | None:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _expansion(op: Op, ins: Types, present: tuple[bool, ...]) -> Expansion | None:
+def _whole_expansion(op: Op, ins: Types) -> tuple[Builder, Any]:
     b = Builder()
-    inputs = [None if t is None else Value(b.names.take(f"x{i}"), t) for i, t in enumerate(ins)]
-    results = op.expand(b, *inputs)
+    return b, op.expand(b, *(None if t is None else Value(b.names.take(f"x{i}"), t) for i, t in enumerate(ins)))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _expansion(op: Op, ins: Types, present: tuple[bool, ...]) -> Expansion | None:
+    b, results = _whole_expansion(op, ins)
     if results is None:
         return None
     wanted = tuple(v if p else None for v, p in zip(results, present, strict=False))

@@ -14,6 +14,7 @@ from ..language.types import TensorType, Types, need
 from ..ops.common import Elementwise, normal_axes, normal_axis
 from ..ops.communication.base import CommWait
 from ..ops.elementwise.arithmetic import Add, Div, Mul, Sub
+from ..ops.fused.loop import Loop
 from ..ops.linear.products import Gemm, MatMul
 from ..ops.memory.offload import Copy, Store
 from ..ops.random.draws import Dropout
@@ -158,6 +159,16 @@ def interpolated(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> 
 def as_it_is(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Not its expansion: its own account of the axes knows that parts of it add up, its expansion's does not."""
     return n.opaque(op, given, ins, outs)
+
+
+@rule(Loop)
+def looped(n: Numbers, op: Loop, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """What its body says, operator by operator."""
+    values, types = dict(enumerate(given)), op.types(ins)
+    for m in op.members:
+        operands, kinds = ([None if i is None else some[i] for i in m.inputs] for some in (values, types))
+        values[m.result] = n.apply(m.op, operands, kinds, (types[m.result],))[0]  # type: ignore[arg-type]
+    return [values[y] for y in op.yields]
 
 
 @rule(Elementwise)
