@@ -54,8 +54,9 @@ def stored(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[V
 
 @rule(Reshape)
 def reshaped(n: Numbers, op: Reshape, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """The same elements."""
-    return [operands[0].reshaped(op.shape)] if operands[0] is not None else None
+    """The same elements; of a vector, none is the only one taken of a row."""
+    view = operands[0] and operands[0].reshaped(op.shape)
+    return [n.within(view) if len(op.shape) == 1 else view] if view else None
 
 
 @rule(Transpose)
