@@ -345,7 +345,7 @@ class Alike:
                     entries += (t.dtype, tuple([sizes[d] for d in t.shape]) if any_size else t.shape, c)
                 entries.append(place)
             entries.append(tuple(outs))
-            if any_size and kind.count is not None and kind.count != _count(kind.mean, self.sized(inputs)):
+            if any_size and kind.count is not None and kind.count != kind.counted(self.sized(inputs)):
                 return None
         return tuple(entries), places, sizes if any_size else {}
 
@@ -373,7 +373,7 @@ class Alike:
                 values = [outs.get(k) for k in range(max(outs) + 1)]
                 ins, kind = self.sized(inputs, sizes), _kind(op)
                 if sizes and kind.count is not None:
-                    op = _with_count(op, _count(kind.mean, ins))
+                    op = _with_count(op, kind.counted(ins))
                 views = [None if v is None else view(v) for v in inputs]
                 key = (op, *views, *ins, *outs)
                 if (results := done.get(key)) is None:
@@ -388,34 +388,43 @@ class Alike:
 
 @dataclass(frozen=True)
 class _Kind:
-    """An operator's number, and that of the same with another `count`, the elements of a channel of its input `mean`.
+    """An operator's number; whether it is the same function of elements, sums and counts for values of any sizes.
 
-    `any_size`: whether it is the same function of elements, sums and counts for values of any sizes.
+    `count`: the elements of a channel, of which input `mean` has one each, and input `x` all; `uncounted`: the number
+    of the same operator with another count.
     """
 
     number: int
     uncounted: int
     any_size: bool
     count: int | None = None
+    x: int = 0
     mean: int = 0
+
+    def counted(self, ins: Types) -> int:
+        """The count that these inputs' sizes say."""
+        size, channels = need(ins[self.x]).size, need(ins[self.mean]).size
+        return -1 if size % channels else size // channels
 
 
 @functools.lru_cache(maxsize=KNOWN)
 def _kind(op: Op) -> _Kind:
     number = next(_NUMBERS)
-    members = [m.op for m in op.members] if isinstance(op, Loop) else [op.plain if isinstance(op, Laid) else op]
-    any_size = all(isinstance(p, ANY_SIZE) and not p.random and _has_no_size(p) for p in members)
-    slopes = [p.count for p in members if isinstance(p, BatchNormSlope)]
-    means = [m.inputs[1] for m in op.members if isinstance(m.op, BatchNormSlope)] if isinstance(op, Loop) else [1]
-    mean = means[0] if means else None
-    if not any_size or not slopes or mean is None:
-        return _Kind(number, number, any_size and not slopes)
-    return _Kind(number, _kind(_with_count(op, 0)).number if slopes[0] else number, any_size, slopes[0], mean)
-
-
-def _count(mean: int, ins: Types) -> int:
-    """How many elements a channel has, of which one of the inputs has one element each."""
-    return max(t.size for t in ins if t is not None) // need(ins[mean]).size if mean < len(ins) else -1
+    members = op.members if isinstance(op, Loop) else ()
+    plain = [m.op for m in members] or [op.plain if isinstance(op, Laid) else op]
+    if not all(isinstance(p, ANY_SIZE) and not p.random and _has_no_size(p) for p in plain):
+        return _Kind(number, number, any_size=False)
+    if isinstance(op, BatchNormSlope):
+        slopes = {(op.count, 0, 1)}
+    else:  # of the inputs x and dy, which have one shape, one may be a result of the loop
+        slopes = {(m.op.count, min(need(m.inputs[0]), need(m.inputs[6])), need(m.inputs[1])) for m in members
+                  if isinstance(m.op, BatchNormSlope)}  # fmt: skip
+    if not slopes:
+        return _Kind(number, number, any_size=True)
+    (count, x, mean), *others = slopes
+    if others or not count or (members and max(x, mean) >= members[0].result):
+        return _Kind(number, number, any_size=False)
+    return _Kind(number, _kind(_with_count(op, 0)).number, True, count, x, mean)
 
 
 def _with_count(op: Op, count: int) -> Op:
