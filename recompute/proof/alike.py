@@ -332,7 +332,7 @@ class Alike:
                 if v is not None and place is None:
                     t, c, place = self.types[v], self.constants.get(v), len(places)
                     if any_size:
-                        if t.dtype in LOW or not (c is None or _is_number(c)):
+                        if t.dtype in LOW or (c is not None and (len(c.data) > 1 or _is_product(c.data[0]))):
                             return None
                         for d in t.shape:
                             if d not in sizes:
@@ -435,15 +435,10 @@ def _with_count(op: Op, count: int) -> Op:
 
 
 def _has_no_size(op: Op) -> bool:
-    """Whether no number of an operator's is one that sizes which stand for any may come to; but for a count."""
-    numbers = [x for f in dataclasses.fields(op) if f.name != "count" for x in (getattr(op, f.name),)]
-    flat = [y for x in numbers for y in (x if isinstance(x, tuple) else (x,))]
+    """Whether no number of an operator's but its count is one that sizes which stand for any may come to."""
+    fields = [getattr(op, f.name) for f in dataclasses.fields(op) if f.name != "count"]
+    flat = itertools.chain.from_iterable(x if isinstance(x, tuple) else (x,) for x in fields)
     return not any(isinstance(x, (int, float)) and _is_product(x) for x in flat)
-
-
-def _is_number(c: Constant) -> bool:
-    """Whether a constant is one number, which no sizes that stand for any come to."""
-    return len(c.data) == 1 and not _is_product(c.data[0])
 
 
 def _is_product(x: Any) -> bool:

@@ -40,36 +40,19 @@ COMBINE = {"Add": SUM, "Max": MAX, "Min": MIN, "Mul": PROD}
 COMBINE |= {"ReduceSum": SUM, "ReduceMax": MAX, "ReduceMin": MIN, "ReduceProd": PROD, "ReduceLogSumExp": LOGSUMEXP}
 
 
-@rule(Copied, Copy, CommWait)
+@rule(Copied, Copy, CommWait, Store)
 def same(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """Copies, also to and from the host, and the end of a communication: their first input."""
-    return [v for v in given[:1] if v is not None]
+    """Copies, also to and from the host, and the end of a communication: their first input; or what is stored."""
+    return [v for v in (given[1:] if isinstance(op, Store) else given[:1]) if v is not None]
 
 
-@rule(Store)
-def stored(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """What is stored."""
-    return [v for v in given[1:] if v is not None]
-
-
-@rule(Reshape)
-def reshaped(n: Numbers, op: Reshape, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """The same elements; of a vector, none is the only one taken of a row."""
-    view = operands[0] and operands[0].reshaped(op.shape)
-    return [n.within(view) if len(op.shape) == 1 else view] if view else None
-
-
-@rule(Transpose)
-def transposed(n: Numbers, op: Transpose, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """The same elements in another order."""
-    view = operands[0] and operands[0].transposed(op.perm)
-    return [view] if view else None
-
-
-@rule(Expand)
-def repeated(n: Numbers, op: Expand, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """The same elements, some of them more than once."""
-    view = operands[0] and operands[0].expanded(op.shape)
+@rule(Reshape, Transpose, Expand)
+def moved(n: Numbers, op: Any, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """The same elements, in another order, or some of them more than once; of a vector, none is the only one taken of
+    a row."""
+    if (x := operands[0]) is None or isinstance(op, Reshape):
+        return x and [n.within(x.reshaped(op.shape)) if len(op.shape) == 1 else x.reshaped(op.shape)]
+    view = x.transposed(op.perm) if isinstance(op, Transpose) else x.expanded(op.shape)
     return [view] if view else None
 
 
