@@ -23,7 +23,7 @@ from ..language.ir import Block, Constant, Free, Operator, Value
 from ..language.layouts import permuted, to_first, to_last
 from ..language.op import Op
 from ..language.types import TensorType, Types, need
-from ..ops.channels_last import Laid, moves
+from ..ops.channels_last import Laid
 from ..ops.common import Elementwise
 from ..ops.communication.base import CommWait
 from ..ops.fused.loop import Loop
@@ -82,9 +82,6 @@ class Alike:
         #: what operators gave on numbers
         self.done: dict[tuple[Any, ...], list[View | None]] = {}
         self.failures = 0
-        #: of values with other shapes: those whose elements they are; and those values by shape
-        self.roots: dict[int, int] = {}
-        self.shaped: dict[tuple[int, tuple[int, ...]], int] = {}
         #: the first row of the block that is compared
         self.border = 0
 
@@ -148,33 +145,12 @@ class Alike:
                 continue
             number, t = outs.get(k), v.type
             if number is None:
-                number, new = self.result(row, t)
+                number, new = self.value(row, t), True
                 outs[k] = number
             elif (same := self.types[number]) is not t and (same.shape != t.shape or same.dtype != t.dtype):
                 raise VerifyError(f"'{v.name}' is {t}, and {same} for the same operator elsewhere")
             env[v.name] = self.same.get(number, number)
         return new
-
-    def result(self, row: int, t: TensorType) -> tuple[int, bool]:
-        """The number of what a row makes, and whether it is new: a value whose axes are turned, or whose elements are
-        counted otherwise, and back again, is itself."""
-        op, inputs, _ = self.rows[row]
-        if not isinstance(op, VIEWS):
-            return self.value(row, t), True
-        v = need(inputs[0])
-        shape, last = self.types[v].shape, self.makers[v]
-        if isinstance(op, Transpose) and moves(shape, op.perm):
-            before = self.rows[last][0] if last >= 0 else None
-            if isinstance(before, Transpose) and all(before.perm[p] == i for i, p in enumerate(op.perm)):
-                return need(self.rows[last][1][0]), False
-            return self.value(row, t), True
-        root = self.roots.get(v, v)
-        number = root if self.types[root].shape == t.shape else self.shaped.get((root, t.shape))
-        if number is not None:
-            return number, False
-        number = self.shaped[root, t.shape] = self.value(row, t)
-        self.roots[number] = root
-        return number, True
 
     def settle(self, o: Operator, env: dict[str, int], others: Mapping[str, int]) -> None:
         """Gives what an operator writes the numbers of the other block's values of these names, if a window says so."""
@@ -259,7 +235,7 @@ class Alike:
             row = self.row(op, (v,))
         outs = self.rows[row][2]
         if 0 not in outs:
-            outs[0] = self.result(row, new or permuted(self.types[v], perm))[0]
+            outs[0] = self.value(row, new or permuted(self.types[v], perm))
         return self.same.get(outs[0], outs[0])
 
     def below(self, roots: Iterable[int], border: int, leaves: set[int], rows: set[int]) -> bool:
