@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from ...language.ir import Block, Operator, Role
 from ..base import Pass
@@ -13,7 +12,6 @@ from ..base import Pass
 _COPY = re.compile(r"@\d+(?=(?:#\d+)?$)")
 
 
-@dataclass(frozen=True)
 class CommitUpdates(Pass):
     """Move updates of parameters and state behind the last operator that checks input data.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...errors import RecomputeError
 from ...language.ir import Block, Operator, Value
@@ -15,7 +14,6 @@ from ..matching.pattern import Captures, Term, any_of, match, number, op
 from ..matching.rewrite import Found, Search
 
 
-@dataclass(frozen=True)
 class FindNorms(ForwardPass):
     """Replace x / √(mean(x²) + ε) · scale by RMSNormalization, and what centres x before by LayerNormalization.
 

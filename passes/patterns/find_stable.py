@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Context, Decimal
 
 from ...language.ir import Block, Value
@@ -20,7 +19,6 @@ _ROUNDED = 1e-3
 _DIGITS = Context(prec=40, traps=[])
 
 
-@dataclass(frozen=True)
 class FindStable(Pass):
     """Replace formulas by operators that are right for large and small numbers, too.
 

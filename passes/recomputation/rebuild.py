@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ...errors import UsageError
 from ...language.builder import Names
@@ -19,7 +18,6 @@ _FORWARD = (Role.FORWARD, Role.LOSS, Role.COMMUNICATE)
 _CHEAP = 5
 
 
-@dataclass(frozen=True)
 class Rebuild(Pass):
     """Make normalised values, and cheap activations, again for the backward operators that read them.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 
 from ...language.builder import Names
 from ...language.ir import Block, Operator, Role, Value
@@ -18,7 +17,6 @@ from ..base import Pass
 _FORWARD = (Role.FORWARD, Role.LOSS)
 
 
-@dataclass(frozen=True)
 class SplitNorms(Pass):
     """Batch normalisations of the forward pass become two operators: their statistics, and the rest.
 
@@ -46,7 +44,6 @@ class SplitNorms(Pass):
         return block.with_operators(result)
 
 
-@dataclass(frozen=True)
 class FuseNorms(Pass):
     """What `split-norms` made becomes one operator again wherever the two still follow each other."""
 
@@ -63,7 +60,6 @@ class FuseNorms(Pass):
         return block.with_operators(result)
 
 
-@dataclass(frozen=True)
 class OpenNorms(Pass):
     """Channels-last batch normalisations, recomputed ones too, become what loops are made of, with the same bits.
 

@@ -62,7 +62,6 @@ class _Zero(Pass, abstract=True):
         return Sharded(self.axis, self.ranks, self.rank, self.parts, self.again)
 
 
-@dataclass(frozen=True)
 class ShardParameters(_Zero):
     """Make trained parameters and their gradients shards, one a rank (ZeRO), with the shards' contents."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Value
@@ -13,7 +12,6 @@ from ...ops.loss.linear_cross_entropy import LinearLoss
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class OpenMeans(Pass):
     """Losses that are means over labels become a sum and a count, so that the sum can run in slices."""
 

@@ -150,7 +150,6 @@ def leading_to(operators: Sequence[Operator], wanted: Iterable[Value | None]) ->
     return kept[::-1]
 
 
-@dataclass(frozen=True)
 class Free(Op):
     """Ends the lifetimes of its inputs."""
 

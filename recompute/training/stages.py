@@ -72,7 +72,6 @@ class CutStages(Pass):
         return block
 
 
-@dataclass(frozen=True)
 class DropStages(Pass):
     """Forget the parameters of a pipeline's other stages: their gradients and contents."""
 

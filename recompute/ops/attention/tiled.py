@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from ..tiles import wide
 from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at
 
 
-@dataclass(frozen=True)
 class TiledAttention(Tiled):
     """(q, k, v, bias?, step?) → softmax(scale · q kᵀ + bias) v, and the log-sum-exp of every query's scores.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at, part
 from .tiled import TiledAttention
 
 
-@dataclass(frozen=True)
 class TiledAttentionGrad(Tiled):
     """(q, k, v, bias?, y, lse, dy, step?) → dq, dk, dv, dbias (optional) of TiledAttention.
 

@@ -132,7 +132,6 @@ class Communication(Op, abstract=True):
         return b.CommWait(b.emit(op, grad), grad)
 
 
-@dataclass(frozen=True)
 class CommWait(Op):
     """Waits for the communication that writes its first input and reads its second one (`Recv` reads none); gives the
     first, ready to be read."""

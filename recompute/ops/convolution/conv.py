@@ -168,7 +168,6 @@ def cropped(b: OperatorBuilder, x: Value, shape: Sequence[int]) -> Value:
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class Conv(Convolution, onnx=True):
     """y[n, m, p] = bias[m] + Σ w[m, c, k] · x[n, c, p · stride + k · dilation - pad] (ONNX Conv; 1 to 3 axes or more).
 

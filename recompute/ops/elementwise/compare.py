@@ -82,7 +82,6 @@ class Test(Elementwise, abstract=True):
             yield draw.case(cls(), x.astype(dtype))
 
 
-@dataclass(frozen=True)
 class IsNaN(Test, onnx=True):
     """Whether x is no number."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from ...language.factors import in_step
 from ...language.op import Cost, Imported, ImportedNode, Op, OperatorBuilder, imports
 
 
-@dataclass(frozen=True)
 class Inverse(Op):
     """X⁻¹ of each matrix in the last two axes, by Gauss–Jordan elimination with row pivots (com.microsoft.Inverse)."""
 

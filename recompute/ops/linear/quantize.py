@@ -10,7 +10,6 @@ estimator (Bengio et al. 2013).  x gets dy where it is not clipped, s the gradie
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +27,6 @@ _RANGES = {f"{s}{n}": ((0, 2**n - 1) if s == "u" else (-(2 ** (n - 1)), 2 ** (n 
            for s in "ui" for n in (2, 4, 8, 16, 32)}  # fmt: skip
 
 
-@dataclass(frozen=True)
 class RoundStraight(Ufunc):
     """x rounded to whole numbers, halves to even, with the gradient of x (straight-through estimator)."""
 

@@ -257,7 +257,6 @@ def loss_samples(cls: Any, draw: Draw, make: Any) -> Iterator[Case]:
 
 
 @channels_last(inputs=(0,), outputs=(1,))
-@dataclass(frozen=True)
 class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
     """(scores, labels, weights?) → loss, log_prob: -w · log_softmax(scores) at the label, reduced (ONNX 13)."""
 
@@ -335,7 +334,6 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class SoftmaxCrossEntropyGrad(LabelLoss):
     """(log_prob, labels, weights?, dloss) → the scores' gradient: w · (softmax - onehot) · dloss (/ Σ w)."""
 

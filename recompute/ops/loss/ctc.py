@@ -226,7 +226,6 @@ class CTCLoss(Alignment):
             yield draw.case(cls(**options, zero_infinity=True), *inputs)
 
 
-@dataclass(frozen=True)
 class CTCLossGrad(Alignment):
     """(log-probabilities, labels, lengths?, dloss [N]) → their gradient.
 

@@ -11,7 +11,6 @@ from ...language.types import Array, TensorType
 from .cross_entropy import LabelLoss, SoftmaxCrossEntropyLoss, loss_from_onnx, loss_samples, take_labels
 
 
-@dataclass(frozen=True)
 class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
     """(log_prob, labels, weights?) → -w · log_prob at the label, reduced."""
 

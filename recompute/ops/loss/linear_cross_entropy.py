@@ -104,7 +104,6 @@ class LinearLoss(Op, abstract=True):
         return needed_whole(factors) if mean and self.ignore_index is not None else factors
 
 
-@dataclass(frozen=True)
 class LinearCrossEntropy(LinearLoss):
     """(x, w, bias?, labels) → loss, log-sum-exp of each row, and gradients of x, w and bias for a loss with gradient 1.
 

@@ -71,7 +71,6 @@ class ChannelNorm(Op, abstract=True):
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class BatchNormalization(ChannelNorm, onnx=True):
     """(x, scale, bias, mean, var) → (x - mean) / √(var + epsilon) · scale + bias (ONNX, inference)."""
 

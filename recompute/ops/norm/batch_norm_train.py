@@ -6,7 +6,6 @@ All work in blocks of channels, so that the several passes over a block stay in 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from .numerics import row_dots, wide
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class BatchNormTrain(ChannelNorm):
     """(x, scale, bias) → (x - mean) / √(var + epsilon) · scale + bias with the batch's own mean and biased variance.
 
@@ -146,7 +144,6 @@ def _scaled(
 
 
 @channels_last(inputs=(0,), outputs=())
-@dataclass(frozen=True)
 class BatchNormStatistics(Op):
     """x → mean and biased variance of each channel: BatchNormTrain's small outputs, to the bit.
 
@@ -229,7 +226,6 @@ def _moments(x: Array, work: Array, partials: Array, mean: Array, var: Array) ->
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class BatchNormApply(ChannelNorm):
     """(x, scale, bias, mean, var) → BatchNormTrain's output, to the bit, from the statistics that it gave.
 
@@ -292,7 +288,6 @@ class BatchNormApply(ChannelNorm):
 
 
 @channels_last(inputs=(0, 4), outputs=(0,))
-@dataclass(frozen=True)
 class BatchNormGrad(ChannelNorm):
     """(x, scale, mean, var, dy) → (dx, dscale, dbias) of BatchNormTrain, whose statistics mean and var are.
 

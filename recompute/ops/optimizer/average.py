@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ...language.factors import aligned
@@ -13,7 +11,6 @@ from ...language.types import TensorType
 from .base import PART, work_dtype
 
 
-@dataclass(frozen=True)
 class AverageUpdate(Op):
     """(average, w, keep) → average ← keep · average + (1 - keep) · w, in place.
 

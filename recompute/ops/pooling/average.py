@@ -52,7 +52,6 @@ _MOST = 1 << 24
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class AveragePool(Averaging, onnx=True):
     """The mean of each window (ONNX AveragePool).
 

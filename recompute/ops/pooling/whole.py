@@ -15,7 +15,6 @@ from ..reduction.sums import ReduceMean
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class GlobalAveragePool(Op, onnx=True):
     """The mean over all spatial axes, which become 1."""
 
@@ -59,7 +58,6 @@ class GlobalAveragePool(Op, onnx=True):
 
 
 @channels_last(inputs=(0,), outputs=(0, 1))
-@dataclass(frozen=True)
 class GlobalMaxPool(Op, onnx=True):
     """The largest element over all spatial axes, which become 1.
 

@@ -96,7 +96,6 @@ def window_dtype(taps: int) -> str:
 
 
 @channels_last(inputs=(0,), outputs=(0, 1, 2))
-@dataclass(frozen=True)
 class MaxPool(Pooling, onnx=True):
     """The largest element of each window (ONNX MaxPool); padding does not count; the first of equal ones.
 
@@ -320,7 +319,6 @@ def _numbered(draw: Draw) -> Iterator[tuple[MaxPool, TensorType, TensorType, Any
 
 
 @channels_last(inputs=(0, 1), outputs=(0,))
-@dataclass(frozen=True)
 class MaxPoolGather(MaxPoolLinear):
     """(window numbers, x) → the elements of x at the numbered places of their windows; transpose of MaxPoolGrad."""
 

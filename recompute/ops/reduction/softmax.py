@@ -145,7 +145,6 @@ class LogSoftmaxGrad(AlongRows):
         return (b.Sub(dy, b.Mul(b.Exp(y), b.ReduceSum(dy, axes=self.reduced(y)))),)
 
 
-@dataclass(frozen=True)
 class Hardmax(AlongAxis, onnx=True):
     """1 at the first of the largest elements along the axis, else 0."""
 

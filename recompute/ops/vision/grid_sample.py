@@ -239,7 +239,6 @@ def sampling_cost(
                 Op.cost(op, ins, outs).bytes)  # fmt: skip
 
 
-@dataclass(frozen=True)
 class GridSample(Sampling):
     """(x [N, C, ...], grid [N, ..., rank]) → [N, C, ...]: x at each place of the grid (ONNX GridSample-22).
 

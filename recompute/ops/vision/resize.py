@@ -233,7 +233,6 @@ def _resize_samples(cls: Any) -> list[tuple[Resize, str]]:
     ]
 
 
-@dataclass(frozen=True)
 class ResizeGrad(Interpolation):
     """dy → the gradient of Resize by its input, whose shape is `shape`."""
 

@@ -185,7 +185,6 @@ class Aligned(Regions, abstract=True):
         return (x.with_shape((c * self.output_height * w,)), x.with_shape((c * h * w,)))
 
 
-@dataclass(frozen=True)
 class RoiAlign(Aligned):
     """(x [N, C, H, W], rois [R, 4], batch_indices [R], by=None) → [R, C, height, width] (ONNX RoiAlign-22).
 

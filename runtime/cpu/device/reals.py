@@ -246,7 +246,7 @@ def expm1(x: Value) -> Value:
     n, p = _reduced(x.clamp(x.t.minus_one, x.t.highest))
     half = power_of_two(n - 1)
     y = half.times(p, half - 0.5)
-    return y + y
+    return (y + y).signed(x)
 
 
 def tanh(x: Value) -> Value:
@@ -278,4 +278,4 @@ def log1p(x: Value, log: Any) -> Value:
     u = x + 1
     part = (x - (u - 1)) / u
     part = ((u > 0) & (u < float("inf"))).where(part, 0)
-    return log(u) + part
+    return (log(u) + part).signed(x)
