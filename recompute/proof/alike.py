@@ -4,7 +4,7 @@ Most of a step is the same in both blocks, and takes one look into a table.  Whe
 value that has the name of one of the other block, a window of both is numbered by itself: what lies between the two
 values and those that both blocks have in common, which stand there for anything.  Names are hints: a value is the
 other's only if the window proves it.  Windows that are alike up to the values they read, as those of equal layers are,
-are proved once in a process; those of operators that say nothing of sizes, once for all sizes (`_sized`).
+are proved once in a process; those of operators that say nothing of sizes, once for all sizes (`pattern`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ ANY_SIZE = (Elementwise, Reduce, Transpose, ChannelNorm, BatchNormStatistics, La
 #: sizes that stand for any: only equal products of primes are equal, and counts are other numbers than all others
 SIZES = (11, 13, 17, 19, 23)
 #: more elements than there are at these sizes, so that single precision rounds no count
-MOST = 1 << 22
+MOST = 1 << 23
 #: types in which counts are rounded
 LOW = frozenset({"f16", "bf16"})
 #: most operators, and windows, that are remembered
@@ -421,13 +422,10 @@ def _is_product(x: Any) -> bool:
     """Whether a number is a product of SIZES, or the reciprocal of one, up to rounding."""
     size = abs(float(x))
     size = 1 / size if 0 < size < 1 else size
-    if not 1.5 < size < MOST or abs(size - round(size)) > 1e-3 * size:
+    if not 1.5 < size < MOST:
         return False
-    rest = round(size)
-    for p in SIZES:
-        while rest % p == 0:
-            rest //= p
-    return rest == 1
+    near = range(math.ceil(size * (1 - 1e-6)), math.floor(size * (1 + 1e-6)) + 1)
+    return any(math.gcd(n, math.prod(SIZES) ** 6) == n for n in near)
 
 
 @functools.cache

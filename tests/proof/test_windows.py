@@ -4,9 +4,12 @@ apart."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 import recompute as rc
@@ -38,6 +41,12 @@ def test_a_number_is_no_count_of_other_sizes(stands: tuple[int, int]) -> None:
     for shape in (stands, (3, 5), stands):
         unproved = prove(means(shape, count, mean=True), means(shape, count, mean=False), partly=True).unproved
         assert bool(unproved) is (shape != stands)
+
+
+def test_numbers_that_sizes_may_come_to() -> None:
+    products = [math.prod(some) for n in (1, 2, 5) for some in itertools.combinations_with_replacement(alike.SIZES, n)]
+    assert all(alike._is_product(sign * np.float32(x)) for n in products for x in (n, 1 / n) for sign in (1, -1))
+    assert not any(map(alike._is_product, (0, 1, 0.5, 2, 6, 10, 1e-5, 1e-12, 1.702, 12, 255, True, 11.1, float("inf"))))
 
 
 def slope(shape: tuple[int, ...], count: int) -> Block:
