@@ -291,7 +291,7 @@ def _types(types: Types, views: Sequence[View | None]) -> list[TensorType | None
 def _candidates(op: Op, f: Factor, extent: int, outs: Types) -> Iterator[Op]:
     """What the operator of the whole may be whose slice `op` is."""
     if f.counts:
-        op = dataclasses.replace(op, **{f.counts: getattr(op, f.counts) * extent // f.size})  # type: ignore[call-arg]
+        op = dataclasses.replace(op, **{f.counts: getattr(op, f.counts) * extent // f.size})
     yield op
     shape, p, t = getattr(op, "shape", None), f.outputs[0], outs[0]
     if shape is not None and t is not None and isinstance(p, Place) and len(shape) == t.ndim:

@@ -50,8 +50,10 @@ def same(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[Vie
 def moved(n: Numbers, op: Any, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """The same elements, in another order, or some of them more than once; of a vector, none is the only one taken of
     a row."""
-    if (x := operands[0]) is None or isinstance(op, Reshape):
-        return x and [n.within(x.reshaped(op.shape)) if len(op.shape) == 1 else x.reshaped(op.shape)]
+    if (x := operands[0]) is None:
+        return None
+    if isinstance(op, Reshape):
+        return [n.within(x.reshaped(op.shape)) if len(op.shape) == 1 else x.reshaped(op.shape)]
     view = x.transposed(op.perm) if isinstance(op, Transpose) else x.expanded(op.shape)
     return [view] if view else None
 
