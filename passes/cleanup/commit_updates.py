@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ...language.ir import Block, Operator, Role
 from ..base import Pass
 
-#: what a recomputed value's name has more than the original's: NAME@1, and NAME@1#16 of NAME#16 in slices
+#: the suffix of a recomputed value's name: NAME@1, and NAME@1#16 of NAME#16 in slices
 _COPY = re.compile(r"@\d+(?=(?:#\d+)?$)")
 
 

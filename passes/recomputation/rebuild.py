@@ -130,7 +130,7 @@ class _Rebuilder:
                 yield op, y
 
     def rounded(self, y: Value) -> list[Operator]:
-        """What rounds a value to 8 bits in the forward pass."""
+        """The operators that round a value to 8 bits in the forward pass."""
         readers = (self.block.operators[i] for i in self.readers.get(y.name, ()))
         return [op for op in readers if op.op.name == "FakeQuantize" and op.role in _FORWARD and op.inputs[0] == y]
 

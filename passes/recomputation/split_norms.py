@@ -45,7 +45,7 @@ class SplitNorms(Pass):
 
 
 class FuseNorms(Pass):
-    """What `split-norms` made becomes one operator again wherever the two still follow each other."""
+    """Merge the two operators of `split-norms` into one again wherever they still follow each other."""
 
     def run(self, block: Block) -> Block:
         """The block with one operator for each such pair."""
@@ -145,7 +145,7 @@ def _open_training(op: Operator, names: Names) -> list[Operator] | None:
 
 
 def _open_rest(op: Operator, names: Names) -> list[Operator] | None:
-    """What is left with given statistics; None where types differ."""
+    """The element-wise rest of a normalisation with given statistics; None if types differ."""
     x, scale, bias, mean, var = op.inputs
     y = op.outputs[0]
     assert x is not None and y is not None and scale is not None

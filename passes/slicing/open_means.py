@@ -87,7 +87,7 @@ def _labels(o: Operator) -> tuple[Value | None, Value | None, Value | None]:
 
 
 def _count(b: Builder, ignore_index: int | None, labels: Value, weights: Value | None, like: Value) -> Value:
-    """What the mean divides by: how many labels count, or the sum of their weights."""
+    """The divisor of the mean: how many labels count, or the sum of their weights."""
     ignored = None if ignore_index is None else b.Equal(labels, b.constant(ignore_index, labels))
     if weights is None and ignored is None:
         return b.constant(labels.type.size, like)

@@ -1,4 +1,4 @@
-"""What several families share: broadcasting, axes, element-wise bases."""
+"""Parts that several families share: broadcasting, axes, element-wise bases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two blocks compute alike, by congruence: equal operators on equal values have equal results.
+"""The values that two blocks compute alike, by congruence: equal operators on equal values have equal results.
 
 Most of a step is the same in both blocks, and takes one look into a table.  Where an operator differs, but writes a
 value that has the name of one of the other block, a window of both is numbered by itself: what lies between the two
@@ -42,7 +42,7 @@ from .views import View
 WINDOW = 64
 #: windows that are not proved before no more are tried
 FAILURES = 8
-#: what passes add to the names of values that they compute again, or with the channels last
+#: suffixes that passes add to names of values that they recompute, or lay out channels last
 SUFFIXES = (".again", ".last")
 #: operators whose result is their first input (of a Store, the second)
 COPIES = (Copied, Copy, CommWait)
@@ -61,7 +61,7 @@ KNOWN = 1 << 14
 #: windows, and whether they are proved; operators' numbers in them
 _WINDOWS: dict[tuple[Any, ...], bool] = {}
 _NUMBERS = itertools.count()
-#: what is sent on each channel
+#: the communications of each channel
 Sent = dict[str, list[object]]
 #: an order of so many axes
 Perm = Callable[[int], tuple[int, ...]]
@@ -80,7 +80,7 @@ class Alike:
         self.constants: dict[int, Constant] = {}
         self.same: dict[int, int] = {}
         self.numbers = Numbers(pulls=False)
-        #: what operators gave on numbers
+        #: results of operators on numbers
         self.done: dict[tuple[Any, ...], list[View | None]] = {}
         self.failures = 0
         #: the first row of the block that is compared
@@ -293,8 +293,8 @@ class Alike:
         return known
 
     def pattern(self, order: Sequence[int], *, any_size: bool) -> tuple[Any, dict[int, int], dict[int, int]] | None:
-        """What rows compute of any values, and where each value is in it; `any_size`: of any sizes, too, and the sizes
-        that stand for theirs, or None where what the rows compute depends on sizes."""
+        """A key of the expressions that rows compute, whatever their values, and each value's place in it; `any_size`:
+        whatever their sizes, too, and the sizes that stand for these, or None where the rows depend on sizes."""
         places: dict[int, int] = {}
         entries: list[Any] = []
         sizes, others = {1: 1}, iter(SIZES)

@@ -37,7 +37,7 @@ class TiledAttentionGrad(Tiled):
         return (q, k, v) if bias is None else (q, k, v, bias)
 
     def scratch(self, ins, outs):
-        """Two tiles, products, a number a query, and sums in float32 of what shared heads or halves add up."""
+        """Two tiles, products, a number a query, and sums in float32 of what shared heads or 16-bit floats add up."""
         q, k, v = ins[:3]
         kind = wide(q.dtype)
         height, width = min(ROWS, q.shape[-2]), min(COLUMNS, k.shape[-2])

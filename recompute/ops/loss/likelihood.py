@@ -42,7 +42,7 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
         return (self.expanded_loss(b, losses, labels, counted),)
 
     def gradient(self, b, ins, outs, grads):
-        """From the labels alone."""
+        """The gradient of log_prob, which depends on labels, weights and dloss only."""
         log_prob, labels, weights = (*ins, None)[:3]
         op = b.NegativeLogLikelihoodGrad(labels, weights, grads[0], shape=log_prob.shape, **self.options(LabelLoss))
         return [op, *[None] * (len(ins) - 1)]

@@ -120,7 +120,7 @@ class Store(Copy):
         outs[0][...] = ins[1]
 
     def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
-        """What is stored."""
+        """Identity of the stored value."""
         g.node("Identity", ins[1:], outs)
         return True
 

@@ -40,7 +40,7 @@ class BatchNormTrain(ChannelNorm):
         return own_batch((0,), ins, outs, OWN)
 
     def scratch(self, ins, outs):
-        """Vectors of a block; halves also the block in float32."""
+        """Vectors of a block; 16-bit floats also the block in float32."""
         x = ins[0]
         c = block_channels(x.shape)
         types = [wide(x).with_shape((3, c)), wide(x).with_shape((x.shape[0], c))]
@@ -109,7 +109,7 @@ class BatchNormTrain(ChannelNorm):
 
     @classmethod
     def samples(cls, draw):
-        """0 to 3 spatial axes, one output only, halves."""
+        """0 to 3 spatial axes, one output only, 16-bit floats."""
         for shape in ("4,2", "2,3,2,2", "2,2,3", "2,1,1,2,2"):
             c = shape.split(",")[1]
             yield draw.case(cls(epsilon=0.1), draw(f"f64[{shape}]"), draw(f"f64[{c}]"), draw(f"f64[{c}]"))
@@ -147,7 +147,7 @@ def _scaled(
 class BatchNormStatistics(Op):
     """x → mean and biased variance of each channel: BatchNormTrain's small outputs, to the bit.
 
-    In x's element type, float32 for halves.
+    In x's element type, float32 for 16-bit floats.
     """
 
     small_outputs = (0, 1)
@@ -243,7 +243,7 @@ class BatchNormApply(ChannelNorm):
         return (*by_channel(ins, outs), *by_element(ins, outs))
 
     def scratch(self, ins, outs):
-        """Vectors of a block; halves also the block in float32."""
+        """Vectors of a block; 16-bit floats also the block in float32."""
         x = ins[0]
         c = block_channels(x.shape)
         types = [wide(x).with_shape((3, c))]
@@ -309,7 +309,7 @@ class BatchNormGrad(ChannelNorm):
         return own_batch((0, 4), ins, outs, SUM)
 
     def scratch(self, ins, outs):
-        """A block, its sums; halves also two blocks in float32."""
+        """A block, its sums; 16-bit floats also two blocks in float32."""
         x = ins[0]
         c = block_channels(x.shape)
         block = wide(x).with_shape((c * x.size // max(x.shape[1], 1),))

@@ -21,7 +21,7 @@ class AverageUpdate(Op):
 
     def infer(self, average, w, keep):
         if not w.is_float or average != TensorType(work_dtype(w), w.shape) or keep != TensorType("f32", ()):
-            raise self.fail("needs an average of w's shape (f32 for halves), w, and f32[]", average, w, keep)
+            raise self.fail("needs an average of w's shape (f32 for 16-bit floats), w, and f32[]", average, w, keep)
         return (average,)
 
     def axis_factors(self, ins, outs):
@@ -58,7 +58,7 @@ class AverageUpdate(Op):
 
     @classmethod
     def samples(cls, draw):
-        """Two types, halves, nothing, more than a part, the first step."""
+        """Two types, 16-bit floats, nothing, more than a part, the first step."""
         keep = np.array(0.75, np.float32)
         for text in ("f64[3,4]", "f32[7]", "f64[0]", "f64[]", f"f32[{PART + 5}]"):
             yield draw.case(cls(), draw(text), draw(text), keep)

@@ -31,7 +31,7 @@ class GlobalAveragePool(Op, onnx=True):
         return in_step(ins, outs, range(2))
 
     def scratch(self, ins, outs):
-        """For halves the sums in float32."""
+        """For 16-bit floats the sums in float32."""
         return (wide(outs[0]),) if wide(outs[0]) != outs[0] else ()
 
     def compute(self, ins, outs, scratch):

@@ -73,14 +73,14 @@ class AlongAxis(Op, abstract=True):
 
 
 class AlongRows(AlongAxis, Rowwise, abstract=True):
-    """Those with a formula over rows."""
+    """The base of operators along an axis with a formula over rows."""
 
 
 @dataclass(frozen=True)
 class Softmax(AlongRows, onnx=True):
     """exp(x - m) / Σ exp(x - m), m the largest x along the axis.
 
-    Halves are computed in float32 and rounded once, so that mixed precision need not widen them before.
+    16-bit floats are computed in float32 and rounded once, so that mixed precision need not widen them before.
     """
 
     autocast = "follow"
@@ -149,7 +149,7 @@ class Hardmax(AlongAxis, onnx=True):
     """1 at the first of the largest elements along the axis, else 0."""
 
     def scratch(self, ins, outs):
-        """Where it is."""
+        """Indices of the maximum."""
         outer, _, *inner = self.form(ins[0])
         return (TensorType("i64", (outer, *inner)),)
 

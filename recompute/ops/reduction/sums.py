@@ -46,7 +46,7 @@ class Reduce(Op, abstract=True):
         return (x.with_shape([d for i, d in enumerate(x.shape) if i not in axes]),)
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
-        """Those that stay; and reduced ones where partial results can be combined."""
+        """The axes that stay, and reduced ones if partial results can be combined."""
         x = need(ins[0])
         reduced = normal_axes(self.axes, x.ndim, self)
         kept = [a for a in range(x.ndim) if self.keepdims or a not in reduced]
@@ -122,7 +122,7 @@ class Reduce(Op, abstract=True):
 
     @classmethod
     def sample(cls, draw: Draw, text: str) -> Array:
-        """One input."""
+        """An input for a sample."""
         return draw(text)
 
     def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
@@ -249,7 +249,7 @@ class ReduceLogSumExp(Reduce):
         return (x, kept, kept.with_dtype("bool"), kept)
 
     def compute(self, ins, outs, scratch):
-        """An infinite m is not subtracted: ∞ - ∞ is no number."""
+        """An infinite m is not subtracted: ∞ - ∞ is NaN."""
         x, (e, m, infinite, total) = ins[0], scratch
         axes = normal_axes(self.axes, x.ndim, self)
         if not x.size:

@@ -17,7 +17,7 @@ from .roi import Regions, on_host
 
 @dataclass(frozen=True)
 class Pooled(Regions, abstract=True):
-    """What MaxRoiPool and its gradient share."""
+    """The base of MaxRoiPool and its gradient."""
 
     pooled_shape: tuple[int, ...]
     spatial_scale: float = 1.0

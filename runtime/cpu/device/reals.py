@@ -51,7 +51,7 @@ class Writer(ABC):
     """A function under construction; `lanes` elements in each register (1: scalars)."""
 
     lanes = 1
-    #: what the function calls, by name: declarations, or definitions
+    #: the functions called, by name: declarations, or definitions
     declared: dict[str, str]
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Writer(ABC):
         return element if self.lanes == 1 else f"<{self.lanes} x {element}>"
 
     def suffix(self, element: str) -> str:
-        """What an intrinsic's name ends with."""
+        """The suffix of an intrinsic's name."""
         short = {"half": "f16", "float": "f32", "double": "f64"}.get(element, element)
         return short if self.lanes == 1 else f"v{self.lanes}{short}"
 
