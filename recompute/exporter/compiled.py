@@ -154,7 +154,7 @@ def load_compiled(
     The file is not trusted: its program is parsed and verified, its tensors are compared with the program.  ModelError
     if the file is broken, was not written by `export_step`, or was changed so that graph and program differ.
     `max_bytes`: limit on one tensor (default: the machine's memory).  `proves`: a program whose step the loaded one
-    must be proved to compute (`rc.prove`): VerifyError if it is not.
+    must be proved to compute (`rc.prove`), and whose aliases must stand for the same: VerifyError if it is not.
     """
     proto = read_model(model, max_bytes=max_bytes)
     where = "the model" if isinstance(model, onnx.ModelProto) else f"'{model}'"

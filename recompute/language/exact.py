@@ -39,7 +39,7 @@ class Exact:
         try:
             return self._exact
         except AttributeError:
-            fields = tuple(map(exact, vars(self).values()))
+            fields = (type(self), *map(exact, vars(self).values()))
             object.__setattr__(self, "_exact", fields)
             return fields
 
@@ -50,4 +50,7 @@ class Exact:
         return self is other or (type(self) is type(other) and self._exactly() == other._exactly())
 
     def __hash__(self) -> int:
-        return hash(self._exactly())
+        try:
+            return hash(self._exact)
+        except AttributeError:
+            return hash(self._exactly())

@@ -6,6 +6,7 @@ An operator says it by `Op.channels_last`; the pass `channels-last` decides whic
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,11 +29,13 @@ class Turned:
     always: bool = False
 
 
+@functools.cache
 def to_last(ndim: int) -> tuple[int, ...]:
     """The permutation of axes that puts the second one last."""
     return (0, *range(2, ndim), 1) if ndim > 2 else tuple(range(ndim))
 
 
+@functools.cache
 def to_first(ndim: int) -> tuple[int, ...]:
     """The permutation of axes that makes the last one the second."""
     return (0, ndim - 1, *range(1, ndim - 1)) if ndim > 2 else tuple(range(ndim))

@@ -46,7 +46,7 @@ def verify(block: Block) -> Block:
         checker = _Checker(expect("block", block, Block, "a Block, such as program.block"))
         if "verified" not in block.facts:
             checker.run()
-            block.facts["verified"] = True  # all fields except the addresses, a dictionary
+            block.facts["verified"] = True  # all fields except the addresses, a dictionary, which may change
         checker.check_addresses()
     return block
 
@@ -98,11 +98,12 @@ class _Checker:
                 raise self.fail(f"output {show_name(name)} is written by other ranks: name the result of its CommWait")
 
     def check_addresses(self) -> None:
-        if self.block.addresses:
+        if self.block.addresses and self.block.facts.get("addresses") != self.block.addresses:
             fault = check_addresses(self.block)
             if fault is not None:
                 self.at, why = fault
                 raise self.fail(why)
+            self.block.facts["addresses"] = dict(self.block.addresses)
 
     def check_free(self, op: Operator) -> None:
         for v in op.reads():

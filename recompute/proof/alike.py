@@ -4,13 +4,18 @@ Most of a step is the same in both blocks, and takes one look into a table.  Whe
 value that has the name of one of the other block, a window of both is numbered by itself: what lies between the two
 values and those that both blocks have in common, which stand there for anything.  Names are hints: a value is the
 other's only if the window proves it.  Windows that are alike up to the values they read, as those of equal layers are,
-are proved once.
+are proved once in a process; those of operators that say nothing of sizes, once for all sizes (`pattern`).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import VerifyError
@@ -20,8 +25,15 @@ from ..language.layouts import permuted, to_first, to_last
 from ..language.op import Op
 from ..language.types import TensorType, Types, need
 from ..ops.channels_last import Laid
+from ..ops.common import Elementwise
 from ..ops.communication.base import CommWait
+from ..ops.fused.loop import Loop
 from ..ops.memory.offload import Copy, Store
+from ..ops.norm.batch_norm import ChannelNorm
+from ..ops.norm.batch_norm_parts import BatchNormSlope
+from ..ops.norm.batch_norm_train import BatchNormStatistics
+from ..ops.norm.fused import LayerNormalization, RMSNormalization
+from ..ops.reduction.sums import Reduce
 from ..ops.shape.reshape import Copied, Reshape, Transpose
 from .numbers import Numbers
 from .views import View
@@ -36,6 +48,19 @@ SUFFIXES = (".again", ".last")
 COPIES = (Copied, Copy, CommWait)
 #: operators whose result has the elements of their input, through which windows look
 VIEWS = (Reshape, Transpose)
+#: operators that say nothing of sizes, which are functions of elements, sums and counts
+ANY_SIZE = (Elementwise, Reduce, Transpose, ChannelNorm, BatchNormStatistics, LayerNormalization, RMSNormalization)
+#: sizes that stand for any: only equal products of primes are equal, and counts are other numbers than all others
+SIZES = (11, 13, 17, 19, 23)
+#: more elements than there are at these sizes, so that single precision rounds no count
+MOST = 1 << 23
+#: types in which counts are rounded
+LOW = frozenset({"f16", "bf16"})
+#: most operators, and windows, that are remembered
+KNOWN = 1 << 14
+#: windows, and whether they are proved; operators' numbers in them
+_WINDOWS: dict[tuple[Any, ...], bool] = {}
+_NUMBERS = itertools.count()
 #: the communications of each channel
 Sent = dict[str, list[object]]
 #: an order of so many axes
@@ -46,19 +71,17 @@ class Alike:
     """The values of blocks, numbered: equal numbers are equal values."""
 
     def __init__(self) -> None:
-        self.kinds: dict[Op, int] = {}
-        self.kind_of: dict[int, int] = {}
         self.table: dict[tuple[Any, ...], int] = {}
-        #: operator and its number, inputs, outputs by position
-        self.rows: list[tuple[Op, int, tuple[int | None, ...], dict[int, int]]] = []
+        #: operator, inputs, outputs by position
+        self.rows: list[tuple[Op, tuple[int | None, ...], dict[int, int]]] = []
         #: of a value: the row that makes it (-1: declared), and its type
         self.makers: list[int] = []
         self.types: list[TensorType] = []
         self.constants: dict[int, Constant] = {}
         self.same: dict[int, int] = {}
-        self.windows: dict[tuple[Any, ...], bool] = {}
         self.numbers = Numbers(pulls=False)
-        self.turns: dict[tuple[int, ...], Op] = {}
+        #: results of operators on numbers
+        self.done: dict[tuple[Any, ...], list[View | None]] = {}
         self.failures = 0
         #: the first row of the block that is compared
         self.border = 0
@@ -87,7 +110,7 @@ class Alike:
         """The numbers of what a block declares."""
         env = {v.name: self.declared(("input", v.name, v.type), v.type) for v in block.inputs}
         held = (*block.parameters, *block.buffers, *block.state)
-        near = [(v.name, v.type.placed(host=False)) for v in held]
+        near = [(v.name, v.type.placed(host=False) if v.type.host else v.type) for v in held]
         env |= {name: self.declared(("state", name, t), t) for name, t in near}
         for c in block.constants:
             number = env[c.value.name] = self.declared(("constant", c.value.type, exact(c.data)), c.value.type)
@@ -107,36 +130,26 @@ class Alike:
         self.types.append(t)
         return len(self.types) - 1
 
-    def kind(self, op: Op) -> int:
-        """The number of an operator with its attributes."""
-        number = self.kind_of.get(id(op))
-        if number is None:
-            number = self.kind_of[id(op)] = self.kinds.setdefault(op, len(self.kinds))
-        return number
-
     def row(self, op: Op, inputs: tuple[int | None, ...]) -> int:
         """The row of an operator on these inputs."""
-        kind = self.kind(op)
-        key = (kind, *inputs)
-        number = self.table.get(key)
-        if number is None:
-            number = self.table[key] = len(self.rows)
-            self.rows.append((op, kind, inputs, {}))
+        number = self.table.setdefault((op, *inputs), len(self.rows))
+        if number == len(self.rows):
+            self.rows.append((op, inputs, {}))
         return number
 
     def run(self, o: Operator, env: dict[str, int]) -> bool:
         """Numbers what an operator writes; whether some of it is new."""
         row = self.row(o.op, tuple([None if v is None else env[v.name] for v in o.inputs]))
-        outs, new = self.rows[row][3], False
+        outs, new = self.rows[row][2], False
         for k, v in enumerate(o.outputs):
             if v is None:
                 continue
-            number = outs.get(k)
+            number, t = outs.get(k), v.type
             if number is None:
-                number, new = self.value(row, v.type), True
+                number, new = self.value(row, t), True
                 outs[k] = number
-            elif self.types[number].shape != v.shape or self.types[number].dtype != v.dtype:
-                raise VerifyError(f"'{v.name}' is {v.type}, and {self.types[number]} for the same operator elsewhere")
+            elif (same := self.types[number]) is not t and (same.shape != t.shape or same.dtype != t.dtype):
+                raise VerifyError(f"'{v.name}' is {t}, and {same} for the same operator elsewhere")
             env[v.name] = self.same.get(number, number)
         return new
 
@@ -163,37 +176,46 @@ class Alike:
             name, last = name.removesuffix(suffix), last or suffix == ".last"
         value = others[name]
         t = self.types[value]
-        if last and v.ndim == t.ndim > 2 and permuted(t, to_last(t.ndim)).shape == v.shape:
-            return self.turn(value, to_last(t.ndim), new=True)
+        if last and len(t.shape) > 2 and tuple([t.shape[p] for p in to_last(len(t.shape))]) == v.shape:
+            return self.turn(value, to_last(len(t.shape)), v.type)
         return value if t.shape == v.shape else None
 
     def turned(self, op: Op, pairs: Sequence[tuple[int, int]]) -> bool:
         """Whether results are the others' because an operator is the other one on values with their axes turned."""
         at = self.makers[pairs[0][1]]
         while at >= 0 and isinstance(self.rows[at][0], Transpose) and not isinstance(op, Transpose):
-            at = self.makers[need(self.rows[at][2][0])]
+            at = self.makers[need(self.rows[at][1][0])]
         if at < 0:
             return False
-        plain, _, operands, outs = self.rows[at]
-        form = _form(op, plain, [None if v is None else self.types[v] for v in operands], self.outputs(outs))
-        _, _, inputs, own = self.rows[self.makers[pairs[0][0]]]
-        if form is None or len(inputs) != len(operands):
+        plain, operands, outs = self.rows[at]
+        _, inputs, own = self.rows[self.makers[pairs[0][0]]]
+        form = self.form(op, plain, operands, outs) if len(inputs) == len(operands) else None
+        if form is None:
             return False
         turned, results, *perms = form
-        if not all(
-            self.moved(a, b, *perms) if t else a == b for a, b, t in zip(inputs, operands, turned, strict=False)
-        ):
-            return False
-        places = {v: k for k, v in own.items()}
+        for a, b, turns in zip(inputs, operands, turned, strict=False):
+            if a != b if not turns else not self.moved(a, b, *perms):
+                return False
         for mine, other in pairs:
-            k = places[mine]
+            k = next(k for k, v in own.items() if v == mine)
             if k not in outs or not (self.moved(other, outs[k], *perms) if results[k] else other == outs[k]):
                 return False
         return True
 
-    def outputs(self, outs: Mapping[int, int]) -> list[TensorType | None]:
-        """Their types, None where one is absent."""
-        return [self.types[outs[k]] if k in outs else None for k in range(max(outs) + 1)]
+    def form(self, op: Op, plain: Op, operands: Sequence[int | None], outs: Mapping[int, int]) -> Any:
+        """Which inputs and outputs have their axes turned if `op` is such a form of another operator, and how."""
+        if isinstance(op, Laid):
+            if op.plain != plain:
+                return None
+            counts = ((op.activations, len(operands)), (op.results, max(outs) + 1))
+            return (*([i in some for i in range(count)] for some, count in counts), op.laid, op.unlaid)
+        if type(op) is not type(plain) or type(plain).channels_last is Op.channels_last:
+            return None
+        ins = [None if v is None else Value("x", self.types[v]) for v in operands]
+        results = [Value("x", self.types[outs[k]]) if k in outs else None for k in range(max(outs) + 1)]
+        rank = max(v.ndim for v in (*ins, *results) if v is not None)
+        form = plain.channels_last(ins, results, rank) if rank > 2 else None
+        return (form.inputs, form.outputs, to_last, to_first) if form is not None and form.op == op else None
 
     def moved(self, a: int | None, b: int | None, there: Perm, back: Perm) -> bool:
         """Whether a is b with its axes in another order, by one Transpose that is known."""
@@ -202,17 +224,19 @@ class Alike:
         n = len(self.types[b].shape)
         return n == len(self.types[a].shape) and (self.turn(b, there(n)) == a or self.turn(a, back(n)) == b)
 
-    def turn(self, v: int, perm: tuple[int, ...], *, new: bool = False) -> int | None:
-        """A value with its axes in another order, if there is that; `new`: in any case."""
-        if perm == tuple(range(len(perm))):
+    def turn(self, v: int, perm: tuple[int, ...], new: TensorType | None = None) -> int | None:
+        """A value with its axes in another order, if there is that; `new`, its type: in any case."""
+        op = _transpose(perm)
+        if op is None:
             return v
-        op = self.turns.setdefault(perm, Transpose(perm=perm))
-        key = (self.kind(op), v)
-        if key not in self.table and not new:
-            return None
-        outs = self.rows[self.row(op, (v,))][3]
+        row = self.table.get((op, v))
+        if row is None:
+            if new is None:
+                return None
+            row = self.row(op, (v,))
+        outs = self.rows[row][2]
         if 0 not in outs:
-            outs[0] = self.value(self.table[key], permuted(self.types[v], perm))
+            outs[0] = self.value(row, new or permuted(self.types[v], perm))
         return self.same.get(outs[0], outs[0])
 
     def below(self, roots: Iterable[int], border: int, leaves: set[int], rows: set[int]) -> bool:
@@ -228,7 +252,7 @@ class Alike:
                 leaves.add(v)
             elif row not in rows:
                 rows.add(row)
-                todo += [x for x in self.rows[row][2] if x is not None]
+                todo += [x for x in self.rows[row][1] if x is not None]
                 if len(rows) > WINDOW:
                     return False
         return True
@@ -241,74 +265,170 @@ class Alike:
             return False
         # what the window computes beside, and is known to be another's, is that there, too
         beside = [
-            self.same[v] for row in rows if row >= self.border for v in self.rows[row][3].values() if v in self.same
+            self.same[v] for row in rows if row >= self.border for v in self.rows[row][2].values() if v in self.same
         ]
         for v in beside:
             while isinstance(self.rows[self.makers[v]][0], VIEWS):
-                v = need(self.rows[self.makers[v]][2][0])
+                v = need(self.rows[self.makers[v]][1][0])
             leaves.discard(v)
         if not self.below([*(other for _, other in pairs), *beside], 0, leaves, rows):
             return False
         order = sorted(rows)
-        key, places = self.pattern(order)
-        key = (key, *((places.get(a), places.get(b)) for a, b in pairs))
-        if None in itertools.chain(*key[1:]):
-            return False
-        number = self.windows.get(key)
-        if number is None:
-            number = self.windows[key] = self.numbered(order, pairs)
-        return number
+        return any(self.decided(order, pairs, any_size=some) for some in (True, False))
 
-    def pattern(self, order: Sequence[int]) -> tuple[tuple[Any, ...], dict[int, int]]:
-        """A key of the expressions that rows compute, whatever their values, and each value's place in it."""
+    def decided(self, order: Sequence[int], pairs: Sequence[tuple[int, int]], *, any_size: bool) -> bool:
+        """Whether values are the others', at their sizes or at any, by what is known of windows, or by numbers."""
+        pattern = self.pattern(order, any_size=any_size)
+        if pattern is None:
+            return False
+        rows, places, sizes = pattern
+        ends = tuple([(places.get(a), places.get(b)) for a, b in pairs])
+        if any(None in pair for pair in ends):
+            return False
+        key = (any_size, rows, ends)
+        if (known := _WINDOWS.get(key)) is None:
+            if len(_WINDOWS) >= KNOWN:
+                _WINDOWS.clear()
+            known = _WINDOWS[key] = self.numbered(order, pairs, places, sizes)
+        return known
+
+    def pattern(self, order: Sequence[int], *, any_size: bool) -> tuple[Any, dict[int, int], dict[int, int]] | None:
+        """A key of the expressions that rows compute, whatever their values, and each value's place in it; `any_size`:
+        whatever their sizes, too, and the sizes that stand for these, or None where the rows depend on sizes."""
         places: dict[int, int] = {}
         entries: list[Any] = []
+        sizes, others = {1: 1}, iter(SIZES)
         for row in order:
-            _, kind, inputs, outs = self.rows[row]
-            entries.append(kind)
+            op, inputs, outs = self.rows[row]
+            kind = _kind(op)
+            if any_size and not kind.any_size:
+                return None
+            entries.append(kind.uncounted if any_size else kind.number)
             for v in (*inputs, *outs.values()):
                 place = None if v is None else places.get(v)
                 if v is not None and place is None:
-                    place = places[v] = len(places)
-                    entries.append((self.types[v], v if v in self.constants else None))
+                    t, c, place = self.types[v], self.constants.get(v), len(places)
+                    if any_size:
+                        if t.dtype in LOW or (c is not None and (len(c.data) > 1 or _is_product(c.data[0]))):
+                            return None
+                        for d in t.shape:
+                            if d not in sizes:
+                                sizes[d] = next(others, 0) if d else 0
+                                if not sizes[d]:
+                                    return None
+                        if len(t.shape) > 5:  # more than MOST elements, perhaps
+                            return None
+                    places[v] = place
+                    entries += (t.dtype, tuple([sizes[d] for d in t.shape]) if any_size else t.shape, c)
                 entries.append(place)
             entries.append(tuple(outs))
-        return tuple(entries), places
+            if any_size and kind.count is not None and kind.count != kind.counted(self.sized(inputs)):
+                return None
+        return tuple(entries), places, sizes if any_size else {}
 
-    def numbered(self, order: Sequence[int], pairs: Sequence[tuple[int, int]]) -> bool:
+    def sized(self, values: Iterable[int | None], sizes: Mapping[int, int] | None = None) -> list[TensorType | None]:
+        """The types of values, with other sizes."""
+        types = [None if v is None else self.types[v] for v in values]
+        return [t and TensorType(t.dtype, tuple([sizes[d] for d in t.shape])) for t in types] if sizes else types
+
+    def numbered(
+        self, order: Sequence[int], pairs: Sequence[tuple[int, int]], places: Mapping[int, int], sizes: dict[int, int]
+    ) -> bool:
         """Numbers the rows by expressions of values that may be anything; or, in more time, with means pulled apart."""
-        for numbers in (self.numbers, Numbers()):
+        for numbers, done in ((self.numbers, self.done), (Numbers(), {})):
             env: dict[int, View] = {}
+
+            def view(v: int, numbers: Numbers = numbers, env: dict[int, View] = env) -> View:
+                if v not in env:  # from outside
+                    t, c = need(self.sized((v,), sizes)[0]), self.constants.get(v)
+                    any_ = ("value", places[v], t.dtype, t.shape)
+                    env[v] = numbers.constant(c) if c else View.whole(numbers.number(any_, "value", t.shape), t.shape)
+                return env[v]
+
             for row in order:
-                op, _, inputs, outs = self.rows[row]
-                views = [None if v is None else self.view(v, numbers, env) for v in inputs]
-                ins = [None if v is None else self.types[v] for v in inputs]
-                results = numbers.apply(op, views, ins, self.outputs(outs))
-                for k, v in outs.items():
-                    env.setdefault(v, need(results[k]))
-            if all(self.view(a, numbers, env).bare() == self.view(b, numbers, env).bare() for a, b in pairs):
+                op, inputs, outs = self.rows[row]
+                values = [outs.get(k) for k in range(max(outs) + 1)]
+                ins, kind = self.sized(inputs, sizes), _kind(op)
+                if sizes and kind.count is not None:
+                    op = _with_count(op, kind.counted(ins))
+                views = [None if v is None else view(v) for v in inputs]
+                key = (op, *views, *ins, *outs)
+                if (results := done.get(key)) is None:
+                    results = done[key] = numbers.apply(op, views, ins, self.sized(values, sizes))
+                for v, result in zip(values, results, strict=False):
+                    if v is not None:
+                        env.setdefault(v, need(result))
+            if all(view(a).bare() == view(b).bare() for a, b in pairs):
                 return True
         return False
 
-    def view(self, v: int, numbers: Numbers, env: dict[int, View]) -> View:
-        """A value of a window; one from outside stands for anything."""
-        if v not in env:
-            t = self.types[v]
-            c = self.constants.get(v)
-            env[v] = numbers.constant(c) if c else View.whole(numbers.number(("value", v), "value", t.shape), t.shape)
-        return env[v]
+
+@dataclass(frozen=True)
+class _Kind:
+    """An operator's number; whether it is the same function of elements, sums and counts for values of any sizes.
+
+    `count`: the elements of a channel, of which input `mean` has one each, and input `x` all; `uncounted`: the number
+    of the same operator with another count.
+    """
+
+    number: int
+    uncounted: int
+    any_size: bool
+    count: int | None = None
+    x: int = 0
+    mean: int = 0
+
+    def counted(self, ins: Types) -> int:
+        """The count that these inputs' sizes say."""
+        size, channels = need(ins[self.x]).size, need(ins[self.mean]).size
+        return -1 if size % channels else size // channels
 
 
-def _form(op: Op, plain: Op, ins: Types, outs: Types) -> Any:
-    """Which inputs and outputs have their axes turned if `op` is such a form of another operator, and how."""
-    if isinstance(op, Laid):
-        if op.plain != plain:
-            return None
-        of = [[i in some for i in range(len(types))] for some, types in ((op.activations, ins), (op.results, outs))]
-        return (*of, op.laid, op.unlaid)
-    rank = max(t.ndim for t in (*ins, *outs) if t is not None)
-    if type(op) is not type(plain) or type(plain).channels_last is Op.channels_last or rank < 3:
-        return None
-    values, results = ([None if t is None else Value("x", t) for t in types] for types in (ins, outs))
-    form = plain.channels_last(values, results, rank)
-    return (form.inputs, form.outputs, to_last, to_first) if form is not None and form.op == op else None
+@functools.lru_cache(maxsize=KNOWN)
+def _kind(op: Op) -> _Kind:
+    number = next(_NUMBERS)
+    members = op.members if isinstance(op, Loop) else ()
+    plain = [m.op for m in members] or [op.plain if isinstance(op, Laid) else op]
+    if not all(isinstance(p, ANY_SIZE) and not p.random and _has_no_size(p) for p in plain):
+        return _Kind(number, number, any_size=False)
+    if isinstance(op, BatchNormSlope):
+        slopes = {(op.count, 0, 1)}
+    else:  # of the inputs x and dy, which have one shape, one may be a result of the loop
+        slopes = {(m.op.count, min(need(m.inputs[0]), need(m.inputs[6])), need(m.inputs[1])) for m in members
+                  if isinstance(m.op, BatchNormSlope)}  # fmt: skip
+    if not slopes:
+        return _Kind(number, number, any_size=True)
+    (count, x, mean), *others = slopes
+    if others or not count or (members and max(x, mean) >= members[0].result):
+        return _Kind(number, number, any_size=False)
+    return _Kind(number, _kind(_with_count(op, 0)).number, True, count, x, mean)
+
+
+def _with_count(op: Op, count: int) -> Op:
+    """The operator for another number of elements of a channel."""
+    if isinstance(op, Loop):
+        return dataclasses.replace(op, body=re.sub(r"\bcount=\d+", f"count={count}", op.body))
+    return dataclasses.replace(op, count=count)  # type: ignore[call-arg]
+
+
+def _has_no_size(op: Op) -> bool:
+    """Whether no number of an operator's but its count is one that sizes which stand for any may come to."""
+    fields = [getattr(op, f.name) for f in dataclasses.fields(op) if f.name != "count"]
+    flat = itertools.chain.from_iterable(x if isinstance(x, tuple) else (x,) for x in fields)
+    return not any(isinstance(x, (int, float)) and _is_product(x) for x in flat)
+
+
+def _is_product(x: Any) -> bool:
+    """Whether a number is a product of SIZES, or the reciprocal of one, up to rounding."""
+    size = abs(float(x))
+    size = 1 / size if 0 < size < 1 else size
+    if not 1.5 < size < MOST:
+        return False
+    near = range(math.ceil(size * (1 - 1e-6)), math.floor(size * (1 + 1e-6)) + 1)
+    return any(math.gcd(n, math.prod(SIZES) ** 6) == n for n in near)
+
+
+@functools.cache
+def _transpose(perm: tuple[int, ...]) -> Op | None:
+    """The operator that puts axes in this order; None where they are."""
+    return None if perm == tuple(range(len(perm))) else Transpose(perm=perm)

@@ -290,6 +290,8 @@ def _types(types: Types, views: Sequence[View | None]) -> list[TensorType | None
 
 def _candidates(op: Op, f: Factor, extent: int, outs: Types) -> Iterator[Op]:
     """Candidates for the operator on full tensors of which `op` is a slice."""
+    if f.counts:
+        op = dataclasses.replace(op, **{f.counts: getattr(op, f.counts) * extent // f.size})
     yield op
     shape, p, t = getattr(op, "shape", None), f.outputs[0], outs[0]
     if shape is not None and t is not None and isinstance(p, Place) and len(shape) == t.ndim:
@@ -339,10 +341,14 @@ def expanded(op: Op, ins: Types, outs: Types) -> Expansion | None:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _expansion(op: Op, ins: Types, present: tuple[bool, ...]) -> Expansion | None:
+def _whole_expansion(op: Op, ins: Types) -> tuple[Builder, Any]:
     b = Builder()
-    inputs = [None if t is None else Value(b.names.take(f"x{i}"), t) for i, t in enumerate(ins)]
-    results = op.expand(b, *inputs)
+    return b, op.expand(b, *(None if t is None else Value(b.names.take(f"x{i}"), t) for i, t in enumerate(ins)))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _expansion(op: Op, ins: Types, present: tuple[bool, ...]) -> Expansion | None:
+    b, results = _whole_expansion(op, ins)
     if results is None:
         return None
     wanted = tuple(v if p else None for v, p in zip(results, present, strict=False))

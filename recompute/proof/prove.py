@@ -44,8 +44,8 @@ def prove(
 
     Both are numbered by the same table of expressions (numbers.py), where recomputation, order, layouts, fused
     operators, slices and copies leave no trace; no pass is asked.  Compared are the outputs of `after`, all that
-    persists, what is sent to other ranks, and `values`, names that both have.  Sums may be added in another order:
-    numbers differ by no more than the rounding of sums.
+    persists, what is sent to other ranks, what programs' aliases stand for, and `values`, names that both have.  Sums
+    may be added in another order: numbers differ by no more than the rounding of sums.
 
     VerifyError for a block that cannot be (`rc.verify`), and with the first expressions that differ, unless `partly`:
     then the proof lists what is not proved.  What is proved rests on the operators' own `expand` and `axis_factors`,
@@ -53,19 +53,23 @@ def prove(
     """
     first, second = (verify(as_block(p.block if isinstance(p, Program) else p)) for p in (before, after))
     held = (v.name for block in (first, second) for v in (*block.parameters, *block.buffers, *block.state))
-    names = dict.fromkeys([*second.outputs, *as_texts(values, "values"), *held])
+    aliases = [p.aliases if isinstance(p, Program) else {} for p in (before, after)]
+    names = {n: (n, n) for n in [*second.outputs, *as_texts(values, "values"), *held]}
     alike = Alike()
     before_, sent_ = alike.read(first)
     after_, other_ = alike.read(second, before_)
-    if sent_ == other_ and all(n in before_ and before_[n] == after_.get(n) for n in names):
+    for alias in {**aliases[0], **aliases[1]}:
+        x, y = (own.get(alias, alias) for own in aliases)
+        if x in before_ and y in after_:
+            names[f"alias {alias}"] = x, y
+    if sent_ == other_ and all(x in before_ and before_[x] == after_.get(y) for x, y in names.values()):
         return Proof(tuple(names), {}, len(alike.rows))
     numbers = Numbers()
     (a, sent), (b, other) = (final(numbers, block) for block in (first, second))
-    unequal = [n for n in names if n not in a or a[n] != b.get(n)]
+    unequal = [n for n, (x, y) in names.items() if x not in a or a[x] != b.get(y)]
     why = _Differences(numbers, a, b) if unequal or sent != other else None
-    result = (
-        {n: why.of(n) if i < SHOWN else "it has other expressions, too" for i, n in enumerate(unequal)} if why else {}
-    )
+    more = "it has other expressions, too"
+    result = {n: why.of(*names[n]) if i < SHOWN else more for i, n in enumerate(unequal)} if why else {}
     if sent != other:
         result["communication"] = "the ranks are sent other values, or in another order"
     proof = Proof(tuple(n for n in names if n not in result), result, len(numbers.nodes))
@@ -111,18 +115,19 @@ class _Differences:
                 todo += [v.base for v in self.numbers.nodes[at].operands]
         return names
 
-    def of(self, name: str) -> str:
+    def of(self, first: str, second: str) -> str:
         """The first expression of a value that the other block lacks; and of its kind, one that only the other has."""
-        if name not in self.a or name not in self.b:
+        if first not in self.a or second not in self.b:
             return "one of the two lacks it"
-        mine = self.below([self.b[name].base], self.known)
+        a, b = self.a[first], self.b[second]
+        mine = self.below([b.base], self.known)
         if not mine:
-            return f"it is {self.shown(self.b[name])}, not {self.shown(self.a[name])}"
-        first = min(mine)
-        kind = self.numbers.nodes[first].name
-        theirs = self.below([self.a[name].base], self.below(v.base for v in self.b.values()))
+            return f"it is {self.shown(b)}, not {self.shown(a)}"
+        least = min(mine)
+        kind = self.numbers.nodes[least].name
+        theirs = self.below([a.base], self.below(v.base for v in self.b.values()))
         other = min((n for n in theirs if self.numbers.nodes[n].name == kind), default=min(theirs, default=None))
-        said = f"it computes {self.expression(first)}"
+        said = f"it computes {self.expression(least)}"
         return f"{said}, where the other computes {self.expression(other)}" if other is not None else said
 
     def expression(self, number: int) -> str:

@@ -14,6 +14,7 @@ from ..language.types import TensorType, Types, need
 from ..ops.common import Elementwise, normal_axes, normal_axis
 from ..ops.communication.base import CommWait
 from ..ops.elementwise.arithmetic import Add, Div, Mul, Sub
+from ..ops.fused.loop import Loop
 from ..ops.linear.products import Gemm, MatMul
 from ..ops.memory.offload import Copy, Store
 from ..ops.random.draws import Dropout
@@ -39,35 +40,21 @@ COMBINE = {"Add": SUM, "Max": MAX, "Min": MIN, "Mul": PROD}
 COMBINE |= {"ReduceSum": SUM, "ReduceMax": MAX, "ReduceMin": MIN, "ReduceProd": PROD, "ReduceLogSumExp": LOGSUMEXP}
 
 
-@rule(Copied, Copy, CommWait)
+@rule(Copied, Copy, CommWait, Store)
 def same(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """Copies, also to and from the host, and the end of a communication: their first input."""
-    return [v for v in given[:1] if v is not None]
+    """Copies, also to and from the host, and the end of a communication: their first input; or what is stored."""
+    return [v for v in (given[1:] if isinstance(op, Store) else given[:1]) if v is not None]
 
 
-@rule(Store)
-def stored(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """The stored values."""
-    return [v for v in given[1:] if v is not None]
-
-
-@rule(Reshape)
-def reshaped(n: Numbers, op: Reshape, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """The same elements."""
-    return [operands[0].reshaped(op.shape)] if operands[0] is not None else None
-
-
-@rule(Transpose)
-def transposed(n: Numbers, op: Transpose, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """The same elements in another order."""
-    view = operands[0] and operands[0].transposed(op.perm)
-    return [view] if view else None
-
-
-@rule(Expand)
-def repeated(n: Numbers, op: Expand, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """The same elements, some of them more than once."""
-    view = operands[0] and operands[0].expanded(op.shape)
+@rule(Reshape, Transpose, Expand)
+def moved(n: Numbers, op: Any, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """The same elements, in another order, or some of them more than once; of a vector, none is the only one taken of
+    a row."""
+    if (x := operands[0]) is None:
+        return None
+    if isinstance(op, Reshape):
+        return [n.within(x.reshaped(op.shape)) if len(op.shape) == 1 else x.reshaped(op.shape)]
+    view = x.transposed(op.perm) if isinstance(op, Transpose) else x.expanded(op.shape)
     return [view] if view else None
 
 
@@ -158,6 +145,16 @@ def interpolated(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> 
 def as_it_is(n: Numbers, op: Op, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """Not its expansion: its own account of the axes knows that parts of it add up, its expansion's does not."""
     return n.opaque(op, given, ins, outs)
+
+
+@rule(Loop)
+def looped(n: Numbers, op: Loop, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
+    """Loop: its body, operator by operator."""
+    values, types = dict(enumerate(given)), op.types(ins)
+    for m in op.members:
+        operands, kinds = ([None if i is None else some[i] for i in m.inputs] for some in (values, types))
+        values[m.result] = n.apply(m.op, operands, kinds, (types[m.result],))[0]  # type: ignore[arg-type]
+    return [values[y] for y in op.yields]
 
 
 @rule(Elementwise)

@@ -128,6 +128,15 @@ class Table:
                 digits.insert(next((i for i, (_, s) in enumerate(digits) if s < low), len(digits)), (1, low))
         return View(v.base, v.offset, tuple(digits), v.shape)
 
+    def within(self, v: View) -> View:
+        """The view without the digit of a part of a dimension of which all elements in a row are taken."""
+        digits = v.digits
+        shape = self.nodes[v.base].shape if any(n == 1 for n, _ in digits) else ()
+        for d, low in zip(shape, strides(shape), strict=True):
+            rows = [n * s for n, s in digits if n > 1 and s == low]
+            digits = tuple((n, s) for n, s in digits if n > 1 or not (low < s < d * low and s in rows))
+        return View(v.base, v.offset, digits, v.shape)
+
     def partial(self, part: Partial) -> View:
         """The number of a partial sum; the sum's where it is all of it."""
         if part.start == 0 and part.stop == part.size:

@@ -37,6 +37,7 @@ def test_nan_and_copies_are_equal():
     assert op == op_class("LeakyRelu")(alpha=math.inf - math.inf) != op_class("Elu")(alpha=NAN)
     assert hash(op) and copy.deepcopy(op) == copy.copy(op) == pickle.loads(pickle.dumps(op)) == op
     assert vars(op) == {"alpha": op.alpha}
+    assert len({hash(op_class(name)()) for name in ("Add", "Sub", "Mul")}) == 3
 
 
 def test_the_text_keeps_a_negative_zero():

@@ -397,3 +397,12 @@ def test_a_required_output_is_there() -> None:
     without = block.with_operators([Operator(op.op, op.inputs, (None,), op.role)])
     with pytest.raises(VerifyError, match="Tanh has 1 outputs, 1 of them required"):
         verify(without)
+
+
+def test_addresses_that_changed_are_verified_again() -> None:
+    block = verify(parse(program(HOST)))
+    block.addresses["b"] = block.addresses["a"]
+    with pytest.raises(VerifyError):
+        verify(block)
+    block.addresses["b"] = 64
+    assert verify(block) is block

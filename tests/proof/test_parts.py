@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -199,3 +201,22 @@ def test_a_rank_of_another_type_is_not_proved() -> None:
     whole, half = (rc.Program(rc.parse(text.format(t)), {"w": np.ones((2, 3), n)}) for t, n in
                    (("f32", np.float32), ("f16", np.float16)))  # fmt: skip
     assert list(rc.prove_ranks(whole, [whole, half], "dp=2", partly=True).unproved) == ["y@1", "w@1"]
+
+
+def test_half_of_the_groups_of_a_convolution() -> None:
+    x, w = (Value(n, TensorType("f64", s)) for n, s in (("x", (2, 6, 4, 4)), ("w", (6, 1, 3, 3))))
+    b, ends = Builder(), {"starts": (3,), "ends": (6,)}
+    wanted = b.Slice(b.Conv(x, w, group=6), **ends, axes=(1,))
+    half_ = b.Conv(b.Slice(x, **ends, axes=(1,)), b.Slice(w, **ends, axes=(0,)), group=3)
+    names = wanted.name, half_.name
+    assert same(Block("groups", (x, w), operators=tuple(b.operators), outputs=names), names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "plan"), [("vit-tiny", "zero1"), ("mobilenet_v2", "tp")])
+def test_plans_of_ranks_are_proved(name: str, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The half of a class token, and of the groups of a convolution."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    (first, _), proved = importlib.import_module("proof_plans").PLANS[plan].proof(name)
+    proof = proved(first)
+    assert len(proof.proved) > 900 and not proof.unproved

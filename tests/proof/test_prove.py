@@ -220,6 +220,26 @@ def test_a_compiled_step_in_a_file_is_proved_to_be_the_models() -> None:
         rc.load_compiled(model, proves=plain)
 
 
+def test_an_alias_in_a_file_stands_for_what_it_stands_for_in_the_model() -> None:
+    """Also where the file's is the name of a value, and that of neither stands for nothing that is compared."""
+    plain, program = step("mlp"), step("mlp")
+    program.block = dataclasses.replace(program.block, outputs=(*program.block.outputs, "pred.bias_grad"))
+    plain.aliases = program.aliases = {"answer": "loss", "more": "pred.bias"}
+    model = rc.export_step(program)
+    rc.load_compiled(model, proves=plain)
+    (text,) = (p for p in model.metadata_props if p.key == "recompute.aliases")
+    for wrong, name in (
+        ('{"answer": "pred.bias_grad"}', "answer"),
+        ('{"loss": "pred.bias_grad"}', "loss"),
+        ('{"more": "loss", "else": "loss"}', "more"),
+    ):
+        text.value = wrong
+        with pytest.raises(rc.VerifyError, match=f"it is not proved that 'alias {name}'"):
+            rc.load_compiled(model, proves=plain)
+    text.value = '{"else": "loss"}'
+    rc.load_compiled(model, proves=plain)
+
+
 WINDOWS = """
 program p {{
   input %x: f64[4,3]
