@@ -250,7 +250,7 @@ def _view(t: Any) -> np.ndarray:
     t = t.detach().cpu()
     if t.is_sparse:
         t = t.to_dense()
-    return (t.float() if t.dtype == torch.bfloat16 else t).numpy()
+    return (t.float() if t.dtype == torch.bfloat16 else t).numpy(force=True)  # of sgn PyTorch gives a "ZeroTensor"
 
 
 def _fed(x: Any, dtype: str) -> np.ndarray:
