@@ -63,7 +63,7 @@ def functions() -> dict[Any, Callable[..., Any]]:
 
     table = {torch.cov: _covariance, torch.corrcoef: _correlation, torch.combinations: _combinations}
     table = {**table, torch.Tensor.cov: _covariance, torch.Tensor.corrcoef: _correlation}
-    return {**table, torch.instance_norm: _instance_norm}
+    return {**table, torch.nn.functional.instance_norm: _instance_norm}
 
 
 def _in_float32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -116,7 +116,8 @@ def _with_slope(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
     """A value whose derivative with respect to x is `slope`, infinite ones included."""
     import torch
 
-    finite, step = slope.abs() < math.inf, x - x.detach()
+    here = torch.where(x.abs() < math.inf, x, 0)
+    finite, step = slope.abs() < math.inf, here - here.detach()
     steep = torch.where(finite, 1, step).sqrt() * slope.sign()  # 0 at 0, where the derivative of a root is infinite
     return value + torch.where(finite, step * torch.where(finite, slope, 0), steep)
 
@@ -200,10 +201,9 @@ def _bessel(order: int, x: Tensor) -> Tensor:
 
     count, most = (64, 60) if x.dtype == torch.float32 else (256, 400)
     near = x.abs() < most
-    times = [2 * math.pi * k / count for k in range(count)]
+    times = torch.arange(count, dtype=x.dtype) * (2 * math.pi / count)
     small = torch.where(near, x, 0).unsqueeze(-1)
-    cosines, shares = (torch.tensor([math.cos(n * t) for t in times], dtype=x.dtype) for n in (1, order))
-    mean = ((small * cosines - small.abs()).exp() * shares).mean(-1)
+    mean = ((small * times.cos() - small.abs()).exp() * (order * times).cos()).mean(-1)
     large = torch.where(near, most, x.abs())
     total = term = torch.ones_like(x)
     for k in range(1, 9):
@@ -316,9 +316,8 @@ def _index_reduce(
 def _masked_select(x: Tensor, mask: Tensor) -> Tensor:
     import torch
 
-    if x.shape == mask.shape:
-        return NotImplemented
-    return torch.ops.aten.masked_select.default(*torch.broadcast_tensors(x, mask))
+    x, mask = (t.reshape(t.shape or (1,)) for t in torch.broadcast_tensors(x, mask))
+    return x[mask]
 
 
 def _squeeze(x: Tensor, dim: Any) -> Tensor:
@@ -374,26 +373,26 @@ def _of_numbers(operator: Callable[..., Any], like_index: bool = False) -> Calla
 
 
 def _instance_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    *options: Any,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
 ) -> Tensor:
     """With running statistics, which the exporter drops: read in evaluation, else moved towards the mean of samples."""
-    import torch
+    from torch.nn import functional as f
 
     if running_mean is None or running_var is None:
-        return torch.instance_norm(x, weight, bias, None, None, use_input_stats, momentum, *options)
+        return f.instance_norm(input, None, None, weight, bias, use_input_stats, momentum, eps)
     if not use_input_stats:
-        return torch.batch_norm(x, weight, bias, running_mean, running_var, False, momentum, *options)
-    still = x.detach().reshape(*x.shape[:2], -1)
-    for running, here in ((running_mean, still.mean(-1)), (running_var, still.var(-1))):
+        return f.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    rows = input.detach().reshape(*input.shape[:2], -1)
+    for running, here in ((running_mean, rows.mean(-1)), (running_var, rows.var(-1))):
         running.copy_((1 - momentum) * running + momentum * here.mean(0))
-    return torch.instance_norm(x, weight, bias, None, None, True, momentum, *options)
+    return f.instance_norm(input, None, None, weight, bias, True, momentum, eps)
 
 
 def _covariance(

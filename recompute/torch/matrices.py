@@ -23,23 +23,31 @@ def matrices() -> dict[Any, Callable[..., Any]]:
     import torch
 
     aten = torch.ops.aten
+    composed = (aten.lu_solve, aten._lu_with_info, aten.linalg_solve_ex, aten.linalg_slogdet, aten.slogdet)
+    composed += (aten.matrix_exp, aten.orgqr, aten.linalg_matrix_power, aten.matrix_power, aten.linalg_tensorsolve)
+    table = torch.export.default_decompositions()
     return {
+        **{operator.default: table[operator.default] for operator in composed},
         aten.linalg_cholesky.default: lambda a, upper=False: _cholesky(a, upper)[0],
         aten.linalg_cholesky_ex.default: _cholesky,
         aten.cholesky_solve.default: _cholesky_solve,
         aten.cholesky_inverse.default: lambda factor, upper=False: _cholesky_solve(_identity(factor), factor, upper),
         aten.linalg_solve_triangular.default: _solve_triangular,
         aten.triangular_solve.default: _triangular_solve,
+        aten.linalg_lu_factor.default: lambda a, pivot=True: _lu_factor(a, pivot)[:2],
         aten.linalg_lu_factor_ex.default: _lu_factor,
         aten.linalg_lu.default: lambda a, pivot=True: _unpack(*_lu_factor(a, pivot)[:2]),
         aten.lu_unpack.default: _unpack,
         aten.linalg_lu_solve.default: _lu_solve,
+        aten.linalg_solve.default: lambda a, b, left=True: _solve(a, b, left=left)[0],
         aten._linalg_solve_ex.default: _solve,
-        aten.linalg_inv_ex.default: lambda a, check_errors=False: _solve(a, _identity(a))[::3],
+        aten.linalg_inv.default: _inverse,
+        aten.inverse.default: _inverse,
+        aten.linalg_tensorinv.default: _tensor_inverse,
+        aten.linalg_inv_ex.default: lambda a, check_errors=False: (_inverse(a), _nothing(a)),
         aten._linalg_slogdet.default: _slogdet,
         aten.linalg_matrix_exp.default: _exponential,
         aten.linalg_householder_product.default: _householder_product,
-        aten._linalg_check_errors.default: lambda *args, **kwargs: None,
     }
 
 
@@ -183,6 +191,15 @@ def _solve(
     vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and tuple(b.shape) == tuple(a.shape[:-1]))
     solution = _lu_solve(lu, pivots, b[..., None] if vector else b, left=left)
     return solution[..., 0] if vector else solution, lu.detach(), pivots, info
+
+
+def _inverse(a: Tensor) -> Tensor:
+    return _solve(a, _identity(a))[0]
+
+
+def _tensor_inverse(a: Tensor, ind: int = 2) -> Tensor:
+    matrix = a.reshape(math.prod(a.shape[:ind]), -1)
+    return _inverse(matrix).reshape(*a.shape[ind:], *a.shape[:ind])
 
 
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

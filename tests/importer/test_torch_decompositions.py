@@ -10,6 +10,8 @@ import pytest
 
 import recompute as rc
 from recompute.torch.decompositions import decompositions
+from recompute.torch.matrices import matrices
+from recompute.torch.pooling import pooling
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
@@ -57,6 +59,28 @@ CASES = {
     "poles of lgamma": lambda w: torch.lgamma(w.floor()).clamp(max=50) + w,
     "cummax after NaN": lambda w: torch.cummax(torch.where(w > 3, NAN, w), 1)[0].nan_to_num(7.0),
     "large hypot": lambda w: torch.hypot(w * 1e25, w.flip(1) * 1e25) * 1e-25,
+    "digamma": lambda w: torch.digamma(w),
+    "polygamma": lambda w: torch.polygamma(2, w),
+    "Bessel functions": lambda w: torch.i0(w) + torch.special.i1e(w * 30),
+    "nanmedian": lambda w: torch.nanmedian(torch.where(w > 3, NAN, w)),
+    "nanmedian of rows": lambda w: torch.nanmedian(torch.where(w > 3, NAN, w), 1)[0],
+    "put": lambda w: torch.put(w, torch.tensor([0, -1, 5]), w[0, :3] * 2, accumulate=True),
+    "index_reduce": lambda w: torch.index_reduce(w, 1, torch.tensor([3, 0]), w[:, :2] * 2, "mean"),
+    "masked_select": lambda w: torch.masked_select(w, torch.tensor([True, False, True, True])).exp().sum(),
+    "axes that squeeze leaves": lambda w: w.unsqueeze(1).squeeze((0, 1)),
+    "statistics of a layer norm": lambda w: sum(torch.native_layer_norm(w, (4,), w[0], None, 1e-5)),
+    "numbers with an axis": lambda w: (
+        w[0, 0].amax(0) * w[1, 1].norm(dim=-1) + w[0, 1].topk(1, 0)[0] + w[1, 0].gather(0, torch.tensor([0]))
+    ),
+    "scatter to a number": lambda w: w[0, 0].scatter_add(0, torch.tensor(0), w[1, 1]) + w.sum(),
+    "normal equations": lambda w: torch.cholesky_solve(w, torch.linalg.cholesky(w @ w.T, upper=True), upper=True),
+    "linear systems": lambda w: torch.linalg.solve(w[:, :2], w[:, 2:]) + torch.linalg.inv(w[:, :2].exp()),
+    "slogdet": lambda w: torch.linalg.slogdet(w[:, 1:3])[1],
+    "matrix_exp": lambda w: torch.matrix_exp(w[:, :2]),
+    "adaptive pools": lambda w: torch.nn.functional.adaptive_max_pool2d(w[None], (1, 3)).sum(0),
+    "average pools with a divisor": lambda w: torch.nn.functional.avg_pool2d(
+        w[None], 2, 3, 1, ceil_mode=True, divisor_override=3
+    ),
     "median of large numbers": lambda w: torch.median(w.clamp(0.3, 0.3) * 1e38 * 10) * 1e-37 + w.sum(),
 }
 
@@ -97,6 +121,10 @@ EVERY = {
     "cummax.default": (POINTS, 0),
     "cummin.default": (POINTS, 0),
     "median.default": (POINTS,),
+    "digamma.default": (POINTS,),
+    "i0.default": (POINTS,),
+    "special_i1e.default": (POINTS,),
+    "nanmedian.default": (POINTS,),
 }
 
 
@@ -119,6 +147,66 @@ def test_all_values_of_all_types_are_those_of_pytorch(name: str, dtype: str) -> 
         for a, b in zip(expected, found, strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_allclose(b.double(), a.double(), rtol=tolerance, atol=tolerance)
+
+
+def _numbers(*shape: int) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+A, B, TALL = _numbers(2, 3, 3), _numbers(2, 3, 2), _numbers(4, 3)
+POSITIVE = A @ A.mT + torch.eye(3, dtype=torch.float64)
+LU = torch.linalg.lu_factor(A)
+ALIKE = {
+    "linalg_cholesky_ex.default": [(POSITIVE,), (POSITIVE, {"upper": True})],
+    "linalg_solve_triangular.default": [(A, B, {"upper": True}), (A[0], B.mT, {"upper": False, "left": False})],
+    "triangular_solve.default": [(B, A), (B, A, False, True, True)],
+    "linalg_lu.default": [(A,), (TALL,), (TALL.mT,)],
+    "linalg_lu_solve.default": [(*LU, B), (*LU, B.mT, {"left": False}), (*LU, B, {"adjoint": True})],
+    "linalg_solve.default": [(A, B), (A, B.mT, {"left": False}), (A, B[:, :, 0])],
+    "linalg_inv_ex.default": [(A,)],
+    "linalg_tensorinv.default": [(_numbers(3, 2, 1, 6), 2)],
+    "linalg_slogdet.default": [(A,)],
+    "linalg_matrix_exp.default": [(A,), (A * 20,)],
+    "linalg_householder_product.default": [(TALL, _numbers(2))],
+    "adaptive_avg_pool3d.default": [(_numbers(1, 2, 5, 4, 3), (2, 4, 5))],
+    "adaptive_max_pool2d.default": [(_numbers(1, 2, 7, 4), (3, 2))],
+    "avg_pool3d.default": [(_numbers(1, 5, 4, 6), (2, 3, 2), (3, 2, 4), (1, 0, 1), True, False, 5)],
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_results_and_gradients_are_those_of_pytorch(name: str) -> None:
+    """Without an export, in float64: singular and broadcast ones, both sides, both triangles."""
+    overload = getattr(getattr(torch.ops.aten, name.split(".")[0]), name.split(".")[1])
+    for *args, last in ALIKE[name]:
+        kwargs = last if isinstance(last, dict) else {}
+        args = args if kwargs else [*args, last]
+        outcomes = []
+        for function in (overload, {**matrices(), **pooling()}[overload]):
+            leaves = [a.clone().requires_grad_(a.is_floating_point()) if torch.is_tensor(a) else a for a in args]
+            results = function(*leaves, **kwargs)
+            results = list(results) if isinstance(results, (tuple, list)) else [results]
+            total = sum((y * _numbers(*y.shape)).sum() for y in results if y.requires_grad)
+            wanted = [a for a in leaves if torch.is_tensor(a) and a.requires_grad]
+            outcomes.append([*results, *torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)])
+        for theirs, ours in zip(*outcomes, strict=True):
+            assert ours.dtype == theirs.dtype
+            scale = max(theirs.detach().abs().double().max().item(), 1)
+            np.testing.assert_allclose(ours.detach(), theirs.detach(), rtol=1e-9, atol=1e-11 * scale)
+
+
+def test_large_matrices_are_refused_by_name() -> None:
+    with pytest.raises(NotImplementedError, match="only of real matrices up to 64 are written out"):
+        matrices()[torch.ops.aten.linalg_inv.default](torch.eye(65))
+
+
+def test_running_statistics_of_an_instance_norm_are_kept() -> None:
+    module, x = torch.nn.InstanceNorm1d(2, affine=True, track_running_stats=True).train(), _numbers(3, 2, 5).float()
+    program = rc.from_torch(module, (x,), dynamic_batch=False)
+    rc.Executor().run(program, {program.inputs[0].name: x.numpy()})
+    module(x)
+    for name in ("running_mean", "running_var"):
+        np.testing.assert_allclose(program.data[name], getattr(module, name), rtol=1e-5, atol=1e-6)
 
 
 def test_a_functional_batch_norm_updates_the_statistics_of_its_module() -> None:
