@@ -51,6 +51,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.squeeze_copy.dims: _squeeze,
         aten.constant_pad_nd.default: _complex_pad,
         aten.native_layer_norm.default: _native_layer_norm,
+        aten._safe_softmax.default: _safe_softmax,
         **{f: _of_numbers(f) for f in (aten.topk.default, aten.scatter_add.default)},
         **{f: _of_numbers(f) for f in (aten.scatter.src, aten.scatter.value)},
         aten.gather.default: _of_numbers(aten.gather.default, like_index=True),
@@ -348,6 +349,14 @@ def _native_layer_norm(
     y = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
     y = y if weight is None else y * weight
     return y if bias is None else y + bias, mean, scale
+
+
+def _safe_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    """0, without a gradient, where all elements are -inf."""
+    import torch
+
+    none = (x == -math.inf).all(dim, True)
+    return torch.where(none, 0, torch.softmax(torch.where(none, 0, x), dim, dtype=dtype))
 
 
 def _of_numbers(operator: Callable[..., Any], like_index: bool = False) -> Callable[..., Any]:
