@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import io
 import json
 import logging
@@ -198,6 +199,10 @@ def row_of(op: Any, most: int) -> dict[str, Any]:
 
 
 def _child(names: Sequence[str], most: int, pipe: Any) -> None:
+    from torch.onnx._internal.exporter import _registration
+
+    registry = _registration.ONNXRegistry  # of all functions: every export makes it anew, and changes nothing in it
+    registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)

@@ -6,7 +6,7 @@ PyTorch raises an error for matrices that are singular or not positive; here the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,11 +23,7 @@ def matrices() -> dict[Any, Callable[..., Any]]:
     import torch
 
     aten = torch.ops.aten
-    composed = (aten.lu_solve, aten._lu_with_info, aten.linalg_solve_ex, aten.linalg_slogdet, aten.slogdet)
-    composed += (aten.matrix_exp, aten.orgqr, aten.linalg_matrix_power, aten.matrix_power, aten.linalg_tensorsolve)
-    table = torch.export.default_decompositions()
     return {
-        **{operator.default: table[operator.default] for operator in composed},
         aten.linalg_cholesky.default: lambda a, upper=False: _cholesky(a, upper)[0],
         aten.linalg_cholesky_ex.default: _cholesky,
         aten.cholesky_solve.default: _cholesky_solve,
@@ -36,17 +32,27 @@ def matrices() -> dict[Any, Callable[..., Any]]:
         aten.triangular_solve.default: _triangular_solve,
         aten.linalg_lu_factor.default: lambda a, pivot=True: _lu_factor(a, pivot)[:2],
         aten.linalg_lu_factor_ex.default: _lu_factor,
+        aten._lu_with_info.default: _lu_factor,
         aten.linalg_lu.default: lambda a, pivot=True: _unpack(*_lu_factor(a, pivot)[:2]),
         aten.lu_unpack.default: _unpack,
         aten.linalg_lu_solve.default: _lu_solve,
+        aten.lu_solve.default: lambda b, lu, pivots: _lu_solve(lu, pivots, b),
         aten.linalg_solve.default: lambda a, b, left=True: _solve(a, b, left=left)[0],
         aten._linalg_solve_ex.default: _solve,
+        aten.linalg_solve_ex.default: lambda *args, **kwargs: _solve(*args, **kwargs)[::3],
+        aten.linalg_tensorsolve.default: _tensor_solution,
         aten.linalg_inv.default: _inverse,
         aten.inverse.default: _inverse,
         aten.linalg_tensorinv.default: _tensor_inverse,
+        aten.linalg_matrix_power.default: _power,
+        aten.matrix_power.default: _power,
+        aten.linalg_slogdet.default: lambda a: _slogdet(a)[:2],
+        aten.slogdet.default: lambda a: _slogdet(a)[:2],
         aten.linalg_inv_ex.default: lambda a, check_errors=False: (_inverse(a), _nothing(a)),
         aten._linalg_slogdet.default: _slogdet,
         aten.linalg_matrix_exp.default: _exponential,
+        aten.matrix_exp.default: _exponential,
+        aten.orgqr.default: _householder_product,
         aten.linalg_householder_product.default: _householder_product,
     }
 
@@ -200,6 +206,18 @@ def _inverse(a: Tensor) -> Tensor:
 def _tensor_inverse(a: Tensor, ind: int = 2) -> Tensor:
     matrix = a.reshape(math.prod(a.shape[:ind]), -1)
     return _inverse(matrix).reshape(*a.shape[ind:], *a.shape[:ind])
+
+
+def _tensor_solution(a: Tensor, b: Tensor, dims: Sequence[int] | None = None) -> Tensor:
+    moved = a if dims is None else a.movedim(tuple(dims), tuple(range(-len(dims), 0)))
+    matrix = moved.reshape(math.prod(b.shape), -1)
+    return _solve(matrix, b.reshape(-1))[0].reshape(moved.shape[b.ndim :])
+
+
+def _power(a: Tensor, n: int) -> Tensor:
+    import torch
+
+    return torch.linalg.matrix_power(_inverse(a), -n) if n < 0 else NotImplemented
 
 
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -84,6 +84,8 @@ ALIKE = {
     "linalg_solve.default": [(A, B), (A, B.mT, {"left": False}), (A, B[:, :, 0])],
     "linalg_inv_ex.default": [(A,)],
     "linalg_tensorinv.default": [(_numbers(3, 2, 1, 6), 2)],
+    "linalg_tensorsolve.default": [(_numbers(2, 3, 6), B[0].mT), (_numbers(6, 2, 3), B[0].mT, (0,))],
+    "linalg_matrix_power.default": [(A, -2)],
     "linalg_slogdet.default": [(A,)],
     "linalg_matrix_exp.default": [(A,), (A * 20,)],
     "linalg_householder_product.default": [(TALL, _numbers(2))],
