@@ -40,6 +40,55 @@ from recompute.errors import RecomputeError
 _NEAR = 2e-3
 _LARGEST = 4000  # elements of a sample's tensor
 
+#: why operators do not agree in all samples: a category, a reason, operators
+EXPLAINED = (
+    (
+        "differs on purpose",
+        "PyTorch gives gradients to the triangle that it does not read",
+        "cholesky_inverse cholesky_solve",
+    ),
+    (
+        "differs on purpose",
+        "PyTorch gives the gradient of what was kept to what was replaced",
+        "as_strided_scatter",
+    ),
+    (
+        "not supported",
+        "an iteration: ONNX has no eigenvalues, singular values or QR",
+        "svd svd_lowrank pca_lowrank pinverse ormqr linalg.svd linalg.svdvals linalg.eig linalg.eigh linalg.eigvals "
+        "linalg.eigvalsh linalg.qr linalg.pinv linalg.lstsq linalg.cond linalg.polar linalg.matrix_sqrth linalg.norm "
+        "linalg.matrix_norm",
+    ),
+    (
+        "not supported",
+        "sparse tensors and complex numbers of 16 bits",
+        "sparse.mm sparse.sampled_addmm to_sparse chalf",
+    ),
+    ("not supported", "bits of floating-point numbers", "frexp nextafter"),
+    (
+        "not supported",
+        "inside of batch_norm, which agrees: ONNX saves other statistics",
+        "native_batch_norm _native_batch_norm_legit _batch_norm_with_update",
+    ),
+    (
+        "not supported",
+        "ONNX and its exporter have no form of it",
+        "mode _segment_reduce grid_sampler_3d nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d "
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
+    ),
+    ("not supported", "the exporter drops the scales, which the import says", "_upsample_bilinear2d_aa"),
+)
+#: categories of operators
+MEANINGS = {
+    "agrees": "all samples: the loss and every gradient",
+    "no gradient": "PyTorch's gradient is 0 everywhere, and a step is refused by name: no parameter would train",
+    "random": "draws numbers, which are not PyTorch's",
+    "differs on purpose": "the reason is beside it",
+    "not supported": "an error names the operator; the reason is beside it",
+    "partly": "some samples agree, others are refused by name",
+    "no sample": "PyTorch has no sample with a gradient, or cannot run it",
+}
+
 
 class Samples(nn.Module):
     """Calls of an operator; the tensors that have gradients are parameters, each times the input, which is 1."""
@@ -235,17 +284,25 @@ def rows_of(names: Sequence[str], most: int, seconds: float) -> Iterator[dict[st
             process.join()
 
 
+def _explained(row: dict[str, Any]) -> tuple[str, str, str] | None:
+    return next((e for e in EXPLAINED if row["op"] in e[2].split()), None)
+
+
 def verdict(row: dict[str, Any]) -> str:
-    """One word for an operator."""
-    if "ended" in row:
-        return "crash"
-    if "invalid" in row or not row["samples"]:
-        return "no sample"
-    verdicts = row["verdicts"]
+    """The category of an operator."""
+    verdicts = row.get("verdicts", {})
     if set(verdicts) == {"agrees"}:
         return "agrees"
-    if row["random"]:
+    if verdicts and set(verdicts) <= {"agrees", "no gradient"}:
+        return "no gradient"
+    if row.get("random"):
         return "random"
+    if known := _explained(row):
+        return known[0]
+    if "ended" in row:
+        return "no answer"
+    if not verdicts:
+        return "no sample"
     if "differs" in verdicts or "error" in verdicts:
         return "differs"
     return "partly" if "agrees" in verdicts else next(iter(verdicts))
@@ -257,13 +314,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     total = sum(row.get("samples", 0) for row in rows)
     agree = sum(row.get("verdicts", {}).get("agrees", 0) for row in rows)
     lines = [f"PyTorch {torch.__version__}: {len(rows)} operators, {total} samples, {agree} agree", ""]
-    lines += [f"{n:4} {word}" for word, n in counts.most_common()]
+    lines += [f"{n:4} {word:20} {MEANINGS.get(word, '')}".rstrip() for word, n in counts.most_common()]
     for word in [w for w in counts if w not in ("agrees", "no sample")]:
         lines += ["", word]
         for row in sorted((r for r in rows if verdict(r) == word), key=lambda r: r["op"]):
             shares = ", ".join(f"{v} {n}" for v, n in row.get("verdicts", {}).items())
             reasons = "; ".join(row.get("reasons", {}).values()) or row.get("ended", "")
-            lines.append(f"    {row['op']}: {shares}: {reasons[:160]}")
+            known = _explained(row)
+            lines.append(f"    {row['op']}: {shares}: {known[1] if known else reasons[:160]}")
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .decompositions import decompositions, functions, places_in_memory
 from .matrices import matrices
 from .pooling import pooling
+from .special import special
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +54,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     return {
         **decompositions(),
+        **special(),
         **matrices(),
         **pooling(),
         aten.cross_entropy_loss.default: _cross_entropy,

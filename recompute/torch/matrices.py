@@ -53,6 +53,7 @@ def matrices() -> dict[Any, Callable[..., Any]]:
         aten.linalg_matrix_exp.default: _exponential,
         aten.matrix_exp.default: _exponential,
         aten.orgqr.default: _householder_product,
+        aten.linalg_vander.default: _vander,
         aten.linalg_householder_product.default: _householder_product,
     }
 
@@ -229,6 +230,13 @@ def _slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     swaps = (pivots != torch.arange(1, a.shape[-1] + 1)).sum(-1)
     sign = diagonal.detach().sign().prod(-1) * (1 - 2 * (swaps % 2))
     return sign, diagonal.abs().log().sum(-1), lu.detach(), pivots
+
+
+def _vander(x: Tensor, *, N: int | None = None) -> Tensor:
+    import torch
+
+    rows = x.unsqueeze(-1).expand(*x.shape, (x.shape[-1] if N is None else N) - 1)
+    return torch.cat([torch.ones_like(x).unsqueeze(-1), rows], -1).cumprod(-1)
 
 
 def _exponential(a: Tensor) -> Tensor:

@@ -87,6 +87,7 @@ ALIKE = {
     "linalg_tensorsolve.default": [(_numbers(2, 3, 6), B[0].mT), (_numbers(6, 2, 3), B[0].mT, (0,))],
     "linalg_matrix_power.default": [(A, -2)],
     "linalg_slogdet.default": [(A,)],
+    "linalg_vander.default": [(B,), (B, {"N": 4})],
     "linalg_matrix_exp.default": [(A,), (A * 20,)],
     "linalg_householder_product.default": [(TALL, _numbers(2))],
     "adaptive_avg_pool3d.default": [(_numbers(1, 2, 5, 4, 3), (2, 4, 5))],
