@@ -189,7 +189,7 @@ def difference(module: Samples) -> str:
         largest = np.abs(getattr(module, name).detach().numpy()).max(initial=0)
         size = max(finite.max(initial=0), largest * 1e-3, 1e-6)
         # where a gradient is 0 but for rounding, that of the loss is left
-        rounding = 4 * np.finfo("f4").eps * abs(want) / max(largest, 1e-6)
+        rounding = 4 * np.finfo("f4").eps * abs(want) / max(largest, 1e-6) if np.isfinite(want) else 0.0
         if not np.allclose(there, gradient, rtol=0, atol=_NEAR * size + rounding, equal_nan=True):
             return f"gradient of {name}: {np.nanmax(np.abs(there - gradient)) / size:.2g} of its largest element"
     return ""

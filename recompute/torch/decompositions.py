@@ -18,7 +18,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     import torch
 
     aten = torch.ops.aten
+    other = {"divide": "div", "true_divide": "div", "multiply": "mul", "subtract": "sub", "greater": "gt"}
+    other |= {"greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne"}
     return {
+        # other names, of which the exporter does not bring both sides to one type
+        **{getattr(aten, a).Tensor: getattr(aten, b).Tensor for a, b in other.items()},
         aten.cummax.default: _running(largest=True),
         aten.cummin.default: _running(largest=False),
         aten.median.default: _median,
@@ -27,8 +31,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.diagonal_scatter.default: _diagonal_scatter,
         aten.as_strided_scatter.default: _as_strided_scatter,
         aten.put.default: _put,
+        aten.index_fill.int_Scalar: _index_fill,
+        aten.index_fill.int_Tensor: _index_fill,
         aten.index_reduce.default: _index_reduce,
-        aten.masked_select.default: _masked_select,
         aten.squeeze.dim: _squeeze,
         aten.squeeze.dims: _squeeze,
         aten.squeeze_copy.dim: _squeeze,
@@ -48,6 +53,7 @@ def functions() -> dict[Any, Callable[..., Any]]:
 
     table = {torch.cov: _covariance, torch.corrcoef: _correlation, torch.combinations: _combinations}
     table = {**table, torch.Tensor.cov: _covariance, torch.Tensor.corrcoef: _correlation}
+    table = {**table, torch.masked_select: _masked_select, torch.Tensor.masked_select: _masked_select}
     return {**table, torch.nn.functional.instance_norm: _instance_norm}
 
 
@@ -145,6 +151,16 @@ def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
     return x.reshape(-1).index_put([index.reshape(-1)], source.reshape(-1), accumulate).reshape(x.shape)
 
 
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """By a mask: places may be named twice, and the value's gradient counts each once."""
+    import torch
+
+    count = x.shape[dim] if x.ndim else 1
+    filled = (torch.arange(count)[:, None] == index.reshape(-1) % count).any(1)
+    filled = filled.reshape([-1 if i == dim % x.ndim else 1 for i in range(x.ndim)])
+    return torch.where(filled, value.to(x.dtype) if isinstance(value, torch.Tensor) else value, x)
+
+
 def _index_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
@@ -152,10 +168,11 @@ def _index_reduce(
     return x.scatter_reduce(dim, lined, source, reduce, include_self=include_self)
 
 
-def _masked_select(x: Tensor, mask: Tensor) -> Tensor:
+def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """TorchScript's exporter does not broadcast."""
     import torch
 
-    x, mask = (t.reshape(t.shape or (1,)) for t in torch.broadcast_tensors(x, mask))
+    x, mask = (t.reshape(t.shape or (1,)) for t in torch.broadcast_tensors(input, mask))
     return x[mask]
 
 

@@ -65,6 +65,8 @@ CASES = {
     "put": lambda w: torch.put(w, torch.tensor([0, -1, 5]), w[0, :3] * 2, accumulate=True),
     "index_reduce": lambda w: torch.index_reduce(w, 1, torch.tensor([3, 0]), w[:, :2] * 2, "mean"),
     "masked_select": lambda w: torch.masked_select(w, torch.tensor([True, False, True, True])).exp().sum(),
+    "places filled twice": lambda w: w.index_fill(1, torch.tensor([2, 0, 2]), w[0, 0]),
+    "another name for a division": lambda w: torch.divide(w, torch.arange(1, 5)) * torch.less(w, torch.arange(4)),
     "axes that squeeze leaves": lambda w: w.unsqueeze(1).squeeze((0, 1)),
     "statistics of a layer norm": lambda w: sum(torch.native_layer_norm(w, (4,), w[0], None, 1e-5)),
     "numbers with an axis": lambda w: (
