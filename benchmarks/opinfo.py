@@ -40,44 +40,26 @@ from recompute.errors import RecomputeError
 _NEAR = 2e-3
 _LARGEST = 4000  # elements of a sample's tensor
 
-#: why operators do not agree in all samples: a category, a reason, operators
-EXPLAINED = (
-    (
-        "differs on purpose",
-        "PyTorch gives gradients to the triangle that it does not read",
-        "cholesky_inverse cholesky_solve",
-    ),
-    (
-        "differs on purpose",
-        "PyTorch gives the gradient of what was kept to what was replaced",
-        "as_strided_scatter",
-    ),
-    (
-        "not supported",
-        "an iteration: ONNX has no eigenvalues, singular values or QR",
-        "svd svd_lowrank pca_lowrank pinverse ormqr linalg.svd linalg.svdvals linalg.eig linalg.eigh linalg.eigvals "
-        "linalg.eigvalsh linalg.qr linalg.pinv linalg.lstsq linalg.cond linalg.polar linalg.matrix_sqrth linalg.norm "
-        "linalg.matrix_norm",
-    ),
-    (
-        "not supported",
-        "sparse tensors and complex numbers of 16 bits",
-        "sparse.mm sparse.sampled_addmm to_sparse chalf",
-    ),
-    ("not supported", "bits of floating-point numbers", "frexp nextafter"),
-    (
-        "not supported",
-        "inside of batch_norm, which agrees: ONNX saves other statistics",
-        "native_batch_norm _native_batch_norm_legit _batch_norm_with_update",
-    ),
-    (
-        "not supported",
-        "ONNX and its exporter have no form of it",
-        "mode _segment_reduce grid_sampler_3d nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d "
-        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
-    ),
-    ("not supported", "the exporter drops the scales, which the import says", "_upsample_bilinear2d_aa"),
-)
+#: why operators do not agree in all samples: categories, reasons, operators
+EXPLAINED = {
+    "differs on purpose": {
+        "PyTorch gives gradients to the triangle that it does not read": "cholesky_inverse cholesky_solve",
+        "PyTorch gives the gradient of what was kept to what was replaced": "as_strided_scatter",
+    },
+    "not supported": {
+        "an iteration: ONNX has no eigenvalues, singular values or QR": "svd svd_lowrank pca_lowrank pinverse ormqr "
+        "linalg.svd linalg.svdvals linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh linalg.qr linalg.pinv "
+        "linalg.lstsq linalg.cond linalg.polar linalg.matrix_sqrth linalg.norm linalg.matrix_norm",
+        "sparse tensors, and complex numbers of 16 bits": "sparse.mm sparse.sampled_addmm to_sparse chalf",
+        "bits of floating-point numbers": "frexp nextafter",
+        "inside of batch_norm, which agrees: ONNX saves other statistics": "native_batch_norm _native_batch_norm_legit "
+        "_batch_norm_with_update",
+        "ONNX and its exporter have no form of it": "mode _segment_reduce grid_sampler_3d special.ndtri "
+        "nn.functional.fractional_max_pool2d torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
+        "other numbers of the exporter, which the import refuses: scales that it drops, tails that overflow, bounds that "
+        "cross": "_upsample_bilinear2d_aa special.log_ndtr logit",
+    },
+}
 #: categories of operators
 MEANINGS = {
     "agrees": "all samples: the loss and every gradient",
@@ -284,8 +266,10 @@ def rows_of(names: Sequence[str], most: int, seconds: float) -> Iterator[dict[st
             process.join()
 
 
-def _explained(row: dict[str, Any]) -> tuple[str, str, str] | None:
-    return next((e for e in EXPLAINED if row["op"] in e[2].split()), None)
+def _explained(row: dict[str, Any]) -> tuple[str, str] | None:
+    """Category and reason."""
+    pairs = ((word, why, names) for word, reasons in EXPLAINED.items() for why, names in reasons.items())
+    return next(((word, why) for word, why, names in pairs if row["op"] in names.split()), None)
 
 
 def verdict(row: dict[str, Any]) -> str:
@@ -297,8 +281,8 @@ def verdict(row: dict[str, Any]) -> str:
         return "no gradient"
     if row.get("random"):
         return "random"
-    if known := _explained(row):
-        return known[0]
+    if explained := _explained(row):
+        return explained[0]
     if "ended" in row:
         return "no answer"
     if not verdicts:
@@ -315,13 +299,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     agree = sum(row.get("verdicts", {}).get("agrees", 0) for row in rows)
     lines = [f"PyTorch {torch.__version__}: {len(rows)} operators, {total} samples, {agree} agree", ""]
     lines += [f"{n:4} {word:20} {MEANINGS.get(word, '')}".rstrip() for word, n in counts.most_common()]
-    for word in [w for w in counts if w not in ("agrees", "no sample")]:
+    for word in [w for w in counts if w != "agrees"]:
         lines += ["", word]
         for row in sorted((r for r in rows if verdict(r) == word), key=lambda r: r["op"]):
             shares = ", ".join(f"{v} {n}" for v, n in row.get("verdicts", {}).items())
-            reasons = "; ".join(row.get("reasons", {}).values()) or row.get("ended", "")
-            known = _explained(row)
-            lines.append(f"    {row['op']}: {shares}: {known[1] if known else reasons[:160]}")
+            reasons = "; ".join(row.get("reasons", {}).values()) or row.get("ended") or row.get("invalid", "")
+            explained = _explained(row)
+            why = explained[1] if explained and word == explained[0] else reasons[:160]
+            lines.append(f"    {row['op']}: {shares or 'no verdict'}: {why}")
     return "\n".join(lines)
 
 

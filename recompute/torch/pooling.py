@@ -42,8 +42,8 @@ def _averages(pool: Callable[..., Tensor], axes: int) -> Callable[..., Tensor]:
 
         if divisor_override is None:
             return NotImplemented
-        given = (kernel_size, stride or kernel_size, [padding] if isinstance(padding, int) else padding)
-        sizes, steps, before = ([*v] * axes if len(v) == 1 else [*v] for v in given)
+        lists = (kernel_size, stride or kernel_size, [padding] if isinstance(padding, int) else padding)
+        sizes, steps, before = ([*v] * axes if len(v) == 1 else [*v] for v in lists)
         around: list[int] = []
         for n, k, s, p in zip(x.shape[-axes:], sizes, steps, before, strict=True):
             last = ((n + 2 * p - k + (s - 1) * ceil_mode) // s) * s  # where the last window begins
