@@ -56,7 +56,7 @@ EXPLAINED = {
         "_batch_norm_with_update",
         "ONNX and its exporter have no form of it": "mode _segment_reduce grid_sampler_3d special.ndtri "
         "nn.functional.fractional_max_pool2d torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
-        "other numbers of the exporter, which the import refuses: scales that it drops, tails that overflow, bounds that "
+        "numbers of the exporter, which the import refuses: scales that it drops, tails that overflow, bounds that "
         "cross": "_upsample_bilinear2d_aa special.log_ndtr logit",
     },
 }

@@ -38,7 +38,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.squeeze.dims: _squeeze,
         aten.squeeze_copy.dim: _squeeze,
         aten.squeeze_copy.dims: _squeeze,
-        aten.constant_pad_nd.default: _complex_pad,
+        **{f.default: _resized(f.default) for f in (aten.fft_fft2, aten.fft_ifft2, aten.fft_fftn, aten.fft_ifftn)},
         aten.native_layer_norm.default: _native_layer_norm,
         aten._safe_softmax.default: _safe_softmax,
         **{f: _of_numbers(f) for f in (aten.topk.default, aten.scatter_add.default)},
@@ -185,12 +185,21 @@ def _squeeze(x: Tensor, dim: Any) -> Tensor:
     return x.squeeze(ones) if ones else x.view(x.shape)
 
 
-def _complex_pad(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
-    import torch
+def _resized(transform: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Fourier transforms that pad or cut real tensors; the exporter would pad complex ones, which it cannot."""
 
-    if not x.is_complex() or value != 0:
-        return NotImplemented
-    return torch.view_as_complex(torch.nn.functional.pad(torch.view_as_real(x), [0, 0, *pad]))
+    def decomposed(x: Tensor, s: Sequence[int] | None = None, dim: Any = None, norm: str | None = None) -> Tensor:
+        import torch
+
+        if s is None or x.is_complex():
+            return NotImplemented
+        axes = list(range(-len(s), 0) if dim is None else dim)
+        for axis, n in zip(axes, s, strict=True):
+            ends = [0, 0] * (-1 - axis if axis < 0 else x.ndim - 1 - axis)
+            x = x if n < 0 else torch.nn.functional.pad(x, [*ends, 0, n - x.shape[axis]])
+        return transform(x, None, axes, norm)
+
+    return decomposed
 
 
 def _native_layer_norm(

@@ -67,6 +67,7 @@ CASES = {
     "masked_select": lambda w: torch.masked_select(w, torch.tensor([True, False, True, True])).exp().sum(),
     "places filled twice": lambda w: w.index_fill(1, torch.tensor([2, 0, 2]), w[0, 0]),
     "another name for a division": lambda w: torch.divide(w, torch.arange(1, 5)) * torch.less(w, torch.arange(4)),
+    "Fourier transform of another size": lambda w: torch.view_as_real(torch.fft.fftn(w, s=(3, 3), norm="ortho")),
     "axes that squeeze leaves": lambda w: w.unsqueeze(1).squeeze((0, 1)),
     "statistics of a layer norm": lambda w: sum(torch.native_layer_norm(w, (4,), w[0], None, 1e-5)),
     "numbers with an axis": lambda w: (
