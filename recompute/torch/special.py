@@ -28,6 +28,7 @@ def special() -> dict[Any, Callable[..., Any]]:
         aten.hypot.default: _hypot,
         aten.erfinv.default: _in_float32(_erfinv),
         aten.lgamma.default: _in_float32(_lgamma),
+        aten.mvlgamma.default: _multivariate,
         aten.digamma.default: _in_float32(lambda x: _polygamma(0, x)),
         aten.polygamma.default: lambda n, x: _in_float32(lambda y: _polygamma(n, y))(x),
         aten.i0.default: _in_float32(lambda x: _bessel(0, x) * (x.abs() / 2).exp() ** 2),
@@ -36,6 +37,7 @@ def special() -> dict[Any, Callable[..., Any]]:
         aten.special_i1e.default: _in_float32(lambda x: _bessel(1, x)),
     }
     names = {"psi": "digamma", "digamma": "digamma", "erfinv": "erfinv", "gammaln": "lgamma", "polygamma": "polygamma"}
+    names |= {"multigammaln": "mvlgamma"}
     return table | {getattr(aten, f"special_{a}").default: table[getattr(aten, b).default] for a, b in names.items()}
 
 
@@ -133,6 +135,11 @@ def _lgamma(x: Tensor) -> Tensor:
     pole = (here <= 0) & (here == here.round())
     slope = torch.where(pole, -math.inf, _derivative_of_digamma(0, here))
     return torch.where(here.isinf(), x.abs(), _with_slope(torch.where(pole, math.inf, value), x, slope))
+
+
+def _multivariate(x: Tensor, p: int) -> Tensor:
+    parts = (_in_float32(_lgamma)(x - j / 2) for j in range(p))
+    return sum(parts, p * (p - 1) / 4 * math.log(math.pi))  # type: ignore[return-value]
 
 
 def _polygamma(n: int, x: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "third smallest": (aten.kthvalue.default, ([[3.0, 1.0, 2.0, 4.0]], 3, 1, True), {}),
     "median of four": (aten.median.dim, ([[3.0, 1.0, 2.0, 4.0]], 1), {}),
     "weights of a vector": (aten._weight_norm.default, ([1.0, -2.0, 3.0], [2.0, 0.5, 1.0], 0), {}),
+    "multivariate gamma": (aten.special_multigammaln.default, ([[2.5, 3.0]], 3), {}),
     "softmax of nothing": (aten._safe_softmax.default, ([[-math.inf, -math.inf], [1.0, -math.inf]], 1), {}),
     "places": (aten.searchsorted.Tensor, ([-1.0, 0.0, 0.0, 2.0], _ROWS), {}),
     "places on the right": (aten.searchsorted.Tensor, ([-1.0, 0.0, 0.0, 2.0], _ROWS), {"right": True}),
