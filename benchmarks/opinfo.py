@@ -52,6 +52,7 @@ EXPLAINED = {
         "linalg.lstsq linalg.cond linalg.polar linalg.matrix_sqrth linalg.norm linalg.matrix_norm",
         "sparse tensors, and complex numbers of 16 bits": "sparse.mm sparse.sampled_addmm to_sparse chalf",
         "bits of floating-point numbers": "frexp nextafter",
+        "conjugates of complex numbers, inside of it": "fft.ihfft2 fft.ihfftn",
         "inside of batch_norm, which agrees: ONNX saves other statistics": "native_batch_norm _native_batch_norm_legit "
         "_batch_norm_with_update",
         "ONNX and its exporter have no form of it": "mode _segment_reduce grid_sampler_3d special.ndtri "
