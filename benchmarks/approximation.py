@@ -1,6 +1,6 @@
-"""Training with approximated gradients: accuracy, memory and time of what `--allow` permits, on two small tasks.
+"""Training with approximated gradients: accuracy, memory and time of what `--allow` permits, on three small tasks.
 
-    OMP_NUM_THREADS=1 python benchmarks/approximation.py [digits text] [--seeds 5] [--quick] [--json FILE]
+    OMP_NUM_THREADS=1 python benchmarks/approximation.py [digits tumours text] [--seeds 5] [--quick] [--json FILE]
     ... --first 3 --seeds 2 --json B.json       seeds 3 and 4 alone, on another core
     ... --seeds 0 --scores A.json B.json        trains nothing: scores from files, peaks and times anew
     ... --seeds 0 --batch 256                   peaks and times at another batch
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from approximation_tasks import Digits, Task, Text
+from approximation_tasks import Digits, Task, Text, Tumours
 
 import recompute as rc
 from recompute.cost import kept_values
@@ -45,6 +45,8 @@ MIXED = ("bits:4,store:8", "sketch:0.2,bits:4", "sketch:0.2,bits:4,store:8", "sk
 UNTRAINED = ("sketch:0.2:gaussian", "sketch:0.2:rademacher")
 #: extra time that both kinds of plans may take, as a share of the exact step's; what the clock cannot tell apart
 ALLOWANCES, NOISE = (0.0, 0.05, 0.1, 0.2, 0.35), 0.02
+#: steps of training
+TASKS: dict[type[Task], int] = {Digits: 400, Tumours: 200, Text: 1200}
 
 
 Scores = dict[str, list[dict[str, float]]]
@@ -266,7 +268,7 @@ def frontier(task: Task, rows: Sequence[Row]) -> Iterator[str]:
 def main() -> None:
     """Prints a table for each task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help="digits, text (default: both)")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="digits, tumours, text (default: all)")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed")
     parser.add_argument("--scores", type=Path, nargs="+", default=[], metavar="FILE", help="more seeds, from --json")
@@ -275,7 +277,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one seed, two settings, few steps")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures; after each seed")
     given = parser.parse_args()
-    steps = {Digits: 8, Text: 8} if given.quick else {Digits: 400, Text: 1200}
+    steps = dict.fromkeys(TASKS, 8) if given.quick else TASKS
     tasks: dict[str, Task] = {t.name: t(n, given.batch or t.batch) for t, n in steps.items()}
     if unknown := [t for t in given.tasks if t not in tasks]:
         parser.error(f"there is no task '{unknown[0]}': {', '.join(tasks)}")

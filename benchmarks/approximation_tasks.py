@@ -1,4 +1,5 @@
-"""What benchmarks/approximation.py trains: an MLP-Mixer on scikit-learn's digits, and a small GPT-2 on a real text.
+"""What benchmarks/approximation.py trains: an MLP-Mixer on scikit-learn's digits, an MLP on its table of tumours, and a
+small GPT-2 on a real text.
 
 The text is that of examples/charlm.py: what modules of Python's standard library say of themselves.
 """
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnx
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_breast_cancer, load_digits
 
 import recompute as rc
 from recompute.models.common import BATCH, Init, InputSpec, Net, glorot_uniform
@@ -129,6 +130,37 @@ class Digits(Task):
         _, held = self.data()
         (logits,) = program.evaluate({"x": held["x"]}, ["logits"])
         return {"accuracy": float((logits.argmax(-1) == held["label"]).mean()), "loss": _cross_entropy(logits, held)}
+
+
+class Tumours(Digits):
+    """Benign or malignant, from 30 measurements of 569 tumours (Wolberg et al. 1995); an MLP of four layers."""
+
+    name, batch, rate = "tumours", 128, 3e-3
+    width, features = 32, 30
+
+    @property
+    def describe(self) -> str:
+        return (
+            f"MLP of four layers ({self.width} units) on scikit-learn's breast cancer table, batch {self.batch}, "
+            f"{self.steps} steps of Adam, 190 of 569 held out"
+        )
+
+    def data(self) -> tuple[Batch, Batch]:
+        x, y = load_breast_cancer(return_X_y=True)
+        x = (x - x.mean(0)) / x.std(0)
+        order = np.random.default_rng(0).permutation(len(x))
+        parts = order[:-190], order[-190:]
+        train, held = ({"x": x[p].astype(np.float32), "label": y[p].astype(np.int64)} for p in parts)
+        return train, held
+
+    def model(self, seed: int) -> onnx.ModelProto:
+        net, width = Net(batch="N", weights=True, seed=seed), self.width
+        x, size = net.input(InputSpec("x", "float32", (BATCH, self.features))), self.features
+        for i in range(3):
+            x, size = net.add("Gelu", [_dense(net, x, f"fc_{i}", size, width)], f"gelu_{i}"), width
+        net.gemm(x, "logits", sizes=(width, 2), init=glorot_uniform(width, 2))
+        net.output("logits", (BATCH, 2))
+        return net.model("mlp", description="MLP for a table")
 
 
 class Text(Task):

@@ -4,9 +4,10 @@
     OMP_NUM_THREADS=1 python benchmarks/paper_pictures.py --measure variance      trains what is missing
     OMP_NUM_THREADS=1 python benchmarks/paper_pictures.py --measure kusumoto      plans what is missing
 
-`gruslys` is computed while it is drawn.  The others are drawn from benchmarks/results/: `feng-huang` from
-seed_tables.txt (computed), `paddle` from cpu.json (measured), `bershatsky` from approximation.txt and
-variance_ratio.jsonl (measured), `kusumoto` from kusumoto_batches.jsonl (computed).  `--measure` writes the two .jsonl.
+The left half of `gruslys` is computed while it is drawn.  The others are drawn from benchmarks/results/: `feng-huang`
+from seed_tables.txt (computed) and paper_measured.jsonl (measured, paper_measured.py), which is also the right half of
+`gruslys`; `paddle` from cpu.json (measured), `bershatsky` from approximation.txt and variance_ratio.jsonl (measured),
+`kusumoto` from kusumoto_batches.jsonl (computed).  `--measure` writes the last two .jsonl.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).parent / "results"
 FOLDER = Path(__file__).parents[1] / "docs" / "papers"
-OURS, THEIRS, PLAIN = "#1f6fb5", "#d6610a", "#6c757d"
+OURS, THEIRS, PLAIN, CPU = "#1f6fb5", "#d6610a", "#6c757d", "#2a9d4a"
 #: Gruslys' figure: slots of memory, and the longest sequence
 SLOTS, LENGTH = (5, 10, 20, 40, 80), 1000
 #: slots that the internals of a step take
@@ -41,10 +42,10 @@ KINDS, EVERY, SEEDS = ("sketch:0.2", "sketch:0.2:dct", "sketch:0.2:rademacher"),
 
 
 def gruslys() -> Figure:
-    """Forward steps for each step of a sequence, against its length, for several memories."""
+    """Forward steps for each step of a sequence, against its length, for several memories; an LSTM, measured."""
     from recompute.passes.planners.published.gruslys_tables import step_tables
 
-    figure, axes = _axes(1)
+    figure, axes = _axes(2)
     tables = {"hidden": step_tables(LENGTH, SLOTS[-1]), "mixed": step_tables(LENGTH, SLOTS[-1], 1, INTERNAL)}
     lengths = np.arange(1, LENGTH + 1)
     for i, slots in enumerate(SLOTS):
@@ -55,8 +56,25 @@ def gruslys() -> Figure:
             axes[0].plot(lengths, cost, style, color=colour, label=label, linewidth=1.4)
     axes[0].plot([], [], "--", color=PLAIN, label=f"with internals ({INTERNAL} slots)")
     axes[0].set(xscale="log", ylim=(0, 10), xlabel="length of the sequence", ylabel="forward steps for each step")
-    axes[0].set_title("Backpropagation through time in a given memory (Gruslys et al. 2016), computed")
-    axes[0].legend()
+    axes[0].set_title("Backpropagation through time in a given memory\n(Gruslys et al. 2016), computed", fontsize=9)
+    axes[0].legend(fontsize=8)
+    rows = [r for r in _lines("paper_measured.jsonl") if r["table"] == "gruslys"]
+    x = [r["length"] for r in rows]
+    for key, label, colour in (("plain_seconds", "plain", PLAIN), ("seconds", "in 5 % of the activations", OURS)):
+        axes[1].plot(x, [1e3 * r[key] for r in rows], "o-", color=colour, label=label)
+    for r in rows:
+        axes[1].annotate(
+            f"{1 + r['more']:.2f} x",
+            (r["length"], 1e3 * r["seconds"]),
+            (-4, 6),
+            textcoords="offset points",
+            ha="right",
+            fontsize=8,
+        )
+    same = "the same bits" if all(r["bits"] for r in rows) else "bits differ"
+    axes[1].set(xlim=(0, None), ylim=(0, None), xlabel="length of the sequence", ylabel="time of a step, ms")
+    axes[1].set_title(f"An LSTM of 64 units, 64 samples, measured on 2 cores;\nlosses and weights: {same}", fontsize=9)
+    axes[1].legend(fontsize=8)
     return figure
 
 
@@ -80,7 +98,7 @@ def kusumoto() -> Figure:
 
 def feng_huang() -> Figure:
     """Peaks and extra times of 18 networks."""
-    rows = list(_feng_huang_rows())
+    rows = list(feng_huang_rows())
     figure, axes = _axes(2, height=6.2)
     y = np.arange(len(rows))[::-1]
     for axis, (theirs, ours) in zip(axes, (("their_share", "our_share"), ("their_time", "our_time")), strict=True):
@@ -90,6 +108,14 @@ def feng_huang() -> Figure:
         axis.plot(second, y, "o", color=OURS, label="ours, computed (its data sheet)", markersize=5)
         axis.set_yticks(y, [f"{r['network']}, {r['batch']}" for r in rows], fontsize=8)
         axis.set_xlim(left=0)
+    measured = {r["network"]: 100 * r["more"] for r in _lines("paper_measured.jsonl") if "more" in r and "network" in r}
+    points = [(measured[r["network"]], at) for r, at in zip(rows, y, strict=True) if r["network"] in measured]
+    axes[1].plot(
+        *zip(*points, strict=True), "D", color=CPU, label="ours, measured at the published peak (2 cores)", markersize=4
+    )
+    axes[1].axvline(0, color=PLAIN, linewidth=0.8)
+    axes[1].set_xlim(left=min(0, *(x - 3 for x, _ in points)))
+    axes[1].legend(fontsize=8, loc="lower right")
     axes[0].set(xlabel="peak, % of the plain step's")
     axes[1].set(xlabel="extra time, %", yticklabels=[])
     axes[0].set_title("18 networks and batches of Feng & Huang (2021)")
@@ -102,7 +128,7 @@ def bershatsky() -> Figure:
     figure, axes = _axes(2)
     for i, (task, points) in enumerate(_accuracies().items()):
         x, mean, deviation = np.array(points).T
-        axes[0].errorbar(x, mean, deviation, fmt="o-", capsize=3, color=(OURS, THEIRS)[i], label=task)
+        axes[0].errorbar(x, mean, deviation, fmt="o-", capsize=3, color=(OURS, CPU, THEIRS)[i], label=task)
     axes[0].set(xlabel="rate: rows that are kept (1: exact)", ylabel="accuracy, %: mean and deviation of 5 seeds")
     axes[0].set_title("Randomized weight gradients (Bershatsky et al. 2022), measured", fontsize=9)
     axes[0].legend()
@@ -161,7 +187,7 @@ def _lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def _feng_huang_rows() -> Iterator[dict[str, Any]]:
+def feng_huang_rows() -> Iterator[dict[str, Any]]:
     """Rows of seed_tables.txt: network, batch, regular, best, time, plain, default, ours, time, ..."""
     table = (RESULTS / "seed_tables.txt").read_text().partition("\nfeng-huang\n")[2].partition("\n\n")[0]
     for line in table.splitlines()[1:]:
@@ -176,7 +202,7 @@ def _feng_huang_rows() -> Iterator[dict[str, Any]]:
 def _accuracies() -> dict[str, list[tuple[float, float, float]]]:
     """Task → rate, mean accuracy and standard deviation in percent, as approximation.txt has them."""
     accuracies: dict[str, list[tuple[float, float, float]]] = {}
-    for part in re.split(r"\n(?=(?:digits|text): )", (RESULTS / "approximation.txt").read_text())[1:]:
+    for part in re.split(r"\n(?=(?:digits|tumours|text): )", (RESULTS / "approximation.txt").read_text())[1:]:
         task = part.partition(":")[0]
         for rate, pattern in ((1.0, "exact"), (0.5, "sketch:0.5"), (0.2, "sketch:0.2"), (0.1, "sketch:0.1")):
             match = re.search(rf"^{re.escape(pattern)} .* (\d+\.\d+) ± +(\d+\.\d+) %", part, re.MULTILINE)

@@ -104,7 +104,6 @@ class _Searched(Classifier):
 
 
 @register(Variant("nasnet", "NASNet-A for 32x32 images (CIFAR-10)", 16, 64))
-@dataclass(frozen=True)
 class NasNet(_Searched):
     """NASNet-A's cells."""
 
@@ -112,7 +111,6 @@ class NasNet(_Searched):
 
 
 @register(Variant("amoebanet", "AmoebaNet-A for 32x32 images (CIFAR-10)", 16, 64))
-@dataclass(frozen=True)
 class AmoebaNet(_Searched):
     """AmoebaNet-A's cells."""
 
@@ -120,7 +118,6 @@ class AmoebaNet(_Searched):
 
 
 @register(Variant("darts", "DARTS (second order) for 32x32 images (CIFAR-10)", 16, 64))
-@dataclass(frozen=True)
 class Darts(_Searched):
     """The cells of DARTS V2."""
 

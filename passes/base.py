@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from ..boundary import as_block, as_path
 from ..errors import UsageError, VerifyError, expect, nearest
 from ..language.ir import Block
+from ..language.op import option_fields
 from ..language.program import Program
 from ..language.text import show
 from ..language.verify import verify
@@ -63,7 +64,7 @@ class Pass:
     def __str__(self) -> str:
         options = [
             f"{f.name}={_show_option(getattr(self, f.name))}"
-            for f in dataclasses.fields(self)
+            for f in option_fields(type(self))
             if f.repr and getattr(self, f.name) != f.default
         ]
         return self.name + (f"{{{','.join(options)}}}" if options else "")
@@ -238,7 +239,7 @@ def pipeline(text: str) -> list[Pass]:
 
 def _options(cls: type[Pass], text: str) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
-    fields = {f.name for f in dataclasses.fields(cls)}
+    fields = {f.name for f in option_fields(cls)}
     options: dict[str, Any] = {}
     for item in _split(text):
         key, sign, value = item.partition("=")

@@ -191,7 +191,7 @@ def workspace(target: Target) -> Callable[[Operator], tuple[TensorType, ...]]:
 
 
 def _workspace(names: tuple[str, ...], op: Operator) -> tuple[TensorType, ...]:
-    """What the kernel will need that runs an operator; its own numerics' where there is none."""
+    """The workspace of the kernel that will run an operator; without one, of its own numerics."""
     form = turned(op)
     if form is not None and form.always:
         last = turned_operator(op, form)

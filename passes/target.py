@@ -15,7 +15,7 @@ from .gradient.precision import check_precision
 from .inserting import Insertion, insertion
 from .offloading.transfers import LINK, Link
 
-#: what `inserted` takes
+#: the values of `inserted`
 _TEXTS = "texts such as 'after:autodiff=my-pass'"
 
 

@@ -38,7 +38,7 @@ def as_names(names: Any, what: str) -> list[str | Variable]:
 
 
 def as_texts(names: Any, what: str, program: Program | None = None) -> list[str]:
-    """The same, Variables by their names; UsageError for those of another program than `program`, if it is given."""
+    """A list of names, Variables by theirs; UsageError for those of another program than `program`, if it is given."""
     listed = as_names(names, what)
     for name in listed:
         if program is not None and isinstance(name, Variable) and name.program is not program:

@@ -36,7 +36,7 @@ class CostModel(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
 
     def seconds(self, operator: Operator) -> float:
         """Time of one operator."""

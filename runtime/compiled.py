@@ -1,4 +1,4 @@
-"""What an executor runs: the block of a program, compiled for a place and what is fetched."""
+"""The compiled program of an executor: the block of a program, compiled for a place and what is fetched."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def block_to_run(
         result = planned(block, target, others)
     if compiled is not None and compiled.budget is not None and (peak := memory_report(result).peak) > compiled.budget:
         warnings.warn(
-            f"the step takes {peak:,} bytes, its budget is {compiled.budget:,}: what is fetched stays to the end of "
+            f"the step takes {peak:,} bytes, its budget is {compiled.budget:,}: fetched values stay to the end of "
             "the step; fetch less, or plan with these values as outputs (compile_step(fetch=...))",
             stacklevel=6,
         )

@@ -55,7 +55,7 @@ class _Bound:
 
 
 def _program_bytes(program: Program) -> int:
-    """What a program takes that shares its weights and its arena."""
+    """Bytes of a program besides shared weights and the shared arena."""
     tables = sum(dict.__getitem__(program.data, name).nbytes for name in program.tables if name in program.data)
     return tables + OPERATOR_BYTES * len(program.block.operators)
 
@@ -109,7 +109,7 @@ class Executor:
         self._others: weakref.WeakKeyDictionary[Program, Recent[Any, Program]] = weakref.WeakKeyDictionary()
         self._families: weakref.WeakKeyDictionary[Program, weakref.ref[Recent[Any, Program]]]
         self._families = weakref.WeakKeyDictionary()
-        #: what `_planned` made last: of which block, compiled before as what, for which fetches, with what on disk
+        #: the last result of `_planned`: of which block, compiled before as what, for which fetches, with what on disk
         self._made: weakref.WeakKeyDictionary[
             Program, tuple[Block, Compiled | None, tuple[str, ...], frozenset[str], Block]
         ]
@@ -320,7 +320,7 @@ class Executor:
         return [p for p, f in self._families.items() if family is not None and f() is family() and p in self._sessions]
 
     def _planned(self, program: Program, fetch: tuple[str, ...]) -> Block:
-        """What runs, compiled once for a program's block and what is fetched.
+        """The block to run, compiled once for a program's block and the fetched names.
 
         What it keeps on disk goes there now; other programs with the same arrays fetch them from there.
         """

@@ -26,7 +26,7 @@ _ADVICE = "a lower learning rate, or gradient clipping (rc.clip), may help"
 
 
 class _Facts(NamedTuple):
-    """What an array has: NaN, infinities, and the range of its numbers."""
+    """Facts about an array: NaN, infinities, and the range of its numbers."""
 
     value: Value
     nan: bool

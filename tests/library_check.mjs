@@ -20,11 +20,11 @@ const step = await load(wasm, readFileSync(`${folder}/step.safetensors`));
 for (let i = 0; i < Number(steps); i++) {
   feed(step, step.input, step.inputs);
   step.run();
-  console.log(step.output(step.loss)[0]);
+  console.log(step.numbers(step.loss)[0]);
 }
 feed(step, step.evaluationInput, step.inputs);
 step.evaluate();
-console.log(step.evaluationOutput(step.loss)[0]);
+console.log(step.evaluationNumbers(step.loss)[0]);
 const saved = step.save();
 writeFileSync(`${folder}/out.safetensors`, saved);
 const other = await load(wasm, saved);

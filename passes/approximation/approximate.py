@@ -36,7 +36,7 @@ class Approximate(Pass):
         return _approximated(block, self._chosen(block))
 
     def rewrite(self, program: Program) -> Block:
-        """The same; the choices become part of the program's plan."""
+        """The approximated block; the choices become part of the program's plan."""
         choices = self._chosen(program.block)
         program.plan = replace(program.plan or RecomputePlan(), approximations=choices)
         return _approximated(program.block, choices)
@@ -56,7 +56,7 @@ def _approximated(block: Block, choices: Sequence[str]) -> Block:
 
 
 def permitted_choices(block: Block, permitted: Sequence[Approximation]) -> tuple[str, ...]:
-    """What saves most memory for each value that waits.  UsageError where nothing that is permitted saves any."""
+    """For each waiting value the choice that saves most memory.  UsageError if no permission saves any."""
     if not permitted:
         return ()
     step = step_of(block)

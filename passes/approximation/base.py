@@ -43,7 +43,7 @@ class Approximation:
         raise NotImplementedError
 
     def keeps(self, step: Step, leaf: Leaf) -> TensorType | None:
-        """What waits for a reader in the value's place; None if the kind does not know this reader."""
+        """The type of what waits for a reader in the value's place; None if the kind does not know this reader."""
         return None
 
     def why_nothing(self, step: Step) -> str:
@@ -55,7 +55,7 @@ class Approximation:
         raise NotImplementedError
 
     def form(self, value: Value) -> tuple[TensorType, ...] | None:
-        """What waits in place of a whole value; None if the kind cannot take it."""
+        """Types of what waits in place of a whole value; None if the kind cannot take it."""
         return None
 
     def store(self, step: Step, value: Value, edits: Edits) -> None:

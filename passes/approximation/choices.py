@@ -14,7 +14,7 @@ from .step import Leaf, Step
 
 #: a value that is smaller waits as it is
 _SMALL = 4 << 10
-#: what stands between the kinds of a choice
+#: the separator between the kinds of a choice
 _AND = "+"
 
 

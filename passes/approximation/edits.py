@@ -36,8 +36,8 @@ class Edits:
     def kept(
         self, op: Op, origin: Value, shape: Sequence[int], suffix: str, turned: Op | None = None
     ) -> tuple[Value, ...]:
-        """What an operator makes of a forward value under a shape (and of the step counter, where it draws), in the
-        forward pass; made once.  `turned`: what is done to the value first."""
+        """An operator's results from a forward value under a shape (and from the step counter, if it draws), emitted
+        once in the forward pass.  `turned`: what is done to the value first."""
         key = op, origin.name
         if key not in self._kept:
             to = self._before.setdefault(self.step.slot(origin), [])

@@ -76,7 +76,7 @@ class ActivationGradient:
 
     @property
     def codes(self) -> Op:
-        """What keeps the steps of x."""
+        """The operator that stores the codes of x."""
         return SlopeCodes(bounds=self.steps.bounds, even=int(self.steps.even))
 
 

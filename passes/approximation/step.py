@@ -51,7 +51,7 @@ class Step:
         self._find_origins()
 
     def remembered(self, key: Any, make: Callable[[], T]) -> T:
-        """What `make` gives, worked out once for this step and kept with it under a key."""
+        """The result of `make`, computed once for this step and cached under a key."""
         if key not in self._remembered:
             self._remembered[key] = make()
         return cast(T, self._remembered[key])

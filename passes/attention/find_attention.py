@@ -36,7 +36,7 @@ class FindAttention(ForwardPass):
         return find_attention(block, self.data)[0]
 
     def changed(self, block: Block, program: Program) -> Block:
-        """The same with the program's own arrays."""
+        """The rewritten block; masks and scales may be arrays of the program."""
         return find_attention(block, program.data)[0]
 
 
@@ -48,7 +48,7 @@ def find_attention(block: Block, data: Mapping[str, Any] | None = None) -> tuple
 
 
 def described(op: TiledAttention) -> str:
-    """What a note says besides that it is attention."""
+    """Details of an attention for a note: bounds of keys, cap and so on."""
     reasons = []
     if (op.first, op.last) != (None, None):
         ends = "the first" if op.first is None else f"{op.first:+d}", "the last" if op.last is None else f"{op.last:+d}"
@@ -87,7 +87,7 @@ class _Search(Walk):
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        #: what was emitted, and before which operator: masks of several layers are made once
+        #: emitted operators, and those before which they are: masks of several layers are made once
         self.shared: dict[tuple[Any, ...], tuple[int, Value]] = {}
 
     def at(self, op: Operator) -> Found:
@@ -102,7 +102,7 @@ class _Search(Walk):
         return self.attention(op)
 
     def note(self, op: Operator, found: Found | NoMatchError) -> str:
-        """What was found, or why it is none."""
+        """A note: the attention that was found, or why it is none."""
         if not isinstance(found, Found):
             return f"softmax '{result(op).name}' is not attention: {found}"
         attention = next(o.op for o in found.operators if isinstance(o.op, TiledAttention))

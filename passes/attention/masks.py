@@ -1,4 +1,4 @@
-"""What is added to the scores of one attention: a band, and biases that remain."""
+"""Masks of one attention's scores: a band, and the biases that remain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .levels import Level
 
 #: masks below these lose, in rounding, the scores that they are added to
 _LOST = {"f64": -1e17, "f16": -6e4}
-#: what a Where puts in place of scores, where nothing else is added; least numbers that hide nothing
+#: numbers that a Where puts in place of scores, if nothing else is added; least numbers that hide nothing
 _LOWEST, _MILD = -1e30, -1e3
 
 
@@ -204,7 +204,7 @@ class Masks:
     def sum(
         self, entries: Sequence[Bias | Hidden], dtype: str, regrouped: Callable[[Value, Level], Value]
     ) -> Value | None:
-        """What the entries make of scores that are 0; None without entries."""
+        """The sum of the entries, as added to scores of 0; None without entries."""
         b = self.builder
         alone = all(isinstance(e, Hidden) and not e.group for e in self.entries)
         numbers = sorted({e.number for e in entries if isinstance(e, Hidden) and e.number > -math.inf}, reverse=True)

@@ -22,7 +22,7 @@ _AFTER_NAN = op.Where(op.IsNaN("weights").named("bad"), 0.0, "weights")
 
 @dataclass
 class Weights:
-    """What happens between a softmax and the product with the values."""
+    """The steps between a softmax and the product with the values."""
 
     product: Operator
     dropout: Operator | None = None
@@ -33,7 +33,7 @@ class Weights:
 
 @dataclass
 class Scores:
-    """What happens between the product of queries and keys and the softmax; `masks` collects what is added."""
+    """The steps between the product of queries and keys and the softmax; `masks` collects the terms added."""
 
     masks: Masks
     scale: float = 1.0
@@ -145,7 +145,7 @@ class Walk(Search):
         raise NoMatchError(f"a {name} makes its scores")
 
     def limited(self, op: Operator) -> Value:
-        """What is limited from below by a number that only keeps -inf away."""
+        """The operand that a Clip or Max bounds from below by a number that only keeps -inf away."""
         if len(op.inputs) > 2 and op.inputs[2] is not None:
             raise NoMatchError("its scores are limited from above")
         for rest, low in operands(op):
@@ -166,7 +166,7 @@ class Walk(Search):
             if rest.shape == v.shape and by.shape[-1:] in ((), (1,)) and self.leads(rest):
                 found.factors.append((by, v.shape[:-2]))
                 return rest
-        raise NoMatchError("its scores are scaled by what is no constant")
+        raise NoMatchError("its scores are scaled by a value that is not constant")
 
     def biased(self, op: Operator, v: Value, found: Scores) -> Value:
         """The summand that leads to the product; the other is a bias."""
@@ -184,11 +184,11 @@ class Walk(Search):
 
     @staticmethod
     def add_inside(found: Scores) -> None:
-        """NoMatchError where what is added would be capped or multiplied by what is no number."""
+        """NoMatchError where what is added would be capped, or multiplied by anything but a number."""
         if found.cap:
             raise NoMatchError("a bias or a mask is added before the soft cap")
         if found.factors:
-            raise NoMatchError("a bias or a mask is scaled by what is no constant")
+            raise NoMatchError("a bias or a mask is scaled by a value that is not constant")
 
     def masked(self, op: Operator, v: Value, found: Scores) -> Value | None:
         """The branch of a Where that leads to the product; the other is a number far below 0."""

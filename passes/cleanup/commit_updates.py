@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from ...language.ir import Block, Operator, Role
 from ..base import Pass
 
-#: what a recomputed value's name has more than the original's: NAME@1, and NAME@1#16 of NAME#16 in slices
+#: the suffix of a recomputed value's name: NAME@1, and NAME@1#16 of NAME#16 in slices
 _COPY = re.compile(r"@\d+(?=(?:#\d+)?$)")
 
 
-@dataclass(frozen=True)
 class CommitUpdates(Pass):
     """Move updates of parameters and state behind the last operator that checks input data.
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 from ...language.ir import Block, Free, Operator, Role
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class DeadCode(Pass):
     """Remove operators whose results reach no output, no state and no other rank, and unused optional outputs."""
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...language.ir import Block, Operator, Role
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class EagerUpdates(Pass):
     """Move optimizer operators up to the point where their inputs are final, so that gradients do not accumulate.
 

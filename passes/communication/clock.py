@@ -26,7 +26,7 @@ class Exchange:
     rank: int = 0
 
     def __call__(self, operator: Operator) -> Flight:
-        """What the operator begins."""
+        """The transfer that the operator begins."""
         op, out = operator.of(Communication), next(operator.writes())
         sent = next((v.type for v in operator.reads()), None)
         transfer = self.network.transfer(op, sent, out.type, self.mesh, self.rank)

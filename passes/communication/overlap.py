@@ -177,7 +177,7 @@ class _Placing:
         return requests, first
 
     def _needed(self, i: int) -> list[int]:
-        """What an operator needs that is not there, in order; itself is the last."""
+        """The operators that have to run before operator i, in order, and i itself as the last."""
         positions, stack, seen = [], [i], {i}
         while stack:
             at = stack.pop()

@@ -21,7 +21,7 @@ from ...communication.verify_ranks import classes_of, first_of, places_of
 from ...language.ir import Block, Operator, Role
 from ...ops.communication.base import Communication
 
-#: what a rank does
+#: kinds of a rank's activities
 FORWARD, BACKWARD, RECOMPUTE, UPDATE, COMMUNICATE, PAUSE = (
     "forward", "backward", "recompute", "update", "communicate", "pause",
 )  # fmt: skip
@@ -32,7 +32,7 @@ _MICRO_BATCH = re.compile(r"#(\d+)")
 
 @dataclass(frozen=True)
 class Span:
-    """What a rank does from `start` to `end` (seconds); `micro_batch`: the number of its first sample, -1: of none;
+    """A rank's activity from `start` to `end` (seconds); `micro_batch`: the number of its first sample, -1: of none;
     `operators`: the first of the operators that run, and the one behind the last."""
 
     start: float
@@ -58,7 +58,7 @@ class Timeline:
     exposed_seconds: float
 
     def of(self, rank: int) -> tuple[Span, ...]:
-        """What a rank does, in order."""
+        """The spans of a rank, in order."""
         return self.spans[self.classes[rank]]
 
     def busy(self, rank: int) -> float:
@@ -166,7 +166,7 @@ class _Simulation:
             self.free[key] = end
 
     def steps(self, c: int) -> Iterator[Begun]:
-        """What a class goes through; yields what it waits for."""
+        """Runs a class's program; yields the communications that it waits for."""
         begun: dict[int, Begun] = {}
         for at, item in enumerate(self.items[c]):
             if item.op is not None:

@@ -31,7 +31,6 @@ from ..base import Pass
 SMALL = 16 << 10
 
 
-@dataclass(frozen=True)
 class TreeSums(Pass):
     """Replace AllReduce and ReduceScatter with `order="tree"` by data movement and TreeSum, and collectives of one
     rank by their input.

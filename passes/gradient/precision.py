@@ -20,7 +20,7 @@ from ...ops.shape.reshape import Cast, Reshape, Transpose
 from ...support.memory import taken
 from ..base import Pass
 
-#: what the option is called → the low element type (None: types stay as they are)
+#: value of the option → the low element type (None: types stay as they are)
 PRECISIONS: Mapping[str, str | None] = {"fp32": None, "tf32": None, "bf16": "bf16", "bf16-pure": "bf16", "fp16": "f16"}
 #: the one in which parameters and state are bfloat16, too
 PURE = "bf16-pure"

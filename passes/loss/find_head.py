@@ -43,7 +43,7 @@ class FindHead(Pass):
 
 @dataclass
 class _Chain:
-    """What is known between a loss and its product while operators are followed upwards.
+    """The state of the walk from a loss upwards to its product.
 
     `moves`: what has to be done to x, as (axes of the logits that it is about) → a function that emits it; `factor` and
     `cap` as in LinearCrossEntropy, from the logits upwards; `logarithms`: a LogSoftmax is still to come; `names`: the
@@ -68,7 +68,7 @@ def find_head(
     positions, classes moved to the second axis, constant factors, a soft cap, a bias.  The logits must have no other
     readers on the way to `loss` (None: to any value).  Outputs made from them, such as the logits themselves, leave the
     block's outputs, but can be fetched: a product of their own makes them then.  `large`: only logits of 512
-    rows and 2 MiB or more in float32 or float64 (products in halves are left to the libraries of a device).
+    rows and 2 MiB or more in float32 or float64 (products in 16-bit floats are left to the libraries of a device).
     """
     search = _Search(Graph(block, outputs=None if loss is None else [loss, *kept]), kept, large=large)
     if not search.run():
@@ -119,7 +119,7 @@ class _Search(Search):
         return names
 
     def note(self, op: Operator, found: Found | NoMatchError) -> str:
-        """What was found, or why it is no head."""
+        """A note: the head that was found, or why it is none."""
         if isinstance(found, Found):
             return f"'{result(op).name}' and its product are a head of {self.words:,} words"
         return f"cross entropy '{result(op).name}' is not fused with a product: {found}"
@@ -225,7 +225,7 @@ class _Search(Search):
         """The other factor of a product with a constant."""
         rest, number = self.graph.scaled(op) or (None, 0.0)
         if rest is None or not number or not math.isfinite(number):
-            raise NoMatchError("its scores are scaled by what is no constant")
+            raise NoMatchError("its scores are scaled by a value that is not constant")
         if chain.bias is not None:
             raise NoMatchError("a bias is added to scaled scores")
         chain.factor *= number
@@ -237,7 +237,7 @@ class _Search(Search):
             if rest.shape == v.shape and bias.size == v.shape[-1] == bias.shape[-1] and chain.bias is None:
                 chain.bias = bias
                 return rest
-        raise NoMatchError("what is added to its scores is no bias")
+        raise NoMatchError("the value added to its scores is not a bias")
 
     # -- what takes their place -----------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class _Search(Search):
 
 
 def _transposed(perm: tuple[int, ...], classes: int) -> Callable[[Builder, Value], Value]:
-    """What a Transpose of the logits does to x, whose last axis stays there: `classes` is where the words go."""
+    """A Transpose of the logits, applied to x, whose last axis stays last; `classes`: the words' new axis."""
     order = tuple(p if p < perm[classes] else p - 1 for i, p in enumerate(perm) if i != classes)
 
     def move(b: Builder, x: Value) -> Value:
@@ -315,7 +315,7 @@ def _transposed(perm: tuple[int, ...], classes: int) -> Callable[[Builder, Value
 
 
 def _sliced(op: Operator, classes: int) -> Callable[[Builder, Value], Value]:
-    """What a Slice of positions does to x."""
+    """A Slice of positions, applied to x."""
 
     def move(b: Builder, x: Value) -> Value:
         rule: Any = op.op

@@ -55,7 +55,7 @@ class ChannelsLast(Pass):
         return turning.composed
 
     def _turning(self, block: Block) -> _Turning | None:
-        """What rewrites the block; None where it stays as it is."""
+        """The rewriter of the block; None if it stays as it is."""
         if any(isinstance(op.op, Free) for op in block.operators):
             raise UsageError("'channels-last' comes before 'liveness': it adds operators, and frees must follow")
         forms = [_served(o, turned(o), self.providers) for o in block.operators]
@@ -203,7 +203,7 @@ class _Turning:
         return values
 
     def wrote(self, o: Operator) -> None:
-        """What an operator wrote is there as it is, and only so."""
+        """Notes an operator's results: they exist in the original layout only."""
         for v in o.writes():
             self.forms[v.name] = {0: v}
 
@@ -254,7 +254,7 @@ class _Turning:
         return target
 
     def operand(self, v: Value, rank: int, role: Role) -> Value:
-        """What is broadcast against activations of more dimensions."""
+        """An operand that broadcasts against channels-last activations of more dimensions."""
         t = turned_type(v.type, rank)
         if t == v.type:
             return self.get(v, 0, role)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any, cast
 
 from ...language.ir import Block, Operator, Value
@@ -12,7 +11,6 @@ from ...ops.shape.reshape import Transpose
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class FoldTransposes(Pass):
     """Fold Transposes of the last two axes into the matrix products before and after them.
 

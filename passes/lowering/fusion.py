@@ -65,7 +65,7 @@ class _Group:
     shape: tuple[int, ...]
     role: Role
     members: list[int]
-    #: what comes from outside, and what members make (by name); sums are not to be read inside
+    #: values from outside, and results of members (by name); sums must not be read inside
     inputs: dict[str, Value]
     made: dict[str, Value]
     sums: set[str] = field(default_factory=set)
@@ -171,7 +171,7 @@ class _Walk:
         return positions[-1] if positions else -1
 
     def yielded(self, group: _Group) -> list[str]:
-        """What somebody outside of a group reads, in the order in which it is made."""
+        """Values that operators outside of a group read, in the order of execution."""
         members = set(group.members)
         values = []
         for i in group.members:

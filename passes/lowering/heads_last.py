@@ -43,7 +43,7 @@ def _swaps(op: Operator) -> bool:
 
 
 class _Folding:
-    """What is folded in a block."""
+    """The search for transposes to fold in a block."""
 
     def __init__(self, block: Block, providers: tuple[str, ...]) -> None:
         self.block, self.providers = block, with_variants(providers, block.products)
@@ -88,7 +88,7 @@ class _Folding:
         return operators
 
     def _turned(self, swaps: dict[str, list[Operator]]) -> dict[str, Value]:
-        """What turned results are called: as a Transpose of them was."""
+        """Names of turned results: those of a Transpose of them, or new ones."""
         values, names = self.block.values(), Names(self.block.values())
         return {
             n: next(s[0].writes()) if s else Value(names.take(f"{n}.last"), _swapped(values[n]))

@@ -1,1 +1,1 @@
-"""What patterns are written in, and what finds them: graphs of blocks, patterns, rewriting."""
+"""The language of patterns, and their search: graphs of blocks, patterns, rewriting."""

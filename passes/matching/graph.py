@@ -40,7 +40,7 @@ class Graph:
 
     @cached_property
     def known(self) -> Known:
-        """What is known before a step runs."""
+        """The values that are known before a step runs."""
         return Known(self.block, self.data)
 
     @cached_property

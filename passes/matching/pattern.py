@@ -24,7 +24,7 @@ Term: TypeAlias = "Pattern | str | float | EllipsisType | None"
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a value may be: all ways to match one, given what names stand for, each with what they stand for then.
+    """A pattern of a value: all ways to match one under given captures, each with the captures that follow.
 
     `kinds`: the operators that make such a value.
     """
@@ -132,5 +132,5 @@ class Match:
 
 
 def match(pattern: Term, graph: Graph, v: Value | None, **names: Any) -> Captures | None:
-    """What the names of a pattern stand for, where a value fits; None where it does not.  `names`: known before."""
+    """The captures of a pattern if a value matches it, else None.  `names`: captures known before."""
     return next(_ways(pattern, graph, v, names), None)

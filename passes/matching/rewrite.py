@@ -31,7 +31,7 @@ class Search:
         self.graph, self.block = graph, graph.block
         #: by the names of the results of the operators that they replace
         self.found: dict[str, Sequence[Operator]] = {}
-        #: what came of each operator
+        #: notes on operators
         self.notes: list[str] = []
 
     @cached_property
@@ -40,11 +40,11 @@ class Search:
         return Builder.on(self.block)
 
     def at(self, op: Operator) -> Found:
-        """What an operator is part of, and what takes its place; NoMatchError with the reason where it is no part."""
+        """The match around an operator, and its replacement.  NoMatchError, with the reason, without a match."""
         raise NotImplementedError
 
     def note(self, op: Operator, found: Found | NoMatchError) -> str:
-        """What came of an operator, for users."""
+        """A note on an operator for users; "": none."""
         return ""
 
     def run(self) -> bool:
@@ -63,7 +63,7 @@ class Search:
         return bool(self.found)
 
     def emitted(self, op: Operator, made: Value, role: Role | None = None) -> Found:
-        """What was emitted, in place of an operator: its last value, `made`, becomes the operator's result."""
+        """The emitted operators in place of `op`; their last value, `made`, gets the name of its result."""
         out = result(op)
         if made.type != out.type:
             raise NoMatchError(f"it would be {made.type}, not {out.type}")

@@ -203,7 +203,7 @@ def take_back(x: Array, s: Array, v: Array, undo: Array, g: Array) -> None:
 
 
 def bar(x: Array, s: Array, v: Array, undo: Array, near: Array, g: Array) -> None:
-    """What the level placed without success does not lie there."""
+    """Excludes the place where the level put its value without success."""
     d = g[LEVEL]
     b = v[CHOSEN, d]
     change(x, undo, g, b, x[BASE, b], x[BASE, b])

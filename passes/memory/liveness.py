@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from ...language.builder import Names
 from ...language.ir import Block, Free, Operator, Value
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class Liveness(Pass):
     """Declare each operator's scratch buffers, and insert a free after the last use of each value.
 

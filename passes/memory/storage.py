@@ -78,7 +78,7 @@ def dying(block: Block) -> Iterator[tuple[int, Operator, set[str]]]:
 
 
 def _last_touched(block: Block) -> Iterator[tuple[int, Operator, set[str]]]:
-    """What `dying` will say once frees are placed."""
+    """The result of `dying` once frees are placed."""
     last: dict[str, int] = {}
     for i, op in enumerate(block.operators):
         for v in (*op.inputs, *op.outputs):

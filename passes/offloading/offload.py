@@ -282,7 +282,7 @@ def _written(block: Block, moves: Sequence[_Move]) -> Block:
 
 
 def surviving(block: Block, names: Iterable[str]) -> tuple[str, ...]:
-    """What values are called in a lowered block, where they can have another layout, or be gone."""
+    """Names of values in a lowered block, where they can have another layout, or be absent."""
     values = block.values()
     there = [n for name in names for n in (name, f"{name}.last") if n in values]
     stored = storable(block)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from ...errors import UsageError
 from ...language.ir import Block
@@ -12,7 +11,6 @@ from ..base import Pass
 from .offload import Offload, offloaded
 
 
-@dataclass(frozen=True)
 class OffloadCheckpoints(Pass):
     """Copy the checkpoints of a program's plan to host memory; those that nothing needs later stay, with a note."""
 

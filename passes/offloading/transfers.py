@@ -38,8 +38,8 @@ OUT, BACK = "to host", "from host"
 
 @dataclass(frozen=True)
 class Flight:
-    """What an asynchronous operator begins: its name, bytes and seconds, and the queues that it takes, each of which
-    moves one thing at a time."""
+    """The transfer that an asynchronous operator begins: its name, bytes and seconds, and the queues that it takes,
+    each of which moves one thing at a time."""
 
     name: str
     nbytes: int
@@ -113,7 +113,7 @@ class StepTimes:
         return seconds
 
 
-#: what a communication begins
+#: the transfer that a communication begins
 Flights = Callable[[Operator], Flight]
 
 

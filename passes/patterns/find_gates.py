@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...language.ir import Block, Operator, Value
 from ...language.op import Op
@@ -24,7 +24,6 @@ _TANH = math.sqrt(2 / math.pi)
 _HALVES = {(1, 0): 0.5, (1, 1): 0.5}
 
 
-@dataclass(frozen=True)
 class FindGates(ForwardPass):
     """Replace x · sigmoid(αx) by Swish, and x/2 · (1 + erf(x/√2)), or the formula with tanh, by Gelu.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...errors import RecomputeError
 from ...language.ir import Block, Operator, Value
@@ -15,7 +14,6 @@ from ..matching.pattern import Captures, Term, any_of, match, number, op
 from ..matching.rewrite import Found, Search
 
 
-@dataclass(frozen=True)
 class FindNorms(ForwardPass):
     """Replace x / √(mean(x²) + ε) · scale by RMSNormalization, and what centres x before by LayerNormalization.
 
@@ -71,7 +69,7 @@ class _Search(Search):
         raise NoMatchError
 
     def norm(self, last: Operator, kind: type[LayerNormalization | RMSNormalization], names: Captures) -> Found:
-        """What takes the place of a normalisation's last operator."""
+        """The replacement of a normalisation's last operator."""
         x, axes = names["x"], names["axes"] or ()
         axis = x.ndim - len(axes)
         last_axes = axes and sorted(a % x.ndim for a in axes) == [*range(axis, x.ndim)]
@@ -83,7 +81,7 @@ class _Search(Search):
         return self.emitted(last, self.b.emit(kind(axis=axis, epsilon=names["epsilon"]), x, *vectors, want=1))
 
     def before_cast(self, x: Value, narrow: Value) -> Value:
-        """What was cast to float32 and is cast back; the operator does both."""
+        """The value before a cast to float32 that is cast back later; the operator does both."""
         cast = self.graph.producer(x, "Cast")
         before = None if cast is None else cast.inputs[0]
         if before is None or x.dtype != "f32" or before.dtype not in ("f16", "bf16") or narrow.dtype != before.dtype:

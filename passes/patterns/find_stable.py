@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Context, Decimal
 
 from ...language.ir import Block, Value
@@ -20,7 +19,6 @@ _ROUNDED = 1e-3
 _DIGITS = Context(prec=40, traps=[])
 
 
-@dataclass(frozen=True)
 class FindStable(Pass):
     """Replace formulas by operators that are right for large and small numbers, too.
 
@@ -122,7 +120,7 @@ _LOG = op["Log", "Log1p"]("y").named("log")
 _X_LOG_Y, _X_OR_0 = op.Mul("x", _LOG), any_of("x", 0.0)
 _MEAN_SQUARE = op["ReduceMean", "ReduceSum"](op.Mul("d", op.Sub(..., ...).named("d")))
 
-#: what a formula becomes; of those that fit, the first
+#: rewritten formulas; the first rule that matches counts
 _RULES = (
     # ln σ(x), ln softmax(x), ln(1 - σ(x)), ln(1 + e^x), ln(1 + x)
     Rule(op.Log(op.Sigmoid("x")), lambda m: m.b.Neg(m.b.Softplus(m.b.Neg(m.x)))),

@@ -1,4 +1,7 @@
-"""The forward pass in a pipeline, without a backward pass: the operators of a rank's own stages, with messages."""
+"""The forward pass in a pipeline, without a backward pass: the operators of a rank's own stages, with messages.
+
+A `Border` operator takes a value from one stage to another (borders.py); here it becomes a message, or nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from .schedules import Pipe
 
 @dataclass(frozen=True)
 class OwnForward(Pass):
-    """Keep the operators of a rank's own stages of the pipeline `pipe`, in a forward pass with borders."""
+    """Keep the operators of a rank's own stages of the pipeline `pipe`, in a forward pass with `Border` operators."""
 
     pipe: Pipe
 
@@ -27,23 +30,24 @@ class OwnForward(Pass):
 
 
 def own_forward(block: Block, pipe: Pipe) -> Block:
-    """What a rank of a pipeline runs of a forward pass with borders, for the whole batch at once.
+    """A rank's part of a forward pass that was cut into stages, for the whole batch: no micro-batches.
 
-    All ranks are fed all inputs.  Outputs are those that the rank's own stages make, and what belongs to no stage.
+    All ranks are fed all inputs.  Outputs are those of the rank's own stages, and of operators that belong to no stage
+    (they depend on inputs alone, or on parameters alone).
     """
     home, stages = homes(block), set(pipe.own())
     b, numbers = Builder.on(block), Numbers(block.operators)
-    there: dict[str, Value] = {}  # what other stages have sent, or other stages of this rank have made
-    free: set[int] = set()  # operators of no stage
+    arrivals: dict[str, Value] = {}  # a border's output → the value here: received, or of another stage of this rank
+    stageless: set[int] = set()  # operators that belong to no stage
     for i, o in enumerate(block.operators):
         b.role = o.role
         if isinstance(o.op, Border):
-            _cross(b, o, pipe, numbers, there)
+            _cross(b, o, pipe, numbers, arrivals)
         elif home.get(i) in stages or i not in home:
             if i not in home:
-                free.add(len(b.operators))
-            b.operators.append(o.reading({v.name: there[v.name] for v in o.reads() if v.name in there}))
-    operators = _needed(b.operators, free, block.outputs)
+                stageless.add(len(b.operators))
+            b.operators.append(o.reading({v.name: arrivals[v.name] for v in o.reads() if v.name in arrivals}))
+    operators = _needed(b.operators, stageless, block.outputs)
     names = {v.name for o in operators for v in o.writes()} | {v.name for v in block.declared()}
     read = {v.name for o in operators for v in o.reads()}.union(block.outputs)
 
@@ -57,30 +61,31 @@ def own_forward(block: Block, pipe: Pipe) -> Block:
     )  # fmt: skip
 
 
-def _cross(b: Builder, o: Operator, pipe: Pipe, numbers: Numbers, there: dict[str, Value]) -> None:
-    """What a rank does at a border: it sends, receives, or has the value already.
+def _cross(b: Builder, o: Operator, pipe: Pipe, numbers: Numbers, arrivals: dict[str, Value]) -> None:
+    """Emits what a rank does at a border: it sends, receives, or has the value already.
 
-    Borders come in one order on all ranks, and each is crossed at once: so no rank waits for ever.
+    All ranks meet the borders in the same order and wait for each message before they go on: there is no deadlock.
     """
     op, (x,), (y,) = o.of(Border), o.reads(), o.writes()
     source, target = op.source % pipe.ranks, op.target % pipe.ranks
     channel = f"{pipe.axis}.{op.source}.{op.target}"
     if source == target == pipe.rank:
-        there[y.name] = there.get(x.name, x)
+        arrivals[y.name] = arrivals.get(x.name, x)
     elif source == pipe.rank:
-        x = there.get(x.name, x)
+        x = arrivals.get(x.name, x)
         b.CommWait(b.emit(Send(pipe.axis, pipe.ranks, numbers.take(channel), channel, peer=target), x), x)
     elif target == pipe.rank:
         number = numbers.take(channel)
         received = b.emit(Recv(pipe.axis, pipe.ranks, number, channel, peer=source, shape=y.shape, dtype=y.dtype))
-        there[y.name] = b.CommWait(received)
+        arrivals[y.name] = b.CommWait(received)
 
 
-def _needed(operators: Sequence[Operator], free: set[int], outputs: Iterable[str]) -> list[Operator]:
-    """The operators without those of no stage that nothing here reads, such as other stages' gathered parameters."""
+def _needed(operators: Sequence[Operator], stageless: set[int], outputs: Iterable[str]) -> list[Operator]:
+    """The operators, except stageless ones whose results this rank does not read, such as gathers of other stages'
+    parameters."""
     read, kept = set(outputs), []
     for i, o in reversed(list(enumerate(operators))):
-        if i in free and not any(v.name in read for v in o.writes()):
+        if i in stageless and not any(v.name in read for v in o.writes()):
             continue
         kept.append(o)
         read.update(v.name for v in o.reads())

@@ -35,7 +35,7 @@ class NormsOverStages(Pass):
         return norms_over_stages(block, self.pipe, ())
 
     def rewrite(self, program: Program) -> Block:
-        """Those count whose parameters' first stage is one of this rank's."""
+        """The block; a rank counts gradients of parameters whose first stage is its own."""
         stages = self.pipe.own()
         others = {g for p, g in program.gradients if program.first_stages.get(p, -1) not in stages}
         return norms_over_stages(program.block, self.pipe, others)

@@ -46,7 +46,7 @@ def segments(block: Block) -> list[Segment]:
 def _signature(
     block: Block, operators: range, entry: str | None, declared: Collection[str], free: Collection[str]
 ) -> tuple[object, ...]:
-    """What segments that compute the same have in common: operators and types, with values by number.
+    """A key that is equal for segments of equal computations: operators and types, with values by number.
 
     Parameters count by order.  What follows from inputs or parameters alone counts by name, unless it is made here.
     """

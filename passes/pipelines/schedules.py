@@ -59,7 +59,7 @@ class Pipe:
 
     @property
     def stages(self) -> int:
-        """How many there are, on all ranks."""
+        """The number of stages, on all ranks."""
         return self.ranks * self.chunks
 
     def own(self) -> range:

@@ -71,7 +71,7 @@ def root_of(graph: Graph, x: Value) -> Value:
 
 
 def end_of(graph: Graph, held: Collection[str], layer: Layer) -> Value | None:
-    """What a layer makes, behind its bias, normalisation and activation; None where it is a result of the program, or
+    """The result of a layer, behind its bias, normalisation and activation; None if it is a result of the program, or
     only a loss reads it.  `held`: parameters and buffers."""
     op = graph.block.operators[layer.at]
     steps = ["Add"] if op.op.name == "MatMul" else [*_NORMS] if op.op.name == "Conv" else []

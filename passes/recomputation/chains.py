@@ -11,7 +11,7 @@ from ...ops.common import Elementwise
 _FORWARD = (Role.FORWARD, Role.LOSS, Role.COMMUNICATE)
 #: operations an element that take no longer than memory takes to keep it
 _FREE = 16
-#: what else a chain may take: this part of what the operator takes that reads the value
+#: the further cost of a chain, at most: this part of the cost of the operator that reads the value
 _SHARE = 1 / 12
 #: operators of a chain
 _LONGEST = 4
@@ -51,7 +51,7 @@ class _Chains:
         for i, op in reversed([*enumerate(block.operators)]):
             if op.op.updates:
                 self.persistent.update((v.name, i) for v in op.writes())
-        #: what is made again, and its copies; position → operators that come before it
+        #: recomputed operators, and their copies; position → operators that come before it
         self.renamed: dict[str, Value] = {}
         #: a value that is no view → the names of it and its views that are read late
         self.wanted: dict[str, list[str]] = {}

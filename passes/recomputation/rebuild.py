@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ...errors import UsageError
 from ...language.builder import Names
@@ -19,7 +18,6 @@ _FORWARD = (Role.FORWARD, Role.LOSS, Role.COMMUNICATE)
 _CHEAP = 5
 
 
-@dataclass(frozen=True)
 class Rebuild(Pass):
     """Make normalised values, and cheap activations, again for the backward operators that read them.
 
@@ -132,7 +130,7 @@ class _Rebuilder:
                 yield op, y
 
     def rounded(self, y: Value) -> list[Operator]:
-        """What rounds a value to 8 bits in the forward pass."""
+        """The operators that round a value to 8 bits in the forward pass."""
         readers = (self.block.operators[i] for i in self.readers.get(y.name, ()))
         return [op for op in readers if op.op.name == "FakeQuantize" and op.role in _FORWARD and op.inputs[0] == y]
 

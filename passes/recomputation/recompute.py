@@ -76,7 +76,7 @@ class Recompute(Pass):
         return apply(block, self.plan or plan_from_checkpoints(block, self.checkpoints))
 
     def rewrite(self, program: Program) -> Block:
-        """The same; `program.plan` is the plan, whose notes tell which checkpoints save nothing."""
+        """The block with recomputation; `program.plan` is the plan, whose notes tell which checkpoints save nothing."""
         block, plan = program.block, self.plan
         if plan is None:
             names = list(self.checkpoints)
@@ -250,7 +250,7 @@ def _missing(block: Block, want: int, producers: dict[str, int], kept: set[str],
 def _notes(
     names: list[str], producers: Mapping[str, int], useful: set[str], on_path: set[int] | None, loss: str | None
 ) -> list[str]:
-    """What a user should know about the checkpoints: off the loss path, or of no use."""
+    """Notes for the user on checkpoints that save nothing: off the loss path, or of no use."""
     notes = []
     for name in names:
         if name not in producers:

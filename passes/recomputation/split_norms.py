@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 
 from ...language.builder import Names
 from ...language.ir import Block, Operator, Role, Value
@@ -18,7 +17,6 @@ from ..base import Pass
 _FORWARD = (Role.FORWARD, Role.LOSS)
 
 
-@dataclass(frozen=True)
 class SplitNorms(Pass):
     """Batch normalisations of the forward pass become two operators: their statistics, and the rest.
 
@@ -46,9 +44,8 @@ class SplitNorms(Pass):
         return block.with_operators(result)
 
 
-@dataclass(frozen=True)
 class FuseNorms(Pass):
-    """What `split-norms` made becomes one operator again wherever the two still follow each other."""
+    """Merge the two operators of `split-norms` into one again wherever they still follow each other."""
 
     def run(self, block: Block) -> Block:
         """The block with one operator for each such pair."""
@@ -63,7 +60,6 @@ class FuseNorms(Pass):
         return block.with_operators(result)
 
 
-@dataclass(frozen=True)
 class OpenNorms(Pass):
     """Channels-last batch normalisations, recomputed ones too, become what loops are made of, with the same bits.
 
@@ -149,7 +145,7 @@ def _open_training(op: Operator, names: Names) -> list[Operator] | None:
 
 
 def _open_rest(op: Operator, names: Names) -> list[Operator] | None:
-    """What is left with given statistics; None where types differ."""
+    """The element-wise rest of a normalisation with given statistics; None if types differ."""
     x, scale, bias, mean, var = op.inputs
     y = op.outputs[0]
     assert x is not None and y is not None and scale is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...language.builder import Names
 from ...language.element import HALVES
@@ -18,7 +18,6 @@ _CODES = frozenset(["i8", "u8", "i4", "u4", "i2", "u2", "f8e4m3fn", "f8e5m2"])
 _LONGEST = 8
 
 
-@dataclass(frozen=True)
 class TemporaryWeights(Pass):
     """Dequantise frozen weights, and cast parameters to 16 bits, again for the backward operators that read them.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...language.ir import Block, Free
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class Unplan(Pass):
     """Remove frees, chosen kernels and addresses."""
 

@@ -48,7 +48,7 @@ class Schedule(Pass):
         return self.reorder(block, live_peak)
 
     def reorder(self, block: Block, measure: Callable[[Block], int]) -> Block:
-        """The same with another measure of a block without frees (the smaller the better)."""
+        """The block in the best order found, by a measure of blocks without frees (the smaller the better)."""
         if any(isinstance(op.op, Free) for op in block.operators):
             raise UsageError("'schedule' comes before 'liveness': it moves operators, and frees must follow")
         orders = [] if _is_chain(block) else self.orders(graph_of(block))
@@ -98,7 +98,7 @@ class InBestOrder(Pass):
         return self.plan(block, run_passes(block, [Schedule()]))
 
     def plan(self, block: Block, ordered: Block) -> Block:
-        """The same where the best order is known."""
+        """The planned block in the given best order, or in its own order if that arena is smaller."""
         planned = run_passes(ordered, self.then)
         if ordered is not block and memory_report(planned).arena > live_peak(block):
             planned = min(run_passes(block, self.then), planned, key=lambda b: memory_report(b).arena)

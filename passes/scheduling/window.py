@@ -40,7 +40,7 @@ class Window:
             ([self.buffers[b] for b in graph.takes[i][0] if b not in through], graph.takes[i][1])
             for i in self.operators
         ]
-        #: what an operator's effect depends on: who else touches its buffers; and the effects worked out so far
+        #: the others that touch an operator's buffers, on which its effect depends; and the effects computed so far
         self.sees = [
             _union(bits for _, _, _, bits in (*t, *p)) for t, (p, _) in zip(self.touches, self.takes, strict=True)
         ]
@@ -134,7 +134,7 @@ class Window:
         return None, tries
 
     def _choices(self, ran: int, live: int, ready: list[int], limit: int) -> list[tuple[int, int]]:
-        """What may run next: (change of live bytes, operator), the best first; one only where it cannot hurt."""
+        """Candidates to run next: (change of live bytes, operator), the best first; one only where it cannot hurt."""
         choices, room = [], limit - live
         for k in ready:
             effect = self.known[k].get(ran & self.sees[k])

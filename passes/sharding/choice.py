@@ -139,7 +139,7 @@ def _best(block: Block, window: tuple[Operator, ...], how: Division, w: Value, o
 
 
 def _free(block: Block, window: Sequence[Operator]) -> tuple[Value, ...]:
-    """What a part of a block reads of the operators before it."""
+    """The values that a part of a block reads from operators before it."""
     declared = {v.name for v in block.persistent()}
     written: set[str] = set()
     values: dict[str, Value] = {}

@@ -91,7 +91,7 @@ def divide(
 
 @dataclass
 class _Read:
-    """What readers take of a whole value."""
+    """The parts of a whole value that readers take."""
 
     parts: set[Cut] = field(default_factory=set)
     whole: bool = False
@@ -113,7 +113,7 @@ class _Divide:
         self.reshard = Reshard(self.b, how, Numbers(block.operators))
         self.declared = {v.name for v in block.declared()}
         self.kept = {v.name for v in (*block.parameters, *block.buffers, *block.state)}
-        #: what stays where it is: they, and parameters in other precisions and shapes
+        #: values that stay in place: parameters, buffers and state, parameters also in other precisions and shapes
         self.weights = set(self.kept)
         for o in block.operators:
             if isinstance(o.op, (Cast, Transpose)) and next(o.reads()).name in self.weights:
@@ -131,7 +131,7 @@ class _Divide:
             for v in o.writes() if o.role is Role.RECOMPUTE else ():
                 if isinstance(cut := self.final.get(v.name.rpartition("@")[0]), Cut):
                     self.final.setdefault(v.name, cut)
-        #: what a rank has of each value: (state, value); whole ones that were not changed are left out
+        #: value → its (state, local value) on a rank; whole ones that were not changed are left out
         self.own: dict[str, tuple[State, Value]] = {}
         #: values in other states, by the pass in which they were made: what was gathered in the forward pass is
         #: gathered again in the backward pass
@@ -250,7 +250,7 @@ class _Divide:
             return self.together(o, states) or result
         if widens(o) and states == [
             Partial(SUM)
-        ]:  # halves are added up in float32, where a sum that is too large for them fits
+        ]:  # 16-bit floats are added up in float32, where a sum that is too large for them fits
             return [_Way((Partial(SUM),), (Partial(SUM),))]
         partial = {k for k, s in enumerate(states) if s == Partial(SUM)}
         groups = [{k for k in g if k < len(states) and o.inputs[k] is not None} for g in o.op.linear]
@@ -317,7 +317,7 @@ class _Divide:
         return [w for w in self.along(o, states) if all(s is not None for s in w.inputs)]
 
     def price(self, o: Operator, way: _Way) -> tuple[float, int, int]:
-        """What a way costs: bytes to send, then how much stays whole, then partial results."""
+        """The cost of a way: bytes to send, then how much stays whole, then partial results."""
         sent = 0.0
         for v, s in zip(o.inputs, way.inputs, strict=True):
             if v is not None:
@@ -331,7 +331,7 @@ class _Divide:
     # -- values -------------------------------------------------------------------------------------------------------
 
     def state(self, name: str) -> State:
-        """What a rank has of a value."""
+        """The state of a value on a rank: its cut, a partial result, or None if it is whole."""
         return self.own[name][0] if name in self.own else None
 
     def cost(self, v: Value, then: State) -> float:
@@ -397,7 +397,7 @@ class _Divide:
             self.finish(v, p, s, o.outputs.index(v) in shares)
 
     def finish(self, v: Value, p: Value, s: State, share: bool) -> None:
-        """What is left to do for a result: a share of a mean, the state that is wanted."""
+        """Finishes a result: takes its share of a mean, and brings it into the state that is wanted."""
         if share:
             p = self.b.Mul(p, self.b.constant(1 / self.how.ranks, p))
         then = self.final.get(v.name, s)

@@ -64,7 +64,7 @@ class DivideAxis(Pass):
         return divide(open_losses(block, cuts), how, cuts).block
 
     def rewrite(self, program: Program) -> Block:
-        """The same for a program, with its gradients and the contents of its arrays."""
+        """The divided block; the program's gradients and arrays become this rank's parts."""
         block, how = program.block, self.division
         gradients = dict(program.gradients)
         cuts = _asked(program, block, how) or choose(block, how, self.sequence)

@@ -73,7 +73,7 @@ def norms_over_parts(
 
 
 def _follow(o: Operator, axes: dict[str, frozenset[str]]) -> None:
-    """What is made of a gradient, of its shape, is divided as it is."""
+    """Notes that results with a gradient's shape are divided as it is."""
     for v in o.writes():
         same = next((axes[r.name] for r in o.reads() if r.name in axes and r.shape == v.shape), None)
         if same is not None:

@@ -21,7 +21,7 @@ from ...ops.communication.base import Communication, Numbers, communicated
 from ...ops.communication.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
 from ..slicing.ranks import REDUCE
 
-#: what a value is on the ranks of an axis; None: whole, the same on all of them
+#: the state of a value on the ranks of an axis; None: whole, the same on all of them
 State = Cut | Partial | None
 
 

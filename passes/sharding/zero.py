@@ -62,7 +62,6 @@ class _Zero(Pass, abstract=True):
         return Sharded(self.axis, self.ranks, self.rank, self.parts, self.again)
 
 
-@dataclass(frozen=True)
 class ShardParameters(_Zero):
     """Make trained parameters and their gradients shards, one a rank (ZeRO), with the shards' contents."""
 
@@ -74,7 +73,7 @@ class ShardParameters(_Zero):
         return read_gathered(block, [v.name for v in block.parameters], self.how)[0]
 
     def rewrite(self, program: Program) -> Block:
-        """The same of the parameters that train, and of their gradients."""
+        """The block with shards of the parameters that train, and of their gradients."""
         how, names = self.how, program.gradients
         whole = {v.name: v.type for v in program.block.parameters if v.name in dict(names)}
         block, shards, program.gradients = shard_parameters(program.block, names, how)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Value
@@ -13,7 +12,6 @@ from ...ops.norm.numerics import wide
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class OpenBatchNorms(Pass):
     """Batch normalisations become sums of the batch, and what is computed from them element by element.
 

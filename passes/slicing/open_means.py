@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Value
@@ -13,7 +12,6 @@ from ...ops.loss.linear_cross_entropy import LinearLoss
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class OpenMeans(Pass):
     """Losses that are means over labels become a sum and a count, so that the sum can run in slices."""
 
@@ -89,7 +87,7 @@ def _labels(o: Operator) -> tuple[Value | None, Value | None, Value | None]:
 
 
 def _count(b: Builder, ignore_index: int | None, labels: Value, weights: Value | None, like: Value) -> Value:
-    """What the mean divides by: how many labels count, or the sum of their weights."""
+    """The divisor of the mean: how many labels count, or the sum of their weights."""
     ignored = None if ignore_index is None else b.Equal(labels, b.constant(ignore_index, labels))
     if weights is None and ignored is None:
         return b.constant(labels.type.size, like)

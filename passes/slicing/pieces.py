@@ -24,7 +24,7 @@ def bounds(size: int, pieces: int) -> list[tuple[int, int]]:
 
 
 def sum_type(v: Value, state: Partial) -> str:
-    """The element type in which partial results of a value are combined: halves are added up in float32."""
+    """The element type in which partial results of a value are combined: 16-bit floats are added up in float32."""
     return "f32" if v.dtype in ("f16", "bf16") and state.how == SUM else v.dtype
 
 

@@ -141,7 +141,7 @@ def _makers(graph: Graph, position: int, given: Mapping[str, int]) -> set[int]:
 
 def _in_slices(state: Followed, i: int, o: Operator, always: bool) -> bool:
     """Whether an operator runs in slices: it has the index, needs nothing whole, changes no state, and saves bytes."""
-    if _widens(state, o):  # so that partial gradients in halves are added up in float32
+    if _widens(state, o):  # so that partial gradients in 16-bit floats are added up in float32
         state.needs.pop((i, 0), None)
         state.factors[i] = Factor(1, (None,), (SUM,))
         state.states[next(o.writes()).name] = Partial(SUM)
@@ -172,7 +172,7 @@ def _shrinks_sums(state: Followed, o: Operator) -> bool:
 
 
 def widens(o: Operator) -> bool:
-    """Whether an operator casts halves to a wider type, in which sums of them are added up."""
+    """Whether an operator casts 16-bit floats to a wider type, in which sums of them are added up."""
     if not isinstance(o.op, Cast):
         return False
     (source,), (target,) = o.reads(), o.writes()

@@ -50,7 +50,7 @@ class Found:
         return True
 
     def extra_seconds(self, pieces: int, seconds: Callable[[Operator], float]) -> float:
-        """What `pieces` slices of both passes take beyond the whole (`seconds`: of one operator).
+        """Extra seconds of `pieces` slices of both passes (`seconds`: of one operator).
 
         All slices but the first are taken to be like the second.  0 where they would take less, as they do that read
         no more than a part of a table.
@@ -74,7 +74,7 @@ class Found:
 
     @cached_property
     def kind(self) -> Hashable:
-        """The same for regions of like operators (seeds apart) along one axis that read each other's results alike."""
+        """A key, equal for regions of like operators (but for seeds) along one axis, alike in what reads what."""
         number = {v.name: n for n, v in enumerate(v for o in self.operators for v in o.writes())}
         ops = [_seedless(o.op) for o in self.operators]
         return (
@@ -228,7 +228,7 @@ def _described(graph: Graph, region: Region) -> Found | None:
 
 
 def _waiting(graph: Graph, region: Region, names: Collection[str]) -> set[str]:
-    """Those of `names` that the backward pass reads, as they are or through views."""
+    """The values of `names` that the backward pass reads, as they are or through views."""
     found: set[str] = set()
     for i in reversed(region.members):
         o = graph.operators[i]

@@ -94,7 +94,7 @@ class Stagewise:
         return names
 
     def members(self, stage: int) -> list[int]:
-        """What a stage runs for each micro-batch, in order: its own operators, and those of no stage that it needs."""
+        """The operators of a stage for each micro-batch, in order: its own, and those of no stage that it needs."""
         positions = {i for i in self.region.members if self.home.get(i) == stage}
         read: set[str] = set()
         for i in reversed(self.region.members):
@@ -147,7 +147,7 @@ class StagePieces(RankPieces):
             )
         self.made: dict[int, dict[object, Value]] = {}
         self.done: dict[int, set[int]] = {}
-        #: what has begun to arrive: by operator and micro-batch
+        #: receives that have begun, by operator and micro-batch
         self.asked: dict[tuple[int, int], Value] = {}
         #: by channel: the send that has begun last, without a wait so far
         self.sent: dict[str, tuple[Value, Value]] = {}
@@ -231,7 +231,7 @@ class StagePieces(RankPieces):
         return self.b.emit(op)
 
     def arrived(self, target: Value, name: str) -> Value:
-        """What was received, after the wait for it, under a name."""
+        """A received value, after the wait for it, under a name."""
         self.b.role = Role.COMMUNICATE
         value = self.b.CommWait(target)
         self.b.operators[-1] = self.b.operators[-1].renamed({value.name: name})
@@ -265,7 +265,7 @@ class StagePieces(RankPieces):
         return v if not isinstance(state, Cut) else Value(v.name, state.place.resized(v.type, self.size))
 
     def of_others(self) -> set[str]:
-        """What operators of other stages, or of none, make that run once, as gathered parts of a parameter."""
+        """Results of operators of other stages, or of none, that run once, such as gathered parts of a parameter."""
         stages, home = {*self.pipe.own()}, self.plan.home
         foreign = (i for i in self.plan.outside if home.get(i) not in stages)
         return {v.name for i in foreign for v in self.graph.operators[i].writes()}

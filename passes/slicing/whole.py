@@ -134,7 +134,7 @@ class _OneSlice(Pieces):
         self.origins += [i] * (len(self.b.operators) - self.mark - len(self.origins))
 
     def only(self, size: int) -> list[Operator]:
-        """What the slices before it have left, the slice, and the joins."""
+        """The operators of one slice: the results of the slices before it, the slice, and the joins."""
         self.b.role = Role.FORWARD
         for name, v in self.region.written(self.block).items():
             state = self.states.get(name)

@@ -1,4 +1,4 @@
-"""What is alive at the peak of a compiled step, by role and by layer."""
+"""The values alive at the peak of a compiled step, by role and by layer."""
 
 from __future__ import annotations
 

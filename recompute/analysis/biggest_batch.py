@@ -257,7 +257,7 @@ def _sliced(
 
 
 def _beyond(steps: Steps, s: Strategy, batch: int, peaks: _Peaks) -> str:
-    """What more slices of as many samples would take."""
+    """A line on the slices at the end of the search, and the bytes that each further slice would add."""
     each = batch // SLICES
     half = in_slices(f"all:0:{SLICES // 2}")
     more = (peaks(s, batch) - peaks(half, each * (SLICES // 2))) * 2 // SLICES

@@ -92,7 +92,7 @@ def slices_tolerance(program: Program) -> float:
 
 
 def _gradient_lines(errors: dict[str, Any]) -> list[str]:
-    """What `gradient_errors` found, for people."""
+    """The printed lines of `gradient_errors`' result."""
     worst = errors["worst"]
     loss = "the same bits" if errors["same_loss"] else "other bits"
     lines = [

@@ -70,7 +70,7 @@ def compiled_stages(
 
 @dataclass(frozen=True)
 class _Work:
-    """What a process needs to compile a stage."""
+    """The arguments with which a process compiles a stage."""
 
     steps: Steps
     parallel: Parallel

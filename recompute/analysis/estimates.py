@@ -100,7 +100,7 @@ class BatchFunction:
         return tuple(p.first for p in self.pieces[1:])
 
     def times(self, each: int) -> BatchFunction:
-        """The same for batches that are multiples of `each`, if this is a function of how many times."""
+        """The function of the batch, if this is a function of how many times `each` it is."""
         if each == 1:
             return self
         pieces = tuple(

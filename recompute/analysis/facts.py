@@ -1,4 +1,4 @@
-"""What a network is made of, measured of its program and not of its name: its layers, and what is beside them."""
+"""The parts of a network, derived from its program and not from its name: its layers, and the rest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Facts:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Number of parameters of the network."""
         return self.layers * self.layer_parameters + self.fixed_parameters
 
     def step_flops(self, batch: int) -> float:

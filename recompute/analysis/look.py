@@ -35,13 +35,13 @@ _COMPARISONS = frozenset(["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrE
 #: layers that may be heads
 _LAYERS = frozenset(["MatMul", "Gemm", "Conv", "ConvTranspose"])
 _QUANTISED = re.compile(r"(?i:quantize)|Integer$|^Q[A-Z]|NBits")
-#: what stands between a weight and its layer: DequantizeLinear is (codes - zero point) · scale
+#: operators between a weight and its layer: DequantizeLinear is (codes - zero point) · scale
 _UNPACKS = MOVES | {"Sub", "Mul"}
 
 
 @dataclass(frozen=True)
 class _Options:
-    """What `load` is given: the batch (None: the file has none that is open), sizes by name, bound inputs."""
+    """Arguments of `load`: the batch (None: the file has none that is open), sizes by name, bound inputs."""
 
     batch: int | None
     dims: Mapping[str, int]
@@ -223,7 +223,7 @@ def _check_sizes(program: Program) -> None:
 
 
 def _options(graph: onnx.GraphProto, facts: Look, asked: _Options) -> Iterator[_Options]:
-    """What is tried: the given sizes, and others for dimensions that are open still; conditions bound where needed.
+    """The options to try: the sizes asked for, with others for open dimensions; conditions bound where needed.
 
     States of recurrent networks, [layers, batch, size], have the batch along axis 1.
     """

@@ -38,7 +38,7 @@ Compile = Callable[[Parallel], CompiledStep]
 
 @dataclass(frozen=True)
 class Makers:
-    """What compiles steps of other ranks: `plain` without recomputation, `same` with that of rank 0's step."""
+    """Functions that compile steps of other ranks: `plain` without recomputation, `same` with that of rank 0's step."""
 
     plain: Compile
     same: Compile
@@ -58,8 +58,8 @@ class RankClass:
 
 @dataclass(frozen=True)
 class ChannelUse:
-    """What a rank sends on a channel in one step; with a network, the seconds in which it moves something, and their
-    share of the step."""
+    """A rank's traffic on a channel in one step; with a network, the seconds in which it is busy, and their share of
+    the step."""
 
     channel: str
     axis: str
@@ -71,7 +71,7 @@ class ChannelUse:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What a rank sends over a link in one step, and the share of the step for which this alone occupies it."""
+    """Bytes that a rank sends over a link in one step, and the share of the step for which they alone occupy it."""
 
     link: str
     bytes: int
@@ -244,7 +244,7 @@ def communications(block: Block) -> list[Operator]:
 
 
 def channels_of(block: Block) -> tuple[ChannelUse, ...]:
-    """What a rank sends on each channel."""
+    """A rank's traffic on each channel: communications and bytes sent."""
     channels: dict[str, ChannelUse] = {}
     for o in communications(block):
         op = o.op
@@ -386,7 +386,7 @@ def _named(ranks: list[int]) -> str:
 
 
 def shape_of(block: Block) -> tuple[Any, ...]:
-    """What decides the memory of a compiled block: operators, their values by number, types, allocations.
+    """A key that is equal for blocks of equal memory: operators, their values by number, types, allocations.
 
     Names may differ: those of slices say which rows they hold.  So may addresses of views, which begin at these rows.
     """

@@ -85,7 +85,7 @@ class StagesEstimate:
         return {**rest, "peak_bytes": self.peak_bytes, "fits": self.fits, "ranks": ranks}
 
     def spans(self, place: int) -> tuple[Span, ...]:
-        """What the first rank of a stage does, in order."""
+        """The spans of the first rank of a stage, in order of time."""
         mesh = Mesh.parse(self.mesh)
         return self.timeline.of(next(r for r in range(mesh.ranks) if mesh.coordinate(r, PIPELINE) == place))
 

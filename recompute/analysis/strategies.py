@@ -39,7 +39,7 @@ class Strategy:
 
     @property
     def plain(self) -> Strategy:
-        """The same without recomputation."""
+        """This strategy without recomputation."""
         return in_slices(*self.slices) if self.slices else Strategy("plain")
 
     @property

@@ -97,7 +97,7 @@ def _add_outputs(p: argparse.ArgumentParser) -> None:
     out.add_argument("--cpu", metavar="CPU", help="with --library: the processor, such as x86-64-v3 or native")
     out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-' for standard output)")
     out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the text of the program after each pass")
-    says = "print the passes that compile the step, in order, and stop"
+    says = "print the passes that make and compile the step, in order, and stop"
     out.add_argument("--list-parameters", action="store_true", help="print which tensors train, and why, and stop")
     out.add_argument("--print-passes", action="store_true", help=says)
     add_passes(out)

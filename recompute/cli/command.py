@@ -84,7 +84,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
 
 def _facts(args: argparse.Namespace) -> list[str]:
-    """What options together ask for, as `conflicts` names it."""
+    """The facts of `conflicts` that hold for these options."""
     from .cluster import AUTO
     from .plan import is_problem
 
@@ -385,7 +385,7 @@ class _Job(ModelJob):
             self.time_operators(step, loss, next(batches), executor)
 
     def batches(self, program: Any) -> Iterator[dict[str, Any]]:
-        """What is fed: the batches of --data, or one synthetic batch again and again."""
+        """The feeds: batches of --data, or one synthetic batch again and again."""
         from ..data.batches import npz_batches, synthetic_batch
 
         if self.args.data is not None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from ..errors import UsageError
 
-#: what runs or writes a step
+#: options that run or write a step
 _DOINGS = ("run", "check", "prove", "output", "dump_ir", "library")
-#: what is asked of one rank's step alone
+#: options about one rank's step alone
 _OF_ONE_RANK = (
     "run", "check", "output", "library", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy", "effort",
     "seconds", "estimate", "max_batch", "offload", "allow", "slice", "plot", "snapshot", "list_checkpoints", "profile",
@@ -31,10 +31,10 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("pareto", ("strategy", "plan", "save_plan", "budget", "checkpoints"), "--pareto draws the whole curve"),
     ("save_problem", _DOINGS, "--save-problem does not run or write a step"),
     ("allow", ("compare", "pareto", "save_problem", "max_batch", "estimate"),
-     "--allow permits approximate gradients, and what is asked considers exact ones only"),
+     "--allow permits approximate gradients, which this option does not consider"),
     ("checkpoints", ("strategy", "plan", "save_plan"), f"--checkpoints and a plan {_BOTH}"),
     ("offload", ("compare", "pareto", "save_problem", "max_batch"),
-     "--offload moves values, and what is asked considers recomputation only"),
+     "--offload moves values, which this option does not consider"),
     ("offload", ("plan",), "a saved plan already defines which values are offloaded"),
     ("effort", ("compare", "pareto", "save_problem", "checkpoints", "plan"),
      "--effort sets how long planning for a budget may take"),
@@ -49,10 +49,11 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
      "max_batch", "look"), "the file is a planning problem, and no model"),
     ("a mesh", ("run", "check", "output", "library", "compare", "pareto", "save_problem"),
      "--mesh only estimates what ranks take"),
-    ("a mesh with pp", (*_OF_ONE_RANK, "budget", "rank_count"), "--mesh says what each rank of a cluster would take"),
-    ("--mesh auto", _OF_ONE_RANK, "--mesh says what each rank of a cluster would take"),
+    ("a mesh with pp", _OF_ONE_RANK, "with a pipeline, --mesh only estimates the stages (--trace draws the ranks)"),
+    ("a mesh with pp", ("budget",), "a memory budget cannot be combined with a pipeline yet"),
+    ("--mesh auto", _OF_ONE_RANK, "--mesh auto only searches for the fastest mesh"),
     ("--mesh auto", ("zero", "micro_batches", "schedule", "chunks", "checkpoints", "dump_ir", "print_passes"),
-     "--mesh auto finds what is fastest"),
+     "--mesh auto tries many configurations"),
 )  # fmt: skip
 
 _BUDGET = "--memory-budget SIZE, e.g. --memory-budget 16GiB"
@@ -77,7 +78,7 @@ NEEDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("link", ("mesh",), "ranks: give --mesh dp=N"),
     ("schedule", ("a mesh with pp", "--mesh auto"), "stages of a pipeline: give a mesh with pp, such as dp=2,pp=4"),
     ("chunks", ("a mesh with pp", "--mesh auto"), "stages of a pipeline: give a mesh with pp, such as dp=2,pp=4"),
-    ("rank_count", ("--mesh auto", "a mesh with pp"), "--mesh auto, which finds a mesh for so many"),
+    ("rank_count", ("--mesh auto",), "--mesh auto, which finds a mesh for N ranks"),
     ("a mesh with pp", ("batch",), _BATCH),
     ("--mesh auto", ("batch",), _BATCH),
     ("--mesh auto", ("rank_count",), "--ranks N"),

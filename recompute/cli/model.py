@@ -1,4 +1,4 @@
-"""What the commands share: the model with its loss, the optimizer, and the checkpoints, as the options say."""
+"""Parts that both commands share: the model with its loss, the optimizer, and the checkpoints, as the options say."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ModelJob:
 
     #: whether the batch of a network of the zoo stays open
     again = False
-    #: what a default batch is multiplied by
+    #: the factor of a default batch
     micro_batches = 1
 
     def __init__(self, args: argparse.Namespace, report: Any) -> None:

@@ -11,7 +11,7 @@ from ..budgets import Budget, as_budget
 from ..errors import UsageError, nearest
 from .ending import say
 
-#: what `--help` prints; `--help-all` prints every option
+#: options that `--help` prints; `--help-all` prints all
 SHORT = """\
 usage: recompute-compile MODEL [options]
 
@@ -40,7 +40,7 @@ example: recompute-compile resnet50 --batch 8 --memory-budget 60% --run 2
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are UsageErrors, and which takes no abbreviations, as these change with new options."""
 
-    #: what `--help` prints
+    #: options that `--help` prints
     short = SHORT
 
     def __init__(self, **options: Any) -> None:

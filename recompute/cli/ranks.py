@@ -20,12 +20,13 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         "dp=2,tp=4: operators are divided along tp; dp=2,pp=4: ranks have stages of the network; auto: the fastest",
     )  # fmt: skip
     group.add_argument(
-        "--zero", type=whole, metavar="N", help="stage of ZeRO: what is divided among ranks: 0 (default, nothing), "
-        "1 optimizer state, 2 gradients, too, 3 parameters, too",
+        "--zero", type=whole, metavar="N", help="stage of ZeRO: 0 (default): none; 1, 2: ranks have shards of "
+        "parameters, optimizer state and gradients; 3: parameters are also gathered again for the backward pass",
     )  # fmt: skip
     group.add_argument(
-        "--micro-batches", type=whole, metavar="V", help="micro-batches of a step, of all ranks (default: one a rank)"
-    )
+        "--micro-batches", type=whole, metavar="M", help="micro-batches of a step, of all replicas (default: dp, with "
+        "pp 2 * pp * dp)",
+    )  # fmt: skip
     group.add_argument(
         "--link", metavar="node=N,nvlink=RATE,net=RATE", help="how fast a rank sends within a node of N ranks and "
         "between nodes, such as node=8,nvlink=450GB/s,net=50GB/s (latency=5us by default): estimates times",

@@ -138,8 +138,9 @@ def _add_ranks(group: argparse._ArgumentGroup) -> None:
         "layers along pp, parts of operators along tp, cp and ep; --batch is that of all of them",
     )
     group.add_argument(
-        "--zero", type=int, choices=(0, 1, 2, 3), default=0, help="what they divide (default: 0, nothing)"
-    )
+        "--zero", type=int, choices=(0, 1, 2, 3), default=0, help="stage of ZeRO: 0 (default): none; 1, 2: ranks have "
+        "shards of parameters, optimizer state and gradients; 3: parameters are gathered again for the backward pass",
+    )  # fmt: skip
     group.add_argument(
         "--micro-batches", type=whole, metavar="V",
         help="cut each step into V pieces: the same V gives the same bits for any number of ranks along dp (default: "

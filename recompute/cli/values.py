@@ -73,7 +73,7 @@ def loading_of(args: argparse.Namespace) -> Loading:
 
 
 def _edited(args: argparse.Namespace) -> Callable[[Program], Program] | None:
-    """What --lora or --dequantize makes of a program."""
+    """The edit of the program that --lora or --dequantize asks for; None without either."""
     from ..tuning import dequantize, lora
 
     if args.lora is not None:

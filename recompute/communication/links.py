@@ -1,4 +1,4 @@
-"""What a communication takes on the links between ranks.
+"""Bytes and seconds of a communication on the links between ranks.
 
 The mathematics is the α-β model (Hockney 1994; Thakur, Rabenseifner & Gropp 2005, doi 10.1177/1094342005051521): a
 latency α for each message that follows another, and bytes at a rate.  A collective of n ranks over B bytes moves
@@ -49,7 +49,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What a rank sends in one communication, by link (names in `INSIDE`, `ACROSS`), and how long it takes alone."""
+    """Bytes that a rank sends in one communication, by link (`INSIDE`, `ACROSS`), and its seconds in isolation."""
 
     bytes: dict[str, int]
     seconds: float

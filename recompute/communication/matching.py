@@ -142,7 +142,7 @@ class Matcher:
         return f"rank {self.places.rank(begun.actor)}: {begun}"
 
     def missing(self, begun: Begun) -> tuple[Begun, int]:
-        """What stands at the head of the queue of a communication that is not done, and an actor that lets it wait."""
+        """The head of the queue of a communication that is not done, and an actor for which it waits."""
         first = self.head(begun.actor, begun.op.queue)
         assert first is not None
         group = self.places.group(first.actor, first.op.axis)
@@ -186,5 +186,5 @@ def _deadlock(matcher: Matcher, waiting: Mapping[int, Begun | None]) -> VerifyEr
         lines.append(f"rank {rank} waits for {wanted}{behind}, and rank {missed} does not take part in it")
         actor = other
     last = matcher.places.rank(actor)
-    end = f"rank {last} waits, too" if actor in waiting else f"rank {last} has ended"
+    end = f"rank {last} waits already: a cycle" if actor in waiting else f"rank {last} has ended"
     return VerifyError("the ranks would wait for ever:\n  " + "\n  ".join([*lines, end]))

@@ -65,7 +65,7 @@ class Mesh:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return math.prod(size for _, size in self.axes)
 
     def size(self, axis: str) -> int:

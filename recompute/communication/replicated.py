@@ -65,7 +65,7 @@ def _number(v: Value) -> bool:
 
 
 def _fed(block: Block) -> set[str]:
-    """What is computed of inputs: other communication makes weights alike that are not yet."""
+    """Names of the inputs and of all values computed from them.  (Other communication makes weights alike.)"""
     names = {v.name for v in block.inputs}
     for o in block.operators:
         if any(v.name in names for v in o.reads()):

@@ -125,7 +125,7 @@ def _numbered(keys: Sequence[Hashable]) -> tuple[list[int], int]:
 
 
 def _steps(matcher: Matcher, actor: int, found: Sequence[Event]) -> Iterator[Begun]:
-    """What a class goes through: begins its communications, and yields those that it waits for."""
+    """Runs a class's events: begins its communications, and yields those that it waits for."""
     begun: dict[int, Begun] = {}
     for place, e in enumerate(found):
         if e.op is None:

@@ -113,7 +113,7 @@ def _asked(optimizer: Any, arguments: Mapping[str, Any]) -> Any:
     if spec.target is not None or spec.cost is not None or spec.parallel is not None:
         raise UsageError("a cached step is for this processor alone: leave out targets, cost models and meshes")
     if other := next(_others(spec, "the optimizer"), ""):
-        raise UsageError(f"{other} is not this package's, so that a file cannot be named by what it does")
+        raise UsageError(f"{other} is not part of this package, so its step cannot be cached by name")
     return spec
 
 

@@ -31,7 +31,7 @@ from ..training.spec import Spec
 from .compiler import CompiledStep, StepFigures, compile_step, figures, plain_fitting, resolve_checkpoints
 from .sources import Loading, Model, source_of
 
-#: what a step keeps: checkpoints, or the values that a plan does not recompute; None: everything
+#: the values that a step saves: checkpoints, or the values that a plan does not recompute; None: everything
 Kept = Sequence[str] | RecomputePlan | None
 Loss = str | Variable | Callable[[Program], Variable] | None
 
@@ -115,7 +115,7 @@ class Steps:
 
     @property
     def each(self) -> int:
-        """What batches that are tried are multiples of: the micro-batches, or the slices that cut the batch."""
+        """The number whose multiples are tried as batches: micro-batches, or slices that cut the batch."""
         slices = map(parse_slicing, self.spec.slices)
         return math.lcm(self.micro_batches, *(s.pieces for s in slices if s.axis == 0))
 

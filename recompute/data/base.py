@@ -25,7 +25,7 @@ _LISTED = 8
 
 @contextlib.contextmanager
 def readable(path: str | Path, kind: str) -> Iterator[None]:
-    """What goes wrong inside, while a file of this kind is read, is one of this package's errors, about the file."""
+    """Turns errors inside, while a file of this kind is read, into this package's errors, which name the file."""
     try:
         yield
     except RecomputeError:
@@ -124,12 +124,12 @@ class Wrapped(Dataset):
         return self.inner.read(indices, names)
 
     def at_epoch(self, epoch: int) -> Dataset:
-        """The same of the inner dataset in this epoch."""
+        """This view of the inner dataset in this epoch."""
         inner = self.inner.at_epoch(epoch)
         return self if inner is self.inner else self.around(inner)
 
     def sized(self, shapes: Sequence[tuple[int, ...]]) -> Dataset:
-        """The same of the inner dataset, where only samples were chosen of it."""
+        """This view of the inner dataset in these sizes; unchanged if its columns are not the inner ones."""
         inner = self.inner.sized(shapes)
         if inner is self.inner or self.columns is not self.inner.columns:
             return self

@@ -65,7 +65,7 @@ class Selected(Wrapped):
 
 
 class Mapped(Wrapped):
-    """What a function makes of batches of another dataset; it must treat every sample by itself."""
+    """Another dataset, with a function applied to its batches, which must treat every sample by itself."""
 
     def __init__(self, inner: Dataset, function: Callable[[dict[str, np.ndarray]], Mapping[str, Any]]) -> None:
         super().__init__(inner)

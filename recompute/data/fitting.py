@@ -216,7 +216,7 @@ def _matched(
 
 
 class _Described(Dataset):
-    """What is known of the columns of a dataset or batch."""
+    """A dataset with columns and notes, but no samples."""
 
     def __init__(self, name: str, columns: Mapping[str, Column], notes: Mapping[str, str]) -> None:
         self.name, self.columns, self.notes = name, columns, notes

@@ -46,7 +46,7 @@ def in_mode(image: Any, mode: str) -> Any:
     if image.mode[0] in "IF":
         kind = "whole numbers of 32 bits" if image.mode[0] == "I" else "floats"
         raise ValueError(
-            f"its pixels are {kind} (mode {image.mode}), of which nothing says what is black and what is white: save "
+            f"its pixels are {kind} (mode {image.mode}), and the file does not say which are black and white: save "
             "it with 8 or 16 bits, or read such arrays from .npy files"
         )
     return image.convert(mode)

@@ -43,7 +43,7 @@ def limits_of(block: Block) -> dict[str, Limit]:
 
 
 def limit_of(block: Block, v: Value) -> Limit | None:
-    """What every reader of an integer input accepts; None where no reader asks for anything."""
+    """The range that all readers of an integer input accept; None if no reader restricts it."""
     names, limit = {v.name}, None
     for op in block.operators:
         if not any(r.name in names for r in op.reads()):

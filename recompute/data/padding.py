@@ -35,7 +35,7 @@ class MaskOf(NamedTuple):
 
 @dataclass(frozen=True)
 class Padding:
-    """What an input may be padded with, and the axes of a sample along which it may be; `masks`: see `MaskOf`."""
+    """The value that pads an input, and the axes of a sample along which it may; `masks`: see `MaskOf`."""
 
     value: float
     side: str

@@ -30,7 +30,7 @@ class Rows:
 
     @classmethod
     def of(cls, array: np.ndarray) -> Rows:
-        """Those of an array in memory or mapped."""
+        """The rows of an array in memory or mapped."""
         return cls(array.dtype, array.shape, lambda: array)
 
     def take(self, indices: np.ndarray) -> np.ndarray:

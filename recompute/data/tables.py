@@ -121,7 +121,7 @@ class _Table:
         self.blocks.append(arrays)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The whole columns."""
+        """Name → column, all blocks concatenated."""
         found = {}
         for name, blocks in zip(self.names, zip(*self.blocks, strict=True), strict=True):
             found[name] = np.concatenate(blocks)

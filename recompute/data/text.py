@@ -12,7 +12,7 @@ from ..errors import ModelError, UsageError, load_extra
 from ..support.files import regular
 from .base import Dataset, Wrapped, is_text, need_column, show_column
 
-#: what of an encoding becomes a column
+#: fields of an encoding that become columns
 _PARTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 

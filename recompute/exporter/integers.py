@@ -34,7 +34,7 @@ class Integers:
         return Integers(np.clip(np.rint(w / each), -levels, levels).astype(np.int8), scale.reshape(-1), axis, levels)
 
     def floats(self) -> np.ndarray:
-        """What they stand for."""
+        """The dequantised weight: integers times scale."""
         shape = [-1 if i == self.axis else 1 for i in range(self.values.ndim)]
         return self.values * self.scale.reshape(shape)
 

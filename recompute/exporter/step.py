@@ -108,7 +108,7 @@ def state_file(path: Path) -> Path:
 
 
 def _block_of(program: Program) -> Block:
-    """What is exported: the block before lowering, which is only for kernels."""
+    """The block to export: the one before lowering, which is only for kernels."""
     return program.logical if any(op.kernel for op in program.block.operators) else program.block
 
 

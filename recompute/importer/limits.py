@@ -58,7 +58,7 @@ def memory_bytes() -> int:
 
 
 class Limits(TypedDict, total=False):
-    """What loading may take: keywords of `load`; see `Budget`."""
+    """Limits of bytes and seconds for loading: keywords of `load`; see `Budget`."""
 
     max_bytes: int | None
     max_seconds: float | None

@@ -61,7 +61,7 @@ _THROUGH = (
     "what is before does not train (quantization='ste', --quantization ste, passes QuantizeLinear and then "
     "DequantizeLinear; trainable=[names] says what trains after them)"
 )
-#: what `mode` says about Dropout and BatchNormalization (None: what each node says)
+#: `mode` → whether Dropout and BatchNormalization train (None: as each node says)
 MODES = {"train": True, "eval": False, "file": None}
 
 
@@ -143,7 +143,7 @@ def _warn(importer: Importer, trainable: Sequence[str] | None) -> None:
 
 
 def _training(mode: str) -> bool | None:
-    """What a mode says about Dropout and BatchNormalization.  UsageError if there is no such mode."""
+    """Whether Dropout and BatchNormalization train (None: as the file says).  UsageError for an unknown mode."""
     if not isinstance(mode, str) or mode not in MODES:
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
     return MODES[mode]
@@ -191,7 +191,7 @@ def _read(model: Any, further: Further, shapes: Any) -> tuple[Limits, Budget, on
 
 
 def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -> Again:
-    """What loads a program's model at another batch or other sizes, by the options that the program remembers."""
+    """The function that loads a program's model at another batch or other sizes, with the program's options."""
     program.loaded = options
     shapes = {v.name: v.shape for v in program.block.inputs}
 
@@ -207,7 +207,7 @@ class Importer(ImportState):
     """Walks the graph in order and emits operators."""
 
     _cause: Exception | None = None
-    #: what changes nodes so that they run at another batch than the file's
+    #: changes nodes so that they run at another batch than the file's
     opening: Opening | None = None
     #: outputs that are left out, and the scores that stand for them
     left: Mapping[str, str] = {}

@@ -81,7 +81,7 @@ def whole(path: str, stamp: str) -> np.memmap:
 
 
 def held(model: onnx.ModelProto) -> list[np.memmap | Contents]:
-    """What a model's initializers refer to, files being mapped: contents are kept as long as this is held.
+    """The mapped files and arrays of a model's initializers, whose contents stay in memory as long as this list.
 
     Those in memory get the initializers' names.
     """
@@ -132,7 +132,7 @@ def _is_large(t: onnx.TensorProto) -> bool:
 
 
 def stamp_of(path: str | Path) -> str:
-    """What tells versions of a file apart."""
+    """A text that differs between versions of a file: inode, size and time of modification."""
     status = os.stat(path)
     return f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
@@ -222,5 +222,5 @@ def _message(number: int, content: bytes) -> bytes:
 
 
 def _head(number: int, size: int) -> bytes:
-    """What comes before the content of a field of bytes."""
+    """The tag and the length before the content of a field of bytes."""
     return _number(number << 3 | _BYTES) + _number(size)

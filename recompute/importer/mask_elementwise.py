@@ -33,7 +33,7 @@ NARY = (
 
 
 def elementwise(work: Work) -> None:
-    """Runs on all entries."""
+    """Runs an element-wise node on all entries, selected or not; inputs where it could fail are replaced."""
     marks = broadcast(work, range(len(work)))
     ins = list(work.node.input)
     guard = _GUARDS.get(work.node.op_type)

@@ -83,7 +83,7 @@ def gather(work: Work) -> None:
 
 
 def _taken(work: Work, name: str, marks: Marks) -> str:
-    """What was taken, with zeros where it does not count; shapes and coordinates stay known."""
+    """A value with zeros where its selection excludes it; integers of constant value stay as they are."""
     return name if work.known(name) is not None and _integers(work, name) else work.filled(name, marks, 0)
 
 
@@ -137,7 +137,7 @@ def gather_elements(work: Work) -> None:
 
 
 def one_hot(work: Work) -> None:
-    """An axis more."""
+    """OneHot: marks move behind the new axis."""
     axis = int(work.attributes.get("axis", -1)) % (work.type(0).ndim + 1)
     work.whole([_index(work, 0), *work.node.input[1:]])
     work.mark({a + (a >= axis): s for a, s in work.marks(0).items()})

@@ -17,7 +17,7 @@ _END = 1 << 30
 
 
 def transpose(work: Work) -> None:
-    """Axes change places."""
+    """Transpose: marks move with their axes."""
     perm = work.attributes.get("perm", range(work.type(0).ndim)[::-1])
     order = work.known(0)
     shape = next((s for (s, turned), grid in work.selected.grids.items() if grid is order and not turned), None)
@@ -56,7 +56,7 @@ def unsqueeze(work: Work) -> None:
 
 
 def flatten(work: Work) -> None:
-    """Two dimensions."""
+    """Flatten: to two dimensions, with the marks of joined axes."""
     t = work.type(0)
     axis = int(work.attributes.get("axis", 1))
     axis = axis % t.ndim if axis != t.ndim else axis

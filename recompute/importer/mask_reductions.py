@@ -75,7 +75,7 @@ def _left(marks: Marks, axes: list[int], keepdims: bool) -> Marks:
 
 
 def _neutral(op_type: str, dtype: str, numpy: Any) -> Any:
-    """What does not change a reduction."""
+    """The neutral element of a reduction."""
     if op_type == "ReduceProd":
         return 1
     if op_type in ("ReduceMax", "ReduceMin", "ReduceLogSumExp"):

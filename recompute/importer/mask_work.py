@@ -17,7 +17,7 @@ from .mask_selection import Extent, Marks, Selection
 from .schema import attribute_value
 from .state import ImportState
 
-#: what to write instead, for errors
+#: replacements to suggest in errors
 IDIOM = (
     "a static program computes all entries: write torch.where(mask, x, 0).sum() / mask.sum() for x[mask].mean(), "
     "torch.where(mask, v, x) for x[mask] = v, ignore_index for labels that do not count (docs/pytorch.md)"

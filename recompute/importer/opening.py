@@ -28,7 +28,7 @@ _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 
 @dataclass
 class Change:
-    """What a node reads in the place of its inputs, by position, and the nodes that make it.
+    """Replacements for a node's inputs, by position, and the nodes that compute them.
 
     `axes`: what a Squeeze removes instead ([]: nothing, which is Identity).
     """
@@ -88,7 +88,7 @@ class Opening:
         }
 
     def __call__(self, importer: ImportState, node: onnx.NodeProto) -> Sequence[onnx.NodeProto]:
-        """What is imported in the place of a node."""
+        """The nodes that are imported instead of a node."""
         name = first_output(node)
         self._outside.update(dict.fromkeys(node.output, max([self._outside.get(n, 1) for n in node.input], default=1)))
         rule = self._rules.get(node.op_type) if node.domain in ("", "ai.onnx") and name in self._own else None
@@ -159,7 +159,7 @@ class Opening:
         return self._numbers(node, 1, [*held[:place], 1, *held[place + 1 :]])
 
     def _concat(self, importer: ImportState, node: onnx.NodeProto) -> Change | None:
-        """What is joined with values that have the batch is repeated for it."""
+        """Repeats values without the batch axis that are concatenated with values that have it."""
         axes = {a for n in node.input if (a := self._axis(importer, n)) is not None}
         joined = next(a.i for a in node.attribute if a.name == "axis") % importer.type_of(node.input[0]).ndim
         if len(axes) != 1 or joined in axes:

@@ -41,7 +41,7 @@ _MOST = 2
 
 @dataclass(frozen=True)
 class Origin:
-    """What a file says about where it comes from.
+    """Facts about a model's origin, from its file.
 
     `kinds`: "PARAMETER", "BUFFER" or "CONSTANT_TENSOR" by initializer's name.  `missing`: parameters of the module that
     no initializer is called after.  `lost`: sentences about what optimisation did to parameters.  `from_torch`: see
@@ -118,7 +118,7 @@ def _metadata(properties: object) -> dict[str, str]:
 
 
 def _lost(model: onnx.ModelProto, targets: dict[str, str], missing: tuple[str, ...]) -> Iterator[str]:
-    """What optimisation did to parameters."""
+    """Sentences about parameters that the exporter's optimisation lost."""
     floats = {t.name: t for t in model.graph.initializer if t.data_type in FLOATS}
     lost = [n for n, t in floats.items() if _MADE_UP.match(n) and len(t.dims) > 1]
     norms = [n for n in missing if f"{n.rpartition('.')[0]}.running_mean" in targets]

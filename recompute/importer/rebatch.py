@@ -170,8 +170,7 @@ def _differs(
 
 
 def _joined(rows: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:
-    """What batches together may give: the rows of all; a number that is a sum or mean over samples; what is the same
-    for all."""
+    """Candidates for the result of batches together: all rows; sum and mean of a number; the value that all share."""
     one = rows[0].shape
     if one == shape:
         if not shape:

@@ -1,4 +1,4 @@
-"""What the graph tells of its constants: which hold weights, which scale integers, which only bound values."""
+"""Roles of a graph's constants: which hold weights, which scale integers, which only bound values."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _cast_weights(
 
 
 def _scales(nodes: list[onnx.NodeProto]) -> set[str]:
-    """What scales integers: by the operators that take scales, and what products of integers are multiplied by."""
+    """Names of scales of integers: inputs of operators that take scales, and factors of integer products."""
     scales: set[str] = set()
     products: set[str] = set()  # of integers, not scaled yet
     dynamic: set[str] = set()  # scales that DynamicQuantizeLinear measures

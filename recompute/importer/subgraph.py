@@ -229,7 +229,7 @@ def _gate(importer: ImportState, start: int, chosen: Value) -> None:
 
 
 def _bound(behind: Sequence[str]) -> str:
-    """What binds inputs, for a warning."""
+    """The option that binds these inputs, for a warning."""
     shown = ", ".join(f"{n!r}: VALUE" for n in behind)
     options = " ".join(f"--set {n}=VALUE" for n in behind)
     return f"; set={{{shown}}} ({options}) computes one of them" if behind else ""

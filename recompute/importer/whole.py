@@ -18,7 +18,7 @@ _SAME = frozenset(
     ["Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Identity", "Gather", "MaxPool", "Concat",
      "Split", "Expand", "Pad", "Tile", "Add", "Sub", "Max", "Min", "DepthToSpace", "SpaceToDepth"]
 )  # fmt: skip
-#: what ends the name of such a float
+#: the suffix of such a float's name
 _ENDING = ".whole"
 
 

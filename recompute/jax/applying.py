@@ -24,8 +24,8 @@ def trace(f: Callable[..., Any], args: Sequence[Any]) -> tuple[Flat, Any]:
     for leaf in jax.tree.leaves(args):
         if not hasattr(leaf, "dtype") and not isinstance(leaf, (bool, int, float, complex)):
             raise UsageError(
-                f"an argument has a {type(leaf).__name__} ({leaf!r:.60}) where an array is expected: give what is no "
-                "array by functools.partial"
+                f"an argument has a {type(leaf).__name__} ({leaf!r:.60}) where an array is expected: bind "
+                "other arguments by functools.partial"
             )
     closed, shape = jax.make_jaxpr(f, return_shape=True)(*args)
     return flatten(closed), jax.tree.structure(shape)

@@ -1,4 +1,4 @@
-"""What a step takes: floating-point operations, bytes read and written, and seconds by a device's rates."""
+"""Costs of a step: floating-point operations, bytes read and written, and seconds by a device's rates."""
 
 from __future__ import annotations
 

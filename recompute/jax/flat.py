@@ -45,7 +45,7 @@ class Step:
 
     @property
     def primitive(self) -> str:
-        """What JAX calls the operation, such as `dot_general`."""
+        """JAX's name of the operation, such as `dot_general`."""
         return self.equation.primitive.name
 
     @property
@@ -78,7 +78,7 @@ class Flat:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What two traces of one function have in common: primitives, shapes and element types, in order."""
+        """A key that is equal for two traces of one function: primitives, shapes and element types, in order."""
         values = tuple(f"{a.dtype}{list(a.shape)}" if hasattr(a, "shape") else str(a) for a in self.avals)
         return tuple((s.primitive, s.writes, s.body.signature if s.body else ()) for s in self.steps), values
 
@@ -136,7 +136,7 @@ def _inner(equation: Any) -> ClosedJaxpr | None:
     return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
 
 
-#: what becomes of a step's results as it is evaluated: the step and its results → the results to go on with
+#: a function of a step's results as it is evaluated: the step and its results → the results to go on with
 Hook = Callable[[Step, Sequence[Any]], Sequence[Any]]
 #: how the body of a scan is evaluated: the scan and the function of its inputs → the function to call
 Wrap = Callable[[Step, Callable[..., Any]], Callable[..., Any]]

@@ -63,7 +63,7 @@ def candidates(flat: Flat, wanted: Sequence[int], device: Device, most: int) -> 
 
 
 def _usual(flat: Flat, derived: Derived) -> Iterator[frozenset[int]]:
-    """What is saved by hand: results of products (those without batch dimensions, or all), values between layers, both.
+    """Sets saved by hand: results of products (without batch dimensions, or all), values between layers, or both.
 
     Convolutions count as products.  A layer ends where one value crosses, and has one such end or two.  What the
     caller has named is tried as well: all of it, and each name alone.
@@ -102,7 +102,7 @@ def _sets(derived: Derived) -> Iterator[frozenset[int]]:
 
 
 def _judged(derived: Derived, kept: frozenset[int]) -> tuple[frozenset[int], Outcome]:
-    """What of a set is read in the backward pass, and the step's peak and cost as JAX carries the set out."""
+    """The values of a set that the backward pass reads, and the step's peak and cost as JAX executes the set."""
     problem = derived.problem
     sequence = pruned(problem, keep_schedule(problem, kept))
     return frozenset(read_as_kept(problem, sequence) & set(derived.names)), simulate(problem, sequence)
@@ -154,7 +154,7 @@ def _one_by_one(derived: Derived) -> Iterator[frozenset[int]]:
 
 
 def _best(plans: list[Candidate]) -> list[Candidate]:
-    """Those with a lower peak than all cheaper ones, the highest peak first, the least of all last."""
+    """The plans with a lower peak than all cheaper ones, the highest peak first, the least of all last."""
     kept: list[Candidate] = []
     least = min(plans, key=lambda c: (c.peak, c.cost, sorted(c.names)))
     for c in sorted(plans, key=lambda c: (c.cost, c.peak, sorted(c.names))):

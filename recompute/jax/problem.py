@@ -21,7 +21,7 @@ from ..passes.planners.core.problem import Node, RematerialisationProblem
 from .costs import FUSED, VIEWS, nbytes, seconds
 from .flat import Flat, Step, evaluate, flatten, outputs_of
 
-#: what the names of values begin with
+#: the prefix of values' names
 PREFIX = "recompute:"
 #: bytes of values that may cross from one run of steps to the next though no plan saves them
 CROSSING = 4096
@@ -61,7 +61,7 @@ def narrow(flat: Flat, shortest: int = 16) -> list[str]:
 
 
 def given_names(flat: Flat) -> dict[str, list[str]]:
-    """What the caller named (`checkpoint_name`), in bodies of scans too: the caller's name → our names, views resolved.
+    """The caller's names (`checkpoint_name`), in bodies of scans, too: caller's name → our names, views resolved.
 
     Arguments have no name of ours: they are there in any case.
     """

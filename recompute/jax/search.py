@@ -46,7 +46,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Policy:
-    """What to save.  `policy` is for `jax.checkpoint`; `names` are what it saves, and `apply` gives values these names.
+    """Values to save.  `policy` is for `jax.checkpoint`; `names`: what it saves; `apply` gives values these names.
 
     `peak`: bytes of arguments, outputs and temporaries of the compiled step, as XLA states them
     (`compiled.memory_analysis()`), at most `budget`; `plain_peak`: without recomputation.  `overhead`: extra time by
@@ -72,7 +72,7 @@ class Policy:
 
     @property
     def plain_peak(self) -> int:
-        """The same without recomputation."""
+        """The peak without recomputation, in bytes."""
         return self.plain.peak
 
     @property
@@ -124,7 +124,7 @@ def policy(
     lower: Callable[[Callable[..., Any]], Any] | None = None,
     compiler_options: Mapping[str, Any] | None = None,
 ) -> Policy:
-    """What `jax.checkpoint` should save of `f(*args)`, so that its gradient fits `budget`; see `Plans` for the options.
+    """The values of `f(*args)` for `jax.checkpoint` to save, so that its gradient fits `budget`; options: see `Plans`.
 
     `budget`: as in `rc.RecomputeOptimizer.set_budget`: bytes, "8GiB", "60%" of the peak without recomputation.
     BudgetError below the least peak of all plans, which it states.
@@ -181,7 +181,7 @@ class Plans:
         if lower is None and (aval is None or aval.shape != () or (len(self.flat.outputs) > 1 and not has_aux)):
             raise UsageError(
                 "f must return a scalar, the loss (with has_aux=True, a pair of it and anything): or give `lower`, "
-                "which says what is compiled"
+                "which lowers the step to compile"
             )
 
     def within(self, budget: str | int) -> Policy:
@@ -218,7 +218,7 @@ class Plans:
         return self.result(best, limit)
 
     def trial(self, rung: int) -> Trial:
-        """What XLA says of a compiled candidate (0: without recomputation), once for each.
+        """XLA's figures for a compiled candidate (0: without recomputation); each is compiled once.
 
         With those options that give the lowest peak, whatever the budget: a smaller one never gives a higher peak.
         """

@@ -75,7 +75,7 @@ class NodeWriter(Protocol):
         """The nodes, with these results as the replaced node's outputs."""
 
 
-#: what stands for a node: its value, its values, or nodes in its place; None: the importer does not know this form
+#: the import of a node: its value, its values, or nodes in its place; None: the importer does not know this form
 Imported: TypeAlias = "Value | tuple[Value | None, ...] | list[onnx.NodeProto] | None"
 
 
@@ -158,7 +158,7 @@ class ImportedNode(Protocol):
         """Input `i` as a buffer: kept, but not trained."""
 
     def frozen(self, i: int) -> Value:
-        """The same that nothing updates: what only has another shape than an initializer shares its buffer."""
+        """Input i as a value that nothing updates: with another shape only, it shares an initializer's buffer."""
 
     def step(self) -> Value:
         """The step counter (i64[]), state of the program."""

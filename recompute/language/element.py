@@ -84,7 +84,7 @@ class Expr:
         return f"{self.fn}({kind}{', '.join(map(str, self.args))})"
 
 
-#: what `Op.element` returns: the formula of the output, those of several (None: an absent one), or None
+#: the result of `Op.element`: the formula of the output, those of several (None: an absent one), or None
 Formula: TypeAlias = Expr | tuple[Expr | None, ...] | None
 
 

@@ -1,4 +1,4 @@
-"""What operators' attributes and constants are compared by: their types and bits.
+"""Keys by which operators' attributes and constants are compared: their types and bits.
 
 `==` is not enough for what code is made from: -0.0 == 0.0 and True == 1 == 1.0, but their code differs, and nan != nan,
 so that what was made for it is never found again.

@@ -169,7 +169,7 @@ def own_batch(
 
 
 def needed_whole(found: Iterable[Factor]) -> tuple[Factor, ...]:
-    """The same indices, of which the operator needs all."""
+    """The factors, marked as needed whole: their indices cannot be divided."""
     return tuple(Factor(f.size, f.inputs, tuple(map(_only_place, f.outputs)), whole=True) for f in found)
 
 

@@ -67,7 +67,7 @@ def formula(op: Op, dtypes: tuple[str | None, ...]) -> tuple[Expr | None, ...] |
     if elements is None or not any(x.dtype in HALVES and x.fn not in ("input", "cast") for x in _all(elements)):
         return elements
     wide = element_of(op, tuple("f32" if t in HALVES else t for t in dtypes))
-    assert wide is not None, f"{op.name} has an element for halves only"
+    assert wide is not None, f"{op.name} has an element for 16-bit floats only"
     inputs = [None if t is None else cast(argument(i, t), "f32" if t in HALVES else t) for i, t in enumerate(dtypes)]
     exprs = iter(substitute([x for x in wide if x is not None], inputs))
     return tuple(None if x is None else cast(next(exprs), x.dtype) for x in elements)

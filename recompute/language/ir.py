@@ -43,7 +43,7 @@ def _workspace(op: Op, ins: tuple[TensorType | None, ...], outs: tuple[TensorTyp
 
 @functools.lru_cache(maxsize=1 << 12)
 def _inferred(op: Op, *ins: TensorType | None) -> tuple[TensorType, ...]:
-    """What an operator's type rule says: that of equal layers is asked once."""
+    """The types that an operator's rule infers, cached, as many layers are equal."""
     return tuple(op.infer(*ins))
 
 
@@ -88,7 +88,7 @@ class Operator:
 
     @property
     def types(self) -> tuple[tuple[TensorType | None, ...], tuple[TensorType | None, ...]]:
-        """Those of the inputs and of the outputs; None where one is absent."""
+        """Types of the inputs and of the outputs; None where one is absent."""
         return (
             tuple([None if v is None else v.type for v in self.inputs]),
             tuple([None if v is None else v.type for v in self.outputs]),
@@ -150,7 +150,6 @@ def leading_to(operators: Sequence[Operator], wanted: Iterable[Value | None]) ->
     return kept[::-1]
 
 
-@dataclass(frozen=True)
 class Free(Op):
     """Ends the lifetimes of its inputs."""
 

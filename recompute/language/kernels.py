@@ -19,7 +19,7 @@ class Provider(Protocol):
 
     @property
     def name(self) -> str:
-        """What `Operator.kernel` calls it."""
+        """The name in `Operator.kernel`."""
 
     def accepts(self, op: Any) -> bool:
         """Whether it can run this operator; depends on the operator and its types only."""
@@ -82,7 +82,7 @@ def numpy_computed(what: str) -> None:
 
 
 def by_numpy() -> str:
-    """What NumPy was first to compute with this machine's bits; "" if nothing."""
+    """Names of what NumPy computed first with this machine's bits, joined; "" if nothing."""
     return "".join(_by_numpy)
 
 

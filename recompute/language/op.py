@@ -1,8 +1,8 @@
 """The base class of operators: schema, type rule, gradient, cost, numerics and ONNX form in one class.
 
 A subclass is a frozen dataclass whose fields are the operator's attributes, so equality, printing and parsing come
-free.  Defining it registers it under its class name; no other registration is needed.  What its methods take is
-imported from here as well.
+free; one without fields of its own needs no decorator, and inherits them.  Defining it registers it under its class
+name; no other registration is needed.  What its methods take is imported from here as well.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ class Op(Exact):
         """Attributes that differ from their defaults, by name, in the order of declaration."""
         return {
             f.name: getattr(self, f.name)
-            for f in _fields(type(self))
+            for f in option_fields(type(self))
             if f.default is dataclasses.MISSING or exact(getattr(self, f.name)) != exact(f.default)
         }
 
     def options(self, of: type[Op] | None = None) -> dict[str, Any]:
         """All attributes by name; `of`: those that this base class declares."""
-        return {f.name: getattr(self, f.name) for f in _fields(of or type(self))}
+        return {f.name: getattr(self, f.name) for f in option_fields(of or type(self))}
 
     # -- defined by subclasses ------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Op(Exact):
     @classmethod
     def from_onnx(cls, node: ImportedNode) -> Imported:
         """Emits this operator for an ONNX node of the same name; returns its output value(s)."""
-        fields = {f.name for f in _fields(cls)}
+        fields = {f.name for f in option_fields(cls)}
         attributes = {k: v for k, v in node.attributes.items() if k in fields}
         return node.emit(cls(**attributes), *node.inputs)
 
@@ -284,10 +284,14 @@ class Op(Exact):
 _FIELDS: dict[type, tuple[dataclasses.Field, ...]] = {}
 
 
-def _fields(cls: type[Op]) -> tuple[dataclasses.Field, ...]:
+def option_fields(cls: type) -> tuple[dataclasses.Field, ...]:
+    """Fields of a frozen dataclass.  UsageError where the class has annotated some, but is not decorated."""
     fields = _FIELDS.get(cls)
     if fields is None:
+        names = {n for n, hint in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(hint)}
         fields = _FIELDS[cls] = dataclasses.fields(cls)
+        if missing := names - {f.name for f in fields}:
+            raise UsageError(f"{cls.__name__} has the fields {sorted(missing)} and no @dataclass(frozen=True) above it")
     return fields
 
 

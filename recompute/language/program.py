@@ -155,7 +155,7 @@ class Program(Shown):
     shardings: Mapping[str, Any] = MappingProxyType({})
     #: the parameters and state that they do divide (`recompute.training.shardings.DividedValue`)
     divided: Mapping[str, Any] = MappingProxyType({})
-    #: what it was made from, as ranks compare it (`recompute.training.origin.Origin`)
+    #: its origin, as ranks compare it (`recompute.training.origin.Origin`)
     origin: Any = None
     #: the block as it was loaded from `source`
     imported: Block | None = None
@@ -193,7 +193,7 @@ class Program(Shown):
         self.loaded: dict[str, Any] = {}
         #: makes the same forward pass at another batch, by its edits (None: operators were appended by hand)
         self.again: Again | None = None
-        #: what `evaluate` has compiled
+        #: the cache of `evaluate`
         self.evaluations: Any = None
         #: held by the thread that runs a step of this program, or binds it
         self.lock = threading.Lock()

@@ -319,14 +319,14 @@ def _merged(factors: _Factors, symbols: Sequence[_Symbol | None], results: Seque
 
 
 def unrounded(x: Expr) -> Expr:
-    """What is converted."""
+    """The expression below all casts."""
     while x.fn == "cast":
         x = x.args[0]
     return x
 
 
 def terms(x: Expr) -> tuple[Expr, ...]:
-    """What a reduction joins: the factors of a product, which is added in one operation and rounded once, or one."""
+    """The terms of a reduction: both factors of a product (added in one fma, rounded once), or the operand."""
     body = x.args[0]
     return body.args if x.fn == "sum" and body.fn == "mul" else (body,)
 

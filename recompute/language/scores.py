@@ -28,7 +28,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Scores:
-    """What is behind a value: `kind` is "Softmax", "LogSoftmax", "Sigmoid", or "" where it is none of these.
+    """The scores behind a value: `kind` is "Softmax", "LogSoftmax", "Sigmoid", or "" where it is none of these.
 
     `source`: the name of what that operator reads (or of the value itself); `axis`: of its classes, in `source`;
     `moves`: names of the values that are moved copies of its result, in order, the value itself last.  `among`: the
@@ -43,7 +43,7 @@ class Scores:
 
 
 def scores_of(name: str, step_of: Callable[[str], Step | None]) -> Scores:
-    """What a value is made of; `step_of` tells how a value is made (None: it is declared)."""
+    """The scores behind a value; `step_of` returns the step that computes a value (None: it is declared)."""
     moves, base = before_moves(name, step_of)
     step = step_of(base)
     scores = None if step is None else _activation(step, step_of)
@@ -97,7 +97,7 @@ def _two_classes(step: Step, step_of: Callable[[str], Step | None]) -> Scores | 
 
 
 def _before_spread(name: str, step_of: Callable[[str], Step | None]) -> Step | None:
-    """What makes a value, before it is reshaped, expanded, detached, or bounded by a constant (JAX: max(-inf, m))."""
+    """The step behind a value, before reshapes, expansions, Detach, and bounds by a constant (JAX: max(-inf, m))."""
     step = step_of(name)
     while step is not None and (step.kind in MOVES or step.kind in ("Expand", "Detach", "Max")):
         reads = step.reads if step.kind == "Max" else step.reads[:1]

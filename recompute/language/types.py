@@ -176,7 +176,7 @@ class TensorType:
 
 
 class Typed:
-    """What has a type."""
+    """An object with a type, such as a value."""
 
     __slots__ = ()
     type: TensorType

@@ -22,7 +22,7 @@ class Copies:
         #: target of a copy without a wait so far → (its source, the copy's position)
         self.flying: dict[str, tuple[str, int]] = {}
         self.targets: set[str] = set()
-        #: what was fetched of persistent values, or is an update of that → the persistent value
+        #: fetched copies of persistent values, and updates of those → the persistent value
         self.fetched: dict[str, str] = {}
         #: updates that are not stored yet → their persistent values
         self.updated: dict[str, str] = {}
@@ -80,7 +80,7 @@ class Copies:
         if w.name not in self.persistent:
             return f"{show_name(w.name)} is no parameter, buffer or state: an Offload copies values of the step"
         if w.name in self.stored or self.updated.pop(x.name, None) != w.name:
-            return f"{show_name(x.name)} is not an update of what was fetched of {show_name(w.name)}"
+            return f"{show_name(x.name)} is not an update of the fetched copy of {show_name(w.name)}"
         if any(source == w.name for source, _ in self.flying.values()):
             return f"{show_name(w.name)} is stored while a copy reads it: its CopyWait comes first"
         self.flying[w.name] = x.name, at

@@ -138,7 +138,7 @@ class Laid(Op, abstract=True):
         return tuple(turn(b, v, self.laid(v.ndim)) if i in self.results else v for i, v in enumerate(made))
 
     def _turned(self, types: Types, which: Sequence[int]) -> list[TensorType]:
-        """Those of `which` that need a copy, in ONNX's layout."""
+        """Types, in ONNX's layout, of the operands of `which` that need a copy."""
         present = [types[i] for i in which if i < len(types)]
         return [t for t in present if t is not None and moves(t.shape, self.laid(t.ndim))]
 

@@ -1,11 +1,10 @@
-"""What several families share: broadcasting, axes, element-wise bases."""
+"""Parts that several families share: broadcasting, axes, element-wise bases."""
 
 from __future__ import annotations
 
 import inspect
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -152,4 +151,4 @@ class Ufunc(Elementwise, abstract=True):
 def define(base: type[Ufunc], module: str, name: str, ufunc: str, meaning: str, **members: Any) -> type[Ufunc]:
     """An operator of ONNX that differs from its family's others in a ufunc and in `members` of its class."""
     body = {"__doc__": meaning, "__module__": module, "ufunc": ufunc, **members}
-    return dataclass(frozen=True)(types.new_class(name, (base,), {"onnx": True}, lambda space: space.update(body)))
+    return types.new_class(name, (base,), {"onnx": True}, lambda space: space.update(body))

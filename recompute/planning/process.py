@@ -25,7 +25,7 @@ from ..support.memory import bytes_beside_steps, resident_bytes
 from ..support.tables import human_bytes
 
 T = TypeVar("T")
-#: what kernels that are compiled later, and the run's own buffers, may still add to a process that has planned
+#: bytes that later compiled kernels and the run's own buffers may still add to a process that has planned
 _LATER = 128 << 20
 
 
@@ -57,7 +57,7 @@ def must_hold(budget: Budget) -> None:
 
 
 def in_a_copy(work: Callable[[], T]) -> T:
-    """What `work` returns or raises, in a copy of this process.  A first Ctrl-C reaches the copy alone."""
+    """Runs `work` in a copy of this process; returns or raises the same.  A first Ctrl-C reaches the copy alone."""
     global _work
     _work = work
     copies = multiprocessing.get_context("fork")
@@ -75,7 +75,7 @@ def in_a_copy(work: Callable[[], T]) -> T:
         _work = None
 
 
-#: what the copy does
+#: the work of the copy
 _work: Callable[[], object] | None = None
 
 

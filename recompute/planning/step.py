@@ -123,7 +123,7 @@ def _refit(block: Block, wanted: Request, target: Target) -> Compiled:
 
 
 def _compiled(fitted: Fitted, found: PlanFigures, target: Target, block: Block, wanted: Request) -> Compiled:
-    """What a program remembers of its plan: what runs, and how to plan `block` for another target."""
+    """A program's memory of its plan: the compiled block, and how to plan `block` for another target."""
     return Compiled(fitted.compiled, fitted.block, target, found.budget, functools.partial(_refit, block, wanted))
 
 

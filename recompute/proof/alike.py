@@ -1,4 +1,4 @@
-"""What two blocks compute alike, by congruence: equal operators on equal values have equal results.
+"""The values that two blocks compute alike, by congruence: equal operators on equal values have equal results.
 
 Most of a step is the same in both blocks, and takes one look into a table.  Where an operator differs, but writes a
 value that has the name of one of the other block, a window of both is numbered by itself: what lies between the two
@@ -30,13 +30,13 @@ from .views import View
 WINDOW = 64
 #: windows that are not proved before no more are tried
 FAILURES = 8
-#: what passes add to the names of values that they compute again, or with the channels last
+#: suffixes that passes add to names of values that they recompute, or lay out channels last
 SUFFIXES = (".again", ".last")
 #: operators whose result is their first input (of a Store, the second)
 COPIES = (Copied, Copy, CommWait)
 #: operators whose result has the elements of their input, through which windows look
 VIEWS = (Reshape, Transpose)
-#: what is sent on each channel
+#: the communications of each channel
 Sent = dict[str, list[object]]
 #: an order of so many axes
 Perm = Callable[[int], tuple[int, ...]]
@@ -260,7 +260,7 @@ class Alike:
         return number
 
     def pattern(self, order: Sequence[int]) -> tuple[tuple[Any, ...], dict[int, int]]:
-        """What rows compute of any values, and where each value is in it."""
+        """A key of the expressions that rows compute, whatever their values, and each value's place in it."""
         places: dict[int, int] = {}
         entries: list[Any] = []
         for row in order:

@@ -125,7 +125,7 @@ class Numbers(Table):
         return self.single(op, inputs, ins, outs)
 
     def single(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None] | None:
-        """The same for a slice of one element, of which factors of the operator itself say nothing."""
+        """Views of the results for a slice of one element, about which the operator's own factors say nothing."""
         axes = [v.axes() if v is not None else None for v in inputs]
         cut = [
             (k, i)
@@ -289,7 +289,7 @@ def _types(types: Types, views: Sequence[View | None]) -> list[TensorType | None
 
 
 def _candidates(op: Op, f: Factor, extent: int, outs: Types) -> Iterator[Op]:
-    """What the operator of the whole may be whose slice `op` is."""
+    """Candidates for the operator on full tensors of which `op` is a slice."""
     yield op
     shape, p, t = getattr(op, "shape", None), f.outputs[0], outs[0]
     if shape is not None and t is not None and isinstance(p, Place) and len(shape) == t.ndim:

@@ -21,7 +21,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared: `proved` are names of values that are the same expression, up to the order of sums.
+    """The result of a comparison: `proved` are names of values that are the same expression, up to the order of sums.
 
     `unproved`: for each other name the first expressions at which the two part.  It may be the same number: no
     rule says so.  `expressions`: how many different ones there are in both.

@@ -66,7 +66,7 @@ def _masked(n: Numbers, base: int) -> tuple[View, View] | None:
 
 
 def _taken(n: Numbers, base: int) -> View | None:
-    """What masked rows of part of a table contribute to those of the whole table, in the order of `base`."""
+    """The contribution of masked rows of a table's part to those of the whole table, in the order of `base`."""
     pair = _masked(n, base)
     taken = n.nodes[pair[1].base] if pair else None
     if pair is None or taken is None or not isinstance(op := taken.key[0], (Gather, GatherElements)):
@@ -159,7 +159,7 @@ def _operands(n: Numbers, base: int) -> list[tuple[int, str]]:
 
 
 def _values(n: Numbers, base: int, values: dict[Any, Array | None]) -> Array | None:
-    """What an expression is if what some operators read is as in `values`; None where that does not say it."""
+    """The value of an expression if some operators' operands are as in `values`; None if that does not decide it."""
     if base not in values:
         operands, constant = _operands(n, base), n.scalar(base)
         arrays = [

@@ -1,4 +1,4 @@
-"""What changes form and not contents: one rule for each kind of operator, tested on the operators' samples."""
+"""Operators that change form and not contents: one rule for each kind of operator, tested on the operators' samples."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def same(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[Vie
 
 @rule(Store)
 def stored(n: Numbers, op: Any, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """What is stored."""
+    """The stored values."""
     return [v for v in given[1:] if v is not None]
 
 
@@ -73,7 +73,7 @@ def repeated(n: Numbers, op: Expand, operands: Given, ins: Types, outs: Types) -
 
 @rule(Split)
 def parts(n: Numbers, op: Split, operands: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """Parts of the elements."""
+    """Split: a slice of the elements for each output."""
     axis = normal_axis(op.axis, need(ins[0]).ndim, op)
     starts = itertools.accumulate(op.sizes, initial=0)
     views = [operands[0] and operands[0].sliced(axis, at, size) for at, size in zip(starts, op.sizes, strict=False)]
@@ -82,7 +82,7 @@ def parts(n: Numbers, op: Split, operands: Given, ins: Types, outs: Types) -> li
 
 @rule(Slice)
 def sliced(n: Numbers, op: Slice, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """Part of the elements."""
+    """Slice: some of the elements."""
     view = given[0]
     for axis, taken in enumerate(op.taken(need(ins[0]).shape)):
         view = view and view.sliced(axis, taken.start, len(taken), taken.step)
@@ -118,7 +118,7 @@ def _resolved(n: Numbers, v: View) -> View:
 
 @rule(Fill)
 def filled(n: Numbers, op: Fill, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
-    """One constant."""
+    """Fill: one constant everywhere."""
     return [n.filled(need(outs[0]), op.value)]
 
 
@@ -255,7 +255,7 @@ def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> li
 
 
 def _of_joined(n: Numbers, x: View, kept: Sequence[Index], gone: Sequence[Index], how: str) -> View | None:
-    """What values that were joined along the index that goes are combined to, if they are parts of one result."""
+    """The combination of values that were joined along the reduced index, if they are parts of one result."""
     count = len(n.joints.get(x.base, ()))
     if [size for size, _ in gone] != [count]:
         return None
@@ -400,7 +400,7 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
 
 
 def _pieces(n: Numbers, v: View) -> list[View]:
-    """What a run of elements of a function of joined values takes of that of each of them."""
+    """The parts of a run of elements of a function of joined values, one for each of these values."""
     if v.base not in n.flat:
         return [v]
     ends = {stop for x in n.flat[v.base][1] for _, stop, _ in n.joints.get(x.base, ())}

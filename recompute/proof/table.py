@@ -35,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Partial:
-    """What slice [start, stop) of an index of `size` contributes to `total`, which is a slice as in `seen`.
+    """The contribution of slice [start, stop) of an index of `size` to `total`, which is a slice as in `seen`.
 
     `how` contributions are combined: SUM, MAX and so on (language/factors.py).
     """
@@ -67,7 +67,7 @@ class Wide:
     unlike: bool
 
     def own_sums(self) -> Wide:
-        """The same, as wide along the kept indices alone."""
+        """This result, wide along the kept indices only."""
         operands, totals = self.operands, list(self.totals)
         for i, start, _ in self.ended:
             at = totals[i][1]
@@ -118,7 +118,7 @@ class Table:
         return v.offset == 0 and v.bare().digits == View.whole(v.base, self.nodes[v.base].shape).digits
 
     def with_ones(self, v: View) -> View:
-        """The same, with a digit for each dimension of the base of which one element is taken."""
+        """The view with a digit for each dimension of the base of which one element is taken."""
         if not self.narrow(v) or any(n == 1 for n, _ in v.digits):
             return v
         digits = list(v.digits)
@@ -209,7 +209,7 @@ class Table:
         return View.whole(base, ()).at([(t.size, 0)], t.shape) if t.size != 1 else View(base, 0, (), t.shape)
 
     def stream(self, seed: int, step: View, use: tuple[Any, ...]) -> int:
-        """What `use` makes of each of the random numbers of a seed and a step, one after the other."""
+        """The number of the expression: `use` of each of the random numbers of a seed and a step, in order."""
         return self.number(("stream", use, seed, step.bare()), f"{use[0]} of random numbers", (STREAM,), [step])
 
     def expression(
@@ -300,7 +300,7 @@ class Table:
         *,
         common: bool = False,
     ) -> Wide:
-        """The same with the indices as they are, and as wide in those that are `fixed`.
+        """The expression over indices as wide as operands allow; those in `fixed` stay as they are.
 
         `common`: also where operands begin or end at different places, as far as all of them go.
         """

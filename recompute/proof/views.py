@@ -31,13 +31,13 @@ class View:
         return View(base, 0, digits, tuple(shape))
 
     def bare(self) -> View:
-        """The same without what says of which dimension an element is the only one taken: equal for equal values."""
+        """The view without the digits of dimensions of which one element is taken: equal for equal values."""
         if all(n > 1 for n, _ in self.digits):
             return self
         return View(self.base, self.offset, joined(d for d in self.digits if d[0] > 1), self.shape)
 
     def plain(self) -> View:
-        """The same without what says of which part of a larger axis the elements are."""
+        """The view without the digits that say which part of a larger axis the elements are."""
         axes = self.axes()
         if axes is None:
             return self.bare()
@@ -52,7 +52,7 @@ class View:
         return View(self.base, self.offset, self.digits, tuple(shape))
 
     def part(self, inner: View) -> View | None:
-        """What `inner` takes of these elements, if they lay densely; None where they are not evenly apart."""
+        """The view `inner` of these elements as if they were dense; None if the result is not evenly strided."""
         sizes = [n for n, _ in self.digits]
         every = list(zip(sizes, strides(sizes), (s for _, s in self.digits), strict=True))
         last = [inner.offset // dense % n for n, dense, _ in every]
@@ -146,7 +146,7 @@ def _axes(digits: tuple[Digit, ...], shape: tuple[int, ...]) -> tuple[tuple[Digi
 
 
 def strides(shape: Sequence[int]) -> list[int]:
-    """Those of a dense, row-major value."""
+    """The strides of a dense, row-major value, in elements."""
     steps = [1] * len(shape)
     for i in range(len(shape) - 1, 0, -1):
         steps[i - 1] = steps[i] * shape[i]

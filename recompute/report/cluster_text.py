@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..communication.mesh import Mesh
 from ..support.tables import human_bytes, human_seconds, plain_table, render
 
 #: the most stages that are printed one by one; of more, the first and the last few, and the one with the largest peak
@@ -35,7 +36,7 @@ def stages_text(e: Any) -> str:
 
 
 def _memory(e: Any) -> list[str]:
-    """What exceeds the device, and which peaks are those of fewer micro-batches."""
+    """Stages that exceed the device's memory, and which peaks are extrapolated from fewer micro-batches."""
     lines = []
     if large := [s for s in e.stages if not s.fits]:
         named = ", ".join(str(s.place) for s in large[:_MOST]) + (", ..." if len(large) > _MOST else "")
@@ -43,11 +44,12 @@ def _memory(e: Any) -> list[str]:
             f"exceeds the device: stage{'s' * (len(large) > 1)} {named} of {human_bytes(e.budget)}, at most by "
             f"{human_bytes(e.peak_bytes - e.budget)}; give more ranks, smaller micro-batches, or --checkpoints"
         )
-    if e.simulated_micro_batches < e.micro_batches and e.timeline.classes:
-        largest = ", but for the largest" if e.exact else ""
+    replicas = dict(Mesh(e.mesh).axes).get("dp", 1)
+    if e.simulated_micro_batches * replicas < e.micro_batches and e.timeline.classes:
+        largest = " but the largest" if e.exact else ""
         lines.append(
-            f"peaks{largest}: those of {e.simulated_micro_batches} micro-batches a rank, after which the schedule "
-            "repeats itself, and the rows that others are fed"
+            f"all peaks{largest} are extrapolated from {e.simulated_micro_batches} micro-batches of each data-parallel "
+            "replica: each further one adds its input rows"
         )
     return lines
 

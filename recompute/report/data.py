@@ -144,7 +144,7 @@ def _program(
 
 
 def _lanes(line: Timeline) -> list[dict[str, Any]]:
-    """What each channel and each link moves: nanoseconds of the step, bytes, and the operator that begins it."""
+    """The transfers of each channel and each link: nanoseconds of the step, bytes, and the operator that begins it."""
     number = {at: i for i, at in enumerate(line.positions)}
     return [
         {

@@ -35,7 +35,7 @@ class Port:
 
 @dataclass(frozen=True)
 class HeadFact:
-    """What makes an output: the last layer's weight ("" where none is found), the layer's result, and what follows it.
+    """The head of an output: the last layer's weight ("" where none is found), the layer's result, and what follows it.
 
     `kind`: "Softmax", "LogSoftmax" or "Sigmoid", "" where the scores themselves are the output.
     """

@@ -101,7 +101,7 @@ def _why_not(status: os.stat_result) -> str:
 def _note(path: Path, why: str) -> None:
     if path not in _noted:
         _noted.add(path)
-        warnings.warn(f"what is kept in '{path}' is not used: {why}", stacklevel=2)
+        warnings.warn(f"the cache '{path}' is not used: {why}", stacklevel=2)
 
 
 def _digest(secret: bytes, name: str, data: bytes) -> bytes:

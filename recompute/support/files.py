@@ -152,7 +152,7 @@ class _Unfinished:
 
 
 _unfinished: set[_Unfinished] = set()
-#: what to do at the end of `together`, each with what to do instead if that fails
+#: functions to call at the end of `together`, each with one to call instead if it fails
 _Waiting = list[tuple[Callable[[], object], Callable[[], object]]]
 _waiting: ContextVar[_Waiting | None] = ContextVar("waiting", default=None)
 

@@ -1,4 +1,4 @@
-"""What JSON from a file must look like."""
+"""Checks of JSON from a file."""
 
 from __future__ import annotations
 

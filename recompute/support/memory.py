@@ -58,7 +58,7 @@ def resident_bytes(what: str = "VmRSS") -> int:
 
 
 def bytes_beside_steps() -> int:
-    """What this process holds beside the weights of models: Python, libraries, data of the user; 0 if unknown."""
+    """Bytes of this process beside the weights of models: Python, libraries, data of the user; 0 if unknown."""
     held = (c.array for c in list(_LOCATIONS.values()))
     return max(0, resident_bytes() - sum(a.nbytes for a in held if not isinstance(a, np.memmap)))  # which is on disk
 
@@ -93,7 +93,7 @@ def _references(view: np.ndarray) -> tuple[int, int]:
 
 @functools.cache
 def _alone() -> tuple[int, int]:
-    """What `_references` gives for the only view of contents: versions of Python count differently."""
+    """`_references` of the only view of contents: versions of Python count differently."""
     contents = Contents(np.empty(1))
     view = contents.array.view()
     return _references(view)

@@ -1,4 +1,4 @@
-"""What was used last, up to a limit of bytes."""
+"""A cache of the objects that were used last, up to a limit of bytes."""
 
 from __future__ import annotations
 

@@ -62,5 +62,5 @@ def layout(kinds: Mapping[str, Kind], metadata: Mapping[str, str] | None = None)
 
 
 def reason(e: Exception) -> str:
-    """What a system error says, without the file's temporary name."""
+    """The text of an error, of a system error without the file's temporary name."""
     return e.strerror if isinstance(e, OSError) and e.strerror else str(e)

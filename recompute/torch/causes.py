@@ -1,4 +1,4 @@
-"""What in a module may make its program differ: found before, or named when they do."""
+"""Parts of a module that may make its program differ, found before, or named when they do."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ __all__ = ["check_import"]
 
 #: largest difference of an element, as a share of the tensor's largest magnitude, by the element type's digits
 _LIMITS = {"f64": 1e-6, "f32": 1e-3, "f16": 3e-2, "bf16": 1e-1}
-#: what a network's own rounding may add to that
+#: the allowance for the network's own rounding
 _MOST_SLACK = 0.05
 #: differences that one message tells
 _MOST = 8
@@ -32,7 +32,7 @@ _PART = 1 << 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a network gave: arrays by the program's names.
+    """Results of a network: arrays by the program's names.
 
     `gradients`: None where it gave none.  `exact`: by kind and name, what it gives in float64; what is near that is
     right, too, and what the network itself errs is no difference.  `rounding`: the largest difference of a gradient, of
@@ -78,7 +78,7 @@ def listed(lines: Sequence[str]) -> list[str]:
 
 
 class Made(Mapping[tuple[str, str], "np.ndarray | None"]):
-    """What a program gave, by kind and name, copied one array at a time: all gradients are as large as the model.
+    """Results of a program, by kind and name, copied one array at a time: all gradients are as large as the model.
 
     `names`: the values in the session, None for what is absent.
     """
@@ -98,7 +98,7 @@ class Made(Mapping[tuple[str, str], "np.ndarray | None"]):
 
 
 def run_once(program: Program, wanted: Wanted, loss: str) -> Mapping[tuple[str, str], np.ndarray | None]:
-    """What a copy of the program gives for the same feed, differentiated as `minimize` does it."""
+    """Results of a copy of the program for the same feed, differentiated as `minimize` does it."""
     from ..runtime.executor import Executor
 
     copy = beside(program)
@@ -156,7 +156,7 @@ def _limit(program: Program, name: str) -> float:
 
 
 def _difference(ours: np.ndarray | None, theirs: np.ndarray | None, limit: float, largest: float) -> str:
-    """What is different between two arrays, "" for nothing; an absent gradient is 0."""
+    """The difference between two arrays in words, "" for none; an absent gradient is 0."""
     if theirs is None or ours is None:
         there = ours if theirs is None else theirs
         if there is None or not np.any(there):

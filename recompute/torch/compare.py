@@ -86,7 +86,7 @@ class _Draws(Exception):
 
 @dataclass
 class _Step:
-    """What a module gave."""
+    """Results of a module's own step."""
 
     outputs: list[np.ndarray]
     gradients: dict[str, np.ndarray | None]
@@ -124,7 +124,7 @@ def _module_step(module: Module, call: Call) -> _Step:
 
 
 def _causes(theirs: _Step) -> list[str]:
-    """What of a module's own step may be why a program's differs."""
+    """Possible reasons in a module's own step why a program's differs."""
     causes = [f"the gradient that {n} defines by hand" for n in theirs.functions]
     infinite = (n for n, g in theirs.gradients.items() if g is not None and not np.isfinite(g).all())
     return [*causes, *(f"the module's own gradient of '{n}' is not finite" for n in list(infinite)[:1])]
@@ -145,7 +145,7 @@ def in_float64(module: Module, call: Call) -> tuple[Any, Call] | None:
 
 
 def _exact(module: Module, double: Call, outputs: Mapping[str, np.ndarray]) -> dict[tuple[str, str], np.ndarray]:
-    """What a module gives in float64; {} where it computes in another type only."""
+    """Results of a module in float64, by kind and name; {} if it computes in another type only."""
     try:
         with _restored(module), _without_dropout():
             outcome = _module_step(module, double)

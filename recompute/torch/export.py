@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: the name of an output that is what a buffer holds afterwards
 _BUFFER = "recompute.buffer."
-#: what to write instead, by what an exporter's reason contains
+#: part of an exporter's reason → the replacement to suggest
 _ADVICE = {
     "fake tensor": "torch.autograd.grad inside of forward is not exported: write that derivative with plain operators",
     "ctc_loss": "ONNX has no CTC loss: write its recursion with plain operators, or train on aligned labels",
@@ -104,8 +104,8 @@ def _tell(failed: list[str]) -> None:
     """Warns that only the second exporter could do it."""
     if failed:
         warnings.warn(
-            f"PyTorch's dynamo exporter cannot export this module ({failed[0]}); TorchScript's did: what is "
-            "detached there passes gradients on (name it in no_grad_set)",
+            f"PyTorch's dynamo exporter cannot export this module ({failed[0]}); TorchScript's did: detached "
+            "values pass gradients on there (name them in no_grad_set)",
             ModelWarning,
             stacklevel=4,
         )

@@ -190,7 +190,7 @@ def _compared(
     trainable: Sequence[str] | None,
     options: dict[str, Any],
 ) -> Result:
-    """What program and module have otherwise, dropout switched off in both."""
+    """The comparison of program and module, with dropout switched off in both."""
     plain = found.without_dropout()
     other = program if plain is None else _loaded(plain, module, call, trainable, options)
     return compare_with_module(other, module, call, trainable is None)

@@ -31,7 +31,7 @@ def kept_gradients() -> Iterator[None]:
 
 
 class _Context:
-    """What `forward` and `backward` share."""
+    """The context that `forward` and `backward` share."""
 
     def __init__(self, needed: tuple[bool, ...]) -> None:
         self.needs_input_grad = needed

@@ -1,4 +1,4 @@
-"""What was trained, in the module again."""
+"""Trained values, written back to the module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all ranks of a run must have alike, compared before they do anything else together."""
+"""Facts that must be equal on all ranks of a run, compared before they do anything else together."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def compare_runs(trainer: Any, run: Run, **options: Any) -> None:
 
 
 def compare_evaluations(trainer: Any, data: Feeding) -> None:
-    """The same for an evaluation alone."""
+    """Compares the facts of all ranks before an evaluation alone.  UsageError if they differ."""
     if trainer.ranks.size > 1:
         facts = {"batch of the evaluation": data.batch, **_of_data(trainer, "data of the evaluation", data)}
         trainer.ranks.must_be_same("the comparison of all ranks' models and data", facts, trainer.program)
 
 
 def in_step(feeds: Batches, data: Feeding, ranks: Ranks) -> Batches:
-    """The same batches.  UsageError, on all ranks, where a stream ends on some, or batches have other sizes there."""
+    """The batches, compared.  UsageError, on all ranks, if a stream ends on some, or batches have other sizes there."""
     if not data.streams or ranks.size == 1:
         yield from feeds
         return
@@ -54,7 +54,7 @@ def in_step(feeds: Batches, data: Feeding, ranks: Ranks) -> Batches:
 
 
 def _of_data(trainer: Any, what: str, data: Feeding) -> dict[str, Any]:
-    """What must be the same on all ranks that read some data."""
+    """Facts that must be equal on all ranks that read some data."""
     facts = {"batch": trainer.programs.batch, "seed": trainer.seed, "loss": trainer.loss}
     named = {f"{name} of the {what}": value for name, value in data.facts().items() if name != "contents"}
     return {**facts, **named, what: data.digest()}

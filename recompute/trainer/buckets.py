@@ -170,7 +170,7 @@ class BucketEpoch:
 
     @property
     def epochs(self) -> list[Epoch]:
-        """Those of the buckets."""
+        """An epoch for each bucket."""
         return [Epoch(len(part), self.batch, self.rest) for part in self.parts]
 
     @property

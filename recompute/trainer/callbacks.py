@@ -30,7 +30,7 @@ class Callback:
         """After the last step."""
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs, for JSON."""
+        """The state that a resumed run needs, for JSON."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:

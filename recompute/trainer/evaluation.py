@@ -66,7 +66,7 @@ def evaluated(programs: Programs, metrics: Sequence[Any], data: Feeding, progres
 
 
 def _by_share(found: Sequence[_Batch], ranks: Ranks) -> list[_Batch]:
-    """What the ranks of each share have together: a stage of a pipeline has some of the outputs."""
+    """Outputs of the ranks of each share, merged: a stage of a pipeline has some of them."""
     together: dict[int, _Batch] = {}
     for rank, (outputs, batch, count) in enumerate(found):
         others = together.get(ranks.share_of(rank), ({}, {}, count))
@@ -75,7 +75,7 @@ def _by_share(found: Sequence[_Batch], ranks: Ranks) -> list[_Batch]:
 
 
 class _Sums:
-    """What the batches so far add up to."""
+    """Metrics and loss over the batches so far."""
 
     def __init__(self, metrics: Sequence[Any], name: str) -> None:
         self._metrics, self._name = metrics, name

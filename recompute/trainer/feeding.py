@@ -1,4 +1,4 @@
-"""What a run reads: a dataset that fits the program's inputs, cut into batches."""
+"""The data of a run: a dataset that fits the program's inputs, cut into batches."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Feeding:
         return None if self.streams else len(self._source)
 
     def facts(self) -> dict[str, Any]:
-        """What must be the same when a run is resumed."""
+        """Facts that must be equal when a run is resumed."""
         if self.streams:
             return {"stream": True}
         columns = {n: f"{np.dtype(t)}{list(s)}" for n, (t, s) in sorted(self._source.columns.items())}

@@ -1,4 +1,4 @@
-"""What a run found: its epochs, its steps, its memory."""
+"""Results of a run: its epochs, its steps, its memory."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Log:
                     self._board.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        """What was written reaches the file.  JobError where it cannot be written."""
+        """Writes buffered lines to the file.  JobError if it cannot be written."""
         if self._file is not None:
             try:
                 self._file.flush()

@@ -40,7 +40,7 @@ class Peak:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Bytes of values and arena together."""
         return self.values + self.arena
 
 
@@ -225,7 +225,7 @@ class Programs:
             self.executor.planned(self.program, self.fetched(self.program, training=True))
 
     def fetched(self, program: Program, *, training: bool) -> tuple[str, ...]:
-        """What a run of one of these programs returns; of a stage's evaluation, what the stage makes."""
+        """Names that a run of one of these programs fetches; in a stage's evaluation, the stage's outputs."""
         if training:
             return (self.loss,)
         return self.outputs if self.program.pipe is None else program.block.outputs
@@ -236,7 +236,7 @@ class Programs:
         return isinstance(self.executor.place, CPUPlace)
 
     def _held(self, program: Program, v: Value) -> Any:
-        """What tells arrays apart: parameters, buffers and state may be shared, constants are not."""
+        """A key that is equal for one array: parameters, buffers and state may be shared, constants are not."""
         return v.name if self._shares and v.name in program.data else (id(program), v.name)
 
     def measured_bytes(self) -> int:

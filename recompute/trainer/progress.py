@@ -71,7 +71,7 @@ def shown(peak: int, *, quiet: bool) -> Iterator[Progress]:
 
 
 def begin_lines(history: History, ranks: Sequence[int]) -> list[str]:
-    """What is known before the first step: notes, the memory, that of other `ranks`, where the run goes on."""
+    """Printed lines before the first step: notes, the memory, that of other `ranks`, where the run goes on."""
     peaks = history.peak_bytes
     parts = [f"training {human_bytes(peaks['training'])}"]
     if peaks["evaluation"]:

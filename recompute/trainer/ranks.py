@@ -64,11 +64,11 @@ class Ranks:
         return self.mesh is None or not any(self.mesh.coordinate(self.rank, name) for name in axes)
 
     def collect(self, what: str, value: T) -> list[T]:
-        """What every rank gives, in their order; `what` says what it is for."""
+        """The values of all ranks, in their order; `what`: the purpose, for errors."""
         return [value]
 
     def gather(self, what: str, value: T) -> list[T]:
-        """The same on rank 0; nothing on others."""
+        """The values of all ranks on rank 0; nothing on others."""
         return [value]
 
     def must_be_same(self, what: str, facts: Mapping[str, Any], program: Program | None = None) -> None:
@@ -76,7 +76,7 @@ class Ranks:
         that is not the same on all of them."""
 
     def first(self, what: str, function: Callable[[], T]) -> T:
-        """What a function returns, or raises, on rank 0: on all ranks."""
+        """Calls a function on rank 0; all ranks return or raise the same."""
         return function()
 
     def agreed(self, reason: str) -> str:

@@ -163,7 +163,7 @@ def _other_pieces(folder: str, before: Any, now: Any) -> str:
 
 
 def _plan_facts(program: Program) -> dict[str, Any]:
-    """What was recomputed, for people who read a checkpoint: the bits do not depend on it."""
+    """The recomputations, for people who read a checkpoint: the bits do not depend on them."""
     plan = program.plan
     return {} if plan is None else {"recomputed": len(plan.reruns), "checkpoints": list(plan.checkpoints)}
 

@@ -290,7 +290,7 @@ class Trainer:
         self._finished(run, number, results)
 
     def _finished(self, run: Run, number: int, results: dict[str, Any]) -> None:
-        """What comes after an epoch: the log, the best result, callbacks, a checkpoint."""
+        """Ends an epoch: the log, the best result, callbacks, a checkpoint."""
         run.history.epochs.append(results)
         run.log.write("epoch", run.history.steps, **{k: v for k, v in results.items() if k != "steps"})
         value = monitored(results, run.monitor)
@@ -304,7 +304,7 @@ class Trainer:
         self._save(run, number + 1, 0)
 
     def _batches(self, run: Run, number: int, first: int) -> Iterator[tuple[dict[str, np.ndarray], int]]:
-        """What this process reads of each batch, and the samples of all of it."""
+        """This process's rows of each batch, and the number of samples of the whole batch."""
         rows = self.programs.rows
         if run.epoch is None:
             for feed in run.data.stream(number, first):
@@ -372,7 +372,7 @@ class Trainer:
             self.ranks.first(f"'{path.name}'", lambda: _nothing(whole and export_trained(whole, path)))
 
     def _facts(self, run: Run) -> dict[str, Any]:
-        """What must be the same when the run is resumed."""
+        """Facts that must be equal when the run is resumed."""
         facts = {"seed": self.seed, "batch_size": self.programs.batch, "data": run.data.facts()}
         facts |= {"loss": self.loss, "optimizer": self.programs.options["optimizer"]}
         options = {**self.programs.options, "drop_last": str(run.drop_last), "epochs": str(run.epochs)}

@@ -40,7 +40,7 @@ class _Value:
 
 
 def _values(program: Program, ranks: Ranks, *, state: bool = True) -> dict[str, _Value]:
-    """What ranks have together, by name, without or with the `state`: in a pipeline, each has that of its stages."""
+    """The values of all ranks together, by name, with or without the `state`: in a pipeline, a rank has its stages'."""
     parts, left_out = parts_of(program), set() if state else {v.name for v in program.block.state}
     types = {n: (t, parts.get(n)) for n, t in whole_types(program).items() if n not in left_out}
     values: dict[str, _Value] = {}

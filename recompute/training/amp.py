@@ -53,7 +53,7 @@ class MixedPrecision(StatefulWrapper):
 
     @property
     def spec(self) -> Spec:
-        """What the inner optimizer describes, in this precision."""
+        """The inner optimizer's spec, in this precision."""
         return spec_of(self.inner).with_(precision=self.precision, full=self._full, scaling=self.loss_scaling)
 
     def _own_state(self, program: Program) -> list[str]:

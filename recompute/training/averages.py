@@ -24,7 +24,7 @@ __all__ = ["EMA", "ExponentialMovingAverage", "applied", "averages_of"]
 class ExponentialMovingAverage(StatefulWrapper):
     """Wraps an optimizer: every step ends with average ← decay · average + (1 - decay) · weight, for what it trains.
 
-    The averages are state of the program, NAME.average (float32 for halves): planned, saved and loaded as any other.
+    The averages are state of the program, NAME.average (float32 for 16-bit floats): planned, saved and loaded, too.
     The first step sets them to its weights, as torch.optim.swa_utils.AveragedModel does; a step that loss scaling skips
     leaves them.  `thres_steps`: after t steps decay is min(decay, (1 + t) / (10 + t)), so that early averages follow
     faster (Paddle's option of this name).  `with applied(program):`, `program.evaluate(..., averaged=True)` and
@@ -45,7 +45,7 @@ class ExponentialMovingAverage(StatefulWrapper):
 
     @property
     def spec(self) -> Spec:
-        """What the inner optimizer describes, with averages."""
+        """The inner optimizer's spec, with averages."""
         return spec_of(self.inner).with_(average=Average(self.decay, self.thres_steps))
 
     def _own_state(self, program: Program) -> list[str]:

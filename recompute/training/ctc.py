@@ -17,7 +17,7 @@ from .modes import at_other_batches
 
 
 class _Settings(NamedTuple):
-    """What `ctc` takes besides names and reduction; Variables by their names."""
+    """The arguments of `ctc` besides names and reduction; Variables by their names."""
 
     label: Any
     blank: int

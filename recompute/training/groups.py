@@ -16,7 +16,7 @@ __all__ = ["Group", "assigned", "groups_from"]
 
 #: PyTorch's names of hyper-parameters, where ours differ
 _SYNONYMS = {"lr": "learning_rate", "eps": "epsilon", "alpha": "rho", "nesterov": "use_nesterov"}
-#: what the whole optimizer has once
+#: options of the whole optimizer, not of a group
 _COMMON = ("parameters", "apply_decay_param_fun", "grad_clip", "groups")
 #: most parameters that an error lists
 _LISTED = 8
@@ -88,7 +88,7 @@ def _settings(kind: type, index: int, given: Mapping[str, Any]) -> Iterator[tupl
 
 
 def called(name: str, kind: type) -> str:
-    """What an option of another name is called here, for a message."""
+    """The name here of an option of other libraries, for a message."""
     names = _hyper_parameters(kind)
     synonym = {"betas": "beta1 and beta2", **_SYNONYMS}.get(name, "")
     if synonym.partition(" ")[0] in names:

@@ -39,8 +39,8 @@ class Merge:
             raise UsageError(f"gradient merge: avg must be True or False, not {self.avg!r}")
 
     def for_batch(self, samples: int, most: int) -> Merge:
-        """The same for steps of `samples` samples: as few micro-batches as divide them, none larger than those of the
-        full step (`most` samples where the program was loaded with a micro-batch)."""
+        """Gradient merge for steps of `samples` samples: as few micro-batches as divide them, none larger than those of
+        the full step (`most` samples where the program was loaded with a micro-batch)."""
         if self.batch is not None:
             most = self.batch // self.k_steps
         k = next(k for k in range(1, samples + 1) if samples % k == 0 and samples // k <= most)
@@ -48,7 +48,7 @@ class Merge:
 
     @property
     def multiple(self) -> int:
-        """What gradients, which are means over all micro-batches, are multiplied by."""
+        """The factor of gradients, which are means over all micro-batches."""
         return (1 if self.avg else self.k_steps) if self.times is None else self.times
 
 

@@ -282,7 +282,7 @@ class _Evaluation:
 
     @property
     def nbytes(self) -> int:
-        """What it takes besides the weights."""
+        """Bytes besides the weights: arena and operators."""
         arena = memory_report(self.executor.planned(self.made, self.names)).arena
         return arena + OPERATOR_BYTES * len(self.made.block.operators)
 

@@ -20,7 +20,7 @@ from .numbers import fraction, number
 from .protocol import AnyOptimizer
 from .recompute_optimizer import RecomputeOptimizer, RecomputeWarning
 
-#: what `moments` may be beside None
+#: values of `moments` beside None
 EIGHT_BITS = "8-bit"
 #: optimizers that `--optimizer` accepts
 NAMES = ("SGD", "Momentum", "Nesterov", "Adagrad", "RMSProp", "Adam", "AdamW", "Lamb", "Lars")

@@ -35,7 +35,7 @@ CHANGING = frozenset({"precision", "full", "scaling", "average", "slices", "allo
 
 @dataclass
 class Origin:
-    """What a program of several ranks was made from.
+    """The origin of a program of several ranks.
 
     `facts`: what must be the same on all ranks; `whole`: digests of values before they were divided; `held`: those of
     what this rank got of them.  A program that was changed since has other ones: then `whole` says nothing.

@@ -20,12 +20,12 @@ class DataParallel(RecomputeOptimizer):
     Each rank makes the same program but for its share of the micro-batches, and runs it with its own rows of the batch
     (rank 0 the first ones); losses, gradients and parameters are those of the whole batch, with the same bits for every
     number of ranks that share the same `micro_batches`.  `mesh`: one with the axis "dp" (`rc.Mesh(dp=4)` or "dp=4");
-    `rank`: this process's.  `micro_batches`: how many the batch of all ranks is cut into (default: one a rank); a power
-    of two, for the same bits.  `batch`: samples of a step of all ranks, if the program was loaded with all of them
-    (default: the program's batch for each micro-batch).
+    `rank`: this process's.  `micro_batches`: how many the batch of all ranks is cut into (default: one a rank, in a
+    pipeline 2·pp a replica); a power of two, for the same bits.  `batch`: samples of a step of all ranks, if the
+    program was loaded with all of them (default: the program's batch for each micro-batch).
 
-    `zero`: 1 divides optimizer state and parameters among ranks, and parameters are gathered for the whole step; 2
-    divides gradients, too; with 3 a parameter is dropped after its use in the forward pass, and gathered again.
+    `zero`: 1 and 2 divide parameters, optimizer state and, once they are summed, gradients among ranks; parameters are
+    gathered for the whole step.  With 3 a parameter is dropped after its use in the forward pass, and gathered again.
 
     `reduce`: "tree" adds in a fixed order, for the same bits; "library" has MPI or NCCL add as it likes, which may be
     faster on fabrics that add themselves.

@@ -1,4 +1,4 @@
-"""What ranks share and what they divide: the options of `recompute.DataParallel`."""
+"""The options of `recompute.DataParallel`: what ranks share, and what they divide."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Parallel:
 
     @property
     def ranks(self) -> int:
-        """How many there are along the axis; one where the mesh does not have it."""
+        """Ranks along the axis; 1 if the mesh does not have it."""
         return dict(self.mesh.axes).get(self.axis, 1)
 
     @property
@@ -116,7 +116,7 @@ class Parallel:
         return Share(self.axis, self.sharing, rank, self.reduce, self.accumulate == "running")
 
     def for_batch(self, samples: int, merge: Merge | None) -> Parallel:
-        """The same for a step of `samples` samples, in micro-batches that are no larger than those of the full step.
+        """The options for a step of `samples` samples, in micro-batches that are no larger than those of the full step.
 
         How it is cut does not depend on the ranks.  They share it where each can have as many micro-batches of the same
         size; else each computes all of it, without communication but for parts of parameters.

@@ -1,4 +1,4 @@
-"""What a rank has of parameters and state that are divided among ranks."""
+"""A rank's parts of parameters and state that are divided among ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ONE = Mesh()
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank has of a value that is divided among ranks; `whole`: its type where one process has all of it.
+    """A rank's part of a value that is divided among ranks; `whole`: its type where one process has all of it.
 
     Axes of the mesh that divide operators: `cuts` along axes of the value, on the ranks of `mesh`, of which this is the
     `rank`-th.  ZeRO, of the value or of what cuts leave of it: `count` elements, from `low` on; zeros may follow them,
@@ -103,7 +103,7 @@ def parts_of(program: Program) -> dict[str, Part]:
 
 
 def _divided(program: Program) -> dict[str, Part]:
-    """What axes of the mesh divide that divide operators."""
+    """The parts along axes of the mesh that divide operators."""
     parts: dict[str, Part] = {}
     if not program.divided:
         return parts

@@ -101,7 +101,7 @@ def backward_passes(
         before.append(CutStages(pipe, spec.parallel.cuts))
     stored: list[Pass] = [StoreParameters()] if spec.precision == PURE else []
     passes: list[Pass] = [*find_passes(program, kept, attention=attention), *stored, KeepForward(loss)]
-    if _fuses_head(spec, program) and (not low or target.on_device):  # a CPU has no products of halves for it
+    if _fuses_head(spec, program) and (not low or target.on_device):  # a CPU has no products of 16-bit floats for it
         passes.append(FindHead(loss, (*program.fetched, *_named(program, spec.full))))
     if low:
         passes.append(Precision(spec.precision or "", spec.full, losses))
@@ -181,7 +181,7 @@ def update_passes(spec: Spec, program: Program) -> list[Pass]:
 
 
 def _insertions(spec: Spec) -> tuple[Insertion, ...]:
-    """Those of the wrappers, then the user's own."""
+    """The insertions of the wrappers, then the user's own."""
     return (*spec.inserted, *(spec.target or Target()).insertions)
 
 

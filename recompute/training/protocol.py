@@ -107,7 +107,7 @@ class SpecOptimizer(AnyOptimizer):
 
     @property
     def spec(self) -> Spec:
-        """What the training step is to be."""
+        """The description of the training step."""
         raise NotImplementedError
 
     def minimize(
@@ -236,9 +236,9 @@ def planned(program: Program, spec: Spec) -> None:
 
 
 def spec_of(optimizer: Any) -> Spec:
-    """What an optimizer describes, or a spec itself; of any other class with its methods, that it updates so.
+    """The spec of an optimizer, or a spec itself; of any other class with an optimizer's methods, a rule that calls it.
 
-    UsageError for what is no optimizer.
+    UsageError if it is no optimizer.
     """
     if isinstance(optimizer, Spec):
         return optimizer

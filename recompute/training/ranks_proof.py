@@ -134,7 +134,7 @@ class _Rank:
 
 
 def _exchange(numbers: Numbers, members: list[Begun]) -> None:
-    """What the members of a communication have when all have begun it."""
+    """Gives the members of a communication its results, when all have begun it."""
     op, ins = members[0].op, [m.payload[1] for m in members if m.payload[1] is not None]
     if isinstance(op, Message):  # the sender is first
         sent = members[0].payload[2]

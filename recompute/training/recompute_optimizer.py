@@ -108,7 +108,7 @@ class RecomputeOptimizer(WrappedOptimizer):
 
     @property
     def spec(self) -> Spec:
-        """What the inner optimizer describes, with what was set here."""
+        """The inner optimizer's spec, with the settings of this one."""
         inner = spec_of(self.inner)
         return inner.with_(**self._changes, planning=dataclasses.replace(inner.planning, **self._planning))
 

@@ -81,7 +81,7 @@ def at_sizes(program: Program, batch: int | None, dims: Mapping[str, int]) -> Pr
     how = program.step_again
     if how is None or how.forward is None or (program.logical is not how.block and program.compiled is None):
         raise UsageError(
-            f"program '{program.block.name}' cannot be made for what is fed: it was not made a training step by "
+            f"program '{program.block.name}' cannot be compiled for the sizes fed: it was not made a training step by "
             "minimize, or was changed since. Load the model at these sizes"
         )
     if program.mesh is not None:

@@ -91,7 +91,6 @@ class UpdateScale(Pass):
         return program.block
 
 
-@dataclass(frozen=True)
 class UncastGradients(Pass):
     """Have updates read the operands of gradients that are casts from a lower precision: they compute in float32."""
 

@@ -45,7 +45,7 @@ class Average:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a training step is to be.
+    """The description of a training step.
 
     `rule`: the optimizer that updates.  `precision`: of the forward pass, with the values `full` in float32, and
     `scaling` of the loss.  `average`: moving averages of the weights.  `checkpoints`: what is kept, or `planning`: what
@@ -73,7 +73,7 @@ class Spec:
     inserted: tuple[Insertion, ...] = ()
 
     def with_(self, **changes: Any) -> Spec:
-        """The same with changes."""
+        """A copy with changes."""
         return dataclasses.replace(self, **changes)
 
     @property
@@ -98,9 +98,9 @@ class Spec:
 
     @property
     def request(self) -> Request | None:
-        """What a planner is asked for: `planning`, with the offloading, approximations and slices of the step.
+        """The request to a planner: `planning`, with the offloading, approximations and slices of the step.
 
-        None if nothing is.  UsageError for what is invalid or excludes each other.
+        None without one.  UsageError for options that are invalid or exclude each other.
         """
         allowed = () if self.checkpoints or not self.allowed else parse_permissions(self.allowed)
         planning = dataclasses.replace(self.planning, offload=self.offload, approximations=allowed).checked()
@@ -112,19 +112,19 @@ class Spec:
         return bool(self.checkpoints) or self.request is not None
 
     def without_plan(self) -> Spec:
-        """The same step with nothing recomputed, approximated or in slices: the same numbers."""
+        """The spec of the step with nothing recomputed, approximated or in slices: the same numbers."""
         plain: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(self) if f.name in _PLAN}
         return self.with_(**plain)
 
     def for_batch(self, samples: int, most: int) -> Spec:
-        """The same for steps of `samples` samples, with gradient merge in micro-batches of at most `most` samples."""
+        """The spec for steps of `samples` samples, with gradient merge in micro-batches of at most `most` samples."""
         if self.parallel is not None:
             merge = None if self.merge is None else Merge(1, self.merge.avg)
             return self.with_(parallel=self.parallel.for_batch(samples, self.merge), merge=merge)
         return self if self.merge is None else self.with_(merge=self.merge.for_batch(samples, most))
 
     def only_slices(self) -> Spec:
-        """The same with its slices alone, and nothing recomputed or approximated."""
+        """The spec with its slices only: nothing recomputed or approximated."""
         return self.without_plan().with_(slices=self.slices)
 
     def before_slices(self) -> Spec:
@@ -132,7 +132,7 @@ class Spec:
         return self.only_slices().with_(later=True)
 
     def at_whole_batch(self, batch: int) -> tuple[Spec, int]:
-        """The same for a program that is made at the batch of all micro-batches of `batch`; how many these are.
+        """The spec for a program at the batch of all micro-batches of `batch`, and the number of these.
 
         Of ranks, `batch` is that of all of them.
         """
@@ -174,7 +174,7 @@ def _several(spec: Spec) -> bool:
     return bool(spec.whole) and (parallel is None or parallel.pieces(spec.merge) != parallel.sharing)
 
 
-#: what may be on
+#: facts of a spec
 _ON: dict[str, Any] = {
     "offload": lambda s: s.offload,
     "allowed": lambda s: s.allowed,
@@ -184,7 +184,7 @@ _ON: dict[str, Any] = {
     "pipeline": lambda s: s.parallel is not None and s.parallel.pipe is not None,
     "request": lambda s: s.request is not None,
 }
-#: what does not go together → why
+#: facts that are not combined → why
 _EXCLUDED: dict[tuple[str, str], Any] = {
     ("offload", "several"): lambda s: (
         "values in host memory are not combined with slices of the whole step: leave one of them out"

@@ -20,7 +20,7 @@ _BALANCE = 20
 
 
 def _work(o: Operator) -> float:
-    """What an operator takes, in operations: the same on every rank, as measured times would not be."""
+    """The work of an operator in FLOPs, the same on every rank (unlike measured times): see `_BALANCE`."""
     cost = operator_cost(o)
     return max(cost.flops, cost.bytes * _BALANCE)
 
@@ -61,8 +61,8 @@ class CutStages(Pass):
         return Stages(cuts_of(Program(block), self.pipe, self.cuts)).run(block)
 
     def rewrite(self, program: Program) -> Block:
-        """The same; the program notes its pipe, the first stage that has each parameter, and the cuts: its evaluation
-        is cut there at any batch."""
+        """The block with borders; the program notes its pipe, the first stage that has each parameter, and the cuts:
+        its evaluation is cut there at any batch."""
         cuts = cuts_of(program, self.pipe, self.cuts)
         block = Stages(cuts).run(program.block)
         made_again = CutStages(self.pipe, cuts)
@@ -72,7 +72,6 @@ class CutStages(Pass):
         return block
 
 
-@dataclass(frozen=True)
 class DropStages(Pass):
     """Forget the parameters of a pipeline's other stages: their gradients and contents."""
 

@@ -149,7 +149,7 @@ class AverageWeights(Pass):
 
 
 def _first(program: Program, p: Value) -> np.ndarray:
-    """What an average is before the first step: the weights; those of a file are not copied before they change."""
+    """The initial average: the weights; those of a file are not copied before they change."""
     array = np.asarray(program.data[p.name])
     wanted = DTYPES[work_dtype(p.type)]
     return array if array.dtype == wanted and not array.flags.writeable else np.array(array, wanted)

@@ -32,7 +32,7 @@ from ..training.programs import must_be_untrained
 from .shapes import inferred
 
 File = str | PathLike[str] | onnx.ModelProto
-#: what can be edited
+#: types of models that can be edited
 Model = File | Program
 P = ParamSpec("P")
 #: initializers up to this size may define shapes
@@ -183,7 +183,7 @@ class Graph:
         return matrix
 
     def _cast(self, node: onnx.NodeProto) -> np.ndarray | None:
-        """What a node makes of integers, a zero point and a scale; None where it is something else."""
+        """A node's result from integers, a zero point and a scale; None if it reads anything else."""
         ins = []
         for name in node.input:
             maker = self.makers().get(name)

@@ -27,7 +27,7 @@ _THROUGH = frozenset([
     "Exp", "Log", "HardSigmoid", "Sub", "Div", "Mul", "Relu", "Clip", "Dropout", "GlobalAveragePool", "GlobalMaxPool",
     "AveragePool", "MaxPool", "ReduceMean", "Resize", "Upsample",
 ])  # fmt: skip
-#: what may read a value behind a head
+#: operators that may read a value behind a head
 _READERS = MOVES | _THROUGH | {
     "Softmax", "LogSoftmax", "Sigmoid", "Add", "Neg", "Reciprocal", "ReduceMax", "ReduceSum", "ReduceLogSumExp",
     "ArgMax", "TopK", "Shape", "Round",

@@ -67,7 +67,7 @@ def product_of(reading: Reading, node: onnx.NodeProto) -> Product | None:
 
 
 def _sources(reading: Reading, names: list[str]) -> set[str]:
-    """What scales are made of."""
+    """Names of the values from which scales are computed."""
     sources = set()
     while names:
         name = names.pop()

@@ -40,7 +40,7 @@ ADAPTERS = "recompute.adapters"
 _CODES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
 
 
-#: what the metadata say of each adapter
+#: fields of the metadata on each adapter
 _FIELDS = {
     "weight": str, "module": str, "kind": str, "turned": bool, "r": int, "alpha": float, "dropout": float,
     "factor": float, "dora": bool, "sites": [{"output": str, "base": str, "bias": str, "added": [str]}],

@@ -95,7 +95,7 @@ def requantize(model: Program | File, original: File) -> onnx.ModelProto:
 
 
 def _dequantized(model: Graph) -> dict[str, onnx.NodeProto]:
-    """What DequantizeLinear makes of integers of the file with several axes, and one scale or one for an axis."""
+    """DequantizeLinear nodes by output: of integers of the file with several axes, not scaled in blocks."""
     masters = {}
     for n in model.nodes:
         held = n.op_type == "DequantizeLinear" and all(i in model.tensors for i in n.input if i)

@@ -75,7 +75,7 @@ def _rounded(graph: Graph, a: Adapter, w: FewBits) -> tuple[dict[str, np.ndarray
 
 
 def _integers(graph: Graph, a: Adapter) -> tuple[dict[str, np.ndarray], float]:
-    """The same of a weight of integers, whose scale stays."""
+    """The merged tensors and the error of a weight of integers, whose scale stays."""
     reading, tensors, lost = graph.reading(), dict[str, np.ndarray](), 0.0
     change = merged(graph, a, np.zeros(tuple(graph.tensors[a.weight].dims)))
     for node in reading(a.weight):

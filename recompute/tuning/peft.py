@@ -33,7 +33,7 @@ __all__ = ["load_adapter", "save_adapter"]
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
-#: what the configuration says, where it does
+#: fields of the configuration
 _TYPES = {
     "lora_alpha": float, "lora_dropout": (float, None), "use_rslora": (bool, None),
     "alpha_pattern": ({...: float}, None),
@@ -119,7 +119,7 @@ def _stored_turned(model: Graph, name: str) -> bool:
 
 
 class _Names:
-    """What PEFT calls the model's modules and tensors."""
+    """PEFT's names of the model's modules and tensors."""
 
     def __init__(self, prefix: str = "", rename: Mapping[str, str] | None = None) -> None:
         self._prefix, self._parts = prefix, {} if rename is None else expect("rename", rename, Mapping, "a dictionary")

@@ -1,4 +1,4 @@
-"""What fine-tuning fewer parameters saves: gradients, optimizer state, kept activations, and the peak, by compiling."""
+"""Memory saved by fine-tuning fewer parameters: gradients, optimizer state, saved activations, peak; by compiling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Training", "TrainingSaved", "savings", "training"]
 
 @dataclass(frozen=True)
 class Training:
-    """What training takes: parameters and tensors that train, and bytes by what they are for.
+    """Memory of a training step: parameters and tensors that train, and bytes by what they are for.
 
     `weight_bytes`: parameters and buffers, frozen ones too; `gradient_bytes`: one gradient for each trained element;
     `state_bytes`: the optimizer's; `kept_bytes`: forward values that the backward pass reads; `peak_bytes`: all that
@@ -74,7 +74,7 @@ def _change(before: int, after: int) -> str:
 def training(
     program: Program, optimizer: AnyOptimizer | None = None, *, loss: Loss = None, target: Target | None = None
 ) -> Training:
-    """What a step of a program takes, by compiling it; the program stays as it is.
+    """The memory of a program's step, by compiling it; the program stays as it is.
 
     `optimizer`: default Adam; `loss`: as for `rc.estimate`, of a program that has none.
     """
@@ -87,7 +87,7 @@ def training(
 
 
 def training_of(step: CompiledStep) -> Training:
-    """What a compiled step takes."""
+    """The memory of a compiled step."""
     block = step.program.block
     values = {v.name: v for v in block.parameters}
     trained = [values[n] for n, _ in step.program.gradients]
@@ -110,7 +110,7 @@ def savings(
     loss: Loss = None,
     target: Target | None = None,
 ) -> TrainingSaved:
-    """What it saves that only a part of a program trains: `print(rc.tuning.savings(program))`.
+    """The memory saved because only a part of a program trains: `print(rc.tuning.savings(program))`.
 
     `beside`: the program to compare with (default: its model without adapters, weights in 8 bits in floating point
     again, and all of it training).  `optimizer`: a function that makes one.  Both steps are compiled, none is run.

@@ -15,7 +15,7 @@ from .integers import CODES_8, PRODUCTS, integer_weights, product_of
 _STANDARD = ("", "ai.onnx")
 #: shapes and element types by name
 Matrices = dict[str, tuple[tuple[int, ...], int]]
-#: what tools append to the name of a module's weight
+#: suffixes that tools append to the name of a module's weight
 _ENDINGS = re.compile(r"(\.MatMul)?\.q?weight(_Q\d+|_quant|_Bnb4)?$|_Q\d+$|_Bnb4$")
 
 

@@ -1,4 +1,4 @@
-"""What ranks compare before they run together: versions and programs."""
+"""Comparison of ranks before they run together: versions and programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ONE_MODEL = "ranks train one model together: start all of them with the same fi
 
 @dataclass(frozen=True)
 class Card:
-    """What a rank says of itself: the events of its program and their digest, and versions by name."""
+    """A rank's description of itself: the events of its program and their digest, and versions by name."""
 
     digest: str
     events: tuple[Event, ...]

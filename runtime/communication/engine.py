@@ -1,4 +1,4 @@
-"""What a session asks of an engine, which carries the communication of one rank."""
+"""The interface between a session and an engine, which carries the communication of one rank."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Engine:
         raise NotImplementedError
 
     def collect(self, what: str, value: Any, root: int | None = None) -> list[Any]:
-        """What every rank gives, in their order: on all ranks, or on `root` alone (others get nothing).
+        """The values of all ranks, in their order: on all ranks, or on `root` alone (others get nothing).
 
         For a few small things between steps.  `what` says what it is for, where a rank does not come.
         """
@@ -99,7 +99,7 @@ class Engine:
         """Says how long a step takes, for deadlines."""
 
     def trouble(self) -> str:
-        """What has failed since, as the watch asks from its thread; "" where nothing has."""
+        """A failure that the engine has met, asked by the watch's thread; "" for none."""
         return ""
 
     def abort(self) -> None:

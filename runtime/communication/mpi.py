@@ -181,7 +181,7 @@ class MpiEngine(Engine):
     # -- for the watch --------------------------------------------------------------------------------------------
 
     def current(self) -> list[Transfer]:
-        """What its channels carry at the moment."""
+        """The transfers in flight on its channels."""
         return [t for c in list(self._channels.values()) if (t := c.current) is not None and t.since]
 
     def begun(self) -> dict[tuple[str, int], int]:

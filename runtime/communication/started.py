@@ -32,7 +32,7 @@ def given_deadline() -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
-        raise UsageError(f"RECOMPUTE_DEADLINE is '{text}', which is no number of seconds") from None
+        raise UsageError(f"RECOMPUTE_DEADLINE is '{text}', which is not a number of seconds") from None
 
 
 def size_variable(environment: Mapping[str, str], *, srun: bool = True) -> str:

@@ -218,7 +218,7 @@ class Watch:
             self._check_deadline(wait, members)
 
     def _waiting(self) -> Iterator[tuple[Any, dict[int, tuple]]]:
-        """What this rank waits for, with the ranks that take part and the paths under which they count it."""
+        """The waits of this rank, each with the ranks that take part and the paths under which they count it."""
         for wait in list(self._waits):
             yield wait, dict.fromkeys(self._others(), (wait.engine, *_COMPARISON))
         for name, engine in list(self._engines.items()):
@@ -245,7 +245,7 @@ class Watch:
             self._judge(wait, members, late, asked)
 
     def _judge(self, wait: Any, members: dict[int, tuple], late: float, asked: float) -> None:
-        """Those that have not begun what this rank waits for: stopped, or busy."""
+        """Warns about, or aborts for, ranks that have not begun what this rank waits for: stopped, or busy."""
         silent = [r for r in members if r not in self._answers or self._answers[r][0] < asked]
         busy = {r: self._answers[r][2] for r, p in members.items() if r not in silent and self._behind(r, p, wait)}
         reasons = [f"rank {r} gives no sign of life: it is stopped, or cut off" for r in silent]
@@ -262,7 +262,7 @@ class Watch:
         return bool(self._answers[rank][1].get(path, 0) <= wait.index)
 
     def _where(self) -> str:
-        """What this rank is at."""
+        """This rank's activity in words: its waits, or that it computes."""
         waits = [str(wait) for wait, _ in self._waiting()]
         return f"it waits at {'; '.join(waits)}" if waits else "it computes, or is outside of a step"
 

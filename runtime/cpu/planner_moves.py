@@ -24,7 +24,7 @@ _BLOCK = 128
 
 
 def compiled(nodes: int) -> Callable[[Arrays], Run] | None:
-    """What binds compiled moves to the arrays of a problem of so many nodes; None where Python shall make them."""
+    """The function that binds compiled moves to the arrays of a problem of so many nodes; None: use Python's."""
     if native.unavailable():
         return None
     kernel = _kernel()
@@ -89,7 +89,7 @@ def _settle(alive: Any) -> None:
             alive[LIFT, b] = 0
 
 
-#: what replaces the functions of `alive.py`, of the same names without a line before them
+#: replacements of the functions of `alive.py`, of the same names without the underscore
 _ON_BLOCKS = (_lift, _entered, _set_most, _highest, _settle)
 
 

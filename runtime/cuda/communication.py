@@ -31,11 +31,11 @@ class Links:
         self.engine.accept(op)
 
     def prepare(self, call: Begin | Arrive) -> Callable[[], None]:
-        """What runs a call, as often as it is wanted."""
+        """A function that runs a call, any number of times."""
         raise NotImplementedError
 
     def join(self) -> None:
-        """What is launched from here on runs behind all that was begun: a graph takes nothing from outside."""
+        """Orders all later launches behind all communication begun so far: a graph takes nothing from outside."""
 
     @contextlib.contextmanager
     def step(self, block: Block) -> Iterator[None]:

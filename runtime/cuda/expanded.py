@@ -116,7 +116,7 @@ class _Rooms:
 
 
 def _operators(op: Op, ins: Types, outs: Types) -> tuple[list[Operator], list[Value | None]] | None:
-    """What is needed of the expansion, over inputs x0, x1, ..., and the outputs; None where there is none."""
+    """The expansion's operators that outputs need, over inputs x0, x1, ..., and the outputs; None without one."""
     b = _Builder()
     inputs = [None if t is None else Value(b.names.take(f"x{i}"), t) for i, t in enumerate(ins)]
     try:

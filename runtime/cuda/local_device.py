@@ -16,7 +16,7 @@ from ..communication.watch import machine
 
 @dataclass(frozen=True)
 class Seen:
-    """What a rank sees: its machine, how many devices there are, or why it can use none."""
+    """A rank's view: its machine, how many devices there are, or why it can use none."""
 
     machine: Any
     devices: int
@@ -24,7 +24,7 @@ class Seen:
 
 
 def seen(number: int) -> Seen:
-    """What this rank sees; nothing is started on a device."""
+    """This rank's view; nothing is started on a device."""
     from .device.device import count, unavailable
 
     why = unavailable(number)

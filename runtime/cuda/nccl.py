@@ -37,7 +37,7 @@ from .nccl_calls import carry, refuse
 
 #: the oldest version with graphs and bfloat16
 _OLDEST = 21000
-#: what NCCL's status means where CuPy's table lacks it; None: nothing has happened
+#: meanings of NCCL's status that CuPy's table lacks; None: nothing has happened
 _STATUS = {6: "another rank's process has gone, or the network has failed", 7: None}
 #: seconds for NCCL to give up, before this process ends
 _GIVE_UP = 1.0
@@ -198,7 +198,7 @@ class NcclEngine(Engine):
         return {r: _STEPS for r in range(self.mesh.ranks) if r != self.rank}
 
     def trouble(self) -> str:
-        """What NCCL has met since; "" where nothing."""
+        """NCCL's asynchronous error; "" for none."""
         for name, (comm, _) in () if self._closed else list(self._channels.items()):
             try:
                 comm.check_async_error()

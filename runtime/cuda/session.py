@@ -83,7 +83,7 @@ class CudaSession:
         links: Links | None = None,
     ) -> None:
         self.block, self.device, self.links = block, device, links
-        #: what communications with other ranks write
+        #: results of communications with other ranks
         self._far = far_waits(block) if links is not None else frozenset()
         need_addresses(block)
         self.report = memory_report(block)
@@ -105,7 +105,7 @@ class CudaSession:
             calls = [(op, self._asking(cs) if op.op.updates else cs) for op, cs in calls]
         device.compile((c.kernel for _, cs in calls for c in cs if isinstance(c, Launch)), progress)
         self.steps = [Step(op, cs, tuple(map(self._prepared, cs))) for op, cs in calls]
-        #: what the host waits for before state changes, since it may fail; the rest
+        #: the calls that may fail, for which the host waits before state changes; the rest
         self._parts = ([], self.steps) if self.guarded else _parts(self.steps)
         #: whether nobody has asked for the newest run's reports
         self._unasked = False
@@ -223,7 +223,7 @@ class CudaSession:
         return (Arrive(next(op.reads()).name), *(() if there else (Copy(outs[0], ins[0]),)))
 
     def _used(self, op: Operator) -> tuple[list[Buffer], list[Buffer]]:
-        """What an operator reads, and what it writes."""
+        """The buffers that an operator reads, and those that it writes."""
         return [self.arrays[v.name] for v in op.reads()], [self.arrays[v.name] for v in (*op.writes(), *op.scratch)]
 
     def _buffer(self, v: Value | None) -> Any:
@@ -324,7 +324,7 @@ class CudaSession:
         self._give()
 
     def _give(self) -> None:
-        """What the host may have written goes to the device; everything if another session ran in the meantime."""
+        """Copies to the device what the host may have written; everything if another session ran in the meantime."""
         data = None if self._data is None else self._data()
         if data is not None and data.held_by(self):
             self._claimed = set(self.hosts)

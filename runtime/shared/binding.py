@@ -39,7 +39,7 @@ def already_there(block: Block, op: Operator) -> bool:
 
 
 def far_waits(block: Block) -> frozenset[str]:
-    """What communications with other ranks write: only their waits read it."""
+    """Names of results of communications with other ranks: only their waits read them."""
     begun = (o for o in block.operators if isinstance(o.op, Communication) and o.op.ranks > 1)
     return frozenset(v.name for o in begun for v in o.writes())
 

@@ -69,7 +69,7 @@ _ROLES: dict[type, tuple[str, tuple[int, int, int]]] = {
 
 
 def convolved(op: Operator, dtypes: Sequence[str] = ("f32",), *, empty: bool = False) -> Convolved | None:
-    """What a convolution operator computes; None where it is none, not in these types, or (unless `empty`) empty."""
+    """An operator's convolution; None if it is none, not in these types, or (unless `empty`) empty."""
     plain = op.op.plain if isinstance(op.op, ChannelsLast) else op.op
     if not isinstance(plain, Convolution) or type(plain) not in _ROLES:
         return None

@@ -100,7 +100,7 @@ def compact(roots: Sequence[Expr]) -> tuple[list[Expr], tuple[int, ...]]:
 
 
 def level(roots: Sequence[Expr], inputs: Sequence[frozenset[int]]) -> dict[int, frozenset[int]]:
-    """What each node depends on: the union of its inputs' sets, less what a reduction goes over; by id."""
+    """The dimensions along which each node varies: the union of its inputs' sets, less reduced ones; by id."""
     levels: dict[int, frozenset[int]] = {}
     for x in nodes(roots):
         axes: frozenset[int] = inputs[x.value] if x.fn == "input" else frozenset()

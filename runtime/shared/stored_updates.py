@@ -22,7 +22,7 @@ def factors(op: Update, types: Sequence[TensorType | None]) -> list[Expr]:
 
 
 def expressions(op: Update, types: Sequence[TensorType | None], scalars: Sequence[Expr]) -> tuple[Expr | None, ...]:
-    """What the update makes of its inputs' elements in float32: the parameter and each state (None: an absent one).
+    """The update's results from its inputs' elements in float32: the parameter and each state (None: an absent one).
 
     State of 8 bits is given decoded.  `scalars`: `factors`, or what stands in their place.
     """

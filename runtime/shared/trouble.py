@@ -23,7 +23,7 @@ def failure(status: Sequence[int], where: str) -> JobError:
 
 
 def explained(status: Sequence[int]) -> str:
-    """What a status other than zero says."""
+    """The error text of a status other than zero."""
     code, number, size = (int(x) for x in status)
     if code == LABEL_OUTSIDE and number == NO_LENGTH:
         return "a length of labels is negative, or more than they have entries"

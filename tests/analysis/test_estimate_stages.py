@@ -121,7 +121,16 @@ def test_many_micro_batches_from_few(schedule: str, few: None, monkeypatch: pyte
     for a, b in zip(extended.stages, whole.stages, strict=True):
         assert a.peak_bytes == pytest.approx(b.peak_bytes, rel=0.06)
         assert a.compute_seconds == pytest.approx(b.compute_seconds, rel=0.03)  # of the first stage: sums of the table
-    assert "those of 10 micro-batches a rank" in str(extended)
+    assert "all peaks are extrapolated from 10 micro-batches of each data-parallel replica" in str(extended)
+    assert "extrapolated" not in str(whole)
+
+
+def test_replicas_have_their_own_micro_batches() -> None:
+    """`micro_batches` counts those of all replicas, `simulated_micro_batches` those of one: all may be compiled."""
+    two = tuple(Stage(place, 100, 0, 0.0, 0.0, 0.0) for place in range(2))
+    whole = StagesEstimate("dp=2,pp=2", "1f1b", 4, 4, two, 1.0, 0.0, 0.0, None, "", Mock(), 2)
+    assert "extrapolated" not in str(whole)
+    assert "extrapolated from 1 micro-batch" in str(dataclasses.replace(whole, simulated_micro_batches=1))
 
 
 def test_sums_in_a_tree_are_compiled_for_all_micro_batches(few: None) -> None:

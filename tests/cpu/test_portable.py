@@ -122,9 +122,9 @@ def test_functions_are_near_the_exact_ones(name: str) -> None:
     [
         ("exp", {-np.inf: 0, np.inf: np.inf, 0: 1, -800: 0, 800: np.inf, np.nan: np.nan}),
         ("log", {0: -np.inf, -1: np.nan, np.inf: np.inf, 1: 0, np.nan: np.nan}),
-        ("expm1", {-np.inf: -1, np.inf: np.inf, 0: 0, np.nan: np.nan}),
-        ("log1p", {-1: -np.inf, -2: np.nan, np.inf: np.inf, 0: 0, np.nan: np.nan}),
-        ("tanh", {-np.inf: -1, np.inf: 1, 0: 0, np.nan: np.nan}),
+        ("expm1", {-np.inf: -1, np.inf: np.inf, -0.0: -0.0, np.nan: np.nan}),
+        ("log1p", {-1: -np.inf, -2: np.nan, np.inf: np.inf, -0.0: -0.0, np.nan: np.nan}),
+        ("tanh", {-np.inf: -1, np.inf: 1, -0.0: -0.0, np.nan: np.nan}),
         ("sin", {-0.0: -0.0, np.inf: np.nan, -np.inf: np.nan, np.nan: np.nan}),
         ("cos", {0: 1, np.inf: np.nan, -np.inf: np.nan, np.nan: np.nan}),
         ("tan", {-0.0: -0.0, np.inf: np.nan, np.nan: np.nan}),

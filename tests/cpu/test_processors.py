@@ -20,6 +20,7 @@ from recompute.ops.convolution.conv import ConvGradWeight
 from recompute.ops.linear.products import MatMul
 from recompute.runtime.cpu import PREFERRED, processors, register_all
 from recompute.runtime.cpu.device import native
+from recompute.runtime.cpu.device.toolchain import Toolchain
 from recompute.runtime.cpu.primitives import convolutions
 from recompute.runtime.cpu.processors import Processor, convolution_class, nearest_first, product_class
 from recompute.runtime.cpu.providers import onednn, products
@@ -219,3 +220,11 @@ def test_products_without_onednn(table: dict[str, float]) -> None:
     wide, batch = x.astype(np.float64), np.ones((2, 128, 128), np.float32)
     assert accepting(names, applied(MatMul(transA=1), wide, wide)) == "blas"
     assert accepting(names, applied(MatMul(), batch, batch)) == "blas"
+
+
+def test_no_feature_of_x86_is_asked_of_other_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    binding = pytest.importorskip("llvmlite.binding")
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: binding.targets.FeatureMap({"neon": True}))
+    monkeypatch.setattr(binding.Target, "create_target_machine", lambda self, **options: options["features"])
+    monkeypatch.setattr(binding, "create_mcjit_compiler", lambda module, machine: None)
+    assert Toolchain().machine == "+neon"

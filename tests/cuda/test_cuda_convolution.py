@@ -17,7 +17,7 @@ from recompute.runtime.cuda.convolution import text as convolution_text
 from recompute.runtime.cuda.convolution import weigh_text
 from recompute.runtime.cuda.device.kernel import Buffer, Product
 from recompute.runtime.cuda.kernels import convolution as kernels_convolution
-from recompute.runtime.cuda.providers import cuda_tf32 as rounded
+from recompute.runtime.cuda.providers import cuda_tf32
 from recompute.runtime.shared.convolved import convolved
 from recompute.testing import Case, case_block
 
@@ -125,7 +125,7 @@ def test_halves_one_image_at_a_time(kind: str, last: bool, monkeypatch: Any) -> 
         assert known is not None
         for dtype in ("bf16", "f32"):
             assert isinstance(kernels_convolution.plan(known, dtype, tf32=True), columns_plans)
-            check(name, kind, last=last, dtype=dtype, by=rounded.Rounded.name if dtype == "f32" else "")
+            check(name, kind, last=last, dtype=dtype, by=cuda_tf32.CudaTf32.name if dtype == "f32" else "")
     kernels_convolution.plan.cache_clear()
 
 
@@ -148,7 +148,7 @@ def test_few_terms_many_elements(kind: str, monkeypatch: Any) -> None:
 
 
 def test_tf32_is_for_what_cublas_multiplies() -> None:
-    by = rounded.Rounded()
+    by = cuda_tf32.CudaTf32()
     for name, kind, wanted in (("3x3", "output", True), ("1x1", "weight", True), ("depthwise", "input", False),
                                ("small groups", "output", False)):  # fmt: skip
         op, arrays = case(name, kind)

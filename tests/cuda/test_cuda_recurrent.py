@@ -19,7 +19,7 @@ from recompute.ops.recurrent.rnn import RNN
 from recompute.ops.recurrent.shared import GRADIENTS, filled
 from recompute.runtime.cuda.code import resident
 from recompute.runtime.cuda.device.kernel import Buffer, Kernel, Launch, Product
-from recompute.runtime.cuda.providers import cuda_tf32 as rounded
+from recompute.runtime.cuda.providers import cuda_tf32
 from recompute.testing import Case, Draw, case_block
 
 #: where the tests run
@@ -206,7 +206,7 @@ def test_products_in_tf32() -> None:
         op = GRU(5, "bidirectional")
         arrays = [a if a is None else a.astype(DTYPES[dtype]) for a in inputs(op, {3, 5})]
         bound = case_block(Case(op, tuple(arrays)))[0].operators[0]
-        assert rounded.Rounded().accepts(bound) == (dtype == "f32")
+        assert cuda_tf32.CudaTf32().accepts(bound) == (dtype == "f32")
         if dtype == "f32":
-            calls = Bound(Case(op, tuple(arrays)), bound, rounded.Rounded(), DEVICE[0]).calls
+            calls = Bound(Case(op, tuple(arrays)), bound, cuda_tf32.CudaTf32(), DEVICE[0]).calls
             assert {c.tf32 for c in calls if isinstance(c, Product)} == {True}

@@ -25,6 +25,7 @@ from recompute.cli.command import main
 from recompute.errors import JobError, UsageError
 from recompute.exporter.library import calls, text, write
 from recompute.exporter.library.write import write_library
+from recompute.language.types import DTYPES
 from recompute.runtime.cpu.device import building, jit, native
 
 TESTS = Path(__file__).parents[1]
@@ -380,3 +381,15 @@ def test_webassembly_in_node(network: str, batch: int, how: str, tmp_path: Path)
     command = ["node", str(TESTS / "library_check.mjs"), str(tmp_path), str(STEPS)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     close([float(x) for x in shown[:-1]], network, how, batch, tmp_path)
+
+
+@needs_node
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_the_page_decodes_floats_of_16_bits(kind: str, tmp_path: Path) -> None:
+    script = (Path(write.__file__).parent / "step.js").read_text()
+    part = script[script.index("/** A float16 by its bits") : script.index("class Step")]
+    numbers = f'decoded(Uint16Array.from({{length: 65536}}, (_, i) => i), "{kind}")'
+    (tmp_path / "numbers.mjs").write_text(f"{part}process.stdout.write(new Uint8Array({numbers}.buffer));")
+    shown = subprocess.run(["node", str(tmp_path / "numbers.mjs")], capture_output=True, check=True).stdout
+    wanted = np.arange(65536, dtype=np.uint16).view(DTYPES["f16" if kind == "float16" else "bf16"])
+    np.testing.assert_array_equal(np.frombuffer(shown, np.float32), wanted.astype(np.float32))

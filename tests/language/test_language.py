@@ -154,6 +154,14 @@ def test_constants_are_shared_by_their_bits() -> None:
     assert b.constant(1, "i64") != b.constant(1.0, t)
 
 
+def test_fields_without_a_decorator_are_refused() -> None:
+    class Scaled(Op, abstract=True):
+        factor: float = 2.0
+
+    with pytest.raises(UsageError, match=r"^Scaled has the fields \['factor'\] and no @dataclass\(frozen=True\)"):
+        Scaled().attributes()
+
+
 def test_numerics_with_xp_are_refused() -> None:
     with pytest.raises(UsageError, match=r"^Old.compute: 'xp' has gone: write compute\(self, ins, outs, scratch\)$"):
 

@@ -125,7 +125,7 @@ def test_forms_of_attention_are_found(form: str) -> None:
         (
             SCORES + "  %t: f32[2,3,40,40] = Mul(%s, %b)\n  %w: f32[2,3,40,40] = Softmax(%t)\n" + END,
             "  input %b: f32[40,40]\n",
-            "scaled by what is no constant",
+            "scaled by a value that is not constant",
         ),
         ("  %w: f32[2,3,40,40] = Softmax(%s)\n" + END, "  input %s: f32[2,3,40,40]\n", "its scores are no product"),
         (
@@ -165,7 +165,7 @@ def test_forms_of_attention_are_found(form: str) -> None:
             SCORES + "  %a: f32[2,3,40,40] = Add(%s, %b)\n  %e: f32[2,3,40,40] = Mul(%a, %h)\n"
             "  %w: f32[2,3,40,40] = Softmax(%e)\n" + END,
             "  input %b: f32[40,40]\n  input %h: f32[3,1,1]\n",
-            "a bias or a mask is scaled by what is no constant",
+            "a bias or a mask is scaled by a value that is not constant",
         ),
         (
             SCORES + "  %a: f32[2,3,40,40] = Mul(%s, %zero)\n  %w: f32[2,3,40,40] = Softmax(%a)\n" + END,

@@ -90,7 +90,7 @@ def test_imports_point_one_way() -> None:
 
 def test_the_page_has_the_layers() -> None:
     page = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
-    line = page.partition("Imports point one way: ")[2].partition(".")[0]
+    line = page.partition("Each layer imports only layers before it: ")[2].partition(".")[0]
     shown = [set(names.split(", ")) for names in " ".join(line.split()).split(" → ")]
     layers = iter(LAYERS)
     assert all(any(names <= layer for layer in layers) for names in shown), shown

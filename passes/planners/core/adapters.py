@@ -15,7 +15,7 @@ from typing import Any
 from ....errors import UsageError
 from .problem import FORMAT, Node, RematerialisationProblem, problem_from_dict, read_json
 
-#: what the fields of a node may be called, ours first
+#: names of a node's fields, ours first
 _BYTES = ("cost_ram", "out_cost", "bytes")
 _COST = ("cost_cpu", "duration", "cost")
 #: pairs of names that the ends of a link may have

@@ -34,7 +34,7 @@ _UNITS = 10**12
 
 @dataclass(frozen=True)
 class Line:
-    """What one cut says: keeping `kept` values means repeating nodes of `cost` altogether.
+    """A point of one cut: keeping `kept` values means repeating nodes of `cost` in total.
 
     `memory`: bytes of the values, each as dear as the cut's slope makes it.
     """
@@ -79,7 +79,7 @@ class Cut:
         return [1.0 + slope * (1 - max(producer[v], 0) / n) for v in self.values]
 
     def sloped(self, slope: float) -> Cut:
-        """The same choice with another slope."""
+        """This cut with another slope."""
         other = copy.copy(self)
         vars(other).pop("_flow", None)
         other.slope = other._slopes(slope)
@@ -199,7 +199,7 @@ def _dearest(cut: Cut) -> float:
 
 
 def extra_cost(cut: Cut, budget: int) -> float:
-    """What must be repeated at least, in the problem's unit; infinite where the budget holds no schedule."""
+    """A lower bound of the cost of recomputation, in the problem's unit; infinite if no schedule fits the budget."""
     room = budget - cut.used
     if room < cut.stuck:
         return math.inf
@@ -255,7 +255,7 @@ def touched(problem: RematerialisationProblem, b: int, fused: Set[int] | None = 
 
 
 def _fused(problem: RematerialisationProblem, b: int) -> set[int]:
-    """What b reads or writes that may pass within a loop: a reader may have a copy of its own, made in the loop."""
+    """Values that b reads or writes which may stay within a loop: a reader may compute its own copy there."""
     nodes, node = problem.nodes, problem.nodes[b]
     if not node.loop:
         return set()

@@ -178,7 +178,7 @@ def _chain_at(problem: RematerialisationProblem, borders: Sequence[int], always:
 def _crossing(
     problem: RematerialisationProblem, spans: dict[int, tuple[int, int]], cuts: Sequence[int]
 ) -> list[frozenset[int]]:
-    """What crosses each cut (places in the forward pass)."""
+    """The values that cross each cut (places in the forward pass)."""
     found = []
     alive: dict[int, None] = {}
     ends: dict[int, list[int]] = {}

@@ -116,7 +116,7 @@ class Chain:
 
     @cached_property
     def bytes(self) -> ChainBytes:
-        """What stages hold in memory."""
+        """Bytes of the stages in memory."""
         return _measured(self)
 
 

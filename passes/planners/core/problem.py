@@ -128,7 +128,7 @@ class RematerialisationProblem:
         return replace(self, nodes=self.nodes[:first] + late)
 
     def remembered(self, key: Any, make: Callable[[], T]) -> T:
-        """What `make` gives, worked out once for this problem and kept with it under a key."""
+        """The result of `make`, computed once for this problem and cached under a key."""
         known = vars(self).setdefault("_remembered", {})
         if key not in known:
             known[key] = make()
@@ -289,7 +289,7 @@ def _check(p: RematerialisationProblem) -> None:
             if not there[v]:
                 raise UsageError(f"{p.name}: node {i} ('{n.name}') reads '{p.values[v]}' before it is written")
         if not {*n.overwrites, *n.remade} <= set(n.reads):
-            raise UsageError(f"{p.name}: node {i} ('{n.name}') overwrites or makes again what it does not read")
+            raise UsageError(f"{p.name}: node {i} ('{n.name}') overwrites or recomputes a value that it does not read")
         for v in n.writes:
             _in_range(p, v, f"node {i} ('{n.name}')")
             if there[v]:

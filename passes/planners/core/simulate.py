@@ -45,7 +45,7 @@ def _known(
     sequence: Sequence[int],
     work: Callable[[RematerialisationProblem, Sequence[int]], T],
 ) -> T:
-    """What `work` finds out about a sequence: methods offer the same ones again and again."""
+    """The result of `work` for a sequence, cached: methods offer the same sequences again and again."""
     known = problem.remembered(work, dict[bytes, T])
     key = array("q", sequence).tobytes()
     if key not in known:

@@ -25,7 +25,7 @@ class OutOfTime(UsageError):
 
 #: units of work that planning takes by default, at most
 WORK = 20.0
-#: what compiling a plan takes, and each operator of it
+#: work of compiling a plan, and for each of its operators
 _COMPILED = (0.8, 1e-3)
 #: seconds between two calls of the listener while a search goes on
 _TICK = 0.2
@@ -95,7 +95,7 @@ class Watch:
         self.work += units
 
     def allow_more(self) -> None:
-        """What planning does by default is done: an effort beyond it goes on in proportion to what that took."""
+        """Marks the end of the default planning: an effort beyond it goes on in proportion to the default's work."""
         if self.seconds is None:
             self._limit = self.work * max(1.0, self.effort)
 
@@ -185,7 +185,7 @@ def watching(watch: Watch) -> Iterator[Watch]:
 
 
 def interruptible(solve: Callable[[], Any], stop: Callable[[], Any]) -> Any:
-    """What `solve` gives; where Ctrl-C comes meanwhile, `stop` is called, and KeyboardInterrupt raised when it ended.
+    """The result of `solve`; on Ctrl-C `stop` is called, and KeyboardInterrupt raised when `solve` has ended.
 
     A solver's own code does not see Python's signals: it runs in a thread of its own, and this one waits for it.
     """

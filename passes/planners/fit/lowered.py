@@ -23,7 +23,7 @@ from ..core.problem import Node
 
 Workspace = Callable[[Operator], tuple[TensorType, ...]]
 
-#: what loops are made of once normalisations are opened
+#: operators that loops consist of once normalisations are opened
 _NORMS = (BatchNormTrain, BatchNormApply, BatchNormGrad)
 
 

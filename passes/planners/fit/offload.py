@@ -121,7 +121,7 @@ def bare(block: Block) -> Block:
 
 
 def logical_names(names: Iterable[str], logical: Block) -> tuple[str, ...]:
-    """What values of a lowered block are called before the lowering; those that it made itself are left out."""
+    """Names, before the lowering, of values of a lowered block; those that it added itself are left out."""
     there = logical.values()
     found = (n if n in there else n.removesuffix(".last") for n in names)
     return tuple(dict.fromkeys(n for n in found if n in there))

@@ -272,7 +272,7 @@ class Fitting:
         return min(fitting, key=lambda f: (self.cost(f), f.peak)) if fitting else min(found, key=lambda f: f.peak)
 
     def cost(self, f: Fitted) -> float:
-        """What a step costs, as planners see it."""
+        """The cost of a step in the planners' unit."""
         return f.planned.outcome.cost if f.planned is not None else sum(map(self.seconds, f.block.operators))
 
 

@@ -1,4 +1,4 @@
-"""What is said about a budget that no plan fits: the least that was found to work, and what no plan can lower."""
+"""Errors for a budget that no plan fits: the least one that works, and the bytes that no plan can save."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..core.simulate import plan_of
 from ..methods.auto import deepest_of, quick_frontier_of
 from .problem import Fitted, Fitting
 
-#: what lowers that which every plan holds
+#: means to lower the bytes that every plan holds
 _LOWER = (
     "What lowers that: an optimizer with less state (SGD has none, Adam with moments='8-bit' a quarter), "
     "precision='bf16-pure', frozen parameters, LoRA (rc.lora)"

@@ -115,7 +115,7 @@ class _Search:
             yield orders[1]
 
     def sure(self) -> Iterator[Fitted]:
-        """What is sure to fit, if anything is: where time is up and no plan fits, once."""
+        """The plan of the lowest peak, once, if time is up and no plan fits yet."""
         if self.watch.late and self.best == math.inf and not self.hurried:
             self.hurried = True
             found = lowest_quickly(self.fitting, self.budget)

@@ -112,7 +112,7 @@ def _ended(watch: Watch) -> bool:
 
 
 def _ranked(fitting: Fitting, step: Step, permitted: Sequence[Approximation]) -> list[Candidate]:
-    """What to do next for more memory, that which takes least time for a byte first.
+    """Candidates in order of the seconds for each byte that they save, the fewest first.
 
     A value comes up again where a later candidate saves more than the one before: it takes its place.
     """

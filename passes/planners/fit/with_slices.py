@@ -81,7 +81,7 @@ class Sliced:
             self._all_ways()
 
     def beyond(self, limit: float = math.inf) -> None:
-        """Those that were left out and take no longer than the best plan, as far as estimates tell."""
+        """Tries the ways that were left out and that estimates place within `limit` seconds, if there is time."""
         if self.left_out and not _ended():
             self.limit, self.left_out = limit, False
             self._all_ways()
@@ -186,7 +186,7 @@ class Sliced:
                 return
 
     def _extra_seconds(self, f: Found, pieces: int) -> float:
-        """What so many slices of a region take beyond the whole: the same for all of its kind."""
+        """Extra seconds of so many slices of a region, the same for all regions of its kind."""
         n = self._pieces(f, pieces)
         if n < 2:
             return 0.0

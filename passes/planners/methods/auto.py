@@ -47,7 +47,7 @@ _TINY, SOLVED_IN_PARTS = 100, 1000
 GOOD = 1e-3
 #: neighbourhoods that are solved each time that the search goes on; it takes up to so many times more moves then
 _ROUNDS, _LONGER = 4, 7
-#: what cuts (and blocks) take, and one of the others, a node: units of `watch`
+#: work for each node of cuts (and blocks), and of another method: units of `watch`
 _SWEPT, _ASKED = 6e-4, 5e-4
 #: longer sequences than so many times the problem (or than the second) are left as they are: a move takes too long
 _LONGEST, _ALWAYS = 3, 3000
@@ -209,7 +209,7 @@ def neighbours(frontier: Frontier, budget: int) -> list[tuple[Point, float]]:
 
 
 def convex(points: list[Point]) -> list[Point]:
-    """Those points, sorted by peak, that no mixture of two others beats."""
+    """The convex hull: of points sorted by peak, those that no mixture of two others beats."""
     hull: list[Point] = []
     for p in points:
         while len(hull) > 1:
@@ -222,7 +222,7 @@ def convex(points: list[Point]) -> list[Point]:
 
 
 def quick_frontier_of(problem: RematerialisationProblem) -> Frontier:
-    """What cuts find for a problem, and what else was found since; the problem remembers it, and ends with it."""
+    """The frontier of a problem: points of cuts, and all found since; cached with the problem."""
     known: Frontier | None = vars(problem).get(_FOUND)
     if known is None:
         watch = current()

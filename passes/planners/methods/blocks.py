@@ -147,7 +147,7 @@ class _Emit:
         self._forget(k)
 
     def _ensure(self, v: int) -> None:
-        """What a schedule of the stage takes for granted and is not there after all is made before it."""
+        """Computes value v before a schedule of the stage that relies on it, if it is not in memory."""
         if not self.there[v]:
             made = rebuild(self.problem, v, self.there)
             self.sequence += made

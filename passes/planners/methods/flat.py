@@ -22,7 +22,7 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 #: run(begin, stop) does what x says
 Run = Callable[[int, int], None]
 
-#: what a node that a move looks at takes: units of `watch`
+#: work for each node that a move looks at: units of `watch`
 LOOK = 3e-6
 #: rows have room for so many more than are in them, and as many again
 _SLACK = 8
@@ -118,7 +118,7 @@ class Schedule:
         self.x[self.x[layout.BEST] : self.x[layout.BEST] + len(best)] = best
 
     def run(self, what: int, given: Sequence[int] = ()) -> Run:
-        """What does something of `moves.py`: run(begin, stop).  Not to be used after `grow`."""
+        """The compiled function for a task of `moves.py`: run(begin, stop).  Not to be used after `grow`."""
         self.x[layout.WHAT] = what
         return self.bind((self.x, self.f, self.alive, np.array(given or [0], np.int64)))
 

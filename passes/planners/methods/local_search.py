@@ -23,7 +23,7 @@ __all__ = ["Schedule", "Search"]
 
 #: nodes that a move may look at, on average
 _WORK = 40
-#: what a move takes: units of `watch`
+#: work of a move: units of `watch`
 _MOVE = 6e-5
 #: moves between two looks at the clock
 _MOVES = 256

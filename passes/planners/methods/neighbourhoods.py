@@ -1,4 +1,4 @@
-"""Large-neighbourhood search: the runs of a few nodes at a time are optimised by CP-SAT."""
+"""Large-neighbourhood search: in each round CP-SAT (a constraint solver) decides anew when a few nodes run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..core.simulate import simulate
 from ..core.watch import current
 from .retention_intervals import improve
 
-#: repeatable nodes that are free at once, to begin with, and at most
+#: how many repeatable nodes are free (may run at other times) in the first round, and at most
 _WIDTH, _WIDEST = 20, 120
 
 
@@ -27,11 +27,12 @@ def search(
     time_limit: float = math.inf,
     seed: int = 0,
 ) -> list[int]:
-    """A sequence at least as good as the one given (see `retention_intervals.improve`, which each round calls).
+    """A sequence at least as good as `sequence` (see `retention_intervals.improve`, which each round calls).
 
-    In turn a window of successive nodes, nodes drawn at random, and those that run again with as many that do not are
-    free; the neighbourhood grows while rounds are proven, and shrinks where one is not.  The same for the same seed
-    unless the time limit ends it.
+    Rounds rotate through three choices of free nodes: a window of successive nodes; a random sample; up to half nodes
+    that run several times, the rest nodes that run once.  After a round without improvement the neighbourhood grows by
+    a quarter if CP-SAT proved that there is none, and shrinks by a quarter otherwise.  Deterministic for a seed, unless
+    the time limit or an interrupt ends the search.
     """
     deadline = time.monotonic() + time_limit
     draw = random.Random(seed)

@@ -217,7 +217,7 @@ class _Model:
                 self.model.add(end == b.at).only_enforce_if(~b.active)
 
     def reads(self) -> None:
-        """What runs finds each value that it reads: in the interval of some run of its producer."""
+        """Constraints: a run finds each value that it reads in the interval of some run of the producer."""
         for i, node in enumerate(self.problem.nodes):
             for k, run in enumerate(self.runs[i]):
                 now = self.events[i][k] if k < len(self.events[i]) else -1

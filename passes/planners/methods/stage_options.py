@@ -139,7 +139,7 @@ def _measured(stage: _Stage, sequence: Sequence[int], first: int) -> StageOption
 
 
 def _spread(options: list[StageOption], most: int) -> list[StageOption]:
-    """Those that no other beats in bytes kept, backward peak and cost; at most `most`, the extremes among them."""
+    """The options that no other beats in bytes kept, backward peak and cost; at most `most`, with the extremes."""
     chosen: list[StageOption] = []
     for o in sorted(options, key=lambda o: (o.cost, o.saved, o.backward_peak)):
         if not any(c.saved <= o.saved and c.backward_peak <= o.backward_peak for c in chosen):

@@ -32,7 +32,7 @@ def uniform(x: Array) -> float:
 
 
 def below(x: Array, n: int) -> int:
-    """What `random.choice` takes of n, 0 < n < 2^32."""
+    """The index that `random.choice` draws among n, 0 < n < 2^32."""
     bits = 0
     while n >> bits:
         bits += 1

@@ -214,7 +214,7 @@ class Programme:
                     self.stays[t, v] = self.variable(0.0, 1.0)
 
     def stage(self, t: int) -> None:
-        """What stays was there, what runs finds what it reads, outputs are there in the end."""
+        """Constraints of stage t: a value that stays was there, a run finds its reads, outputs exist in the end."""
         p = self.problem
         for v, maker in enumerate(p.producer):
             if t and (t, v) in self.stays:
@@ -325,7 +325,7 @@ class Programme:
         return [values[model.get_variable(x)] for x in range(len(self.lower))], bound
 
     def hint(self, plan: RecomputePlan) -> dict[int, float]:
-        """What runs in a plan, and what stays in it: from each run to the last use before the next."""
+        """The variables in a plan: its runs, and values that stay from a run to the last use before the next."""
         p = self.problem
         found = dict.fromkeys([*self.runs.values(), *self.stays.values()], 0.0)
         made: dict[int, int] = dict.fromkeys(p.inputs, -1)
@@ -366,7 +366,7 @@ class Programme:
         return model
 
     def sequence(self, values: list[float]) -> list[int]:
-        """What runs, in order."""
+        """The nodes that run, in order."""
         return pruned(self.problem, [i for (t, i), x in sorted(self.runs.items()) if values[x] > 0.5])
 
 

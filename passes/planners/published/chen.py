@@ -41,7 +41,6 @@ class ChenSqrt(Planner, strategy="chen"):
         return segment_plan(problem, [cuts[b - 1] for b in even_bounds(0, n, parts)[1:-1]])
 
 
-@dataclass(frozen=True)
 class ChenSweep(Planner, strategy="chen-sweep"):
     """The search over segment budgets b: a segment ends at the first candidate at which it holds more than b bytes."""
 

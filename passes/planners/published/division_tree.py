@@ -217,7 +217,7 @@ def _largest_closed(
 
 
 def _between(graph: Graph, v: int, i: int, j: int) -> list[int] | None:
-    """What is connected with v when i and j are taken away; None when that leads to before i or behind j."""
+    """The component of v without i and j; None if it reaches before i or behind j."""
     seen = {i, j, v}
     stack, part = [v], [v]
     while stack:

@@ -140,7 +140,7 @@ _LONGEST = 500
 
 
 def _interval_weights(graph: Graph, piece: Piece) -> set[float]:
-    """What lies between any two of a linear piece's ends; in long pieces between every so many-th, and neighbours."""
+    """Weights between any two ends of a linear piece; in long pieces between every so many-th, and neighbours."""
     inner, held = _prefix(graph, piece)
     marks = range(0, len(inner), -(-len(inner) // _LONGEST))
     near = {inner[j] - held[j - k] for j in range(len(inner)) for k in range(1, min(j, 4) + 1)}

@@ -44,7 +44,6 @@ class Gruslys(Planner, strategy="gruslys"):
         return plan_of(found if better else plain)
 
 
-@dataclass(frozen=True)
 class GruslysHidden(Gruslys, strategy="gruslys-hidden"):
     """The hidden policy: slots hold states only."""
 
@@ -52,7 +51,6 @@ class GruslysHidden(Gruslys, strategy="gruslys-hidden"):
     keeps = (True, False)
 
 
-@dataclass(frozen=True)
 class GruslysInternal(Gruslys, strategy="gruslys-internal"):
     """The internal policy: slots hold all that a step's backward reads."""
 

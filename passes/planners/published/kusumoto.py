@@ -72,7 +72,7 @@ class Kusumoto(Planner, strategy="kusumoto"):
         return search.run(self.samples)
 
     def chains(self, problem: RematerialisationProblem) -> Chains:
-        """What is found in the lattice, remembered for other budgets."""
+        """The chains found in the lattice, cached for other budgets."""
         return problem.remembered(("kusumoto", self.candidates), lambda: Chains(self.lattice(forward_graph(problem))))
 
 
@@ -362,7 +362,7 @@ class _Search:
         yield frozenset(v for k in kept for v in nodes[graph.nodes[k]].writes)
 
     def judge(self, kept: frozenset[int]) -> Outcome:
-        """What the simulator says of the plan that keeps these values."""
+        """The simulated outcome of the plan that keeps these values."""
         if kept not in self.judged:
             self.judged[kept] = simulate(self.problem, keep_schedule(self.problem, kept))
         return self.judged[kept]

@@ -1,10 +1,11 @@
 """Memory and time of a step of a transformer on many ranks, by closed formulas.
 
 Activations: Korthikanti et al. 2022 (arXiv 2205.05198, equations 1 to 6).  A step's time adds, for each micro-batch of
-a stage, products at a part of the device's peak, element-wise traffic at its bandwidth, and communication by the α-β
-model; the bubble of 1F1B is (p-1)/v micro-batches (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).  Weights are
-float16 or bfloat16.  What products, memory and links reach of a data sheet is in efficiency.py; shards of weights that
-are gathered travel beside computation (ZeRO 3), all other communication does not.
+a stage, matrix products at a fraction of the device's peak, element-wise traffic at its bandwidth, and communication by
+the α-β model.  The bubble is (p-1)/v micro-batches for p ranks along pp with v chunks each (v = 1: 1F1B; Narayanan et
+al. 2021, arXiv 2104.04473, section 2.2), and is taken as 0 for zero-bubble schedules.  Weights are float16 or bfloat16.
+The fractions of data-sheet rates that products, memory and links reach are in efficiency.py.  With ZeRO 3,
+communication along dp overlaps computation; all other communication is exposed.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ STATE_BYTES = (2, 4, 12)
 
 @dataclass(frozen=True)
 class Transformer:
-    """A network of repeated layers: GPT's, or (`inner`, `gated`, `groups`, `fused`, `tied`) LLaMA's.
+    """A network of repeated layers: GPT's by default; `inner`, `gated`, `groups`, `fused` and `tied` describe LLaMA's.
 
-    `inner`: width of the feed-forward network (0: 4 · hidden); `gated`: it has two products beside each other;
-    `groups`: heads of keys and values (0: as many as queries); `fused`: attention is one causal operator that keeps no
-    scores; `tied`: the output is the embedding's table; `again`: where attention is fused, the part of the
-    products with weights that selective recomputation repeats.
+    `inner`: width of the feed-forward network (0: 4 · hidden); `gated`: it has a gate beside the up projection
+    (SwiGLU); `groups`: heads of keys and values (0: as many as of queries); `fused`: attention is one causal operator
+    that saves no scores; `tied`: the output head shares the embedding's table, and positions have a table, too;
+    `again`: with fused attention, the fraction of the weight products' time that selective recomputation repeats.
     """
 
     layers: int
@@ -56,18 +57,18 @@ class Transformer:
 
     @property
     def layer_parameters(self) -> int:
-        """Weights, biases and norms of one layer."""
+        """Number of parameters of one layer: weights, biases, norms."""
         weights = self.hidden * (self.projected + self.hidden + (3 if self.gated else 2) * self.width)
         return weights + (2 if self.gated else 13) * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Number of parameters of the network, embeddings included."""
         tables = self.vocab + self.seq + 2 if self.tied else 2 * self.vocab + 1
         return self.layers * self.layer_parameters + tables * self.hidden
 
     def products(self, tokens: int, tp: int) -> list[tuple[int, int, int]]:
-        """Rows, columns and summed length of the products with weights in a layer's forward pass on one of `tp`."""
+        """(m, n, k) of the weight products [m, k] · [k, n] of a layer's forward pass, on one of `tp` ranks."""
         up = (2 if self.gated else 1) * self.width
         return [(tokens, self.projected // tp, self.hidden), (tokens, self.hidden, self.hidden // tp),
                 (tokens, up // tp, self.hidden), (tokens, self.hidden, self.width // tp)]  # fmt: skip
@@ -78,7 +79,7 @@ class Transformer:
         return weights + self.attention_flops(batch)
 
     def attention_flops(self, batch: int) -> int:
-        """FLOPs of attention's two products (all scores, as MFU counts), which selective recomputation repeats."""
+        """FLOPs of attention's two forward products, all scores counted (as for MFU), even with a causal mask."""
         return 4 * batch * self.seq**2 * self.hidden
 
     def step_flops(self, batch: int) -> int:
@@ -88,7 +89,7 @@ class Transformer:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step, of them the bubble's and those of communication; `mfu` is a part of the devices' peak."""
+    """Seconds of a step, of its bubble and of its exposed communication; `mfu`: a fraction of the devices' peak."""
 
     seconds: float
     bubble: float
@@ -97,7 +98,10 @@ class StepTime:
 
 
 def layer_activation_bytes(net: Transformer, c: Candidate) -> float:
-    """Bytes that a rank keeps of one layer and one micro-batch for the backward pass."""
+    """Bytes that a rank saves of one layer and one micro-batch for the backward pass.
+
+    The layer is GPT's, whatever `net.gated`, `net.groups` and `net.fused` say; with recompute "none" it saves scores.
+    """
     sbh = net.seq * c.micro_batch * net.hidden
     t, share = c.tp, 5 * net.heads * net.seq / net.hidden
     if c.recompute == "full":
@@ -113,7 +117,9 @@ def activation_bytes(net: Transformer, c: Candidate) -> float:
 
 
 def state_bytes(net: Transformer, c: Candidate) -> float:
-    """Weights, gradients and optimizer state of the first stage's rank, with what ZeRO divides."""
+    """Bytes of weights, gradients and optimizer state on a rank of the first stage, sharded as `c.zero` says.
+
+    A table of positions is counted even where `net.tied` is False."""
     stage = (net.layers / c.pp * net.layer_parameters + (net.vocab + net.seq) * net.hidden) / c.tp
     weight, gradient, moments = STATE_BYTES
     parts = [
@@ -123,7 +129,7 @@ def state_bytes(net: Transformer, c: Candidate) -> float:
 
 
 def memory_bytes(net: Transformer, c: Candidate) -> float:
-    """What a rank of the first stage holds at its peak, but for workspace."""
+    """Peak bytes of a rank of the first stage, without workspace."""
     return state_bytes(net, c) + activation_bytes(net, c)
 
 
@@ -137,14 +143,14 @@ def step_time(net: Transformer, c: Candidate, batch: int, device: Device, networ
     micro_batches, layers = batch // (c.dp * c.micro_batch), net.layers / c.pp
     how, tokens = reached(device.name), net.seq * c.micro_batch
     network = dataclasses.replace(network, inside=how.links * network.inside, across=how.links * network.across)
-    # The head is on the last stage alone, which all others wait for; its scores are float32.
+    # The output head is on the last stage only, and all others wait for it; its logits are float32.
     head = how.product_seconds([(tokens, net.vocab // c.tp, net.hidden)], device.f16, 3)
     head += 4 * 6 * tokens * net.vocab / c.tp / (how.memory * device.bandwidth)
     sent = layers * _tensor_seconds(net, c, network) + _messages_seconds(net, c, network)
     one = layers * _layer_seconds(net, c, device, how) + head + sent
     bubble = 0.0 if c.schedule == "zero-bubble" else (c.pp - 1) / c.chunks * one
     sums = _gradients_seconds(net, c, network)
-    if c.zero == 3:  # beside computation
+    if c.zero == 3:  # overlaps computation
         sums = max(0.0, sums - micro_batches * one)
     weights = net.parameters / (c.pp * c.tp)
     update = 2 * sum(STATE_BYTES) * weights / (c.dp if c.zero else 1) / (how.memory * device.bandwidth)
@@ -154,12 +160,13 @@ def step_time(net: Transformer, c: Candidate, batch: int, device: Device, networ
 
 
 def _layer_seconds(net: Transformer, c: Candidate, device: Device, how: Reached) -> float:
-    """Computation of a layer and a micro-batch, forward and backward, with what is recomputed."""
+    """Seconds of computation of a layer and a micro-batch: forward, backward and recomputation."""
     sbh, s = net.seq * c.micro_batch * net.hidden, c.tp if c.sequence_parallel else 1
     bandwidth = how.memory * device.bandwidth
     products = net.products(net.seq * c.micro_batch, c.tp)
     weights = how.product_seconds(products, device.f16, 1)
-    # Two norms with the sums before them on the stream; of the heads and of the activation what is divided along tp.
+    # Bytes of element-wise traffic for each element.  `stream`: two norms and the residual additions before them, on s
+    # ranks each; `inner`: heads and the activation function, always sharded along tp.
     stream, inner = (20, 2 * (2 * net.projected + 3 * net.width) / net.hidden) if net.gated else (22, 22)
     others = sbh * (stream / s + inner / c.tp) / bandwidth
     if net.fused:
@@ -180,7 +187,11 @@ def _layer_seconds(net: Transformer, c: Candidate, device: Device, how: Reached)
 
 
 def _tensor_seconds(net: Transformer, c: Candidate, network: Network) -> float:
-    """AllReduces along tp, two a layer in each pass; with sequence parallelism as many bytes in two halves each."""
+    """Seconds of a layer's AllReduces along tp: two in the forward pass, two in the backward pass, two recomputed.
+
+    With sequence parallelism each is a ReduceScatter and an AllGather, of the same bytes in total; gathering again for
+    the backward pass is not counted.
+    """
     if c.tp == 1:
         return 0.0
     rate = network.inside if not network.node or c.tp <= network.node else network.across
@@ -190,7 +201,7 @@ def _tensor_seconds(net: Transformer, c: Candidate, network: Network) -> float:
 
 
 def _messages_seconds(net: Transformer, c: Candidate, network: Network) -> float:
-    """What a stage sends and receives of a micro-batch: a tp-th of the activations each way for each chunk."""
+    """Seconds of a stage's messages for one micro-batch: activations and gradients of each chunk, sharded along tp."""
     if c.pp == 1:
         return 0.0
     rate = network.across or network.inside
@@ -198,9 +209,10 @@ def _messages_seconds(net: Transformer, c: Candidate, network: Network) -> float
 
 
 def _gradients_seconds(net: Transformer, c: Candidate, network: Network) -> float:
-    """The sum of float32 gradients along dp, after the last micro-batch, or as many bytes of shards.
+    """Seconds of the AllReduce of float32 gradients along dp, after the last micro-batch.
 
-    Ranks along dp that share a node, g of n, exchange within it, and a g-th of the rest each across nodes.
+    With ZeRO a ReduceScatter and an AllGather move the same bytes.  If g of the n ranks along dp share a node, a rank
+    moves (g-1)/g of the bytes within it, and (n-g)/(gn) across nodes.
     """
     if c.dp == 1:
         return 0.0

@@ -1,7 +1,7 @@
 """The mesh, and what a step does on it, for a model and so many ranks: formulas prune, compiled programs decide.
 
 Every way to divide the step (candidates.py) is priced by closed formulas (pruning.py).  Of the fastest that may fit, a
-rank of the first two stages and of the last is compiled, for as many micro-batches as it takes until the schedule
+rank of each of a few stages is compiled (`Search.stages`), for as many micro-batches as it takes until the schedule
 repeats itself: their peaks say whether it fits, their operators and collectives what a micro-batch takes.  The fastest
 of those that fit is compiled in all its stages, verified among all ranks, and simulated.
 

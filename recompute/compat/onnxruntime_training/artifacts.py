@@ -107,7 +107,7 @@ def generate_artifacts(
 
 
 def _recomputation(further: Further) -> dict[str, Any]:
-    """What `further` says of recomputation.  UsageError for both ways at once."""
+    """The checkpoints and the memory budget in `further`.  UsageError for both at once."""
     checkpoints, budget = further.get("checkpoints"), further.get("memory_budget")
     if checkpoints is not None and budget is not None:
         raise UsageError("give checkpoints or a memory_budget: both define what is recomputed")

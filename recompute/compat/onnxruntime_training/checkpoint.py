@@ -15,7 +15,7 @@ from ...support.json_values import unfit
 from ...support.tensor_file import write_arrays
 
 _ENTRY = "recompute.checkpoint"
-#: what it is in the file
+#: types of the fields in the file
 _TOLD = {"weights": [str], "trained": [str], "properties": {...: (int, float, str)}, "optimizer": {...: float}}
 
 

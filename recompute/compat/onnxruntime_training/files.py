@@ -37,7 +37,7 @@ def described(model: onnx.ModelProto, description: dict[str, Any]) -> onnx.Model
 
 
 def _unknown(fields: dict[str, Any]) -> str:
-    """What a description names that there is not; "" for nothing."""
+    """Why a description is invalid: it names something that does not exist; "" if it is valid."""
     if fields["kind"] == "optimizer":
         return "" if fields["name"] in OPTIMIZERS else f"there is no optimizer {repr_short(fields['name'])}"
     if fields["loss"] not in (None, *LOSSES):

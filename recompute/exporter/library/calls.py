@@ -21,7 +21,7 @@ from ...runtime.cpu.device.native import STATUS, word
 from ...runtime.cpu.session import Session
 from ...runtime.shared.binding import already_there
 
-#: what a word is relative to
+#: bases of words
 NUMBER, MEMORY, CONSTANT, RUN = range(4)
 
 

@@ -4,7 +4,7 @@
 //     const step = await load(wasmBytes, weightsBytes);   // two Uint8Arrays or ArrayBuffers
 //     step.input("x").set(...);                           // a typed array in the step's memory
 //     step.run();
-//     const loss = step.output(step.loss)[0];
+//     const [loss] = step.numbers(step.loss);
 //
 // The step's memory is one number of bytes, known before: step.bytes.  Errors are thrown with what is wrong.
 
@@ -16,7 +16,7 @@ const VALUES = @VALUES@;
 const KINDS = {
   float32: Float32Array, float64: Float64Array, int64: BigInt64Array, uint64: BigUint64Array, int32: Int32Array,
   uint32: Uint32Array, int16: Int16Array, uint16: Uint16Array, int8: Int8Array, uint8: Uint8Array, bool: Uint8Array,
-  float16: Uint16Array, bfloat16: Uint16Array, // their bits
+  float16: Uint16Array, bfloat16: Uint16Array, // their bits; `numbers` decodes them
 };
 const PAGE = 65536;
 
@@ -30,6 +30,19 @@ function mathematics(module) {
     found[name] = single ? (...x) => Math.fround(f(...x)) : f;
   }
   return found;
+}
+
+/** A float16 by its bits. */
+function half(bits) {
+  const sign = bits >> 15 ? -1 : 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (exponent ? 1024 + fraction : fraction) * 2 ** (Math.max(exponent, 1) - 25);
+}
+
+/** Elements as numbers: those of 16-bit floats are decoded, others are as they are. */
+function decoded(array, kind) {
+  if (kind === "bfloat16") return new Float32Array(Uint32Array.from(array, (bits) => bits << 16).buffer);
+  return kind === "float16" ? Float32Array.from(array, half) : array;
 }
 
 class Step {
@@ -72,6 +85,9 @@ class Step {
   output(name) { return this.array(this.c.step_output, OUTPUTS, name); }
   evaluationInput(name) { return this.array(this.c.step_evaluation_input, EVALUATION_INPUTS, name); }
   evaluationOutput(name) { return this.array(this.c.step_evaluation_output, EVALUATION_OUTPUTS, name); }
+  /** An output's numbers, also of 16-bit floats. */
+  numbers(name) { return decoded(this.output(name), OUTPUTS[name][0]); }
+  evaluationNumbers(name) { return decoded(this.evaluationOutput(name), EVALUATION_OUTPUTS[name][0]); }
   /** A weight or a state of the optimizer, such as its learning rate. */
   value(name) { return this.array(this.c.step_value, VALUES, name); }
   /** One training step. */

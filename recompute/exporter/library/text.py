@@ -161,7 +161,7 @@ class _Texts:
         return self._at[text]
 
     def bytes(self) -> str:
-        """All of them, as numbers."""
+        """All texts as bytes, each with a 0 behind it: numbers of C."""
         return _rows(str(b - 256 if b > 127 else b) for t in self._at or [""] for b in (*t.encode(), 0))
 
 

@@ -24,7 +24,7 @@ _ARCHIVERS = {
     "aarch64": (("aarch64-linux-gnu-ar", "llvm-ar"), "binutils-aarch64-linux-gnu"),
     "wasm32": (("wasm-ld", "wasm-ld-19", "wasm-ld-14"), "lld"),
 }
-#: what JavaScript's Math has of C's mathematics, by the same names
+#: functions of C's mathematics that JavaScript's Math has by the same names
 _MATH = "acos acosh asin asinh atan atan2 atanh cbrt cos cosh exp expm1 log log10 log1p log2 pow sin sinh tan tanh"
 _OPTIONS = ("-O2", "-std=c99")
 

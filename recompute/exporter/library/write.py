@@ -25,7 +25,7 @@ from ...version import __version__
 from . import calls, text
 from .tools import built
 
-#: what a library's files and functions may be named, and names that are others': of the example, of tables and
+#: allowed names of a library's files and functions, and names that are others': of the example, of tables and
 #: functions inside of the library, of C's libraries and headers
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _TAKEN = ("main", "bad", "evaluation", "c", "m", "stddef", "stdint", "stdio", "stdlib", "string", "unistd")

@@ -1,4 +1,4 @@
-"""What random sketches draw: signs, normal numbers, and k of N without replacement, as functions of (seed, step).
+"""Random draws of sketches: signs, normal numbers, and k of N without replacement, as functions of (seed, step).
 
 `numbers` below are those of the stream (ops/random/philox.py), 24 bits each.  A matrix S of signs or normal numbers is
 drawn in panels of COLUMNS columns: row i of panel p takes the eight numbers of block p · B + i.  A number gives 24

@@ -51,7 +51,7 @@ def code_bytes(size: int, bits: int) -> int:
 
 
 class _Grouped(Op, abstract=True):
-    """What both operators have in common."""
+    """The base of both operators: `bits` a code, `group` elements with one range."""
 
     approximates = True
 

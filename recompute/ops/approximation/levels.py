@@ -1,9 +1,10 @@
 """The best step functions in place of derivatives of activations (Novikov, Bershatsky et al. 2022, arXiv 2202.00441).
 
-With 2^bits steps on [-10, 10] the integral of (f'(x) - steps(x))² is least, by dynamic programming over the borders of
-a fine grid, whose result is then refined: a level is the mean of f' on its step, and at a border f' is half-way between
-two levels.  f and f' are the project's own operators in float64, so that whatever they compute is what is approximated.
-Derivatives that are step functions themselves are found exactly.
+`best_steps` minimises the integral of (f'(x) - steps(x))² over [-10, 10] among step functions with 2^bits levels (if
+f' is even: levels of |x|).  Dynamic programming over a fine grid finds the borders; Newton's method refines them to the
+Lloyd-Max conditions: each level is the mean of f' on its step, and at each border f' is half-way between two levels.
+f and f' are the project's own operators in float64, so that whatever they compute is what is approximated.  Derivatives
+that are step functions themselves are exact.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from ...language.types import DTYPES, Array, TensorType, Types
 from ..tiles import wide
 from .slopes import MOST_BITS
 
-#: derivatives are approximated from -REACH to REACH, every place counting the same; beyond, the outer levels go on
+#: derivatives are approximated from -REACH to REACH, uniformly weighted; beyond, the outermost levels continue
 REACH = 10.0
 #: cells of the grid of borders (kinks of the activations, at whole numbers, are borders), and Gauss points of a cell
 _CELLS, _POINTS = 1000, 8
-#: steps of the refinement
-_TURNS = 200
+#: iterations of Newton's method
+_ITERATIONS = 200
 
 #: activations with smooth derivatives; f'(-x) = f'(x) for those in `EVEN`
 EVEN = ("Sigmoid", "Tanh", "Softsign")
@@ -42,7 +43,10 @@ PIECEWISE = ("Relu", "LeakyRelu", "Relu6", "ThresholdedRelu", "HardSigmoid", "Cl
 
 @dataclass(frozen=True)
 class Steps:
-    """A step function: level i lies above i bounds.  `even`: of |x|.  `error`: the integral of its squared error."""
+    """A step function: `levels[i]` where x (`even`: |x|) is above exactly i of the `bounds`.
+
+    `error`: the integral of its squared error over [-REACH, REACH].
+    """
 
     bounds: tuple[float, ...]
     levels: tuple[float, ...]
@@ -60,7 +64,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Template:
-    """The operators of an activation's gradient; its values are `x`, `y`, `dy`, `in1`, ...; `dx` is made last."""
+    """The operators of an activation's gradient: from the values `x`, `y`, `dy`, `in1`, ... to `dx`, the result."""
 
     operators: tuple[Operator, ...]
     constants: tuple[Any, ...]
@@ -68,7 +72,7 @@ class Template:
 
 
 def gradient_template(op: Op, types: Types) -> Template | None:
-    """What an activation's gradient rule emits for its first input; None: it is no gradient of one value by one."""
+    """What an activation's gradient rule emits for its first input; None without a gradient of the output's type."""
     ins = [None if t is None else Value("x" if i == 0 else f"in{i}", t) for i, t in enumerate(types)]
     y = Value("y", op.infer(*types)[0])
     dy = Value("dy", y.type)
@@ -92,13 +96,13 @@ def _apply(op: Op, ins: Sequence[Any]) -> Array:
 
 
 def function_of(op: Op, dtype: str, others: Sequence[float | Array | None] = ()) -> Callable[[Array], Array]:
-    """The activation as a function of vectors."""
+    """The activation, as a function of vectors."""
     constants = [None if a is None else np.asarray(a, DTYPES[dtype]) for a in others]
     return lambda x: _apply(op, [x, *constants])
 
 
 def derivative_of(op: Op, dtype: str, others: Sequence[float | Array | None] = ()) -> Callable[[Array], Array]:
-    """Its derivative as the gradient rule computes it, a function of vectors."""
+    """The activation's derivative as its gradient rule computes it, as a function of vectors."""
     constants = [None if a is None else np.asarray(a, DTYPES[dtype]) for a in others]
 
     def derivative(x: Array) -> Array:
@@ -182,14 +186,14 @@ def _error(f: Callable[[Array], Array], bounds: Array, total: float) -> float:
 
 
 def _refined(f: Callable[[Array], Array], slope: Callable[[Array], Array], rough: Array, cell: float) -> Array:
-    """Bounds within a cell of the rough ones at which f' is half-way between the levels (Newton's method)."""
+    """The rough bounds, each moved by at most a cell to where f' is half-way between its levels (Newton's method)."""
     bounds, near = rough.copy(), 1e-6
     inner, low, high = bounds[1:-1], rough[1:-1] - cell, rough[1:-1] + cell
     count = len(inner)
-    # where f' jumps, the grid has the border already
+    # bounds at jumps of f' stay: they are kinks, which the grid has
     below, above = np.split(slope(np.concatenate([inner - 1e-9, inner + 1e-9])), 2)
     moving = np.abs(above - below) < 1e-3
-    for _ in range(_TURNS):
+    for _ in range(_ITERATIONS):
         levels = _means(f, bounds)
         left, here, right = slope(np.concatenate([inner - near, inner, inner + near])).reshape(3, count)
         steep = (right - left) / (2 * near)
@@ -212,18 +216,22 @@ def _kinks(op: Any, others: Sequence[float | Array | None]) -> list[float]:
 
 
 def exact_steps(op: Op, dtype: str, others: Sequence[float | Array | None] = ()) -> Steps | None:
-    """The derivative of a piecewise linear activation in a type's own arithmetic; None: it is the same everywhere."""
+    """The derivative of a piecewise linear activation in a type's own arithmetic.
+
+    None if it has one value everywhere, or a kink is not finite.
+    """
     kinks = _kinks(op, others)
     if not kinks or not all(map(math.isfinite, kinks)):
         return None
-    slope, product = derivative_of(op, dtype, others), derivative_of(op, wide(dtype), others)
+    slope, wide_slope = derivative_of(op, dtype, others), derivative_of(op, wide(dtype), others)
     middles = [(a + b) / 2 for a, b in itertools.pairwise(kinks)]
     probes = [kinks[0] - 1 - abs(kinks[0]), *middles, kinks[-1] + 1 + abs(kinks[-1])]
-    bounds, levels = [], [_at(product, probes[0], wide(dtype))]  # halves are multiplied in float32
+    # levels in float32 for 16-bit types, whose gradients are multiplied in float32
+    bounds, levels = [], [_at(wide_slope, probes[0], wide(dtype))]
     for before, after in itertools.pairwise(probes):
         if _at(slope, before, dtype) != _at(slope, after, dtype):
             bounds.append(_last_before_change(slope, before, after, dtype))
-            levels.append(_at(product, after, wide(dtype)))
+            levels.append(_at(wide_slope, after, wide(dtype)))
     return Steps(tuple(bounds), tuple(levels)) if bounds else None
 
 
@@ -255,13 +263,14 @@ def _last_before_change(slope: Callable[[Array], Array], low: float, high: float
 
 
 def slope_of(op: Op, bits: int, dtype: str = "f32", others: Sequence[float | Array | None] = ()) -> Steps | None:
-    """The step function in place of an activation's derivative; None: the operator is no such activation.
+    """The step function that replaces an activation's derivative.
 
-    `others`: its further inputs, constants (those of Clip).  Where the derivative is a step function itself, the result
-    is exact and takes the bits that it needs, whatever is asked for.  UsageError for bits other than 1 to 4.
+    None for operators without one, and if the derivative is constant or an attribute is 0 or not finite.  `others`: its
+    further inputs, constants (those of Clip).  If the derivative is a step function itself, the result is exact, with
+    as many levels as it needs, whatever `bits` is.  UsageError for bits other than 1 to 4.
     """
     if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= MOST_BITS:
-        raise UsageError(f"codes of slopes have 1 to {MOST_BITS} bits, not {bits}")
+        raise UsageError(f"derivatives of activations are approximated with 1 to {MOST_BITS} bits, not {bits}")
     if dtype not in ("f16", "bf16", "f32", "f64"):
         return None
     if op.name in PIECEWISE:
@@ -277,6 +286,6 @@ def _exact(op: Op, dtype: str, others: tuple[str | None, ...]) -> Steps | None:
 
 
 def _well_formed(op: Op) -> bool:
-    """Whether all of its numbers are finite and none is 0: with 0, Swish is linear and Elu a Relu."""
+    """Whether all numeric attributes are finite and not 0: with 0, Swish is linear and Elu a Relu."""
     numbers = [v for v in dataclasses.asdict(op).values() if isinstance(v, (int, float))]
     return all(math.isfinite(v) and v != 0 for v in numbers)

@@ -182,13 +182,13 @@ class Sketch(Op):
         return [None] * len(ins)
 
     def export(self, g, ins, outs):
-        """The same S from the same bits; see sketch_export.py."""
+        """As ONNX nodes that draw the same S from the same bits; see sketch_export.py."""
         export_sketch(self, g, ins, outs)
         return True
 
     @classmethod
     def samples(cls, draw):
-        """All kinds: one row, all rows, a batch that is no power of two, more than a tile, halves, nothing."""
+        """All kinds: one row, all rows, a batch that is no power of two, more than a tile, 16-bit floats, nothing."""
         for kind in KINDS:
             for rows, x in ((3, "f64[8,5]"), (1, "f64[1,1]"), (5, "f64[5,20]"), (7, "f32[2,3,4,3]"), (4, "f16[6,3]")):
                 export = not x.startswith("f16")

@@ -29,7 +29,7 @@ def code_bits(steps: int) -> int:
 
 
 class _Slopes(Op, abstract=True):
-    """What both operators share: a tensor, and its codes in flat order."""
+    """The base of both operators: a tensor, and its codes in flat order."""
 
     autocast = "follow"
 
@@ -63,8 +63,7 @@ class _Slopes(Op, abstract=True):
 class SlopeCodes(_Slopes):
     """x → for each element the number of bounds that it is above, packed in flat order, the lowest bits first.
 
-    So len(bounds) + 1 codes of 1 to 4 bits.  `even`: the number of bounds that |x| is above.  What is no number is
-    above none.
+    So len(bounds) + 1 codes of 1 to 4 bits.  `even`: the number of bounds that |x| is above.  NaN is above none.
     """
 
     approximates = True
@@ -149,7 +148,7 @@ class SlopeCodes(_Slopes):
 
     @classmethod
     def samples(cls, draw):
-        """1 to 4 bits; sizes that fill bytes and others; halves; more than a tile; nothing."""
+        """1 to 4 bits; sizes that fill bytes and others; 16-bit floats; more than a tile; nothing."""
         for op in _SAMPLES:
             yield draw.case(op, draw("f64[3,5,8]", -3, 3))
             yield draw.case(op, draw("f32[13]", -3, 3))
@@ -264,7 +263,7 @@ class SlopeGrad(_Slopes):
 
     @classmethod
     def samples(cls, draw):
-        """1 to 4 bits; sizes that fill bytes and others; halves; more than a tile; nothing."""
+        """1 to 4 bits; sizes that fill bytes and others; 16-bit floats; more than a tile; nothing."""
         for codes in _SAMPLES:
             op = cls(levels=tuple(0.5 * i - 0.25 for i in range(len(codes.bounds) + 1)))
             for dy in ("f64[3,5,8]", "f32[13]"):

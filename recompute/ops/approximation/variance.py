@@ -1,4 +1,4 @@
-"""What a sketch costs: E‖(SᵀX)ᵀ(SᵀY) - XᵀY‖², in closed form for every kind, beside the variance of the batch itself.
+"""The variance of a sketch, E‖(SᵀX)ᵀ(SᵀY) - XᵀY‖², in closed form for every kind, and that of the batch itself.
 
 Written for rows x_i, y_i of X [B, n] and Y [B, m], squared Frobenius norms, N = ‖X‖²‖Y‖², A = ‖XᵀY‖² and
 D = Σ‖x_i‖²‖y_i‖²; all are exact, and take one pass over X and Y besides the product XᵀY.

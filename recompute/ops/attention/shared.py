@@ -1,4 +1,4 @@
-"""What attention in tiles and its gradient share: shapes, windows, tiles, the scores of a tile, and their axes."""
+"""Shared parts of tiled attention and its gradient: shapes, windows, tiles, the scores of a tile, and their axes."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Tiled(Op, abstract=True):
         return (TensorType("f32", (size + 8,)), TensorType("bool", (size,))) if self.ratio else ()
 
     def dropped(self, q: Array, keys: int, step: Array | None) -> Dropped | None:
-        """What leaves weights out; None without dropout."""
+        """The dropout of attention weights; None without dropout."""
         if not self.ratio:
             return None
         rows = tuple(q.shape[:-1])

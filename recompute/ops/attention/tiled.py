@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from ..tiles import wide
 from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at
 
 
-@dataclass(frozen=True)
 class TiledAttention(Tiled):
     """(q, k, v, bias?, step?) → softmax(scale · q kᵀ + bias) v, and the log-sum-exp of every query's scores.
 
@@ -96,7 +95,7 @@ class TiledAttention(Tiled):
 
     @classmethod
     def samples(cls, draw):
-        """Windows, biases, shared heads, halves, more than a tile, soft caps, dropout."""
+        """Windows, biases, shared heads, 16-bit floats, more than a tile, soft caps, dropout."""
 
         def case(options, *shapes, dtype="f64", want=None):
             arrays = [draw(f"{dtype}[{s}]") for s in shapes]
@@ -146,7 +145,7 @@ class _Rows:
             self.one(rows, tiles, y[rows], None if lse is None else lse[rows])
 
     def one(self, rows: slice, tiles: Sequence[slice], y: Array, lse: Array | None) -> None:
-        """One row of tiles."""
+        """Writes y and lse of one row of tiles."""
         height = rows.stop - rows.start
         total, product = (a[: height * y.shape[1]].reshape(height, y.shape[1]) for a in self.scratch[1])
         largest, new, shift, factor, count, part = (a[:height] for a in self.scratch[2])

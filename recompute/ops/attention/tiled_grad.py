@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at, part
 from .tiled import TiledAttention
 
 
-@dataclass(frozen=True)
 class TiledAttentionGrad(Tiled):
     """(q, k, v, bias?, y, lse, dy, step?) → dq, dk, dv, dbias (optional) of TiledAttention.
 
@@ -39,7 +37,7 @@ class TiledAttentionGrad(Tiled):
         return (q, k, v) if bias is None else (q, k, v, bias)
 
     def scratch(self, ins, outs):
-        """Two tiles, products, a number a query, and sums in float32 of what shared heads or halves add up."""
+        """Two tiles, products, a number a query, and sums in float32 of what shared heads or 16-bit floats add up."""
         q, k, v = ins[:3]
         kind = wide(q.dtype)
         height, width = min(ROWS, q.shape[-2]), min(COLUMNS, k.shape[-2])

@@ -48,7 +48,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]+\Z")
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a rank sends in one communication: bytes, and the number of messages that follow one another."""
+    """A rank's traffic in one communication: bytes sent, and the number of messages that follow one another."""
 
     bytes: int
     steps: int
@@ -108,7 +108,7 @@ class Communication(Op, abstract=True):
         raise NotImplementedError(f"{self.name} has no numerics")
 
     def traffic(self, x: TensorType | None, y: TensorType) -> Traffic:
-        """What each rank sends (the busiest one, where they differ)."""
+        """The traffic of a rank (of the busiest one, if they differ)."""
         raise NotImplementedError(f"{self.name} has no traffic")
 
     def cost(self, ins: Types, outs: Types) -> Cost:
@@ -132,7 +132,6 @@ class Communication(Op, abstract=True):
         return b.CommWait(b.emit(op, grad), grad)
 
 
-@dataclass(frozen=True)
 class CommWait(Op):
     """Waits for the communication that writes its first input and reads its second one (`Recv` reads none); gives the
     first, ready to be read."""

@@ -14,7 +14,6 @@ class Collective(Communication, abstract=True):
     """All members of the group have the same operator and the same types."""
 
 
-@dataclass(frozen=True)
 class AllReduce(Collective):
     """The sum of all ranks' x, on each of them."""
 
@@ -38,7 +37,6 @@ class AllReduce(Collective):
         return [self.backward(b, AllReduce, grads[0])]
 
 
-@dataclass(frozen=True)
 class ReduceScatter(Collective):
     """The sum of all ranks' x, of which each rank gets the part along axis 0 that its coordinate names."""
 
@@ -92,7 +90,6 @@ class AllGather(Collective):
         return [self.backward(b, ReduceScatter, grads[0])]
 
 
-@dataclass(frozen=True)
 class AllToAll(Collective):
     """Part j along axis 0 of rank i's x becomes part i of rank j's result."""
 
@@ -132,7 +129,6 @@ class Rooted(Collective, abstract=True):
         return Traffic(y.nbytes * doublings(self.ranks), doublings(self.ranks))
 
 
-@dataclass(frozen=True)
 class Broadcast(Rooted):
     """The root's x, on each rank; what the others have as x is not used."""
 
@@ -145,7 +141,6 @@ class Broadcast(Rooted):
         return [self.backward(b, Reduce, grads[0], root=self.root)]
 
 
-@dataclass(frozen=True)
 class Reduce(Rooted):
     """The sum of all ranks' x on the root, and zeros on the others: what the gradient of `Broadcast` is."""
 

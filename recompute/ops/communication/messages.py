@@ -38,7 +38,6 @@ class Message(Communication, abstract=True):
         raise UsageError(f"{self.name} cannot be exported: ONNX has no communication")
 
 
-@dataclass(frozen=True)
 class Send(Message):
     """Begins to send x to the rank `peer`, whose `Recv` has the same channel and number.
 

@@ -53,7 +53,7 @@ class Shard(Op):
 
     @classmethod
     def samples(cls, draw):
-        """With and without zeros; a part that is all zeros; halves."""
+        """With and without zeros; a part that is all zeros; 16-bit floats."""
         yield draw.case(cls(), draw("f64[2,3]"))
         for rank in range(2):
             yield draw.case(cls(ranks=2, rank=rank, parts=4), draw("f64[2,3]"))

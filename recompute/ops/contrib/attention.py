@@ -65,8 +65,8 @@ def forbidden(g: NodeWriter, node: ImportedNode, allowed: str, value: float) -> 
 
 
 def ahead(g: NodeWriter, node: ImportedNode, steps: int, total: int, past: int = 0, window: int = -1) -> str:
-    """What forbids each step, the first of which follows `past` others, what comes after it (and what is `window` or
-    more steps before it)."""
+    """A causal mask [steps, total] of 0 and -inf; the first step follows `past` others.  With `window`, steps that lie
+    `window` or more before are masked, too."""
     dtype = node.need_type(0).numpy
 
     def make() -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from ...language.contexts import Imported, ImportedNode, NodeWriter
 from ...language.op import imports
 from ...language.types import Value
-from ..linear.quantize import STRAIGHT, beyond
+from ..linear.quantize import STRAIGHT, clip_bounds
 from .basic import MS
 
 #: ONNX's numbers for the types of quantised elements
@@ -33,7 +33,7 @@ def _again(node: ImportedNode, g: NodeWriter, y: str, scale: str, zero: int) -> 
     q = g.Round(g.Div(y, scale), domain=STRAIGHT)
     if t is not None:
         q = g.Add(q, g.Cast(g.ins[zero], to=1))
-    low, high = beyond(kind)
+    low, high = clip_bounds(kind)
     q = g.Round(g.Clip(q, g.constant(low, np.float32), g.constant(high, np.float32)), domain=STRAIGHT)
     return g.results(g.Cast(q, to=_KINDS[kind], domain=STRAIGHT))
 

@@ -64,7 +64,7 @@ def normalizer(node: ImportedNode) -> Imported:
 
 @imports("Imputer", domain=ML)
 def imputer(node: ImportedNode) -> Imported:
-    """What is missing (a number, or NaN) is replaced by a number for its feature."""
+    """Missing values (a number, or NaN) are replaced by a number for their feature."""
     g, whole = node.body(), not node.need_type(0).is_float
     values = node.attributes.get("imputed_value_int64s" if whole else "imputed_value_floats", ())
     missing = node.attributes.get("replaced_value_int64" if whole else "replaced_value_float", 0)

@@ -20,7 +20,7 @@ from .axes import convolution, weight_gradient
 from .export import export_grad_input, export_grad_weight
 from .numerics import Geometry
 
-#: elements of halves that are converted at a time
+#: elements of 16-bit floats that are converted at a time
 _HALVES = 1 << 16
 #: strides, dilations and pads are smaller: sweeps over windows have tables as long
 _FARTHEST = 1 << 24
@@ -28,7 +28,7 @@ _FARTHEST = 1 << 24
 
 @dataclass(frozen=True)
 class Convolution(Op, abstract=True):
-    """What the convolutions share.  `pads`: those before each spatial axis, then those after."""
+    """The base of convolutions.  `pads`: those before each spatial axis, then those after."""
 
     autocast = "low"
     #: inputs whose first axis is that of images; whether the result is a sum over images
@@ -94,7 +94,7 @@ class Convolution(Op, abstract=True):
         raise NotImplementedError
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
-        """Columns and partial sums; for halves also a few images of all operands in float32."""
+        """Columns and partial sums; for 16-bit floats also a few images of all operands in float32."""
         assert outs[0] is not None
         geo, dtype = self.shapes(ins, outs), wide(outs[0]).dtype
         if dtype == outs[0].dtype:
@@ -168,7 +168,6 @@ def cropped(b: OperatorBuilder, x: Value, shape: Sequence[int]) -> Value:
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class Conv(Convolution, onnx=True):
     """y[n, m, p] = bias[m] + Σ w[m, c, k] · x[n, c, p · stride + k · dilation - pad] (ONNX Conv; 1 to 3 axes or more).
 

@@ -18,7 +18,7 @@ from ..window import Window, full, output_size
 
 @dataclass(frozen=True)
 class Windows(Move, abstract=True):
-    """What both share: windows of `block` elements over an image of shape `image`."""
+    """The base of both: windows of `block` elements over an image of shape `image`."""
 
     image: tuple[int, ...]
     block: tuple[int, ...]
@@ -27,7 +27,7 @@ class Windows(Move, abstract=True):
     dilations: tuple[int, ...] = ()
 
     def window(self) -> Window:
-        """Index arithmetic."""
+        """The geometry of the windows."""
         n = len(self.block)
         strides, dilations = full(self.strides, n, 1), full(self.dilations, n, 1)
         pads = full(self.pads, 2 * n, 0)

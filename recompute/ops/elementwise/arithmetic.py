@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from ...language.types import TensorType, present
 from ..common import Elementwise, Ufunc
 
 
-@dataclass(frozen=True)
 class Add(Ufunc, onnx=True):
     """a + b."""
 
@@ -32,7 +30,6 @@ class Add(Ufunc, onnx=True):
         yield from _binary_samples(cls(), draw)
 
 
-@dataclass(frozen=True)
 class Sub(Ufunc, onnx=True):
     """a - b."""
 
@@ -49,7 +46,6 @@ class Sub(Ufunc, onnx=True):
         yield from _binary_samples(cls(), draw)
 
 
-@dataclass(frozen=True)
 class Mul(Ufunc, onnx=True):
     """a · b, element by element."""
 
@@ -66,7 +62,6 @@ class Mul(Ufunc, onnx=True):
         yield from _binary_samples(cls(), draw)
 
 
-@dataclass(frozen=True)
 class Div(Elementwise, onnx=True):
     """a / b; integers are divided towards zero (as in C, and in ONNX)."""
 
@@ -107,7 +102,6 @@ def _binary_samples(op: Op, draw: Draw) -> Iterator[Case]:
     yield draw.case(op, draw("f32[2,3]"), draw("f32[2,3]"))
 
 
-@dataclass(frozen=True)
 class Neg(Ufunc, onnx=True):
     """-x."""
 
@@ -123,7 +117,6 @@ class Neg(Ufunc, onnx=True):
         yield draw.case(cls(), draw("f64[2,3]"))
 
 
-@dataclass(frozen=True)
 class LogGrad(Elementwise):
     """(x, dy) → dy / x, 0 where dy is 0: x may be 0 where a logarithm is cut off, as in a binary cross entropy."""
 
@@ -145,7 +138,6 @@ class LogGrad(Elementwise):
         yield draw.case(cls(), draw("f64[2,3]", 0.5, 3.0), draw("f64[2,3]"))
 
 
-@dataclass(frozen=True)
 class Pow(Elementwise, onnx=True):
     """x^e; the exponent's element type may differ from the base's, the result has the base's."""
 

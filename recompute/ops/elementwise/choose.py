@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from ...language.types import TensorType, Types, Value
 from ..common import Elementwise, Ufunc, broadcast
 
 
-@dataclass(frozen=True)
 class Where(Elementwise, onnx=True):
     """x where the condition holds, else y; all three broadcast."""
 
@@ -43,7 +41,6 @@ class Where(Elementwise, onnx=True):
         yield draw.case(cls(), draw.bools("2,3"), draw.ints("i64[3]", 0, 9), draw.ints("i64[3]", 0, 9))
 
 
-@dataclass(frozen=True)
 class Prefer(Elementwise):
     """(a, b, dy) → 0 where a < b, whatever dy is, dy / 2 where a = b, else dy: the gradient of a in max(a, b)."""
 
@@ -71,7 +68,6 @@ def _chain(cls: Any, node: ImportedNode) -> Value:
     return total
 
 
-@dataclass(frozen=True)
 class Max(Ufunc, onnx=True):
     """The larger of a and b; NaN if either is."""
 
@@ -99,7 +95,6 @@ class Max(Ufunc, onnx=True):
         yield draw.case(cls(), draw.ints("i32[5]", 0, 3), draw.ints("i32[5]", 0, 3))
 
 
-@dataclass(frozen=True)
 class Min(Max, onnx=True):
     """The smaller of a and b; NaN if either is."""
 
@@ -143,7 +138,6 @@ def _is_relu6(node: ImportedNode) -> bool:
     return True
 
 
-@dataclass(frozen=True)
 class Clip(Elementwise, onnx=True):
     """(x, lowest?, highest?) → x within the bounds (scalars); `highest` wins where they contradict."""
 
@@ -203,7 +197,6 @@ class Clip(Elementwise, onnx=True):
         yield draw.case(cls(), draw.ints("i32[9]", -9, 9), draw.ints("i32[]", -4, -3), draw.ints("i32[]", 3, 4))
 
 
-@dataclass(frozen=True)
 class ClipGrad(Elementwise):
     """(x, lowest?, highest?, dy) → dy where x is between the bounds, else 0, whatever dy is."""
 

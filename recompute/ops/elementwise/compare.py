@@ -1,4 +1,4 @@
-"""Comparisons, logic, and tests of single elements."""
+"""Comparisons, logic, and predicates of single elements."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Logic(Ufunc, abstract=True):
 for _name, _ufunc, _meaning in (
     ("And", "logical_and", "a and b."),
     ("Or", "logical_or", "a or b."),
-    ("Xor", "logical_xor", "Either a or b."),
-    ("Not", "logical_not", "The opposite."),
+    ("Xor", "logical_xor", "Exactly one of a and b."),
+    ("Not", "logical_not", "Logical negation of a."),
 ):
     globals()[_name] = define(Logic, __name__, _name, _ufunc, _meaning)
 
 
-class Test(Elementwise, abstract=True):
-    """A question about each element."""
+class Predicate(Elementwise, abstract=True):
+    """A predicate of each element: bool, without gradient."""
 
     takes = 1
 
@@ -75,24 +75,23 @@ class Test(Elementwise, abstract=True):
 
     @classmethod
     def samples(cls, draw: Draw) -> Iterator[Case]:
-        """Infinities of both signs, and what is no number."""
+        """Infinities of both signs, and NaN."""
         x = draw("f64[2,3]")
         x[0] = [float("inf"), float("-inf"), float("nan")]
         for dtype in ("f8", "f4", "f2"):
             yield draw.case(cls(), x.astype(dtype))
 
 
-@dataclass(frozen=True)
-class IsNaN(Test, onnx=True):
-    """Whether x is no number."""
+class IsNaN(Predicate, onnx=True):
+    """Whether x is NaN."""
 
     def element(self, x):
         return ~equal(x, x)
 
 
 @dataclass(frozen=True)
-class IsInf(Test, onnx=True):
-    """Whether x is infinite; one sign can be left out."""
+class IsInf(Predicate, onnx=True):
+    """Whether x is infinite: ∞ only with `detect_positive`, -∞ only with `detect_negative`."""
 
     detect_negative: int = 1
     detect_positive: int = 1
@@ -111,7 +110,7 @@ class IsInf(Test, onnx=True):
             return equal(abs(x), math.inf)
         if self.detect_positive or self.detect_negative:
             return equal(x, math.inf if self.detect_positive else -math.inf)
-        return x < -math.inf
+        return x < -math.inf  # always false
 
     @classmethod
     def samples(cls, draw):

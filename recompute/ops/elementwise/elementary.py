@@ -79,7 +79,6 @@ Tanh = define(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Abs(Ufunc, onnx=True):
     """|x|."""
 
@@ -117,7 +116,6 @@ for _name, _ufunc, _meaning in (
     globals()[_name] = define(Step, __name__, _name, _ufunc, _meaning, floats=True)
 
 
-@dataclass(frozen=True)
 class Erf(Tiled, onnx=True):
     """The error function 2/√π ∫₀ˣ exp(-t²) dt."""
 
@@ -224,7 +222,6 @@ class Running(Op, abstract=True):
         return node.emit(cls(axis=axis, **options), node.need(0))
 
 
-@dataclass(frozen=True)
 class CumSum(Running):
     """Sums of the elements up to each one along `axis`; `exclusive`: without it; `reverse`: from the end."""
 

@@ -94,7 +94,6 @@ class GeluGrad(Tiled):
             yield from gradient_samples(cls(approximate=approximate), draw, 2.0)
 
 
-@dataclass(frozen=True)
 class Mish(Tiled, onnx=True):
     """x · tanh(ln(1 + exp x)) (Misra 2019), as x · n / (n + 2) with n = e^x (e^x + 2)."""
 
@@ -117,7 +116,6 @@ class Mish(Tiled, onnx=True):
         yield draw.case(cls(), draw("f32[9]", -100, 100))
 
 
-@dataclass(frozen=True)
 class MishGrad(Tiled):
     """(x, dy) → dy · (w + x · (1 - w²) · sigmoid(x)) with w = tanh(ln(1 + exp x))."""
 

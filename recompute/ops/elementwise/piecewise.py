@@ -12,7 +12,6 @@ from ..common import Elementwise
 from ..tiles import Tiled
 
 
-@dataclass(frozen=True)
 class TanhGrad(Tiled):
     """(y, dy) → dy · (1 - y²)."""
 
@@ -84,7 +83,6 @@ class LeakyReluGrad(Tiled):
         yield from gradient_samples(cls(alpha=0.125), draw)
 
 
-@dataclass(frozen=True)
 class PRelu(Elementwise, onnx=True):
     """(x, slope) → x where x ≥ 0, else slope · x; the slope broadcasts to x."""
 
@@ -111,7 +109,6 @@ class PRelu(Elementwise, onnx=True):
             yield draw.case(cls(), draw.away("f64[2,3,2,2]"), draw(f"f64[{slope}]"))
 
 
-@dataclass(frozen=True)
 class PReluGrad(Elementwise):
     """(x, slope, dy) → dy where x > 0, else slope · dy."""
 
@@ -240,7 +237,6 @@ class HardSigmoidGrad(Tiled):
         yield from gradient_samples(cls(alpha=0.5), draw, 1.5)
 
 
-@dataclass(frozen=True)
 class HardSwish(Tiled, onnx=True):
     """x · HardSigmoid(x) with slope 1/6: x · min(max(x + 3, 0), 6) / 6."""
 
@@ -258,7 +254,6 @@ class HardSwish(Tiled, onnx=True):
         yield draw.case(cls(), draw.away("f64[3,4]", 0.8) * 4)
 
 
-@dataclass(frozen=True)
 class HardSwishGrad(Tiled):
     """(x, dy) → dy · (x/3 + 1/2) between -3 and 3; below that 0, whatever dy is, above it dy."""
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...language.element import maximum
 from ..common import Elementwise
 from ..tiles import Tiled
 
 
-@dataclass(frozen=True)
 class Relu(Elementwise, onnx=True):
     """max(x, 0)."""
 
@@ -27,7 +24,6 @@ class Relu(Elementwise, onnx=True):
         yield draw.case(cls(), draw.away("f64[3,4]"))
 
 
-@dataclass(frozen=True)
 class ReluGrad(Tiled):
     """(y, dy) → 0 where y ≤ 0, whatever dy is, else dy."""
 
@@ -49,7 +45,6 @@ class ReluGrad(Tiled):
         yield draw.case(cls(), draw.away("f64[3,4]"), draw("f64[3,4]"))
 
 
-@dataclass(frozen=True)
 class Relu6(Elementwise):
     """min(max(x, 0), 6): what Clip with these bounds becomes, since its gradient needs no more than the output."""
 
@@ -68,7 +63,6 @@ class Relu6(Elementwise):
         yield draw.case(cls(), draw.distinct("f64[9,20]") + 0.05)
 
 
-@dataclass(frozen=True)
 class Relu6Grad(Tiled):
     """(y, dy) → 0 where y ≤ 0 or y ≥ 6, whatever dy is, else dy."""
 

@@ -13,7 +13,6 @@ from ..tiles import Tiled
 from .piecewise import gradient_samples, unary_samples
 
 
-@dataclass(frozen=True)
 class Sigmoid(Tiled, onnx=True):
     """1 / (1 + exp(-x))."""
 
@@ -32,7 +31,6 @@ class Sigmoid(Tiled, onnx=True):
         yield draw.case(cls(), draw("f32[9]", -200, 200))
 
 
-@dataclass(frozen=True)
 class SigmoidGrad(Elementwise):
     """(y, dy) → dy · y · (1 - y)."""
 
@@ -164,7 +162,6 @@ class UnitGrad(Tiled):
         yield from gradient_samples(cls(gain=2.0, height=1.5, width=0.5), draw)
 
 
-@dataclass(frozen=True)
 class Softplus(Tiled, onnx=True):
     """ln(1 + exp(x)), as max(x, 0) + ln(1 + exp(-|x|))."""
 
@@ -184,7 +181,6 @@ class Softplus(Tiled, onnx=True):
         yield draw.case(cls(), draw("f32[9]", -200, 200))
 
 
-@dataclass(frozen=True)
 class SoftplusGrad(Tiled):
     """(y, dy) → dy · (1 - exp(-y))."""
 
@@ -202,7 +198,6 @@ class SoftplusGrad(Tiled):
         yield from gradient_samples(cls(), draw)
 
 
-@dataclass(frozen=True)
 class Softsign(Tiled, onnx=True):
     """x / (1 + |x|)."""
 
@@ -220,7 +215,6 @@ class Softsign(Tiled, onnx=True):
         yield from unary_samples(cls(), draw, 3.0)
 
 
-@dataclass(frozen=True)
 class SoftsignGrad(Tiled):
     """(y, dy) → dy · (1 - |y|)²."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from .piecewise import unary_samples
 BCE_BOUND, BCE_LEAST = 100.0, 1e-12
 
 
-@dataclass(frozen=True)
 class Log1p(Function):
     """ln(1 + x), also of an x that 1 + x loses."""
 
@@ -32,7 +30,6 @@ class Log1p(Function):
         return (b.Log(b.Add(x, b.constant(1, x))),)
 
 
-@dataclass(frozen=True)
 class Expm1(Function):
     """e^x - 1, also where e^x is close to 1."""
 
@@ -46,7 +43,6 @@ class Expm1(Function):
         return (b.Sub(b.Exp(x), b.constant(1, x)),)
 
 
-@dataclass(frozen=True)
 class LogAddExp(Elementwise):
     """ln(e^a + e^b)."""
 
@@ -75,7 +71,6 @@ class LogAddExp(Elementwise):
         yield draw.case(cls(), draw("f32[9]", -200, 200), draw("f32[9]", -200, 200))
 
 
-@dataclass(frozen=True)
 class Atan2(Elementwise):
     """(y, x) → the angle of the point (x, y), from -π to π, by the signs of zeros where it is on an axis."""
 
@@ -120,7 +115,6 @@ class Atan2(Elementwise):
         yield draw.case(cls(), draw("f32[9]"), draw("f32[9]"))
 
 
-@dataclass(frozen=True)
 class Sinc(Tiled):
     """sin(x) / x, 1 at 0."""
 
@@ -150,7 +144,6 @@ class Sinc(Tiled):
         yield draw.case(cls(), draw("f64[7]", 1.5, 9.0))
 
 
-@dataclass(frozen=True)
 class BoundedLogSigmoid(Tiled):
     """ln σ(x), but no less than -100: a label's part of PyTorch's binary cross entropy of a sigmoid."""
 

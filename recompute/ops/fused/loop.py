@@ -135,7 +135,7 @@ class Loop(Op):
 
     @property
     def required_outputs(self):
-        """All."""
+        """All outputs are required: their number."""
         return len(self.yields)
 
     @property
@@ -160,7 +160,7 @@ class Loop(Op):
 
     @property
     def inplace(self):
-        """What that may overwrite."""
+        """The inputs that the output at `inplace_output` may overwrite."""
         return self.overwrites(self.inplace_output)
 
     def types(self, inputs: Types, tile: Sequence[int] | None = None) -> dict[int, TensorType | None]:
@@ -173,7 +173,7 @@ class Loop(Op):
         summed: set[int] = set()
         for m in self.members:
             if m.result in result or any(i is not None and i not in result for i in m.inputs):
-                raise self.fail(f"%{m.result} is numbered wrongly, or reads what is not there yet", *inputs)
+                raise self.fail(f"%{m.result} is numbered wrongly, or reads a later result", *inputs)
             if not summed.isdisjoint(m.inputs):
                 raise self.fail(f"%{m.result} reads a sum", *inputs)
             ins = [None if i is None else result[i] for i in m.inputs]

@@ -44,12 +44,12 @@ def as_i64(indices: Array, scratch: Operands) -> Array:
 
 
 def index_within(*sizes: int) -> tuple:
-    """What is asked of indices along axes of these sizes (see `Op.checks`)."""
+    """The condition on indices along axes of these sizes (see `Op.checks`)."""
     return ("index", *sizes)
 
 
 def coordinates_within(shape: Sequence[int], indices: TensorType, batch: int) -> tuple:
-    """What is asked of coordinates in a tensor of `shape` (see `Op.checks`)."""
+    """The condition on coordinates in a tensor of `shape` (see `Op.checks`)."""
     return index_within(*shape[batch : batch + indices.shape[-1]])
 
 

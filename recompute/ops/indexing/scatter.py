@@ -271,7 +271,7 @@ class GatherNDGrad(Move):
 
 
 class Scatter(Move, abstract=True):
-    """What ScatterElements and ScatterND share: the gradients of their reductions."""
+    """The base of ScatterElements and ScatterND: the gradients of their reductions."""
 
     reduction: str
 
@@ -281,7 +281,7 @@ class Scatter(Move, abstract=True):
             raise self.fail(f"reduction '{self.reduction}' is unknown or element types differ", *types)
 
     def take(self, b: OperatorBuilder, x: Value, indices: Value) -> Value:
-        """What is at the places written to."""
+        """The elements of x at the indices, before the updates."""
         raise NotImplementedError
 
     def put(self, b: OperatorBuilder, x: Value, indices: Value, updates: Value, how: str) -> Value:
@@ -376,7 +376,7 @@ class ScatterND(Scatter, onnx=True):
         return (x,)
 
     def axis_factors(self, ins, outs):
-        """What remains of x behind the coordinates."""
+        """The axes of x behind the coordinates."""
         return [factor(d, [x, None, y], [x]) for d, x, _, y in coordinates(ins[0].shape, ins[1], 0) if x is not None]
 
     def scratch(self, ins, outs):

@@ -321,7 +321,7 @@ class ReverseSequence(Move, onnx=True):
         return ((1, ("length", ins[0].shape[self.time_axis])),)
 
     def gradient(self, b, ins, outs, grads):
-        """Turned round again."""
+        """dy, reversed in the same way."""
         return [b.ReverseSequence(grads[0], ins[1], batch_axis=self.batch_axis, time_axis=self.time_axis), None]
 
     @classmethod

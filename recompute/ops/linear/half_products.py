@@ -20,7 +20,7 @@ C = TypeVar("C", bound=type[Op])
 #: rows and columns of a tile of the result; elements of a tile up to which several matrices are multiplied at a time
 _SIDE, _STACK = 256, 1 << 15
 
-#: what may be done to a tile of the result, its rows and its columns, before it is rounded
+#: a function that may change a tile of the result, its rows and its columns, before it is rounded
 Finish = Callable[[Any, slice, slice], None]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from ...language.factors import in_step
 from ...language.op import Cost, Imported, ImportedNode, Op, OperatorBuilder, imports
 
 
-@dataclass(frozen=True)
 class Inverse(Op):
     """X⁻¹ of each matrix in the last two axes, by Gauss–Jordan elimination with row pivots (com.microsoft.Inverse)."""
 
@@ -27,7 +25,7 @@ class Inverse(Op):
         return in_step(ins, outs, range(ins[0].ndim - 2))
 
     def scratch(self, ins, outs):
-        """What is left of x, products, a column and a row of each matrix."""
+        """The rest of x, products, a column and a row of each matrix."""
         x = ins[0]
         batch, n = x.size // max(x.shape[-1] ** 2, 1), x.shape[-1]
         return (x, x, x.with_shape((batch, n)), x.with_shape((n,)))

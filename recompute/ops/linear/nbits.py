@@ -31,7 +31,7 @@ from .half_products import HalfProduct
 
 #: elements of a part of W that is dequantised at a time: 4 MiB of float32
 PART = 1 << 20
-#: what the codes 0 to 15 stand for: floats of 4 bits over their largest, 12, and the quantiles of a normal distribution
+#: the values of codes 0 to 15: floats of 4 bits over their largest, 12, and the quantiles of a normal distribution
 #: (NormalFloat, Dettmers et al. 2023, arXiv 2305.14314), with the digits of bitsandbytes and ONNX Runtime
 _FP4 = (0.0, 5.208333333e-3, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 TABLES = {
@@ -50,7 +50,7 @@ _NARROWEST = 16
 
 @dataclass(frozen=True)
 class Packed(Op, abstract=True):
-    """What the operators share: how rows of K elements are packed."""
+    """The base of the operators: how rows of K elements are packed."""
 
     K: int = 0
     bits: int = 4
@@ -159,7 +159,7 @@ class DequantizeNBits(Packed):
         return (scales.with_shape((*lead, self.K)),)
 
     def axis_factors(self, ins, outs):
-        """Rows."""
+        """A factor for each axis of rows; packed columns cannot be divided."""
         return [factor(d, [i] * len(ins), [i]) for i, d in enumerate(outs[0].shape[:-1])]
 
     def _rows(self, out: TensorType) -> tuple[int, int, int]:
@@ -230,7 +230,7 @@ class DequantizeNBits(Packed):
 
     @classmethod
     def samples(cls, draw):
-        """Bits, blocks that are not full, forms of zero points, several axes, halves, nothing."""
+        """Bits, blocks that are not full, forms of zero points, several axes, 16-bit floats, nothing."""
         for bits, zeros in ((4, "u8"), (8, "u8"), (2, "u8"), (4, ""), (8, "f64")):
             op = cls(K=40, bits=bits, block_size=16)
             yield draw.case(op, *_drawn(draw, op, 3, "f64", zeros), gradient=False)
@@ -307,7 +307,7 @@ class MatMulNBits(Packed):
         return rows.stop - rows.start, columns.stop - columns.start
 
     def scratch(self, ins, outs):
-        """A part of W in at least float32; for halves tiles of the product."""
+        """A part of W in at least float32; for 16-bit floats tiles of the product."""
         kind, (high, across) = wide(ins[0].dtype), self.part_sizes()
         types = (TensorType(kind, (high * across,)), *self.scratch_of_part(kind, high, across))
         if kind == ins[0].dtype:

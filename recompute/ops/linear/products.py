@@ -78,7 +78,7 @@ class MatMul(Op):
             np.matmul(a, b, out=outs[0])
 
     def scratch(self, ins, outs):
-        """For halves tiles in float32."""
+        """For 16-bit floats tiles in float32."""
         a, b = ins
         if a.dtype not in ("f16", "bf16"):
             return ()
@@ -252,7 +252,7 @@ class Gemm(Op, onnx=True):
         HalfProduct.of(a.shape, b.shape).run(a, b, out, scratch, finish)
 
     def scratch(self, ins, outs):
-        """C scaled, where beta asks for it; for halves tiles in float32, that of C too."""
+        """C scaled, where beta asks for it; for 16-bit floats tiles in float32, that of C too."""
         if ins[0].dtype in ("f16", "bf16"):
             (a, b), (ta, tb) = ins[:2], (self.transA, self.transB)
             types = HalfProduct.of(a.shape[::-1] if ta else a.shape, b.shape[::-1] if tb else b.shape).scratch()

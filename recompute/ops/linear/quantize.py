@@ -1,16 +1,16 @@
-"""QuantizeLinear, DequantizeLinear and the integer products: compositions over operators that there are.
+"""QuantizeLinear, DequantizeLinear and integer products, imported as compositions of existing operators.
 
-Products of integers have the gradient of the float products that they stand for (importer/whole.py).  Through
-QuantizeLinear and DequantizeLinear alone, a loss does not train what is before them.  With
-`load(..., quantization="ste")` a DequantizeLinear that reads a QuantizeLinear of the same scale and zero point becomes
-x ↦ (clip(round(x / s) + z) - z) · s in floats, where round passes gradients on unchanged: the straight-through
-estimator (Bengio et al. 2013).  x gets dy where it is not clipped, s the gradient of Esser et al. (2020).
+`node.stand(q)`: the float q stands for the node's integer result, and carries its gradient; `node.whole(i)`: the float
+that stands for input i (importer/whole.py).  So integer products have the gradients of float products.  By default no
+gradient passes a QuantizeLinear that a DequantizeLinear reads.  With `load(..., quantization="ste")` the two become
+x ↦ (clip(round(x / s) + z) - z') · s' in floats, with the scales s, s' and zero points z, z' of both; round passes
+gradients on unchanged: the straight-through estimator (Bengio et al. 2013).  If s' = s, x gets dy where it is not
+clipped, and s the gradient of Esser et al. (2020).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,16 +19,15 @@ from ...language.op import imports
 from ...language.types import Value, dtype_from_onnx, dtype_to_onnx, need
 from ..common import Ufunc
 
-#: the domain of nodes in bodies through which gradients pass
+#: ONNX domain of Round, Cast and Numbers in the bodies (`node.body()`) that replace a node: they pass gradients on
 STRAIGHT = "recompute.straight"
-#: the largest sum of products of bytes that 32 bits hold is of this many
+#: so many products of two bytes can be summed in int32 without overflow
 _MOST_TERMS = (2**31 - 1) // 255**2
-#: range of what is quantised to integers
+#: integer type → its least and greatest value
 _RANGES = {f"{s}{n}": ((0, 2**n - 1) if s == "u" else (-(2 ** (n - 1)), 2 ** (n - 1) - 1))
            for s in "ui" for n in (2, 4, 8, 16, 32)}  # fmt: skip
 
 
-@dataclass(frozen=True)
 class RoundStraight(Ufunc):
     """x rounded to whole numbers, halves to even, with the gradient of x (straight-through estimator)."""
 
@@ -57,7 +56,7 @@ class RoundStraight(Ufunc):
 
 
 def spread(b: OperatorBuilder, v: Value, x: Value, axis: int, block: int) -> Value:
-    """A scale or zero point, brought to a shape that broadcasts with x: one, one an index of `axis`, or blocks."""
+    """A scale or zero point in a shape that broadcasts with x: per tensor, per index of `axis`, or per block."""
     if v.size == 1:
         return b.Reshape(v, shape=()) if v.ndim else v
     axis %= x.ndim
@@ -83,16 +82,19 @@ def _to(b: OperatorBuilder, v: Value, dtype: str) -> Value:
 
 
 def rounded(b: OperatorBuilder, x: Value, scale: Value, zero: Value | None, kind: str) -> Value:
-    """clip(round(x / scale) + zero) in floats; what is at a bound, and not cut off, has a gradient."""
+    """clip(round(x / scale) + zero) in floats; values that round to a bound get a gradient, clipped ones do not."""
     q = b.RoundStraight(b.Div(x, scale))
     if zero is not None:
         q = b.Add(q, _to(b, zero, q.dtype))
-    low, high = beyond(kind)
+    low, high = clip_bounds(kind)
     return b.RoundStraight(b.Clip(q, b.constant(low, q), b.constant(high, q)))
 
 
-def beyond(kind: str) -> tuple[float, float]:
-    """Bounds for whole numbers, a quarter outside of a range: Clip passes no gradient at its bounds themselves."""
+def clip_bounds(kind: str) -> tuple[float, float]:
+    """The range of an integer type, widened by 1/4, for Clip between two roundings of whole numbers.
+
+    Clip passes no gradient at its own bounds; so values at the range's get one.
+    """
     low, high = _RANGES[kind]
     return low - 0.25, high + 0.25
 
@@ -102,13 +104,13 @@ def _dtype(node: ImportedNode, attribute: str, otherwise: str) -> str:
     number = node.attributes.get(attribute)
     kind = dtype_from_onnx(number) if number else otherwise
     if kind is None:
-        raise node.fail(f"its {attribute} {number} is no element type that is supported")
+        raise node.fail(f"its {attribute} {number} is not a supported element type")
     return kind
 
 
 @imports("QuantizeLinear")
 def quantize(node: ImportedNode) -> Imported:
-    """(x, scale, zero) → round(x / scale) + zero, clipped; to 8 and 4 bit floats: x / scale, converted."""
+    """(x, scale, zero) → round(x / scale) + zero, clipped; to 8- and 4-bit floats: x / scale + zero, cast."""
     b, x, attributes = node.builder, node.need(0), node.attributes
     kind = _dtype(node, "output_dtype", "u8")
     zero_type = node.type(2)
@@ -120,7 +122,7 @@ def quantize(node: ImportedNode) -> Imported:
         if zero is not None:
             q = b.Add(q, _to(b, zero, work))
         return b.Cast(q, to=kind, saturate=attributes.get("saturate", 1))
-    # 16 bits do not fit half precision
+    # float16 and bfloat16 hold integers exactly only up to 2,048 and 256
     work = "f32" if work in ("f16", "bf16") else work
     scale = _to(b, scale, work)
     q = rounded(b, _to(b, x, work), scale, zero, kind)
@@ -132,9 +134,10 @@ def quantize(node: ImportedNode) -> Imported:
 
 @imports("DynamicQuantizeLinear")
 def dynamic_quantize(node: ImportedNode) -> Imported:
-    """x on 256 values from min(x, 0) to max(x, 0): (integers, scale, zero point), x with the gradient of the integers.
+    """x → (integers, scale, zero point): 256 levels from min(x, 0) to max(x, 0).
 
-    The scale of zeros is 1, as in ONNX Runtime.
+    The gradient of the integers passes to x; scale and zero point are constants.  If x is 0 everywhere, the scale is 1,
+    as in ONNX Runtime.
     """
     b, x = node.builder, node.need(0)
     zero, top = b.constant(0, x), b.constant(255, x)
@@ -143,7 +146,7 @@ def dynamic_quantize(node: ImportedNode) -> Imported:
     scale = b.Detach(b.Where(b.Equal(span, zero), b.constant(1, x), b.Div(span, top)))
     z = b.Detach(b.Round(b.Clip(b.Sub(zero, b.Div(low, scale)), zero, top)))
     q = b.Add(b.RoundStraight(b.Div(x, scale)), z)
-    # only two halves that are both rounded up lead out of the range: whole numbers, so that the sum is exact
+    # q is 256 at most (x / scale and -low / scale end in .5, rounded up); whole numbers: the correction is exact
     q = b.Add(q, b.Detach(b.Sub(b.Clip(q, zero, top), q)))
     node.stand(q)
     return b.Cast(q, to="u8"), scale, b.Cast(z, to="u8")
@@ -151,7 +154,7 @@ def dynamic_quantize(node: ImportedNode) -> Imported:
 
 @imports("Round", "Cast", domain=STRAIGHT)
 def straight(node: ImportedNode) -> Imported:
-    """For bodies: Round with the gradient of x; Cast of whole numbers to integers, for which the float stands."""
+    """For bodies: Round, passing gradients on; Cast of whole numbers to integers, for which their float stands."""
     if node.op_type == "Round":
         return node.builder.RoundStraight(node.need(0))
     node.stand(node.need(0))
@@ -160,15 +163,15 @@ def straight(node: ImportedNode) -> Imported:
 
 @imports("Numbers", domain=STRAIGHT)
 def numbers(node: ImportedNode) -> Imported:
-    """For bodies: Cast of integers to floats that is not done when the model is loaded, so that codes of a weight stay
-    as they are in the file."""
+    """For bodies: Cast of integers to floats that is not folded when the model is loaded: an integer weight stays as it
+    is in the file."""
     to = need(dtype_from_onnx(node.attributes["to"]))
     return _to(node.builder, node.numbers(to), to)
 
 
 @imports("DequantizeLinear")
 def dequantize(node: ImportedNode) -> Imported:
-    """(x, scale, zero) → (x - zero) · scale, which differentiates by the scale."""
+    """(x, scale, zero) → (x - zero) · scale, with a gradient for the scale, and for a float that stands for x."""
     b, q = node.builder, node.need(0)
     scale, zero = _placed(node, q)
     kind = _dtype(node, "output_dtype", scale.dtype)
@@ -188,9 +191,9 @@ def dequantize(node: ImportedNode) -> Imported:
 
 @imports("MatMulInteger", "ConvInteger")
 def integer_product(node: ImportedNode) -> Imported:
-    """Exact in f64, whose 53 bits hold every sum of 2^37 products of bytes; beyond 32 bits it wraps, as sums do.
+    """The int32 product, computed in f64, whose 53 bits hold every sum of 2^37 products of bytes; overflow wraps.
 
-    A product that cannot wrap has the gradient of its factors' floats.
+    If int32 cannot overflow, gradients pass to the floats that stand for the factors.
     """
     g = node.body()
     y = _product(node, g, (0, 1), (2, 3), "")
@@ -203,7 +206,7 @@ def integer_product(node: ImportedNode) -> Imported:
 def _product(
     node: ImportedNode, g: NodeWriter, factors_at: tuple[int, int], zeros_at: tuple[int, int], bias: str
 ) -> str:
-    """The product of the two factors less their zero points, of matrices or a convolution with a bias, in f64."""
+    """The matrix product, or the convolution with a bias, of two factors minus their zero points, in f64."""
     conv, wide = "Conv" in node.op_type, dtype_to_onnx("f64")
     factors = []
     for i, zero in zip(factors_at, zeros_at, strict=True):
@@ -234,7 +237,7 @@ def qlinear_product(node: ImportedNode) -> Imported:
         left = g.Reshape(left, g.constant((-1, 1)))
     factor = g.Div(g.Mul(left, by), g.Cast(g.ins[6], to=wide))
     kind = node.need_type(7).dtype
-    low, high = beyond(kind)
+    low, high = clip_bounds(kind)
     q = g.Add(g.Round(g.Mul(y, factor), domain=STRAIGHT), g.Cast(g.ins[7], to=wide))
     q = g.Round(g.Clip(q, g.constant(low, np.float64), g.constant(high, np.float64)), domain=STRAIGHT)
     return g.results(g.Cast(q, to=dtype_to_onnx(kind), domain=STRAIGHT))

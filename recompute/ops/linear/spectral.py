@@ -124,7 +124,7 @@ class DFT(Op):
 
     @classmethod
     def samples(cls, draw):
-        """Both ways, halves, cut and filled; real and complex."""
+        """Both ways, 16-bit floats, cut and filled; real and complex."""
         for shape, length in (("2,5,1", 0), ("1,4,2", 6), ("3,6,2", 4), ("1,1,1", 0)):
             for inverse in (0, 1):
                 yield draw.case(cls(1, length, inverse), draw(f"f64[{shape}]"), export=False)

@@ -26,7 +26,7 @@ _REDUCTIONS = ("mean", "sum", "none")
 
 @dataclass(frozen=True)
 class LabelLoss(Op, abstract=True):
-    """What the losses and their gradients share.
+    """The base of the losses and their gradients.
 
     `reduction`: "mean" (by the sum of the weights of the labels), "sum" or "none"; labels equal to `ignore_index`
     count for nothing.
@@ -179,7 +179,7 @@ class LabelLoss(Op, abstract=True):
         return b.Div(total, self.expanded_count(b, counted, labels, total)) if self.reduction == "mean" else total
 
     def expanded_count(self, b: OperatorBuilder, label_weights: Any, labels: Any, like: Any) -> Any:
-        """What a mean divides by."""
+        """The divisor of a mean: the sum of the labels' weights, or their number."""
         if label_weights is None:
             return b.constant(labels.size, like)
         return b.ReduceSum(label_weights, keepdims=0)
@@ -207,7 +207,7 @@ class LabelLoss(Op, abstract=True):
 
 
 def divisor(b: OperatorBuilder, count: Any) -> Any:
-    """What a mean's gradient divides by: 1 where no label counts, so that the gradient is 0 there."""
+    """The divisor in a mean's gradient: 1 where no label counts, so that the gradient is 0 there."""
     return b.Where(b.Equal(count, b.constant(0, count)), b.constant(1, count), count)
 
 
@@ -257,7 +257,6 @@ def loss_samples(cls: Any, draw: Draw, make: Any) -> Iterator[Case]:
 
 
 @channels_last(inputs=(0,), outputs=(1,))
-@dataclass(frozen=True)
 class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
     """(scores, labels, weights?) → loss, log_prob: -w · log_softmax(scores) at the label, reduced (ONNX 13)."""
 
@@ -335,7 +334,6 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class SoftmaxCrossEntropyGrad(LabelLoss):
     """(log_prob, labels, weights?, dloss) → the scores' gradient: w · (softmax - onehot) · dloss (/ Σ w)."""
 

@@ -46,7 +46,7 @@ class _Rooms(NamedTuple):
 
 @dataclass(frozen=True)
 class Alignment(Op, abstract=True):
-    """What the loss and its gradient share.
+    """The base of the loss and its gradient.
 
     `blank`: its class.  A label ends at the first `ignore_index`.
     """
@@ -226,7 +226,6 @@ class CTCLoss(Alignment):
             yield draw.case(cls(**options, zero_infinity=True), *inputs)
 
 
-@dataclass(frozen=True)
 class CTCLossGrad(Alignment):
     """(log-probabilities, labels, lengths?, dloss [N]) → their gradient.
 
@@ -243,7 +242,7 @@ class CTCLossGrad(Alignment):
         return (factor(ins[0].shape[1], [1, 0, None if ins[2] is None else 0, 0], [1]),)
 
     def scratch(self, ins, outs):
-        """What both have; α of all steps, one class of all steps."""
+        """The buffers of both; α of all steps, one class of all steps."""
         x, labels = ins[:2]
         (t, n, _), w = x.shape, 2 * labels.shape[1] + 1
         return (*self.rooms(x, labels), x.with_shape((t, n, w)), x.with_shape((t, n)))
@@ -351,7 +350,7 @@ def _woven(b: OperatorBuilder, even: Value, odd: Value) -> Value:
 
 
 def _costs(b: OperatorBuilder, x: Value, states: Value, there: Value) -> tuple[Value, Value]:
-    """What the transition over a state costs, 0 or NEVER, and the end at a state; see `Alignment`."""
+    """The costs, 0 or NEVER, of the transition over a state and of the end at a state; see `Alignment`."""
     (n, w), s = states.shape, there.shape[1]
     zero, never = b.constant(0, x), b.constant(NEVER, x)
     jumps = b.Fill(dtype=x.dtype, shape=(n, 1), value=0.0)

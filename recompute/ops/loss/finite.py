@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ...errors import NotFiniteError
 from ...language.op import Op
 
 
-@dataclass(frozen=True)
 class CheckFinite(Op, onnx="Identity"):
     """x, one number, if it is finite; the step fails before its updates if it is not.  Exported as Identity."""
 

@@ -11,7 +11,6 @@ from ...language.types import Array, TensorType
 from .cross_entropy import LabelLoss, SoftmaxCrossEntropyLoss, loss_from_onnx, loss_samples, take_labels
 
 
-@dataclass(frozen=True)
 class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
     """(log_prob, labels, weights?) → -w · log_prob at the label, reduced."""
 
@@ -43,7 +42,7 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
         return (self.expanded_loss(b, losses, labels, counted),)
 
     def gradient(self, b, ins, outs, grads):
-        """From the labels alone."""
+        """The gradient of log_prob, which depends on labels, weights and dloss only."""
         log_prob, labels, weights = (*ins, None)[:3]
         op = b.NegativeLogLikelihoodGrad(labels, weights, grads[0], shape=log_prob.shape, **self.options(LabelLoss))
         return [op, *[None] * (len(ins) - 1)]

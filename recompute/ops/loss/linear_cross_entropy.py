@@ -40,7 +40,7 @@ from .linear_tiles import Sizes, Tiles, held_rows, slice_of, slices
 
 @dataclass(frozen=True)
 class LinearLoss(Op, abstract=True):
-    """What the operator and its gradient share.
+    """The base of the operator and its gradient.
 
     x: [..., d]; w: [words, d], or [d, words] without `transB`; bias: [words] (optional); labels: x's axes but the last.
     logits = cap · tanh(scale · (x wᵀ + bias) / cap), or scale · (...) without a cap (0).  A row's loss is
@@ -104,7 +104,6 @@ class LinearLoss(Op, abstract=True):
         return needed_whole(factors) if mean and self.ignore_index is not None else factors
 
 
-@dataclass(frozen=True)
 class LinearCrossEntropy(LinearLoss):
     """(x, w, bias?, labels) → loss, log-sum-exp of each row, and gradients of x, w and bias for a loss with gradient 1.
 
@@ -226,7 +225,7 @@ class LinearCrossEntropy(LinearLoss):
 
 
 def head_samples(cls: Any, draw: Draw) -> Any:
-    """Operators and inputs."""
+    """Samples of a head, as operators and inputs: all reductions, with and without bias."""
     y = draw.ints("i64[5]", 0, 7)
     y[1] = 3
     bias = draw("f64[7]")
@@ -270,7 +269,7 @@ def whole(op: LinearLoss, b: OperatorBuilder, x: Any, w: Any, bias: Any, labels:
 
 
 def count_of(b: OperatorBuilder, counted: Any, labels: Any, like: Any) -> Any:
-    """What a mean divides by."""
+    """The divisor of a mean: the number of labels that count."""
     return b.constant(labels.size, like) if counted is None else b.ReduceSum(counted, keepdims=0)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...language.op import Cost
 from ...language.types import TensorType
 from ..tiles import wide
@@ -11,7 +9,6 @@ from .linear_cross_entropy import LinearLoss, expanded_gradients, head_samples, 
 from .linear_tiles import Sizes, Tiles, slice_of, slices
 
 
-@dataclass(frozen=True)
 class LinearCrossEntropyGrad(LinearLoss):
     """(x, w, bias?, labels, log-sum-exp, dloss) → the gradients of x, w and bias (optional).
 

@@ -44,7 +44,7 @@ class Sizes:
 
     def types(self, kind: str, *, held: bool, gradient: bool) -> tuple[TensorType, ...]:
         """Workspace that computes in `kind`: numbers of rows, labels, which are ignored; the same of a tile's rows;
-        logits, what stands beside them, a product; for halves the tile's x and w, and the gradients' sums."""
+        logits, what stands beside them, a product; for 16-bit floats the tile's x and w, and the gradients' sums."""
         n, h, s, d = self.rows, self.height, self.step, self.width
         room = [
             TensorType(kind, (2, n)),
@@ -192,7 +192,7 @@ class Tiles:
         return sums
 
     def share(self, dloss: Array | None, rows: slice, out: Array) -> None:
-        """What these rows' losses count in the result, times the result's gradient (None: 1)."""
+        """Writes the factors of these rows' losses in the result, times the result's gradient (None: 1)."""
         op = self.op
         out[...] = 1 if dloss is None else dloss.reshape(-1)[rows] if op.reduction == "none" else dloss
         if op.reduction == "mean":
@@ -264,7 +264,7 @@ class Tiles:
                 np.add(dbias, np.sum(block, axis=0), out=dbias)
 
     def sums(self, outs: Sequence[Array | None]) -> list[Array | None]:
-        """Where gradients are added up: their own memory, or for halves float32."""
+        """Where gradients are added up: their own memory, or for 16-bit floats float32."""
         if not self.sizes.halves:
             return list(outs)
         rooms = zip(self.copies[2:], outs, strict=True)

@@ -17,7 +17,6 @@ from ..optimizer.base import PART
 LEAST, MOST = 2.0**-126, 2.0**126
 
 
-@dataclass(frozen=True)
 class InverseIfFinite(Op):
     """(scale, gradients...) → 1 / scale, or 0 where an element of a gradient is infinite or NaN: f32[].
 

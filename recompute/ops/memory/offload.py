@@ -40,7 +40,6 @@ On a CPU with a folder for it (`CPUPlace(disk=...)`), host memory is a file ther
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ...language.op import Cost, FunctionWriter, Op
@@ -69,7 +68,6 @@ class Copy(Op, abstract=True):
         return True
 
 
-@dataclass(frozen=True)
 class Offload(Copy):
     """Begins to copy x, on the device, to host memory.  `CopyWait(result, x)` must follow before anything reads it."""
 
@@ -80,7 +78,6 @@ class Offload(Copy):
         return (x.placed(host=True),)
 
 
-@dataclass(frozen=True)
 class Prefetch(Copy):
     """Begins to copy x, in host memory, to the device.  `CopyWait(result, x)` must follow before anything reads it."""
 
@@ -91,7 +88,6 @@ class Prefetch(Copy):
         return (x.placed(host=False),)
 
 
-@dataclass(frozen=True)
 class CopyWait(Copy):
     """Waits for the copy that writes its first input and reads its second one; gives the first, ready to be read."""
 
@@ -106,7 +102,6 @@ class CopyWait(Copy):
         return (0,)
 
 
-@dataclass(frozen=True)
 class Store(Copy):
     """Begins to copy x, on the device, to a parameter, buffer or state w in host memory, which it updates.
 
@@ -125,12 +120,11 @@ class Store(Copy):
         outs[0][...] = ins[1]
 
     def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
-        """What is stored."""
+        """Identity of the stored value."""
         g.node("Identity", ins[1:], outs)
         return True
 
 
-@dataclass(frozen=True)
 class StoreWait(Store):
     """Waits for the `Store` with the same inputs."""
 

@@ -37,7 +37,7 @@ def channel_blocks(x: Array) -> Iterator[slice]:
 
 
 def block_channels(shape: Sequence[int]) -> int:
-    """Channels of a block."""
+    """Channels that are computed at a time: at most BLOCK bytes of float32, or one channel."""
     return min(max(BLOCK // (4 * max(shape[0] * math.prod(shape[2:]), 1)), 1), max(shape[1], 1))
 
 
@@ -71,7 +71,6 @@ class ChannelNorm(Op, abstract=True):
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class BatchNormalization(ChannelNorm, onnx=True):
     """(x, scale, bias, mean, var) → (x - mean) / √(var + epsilon) · scale + bias (ONNX, inference)."""
 
@@ -86,7 +85,7 @@ class BatchNormalization(ChannelNorm, onnx=True):
         return (*by_channel(ins, outs), *by_element(ins, outs))
 
     def scratch(self, ins, outs):
-        """Factor and summand of each channel; halves also a block in float32."""
+        """Factor and summand of each channel; 16-bit floats also a block in float32."""
         x = ins[0]
         types = [wide(x).with_shape((2, x.shape[1]))]
         if wide(x) != x:

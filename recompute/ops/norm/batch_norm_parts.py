@@ -26,7 +26,6 @@ class BatchNormFactor(Elementwise):
         yield draw.case(cls(), draw("f32[3]"), draw("f32[3]", 0.5, 2))
 
 
-@dataclass(frozen=True)
 class CentreScale(Elementwise):
     """(x, mean, factor, bias) → (x - mean) · factor + bias: BatchNormApply's last steps, to the bit."""
 
@@ -43,7 +42,6 @@ class CentreScale(Elementwise):
         yield draw.case(cls(), draw("f32[5,3]"), draw("f32[3]"), draw("f32[3]"), draw("f32[3]"))
 
 
-@dataclass(frozen=True)
 class CentredProduct(Elementwise):
     """(x, mean, dy) → (x - mean) · dy, whose column sums a batch normalisation's gradient needs."""
 

@@ -6,7 +6,6 @@ All work in blocks of channels, so that the several passes over a block stay in 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from .numerics import row_dots, wide
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class BatchNormTrain(ChannelNorm):
     """(x, scale, bias) → (x - mean) / √(var + epsilon) · scale + bias with the batch's own mean and biased variance.
 
@@ -42,7 +40,7 @@ class BatchNormTrain(ChannelNorm):
         return own_batch((0,), ins, outs, OWN)
 
     def scratch(self, ins, outs):
-        """Vectors of a block; halves also the block in float32."""
+        """Vectors of a block; 16-bit floats also the block in float32."""
         x = ins[0]
         c = block_channels(x.shape)
         types = [wide(x).with_shape((3, c)), wide(x).with_shape((x.shape[0], c))]
@@ -111,7 +109,7 @@ class BatchNormTrain(ChannelNorm):
 
     @classmethod
     def samples(cls, draw):
-        """0 to 3 spatial axes, one output only, halves."""
+        """0 to 3 spatial axes, one output only, 16-bit floats."""
         for shape in ("4,2", "2,3,2,2", "2,2,3", "2,1,1,2,2"):
             c = shape.split(",")[1]
             yield draw.case(cls(epsilon=0.1), draw(f"f64[{shape}]"), draw(f"f64[{c}]"), draw(f"f64[{c}]"))
@@ -146,11 +144,10 @@ def _scaled(
 
 
 @channels_last(inputs=(0,), outputs=())
-@dataclass(frozen=True)
 class BatchNormStatistics(Op):
     """x → mean and biased variance of each channel: BatchNormTrain's small outputs, to the bit.
 
-    In x's element type, float32 for halves.
+    In x's element type, float32 for 16-bit floats.
     """
 
     small_outputs = (0, 1)
@@ -229,7 +226,6 @@ def _moments(x: Array, work: Array, partials: Array, mean: Array, var: Array) ->
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class BatchNormApply(ChannelNorm):
     """(x, scale, bias, mean, var) → BatchNormTrain's output, to the bit, from the statistics that it gave.
 
@@ -247,7 +243,7 @@ class BatchNormApply(ChannelNorm):
         return (*by_channel(ins, outs), *by_element(ins, outs))
 
     def scratch(self, ins, outs):
-        """Vectors of a block; halves also the block in float32."""
+        """Vectors of a block; 16-bit floats also the block in float32."""
         x = ins[0]
         c = block_channels(x.shape)
         types = [wide(x).with_shape((3, c))]
@@ -292,7 +288,6 @@ class BatchNormApply(ChannelNorm):
 
 
 @channels_last(inputs=(0, 4), outputs=(0,))
-@dataclass(frozen=True)
 class BatchNormGrad(ChannelNorm):
     """(x, scale, mean, var, dy) → (dx, dscale, dbias) of BatchNormTrain, whose statistics mean and var are.
 
@@ -314,7 +309,7 @@ class BatchNormGrad(ChannelNorm):
         return own_batch((0, 4), ins, outs, SUM)
 
     def scratch(self, ins, outs):
-        """A block, its sums; halves also two blocks in float32."""
+        """A block, its sums; 16-bit floats also two blocks in float32."""
         x = ins[0]
         c = block_channels(x.shape)
         block = wide(x).with_shape((c * x.size // max(x.shape[1], 1),))

@@ -256,7 +256,7 @@ class LayerNormalization(Normalization, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Last axis, several axes, no bias, one element, halves."""
+        """Last axis, several axes, no bias, one element, 16-bit floats."""
         yield draw.case(cls(), draw("f64[2,3,4]"), draw("f64[4]"), draw("f64[4]"))
         yield draw.case(cls(axis=1, epsilon=0.01), draw("f64[2,3,2]"), draw("f64[3,2]"))
         yield draw.case(cls(axis=0, epsilon=0.5), draw("f64[3]"), draw("f64[3]"), draw("f64[3]"), want=1)
@@ -376,7 +376,7 @@ class GroupNormalization(ChannelwiseNormalization, onnx=True):
 
     @classmethod
     def samples(cls, draw):
-        """Groups of two, one group, no spatial axes, halves."""
+        """Groups of two, one group, no spatial axes, 16-bit floats."""
         yield draw.case(cls(num_groups=2, epsilon=0.1), draw("f64[2,4,3]"), draw("f64[4]"), draw("f64[4]"))
         yield draw.case(cls(num_groups=1), draw("f64[2,2,2,2]"), draw("f64[2]"), draw("f64[2]"), want=1)
         yield draw.case(cls(num_groups=2, epsilon=0.1), draw("f64[2,4]"), draw("f64[4]"), draw("f64[4]"))

@@ -1,4 +1,4 @@
-"""What normalisations share: the type of their sums, and sums of products over rows."""
+"""Shared parts of normalisations: the type of their sums, and sums of products over rows."""
 
 from __future__ import annotations
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...language.types import Value
 from ..common import Elementwise
 
 
-@dataclass(frozen=True)
 class RowCentreScale(Elementwise):
     """(x, mean, 1/deviation, scale, bias) → (x - mean) · inverse · scale + bias: LayerNormalization's, to the bit."""
 
@@ -30,7 +28,6 @@ class RowCentreScale(Elementwise):
         yield draw.case(cls(), draw("f32[5,3]"), draw("f32[5,1]"), draw("f32[5,1]"), draw("f32[3]"), draw("f32[3]"))
 
 
-@dataclass(frozen=True)
 class RowScale(Elementwise):
     """(x, 1/deviation, scale) → x · inverse · scale: RMSNormalization's last steps, to the bit."""
 

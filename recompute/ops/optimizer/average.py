@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ...language.factors import aligned
@@ -13,7 +11,6 @@ from ...language.types import TensorType
 from .base import PART, work_dtype
 
 
-@dataclass(frozen=True)
 class AverageUpdate(Op):
     """(average, w, keep) → average ← keep · average + (1 - keep) · w, in place.
 
@@ -24,7 +21,7 @@ class AverageUpdate(Op):
 
     def infer(self, average, w, keep):
         if not w.is_float or average != TensorType(work_dtype(w), w.shape) or keep != TensorType("f32", ()):
-            raise self.fail("needs an average of w's shape (f32 for halves), w, and f32[]", average, w, keep)
+            raise self.fail("needs an average of w's shape (f32 for 16-bit floats), w, and f32[]", average, w, keep)
         return (average,)
 
     def axis_factors(self, ins, outs):
@@ -61,7 +58,7 @@ class AverageUpdate(Op):
 
     @classmethod
     def samples(cls, draw):
-        """Two types, halves, nothing, more than a part, the first step."""
+        """Two types, 16-bit floats, nothing, more than a part, the first step."""
         keep = np.array(0.75, np.float32)
         for text in ("f64[3,4]", "f32[7]", "f64[0]", "f64[]", f"f32[{PART + 5}]"):
             yield draw.case(cls(), draw(text), draw(text), keep)

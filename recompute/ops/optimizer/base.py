@@ -1,4 +1,4 @@
-"""What the optimizers' update operators have in common.
+"""The base of the optimizers' update operators.
 
 Every update takes the parameter w, its gradient g, the optimizer's state, and the learning rate (a scalar).  It is
 computed in the parameter's element type, or in f32 for f16 and bf16 parameters, whose state is f32.  Both can be stored
@@ -182,7 +182,7 @@ class Update(Stored, abstract=True):
         return [f.astype(work) for f in factors]
 
     def expand(self, b, *inputs):
-        """The same with plain operators, on new values; None where no plain operators store so."""
+        """The update in plain operators, on new values; None if no plain operators store so."""
         if self.stores:
             return None
         w = inputs[0]
@@ -318,7 +318,7 @@ def update_samples(op: Update, draw: Draw, states: int, *extra: bool) -> Iterato
 
 
 def stored_samples(op: Update, draw: Draw, states: int, *extra: bool) -> Iterator[Any]:
-    """The same in bfloat16 with stochastic rounding; for more than a part, with a first element, without any."""
+    """Samples in bfloat16 with stochastic rounding: more than a part, with a first element, without any."""
     for shape, first, unscale in ((f"[{PART + 5}]", 6, None), ("[3,5]", 0, 0.5), ("[7]", 0, 0.0), ("[0]", 0, None)):
         rule = dataclasses.replace(op, stochastic=True, seed=2**63 + 5, first=first)
         values: list[Any] = [draw(f"bf16{shape}"), draw(f"bf16{shape}")]

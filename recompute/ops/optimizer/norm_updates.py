@@ -195,7 +195,6 @@ def _with_squares(total: Any, x: Array, tile: Array) -> Any:
     return total
 
 
-@dataclass(frozen=True)
 class GlobalNorm(Op):
     """√Σ x² over all elements of all inputs: f32[], or f64[] where the inputs are f64.  Summed in f64."""
 

@@ -97,7 +97,7 @@ def rounded(x: Array, noise: Array, out: Array) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored(Op, abstract=True):
-    """What updates say about how they store what they update.
+    """The base of updates with a choice of storage for parameters and state.
 
     `stochastic`: the parameter and its state are bfloat16, rounded stochastically with the stream (`seed`, step);
     `first`: the number of the parameter's first element, for a part of a larger one.  `eight_bits`: state is u8

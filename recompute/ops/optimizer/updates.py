@@ -222,7 +222,6 @@ def _eight_bits(draw: Draw, size: int) -> np.ndarray:
     return rows
 
 
-@dataclass(frozen=True)
 class Increment(Op):
     """(x, unscale?): x ← x + 1, for the step counter; nothing where `unscale` is 0 (see update.py)."""
 

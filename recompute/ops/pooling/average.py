@@ -18,7 +18,7 @@ from .windows import Pooling, _pool_samples, block_planes, cut, planes
 
 @dataclass(frozen=True)
 class Averaging(Pooling, abstract=True):
-    """What AveragePool and its gradient share."""
+    """The base of AveragePool and its gradient."""
 
     count_include_pad: int = 0
 
@@ -52,7 +52,6 @@ _MOST = 1 << 24
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class AveragePool(Averaging, onnx=True):
     """The mean of each window (ONNX AveragePool).
 
@@ -66,7 +65,7 @@ class AveragePool(Averaging, onnx=True):
         return (x.with_shape(self.pooled(x)),)
 
     def scratch(self, ins, outs):
-        """For halves a block of sums in float32."""
+        """For 16-bit floats a block of sums in float32."""
         if ins[0].dtype in ("f32", "f64"):
             return ()
         w = self.window(ins[0].shape[2:], outs[0].shape[2:])
@@ -119,7 +118,7 @@ class AveragePoolGrad(Averaging):
         return (x,)
 
     def scratch(self, ins, outs):
-        """A block of dy divided; for halves also a block of sums, both in float32."""
+        """A block of dy divided; for 16-bit floats also a block of sums, both in float32."""
         w = self.window(outs[0].shape[2:], ins[0].shape[2:])
         count = min(block_planes(w), math.prod(ins[0].shape[:2]))
         exact = ins[0].dtype in ("f32", "f64")

@@ -15,7 +15,6 @@ from ..reduction.sums import ReduceMean
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class GlobalAveragePool(Op, onnx=True):
     """The mean over all spatial axes, which become 1."""
 
@@ -32,7 +31,7 @@ class GlobalAveragePool(Op, onnx=True):
         return in_step(ins, outs, range(2))
 
     def scratch(self, ins, outs):
-        """For halves the sums in float32."""
+        """For 16-bit floats the sums in float32."""
         return (wide(outs[0]),) if wide(outs[0]) != outs[0] else ()
 
     def compute(self, ins, outs, scratch):
@@ -59,7 +58,6 @@ class GlobalAveragePool(Op, onnx=True):
 
 
 @channels_last(inputs=(0,), outputs=(0, 1))
-@dataclass(frozen=True)
 class GlobalMaxPool(Op, onnx=True):
     """The largest element over all spatial axes, which become 1.
 

@@ -19,7 +19,7 @@ from .export import export_max_gather, export_max_grad, export_max_window
 
 @dataclass(frozen=True)
 class Pooling(Op, abstract=True):
-    """What the window poolings share.  `pads`: those before each spatial axis, then those after."""
+    """The base of window poolings.  `pads`: those before each spatial axis, then those after."""
 
     autocast = "follow"
     kernel_shape: tuple[int, ...]
@@ -79,7 +79,7 @@ def block_planes(w: Window) -> int:
 
 
 def planes(w: Window, count: int) -> Iterator[slice]:
-    """Blocks of planes."""
+    """Slices of `count` planes, `block_planes` each."""
     step = block_planes(w)
     for p in range(0, count, step):
         yield slice(p, min(p + step, count))
@@ -96,7 +96,6 @@ def window_dtype(taps: int) -> str:
 
 
 @channels_last(inputs=(0,), outputs=(0, 1, 2))
-@dataclass(frozen=True)
 class MaxPool(Pooling, onnx=True):
     """The largest element of each window (ONNX MaxPool); padding does not count; the first of equal ones.
 
@@ -231,7 +230,7 @@ def _pool_samples(cls: Any) -> list[tuple[Any, str]]:
 
 
 class MaxPoolLinear(Pooling, abstract=True):
-    """What routing by window numbers shares: the gradient of MaxPool and its transpose."""
+    """The base of the gradient of MaxPool and its transpose, which route values by window numbers."""
 
     def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         """Mask and product for a block of planes."""
@@ -320,7 +319,6 @@ def _numbered(draw: Draw) -> Iterator[tuple[MaxPool, TensorType, TensorType, Any
 
 
 @channels_last(inputs=(0, 1), outputs=(0,))
-@dataclass(frozen=True)
 class MaxPoolGather(MaxPoolLinear):
     """(window numbers, x) → the elements of x at the numbered places of their windows; transpose of MaxPoolGrad."""
 

@@ -29,7 +29,6 @@ class _Quantizer(Elementwise, abstract=True):
         return types
 
 
-@dataclass(frozen=True)
 class FakeQuantize(_Quantizer):
     """(x, scale, zero) → (clip(round(x / scale) + zero, low, high) - zero) · scale; halves are rounded to even.
 
@@ -59,7 +58,6 @@ class FakeQuantize(_Quantizer):
         yield draw.case(cls(), *quantities(draw, "f32[0,2]", "f32[]"), gradient=False)
 
 
-@dataclass(frozen=True)
 class FakeQuantizeGrad(_Quantizer):
     """(x, scale, zero, dy) → dy where round(x / scale) + zero is within low and high, else 0."""
 

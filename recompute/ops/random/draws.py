@@ -143,7 +143,7 @@ class Dropout(Draw):
         return (x, b.fill(True, x.type.with_dtype("bool"))) if len(running) > 1 else (x,)
 
     def gradient(self, b, ins, outs, grads):
-        """The same on dy: the same key gives the same mask, and nothing is kept."""
+        """Dropout of dy: the same key gives the same mask, and nothing is saved."""
         return [b.Dropout(grads[0], ins[1], ratio=self.ratio, seed=self.seed, first=self.first), None]
 
     def export(self, g, ins, outs):

@@ -62,7 +62,7 @@ class DropoutPart(Draw):
         return dataclasses.replace(self, first=self.first + before // self.run * self.skip)
 
     def gradient(self, b, ins, outs, grads):
-        """The same on dy."""
+        """This dropout of dy."""
         return [b.emit(self, grads[0], ins[1]), None]
 
     def inference(self, b, ins, running):

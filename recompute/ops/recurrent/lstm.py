@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..linear.half_products import halves_in_float32
@@ -12,7 +10,6 @@ from .shared import Recurrent, RecurrentGrad, active_rows, gradient_samples, rec
 
 
 @halves_in_float32
-@dataclass(frozen=True)
 class LSTM(Recurrent):
     """Long short-term memory (Hochreiter and Schmidhuber 1997), gates in the order input, output, forget, cell.
 
@@ -131,7 +128,6 @@ class LSTM(Recurrent):
 
 
 @halves_in_float32
-@dataclass(frozen=True)
 class LSTMGrad(RecurrentGrad):
     """Backpropagation through time of LSTM; see RecurrentGrad.  Outputs: dx, dw, dr, dbias, dh0, dc0, dpeepholes."""
 

@@ -28,7 +28,7 @@ def cut(b: OperatorBuilder, v: Value, start: int, stop: int, axis: int) -> Value
 
 
 def joint(b: OperatorBuilder, parts: Sequence[Value]) -> Value:
-    """Parts under each other."""
+    """Parts concatenated along axis 0."""
     return parts[0] if len(parts) == 1 else b.Concat(*parts, axis=0)
 
 

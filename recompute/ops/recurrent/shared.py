@@ -1,4 +1,4 @@
-"""What the recurrent operators share: types, directions, sequence lengths, import, export and unrolled form.
+"""Shared parts of recurrent operators: types, directions, sequence lengths, import, export and unrolled form.
 
 The equations are those of the ONNX operators RNN, GRU and LSTM.  Shapes: x [T, N, in], w [D, gates·H, in],
 r [D, gates·H, H], bias [D, 2·gates·H], lengths i32 [N], initial state [D, N, H]; Y [T, D, N, H].  D is 2 where both

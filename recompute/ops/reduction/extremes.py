@@ -76,7 +76,6 @@ def _worst(dtype: np.dtype, ufunc: str) -> float:
     return math.inf if ufunc == "min" else -math.inf
 
 
-@dataclass(frozen=True)
 class ReduceMax(Extreme):
     """The largest element."""
 
@@ -84,7 +83,6 @@ class ReduceMax(Extreme):
     ufunc = "max"
 
 
-@dataclass(frozen=True)
 class ReduceMin(Extreme):
     """The smallest element."""
 
@@ -92,7 +90,6 @@ class ReduceMin(Extreme):
     ufunc = "min"
 
 
-@dataclass(frozen=True)
 class ShareTies(OverRows):
     """(x, y, dy) → dy / n where x = y, else 0; n counts them over the axes along which y is repeated."""
 
@@ -128,7 +125,6 @@ def repeated(x: Any, y: Any) -> tuple[int, ...]:
     return tuple(i for i, (n, d) in enumerate(zip(x.shape, y.shape, strict=True)) if d == 1 and n != 1)
 
 
-@dataclass(frozen=True)
 class ReduceProd(Reduce):
     """Product."""
 
@@ -147,7 +143,6 @@ class ReduceProd(Reduce):
         yield draw.case(cls(axes=(1,)), x)
 
 
-@dataclass(frozen=True)
 class ReduceProdGrad(Op):
     """(x, dy) → dy times the product of all elements but x's own, over the axes along which dy is repeated."""
 
@@ -258,7 +253,6 @@ class ArgMax(Op, onnx=True):
         yield draw.case(cls(axis=0, keepdims=0), draw("f32[5]"))
 
 
-@dataclass(frozen=True)
 class ArgMin(ArgMax, onnx=True):
     """Where the smallest element along `axis` is (i64)."""
 

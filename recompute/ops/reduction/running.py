@@ -71,7 +71,6 @@ class LinearScan(Op):
         yield draw.case(cls(0), draw("f32[0,2]"), draw("f32[0,2]"), export=False)
 
 
-@dataclass(frozen=True)
 class CumProd(Running):
     """Products of the elements up to each one along `axis`; `exclusive`: without it; `reverse`: from the end.
 
@@ -105,7 +104,6 @@ class CumProd(Running):
         yield draw.case(cls(0), draw("f32[0]"), export=False)
 
 
-@dataclass(frozen=True)
 class Det(Op, onnx=True):
     """x [..., n, n] → its determinants [...] (ONNX Det-22)."""
 
@@ -138,7 +136,6 @@ class Det(Op, onnx=True):
         yield draw.case(cls(), draw("f32[2,2]"))
 
 
-@dataclass(frozen=True)
 class Cofactors(Op):
     """x [..., n, n] → det(x) · x⁻ᵀ, from singular values, so that it holds for singular matrices too.
 

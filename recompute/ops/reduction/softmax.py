@@ -73,14 +73,14 @@ class AlongAxis(Op, abstract=True):
 
 
 class AlongRows(AlongAxis, Rowwise, abstract=True):
-    """Those with a formula over rows."""
+    """The base of operators along an axis with a formula over rows."""
 
 
 @dataclass(frozen=True)
 class Softmax(AlongRows, onnx=True):
     """exp(x - m) / Σ exp(x - m), m the largest x along the axis.
 
-    Halves are computed in float32 and rounded once, so that mixed precision need not widen them before.
+    16-bit floats are computed in float32 and rounded once, so that mixed precision need not widen them before.
     """
 
     autocast = "follow"
@@ -145,12 +145,11 @@ class LogSoftmaxGrad(AlongRows):
         return (b.Sub(dy, b.Mul(b.Exp(y), b.ReduceSum(dy, axes=self.reduced(y)))),)
 
 
-@dataclass(frozen=True)
 class Hardmax(AlongAxis, onnx=True):
     """1 at the first of the largest elements along the axis, else 0."""
 
     def scratch(self, ins, outs):
-        """Where it is."""
+        """Indices of the maximum."""
         outer, _, *inner = self.form(ins[0])
         return (TensorType("i64", (outer, *inner)),)
 

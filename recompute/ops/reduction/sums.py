@@ -46,7 +46,7 @@ class Reduce(Op, abstract=True):
         return (x.with_shape([d for i, d in enumerate(x.shape) if i not in axes]),)
 
     def axis_factors(self, ins: Types, outs: Types) -> tuple[Factor, ...] | None:
-        """Those that stay; and reduced ones where partial results can be combined."""
+        """The axes that stay, and reduced ones if partial results can be combined."""
         x = need(ins[0])
         reduced = normal_axes(self.axes, x.ndim, self)
         kept = [a for a in range(x.ndim) if self.keepdims or a not in reduced]
@@ -122,7 +122,7 @@ class Reduce(Op, abstract=True):
 
     @classmethod
     def sample(cls, draw: Draw, text: str) -> Array:
-        """One input."""
+        """An input for a sample."""
         return draw(text)
 
     def channels_last(self, ins: Values, outs: Values, rank: int) -> Turned | None:
@@ -137,7 +137,6 @@ class Reduce(Op, abstract=True):
         return Turned(new, (rank,), (outs[0].ndim == rank,), always=True)
 
 
-@dataclass(frozen=True)
 class ReduceSum(Reduce):
     """Sum."""
 
@@ -155,7 +154,6 @@ class ReduceSum(Reduce):
         yield draw.case(cls(axes=(0,)), draw("f64[0,2]"))
 
 
-@dataclass(frozen=True)
 class ReduceMean(Reduce):
     """Mean."""
 
@@ -174,7 +172,6 @@ class ReduceMean(Reduce):
         return [b.Expand(scaled, shape=ins[0].shape)]
 
 
-@dataclass(frozen=True)
 class ReduceL1(Reduce):
     """Sum of absolute values."""
 
@@ -191,7 +188,6 @@ class ReduceL1(Reduce):
         return draw.away(text)
 
 
-@dataclass(frozen=True)
 class ReduceSumSquare(Reduce):
     """Sum of squares."""
 
@@ -204,7 +200,6 @@ class ReduceSumSquare(Reduce):
         return [b.Mul(ins[0], b.Add(dy, dy))]
 
 
-@dataclass(frozen=True)
 class ReduceL2(Reduce):
     """Square root of the sum of squares."""
 
@@ -225,7 +220,6 @@ class ReduceL2(Reduce):
         return draw.away(text)
 
 
-@dataclass(frozen=True)
 class ReduceLogSum(Reduce):
     """Logarithm of the sum."""
 
@@ -242,7 +236,6 @@ class ReduceLogSum(Reduce):
         return draw(text, 0.5, 1.5)
 
 
-@dataclass(frozen=True)
 class ReduceLogSumExp(Reduce):
     """ln Σ exp(x), as m + ln Σ exp(x - m) with m the largest x."""
 
@@ -256,7 +249,7 @@ class ReduceLogSumExp(Reduce):
         return (x, kept, kept.with_dtype("bool"), kept)
 
     def compute(self, ins, outs, scratch):
-        """An infinite m is not subtracted: ∞ - ∞ is no number."""
+        """An infinite m is not subtracted: ∞ - ∞ is NaN."""
         x, (e, m, infinite, total) = ins[0], scratch
         axes = normal_axes(self.axes, x.ndim, self)
         if not x.size:

@@ -15,7 +15,6 @@ from ...language.text import parse, show
 DOMAIN = "recompute"
 
 
-@dataclass(frozen=True)
 class Cotangent(Op):
     """Stands for the gradient of x while a gradient is being read from a model (zeros of x's type)."""
 

@@ -182,7 +182,7 @@ class PadGrad(Move):
         outs[0][...] = work[there]
 
     def gradient(self, b, ins, outs, grads):
-        """Padding again."""
+        """dy, padded in the same way."""
         return [b.Pad(grads[0], pads=self.pads, mode=self.mode)]
 
     def expand(self, b, dy):

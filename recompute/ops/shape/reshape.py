@@ -163,7 +163,7 @@ class Reshape(Move):
         return (x.with_shape(self.shape),)
 
     def axis_factors(self, ins, outs):
-        """Those of which both shapes consist."""
+        """The factors of which both shapes consist."""
         return [factor(n, [a], [y]) for n, a, y in digits(ins[0].shape, outs[0].shape)]
 
     def compute(self, ins, outs, scratch):

@@ -12,7 +12,7 @@ from ...language.types import Values
 from ..common import normal_axis
 from .reshape import Move
 
-#: what ONNX models write for "to the end"
+#: ends in ONNX models that mean "to the end"
 _FAR = (1 << 62) - 1
 
 
@@ -22,7 +22,7 @@ def _bound(n: int) -> int:
 
 @dataclass(frozen=True)
 class Sliced(Move, abstract=True):
-    """What Slice and its gradient share: Python's slices, `starts:ends:steps`, of some axes."""
+    """The base of Slice and its gradient: Python's slices, `starts:ends:steps`, of some axes."""
 
     starts: tuple[int, ...]
     ends: tuple[int, ...]

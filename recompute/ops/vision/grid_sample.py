@@ -52,7 +52,7 @@ def taps(mode: str, order: int) -> tuple[tuple[int, tuple[float, ...]], ...]:
 
 @dataclass(frozen=True)
 class Sampling(Op, abstract=True):
-    """What the family shares: attributes, and indices and weights of the taps for one image.
+    """The base of the family: attributes, and indices and weights of the taps for one image.
 
     `order`: how often the weights are differentiated along each axis of x; (): nowhere.
     """
@@ -239,7 +239,6 @@ def sampling_cost(
                 Op.cost(op, ins, outs).bytes)  # fmt: skip
 
 
-@dataclass(frozen=True)
 class GridSample(Sampling):
     """(x [N, C, ...], grid [N, ..., rank]) → [N, C, ...]: x at each place of the grid (ONNX GridSample-22).
 

@@ -64,7 +64,6 @@ class GridSampleGradInput(Sampling):
             yield draw.case(op, draw(f"f64[{grid}]", -1.6, 1.6), draw(f"f64[{dy}]"), export=False)
 
 
-@dataclass(frozen=True)
 class GridSampleGradGrid(Sampling):
     """(x, grid, dy) → the gradient of GridSample by the grid."""
 

@@ -21,7 +21,7 @@ from .resize_maps import COORDINATES, NEAREST, Span, indices, matrix, outside
 
 @dataclass(frozen=True)
 class Interpolation(Op, abstract=True):
-    """What Resize and its gradient share.
+    """The base of Resize and its gradient.
 
     `scales`: output by input size of every axis; () where they follow from the sizes.  `roi`: for
     tf_crop_and_resize, the starts and the ends, for all axes, of the part that is resized.
@@ -78,7 +78,7 @@ class Interpolation(Op, abstract=True):
         return result
 
     def buffers(self, t: TensorType, steps: list[tuple[int, Span, tuple, tuple]]) -> tuple[TensorType, ...]:
-        """One for what each axis leaves to the next; for halves also the first and the last in float32."""
+        """One for what each axis leaves to the next; for 16-bit floats also the first and the last in float32."""
         if not steps:
             return ()
         work = wide(t) if t.is_float else t
@@ -95,7 +95,7 @@ class Interpolation(Op, abstract=True):
         images = len(steps[0][2]) < x.ndim
         for source, target in zip(x, y, strict=True) if images else ((x, y),):
             stages = [source, *scratch, target]
-            if len(scratch) > len(steps):  # halves
+            if len(scratch) > len(steps):  # 16-bit floats
                 scratch[0][...] = source
                 stages = [*scratch]
             for (axis, span, before, after), a, b in zip(steps, stages[:-1], stages[1:], strict=True):
@@ -128,7 +128,7 @@ class Interpolation(Op, abstract=True):
         return dataclasses.replace(form, always=True)
 
     def _key(self) -> Resize:
-        """The same for a resize and its gradient, and for all shapes."""
+        """A key that is equal for a resize and its gradient, and for all shapes."""
         return Resize(**{**self.options(Interpolation), "shape": (), "scales": (), "roi": ()})
 
 
@@ -146,7 +146,7 @@ class Resize(Interpolation):
         return (y,)
 
     def scratch(self, ins, outs):
-        """What each axis leaves to the next, for one image."""
+        """Results between the axes, for one image."""
         return self.buffers(ins[0], self.steps(ins[0].shape, self.shape, back=False))
 
     def compute(self, ins, outs, scratch):
@@ -204,7 +204,7 @@ class Resize(Interpolation):
 
     @classmethod
     def samples(cls, draw):
-        """All modes, up and down, one axis, integers, halves."""
+        """All modes, up and down, one axis, integers, 16-bit floats."""
         for op, x in _resize_samples(cls):
             yield draw.case(op, draw(f"f64[{x}]"))
         op = cls(shape=(2, 1, 4, 4), scales=(1.0, 1.0, 2.0, 2.0), nearest_mode="floor")
@@ -233,7 +233,6 @@ def _resize_samples(cls: Any) -> list[tuple[Resize, str]]:
     ]
 
 
-@dataclass(frozen=True)
 class ResizeGrad(Interpolation):
     """dy → the gradient of Resize by its input, whose shape is `shape`."""
 
@@ -245,7 +244,7 @@ class ResizeGrad(Interpolation):
         return (x,)
 
     def scratch(self, ins, outs):
-        """What each axis leaves to the next, for one image."""
+        """Results between the axes, for one image."""
         return self.buffers(ins[0], self.steps(self.shape, ins[0].shape, back=True))
 
     def compute(self, ins, outs, scratch):

@@ -13,7 +13,7 @@ COORDINATES = (
     "half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric", "tf_half_pixel_for_nn",
     "tf_crop_and_resize",
 )  # fmt: skip
-#: what is done along an axis: output by input size, and the part of the input that is resized (tf_crop_and_resize)
+#: resizing along an axis: output by input size, and the part of the input that is resized (tf_crop_and_resize)
 Span = tuple[float, float, float]
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 #: the relative distance (two roundings in float32) from halfway between two elements that counts as halfway

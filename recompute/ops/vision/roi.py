@@ -25,7 +25,7 @@ _MOST_SAMPLES = 1 << 12
 
 
 class Regions(Op, abstract=True):
-    """What pools of regions share: a maximum over candidates, each an element of x times a weight."""
+    """The base of pools of regions: a maximum over candidates, each an element of x times a weight."""
 
     spatial_scale: float
     #: positions of the regions, and of their images' numbers where they are an input of their own
@@ -47,10 +47,10 @@ class Regions(Op, abstract=True):
         return int(number)
 
     def corner(self, at: Any) -> int:
-        """A corner in whole elements, rounded as C does, halves away from zero.  IndexError where it is no number."""
+        """A corner in whole elements, rounded as C does, halves away from zero.  IndexError if it is NaN."""
         v = float(at) * self.spatial_scale
         if math.isnan(v):
-            raise IndexError(f"{self.name}: a corner of a region is no number")
+            raise IndexError(f"{self.name}: a corner of a region is NaN")
         return math.floor(min(abs(v), _FAR) + 0.5) * (1 if v >= 0 else -1)
 
     def candidates(self, roi: Any, h: int, w: int) -> Iterator[tuple[Any, Any]]:
@@ -103,7 +103,7 @@ def on_host(a: Array) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Aligned(Regions, abstract=True):
-    """What RoiAlign and its gradient share."""
+    """The base of RoiAlign and its gradient."""
 
     output_height: int = 1
     output_width: int = 1
@@ -185,7 +185,6 @@ class Aligned(Regions, abstract=True):
         return (x.with_shape((c * self.output_height * w,)), x.with_shape((c * h * w,)))
 
 
-@dataclass(frozen=True)
 class RoiAlign(Aligned):
     """(x [N, C, H, W], rois [R, 4], batch_indices [R], by=None) → [R, C, height, width] (ONNX RoiAlign-22).
 

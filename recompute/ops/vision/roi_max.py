@@ -17,7 +17,7 @@ from .roi import Regions, on_host
 
 @dataclass(frozen=True)
 class Pooled(Regions, abstract=True):
-    """What MaxRoiPool and its gradient share."""
+    """The base of MaxRoiPool and its gradient."""
 
     pooled_shape: tuple[int, ...]
     spatial_scale: float = 1.0
@@ -49,7 +49,6 @@ class Pooled(Regions, abstract=True):
             yield np.where(there, (top + i)[:, None] * w + (left + j)[None], 0), np.where(there, 1.0, np.nan)
 
 
-@dataclass(frozen=True)
 class MaxRoiPool(Pooled, onnx=True):
     """(x [N, C, H, W], rois [R, 5]) → [R, C, *pooled_shape]: the largest element of each bin (Girshick 2015).
 
@@ -96,7 +95,6 @@ def _boxes() -> np.ndarray:
     return np.array([[0, 0.2, 0.1, 3.3, 4.2], [1, 1, 1, 9, 2], [1, 2, 2, 2, 2], [0, -4, -3, -2, 1.2]])
 
 
-@dataclass(frozen=True)
 class MaxRoiPoolGrad(Pooled):
     """(x, rois, dy) → the gradient of MaxRoiPool by x."""
 

@@ -65,7 +65,7 @@ def eager(module: GraphModule, inputs: list[Any], partition: Partitioner) -> Cal
 
 
 def _within_planned(call: Callable, inputs: list[Any]) -> Callable:
-    """The same call; of inputs that are larger than those whose sizes were planned, a ModelWarning says so once."""
+    """The call with a check: a ModelWarning, once, for inputs that are larger than the planned sizes."""
     planned = [_size(i) for i in inputs]
     warned = False
 

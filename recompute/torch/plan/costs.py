@@ -70,7 +70,7 @@ def _bytes(tensor: Tensor, node: Node) -> int:
 
 
 def device_kind(nodes: list[Node]) -> str:
-    """What the tensors of a graph lie on: `cpu`, `cuda`, ...  UsageError for a graph on several kinds."""
+    """The kind of device of a graph's tensors: `cpu`, `cuda`, ...  UsageError for a graph on several kinds."""
     kinds = {t.device.type for n in nodes for t in _tensors([n.meta.get("val")]) if t.dim() > 0} - {"meta"}
     if len(kinds) > 1:
         raise UsageError(f"torch.compile: the graph's tensors lie on {', '.join(sorted(kinds))}: one memory is planned")

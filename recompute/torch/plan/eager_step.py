@@ -28,7 +28,7 @@ RANDOM_STATE = 5056
 
 @dataclass
 class Step:
-    """What one step takes.  `calls`: (operator, phase, bytes alive after it).  `seconds`: of all operators.
+    """Memory and time of one step.  `calls`: (operator, phase, bytes alive after it).  `seconds`: of all operators.
 
     Phases are "" until the first checkpointed block runs again, then the name of the block that ran again last.
     """

@@ -19,7 +19,7 @@ from .scratch import Call, Shape, scratch
 if TYPE_CHECKING:
     from torch.fx import Node
 
-#: what a name stands for: the number of a storage, or a tuple of such; () of what takes no memory
+#: the value of a name: the number of a storage, or a tuple of such; () if it takes no memory
 Value = Any
 
 
@@ -116,7 +116,7 @@ class Alive:
             raise _unknown(ast.unparse(target))
 
     def _value(self, e: ast.expr, name: str) -> Value:
-        """What an expression stands for, that is to be called `name`."""
+        """The value of an expression, which is to be called `name`."""
         if isinstance(e, ast.Name):
             return self.names.get(e.id, ())
         if isinstance(e, ast.Subscript):
@@ -210,7 +210,7 @@ def origin_of(kernel: Any) -> Node | None:
 
 
 def _shape(node: Any) -> Any:
-    """What an operator is given, as it lies in memory: a tensor's form, or what else it is."""
+    """An operator's argument as it lies in memory: a tensor's form, or the argument itself."""
     strides = _strides(node)
     if strides is None:
         return node
@@ -259,4 +259,4 @@ def _leaves(value: Value) -> Iterator[int]:
 
 
 def _unknown(what: str) -> UsageError:
-    return UsageError(f"torch.compile: Inductor wrote what was not expected ({what:.80}): use inner='aot_eager'")
+    return UsageError(f"torch.compile: Inductor's code has an unknown form ({what:.80}): use inner='aot_eager'")

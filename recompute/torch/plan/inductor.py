@@ -245,7 +245,7 @@ def inductor(module: GraphModule, inputs: list[Any], partition: FusedPartitioner
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
     class Cut(CustomPartitionerFn):
-        """What Inductor asks for in the place of its own partition."""
+        """The partition function that Inductor calls instead of its own."""
 
         def __call__(self, gm: GraphModule, joint_inputs: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
             return partition(gm, joint_inputs, **options)

@@ -66,7 +66,7 @@ class Joint:
 
     @cached_property
     def ends(self) -> tuple[list[Node | None], list[Node | None]]:
-        """What the forward and what the backward pass returns."""
+        """The outputs of the forward and of the backward pass."""
         from torch.utils._pytree import arg_tree_leaves
 
         (end,) = self.module.graph.find_nodes(op="output")
@@ -130,7 +130,7 @@ def scalar(value: Any, node: Node) -> int:
 
 
 def _kind(joint: Joint, node: Node, owner: dict[Node, Operation]) -> str:
-    """What a node is: input, tangent, constant, output, symbol, operation, member (of one's results) or view."""
+    """The kind of a node: input, tangent, constant, output, symbol, operation, member (of one's results) or view."""
     import torch
 
     if node.op == "placeholder":

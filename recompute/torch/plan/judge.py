@@ -1,4 +1,4 @@
-"""What any partition of a joint graph takes, PyTorch's own included, by the costs and sizes that our plans go by."""
+"""Memory and time of any partition of a joint graph, PyTorch's own included, by our plans' costs and sizes."""
 
 from __future__ import annotations
 

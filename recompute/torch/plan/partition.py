@@ -32,7 +32,7 @@ _CLOSE = 0.97
 
 @dataclass(frozen=True)
 class Figures:
-    """What is said of one graph: bytes of its budget, of its peak and of the plain step's, seconds by the cost model.
+    """Figures of one graph: bytes of its budget, of its peak and of the plain step's, seconds by the cost model.
 
     `bound`: seconds that no plan within the budget can do without (None: the plan is that of an earlier graph).
     `order`: the operations in order of execution (-1: the backward pass begins).

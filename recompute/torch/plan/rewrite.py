@@ -49,7 +49,7 @@ class Rewriter:
         return self.graph
 
     def _end_forward(self) -> None:
-        """What the forward pass returns, and sizes that the backward pass may ask for, are made before it ends."""
+        """Ends the forward pass: first come its outputs, and sizes that the backward pass may ask for."""
         for node, kind in self.joint.kinds.items():
             if kind == "symbol" and all(self._is_there(n) for n in node.all_input_nodes):
                 self._get(node)
@@ -73,7 +73,7 @@ class Rewriter:
         return new
 
     def _get(self, node: Node) -> Node:
-        """What a node has become; views and sizes are made where they are first asked for."""
+        """The new node of a node; views and sizes are created where they are first used."""
         new = self.latest.get(node)
         kind = self.joint.kinds[node]
         if new is None or (kind == "view" and not self.in_forward and new in self.early):

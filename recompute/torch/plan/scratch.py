@@ -41,7 +41,7 @@ class Call:
         return cls(node.target, args, kwargs, node.meta.get("val"))
 
     def described(self) -> Call:
-        """The same with tensors' shapes in their place: it holds no storage."""
+        """This call with shapes in place of tensors: it holds no storage."""
         import torch
         from torch.utils import _pytree as trees
 
@@ -54,7 +54,7 @@ class Call:
 
     @property
     def signature(self) -> str:
-        """What temporaries depend on: operator, shapes, strides, types, options, threads; "" if it cannot be run."""
+        """A key of the bytes of temporaries: operator, arguments, threads; "" if it cannot be run."""
         import torch
 
         target = self.target

@@ -152,7 +152,7 @@ def wrapped(module: Module, blocks: dict[str, Callable]) -> Iterator[None]:
 
 @dataclass
 class Read:
-    """What is learned of a block while it runs: its operators, and bytes that it leaves behind, plain and wrapped."""
+    """Measurements of a block while it runs: its operators, and bytes that it leaves behind, plain and wrapped."""
 
     name: str
     operators: list[Operator] = field(default_factory=list)
@@ -322,7 +322,7 @@ class Search:
         return self._watching(name, asked_once(record))
 
     def _watching(self, name: str, pair: tuple[Any, Any]) -> tuple[Any, Any]:
-        """The same contexts; the second one begins a phase, and counts operators that run again."""
+        """The pair of contexts; the second one begins a phase, and counts operators that run again."""
 
         @contextlib.contextmanager
         def again() -> Iterator[None]:

@@ -8,7 +8,7 @@ from .strategy import DistributedStrategy
 _NORM = "its update takes the norm of a whole parameter, of which a rank has a part: use Adam, AdamW or Momentum"
 _HOST = "values in host memory are not combined with several micro-batches on a rank: leave one of them out"
 
-#: what may be on → what it is called in errors
+#: option → its name in errors
 OPTIONS = {
     "recompute": "strategy.recompute",
     "offload": "strategy.recompute_configs['enable_offload']",
@@ -71,7 +71,7 @@ def switched_on(strategy: DistributedStrategy, ranks: int) -> list[str]:
 
 
 def refused_pair(on: list[str]) -> str:
-    """What is wrong with the options that are on: both names of the first pair that does not go; "" for nothing."""
+    """Why the options that are on are refused: both names of the first pair that is not combined; "" for nothing."""
     for (a, b), why in REFUSED_PAIRS.items():
         if a in on and b in on:
             return f"{OPTIONS[a]} and {OPTIONS[b]} are not combined: {why}"

@@ -101,7 +101,7 @@ def degree(value: Any) -> str:
 
 
 def anything(value: Any) -> str:
-    """What others check, or what changes nothing."""
+    """No check: others do it, or the value changes nothing."""
     return ""
 
 

@@ -63,7 +63,7 @@ def _of_ranks(optimizer: AnyOptimizer, strategy: DistributedStrategy, world: Wor
 
 
 def _stage(strategy: DistributedStrategy, ranks: int) -> int:
-    """What is divided among ranks: 0 is nothing.  UsageError for degrees that are not those of the ranks."""
+    """The stage of ZeRO; 0: nothing is sharded.  UsageError for degrees that are not those of the ranks."""
     key = "sharding_degree" if shards(strategy) else "dp_degree"
     for name in ("hybrid_configs", *(("sharding_configs",) if shards(strategy) else ())):
         value = strategy.given(name).get(key, -1)

@@ -23,7 +23,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Claim:
-    """What somebody says of this process; None where nothing is said.  `source`: who, for errors.
+    """A claim about this process's rank; None: nothing is said.  `source`: who says it, for errors.
 
     `by_hand`: no process need run, so that the programs of all ranks can be made in one.
     """
@@ -43,7 +43,7 @@ class Claim:
             raise UsageError(f"{self.source}: {len(self.endpoints)} endpoints for {self.size} ranks")
 
     def contradicts(self, rank: int, size: int) -> str:
-        """What is said against being rank `rank` of `size`; "" for nothing."""
+        """How the claim contradicts being rank `rank` of `size`; "" if it does not."""
         if self.size not in (None, size):
             return f"{self.source}: {self.size} ranks"
         return f"{self.source}: rank {self.rank}" if self.rank not in (None, rank) else ""
@@ -59,7 +59,7 @@ class PaddleCloudRoleMaker:
         need_collective(is_collective)
 
     def claim(self) -> Claim:
-        """What the environment says."""
+        """The environment's claim."""
         return from_environment(os.environ)
 
 
@@ -89,7 +89,7 @@ class UserDefinedRoleMaker:
         self._claim = Claim("UserDefinedRoleMaker", current_id, size, tuple(worker_endpoints), by_hand=True)
 
     def claim(self) -> Claim:
-        """What the user says."""
+        """The user's claim."""
         return self._claim
 
 
@@ -103,7 +103,7 @@ def need_collective(is_collective: Any) -> None:
 
 
 def from_environment(environment: Mapping[str, str]) -> Claim:
-    """What Paddle's variables say.  UsageError for what is no number."""
+    """The claim of Paddle's environment variables.  UsageError if one is not a number."""
     endpoints = tuple(filter(None, environment.get("PADDLE_TRAINER_ENDPOINTS", "").replace(" ", "").split(",")))
     rank, size = (_number(environment, n) for n in ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"))
     told = [n for n in ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS") if environment.get(n)]

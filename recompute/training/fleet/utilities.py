@@ -22,7 +22,7 @@ class Util:
         return world.all_reduce(input, mode)
 
     def all_gather(self, input: Any, comm_world: str = "worker") -> list[Any]:
-        """What every rank gives, in their order."""
+        """The values of all ranks, in their order."""
         _workers(comm_world)
         return world.current().collect("fleet.util.all_gather", input)
 

@@ -14,7 +14,7 @@ from ...errors import JobError, UsageError
 from .roles import START, Claim, PaddleCloudRoleMaker, UserDefinedRoleMaker, from_environment, launched, need_collective
 from .strategy import DistributedStrategy
 
-#: what `all_reduce` can do
+#: the reductions of `all_reduce`
 _MODES = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
@@ -36,7 +36,7 @@ class World:
         return Mesh.of(dp=self.size)
 
     def collect(self, what: str, value: Any, root: int | None = None) -> list[Any]:
-        """What every rank gives, in their order; with `root`, on that rank alone (others get nothing)."""
+        """The values of all ranks, in their order; with `root`, on that rank alone (others get nothing)."""
         if self.engine is not None:
             return list(self.engine.collect(what, value, root))
         if self.size > 1:
@@ -119,14 +119,14 @@ def _endpoints(hosts: list[str]) -> tuple[str, ...]:
 
 
 def current() -> World:
-    """What `init` found.  UsageError before it."""
+    """The ranks that `init` found.  UsageError before it."""
     if _Current.world is None:
         raise UsageError("call fleet.init(is_collective=True) first")
     return _Current.world
 
 
 def current_or_one() -> World | None:
-    """What `init` found; None in a process that is alone, where `init` was not called.  UsageError in other ones."""
+    """The ranks that `init` found; None without `init` in a process that is alone.  UsageError in others."""
     size = launched(os.environ)
     if _Current.world is None and size is not None and size > 1:
         raise UsageError(

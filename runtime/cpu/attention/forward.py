@@ -153,7 +153,7 @@ def _online(form: Form, vectors: int) -> Code:
 
 
 def _rescale(f: Code, result: str, state: str, values: int, vectors: int) -> None:
-    """What has been added up so far, times the factor."""
+    """Multiplies the sums so far by the factor."""
     w = machine().width
     factors = [f.load(f.at(state, 2 * lanes() + j * w)) for j in range(vectors)]
     with f.loop(0, values) as r:

@@ -112,7 +112,7 @@ class Items:
             yield head, begin, end, *columns[j], *flags
 
     def _untouched(self, rows: list, columns: list, touched: set) -> Iterator[tuple[int, ...]]:
-        """What no pair of blocks writes becomes 0."""
+        """Items that fill with 0 the blocks that no pair writes."""
         for head, target in enumerate(self.targets.tolist()):
             for j, (low, high) in enumerate(columns):
                 if ("keys", target, j) not in touched:

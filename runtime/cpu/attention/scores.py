@@ -21,7 +21,7 @@ _KINDS = {**dict.fromkeys(("q", "k", "v", "bias", "step"), "ptr"), **dict.fromke
 
 @dataclass(frozen=True)
 class Form:
-    """What the code of both passes depends on.
+    """The parameters of the code of both passes.
 
     `size`, `values`: elements of a query and of a value; `bias`: "", or which index it varies with: "queries", "keys"
     (or none), "both"; `window`: whether a query sees some keys only; `vectors`: of the panels; `cap`: whether there is

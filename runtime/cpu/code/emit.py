@@ -21,7 +21,7 @@ class Code:
         """`arguments`: as in IR ("ptr %a, i64 %n")."""
         self.head = f"define {'internal ' if internal else ''}void @{name}({arguments})"
         self.tail = " noinline" if internal else ""
-        #: what the function calls, by name: declarations, or definitions
+        #: the functions called, by name: declarations, or definitions
         self.declared: dict[str, str] = {}
         self._entry: list[str] = []
         self._lines: list[str] = []
@@ -85,7 +85,7 @@ class Code:
         return self.let(f"sdiv i64 {a}, {b}")
 
     def rem(self, a: int | str, b: int | str) -> str:
-        """What `div` leaves."""
+        """The remainder of `div`."""
         return self.let(f"srem i64 {a}, {b}")
 
     def smaller(self, a: int | str, b: int | str) -> str:
@@ -134,7 +134,7 @@ class Code:
         return name
 
     def get(self, variable: str, kind: str = "i64") -> str:
-        """What a variable holds."""
+        """The value of a variable."""
         return self.let(f"load {kind}, ptr {variable}")
 
     def set(self, variable: str, kind: str, value: str) -> None:

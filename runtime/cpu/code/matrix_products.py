@@ -185,7 +185,7 @@ def _pack(width: int, turned: bool) -> Code:
 
 
 def _pack_turned(f: Code, width: int) -> None:
-    """The same from rows: squares of a vector's width are transposed."""
+    """Packs from rows: squares of a vector's width are transposed."""
     w, vector = machine().width, machine().vector
     whole = f.mul(f.div("%terms", w), w)
     with f.loop(0, "%rows", w) as j:

@@ -18,7 +18,7 @@ _BLOCK = 2048
 
 @inline
 def in_blocks(part, size, given):
-    """What `part` makes of each block of the given vectors, added up in float64."""
+    """The sum, in float64, of `part` of each block of the vectors."""
     s = 0.0
     for b in range(0, size, _BLOCK):
         s += part(*given, b, min(b + _BLOCK, size))

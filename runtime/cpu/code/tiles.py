@@ -131,7 +131,7 @@ def store_tile(
 
 
 def _lanes(t: Tile, j: int) -> str:
-    """Those lanes of vector j that are columns: see `first_lanes`."""
+    """The mask of vector j's lanes that are columns: see `first_lanes`."""
     return first_lanes(t.columns - j * machine().width)
 
 

@@ -40,7 +40,7 @@ def vectors(channels: int) -> int:
 
 @dataclass(frozen=True)
 class Reach:
-    """What the positions of the result read along an axis, inside the source.
+    """The reads of the result's positions along an axis, inside the source.
 
     `first` [positions, 2]: the first tap and its source position; `count` [positions]: taps; `steps`: from one tap and
     source position to the next.
@@ -106,7 +106,7 @@ def combined(reaches: list[Reach], kernel: Sequence[int], source: Sequence[int])
 
 
 class _Depth:
-    """What both products share."""
+    """The base of both products."""
 
     def __init__(self, c: Convolved) -> None:
         w = c.geometry.window

@@ -80,7 +80,7 @@ class PackedWeight:
         return (self.terms + 1) * self.shape.columns, (min(TERMS, self.terms) + 1) * self.shape.rows
 
     def calls(self, x: Array, y: Array, w: Array, sums: Array, block: Any, shared: Array, own: Array) -> list[Call]:
-        """All of them, in order."""
+        """All calls of the gradient, in order."""
         s, sequence = self.sweep, []
         pixels = y.reshape(-1, self.g.mg)
         first = 0

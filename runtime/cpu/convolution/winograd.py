@@ -107,7 +107,7 @@ class Winograd:
     def calls(
         self, source: Array, w: Array, result: Array, bias: Array | None, factors: Array, own: Array
     ) -> list[Call]:
-        """All of them, in order."""
+        """All calls of the convolution, in order."""
         windows, flat, sequence = w.reshape(-1), result.reshape(-1), []
         size = WINDOW * WINDOW
         column, term = (size, self.width * size) if self.kind == "input" else (self.depth * size, size)

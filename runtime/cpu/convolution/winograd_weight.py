@@ -84,7 +84,7 @@ class WinogradWeight:
         ]
 
     def calls(self, x: Array, y: Array, w: Array, sums: Array, seen: Array, given: Array, zeros: Array) -> list[Call]:
-        """All of them, in order."""
+        """All calls of the gradient, in order."""
         t, s, sequence = self.tiling, self.shape, []
         source, target = x.reshape(-1), w.reshape(-1)
         for first in range(0, self.channels, self.block):

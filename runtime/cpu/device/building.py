@@ -23,13 +23,13 @@ _ASKED = (
     "popcnt", "sse4.2", "avx", "avx2", "fma", "bmi", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl",
     "avx512vbmi", "avx512vnni", "avx512bf16",
 )  # fmt: skip
-#: what stands for this machine's processor
+#: the name of this machine's processor
 NATIVE = "native"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What code is made for: LLVM's triple, and its names of the processor and of what that has.
+    """The target of generated code: LLVM's triple, and its names of the processor and of its features.
 
     `fused`: whether a · b + c is one instruction there; elsewhere it is two, and rounds twice.  `portable`: whether
     its code has the bits of every other machine's (see portable.py).  `library`: whether code leaves this process.
@@ -63,7 +63,7 @@ _chosen: list[Machine] = []
 
 
 def machine() -> Machine | None:
-    """What `build_for` has chosen; None: code is for this process."""
+    """The target that `build_for` has chosen; None: code is for this process."""
     return _chosen[0] if _chosen else None
 
 
@@ -80,7 +80,7 @@ def makes_library() -> bool:
 
 
 def asked(features: str) -> list[str]:
-    """Those of LLVM's features, such as "+avx,-prefer-256-bit", that a library asks its processor for."""
+    """The features of LLVM, such as "+avx,-prefer-256-bit", that a library asks its processor for."""
     return [f for f in _ASKED if f"+{f}" in features.split(",")]
 
 

@@ -153,7 +153,7 @@ class Library:
         return int(self._lib.dnnl_primitive_desc_query_md(_p(descriptor), _QUERY[which], 0) or 0)
 
     def implementation(self, descriptor: int) -> str:
-        """What the library calls the code behind a primitive."""
+        """The library's name of the code behind a primitive."""
         name = ctypes.c_char_p()
         self._ok("dnnl_primitive_desc_query", _p(descriptor), 8, 0, ctypes.byref(name))
         return (name.value or b"").decode()
@@ -205,7 +205,7 @@ class Library:
         return Memory(self._lib, self._made("dnnl_memory_create", _p(layout), _p(self.engine), _p(address)))
 
     def arguments(self, given: Mapping[int, tuple[int, int]]) -> Arguments:
-        """What a primitive runs on: argument → (layout, address)."""
+        """The arguments of a primitive: argument → (layout, address)."""
         return Arguments({which: self.memory(*place) for which, place in given.items()})
 
 

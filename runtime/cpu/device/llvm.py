@@ -13,5 +13,5 @@ from numba.core.typing.templates import Signature
 
 __all__ = ["BaseContext", "Generated", "IRBuilder", "Kind", "Signature", "TypingContext", "Word"]
 
-#: what an intrinsic returns: its signature, and what writes its code
+#: the result of an intrinsic: its signature, and the function that writes its code
 Generated = tuple[Signature, Callable[[BaseContext, IRBuilder, Signature, Sequence[Word]], Word]]

@@ -58,7 +58,7 @@ class Call:
 
 
 class _Status:
-    """What STATUS is."""
+    """The type of STATUS."""
 
 
 #: stands for the address of the status of whoever makes the call (see runtime/shared/trouble.py): an operand of kernels
@@ -191,8 +191,8 @@ if hasattr(os, "register_at_fork"):
 
 @once
 def _worker() -> ThreadPoolExecutor:
-    """What runs tables in a fork: libgomp would wait for ever for threads that the process lacks, but a new thread
-    gets new ones."""
+    """The thread that runs tables in a fork: libgomp would wait forever for threads that the process lacks, but a new
+    thread gets new ones."""
     return ThreadPoolExecutor(1)
 
 

@@ -51,7 +51,7 @@ class Writer(ABC):
     """A function under construction; `lanes` elements in each register (1: scalars)."""
 
     lanes = 1
-    #: what the function calls, by name: declarations, or definitions
+    #: the functions called, by name: declarations, or definitions
     declared: dict[str, str]
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Writer(ABC):
         return element if self.lanes == 1 else f"<{self.lanes} x {element}>"
 
     def suffix(self, element: str) -> str:
-        """What an intrinsic's name ends with."""
+        """The suffix of an intrinsic's name."""
         short = {"half": "f16", "float": "f32", "double": "f64"}.get(element, element)
         return short if self.lanes == 1 else f"v{self.lanes}{short}"
 
@@ -246,7 +246,7 @@ def expm1(x: Value) -> Value:
     n, p = _reduced(x.clamp(x.t.minus_one, x.t.highest))
     half = power_of_two(n - 1)
     y = half.times(p, half - 0.5)
-    return y + y
+    return (y + y).signed(x)
 
 
 def tanh(x: Value) -> Value:
@@ -278,4 +278,4 @@ def log1p(x: Value, log: Any) -> Value:
     u = x + 1
     part = (x - (u - 1)) / u
     part = ((u > 0) & (u < float("inf"))).where(part, 0)
-    return log(u) + part
+    return (log(u) + part).signed(x)

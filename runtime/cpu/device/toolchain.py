@@ -43,7 +43,8 @@ class Toolchain:
         llvm.initialize_native_asmprinter()
         self.cpu = llvm.get_host_cpu_name()
         features = llvm.get_host_cpu_features()
-        features["prefer-256-bit"] = False  # the loops are long: full vectors pay
+        if "avx512f" in features:  # no feature of other processors than x86
+            features["prefer-256-bit"] = False  # the loops are long: full vectors pay
         if os.environ.get(FAMILY, "").endswith("-avx2"):
             features.update(dict.fromkeys((f for f in features if f.startswith(("avx512", "avx10", "amx"))), False))
         self.features = features.flatten()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _KNOWN = ("scale", "first", "last", "cap", "ratio", "seed", "rows", "at")
 #: soft caps that leave float32 room for what is over the cap, and for what is a logarithm's base less
 _CAPS = (1e-9, 1e30)
-#: what stands for a window without a bound
+#: a window without a bound
 _FAR = 1 << 40
 
 
@@ -70,7 +70,7 @@ def _threshold(ratio: float) -> int:
 
 
 class Attention(Family):
-    """What both passes share."""
+    """The base of both passes."""
 
     def accepts(self, op: Operator) -> bool:
         """float32, and enough to do."""
@@ -87,7 +87,7 @@ class Attention(Family):
         return math.prod(q.shape) * k.shape[-2] >= enough()
 
     def form(self, op: Operator) -> Form:
-        """What the code depends on."""
+        """The parameters of the code."""
         op, beside = plain_operator(op)
         rule = op.of(Tiled)
         q, k, v, bias = (None if x is None else x.type for x in (*op.inputs, None)[:4])

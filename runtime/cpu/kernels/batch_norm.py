@@ -152,7 +152,7 @@ def _statistics(x: Array, mean: Array, var: Array, found: Array, work: Array) ->
 
 
 class Normalisation(Family):
-    """What the families here share."""
+    """The base of the families here."""
 
     def accepts(self, op: Operator) -> bool:
         """All in one type of float32 and float64, or activations in bfloat16."""

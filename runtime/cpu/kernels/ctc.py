@@ -189,7 +189,7 @@ def _gradients(x, labels, lengths, dloss, dx, rows, blank, ignored, status, begi
 
 
 class Samples(Family):
-    """What both share."""
+    """The base of both families."""
 
     def accepts(self, op: Operator) -> bool:
         """Enough states."""
@@ -211,7 +211,7 @@ class Losses(Samples):
     """(log-probabilities, labels, lengths?) → losses."""
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Those of a step."""
+        """Buffers for the states of a step."""
         return self.rows(op, _ROWS)
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:

@@ -32,7 +32,7 @@ def _circular(which, x):
 
 @inline
 def _hyperbolic(which, x):
-    """The same of the hyperbola."""
+    """The hyperbolic functions, by number."""
     if which == 6:
         return math.sinh(x)
     if which == 7:

@@ -165,7 +165,7 @@ def _column_sums(x, y, more, begin, end):
 
 
 class LinearLosses(Family):
-    """What the operator and its gradient share."""
+    """The base of the families of the operator and its gradient."""
 
     def accepts(self, op: Operator) -> bool:
         """float32 or float64, some of them, where a BLAS is there."""
@@ -198,7 +198,7 @@ class LinearLosses(Family):
         return rule.cap, rule.scale, rule.smoothing, rule.z_loss
 
     def scaled(self, op: Operator, labels: Array, dloss: Array, out: Array, words: int, reduction: str) -> Call:
-        """What each label counts, times a gradient."""
+        """The call that computes each label's weight in the loss, times a gradient."""
         ignored = op.op.ignore_index  # type: ignore[attr-defined]
         options = (REDUCTIONS[reduction], 0 if ignored is None else ignored, int(ignored is not None))
         return shares(labels, np.empty(0, out.dtype), dloss, out, words, options)

@@ -27,7 +27,7 @@ REDUCTIONS = {"mean": _MEAN, "sum": _SUM, "none": _NONE}
 
 @inline
 def _weight(weights, label, ignored, ignore, classes, status):
-    """What a label counts: 0 if it is ignored, or out of range, which is reported."""
+    """The weight of a label: 0 if it is ignored, or out of range, which is reported."""
     if ignore and label == ignored:
         return 0.0
     if label < 0 or label >= classes:
@@ -105,7 +105,7 @@ def _label_scales(labels, weights, dloss, scales, classes, reduction, ignored, i
 
 
 def shares(labels: Array, weights: Array, dloss: Array, scales: Array, classes: int, options: tuple[int, ...]) -> Call:
-    """What each label counts in a loss, times the loss's gradient; `options`: see `LabelLosses.options`."""
+    """The call for each label's weight in a loss, times the loss's gradient; `options`: see `LabelLosses.options`."""
     return _label_scales.call(labels, weights, dloss, scales, classes, *options, native.STATUS, work=1, parallel=False)
 
 
@@ -139,7 +139,7 @@ def likelihood_gradient(labels, scales, dx, begin, end):
 
 
 class LabelLosses(Family):
-    """What the four operators share."""
+    """The base of the four families."""
 
     def options(self, op: Operator) -> tuple[int, int, int]:
         """Reduction, the label that is ignored, whether there is one."""

@@ -46,7 +46,7 @@ def _looked_up(codes, out, column, table, scale):
 
 @inline
 def _others(codes, out, column, stop, zero, scale, bits):
-    """The same for other numbers of bits."""
+    """Dequantises a row for other numbers of bits."""
     t = out.dtype.type
     z, s = t(zero), t(scale)
     per, mask = 8 // bits, (1 << bits) - 1

@@ -36,7 +36,7 @@ def _five(a: Array) -> Array:
 
 
 def _counts(op: Operator, small: Array, large: Array) -> list[np.ndarray]:
-    """What each window's sum is divided by: a factor for each position along each axis."""
+    """The divisors of windows' sums: a factor for each position along each axis."""
     plain: Any = op.op.plain  # type: ignore[attr-defined]
     w = plain.window(large.shape[1:-1], small.shape[1:-1])
     counts = plain.counts(w)

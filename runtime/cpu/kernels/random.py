@@ -58,7 +58,7 @@ def half(draws, i):
 
 @inline
 def _drop(x, y, mask, found, first, count, threshold, factor):
-    """What `dropout` does to the first `count` elements of a block, whose words are `found`."""
+    """Dropout of the first `count` elements of a block; `found`: the block's random words."""
     for i in range(count):
         keep = half(found, i) >= threshold
         y[first + i] = x[first + i] * factor * x.dtype.type(keep)

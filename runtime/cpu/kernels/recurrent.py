@@ -175,7 +175,7 @@ def _sizes(op: Operator) -> tuple[TensorType, int, int, int, int, int]:
 
 
 class Sequences(Family):
-    """What the four operators share."""
+    """The base of the four families."""
 
     optional: tuple[int, ...] = ()
 

@@ -55,7 +55,7 @@ class Steps:
             todo.add(self.packed.pack(b, packed))
 
     def add(self, call: Call) -> None:
-        """What one step does to each row by itself."""
+        """Adds a call of one step that treats each row by itself."""
         if self.packed is None:
             self.todo.add(call)
         else:

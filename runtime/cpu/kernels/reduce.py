@@ -33,7 +33,7 @@ _KINDS = {"ReduceSum": _SUM, "ReduceMean": _MEAN, "ReduceSumSquare": _SQUARES, "
 
 @inline
 def _result(s, count, kind):
-    """What the operator makes of a sum over `count` elements."""
+    """The operator's result from a sum over `count` elements."""
     return s / count if kind == _MEAN else (math.sqrt(s) if kind == _NORM else s)
 
 
@@ -204,7 +204,7 @@ def _form(op: Operator) -> tuple[bool, tuple[int, int, int]]:
 
 
 class Reductions(Family):
-    """What sums and extremes share."""
+    """The base of sums and extremes."""
 
     def accepts(self, op: Operator) -> bool:
         """Floats; columns enough to fill vectors."""

@@ -72,7 +72,7 @@ def decoding(codes, scales, book, y, begin, end):
 
 @kernel
 def encoding(x, between, codes, scales, unscale, begin, end):
-    """The same back; nothing where `unscale` is 0."""
+    """codes, scales ← x in blocks of 256, 8 bits each; nothing where `unscale` is 0."""
     if unscale.size and unscale[0] == 0:
         return
     for b in range(begin, end):
@@ -116,7 +116,7 @@ class StoredUpdates(Family):
     """(w, g, ...) → w, state ..., where they are rounded stochastically or have 8 bits."""
 
     def accepts(self, op: Operator) -> bool:
-        """What no generated loop takes."""
+        """Updates with stored state, which no generated loop takes."""
         rule, types = rule_of(op)
         return rule.stores and not native.unavailable() and all(t is None or t.dtype != "f16" for t in types)
 

@@ -33,7 +33,7 @@ def kind(dtype: str) -> str:
 
 
 def stored(dtype: str) -> str:
-    """The same in memory: a truth is a byte."""
+    """LLVM's type of an element in memory: a truth is a byte."""
     return "i8" if dtype == "bool" else kind(dtype)
 
 

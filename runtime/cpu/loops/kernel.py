@@ -22,7 +22,7 @@ from .expressions import Code, kind, stored, width
 ROWS = 64
 #: columns of a panel: its sums lie on the stack
 PANEL = 1024
-#: what is done with a register of columns: where the operands begin, the column, and which lanes there are (None: all)
+#: a function of a register of columns: where the operands begin, the column, and which lanes there are (None: all)
 Act: TypeAlias = Callable[[dict[int, str], str, "str | None"], None]
 
 

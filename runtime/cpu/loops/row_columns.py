@@ -1,8 +1,9 @@
-"""Kernels over rows that also add up columns, as the gradients of scales are: sums over the first dimension.
+"""Row kernels that also compute column sums, such as the gradients of scale and bias: sums over the first dimension.
 
-A chunk of the first dimension is one piece of work, whose sums are float64.  64 rows are added in the element type
-first, in a block of memory; where the sums go along the inner dimension, too (`across`), each stretch of it is summed
-as a reduction is.  A last kernel adds the chunks (`combine`).
+A work item is a chunk of indices of the first dimension; its sums are float64.  For each column, the elements of 64
+indices are first added in the element type, in a block of memory.  With `across` the sums also run over the inner
+dimension: then each stretch (one run along it) is reduced like a row (rows.py), and its sum added to the chunk's.
+`combine` (kernel.py) adds the chunks.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ from .expressions import kind, width
 from .kernel import ROWS
 from .rows import BLOCK, RowKernel, RowNest
 
-#: elements behind the columns of a block: what a whole register may write
+#: spare elements behind the columns of a block: the last register is loaded and stored whole, its masked lanes add 0
 SPARE = 64
 
 
 class SummedRows(RowKernel):
-    """Arguments of the kernel: addresses of the inputs, the full outputs, the results, the chunks' sums
-    [chunks, sums, columns] in float64, the blocks [chunks, sums, columns + SPARE] in the element type; the inner size;
-    the outer sizes; the length of a chunk.  Work: chunks."""
+    """Writes one nest with column sums.
+
+    Arguments of the kernel: addresses of the inputs, the element-wise outputs, the results (one number a row), the
+    chunks' sums [chunks, sums, columns] in float64, the blocks [chunks, sums, columns + SPARE] in the element type; the
+    inner size; the outer sizes; the length of a chunk.  It runs the chunks from `%begin` to `%end`.
+    """
 
     def __init__(self, nest: RowNest) -> None:
         super().__init__(nest)
-        #: the sums as reductions of a stretch
+        #: with `across`: the sums as reductions of a stretch
         self.stretch = [Expr("sum", (x,), "f64") for x in nest.sums]
 
     def text(self) -> str:
-        """Entry, the loop over chunks, and what is declared."""
+        """The text of the LLVM module: the function with its loop over chunks, and declarations."""
         nest, code = self.nest, self.code
         count = len(nest.inputs) + len(nest.outputs) + len(nest.results)
         self.take_arguments(count + 2)
@@ -76,7 +80,7 @@ class SummedRows(RowKernel):
                 self.advance(last)
 
     def column(self) -> str:
-        """The number of the first column of the current stretch."""
+        """The column at which the current stretch begins: its position in the outer dimensions after the first."""
         code, offset = self.code, "0"
         for d in range(1, self.nest.outer):
             offset = code.add(code.mul(offset, self.sizes[d]), code.get(self.index[d]))
@@ -103,7 +107,7 @@ class SummedRows(RowKernel):
                 code.set(to, "double", code.let(f"fadd double {code.get(to, 'double')}, {value}"))
 
     def add(self, number: int, value: str, bases: dict[int, str], j: str, mask: str | None) -> None:
-        """To the block, or to the registers of the stretch; nothing in lanes behind the end."""
+        """Adds a register to the sum's block (with `across`: to the stretch's registers); masked lanes add 0."""
         code, x = self.code, self.nest.sums[number]
         element, t = kind(x.dtype), code.of(kind(x.dtype))
         if mask is not None:

@@ -199,7 +199,7 @@ class RowKernel(NestKernel):
             self.single[id(x)] = code.get(total, "double") if x.fn == "sum" else self.across(x, at)
 
     def neutral(self, x: Expr) -> str:
-        """What changes nothing, in all lanes."""
+        """The neutral element of a reduction, in all lanes."""
         return self.code.literal(0.0 if x.fn == "sum" else float("-inf"), x.args[0].dtype)
 
     def registers(self, x: Expr) -> dict[int, str]:
@@ -218,7 +218,7 @@ class RowKernel(NestKernel):
                 self.code.line(f"store {t} {self.neutral(x)}, ptr {place}, align 64")
 
     def accumulating(self, todo: Sequence[Expr], into: Sequence[dict[int, str]]) -> Act:
-        """What `walk` does with a register of each operand."""
+        """The function with which `walk` adds a register of each operand."""
 
         def act(bases: dict[int, str], j: str, mask: str | None) -> None:
             bodies = [a for x in todo for a in terms(x)]
@@ -274,7 +274,7 @@ class RowKernel(NestKernel):
     def loaded(
         self, roots: Sequence[Expr], known: dict[int, str], bases: dict[int, str], j: str, mask: str | None
     ) -> dict[int, str]:
-        """What is known in the innermost loop: registers of the operands that these expressions read, too."""
+        """`known` with the registers of the operands that these expressions read in the innermost loop."""
         known = dict(known)
         again: dict[int, str] = {}
         for x in nodes(roots, lambda x: () if id(x) in known else x.args):
@@ -304,7 +304,7 @@ class RowKernel(NestKernel):
     # -- elements that wait in the output ---------------------------------------------------------------------------
 
     def kept_in_output(self) -> Expr | None:
-        """What the last walk sums, where the output is made of it and of numbers alone: it waits in the output."""
+        """The summand of the last walk, if the output depends on it and on numbers only: it waits in the output."""
         self.kept_for: Expr | None = None
         if len(self.nest.outputs) != 1 or self.nest.sums or not self.reductions:
             return None

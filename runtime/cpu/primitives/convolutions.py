@@ -26,7 +26,7 @@ _PARTS, _SUMMED, _WORTH = 32, 1 << 21, 1 << 24
 #: arguments of a copy, and how the library's slow code is called, and the code that leaves blocks out where
 #: groups do not lie behind each other (version 3.2)
 _COPIED, _SLOW, _WHOLE_ROWS = (dnnl.SRC, dnnl.DST), ("ref", "simple"), ("jit:blk",)
-#: what a primitive's argument is: the operator's x, w, y, bias, or one of the plan's buffers
+#: the source of a primitive's argument: the operator's x, w, y, bias, or one of the plan's buffers
 _ARGUMENTS = {
     "output": {"x": dnnl.SRC, "w": dnnl.WEIGHTS, "y": dnnl.DST, "bias": dnnl.BIAS},
     "input": {"x": dnnl.DIFF_SRC, "w": dnnl.WEIGHTS, "y": dnnl.DIFF_DST},
@@ -202,7 +202,7 @@ class _Primitive:
         made.add(made.lib.reorder(*layouts), dict(zip(_COPIED, places, strict=True)))
 
     def _pack_parts(self, maker: Maker, axis: int, names: Sequence[str], layouts: Sequence[int]) -> bool:
-        """The same in ranges of an axis; whether there is fast code for it."""
+        """Makes the primitive for ranges of an axis; returns whether there is fast code for it."""
         lib, size = maker.lib, self.shape[axis]
         count = parts(size // _ROWS) if size % _ROWS == 0 else 1
         if count == 1:

@@ -23,7 +23,7 @@ from ..code.emit import Code, module, thread
 from ..device import building, dnnl, native
 from ..device.native import Call
 
-#: what a primitive runs on: number of the argument → (layout, name of the operand or buffer, offset in bytes)
+#: the arguments of a primitive: number of the argument → (layout, name of the operand or buffer, offset in bytes)
 Given = Mapping[int, tuple[int, str, int]]
 
 
@@ -107,7 +107,7 @@ class Maker:
         self.stages.append(Stage(primitive, parts, lib.implementation(descriptor), several))
 
     def plan(self) -> Plan:
-        """What was added."""
+        """The plan of the stages that were added."""
         if self.apart:
             self.buffers["scratchpad"] = max(self.buffers["scratchpad"], self.apart * native.threads())
         return Plan(tuple(self.stages), tuple(self.buffers.items()), self.apart)

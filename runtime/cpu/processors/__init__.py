@@ -1,4 +1,4 @@
-"""What was measured on processors, by family: which kernels are the faster ones for which operators.
+"""Measurements of processors, by family: which kernels are the faster ones for which operators.
 
 A family is a vendor and its widest vectors (`amd-avx2`).  Its file here, `FAMILY.json`, is written by
 `benchmarks/processor_table.py --write` and kept in the repository: so the kernels of a step, its bits and its peak

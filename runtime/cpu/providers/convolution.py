@@ -54,7 +54,7 @@ def _spans(total: int, parts: int) -> list[tuple[int, int]]:
 
 
 class _Common:
-    """What the products share: the sweep, panels of the result's channels, and taps that are one run in memory.
+    """The base of the products: the sweep, panels of the result's channels, and taps that are one run in memory.
 
     `vectors`: those of a panel's row; each product chooses its own.
     """
@@ -136,7 +136,7 @@ class _Sums(_Common):
         return [packed, self.sweep.largest_block]
 
     def calls(self, source: Array, w: Array, result: Array, bias: Array | None, packed: Any, block: Any) -> list[Call]:
-        """All of them, in order."""
+        """All calls of the operator, in order."""
         sequence = [self._pack(w, packed)] if self.packed else []
         fill = bias is not None or not self.covered
         if fill:
@@ -238,7 +238,7 @@ class _Weight(_Common):
         return (channel * self.taps + tap if self.run == 1 else tap * g.cg + channel) * self.panel
 
     def calls(self, x: Array, y: Array, w: Array, sums: Array, block: Any, copied: Any) -> list[Call]:
-        """All of them, in order."""
+        """All calls of the operator, in order."""
         s = self.sweep
         sequence = []
         for i, cut in enumerate(s.cuts()):
@@ -366,7 +366,7 @@ class ConvolutionProvider:
     name = "convolution"
 
     def accepts(self, op: Operator) -> bool:
-        """All of them."""
+        """Any convolution with channels last, if the kernels are available."""
         if unavailable():
             return False
         c = convolved(op)
@@ -391,7 +391,7 @@ class ConvolutionProvider:
 
 
 def _planned(op: Operator) -> tuple[Convolved, _Plan]:
-    """What an operator that the provider accepts computes, and its kernels."""
+    """The convolution that an accepted operator computes, and its kernels."""
     c = need(convolved(op))
     return c, _plan(c)
 

@@ -99,7 +99,7 @@ def _lanes(roots: Sequence[Expr]) -> int:
 
 
 def _summand(x: Expr) -> Expr:
-    """What is added up: elements of 16 bits as float32."""
+    """The summand: elements of 16 bits as float32."""
     return cast(x, "f32") if x.dtype in HALVES else x
 
 

@@ -32,7 +32,7 @@ class OneDnnProvider:
     name = "onednn"
 
     def accepts(self, op: Operator) -> bool:
-        """What the library has good code for: its reference implementations are slower than ours."""
+        """Whether the library has fast code for an operator: its reference implementations are slower than ours."""
         if multiplied(op) is not None:
             return not unavailable()
         if isinstance(op.op, LinearLoss):
@@ -76,7 +76,7 @@ class OneDnnProvider:
 
 
 def multiplied(op: Operator) -> Product | None:
-    """What a MatMul or Gemm in float32 multiplies; None for others."""
+    """The product of a MatMul or Gemm in float32; None for others."""
     dtype = op.outputs[0].dtype if op.outputs and op.outputs[0] is not None else ""
     return product(op) if isinstance(op.op, (MatMul, Gemm)) and dtype == "f32" else None
 

@@ -136,7 +136,7 @@ class RowProvider:
         return plan_of(op) is not None
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """What sums over rows need."""
+        """Buffers for sums over rows."""
         return need(plan_of(op)).scratch()
 
     def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:

@@ -81,7 +81,7 @@ class _Loops:
 
     @classmethod
     def over(cls, form: Channels, names: tuple[str, ...], *arrays: Buffer) -> _Loops:
-        """Those of a form over these arrays."""
+        """The loops of a form over these arrays."""
         dtype = arrays[0].dtype
         pack = form.pack(dtype)
         aligned = pack == 1 or all(b.address % 16 == 0 for b in arrays)
@@ -94,7 +94,7 @@ class _Loops:
 
     @property
     def name(self) -> str:
-        """What kernels with these loops have behind their names."""
+        """The suffix of the names of kernels with these loops."""
         packed = f"_{self.pack}x{self.lanes}{'' if self.aligned else '_odd'}" if self.pack > 1 else ""
         return f"{'_last' if self.last else ''}{packed}"
 

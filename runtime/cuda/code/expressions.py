@@ -46,7 +46,7 @@ def literal(value: object, dtype: str) -> str:
 
 
 def rounded(text: str, dtype: str) -> str:
-    """A float as it is in memory: halves lose their last bits."""
+    """A float as it is in memory: 16-bit floats lose their last bits."""
     return f"widen(narrow<{dtype}>({text}))" if dtype in ("f16", "bf16") else text
 
 
@@ -77,7 +77,7 @@ def code(
 
 
 def stored(x: Expr) -> Expr:
-    """What is handed to `narrow` for an element of x: a half is made only once."""
+    """The operand of `narrow` for an element of x: a 16-bit float is rounded only once."""
     halved = x.fn == "cast" and x.dtype in HALVES and x.args[0].dtype == "f32"
     return x.args[0] if halved else x
 

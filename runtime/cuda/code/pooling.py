@@ -165,7 +165,7 @@ class Form:
         return indented([*lines, *self._closed(body)])
 
     def _closed(self, body: str) -> list[str]:
-        """What stands inside of one loop for each axis, and their ends."""
+        """The lines inside of one loop for each axis, and the loops' ends."""
         inside = ["    " * self.rank + line for line in body.strip("\n").split("\n")]
         return [*inside, *("    " * a + "}" for a in reversed(range(self.rank)))]
 
@@ -194,7 +194,7 @@ def _each_lane(line: str) -> str:
 
 
 def _lowest(dtype: str) -> str:
-    """What is smaller than all else."""
+    """The smallest value of a type, as text."""
     kind = DTYPES[dtype]
     if kind.kind in "iu":
         return {"i64": "-9223372036854775807ll - 1"}.get(dtype, f"({C_TYPES[dtype]})({np.iinfo(kind).min}ll)")

@@ -140,7 +140,7 @@ _BODY = """    typedef @T T;
         }
 """
 #: where a step's numbers are, of those of all steps, by the names that the texts of recurrent.py have for them; `met`:
-#: what meets the weights
+#: the factor of the weights
 _FORWARD = """            T *const gates = at(all_gates, t * rows, @RESULTS * n), *const y = at(all_y, t * apart, n);
             T* const h = nullptr;
             const T *const before = k ? at(all_y, last * apart, n) : first_state, *const met = before;"""
@@ -208,7 +208,7 @@ class Sizes:
 
 
 def sizes(forward: Recurrent, x: TensorType, *, masked: bool) -> Sizes | None:
-    """Those of a kernel of all steps; None where there is none, as for states that change in place (`masked`)."""
+    """The sizes of a kernel for all steps; None if there is none, as for states that change in place (`masked`)."""
     n, linear = forward.hidden_size, getattr(forward, "linear_before_reset", 1)
     small = 2 * x.shape[1] * forward.gates * n * n <= _SMALL
     form = Sizes(forward.gates, 4 if forward.name == "GRU" else forward.gates, n)

@@ -90,7 +90,7 @@ _AXIS = {
 
 
 def joined(axes: Sequence[Axis]) -> list[Axis]:
-    """The same places along as few axes as possible."""
+    """The axes, merged: the same places along as few axes as possible."""
     result: list[Axis] = []
     for a in axes:
         if a.size == 1 and a.kind == "copied":

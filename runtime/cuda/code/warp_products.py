@@ -25,7 +25,7 @@ class Way:
     step: int
 
 
-#: halves by tensor cores; float32 only where it may be rounded to TF32
+#: 16-bit floats by tensor cores; float32 only where it may be rounded to TF32
 WAYS: dict[str, Way] = {
     "f64": Way("f64", "double", "double", False, 4),
     "f32": Way("f32", "float", "float", False, 4),
@@ -112,7 +112,7 @@ DEVICE void of_columns(unsigned* b, const float* from, int lb, int k)
 }
 """
 
-# c (16 x 8) += a (16 x 16) · b (16 x 8) of halves, two to a word
+# c (16 x 8) += a (16 x 16) · b (16 x 8) of 16-bit floats, two to a word
 _MMA_HALF = """
 DEVICE void multiply(float* c, const unsigned* a, const unsigned* b)
 {

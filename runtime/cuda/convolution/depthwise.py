@@ -55,7 +55,7 @@ def _at(names: Sequence[str], pitch: Three) -> str:
 
 
 def turned_axes(g: G) -> G:
-    """The same with its last two axes exchanged."""
+    """The geometry with its last two axes exchanged."""
     swapped: dict[str, Any] = {}
     for f in dataclasses.fields(g):
         v = getattr(g, f.name)

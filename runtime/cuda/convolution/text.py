@@ -81,7 +81,7 @@ SUMS = """    A sum[TM][TN];
 
 
 def sum_kind(*sizes: int) -> str:
-    """What counts elements: 64 bits where 32 are not enough."""
+    """The type of an element count: 64 bits where 32 are not enough."""
     return "long long" if max(sizes) >= 1 << 30 else "int"
 
 

@@ -11,7 +11,7 @@ from ..device.kernel import COMPUTE, Buffer, Call, Fill
 from . import text, weigh_text
 from .gathered import CHAIN, Gather, Tile, gradients, output, splits, tile, weigh
 
-#: what sums are kept in
+#: types of sums
 WIDE = {"float": "f32", "double": "f64"}
 
 

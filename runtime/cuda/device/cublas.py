@@ -18,7 +18,7 @@ from .kernel import Product
 _DATA = {"f32": 0, "f64": 1, "f16": 2, "bf16": 14}
 #: cublasComputeType_t
 _COMPUTE_F32, _COMPUTE_TF32, _COMPUTE_F64 = 68, 77, 70
-#: cublasMath_t: parts of one product are added up in the type that is computed in, not in halves
+#: cublasMath_t: parts of one product are added up in the type that is computed in, not in 16-bit floats
 _NO_REDUCED_PRECISION_REDUCTION = 16
 #: bytes that cuBLAS may work in, what its manual recommends for Hopper
 WORKSPACE = 32 << 20
@@ -77,7 +77,7 @@ class Cublas:
             raise JobError(f"{name} failed with status {status}")
 
     def prepare(self, p: Product) -> Callable[[], None]:
-        """What runs a product on the handle's stream."""
+        """A function that runs a product on the handle's stream."""
         parts = [arguments(p, first) for first in range(0, p.batch, _BATCH)] if p.m and p.n else []
 
         def run() -> None:

@@ -127,7 +127,7 @@ class CupyDevice:
         try:
             memory = self.cupy.cuda.PinnedMemory(nbytes)
         except (self.runtime.CUDARuntimeError, MemoryError) as e:
-            raise OutOfMemoryError(f"the host cannot pin {nbytes:,} bytes for what is offloaded: {e}") from None
+            raise OutOfMemoryError(f"the host cannot pin {nbytes:,} bytes for offloaded values: {e}") from None
         return memory.ptr, memory
 
     def upload(self, target: Buffer, array: np.ndarray, *, staged: bool = False) -> None:
@@ -205,7 +205,7 @@ class CupyDevice:
         return k.digest, module.get_function(k.name)  # which keeps the module
 
     def prepare(self, call: Call) -> Callable[[], None]:
-        """What runs a call on the device's stream, as often as it is wanted."""
+        """A function that runs a call on the device's stream, any number of times."""
         r, stream = self.runtime, self.stream.ptr
         if isinstance(call, Launch):
             return self._launch(call)
@@ -273,7 +273,7 @@ class CupyDevice:
 
     @property
     def library_bytes(self) -> dict[str, int]:
-        """What libraries hold on the device for all programs."""
+        """Bytes that libraries hold on the device for all programs, by library."""
         return {"cublas": WORKSPACE} if self._cublas is not None else {}
 
     # -- cuBLAS ---------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class CupyDevice:
             self.runtime.memsetAsync(target.address, 0, target.nbytes, stream.ptr)
 
     def free_bytes(self) -> int:
-        """What is free on the device at the moment."""
+        """Free bytes on the device at the moment."""
         return int(self.runtime.memGetInfo()[0])
 
     def process_bytes(self) -> int:
@@ -331,7 +331,7 @@ class CupyDevice:
     # -- graphs and time ------------------------------------------------------------------------------------------
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What `run` launches, as one CUDA graph; calling it replays the graph."""
+        """The launches of `run` as one CUDA graph; calling it replays the graph."""
         with self.current():
             self.stream.begin_capture()
             try:

@@ -91,7 +91,7 @@ class EmulatedDevice:
         return -(-raw.ctypes.data // 256) * 256, raw
 
     def allocate_host(self, nbytes: int) -> tuple[int, Any]:
-        """The same: all of it is host memory."""
+        """Memory of the host, as all memory of this device is."""
         return self.allocate(nbytes)
 
     def upload(self, target: Buffer, array: np.ndarray, *, staged: bool = False) -> None:
@@ -126,7 +126,7 @@ class EmulatedDevice:
             progress(min(i + _TOGETHER, len(missing)), len(missing))
 
     def prepare(self, call: Call) -> Callable[[], None]:
-        """What runs a call, as often as it is wanted."""
+        """A function that runs a call, any number of times."""
         if isinstance(call, Launch):
             return self._launch(call)
         if isinstance(call, Product):

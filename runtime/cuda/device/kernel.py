@@ -20,13 +20,13 @@ from typing import Any
 from ....language.types import TensorType, Typed
 from ...shared import trouble
 
-#: element type → its name in CUDA C; halves and small floats are structures of their bits
+#: element type → its name in CUDA C; 16-bit floats and small floats are structures of their bits
 C_TYPES: dict[str, str] = {
     "f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double", "bool": "bool",
     "i8": "signed char", "i16": "short", "i32": "int", "i64": "long long",
     "u8": "unsigned char", "u16": "unsigned short", "u32": "unsigned", "u64": "unsigned long long",
 }  # fmt: skip
-#: element type → what is computed with it: halves in float
+#: element type → what is computed with it: 16-bit floats in float
 COMPUTE: dict[str, str] = {**C_TYPES, "f16": "float", "bf16": "float"}
 
 _SCALARS: dict[str, Any] = {
@@ -42,7 +42,7 @@ def quietly(done: int, count: int) -> None:
 
 @functools.cache
 def prelude() -> str:
-    """What every kernel may use."""
+    """The source text that every kernel may use."""
     return (Path(__file__).parent / "prelude.h").read_text()
 
 
@@ -136,7 +136,7 @@ class Buffer(Typed):
 #: stands for the address of an operator's status in its session (see runtime/shared/trouble.py), which kernels write
 #: when they meet what cannot be computed
 STATUS = Buffer(0, TensorType("i64", (trouble.WORDS,)))
-#: what kernels that write it have before them: the first report stays
+#: the text before kernels that write it: the first report stays
 REPORT = """
 DEVICE void report(long long* status, long long code, long long number, long long size)
 {
@@ -172,7 +172,7 @@ class Launch:
         return array, held
 
     def within(self, multiprocessors: int) -> list[Launch]:
-        """What is launched of it on so many multiprocessors: itself, unless its kernel is resident.
+        """The launches on so many multiprocessors: this one, unless its kernel is resident.
 
         A resident kernel goes over steps, from and up to its last two arguments; between steps its blocks wait for
         those along x.  Each of them runs on a multiprocessor of its own: as many along y as there are, which share the
@@ -254,7 +254,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Await:
-    """What is launched from here on runs behind the last transfer to `target`."""
+    """Orders later launches behind the last transfer to `target`."""
 
     target: Buffer
 
@@ -275,7 +275,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Arrive:
-    """What is launched from here on runs behind the communication that writes the value `name`."""
+    """Orders later launches behind the communication that writes the value `name`."""
 
     name: str
 

@@ -35,7 +35,7 @@ def library() -> Any:
 
 @functools.cache
 def target(capability: int) -> str:
-    """What is compiled for a device: its own machine code (sm_90) where NVRTC knows its generation, else PTX of the
+    """The target of NVRTC for a device: its own machine code (sm_90) where NVRTC knows its generation, else PTX of the
     newest before it, which the driver compiles."""
     architectures = [a for a in library().getSupportedArchs() if a <= capability]
     if not architectures:

@@ -40,7 +40,7 @@ def _gradient(
 
 
 class ChannelNorms(Family):
-    """What the operators share."""
+    """The base of the operators' families."""
 
     def accepts(self, op: Operator) -> bool:
         """Floats; as many elements and channels as kernels can have."""

@@ -47,7 +47,7 @@ def plan(c: Convolved, dtype: str, *, tf32: bool = False) -> Plan:
 
 
 def _known(op: Operator) -> Convolved | None:
-    """What is computed, over three axes at most."""
+    """The convolution that an operator computes, if it has three axes at most."""
     convolution = convolved(op, FLOATS, empty=True)
     return convolution if convolution is not None and len(convolution.geometry.window.out) <= 3 else None
 

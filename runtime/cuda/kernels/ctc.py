@@ -70,7 +70,7 @@ template <class T> DEVICE T total_of(const T* last, int width)
     return log_of(exp_of(a - most) + exp_of(b - most)) + most;
 }}
 """
-#: what both begin with; `rows` of α: RING (2, or one more than steps)
+#: the beginning of both texts; `rows` of α: RING (2, or one more than steps)
 _BEGIN = """    __shared__ int counts[2];
     const long long n = blockIdx.x, apart = samples * classes;
     labels += n * entries_most;
@@ -150,7 +150,7 @@ def _kernel(dtype: str, label: str, length: str, *, gradient: bool) -> Kernel:
 
 
 class Samples(Family):
-    """What both share."""
+    """The base of both families."""
 
     def accepts(self, op: Operator) -> bool:
         """All that the operators take."""

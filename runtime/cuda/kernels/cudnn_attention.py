@@ -1,7 +1,7 @@
-"""Attention and its gradient by cuDNN, in halves: without dropout and soft cap, with all keys or those up to it.
+"""Attention and its gradient by cuDNN, in 16-bit floats: without dropout and soft cap, with all keys or those up to it.
 
 A bias is added where it has no gradient, as masks have none.  Of a query whose bias is -inf for all keys cuDNN's result
-is not known to be 0, as ours is: a launch behind it writes zeros where the log-sum-exp is no number or -inf, and the
+is not known to be 0, as ours is: a launch behind it writes zeros where the log-sum-exp is NaN or -inf, and the
 gradient is given 0 for such a log-sum-exp, so that all weights are 0.
 
 cuDNN (its documentation, "Attention") computes the scores' log-sum-exp as ours do, and its gradient without atomic
@@ -41,7 +41,7 @@ _FORWARD, _GRADIENT = (
 
 @dataclass(frozen=True)
 class Heads:
-    """What is asked: `heads` of queries for each of `shared` heads of keys and values, `t` queries, `s` keys.
+    """The shape: `heads` of queries for each of `shared` heads of keys and values, `t` queries, `s` keys.
 
     `last`: the tensors that are [batch, queries or keys, heads, size].
     """
@@ -178,7 +178,7 @@ def _backward(graph: Any, h: Heads) -> list[Any]:
 
 @functools.cache
 def _unseen(dtype: str) -> Kernel:
-    """y = 0 and lse = -inf for queries whose lse is no number or -inf; `heads` matrices of y are side by side."""
+    """y = 0 and lse = -inf for queries whose lse is NaN or -inf; `heads` matrices of y are side by side."""
     body = """    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= rows || lse[i] > -infinity<float>()) return;
     lse[i] = -infinity<float>();
@@ -189,7 +189,7 @@ def _unseen(dtype: str) -> Kernel:
 
 
 def _finite(lse: Expr) -> tuple[Expr, ...]:
-    """lse, and 0 where that is no number or -inf."""
+    """lse, and 0 where that is NaN or -inf."""
     return (where(lse > -math.inf, lse, 0.0),)
 
 
@@ -211,7 +211,7 @@ class Attention:
         return None if isinstance(chosen, str) else chosen
 
     def accepts(self, op: Operator) -> bool:
-        """What cuDNN has a plan for, of operands that begin at multiples of 16 bytes as values do."""
+        """Whether cuDNN has a plan, for operands that begin at multiples of 16 bytes, as values do."""
         return self._plan(op) is not None
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:

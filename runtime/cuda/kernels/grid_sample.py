@@ -82,7 +82,7 @@ DEVICE void axis_{number}(A g, long long n, long long* at, A* w, A* v)
 """
 
 
-#: what a thread does at a place of the grid: its taps (`flat` and the weight of each combination) go through `EACH`
+#: a thread's work at a position of the grid: its taps (`flat` and the weight of each combination) go through `EACH`
 _PLACE = """    const int me = threadIdx.x;
     const T* g = grid + (image * places + place) * RANK;
     AXES

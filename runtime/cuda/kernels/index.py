@@ -310,7 +310,7 @@ class RowsOfRanks(Family):
         return max(op.of(RowSums).rows, _type(op.inputs[0]).size) < _MOST
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """What sorting takes, and a sum for each level of the tree."""
+        """The buffers of sorting, and a sum for each level of the tree."""
         rule, n = op.of(RowSums), _type(op.inputs[0]).size // op.of(RowSums).parts
         levels = TensorType(_type(op.outputs[0]).dtype, (doublings(rule.parts) + 1, rule.rows * rule.inner))
         return (*sort_scratch(n), levels)
@@ -349,7 +349,7 @@ class Scatters(Moving):
     """(x, indices, updates) → x with rows or elements replaced, or reduced."""
 
     def how(self, op: Operator) -> str:
-        """What is done with updates: "none" puts them in the place of what was there."""
+        """The reduction of updates: "none" replaces the elements."""
         return "add" if isinstance(op.op, AddRows) else op.of(Scatter).reduction
 
     def accepts(self, op: Operator) -> bool:

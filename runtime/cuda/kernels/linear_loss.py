@@ -1,7 +1,7 @@
 """The head's loss and its gradient: tiles of logits by cuBLAS, and kernels between the products.
 
 The logits of a tile of rows and words exist at a time; where gradients are made with the loss, those of some rows with
-all words (see ops/loss/linear_cross_entropy.py).  Halves are multiplied as they are, added up in float32.
+all words (see ops/loss/linear_cross_entropy.py).  16-bit floats are multiplied as they are, added up in float32.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class HeadLoss(Family):
 
 
 def _seen(head: _Head, block: Buffer, rows: slice, words: slice, stats: Buffer) -> Call:
-    """What is known of rows after a slice."""
+    """The call that updates the statistics of rows after a slice."""
     m, n = rows.stop - rows.start, words.stop - words.start
     part = stats.at(rows.start, (stats.size - rows.start,))
     args = (
@@ -203,7 +203,7 @@ class HeadGradient(Family):
         return _accepts(op)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """A label a row, what a mean divides by, logits; for halves their gradient, and sums in float32."""
+        """A label a row, what a mean divides by, logits; for 16-bit floats their gradient, and sums in float32."""
         rule = op.of(LinearCrossEntropyGrad)
         x, w, labels = (op.inputs[i].type for i in (0, 1, 3))  # type: ignore[union-attr]
         kind, rows, width = wide(x.dtype), labels.size, x.shape[-1]
@@ -248,7 +248,7 @@ class HeadGradient(Family):
 
 
 def _narrowed(head: _Head, words: slice, of_w: tuple[Any, Any], of_b: tuple[Any, Any]) -> list[Call]:
-    """Complete sums of a slice, as halves."""
+    """Complete sums of a slice, as 16-bit floats."""
     calls, width = [], words.stop - words.start
     if of_w[1] is not None:
         run = head.width if head.op.transB else width

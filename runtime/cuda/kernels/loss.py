@@ -20,7 +20,7 @@ from ..device.kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Kern
 from ..families import Buffers, Family, family
 from .loops import converted
 
-#: what a label counts: 0 if it is ignored, or outside, which is reported
+#: the weight of a label: 0 if it is ignored, or outside, which is reported
 _WEIGHT = f"""{REPORT}
 template <class T, class L> DEVICE double weight(const T* weights, L label, long long ignored, int ignore, int classes,
                                                  long long* status)
@@ -178,7 +178,7 @@ def likelihood_gradient(dtype: str, label: str) -> Kernel:
 
 
 class LabelLosses(Family):
-    """What the losses and their gradients share."""
+    """The base of the families of losses and their gradients."""
 
     def accepts(self, op: Operator) -> bool:
         kinds = {v.dtype for v in (*op.reads(), *op.writes()) if v.type.is_float}

@@ -1,7 +1,8 @@
 """The gradient of layer, RMS, group and instance normalisation.
 
-A tensor is seen as [a, g, s, p], as in ops/norm/fused.py.  The gradients of scale and bias are sums over `a` and p
-(channel_sums.py); dx comes from the formula over rows.
+A tensor is seen as [a, g, s, p]: normalised over (s, p) for each (a, g), with a scale for each of the g · s channels
+(ops/norm/fused.py; in group normalisation: images, groups, channels of a group, positions).  The gradients of scale and
+bias are sums over a and p (channel_sums.py); dx is computed by the generated row kernel (rows.py).
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ class NormalizationGradients(Family):
     """(x, scale, mean?, inverse, dy) → dx, dscale, dbias."""
 
     def form(self, op: Operator) -> Channels:
-        """What the sums for scale and bias go over: `a` images of g · s channels and p positions."""
+        """The form of x for the sums of dscale and dbias: `a` images of g · s channels and p positions."""
         rule = op.of(NormGrad)
         a, g, s, p = rule.view
         return Channels(a, g * s, p, p == 1)
 
     def accepts(self, op: Operator) -> bool:
-        """Floats, statistics as they are computed, fewer than 2³¹ elements a row."""
+        """Whether operands are floats, mean and inverse have the type in which statistics are computed (float64 for
+        float64, else float32), rows have fewer than 2³¹ elements, and the channels fit a grid."""
         x, _, mean, inverse = op.inputs[:4]
         assert x is not None and inverse is not None
         wide = "f64" if x.dtype == "f64" else "f32"
@@ -42,7 +44,7 @@ class NormalizationGradients(Family):
         return (self.form(op).partial(x.dtype),)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """The sums, then dx, which may take x's place."""
+        """First the sums, which read x; then dx, which may be written over x."""
         rule = op.of(NormGrad)
         _, g, s, _ = rule.view
         form = self.form(op)

@@ -70,7 +70,7 @@ def over_places(
 
 
 class Windows(Family):
-    """What poolings over windows share."""
+    """The base of poolings over windows."""
 
     def accepts(self, op: Operator) -> bool:
         kinds = {v.dtype for v in (*op.reads(), *op.writes())}

@@ -40,7 +40,7 @@ def _rest(x: Buffer, element: int) -> Buffer:
 
 
 class _Base(Family):
-    """What forward and backward share."""
+    """The base of both passes."""
 
     def accepts(self, op: Operator) -> bool:
         """Floats of any type, sizes of at least one; lengths of any integer type."""

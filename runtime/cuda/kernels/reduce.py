@@ -90,7 +90,7 @@ def _place(dtype: str, best: str, *, last: bool, finish: str = "t") -> Fold:
 
 
 def _log_sum_exp(dtype: str, best: str) -> Fold:
-    """An infinite m is not subtracted: ∞ - ∞ is no number."""
+    """An infinite m is not subtracted: ∞ - ∞ is NaN."""
     return Fold("ReduceLogSumExp", dtype, dtype, COMPUTE[dtype], "double", "0", "Plus", "exp_of(v - m)", "log(t) + m",
                 best, "finite_or_zero({})")  # fmt: skip
 
@@ -148,7 +148,7 @@ class Plan:
 
     @property
     def shape(self) -> Shape:
-        """What the texts depend on."""
+        """The parameters of the texts."""
         return Shape(len(self.kept), len(self.reduced), self.inner, self.wide)
 
     @property
@@ -241,7 +241,7 @@ class Reductions(Family):
         return bool(_folds(op))
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """What the first pass finds, where that is no output, and the chunks' results."""
+        """The result of the first pass, unless that is an output, and the chunks' results."""
         p, folds = plan_of(op), _folds(op)
         first = [TensorType(folds[0].out, (p.outputs,))] if len(folds) > len([*op.writes()]) else []
         return (*first, *([TensorType("f64", (p.chunks, p.outputs))] if p.chunks > 1 else []))

@@ -46,7 +46,7 @@ _CUBIC = "d <= 1 ? ((a + 2) * d - (a + 3)) * d * d + 1 : d < 2 ? ((a * d - 5 * a
 
 @dataclass(frozen=True)
 class Rule:
-    """What the text depends on; `scaled`: weights are divided by their sum."""
+    """The parameters of the text; `scaled`: weights are divided by their sum."""
 
     mode: str
     coordinates: str
@@ -237,7 +237,7 @@ class Resizing(Family):
             now = after
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """What each axis leaves to the next; halves in float."""
+        """Results between the axes; 16-bit floats as float32."""
         rule = op.of(Interpolation)
         t = next(iter(op.reads())).type
         wide = t.dtype in ("f16", "bf16") and (rule.mode != "nearest" or rule.name == "ResizeGrad")

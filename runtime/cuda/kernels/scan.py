@@ -39,7 +39,7 @@ def linear(dtype: str) -> Kernel:
 
 @functools.cache
 def running(name: str, dtype: str) -> Kernel:
-    """Sums or products of the elements up to each one, or (`exclusive`) before it; sums of halves in float32."""
+    """Sums or products of the elements up to each one, or (`exclusive`) before it; sums of 16-bit floats in float32."""
     c, wide, first, sign = C_TYPES[dtype], COMPUTE[dtype], *(("0", "+") if name == "CumSum" else ("1", "*"))
     after = f"({wide})(s {sign} x)" if name == "CumSum" else f"widen(narrow<{c}>(s {sign} x))"
     body = f"""{_LANE}    {wide} s = {first};

@@ -1,6 +1,6 @@
 """Sketches: rows that are chosen, a fast transform of radix 2, and products with tiles of S, which cuBLAS multiplies.
 
-Halves are computed in float32.  Rows have the bits of the operator's own numerics.
+16-bit floats are computed in float32.  Rows have the bits of the operator's own numerics.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sketches(Family):
         return bool(y and y.size) and op.op.rows * y.shape[-1] < 1 << 40 and y.dtype in text.FLOATS  # type: ignore
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """A tile of S, for halves also of x and y; or what is chosen, tables and columns of a transform."""
+        """A tile of S, for 16-bit floats also of x and y; or what is chosen, tables and columns of a transform."""
         rule = op.of(Sketch)
         x: Any = op.inputs[0]
         n, batch, kind = x.shape[-1], math.prod(x.shape[:-1]), wide(x.dtype)

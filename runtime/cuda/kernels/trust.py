@@ -241,7 +241,7 @@ def lamb_trust(rate: str, work: str) -> Kernel:
 
 
 class Trust(Family):
-    """What LAMB and LARS share: two sums for each span, and the step's length."""
+    """The base of LAMB and LARS: two sums for each span, and the step's length."""
 
     def accepts(self, op: Operator) -> bool:
         return all(v.dtype in FLOATS or v.dtype == "i64" for v in op.reads())

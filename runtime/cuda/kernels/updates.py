@@ -94,7 +94,7 @@ def _c(types: tuple[TensorType | None, ...], i: int, op: Update) -> str:
 
 
 def _head(op: Update, coded: Sequence[int], types: tuple[TensorType | None, ...]) -> str:
-    """What comes before the elements: an early end, tables, rows of codes, words of the stream."""
+    """The text before the elements: an early end, tables, rows of codes, words of the stream."""
     body = f"    const long long start = (long long)blockIdx.x * {BLOCK} + {_EACH} * threadIdx.x;\n"
     if op.unscale(types) is not None:
         body += f"    if (*x{op.unscale_at} == 0) return;\n"
@@ -131,7 +131,7 @@ class StoredUpdates(Family):
     """(w, g, ...) → w, state ..., where they are rounded stochastically or have 8 bits."""
 
     def accepts(self, op: Operator) -> bool:
-        """What no generated loop takes."""
+        """Updates with stored state, which no generated loop takes."""
         return rule_of(op)[0].stores
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:

@@ -1,4 +1,7 @@
-"""One element-wise update of many arrays in one launch: a table of addresses and sizes, and blocks for each array."""
+"""Multi-tensor apply: one element-wise update of many arrays in one launch.
+
+The kernel takes a table of the arrays' addresses and sizes; each array has its own blocks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 from ..device.kernel import C_TYPES, Buffer, Kernel, Launch
 from .elements import THREADS, Elements
 
-#: bytes of a kernel's parameters on every device, and what is left for those beside the table
+#: CUDA's limit for the parameters of a kernel in bytes, on any device, and how many are reserved beside the table
 _PARAMETERS, _BESIDE = 4096, 128
 
 
@@ -32,9 +35,10 @@ def table(pointers: int) -> type[ctypes.Structure]:
 
 
 def many(elements: Elements, aliases: Sequence[int]) -> Kernel:
-    """The kernel of several arrays, merged into one dimension; output j is in operand `aliases[j]`'s buffer.
+    """The kernel for one update of several arrays, each flattened to one dimension.
 
-    Parameters: the table of the full operands' addresses, then the scalars'.
+    Output j is written to the buffer of operand `aliases[j]`.  Parameters: the table, with the addresses of operands
+    that vary along all dimensions (`Operand.full`), then the addresses of scalars.
     """
     full = [j for j, o in enumerate(elements.operands) if o.full]
     capacity = len(table(len(full))().n)
@@ -57,7 +61,7 @@ struct Table {{ void* at[{len(full)}][{capacity}]; int n[{capacity}], first[{cap
 
 @dataclass(frozen=True)
 class Part:
-    """What one update brings into a launch of many; those with one `key` go together."""
+    """One array's update as a part of a joint launch; parts with equal `key` can share one."""
 
     kernel: Kernel
     scalars: tuple[Buffer, ...]
@@ -66,17 +70,17 @@ class Part:
 
     @property
     def key(self) -> Any:
-        """Equal for those that go together."""
+        """The kernel, and the addresses of its scalars."""
         return self.kernel.digest, tuple(b.address for b in self.scalars)
 
     @property
-    def most(self) -> int:
-        """Parts of a launch."""
+    def capacity(self) -> int:
+        """The most parts of one launch."""
         return len(table(len(self.arrays))().n)
 
 
 def together(parts: Sequence[Part]) -> Launch:
-    """One launch for all; no more than `most`, alike, and none reading what another writes."""
+    """One launch for all parts: at most `capacity`, with equal `key`, none of which reads what another writes."""
     one = parts[0]
     t: Any = table(len(one.arrays))()
     blocks = 0

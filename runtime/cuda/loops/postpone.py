@@ -80,7 +80,7 @@ def postponed(
         group.members.append((op, only, part))
         group.reads.add(reads)
         group.writes.add(writes)
-        if len(group.members) == part.most:
+        if len(group.members) == part.capacity:
             result += waiting.pop(part.key).run()
     for group in waiting.values():
         result += group.run()

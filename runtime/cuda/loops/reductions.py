@@ -28,7 +28,7 @@ ROWS = 4
 
 @dataclass(frozen=True)
 class Fold:
-    """What is done to elements: `f` is a function object, `start` its neutral element, `value` what it is given.
+    """A reduction of elements: `f` is a function object, `start` its neutral element, `value` what it is given.
 
     `finish`: the result, of `t`, `m`, `count` and `{o}`, its place.  `best`: the element type of m, "" where there is
     none, and `usable` what is read of it.
@@ -96,7 +96,7 @@ class Shape:
 
     @property
     def before(self) -> str:
-        """What `place` needs."""
+        """The declarations that `place` needs."""
         return division(wide=self.wide)
 
 
@@ -232,7 +232,7 @@ def _walk_down(fold: Fold, shape: Shape, lines: int, lanes: int) -> list[str]:
 
 @functools.lru_cache(maxsize=1 << 10)
 def rest(fold: Fold, chunks: int, outputs: int) -> tuple[Kernel, int]:
-    """What the chunks [chunks, outputs] make together, and how many outputs a block has.
+    """The kernel that reduces the chunks' results [chunks, outputs], and the number of outputs of a block.
 
     Parameters: their results, what was found, outputs, chunks, outputs' number, by what is divided.
     """

@@ -105,7 +105,7 @@ def _scaled(c: Expr, factor: float = 1.0) -> tuple[Expr, ...]:
 
 
 class Cublas:
-    """MatMul and Gemm of floats.  Halves are multiplied exactly and added in float32.
+    """MatMul and Gemm of floats.  16-bit floats are multiplied exactly and added in float32.
 
     `tf32`: of float32 only, with factors that may be rounded to TF32 (11 bits).
     """
@@ -123,7 +123,7 @@ class Cublas:
         return ()
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """What stands in the result first, then products."""
+        """First the initial contents of the result, then products."""
         a, b, out = ins[0], ins[1], outs[0]
         assert a is not None and b is not None and out is not None and isinstance(op.op, (MatMul, Gemm))
         if not out.size:

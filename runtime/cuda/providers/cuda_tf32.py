@@ -1,8 +1,8 @@
-"""The provider "cuda_tf32": convolutions, recurrent operators and heads of float32 that cuBLAS multiplies in TF32, and
-attention, whose own kernels do.
+"""The provider "cuda_tf32": float32 operators whose matrix products are computed in TF32.
 
-For programs that allow it: factors may be rounded to 11 bits, sums stay float32.  What is multiplied otherwise stays
-with the provider "cuda".
+By cuBLAS: convolutions, recurrent operators and output heads with their loss (LinearCrossEntropy); by kernels of this
+project: attention.  For programs with precision "tf32": operands may be rounded to TF32 (11 significant bits), sums
+stay float32.  MatMul and Gemm belong to "cublas_tf32" (cublas.py); convolutions by other methods stay with "cuda".
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _RECURRENT: dict[str, Family] = {
     **dict.fromkeys(("LSTM", "GRU", "RNN"), Forward()),
     **dict.fromkeys(("LSTMGrad", "GRUGrad", "RNNGrad"), Backward()),
 }
-_WHOLE: dict[str, Family] = {
+#: families that take TF32 for every product of the operator
+_BY_NAME: dict[str, Family] = {
     **dict.fromkeys(("TiledAttention", "HeadsLastTiledAttention"), Attention(tf32=True)),
     **dict.fromkeys(("TiledAttentionGrad", "HeadsLastTiledAttentionGrad"), AttentionGradient(tf32=True)),
     "LinearCrossEntropy": HeadLoss(),
@@ -37,10 +38,10 @@ _WHOLE: dict[str, Family] = {
 
 
 def _family(op: Operator) -> Family | None:
-    """Who runs an operator whose products may be rounded."""
-    if op.op.name in _WHOLE:
-        whole = _WHOLE[op.op.name]
-        return whole if op.inputs[0].dtype == "f32" and whole.accepts(op) else None  # type: ignore[union-attr]
+    """The family that runs an operator in TF32; None: left to other providers."""
+    if op.op.name in _BY_NAME:
+        named = _BY_NAME[op.op.name]
+        return named if op.inputs[0].dtype == "f32" and named.accepts(op) else None  # type: ignore[union-attr]
     if op.op.name in _RECURRENT:
         family = _RECURRENT[op.op.name]
         single = all(v.dtype == "f32" for v in (*op.reads(), *op.writes()) if v.type.is_float)
@@ -52,13 +53,13 @@ def _family(op: Operator) -> Family | None:
     return _CONVOLUTIONS if by_cublas else None
 
 
-class Rounded(Cuda):
-    """The provider; see the module's text."""
+class CudaTf32(Cuda):
+    """The provider "cuda" with matrix products in TF32."""
 
     name = "cuda_tf32"
 
     def find(self, op: Operator) -> Family | None:
-        """Who runs it, where its products may be in TF32."""
+        """The family that runs the operator in TF32; None: left to other providers."""
         return _family(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
@@ -67,4 +68,4 @@ class Rounded(Cuda):
         return [dataclasses.replace(c, tf32=True) if isinstance(c, Product) else c for c in calls]
 
 
-register(Rounded())
+register(CudaTf32())

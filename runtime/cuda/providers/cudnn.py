@@ -137,7 +137,7 @@ class Cudnn:
         return chosen
 
     def accepts(self, op: Operator) -> bool:
-        """What cuDNN has a plan for."""
+        """Whether cuDNN has a plan."""
         return self._attention.accepts(op) if self._attends(op) else self._found(op) is not None
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
