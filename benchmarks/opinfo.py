@@ -53,8 +53,8 @@ EXPLAINED = {
         "sparse tensors, and complex numbers of 16 bits": "sparse.mm sparse.sampled_addmm to_sparse chalf",
         "bits of floating-point numbers": "frexp nextafter",
         "conjugates of complex numbers, inside of it": "fft.ihfft2 fft.ihfftn",
-        "inside of batch_norm, which agrees: ONNX saves other statistics": "native_batch_norm _native_batch_norm_legit "
-        "_batch_norm_with_update",
+        "inside of batch_norm, which agrees: saved statistics, or their gradients": "native_batch_norm "
+        "_native_batch_norm_legit _batch_norm_with_update",
         "ONNX and its exporter have no form of it": "mode _segment_reduce grid_sampler_3d special.ndtri "
         "nn.functional.fractional_max_pool2d torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
         "numbers of the exporter, which the import refuses: scales that it drops, tails that overflow, bounds that "

@@ -51,10 +51,10 @@ def functions() -> dict[Any, Callable[..., Any]]:
     """Functions that cannot be traced as PyTorch has them."""
     import torch
 
-    table = {torch.cov: _covariance, torch.corrcoef: _correlation, torch.combinations: _combinations}
+    table: dict[Any, Callable[..., Any]] = {torch.cov: _covariance, torch.corrcoef: _correlation}
     table = {**table, torch.Tensor.cov: _covariance, torch.Tensor.corrcoef: _correlation}
     table = {**table, torch.masked_select: _masked_select, torch.Tensor.masked_select: _masked_select}
-    return {**table, torch.nn.functional.instance_norm: _instance_norm}
+    return {**table, torch.combinations: _combinations, torch.nn.functional.instance_norm: _instance_norm}
 
 
 def _running(*, largest: bool) -> Callable[..., tuple[Tensor, Tensor]]:
