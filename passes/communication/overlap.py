@@ -21,6 +21,7 @@ from ...ops.communication.messages import Message
 from ...ops.communication.row_sums import RowSums
 from ...ops.communication.shard import Shard
 from ...ops.communication.tree_sum import TreeSum
+from ...ops.elementwise.arithmetic import Add
 from ...ops.shape.reshape import Cast
 from ..base import Pass
 from ..cleanup.commit_updates import checking_operators
@@ -84,9 +85,16 @@ class _Placing:
     def _late(self) -> set[int]:
         positions: set[int] = set()
         for i in reversed(range(len(self.operators))):
-            if i not in self.messages and _light(self.operators[i]) and all(j in positions for j in self.after[i]):
+            light = _light(self.operators[i]) or self._adds_sums(i)
+            if light and i not in self.messages and all(j in positions for j in self.after[i]):
                 positions.add(i)
         return self._connected(positions, {i for i in positions if self._begins(i)})
+
+    def _adds_sums(self, i: int) -> bool:
+        """Whether an operator adds up sums over ranks, as of the shards of several micro-batches."""
+        sources = [self.operators[j].op for j in self.before[i]]
+        sums = any(isinstance(op, (TreeSum, RowSums)) or op.communicates == "wait" for op in sources)
+        return sums and isinstance(self.operators[i].op, Add)
 
     def _connected(self, among: set[int], starts: set[int]) -> set[int]:
         """The operators of a set that lead to some of them, or follow from them."""

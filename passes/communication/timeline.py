@@ -120,7 +120,7 @@ def _items(
         elif o.op.communicates == "wait" and (name := next(o.reads()).name) in begun:
             items.append(_Item(0.0, i, i + 1, waits=begun[name]))
         elif (time := seconds(o)) > 0:
-            kind, number = _KINDS[o.role], _micro_batch(o)
+            kind, number = _KINDS[o.role], micro_batch_of(o)
             last = items[-1] if items else None
             if last is not None and last.kind == kind and (number in (last.micro_batch, -1)):  # sums are of no one
                 items[-1] = _Item(last.seconds + time, last.first, i + 1, kind, last.micro_batch)
@@ -129,8 +129,9 @@ def _items(
     return items
 
 
-def _micro_batch(o: Operator) -> int:
-    """The number of the first sample of the slice that an operator belongs to, which is in its results' names."""
+def micro_batch_of(o: Operator) -> int:
+    """The number of the first sample of the slice that an operator belongs to, which is in its results' names; -1: of
+    none."""
     named = (m for v in o.writes() if (m := _MICRO_BATCH.search(v.name)))
     match = next(named, None)
     return -1 if match is None else int(match[1])

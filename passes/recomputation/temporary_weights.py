@@ -27,7 +27,8 @@ class TemporaryWeights(Pass):
     before each operator there that reads it, with the same bits, and is gone after it.  A weight is what forward
     operators make of buffers, parameters and constants alone, with 8-bit integers or floats among them; or a parameter
     cast to 16 bits, and moved.  An optimizer's update of a parameter waits for its last cast.  Nothing is made
-    again that the block returns, that recomputation makes again, or whose sources something else updates before.
+    again that the block returns, that recomputation makes again, or whose sources something else updates before; nor
+    where a forward operator still reads it later, as that of another micro-batch: it is there anyway.
     """
 
     def run(self, block: Block) -> Block:
@@ -39,11 +40,13 @@ class TemporaryWeights(Pass):
         names, updated = Names(block.values()), _first_updates(block)
         recomputed = {v.name for op in block.operators if op.role is Role.RECOMPUTE for v in op.reads()}
         fixed = recomputed.union(block.outputs)
+        last = {v.name: i for i, op in enumerate(block.operators) if op.role in _FORWARD for v in op.reads()}
         result: list[Operator] = []
         late = False
         for i, op in enumerate(block.operators):
             if op.role is Role.BACKWARD:
-                for v in dict.fromkeys(v for v in op.reads() if v.name in chains and v.name not in fixed):
+                made = (v for v in op.reads() if v.name in chains and v.name not in fixed)
+                for v in dict.fromkeys(v for v in made if last.get(v.name, -1) < i):
                     chain = [block.operators[k] for k in chains[v.name]]
                     before = {k for o in chain for r in o.reads() if (k := updated.get(r.name, i)) < i}
                     if all(block.operators[k].role is Role.OPTIMIZE for k in before):

@@ -49,7 +49,8 @@ def of_inputs(block: Block, how: Division) -> dict[str, Cut]:
 def experts(block: Block, how: Division) -> dict[str, Cut]:
     """The first axis of weights that are batches of matrices."""
     weights = {v.name: v for v in block.parameters if v.ndim == 3}
-    read = {v.name for o in block.operators if isinstance(o.op, MatMul) for v in o.reads() if v.name in weights}
+    casts = {next(o.writes()).name: next(o.reads()).name for o in block.operators if isinstance(o.op, Cast)}
+    read = {casts.get(v.name, v.name) for o in block.operators if isinstance(o.op, MatMul) for v in o.reads()}
     cuts = {n: how.cut(weights[n].type, 0) for n in weights if n in read}
     return {n: c for n, c in cuts.items() if c is not None}
 

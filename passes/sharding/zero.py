@@ -8,7 +8,7 @@ everything else an optimizer adds run on shards, and their state is a shard with
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +17,9 @@ from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
 from ...language.program import Program
 from ...ops.communication.base import communicated
-from ...ops.communication.collectives import AllGather
+from ...ops.communication.collectives import AllGather, AllReduce
 from ...ops.communication.shard import Shard, padded_size, unsharded
-from ...ops.shape.reshape import Cast
+from ...ops.shape.reshape import Cast, Reshape
 from ..base import Pass
 
 #: the channel on which parameters are gathered: beside that of gradients, so that neither waits for the other
@@ -115,16 +115,43 @@ def shard_parameters(
     values = block.values()
     gathered_block, shards = read_gathered(block, [p for p, _ in pairs], how)
     b = Builder.on(gathered_block, role=Role.BACKWARD)
-    sharded = []
+    sharded, gone = [], set[int]()
+    graph = gathered_block, gathered_block.producers(), gathered_block.consumers()
     for p, g in pairs:
-        part = b.emit(Shard(how.ranks, how.rank, how.parts), values[g], name=f"{g}.shard")
+        whole, sums, members = _unsummed(*graph, values[g], how.axis)
+        part = b.emit(Shard(how.ranks, how.rank, how.parts), whole, name=f"{g}.shard")
+        for op in sums:
+            part = communicated(b, op, part)
         sharded.append((p, part.name))
+        gone |= members
     gathered_block = dataclasses.replace(
         gathered_block,
-        operators=(*gathered_block.operators, *b.operators),
+        operators=(*(o for i, o in enumerate(gathered_block.operators) if i not in gone), *b.operators),
         constants=(*gathered_block.constants, *b.constants),
     )
     return gathered_block, shards, sharded
+
+
+def _unsummed(
+    block: Block, producers: Mapping[str, int], consumers: Mapping[str, list[int]], v: Value, axis: str
+) -> tuple[Value, list[AllReduce], set[int]]:
+    """What a gradient is the sum of over ranks of other axes than `axis`, and these sums, which can be sums of shards;
+    the positions of the operators that make nothing else."""
+    operators, sums, members = block.operators, list[AllReduce](), set[int]()
+    result = v, sums[:], set(members)
+    while v.name in producers and v.name not in block.outputs and members.issuperset(consumers.get(v.name, ())):
+        at = [producers[v.name]]
+        if operators[at[0]].op.communicates == "wait":
+            at.append(producers[next(operators[at[0]].reads()).name])
+        members.update(at)
+        o = operators[at[-1]]
+        if isinstance(o.op, AllReduce) and o.op.axis != axis:
+            sums.append(o.op)
+            result = next(o.reads()), sums[:], set(members)
+        elif not isinstance(o.op, Reshape):
+            break
+        v = next(o.reads())
+    return result
 
 
 def read_gathered(block: Block, names: Sequence[str], how: Sharded) -> tuple[Block, dict[str, Value]]:

@@ -39,7 +39,8 @@ class Share:
     """The part of all slices that a rank runs: the `rank`-th of `ranks` along the mesh's axis `axis`.
 
     `order`: how sums over ranks are added, "tree" or "library" (see ops/communication/base.py).  `running`: a rank adds
-    its slices to one total, one after the other, in place of the tree.
+    its slices to one total, one after the other, in place of the tree; `scattered`: it does so with its shard of each
+    slice's sum over ranks (ZeRO 2), so that no whole gradient outlives its slice.
     """
 
     axis: str
@@ -47,6 +48,7 @@ class Share:
     rank: int
     order: str = "tree"
     running: bool = False
+    scattered: bool = False
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or not 0 <= self.rank < self.ranks:
@@ -54,7 +56,8 @@ class Share:
 
     def __str__(self) -> str:
         order = f"/{self.order}" if self.order != "tree" else ""
-        return f"{self.axis}={self.rank}/{self.ranks}{order}{'/running' if self.running else ''}"
+        running = "/scattered" if self.scattered else "/running" if self.running else ""
+        return f"{self.axis}={self.rank}/{self.ranks}{order}{running}"
 
     def bounds(self, size: int, pieces: int) -> list[tuple[int, int]]:
         """Start and size of the rank's slices.  UsageError where they are not equal for all ranks."""
@@ -80,18 +83,19 @@ class RankPieces(Pieces):
         super().__init__(graph.block, b, region, wanted)
         self.graph, self.share = graph, share
         self.local = {v.name: v for v in self.block.inputs if isinstance(region.states.get(v.name), Cut)}
-        self.start = self.size = 0
+        self.start, self.size, self.scatters = 0, 0, False
         #: sums of slices that are complete so far: (height in the tree, value)
         self.heaps: dict[str, list[tuple[int, Value]]] = {}
         #: statistics of each slice, of which running ones are updated: by operator and input
         self.statistics: dict[tuple[int, int], list[Value]] = {}
-        #: the results of `Shard` operators that are communicated in place of whole sums
-        self.shards: set[str] = set()
+        #: the results of `Shard` operators that are communicated in place of whole sums, by name
+        self.shards: dict[str, Value] = {}
 
     def emit(self, pieces: int) -> list[Operator]:
         """The rank's slices, one after the other, then the joins and sums."""
         mark, local = len(self.b.operators), self.share.bounds(self.region.size, pieces)
         self.start, self.size = local[0][0], sum(size for _, size in local)
+        self.scatters = self.share.scattered and len(local) > 1
         self.local = {n: dataclasses.replace(v, type=self.place(n).resized(v.type, self.size))
                       for n, v in self.local.items()}  # fmt: skip
         self.in_order(local)
@@ -134,12 +138,19 @@ class RankPieces(Pieces):
         return local if size == self.size else super().cut(local, place, made, start - self.start, size)
 
     def keep(self, v: Value, part: Value) -> None:
-        """Sums go up the tree as far as they can: the sum of two neighbours as soon as both are there."""
+        """Sums go up the tree as far as they can, two neighbours as soon as both are there; or shards are added up."""
         state = self.states[v.name]
-        if self.share.running or not isinstance(state, Partial) or state.how != SUM:
+        reader = self.shard_of(v) if self.scatters else None
+        if not isinstance(state, Partial) or state.how != SUM or (self.share.running and reader is None):
             super().keep(v, part)
             return
         part = self.b.Cast(part, to=sum_type(v, state)) if part.dtype != sum_type(v, state) else part
+        if reader is not None:
+            total, output = self.scattered(reader, part), next(reader.writes())
+            before = self.totals.get(output.name)
+            self.totals[output.name] = total if before is None else self.b.Add(before, total)
+            self.shards[output.name] = output
+            return
         heap, height = self.heaps.setdefault(v.name, []), 0
         while heap and heap[-1][0] == height:
             part, height = self.b.Add(heap.pop()[1], part), height + 1
@@ -167,6 +178,10 @@ class RankPieces(Pieces):
             if name in self.totals and isinstance(state := self.states.get(name), Partial):
                 self.b.role = self.roles[name]
                 self.over_ranks(v, self.totals.pop(name), state.how)
+        for name, shard in self.shards.items():
+            if self.totals[name].dtype != shard.dtype:
+                self.b.role = Role.BACKWARD
+                self.totals[name] = self.b.Cast(self.totals[name], to=shard.dtype)
         if self.statistics:
             self.update_all()
         return super().finished(mark)
@@ -179,21 +194,29 @@ class RankPieces(Pieces):
                 self.communicated(AllGather, many), axes=(0,), keepdims=0
             )
             return
-        readers = [self.block.operators[i] for i in self.graph.consumers.get(v.name, ())]
-        rule = readers[0].op if len(readers) == 1 else None
-        taken = self.taken_rows(local)
-        if isinstance(rule, Shard) and rule.ranks == self.share.ranks and v.name not in self.graph.outputs:
-            (output,) = readers[0].writes()
-            if taken is not None:
-                total = self.row_sums(taken, self.share.rank * output.size, output.size)
-            else:
-                total = self.communicated(ReduceScatter, rule.padded(self.b, local))
-            self.totals[output.name] = self.b.Cast(total, to=v.dtype) if total.dtype != v.dtype else total
-            self.shards.add(output.name)
-        elif taken is not None:
+        if (reader := self.shard_of(v)) is not None:
+            output = next(reader.writes())
+            self.totals[output.name] = self.scattered(reader, local)
+            self.shards[output.name] = output
+        elif (taken := self.taken_rows(local)) is not None:
             self.totals[v.name] = self.b.Reshape(self.row_sums(taken, 0, v.size), shape=v.shape)
         else:
             self.totals[v.name] = self.communicated(AllReduce, local)
+
+    def shard_of(self, v: Value) -> Operator | None:
+        """The operator that takes a rank's shard of a sum, where nothing else reads it."""
+        readers = [self.block.operators[i] for i in self.graph.consumers.get(v.name, ())]
+        rule = readers[0].op if len(readers) == 1 and v.name not in self.graph.outputs else None
+        state = self.states.get(v.name)
+        wanted = isinstance(rule, Shard) and rule.ranks == self.share.ranks and state == Partial(SUM)
+        return readers[0] if wanted else None
+
+    def scattered(self, reader: Operator, local: Value) -> Value:
+        """This rank's shard of the sum of all ranks' values, in the type in which they are added up."""
+        output, rule = next(reader.writes()), reader.of(Shard)
+        if (taken := self.taken_rows(local)) is not None:
+            return self.row_sums(taken, self.share.rank * output.size, output.size)
+        return self.communicated(ReduceScatter, rule.padded(self.b, local))
 
     def taken_rows(self, local: Value) -> Operator | None:
         """The operator that makes a rank's gradient of a table, where sending the rows that it took of it takes at most

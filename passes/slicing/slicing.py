@@ -67,7 +67,7 @@ def parse_slicing(text: str) -> Slicing:
     """A slicing from FIRST..LAST:AXIS:PIECES or all:AXIS:PIECES.  UsageError for anything else."""
     match = re.fullmatch(
         r"(?:(?P<first>.+?)\.\.(?P<last>.+)|(?P<whole>all|micro|ranks)):(?P<axis>-?\d+):(?P<pieces>\d+)"
-        r"(?:@(?P<mesh>\w+)=(?P<rank>\d+)/(?P<ranks>\d+)(?P<library>/library)?(?P<running>/running)?"
+        r"(?:@(?P<mesh>\w+)=(?P<rank>\d+)/(?P<ranks>\d+)(?P<library>/library)?(?P<running>/running|/scattered)?"
         r"(?:\+(?P<pipe>\w+)=(?P<place>\d+)/(?P<places>\d+),(?P<schedule>\w+),(?P<chunks>\d+))?)?",
         text.strip(),
     )
@@ -81,7 +81,8 @@ def parse_slicing(text: str) -> Slicing:
     order = "library" if match["library"] else "tree"
     share = pipe = None
     if match["mesh"]:
-        share = Share(match["mesh"], int(match["ranks"]), int(match["rank"]), order, bool(match["running"]))
+        running = bool(match["running"]), match["running"] == "/scattered"
+        share = Share(match["mesh"], int(match["ranks"]), int(match["rank"]), order, *running)
     if match["pipe"]:
         places = int(match["places"]), int(match["place"])
         pipe = Pipe(match["pipe"], *places, match["schedule"], int(match["chunks"]))

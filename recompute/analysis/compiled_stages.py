@@ -23,7 +23,7 @@ from ..training.stages import cuts_of, with_own_layers
 
 @dataclass(frozen=True)
 class CompiledStage:
-    """The program and the figures of the first rank of a stage."""
+    """The program and the figures of a rank of a stage, that which takes longest."""
 
     block: Block
     figures: StepFigures
@@ -32,9 +32,12 @@ class CompiledStage:
 def compiled_stage(
     steps: Steps, parallel: Parallel, place: int, checkpoints: Sequence[str] | None = None
 ) -> CompiledStep:
-    """The step of the first rank at a coordinate of the pipeline, which has all layers of its own and few others."""
+    """The step of a rank at a coordinate of the pipeline, which has all layers of its own and few others: of the first
+    one that has the end of the sequence, whose causal attention takes longest."""
     mesh = parallel.mesh
-    rank = next(r for r in range(mesh.ranks) if mesh.coordinate(r, PIPELINE) == place)
+    last = [(name, size - 1) for name, size in mesh.axes if name == "cp"]
+    wanted = [(PIPELINE, place), *last]
+    rank = next(r for r in range(mesh.ranks) if all(mesh.coordinate(r, name) == at for name, at in wanted))
     rank_options = dataclasses.replace(parallel, rank=rank)
     steps = steps.for_ranks(rank_options)
     if rank_options.pipe is None or steps.is_step:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..cost import operator_cost
 from ..language.ir import Block, Operator, Value
@@ -22,7 +24,8 @@ class Facts:
 
     `layer_*`: of one layer; `fixed_*`: of all that is no such layer.  `flops`: floating-point operations; `parameters`:
     elements; `stream`: elements that cross from layer to layer; `layer_kept`: elements that products read, which the
-    backward pass needs.
+    backward pass needs.  `seq`: the length of sequences of numbers (1: there are none); `experts`: matrices of a layer
+    behind one another (1: there are none), whose parts of the layer are `expert_*`.
     """
 
     layers: int
@@ -32,6 +35,11 @@ class Facts:
     stream: int
     fixed_flops: float
     fixed_parameters: int
+    seq: int = 1
+    experts: int = 1
+    expert_flops: float = 0
+    expert_parameters: int = 0
+    expert_kept: int = 0
 
     @property
     def parameters(self) -> int:
@@ -53,7 +61,8 @@ def facts_of(block: Block) -> Facts:
     if not layers:
         kept = _kept(block, block.operators)
         stream = max((v.size for v in _values(block, [s.made for s in groups])), default=1)
-        return Facts(1, total, sum(v.size for v in block.parameters), kept, stream, 0, 0)
+        parameters, more = sum(v.size for v in block.parameters), _divisible(block, block.operators)
+        return Facts(1, total, parameters, kept, stream, 0, 0, **more)
     first, size = layers[0]
     operators = [block.operators[i] for s in groups[first : first + size] for i in s.operators]
     names = {v.name for o in operators for v in o.reads()}
@@ -62,7 +71,24 @@ def facts_of(block: Block) -> Facts:
     count, flops = len(layers) + 1, _flops(operators)
     kept = _kept(block, operators, _SCORES * border.size)
     rest = sum(v.size for v in block.parameters) - count * parameters
-    return Facts(count, flops, parameters, kept, border.size, max(0.0, total - count * flops), max(0, rest))
+    fixed = max(0.0, total - count * flops), max(0, rest)
+    return Facts(count, flops, parameters, kept, border.size, *fixed, **_divisible(block, operators))
+
+
+def _divisible(block: Block, operators: Sequence[Operator]) -> dict[str, Any]:
+    """The length of the first input that is a table of numbers of words; of some operators, how many matrices their
+    parameters stack, and FLOPs of these products, elements of the matrices, and what the products read besides."""
+    seq = next((v.shape[1] for v in block.inputs if v.ndim == 2 and not v.type.is_float), 1)
+    stacked = {v.name: v for v in block.parameters if v.ndim == 3}
+    products = [o for o in operators if isinstance(o.op, MatMul) and any(v.name in stacked for v in o.reads())]
+    weights = {v.name: v for o in products for v in o.reads() if v.name in stacked}
+    return {
+        "seq": seq,
+        "experts": math.gcd(*(v.shape[0] for v in weights.values())) or 1,
+        "expert_flops": _flops(products),
+        "expert_parameters": sum(v.size for v in weights.values()),
+        "expert_kept": _kept(block, products),
+    }
 
 
 def _flops(operators: Iterable[Operator]) -> float:

@@ -184,7 +184,7 @@ def estimate_ranks(
     """
     mesh, ranks = parallel.mesh, parallel.mesh.ranks
     block, cost = step.program.block, step.cost
-    local = block.batch
+    slowest, local = _slowest(step, parallel, make.same), block.batch
     whole = None if local is None else local * parallel.ranks
     programs = programs_of(step, parallel, make.same)
     verify_ranks([programs[r % len(programs)].program.block for r in range(ranks)], mesh)
@@ -192,11 +192,11 @@ def estimate_ranks(
     estimate = RanksEstimate(
         mesh=str(mesh), ranks=ranks, zero=parallel.zero, micro_batches=pieces, batch=whole, batch_per_rank=local,
         classes=classes_of(programs, ranks), channels=channels_of(block), links=(),
-        compute_seconds=compute_seconds(block, cost), costs=cost.name,
+        compute_seconds=compute_seconds(slowest, cost), costs=cost.name,
     )  # fmt: skip
     if network is None:
         return estimate
-    clock = times(block, cost.seconds, Exchange(network, mesh, parallel.rank), link_of(cost))
+    clock = times(slowest, cost.seconds, Exchange(network, mesh, parallel.rank), link_of(cost))
     total, busy = clock.seconds, clock.busy()
     channels = tuple(
         dataclasses.replace(c, seconds=busy.get(c.channel, 0.0), share=_share(busy.get(c.channel, 0.0), total))
@@ -209,6 +209,13 @@ def estimate_ranks(
         stalled_seconds=clock.stalls, one_rank_seconds=alone,
         efficiency=None if alone is None else _share(alone, total), notes=(*estimate.notes, *more),
     )  # fmt: skip
+
+
+def _slowest(step: CompiledStep, parallel: Parallel, same: Compile) -> Block:
+    """The program of a rank with the end of the sequence, whose causal attention takes longest."""
+    if dict(parallel.mesh.axes).get("cp", 1) == 1:
+        return step.program.block
+    return same(dataclasses.replace(parallel, rank=parallel.mesh.group(0, "cp")[-1])).program.block
 
 
 def ranks_of_steps(
@@ -274,11 +281,12 @@ def check_axes(blocks: Iterable[Block], mesh: Mesh) -> None:
     `blocks`: the programs of all ranks that differ.
     """
     used = {o.op.axis for b in blocks for o in communications(b) if isinstance(o.op, Communication)}
+    what = {"cp": "the second axis of the step's inputs", "ep": "the first one of weights that stack its experts"}
     for axis, size in mesh.axes:
         if size > 1 and axis not in used:
             raise UsageError(
                 f"mesh {mesh}: nothing is divided along {axis}: its {size} ranks would hold and compute the same; give "
-                f"a number of ranks that divides the step's heads or channels, or leave {axis} out"
+                f"a number of ranks that divides {what.get(axis, 'its heads or channels')}, or leave {axis} out"
             )
 
 

@@ -30,13 +30,17 @@ def repeating(pipe: Pipe, micro_batches: int) -> int:
 def of_each(spans: Sequence[Span], pipe: Pipe | None, micro_batches: int) -> tuple[float, float]:
     """Seconds in which a rank computes, and in which it waits for data that move, for each micro-batch.
 
-    Waits are counted between two backward passes of the steady state, where the schedule has one; else between the
-    first pass and the last.  Updates are of the step.
+    Waits are counted between two backward passes of the steady state, where the schedule has one, else between the
+    first pass and the last; computation is that of the micro-batches whose backward passes are there, else of all.
+    Updates, and what comes before the first micro-batch or after the last, as sums over ranks do, are of the step.
     """
-    computes = sum(s.end - s.start for s in spans if s.kind not in (COMMUNICATE, PAUSE, UPDATE))
     first, last, count = _steady(spans, pipe, micro_batches)
-    waits = sum(s.end - s.start for s in spans[first:last] if s.kind == COMMUNICATE)
-    return computes / micro_batches, waits / count
+    waits = sum(s.end - s.start for s in spans[first:last] if s.kind == COMMUNICATE) / count
+    numbers = sorted({s.micro_batch for s in spans if s.micro_batch >= 0}) or [-1]
+    if pipe is not None and count < micro_batches:
+        numbers = numbers[pipe.rank : pipe.rank + count]
+    wanted = [s for s in spans if s.micro_batch in numbers and s.kind not in (COMMUNICATE, PAUSE, UPDATE)]
+    return sum(s.end - s.start for s in wanted) / len(numbers), waits
 
 
 def _steady(spans: Sequence[Span], pipe: Pipe | None, micro_batches: int) -> tuple[int, int, int]:
@@ -49,8 +53,8 @@ def _steady(spans: Sequence[Span], pipe: Pipe | None, micro_batches: int) -> tup
     if pipe is not None and pipe.chunks == 1 and len(at) == micro_batches >= pipe.ranks + BEYOND:
         # from there on as many passes begin as end, in schedules with weight gradients apart, too
         return at[pipe.rank], at[pipe.rank + BEYOND - 1], BEYOND - 1
-    behind = max((i + 1 for i, s in enumerate(spans) if s.kind not in (COMMUNICATE, PAUSE, UPDATE)), default=0)
-    return 0, behind, micro_batches
+    every = [i for i, s in enumerate(spans) if s.micro_batch >= 0] or [0, len(spans) - 1]
+    return every[0], every[-1] + 1, micro_batches
 
 
 def extended(

@@ -32,7 +32,8 @@ class DataParallel(RecomputeOptimizer):
 
     `accumulate`: "tree" adds up a rank's micro-batches as a part of that order, and holds up to log2(micro-batches) + 1
     sums of each gradient at once; "running" adds them to a single sum, with the bits of gradient merge on one rank: for
-    large networks in many micro-batches.
+    large networks in many micro-batches.  With `zero` 2 or 3 it sends each micro-batch's gradients, and adds up shards:
+    the least memory, and the most traffic.
 
     `add`: the gradient is the sum of those of the ranks' own batches, not their mean.
 

@@ -31,7 +31,7 @@ class Parallel:
     `batch`: samples of a step of all ranks (None: the program's for each micro-batch).  `add`: gradients of ranks are
     added up, which makes them `ranks` times those of the whole batch.  `reduce`: how ranks add up.  `accumulate`: how a
     rank adds up its micro-batches.  `alone`: each rank computes the whole step, which cannot be shared equally.
-    `parts`: into how many parts parameters and norms can be cut (None: as many as there are micro-batches).
+    `parts`: into how many parts parameters and norms can be cut (None: `cut`).
     `together`: batch statistics are those of all ranks.
     `sequence`: with tensor parallelism, values between pairs of products are cut along the sequence.  `schedule`,
     `chunks`, `cuts`: of the pipeline along the mesh's axis "pp", if it has one (passes/pipelines); None: cut where
@@ -113,7 +113,8 @@ class Parallel:
     def share(self) -> Share:
         """This rank's share of the micro-batches."""
         rank = 0 if self.alone else self.coordinate
-        return Share(self.axis, self.sharing, rank, self.reduce, self.accumulate == "running")
+        running = self.accumulate == "running"
+        return Share(self.axis, self.sharing, rank, self.reduce, running, running and self.zero > 1 < self.sharing)
 
     def for_batch(self, samples: int, merge: Merge | None) -> Parallel:
         """The options for a step of `samples` samples, in micro-batches that are no larger than those of the full step.
@@ -127,7 +128,7 @@ class Parallel:
         count = -(-samples // size)
         each = count // self.ranks
         fits = samples % count == 0 and count % self.ranks == 0 and each & (each - 1) == 0
-        return dataclasses.replace(self, micro_batches=count, batch=samples, alone=not fits, parts=self.parts or pieces)
+        return dataclasses.replace(self, micro_batches=count, batch=samples, alone=not fits, parts=self.cut(pieces))
 
     def slices(self, merge: Merge | None) -> str:
         """How the step is cut (passes/slicing).  UsageError for several micro-batches that would need each other."""
@@ -160,4 +161,9 @@ class Parallel:
 
     def sharded(self, pieces: int) -> Sharded:
         """How parameters and norms are divided."""
-        return Sharded(self.axis, self.ranks, self.coordinate, self.parts or pieces, again=self.zero == 3)
+        return Sharded(self.axis, self.ranks, self.coordinate, self.cut(pieces), again=self.zero == 3)
+
+    def cut(self, pieces: int) -> int:
+        """Into how many parts parameters and norms can be cut: with sums that run on no more than there are ranks, as
+        last bits depend on these anyway."""
+        return self.parts or (self.ranks if self.accumulate == "running" else pieces)

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute.analysis.ranks import among_ranks, channels_of, classes_of, programs_of, shape_of
+from recompute.analysis.ranks import (
+    among_ranks,
+    channels_of,
+    classes_of,
+    compute_seconds,
+    programs_of,
+    ranks_of_steps,
+    shape_of,
+)
 from recompute.communication.mesh import Mesh
 from recompute.communication.verify_ranks import verify_ranks
 from recompute.compiling.compiler import CompiledStep
@@ -224,3 +232,14 @@ def test_the_program_of_an_estimate_is_the_one_that_runs() -> None:
     step = rc.compile_step(program, "loss", mine)
     assert step.figures.peak_bytes == found.peak_bytes == found.ranks.peak_bytes  # type: ignore[union-attr]
     assert Parallel(Mesh.of(dp=2)).ranks == 2 and np.prod(step.program.block.inputs[0].shape[:1]) == 8
+
+
+def test_times_are_those_of_the_end_of_the_sequence() -> None:
+    """Its causal attention has the most keys: rank 0, which has the start, takes less."""
+    options = {"layers": 1, "hidden": 64, "heads": 1, "vocab": 32, "seq": 2048, "context": 2048}
+    target = Target(cost=rc.cost.device("h100-80"), place="cuda:0")
+    steps = Steps("gpt2-tiny", optimizer=rc.DataParallel(rc.Adam(), "cp=2", batch=1), options=options, target=target)
+    plain = steps.compiled(1, None)
+    found = ranks_of_steps(steps, 1, None, plain, None)
+    assert found is not None
+    assert found.compute_seconds > 1.01 * compute_seconds(plain.program.block, rc.cost.device("h100-80"))

@@ -16,10 +16,12 @@ from recompute.analysis.compiled_stages import compiled_stage
 from recompute.analysis.ranks import shape_of
 from recompute.analysis.stage import Stage
 from recompute.analysis.stages import StagesEstimate, estimate_stages
+from recompute.analysis.steady import of_each
 from recompute.compiling.steps import Steps
 from recompute.cost import device
 from recompute.errors import UsageError
 from recompute.passes import Target
+from recompute.passes.communication.timeline import BACKWARD, FORWARD, UPDATE, Span
 
 OPTIONS = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 64, "seq": 32}
 
@@ -131,6 +133,13 @@ def test_replicas_have_their_own_micro_batches() -> None:
     whole = StagesEstimate("dp=2,pp=2", "1f1b", 4, 4, two, 1.0, 0.0, 0.0, None, "", Mock(), 2)
     assert "extrapolated" not in str(whole)
     assert "extrapolated from 1 micro-batch" in str(dataclasses.replace(whole, simulated_micro_batches=1))
+
+
+def test_what_is_done_once_is_of_no_micro_batch() -> None:
+    """Weights are cast before the first one, gradients are added up over ranks after the last."""
+    kinds = [(FORWARD, -1), (FORWARD, 0), (BACKWARD, 0), (FORWARD, 1), (BACKWARD, 1), (BACKWARD, -1), (UPDATE, -1)]
+    spans = [Span(i, i + 1, kind, number) for i, (kind, number) in enumerate(kinds)]
+    assert of_each(spans, None, 2) == (2.0, 0.0)
 
 
 def test_sums_in_a_tree_are_compiled_for_all_micro_batches(few: None) -> None:

@@ -11,7 +11,7 @@ import recompute as rc
 from recompute.analysis.cluster.candidates import Candidate
 from recompute.analysis.cluster.plans import described
 from recompute.analysis.cluster.pruning import rough_bytes, rough_seconds
-from recompute.analysis.cluster.search import as_published, find_mesh
+from recompute.analysis.cluster.search import Search, as_published, find_mesh
 from recompute.analysis.facts import facts_of
 from recompute.cli.command import main
 from recompute.communication.links import Network
@@ -92,6 +92,67 @@ def test_formulas_follow_what_is_divided() -> None:
     network, cost = Network.parse(LINK), device("h100-80")
     seconds = [rough_seconds(facts, Candidate(dp=n), 64, cost, network, None) for n in (1, 2, 4)]
     assert seconds == sorted(seconds, reverse=True)
+
+
+# -- what the search tries ---------------------------------------------------------------------------------------------
+
+MEDIUM = {"layers": 2, "hidden": 256, "heads": 4, "vocab": 512, "seq": 128, "context": 128}
+EXPERTS = {"layers": 2, "hidden": 128, "inner": 256, "heads": 4, "groups": 4, "vocab": 512, "seq": 64,
+           "experts": 4, "tokens": 64, "capacity": 40}  # fmt: skip
+#: heads, words, layers and the sequence are odd: two ranks can share the batch alone
+ODD = {"layers": 1, "hidden": 258, "inner": 513, "heads": 3, "groups": 3, "vocab": 509, "seq": 31}
+
+
+def search(model: str, options: dict[str, int], ranks: int, batch: int) -> Search:
+    given = {"options": options, "loss": "cross_entropy"}
+    return Search(model, ranks, batch, LINK, None, "10GiB", TARGET, None, given)
+
+
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [
+        ("gpt2-tiny", {"dp": 4, "zero": 2}),
+        ("gpt2-tiny", {"dp": 4, "zero": 3, "recompute": "full"}),
+        ("gpt2-tiny", {"dp": 2, "pp": 2, "zero": 3}),
+        ("gpt2-tiny", {"dp": 2, "cp": 2, "zero": 3}),
+        ("gpt2-tiny", {"cp": 2, "tp": 2, "sequence_parallel": True}),
+        ("moe-tiny", {"dp": 2, "ep": 2, "zero": 2, "recompute": "full"}),
+        ("moe-tiny", {"cp": 2, "ep": 2}),
+        ("moe-tiny", {"ep": 2, "tp": 2, "sequence_parallel": True}),
+    ],
+)
+def test_ways_are_priced_as_they_are_compiled(model: str, way: dict[str, Any]) -> None:
+    """Their bytes: 8 % too few to 40 % too many, as those of ways along dp, tp and pp."""
+    found = search(model, MEDIUM if model == "gpt2-tiny" else EXPERTS, 4, 8)
+    c = Candidate(micro_batch=1, **way)
+    assert c in set(found.candidates())
+    row = found.row(c, found.stages(c))
+    assert 0.92 < rough_bytes(found.facts, c, 8) / row.peak_bytes < 1.4
+
+
+def test_the_search_lists_no_way_twice() -> None:
+    ways = list(search("moe-tiny", EXPERTS, 4, 4).candidates())
+    assert len(ways) == len(set(ways)) and {c.zero for c in ways} == {0, 1, 2, 3}
+    assert {c.cp for c in ways} == {c.ep for c in ways} == {1, 2, 4}
+    assert not [c for c in ways if c.zero == 2 and c.dp * c.micro_batch == 4]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "axis"),
+    [("llama-tiny", {**ODD, "seq": 32}, "cp"), ("moe-tiny", {**ODD, "experts": 2, "tokens": 31, "capacity": 40}, "ep")],
+)
+def test_an_axis_is_the_answer_where_nothing_else_divides(model: str, options: dict[str, int], axis: str) -> None:
+    plans = find_mesh(model, 2, batch=1, network=LINK, target=TARGET, options=options, loss="cross_entropy")
+    assert plans.best is not None and plans.best.mesh == f"pp=1,{axis}=2"
+    assert f"{axis}=2" in str(plans) and plans.to_dict()[axis] == 2
+    assert any("nothing is divided along tp" in note for note in plans.notes)
+
+
+def test_zero_3_is_the_answer_where_nothing_else_fits() -> None:
+    given = {"options": {**ODD, "layers": 3}, "loss": "cross_entropy", "target": TARGET, "budget": 6_450_000}
+    plans = find_mesh("llama-tiny", 8, batch=8, network=LINK, **given)
+    assert plans.best is not None and plans.rows[0].candidate.zero == 3 and plans.rows[0].exact
+    assert {r.candidate.zero for r in plans.rows if r.fits} == {3} and len(plans.rows) >= 4
 
 
 def test_candidates_in_words() -> None:

@@ -38,6 +38,15 @@ def test_a_parameter_in_16_bits_is_cast_again_for_the_backward_pass() -> None:
         assert casts[-1] < update
 
 
+def test_nothing_is_cast_again_while_later_micro_batches_read_it() -> None:
+    program = rc.load(rc.models.build("lenet", batch=6))
+    merged = rc.GradientMerge(rc.amp.MixedPrecision(rc.SGD(0.1), "bf16"), 3, batch=6)
+    merged.minimize(rc.losses.cross_entropy(program["logits"]))
+    after = run_passes(program.block, [TemporaryWeights()])
+    casts = [op.role for op in after.operators if op.op.name == "Cast" and op.inputs[0].name == "fc3.weight"]
+    assert casts == [rc.Role.FORWARD, rc.Role.BACKWARD]  # the last micro-batch alone casts it again
+
+
 def test_operators_without_inputs_stay() -> None:
     text = 'program p { \n param %w: f32[2] \n %one: f32[2] = Fill() {dtype="f32", shape=[2], value=1.0} \n'
     before = rc.parse(text + " %y: f32[2] = Mul(%w, %one) \n output %y \n }")

@@ -90,6 +90,12 @@ def test_experts(mesh: str) -> None:
     assert communications(programs[0].block)[("forward", "AllReduce")] == 1
 
 
+def test_experts_in_16_bits() -> None:
+    """Their products read casts of the matrices."""
+    programs = [p for p, _ in ranks_of(experts, "ep=2", lambda: rc.amp.MixedPrecision(adam(), "bf16"))]
+    assert set(programs[0].divided) >= {"up", "down"}
+
+
 @pytest.mark.parametrize("mesh", ["tp=2", "tp=4", "dp=2,tp=2"])
 def test_channels(mesh: str) -> None:
     """Output channels of the first convolution, their statistics, input channels of the second."""

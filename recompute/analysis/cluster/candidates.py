@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,10 +16,11 @@ SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way: ranks along dp, pp and tp (neighbours are along tp), and what a step does with them.
+    """One way: ranks along dp, pp, ep, cp and tp (neighbours are along tp), and what a step does with them.
 
     `micro_batch`: samples of one micro-batch on one dp rank; `chunks`: pieces of the network on each stage (1: the
-    schedule is not interleaved).  UsageError for a recomputation, schedule or stage of ZeRO that there is not.
+    schedule is not interleaved); `cp`: parts of the sequence; `ep`: parts of the experts.  UsageError for a
+    recomputation, schedule or stage of ZeRO that there is not.
     """
 
     dp: int = 1
@@ -29,9 +32,11 @@ class Candidate:
     chunks: int = 1
     sequence_parallel: bool = False
     recompute: str = "none"
+    cp: int = 1
+    ep: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "micro_batch", "chunks"):
+        for name in ("dp", "tp", "pp", "micro_batch", "chunks", "cp", "ep"):
             if getattr(self, name) < 1:
                 raise UsageError(f"candidate: {name} must be at least 1, not {getattr(self, name)}")
         if self.recompute not in RECOMPUTE or self.schedule not in SCHEDULES or self.zero not in range(4):
@@ -48,19 +53,29 @@ class Candidate:
     @property
     def mesh(self) -> Mesh:
         """The mesh, for programs that are compiled."""
-        return Mesh.of(dp=self.dp, pp=self.pp, tp=self.tp)
+        more = {name: size for name, size in (("ep", self.ep), ("cp", self.cp)) if size > 1}
+        return Mesh.of(dp=self.dp, pp=self.pp, **more, tp=self.tp)
 
     @property
     def ranks(self) -> int:
         """How many there are."""
-        return self.dp * self.tp * self.pp
+        return self.dp * self.tp * self.pp * self.cp * self.ep
 
 
 def candidates(
-    ranks: int, batch: int, *, layers: int, heads: int = 0, vocab: int = 0, node: int = 8, even: bool = True
+    ranks: int,
+    batch: int,
+    *,
+    layers: int,
+    heads: int = 0,
+    vocab: int = 0,
+    node: int = 8,
+    even: bool = True,
+    seq: int = 1,
+    experts: int = 1,
 ) -> Iterator[Candidate]:
-    """All ways for so many ranks and a batch of all of them that divide heads and vocabulary (0: not known), and the
-    batch; `even`: the layers, too.
+    """All ways for so many ranks and a batch of all of them that divide heads and vocabulary (0: not known), the batch,
+    the sequence (cp) and the experts (ep); `even`: the layers, too.
 
     tp stays within a node.  UsageError for less than one rank or sample.
     """
@@ -69,11 +84,13 @@ def candidates(
     for tp in _divisors(ranks):
         if tp > node or heads % tp or vocab % tp:
             continue
-        for pp in _divisors(ranks // tp):
-            dp = ranks // tp // pp
-            if (layers % pp == 0 if even else pp <= layers) and batch % dp == 0:
-                chunks = _divisors(layers // pp) if even else range(2, layers // pp + 1)
-                yield from _steps(dp, tp, pp, batch, [v for v in chunks if 1 < v <= 8])
+        for pp, cp, ep in itertools.product(_divisors(ranks // tp), repeat=3):
+            dp, left = divmod(ranks, tp * pp * cp * ep)
+            if left or seq % cp or experts % ep or batch % dp or (layers % pp if even else pp > layers):
+                continue
+            chunks = _divisors(layers // pp) if even else range(2, layers // pp + 1)
+            for c in _steps(dp, tp, pp, batch, [v for v in chunks if 1 < v <= 8]):
+                yield dataclasses.replace(c, cp=cp, ep=ep) if cp * ep > 1 else c
 
 
 def _steps(dp: int, tp: int, pp: int, batch: int, several: Sequence[int]) -> Iterator[Candidate]:

@@ -24,11 +24,13 @@ from ...compiling.steps import Steps
 from ...cost import Device
 from ...efficiency import reached
 from ...errors import BudgetError, UsageError, expect
-from ...language.ir import Role
+from ...language.ir import Block, Role
 from ...ops.convolution.conv import Conv
 from ...ops.linear.products import Gemm, MatMul
 from ...passes import Target
 from ...passes.communication.clock import Exchange, times
+from ...passes.communication.timeline import micro_batch_of
+from ...passes.offloading.transfers import StepTimes
 from ...passes.pipelines.repeats import segments
 from ...places import CPUPlace, CUDAPlace
 from ...training.optimizers import Adam
@@ -37,6 +39,7 @@ from ...training.protocol import AnyOptimizer
 from ...training.stages import busiest
 from ..compiled_stages import CompiledStage, compiled_stages
 from ..facts import facts_of
+from ..ranks import check_axes
 from ..stages import StagesEstimate, at_largest, priced_by, simulated
 from .candidates import Candidate, candidates
 from .plans import MeshPlans, Row, described
@@ -100,8 +103,8 @@ class _Priced:
     def likeness(self, other: Candidate) -> tuple[bool, ...]:
         """How much another candidate has in common with this one: first what matters most."""
         c = self.candidate
-        return (c.recompute == other.recompute, c.tp == other.tp, c.pp == other.pp, c.zero == other.zero,
-                c.schedule == other.schedule, c.micro_batch == other.micro_batch)  # fmt: skip
+        same = ("recompute", "tp", "cp", "ep", "pp", "zero", "schedule", "micro_batch")
+        return tuple(getattr(c, name) == getattr(other, name) for name in same)
 
 
 class Search:
@@ -156,7 +159,7 @@ class Search:
         priced = sorted((rough_seconds(self.facts, c, self.batch, self.device, self.network, self.target.precision), k)
                         for k, c in enumerate(every))  # fmt: skip
         rows = self.compiled_ones(
-            [_Priced(every[k], seconds, rough_bytes(self.facts, every[k])) for seconds, k in priced]
+            [_Priced(every[k], seconds, rough_bytes(self.facts, every[k], self.batch)) for seconds, k in priced]
         )
         rows.sort(key=_order)
         best: dict[Candidate, StagesEstimate] = {}
@@ -174,10 +177,13 @@ class Search:
 
     def candidates(self) -> Iterator[Candidate]:
         """All that programs can be made for."""
-        node = self.network.node or self.ranks
-        for c in candidates(self.ranks, self.batch, layers=self.facts.layers, node=node, even=False):
-            if c.recompute == "selective" or (c.tp > 1 and not c.sequence_parallel) or c.zero > 1:
+        node, facts = self.network.node or self.ranks, self.facts
+        for c in candidates(self.ranks, self.batch, layers=facts.layers, node=node, even=False, seq=facts.seq,
+                            experts=facts.experts):  # fmt: skip
+            if c.recompute == "selective" or (c.tp > 1 and not c.sequence_parallel):
                 continue  # attention is one operator that keeps no scores; the sequence is always divided
+            if c.zero == 2 and c.dp * c.micro_batch == self.batch:
+                continue  # with one micro-batch a gradient is sent as soon as it is there in stage 1, too
             if c.schedule == "zero-bubble" and c.recompute == "full":
                 continue  # gradients of weights that come later keep what was recomputed for them
             yield c
@@ -187,11 +193,11 @@ class Search:
         compiled, and what these took, corrects what they say of others."""
         rows: list[Row] = []
         measured: list[tuple[_Priced, Row]] = []
-        for _ in range(MOST):
+        for _ in range(2 * MOST):
             promising = [(p.expected(measured), p) for p in left]
             fitting = [(seconds, k) for k, ((seconds, size), _) in enumerate(promising) if size <= self.budget]
             least = min(promising, key=lambda x: x[0][1], default=None)
-            if least is None:
+            if least is None or len(rows) == MOST:
                 break
             fastest = min((r.step_seconds for r in rows if r.fits), default=None)
             if fastest is not None and len(rows) >= LEAST and (not fitting or min(fitting)[0] >= fastest):
@@ -201,14 +207,16 @@ class Search:
             if (row := self.compiled(chosen.candidate)) is not None:
                 rows.append(row)
                 measured.append((chosen, row))
+            else:  # nor can others like it
+                refused = chosen.candidate
+                left = [p for p in left if (p.candidate.mesh, p.candidate.chunks) != (refused.mesh, refused.chunks)]
         return rows
 
     # -- one candidate ------------------------------------------------------------------------------------------------
 
     def parallel(self, c: Candidate, micro_batches: int) -> Parallel:
         """The options of its programs, for so many micro-batches of a dp rank."""
-        axes = {"dp": c.dp, "pp": c.pp, "tp": c.tp}
-        mesh = Mesh(tuple((n, size) for n, size in axes.items() if size > 1 or n == "pp"))
+        mesh = Mesh(tuple((n, size) for n, size in c.mesh.axes if size > 1 or n == "pp"))
         return Parallel(
             mesh, zero=c.zero, micro_batches=micro_batches * c.dp, batch=micro_batches * c.dp * c.micro_batch,
             schedule=_SCHEDULE.get(c.schedule, c.schedule), chunks=c.chunks, accumulate="running",
@@ -247,7 +255,9 @@ class Search:
         places |= (
             {max(c.pp - 2, 0)} if c.schedule == "zero-bubble" else {min(1, c.pp - 1)} if len(places) < 3 else set()
         )
-        return compiled_stages(self.steps, parallel, places, self.checkpoints(c))
+        stages = compiled_stages(self.steps, parallel, places, self.checkpoints(c))
+        check_axes((step.block for step in stages.values()), parallel.mesh)
+        return stages
 
     def row(self, c: Candidate, found: Mapping[int, CompiledStage]) -> Row:
         """The figures of compiled stages."""
@@ -257,17 +267,26 @@ class Search:
         for place, step in found.items():
             rank = next(r for r in range(mesh.ranks) if mesh.coordinate(r, "pp") == place)
             clock = times(step.block, self.steps.cost.seconds, Exchange(self.network, mesh, rank))
-            update = sum(self.steps.cost.seconds(o) for o in step.block.operators if o.role is Role.OPTIMIZE)
-            one = (clock.seconds - update) / micro_batches
+            one, stalls = self.each(step.block, clock, micro_batches)
             if one > slowest:
-                slowest, waits = one, clock.stalls / micro_batches
-            fixed = max(fixed, update)
+                slowest, waits = one, clock.stalls + (all_of - micro_batches) * stalls
+            fixed = max(fixed, clock.seconds - micro_batches * one)
         pauses = (c.pp - 1) / c.chunks * (1 / 3 if c.schedule == "zero-bubble" else 1) * slowest
         seconds = all_of * slowest + pauses + fixed
         peak = max(s.figures.peak_bytes for s in found.values())
         held = max(s.figures.persistent_bytes for s in found.values())
         mfu = self.facts.step_flops(self.batch) / (seconds * self.ranks * self.rate)
-        return Row(c, all_of, peak, held, seconds, pauses / seconds, all_of * waits, mfu, peak <= self.budget)
+        return Row(c, all_of, peak, held, seconds, pauses / seconds, waits, mfu, peak <= self.budget)
+
+    def each(self, block: Block, clock: StepTimes, micro_batches: int) -> tuple[float, float]:
+        """Seconds of a rank for each of its micro-batches, and those of them in which it waits for data: from the first
+        operator of any of them to the last, but for updates."""
+        operators, ends = block.operators, (*clock.starts, clock.seconds)
+        at = [i for i, o in enumerate(operators) if micro_batch_of(o) >= 0] or [0, len(operators) - 1]
+        first, behind = at[0], at[-1] + 1
+        updates = sum(self.steps.cost.seconds(o) for o in operators[first:behind] if o.role is Role.OPTIMIZE)
+        stalls = sum(t.stall for t in clock.transfers if first <= t.operator < behind)
+        return (ends[behind] - ends[first] - updates) / micro_batches, stalls / micro_batches
 
     @property
     def rate(self) -> float:
