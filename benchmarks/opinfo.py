@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import io
 import json
 import logging
@@ -38,6 +39,38 @@ from recompute.errors import RecomputeError
 #: how far a gradient may be from PyTorch's, as a share of its tensor's largest element
 _NEAR = 2e-3
 _LARGEST = 4000  # elements of a sample's tensor
+
+#: why operators do not agree in all samples: categories, reasons, operators
+EXPLAINED = {
+    "differs on purpose": {
+        "PyTorch gives gradients to the triangle that it does not read": "cholesky_inverse cholesky_solve",
+        "PyTorch gives the gradient of what was kept to what was replaced": "as_strided_scatter",
+    },
+    "not supported": {
+        "an iteration: ONNX has no eigenvalues, singular values or QR": "svd svd_lowrank pca_lowrank pinverse ormqr "
+        "linalg.svd linalg.svdvals linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh linalg.qr linalg.pinv "
+        "linalg.lstsq linalg.cond linalg.polar linalg.matrix_sqrth linalg.norm linalg.matrix_norm",
+        "sparse tensors, and complex numbers of 16 bits": "sparse.mm sparse.sampled_addmm to_sparse chalf",
+        "bits of floating-point numbers": "frexp nextafter",
+        "conjugates of complex numbers, inside of it": "fft.ihfft2 fft.ihfftn",
+        "inside of batch_norm, which agrees: saved statistics, or their gradients": "native_batch_norm "
+        "_native_batch_norm_legit _batch_norm_with_update",
+        "ONNX and its exporter have no form of it": "mode _segment_reduce grid_sampler_3d special.ndtri "
+        "nn.functional.fractional_max_pool2d torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
+        "numbers of the exporter, which the import refuses: scales that it drops, tails that overflow, bounds that "
+        "cross": "_upsample_bilinear2d_aa special.log_ndtr logit",
+    },
+}
+#: categories of operators
+MEANINGS = {
+    "agrees": "all samples: the loss and every gradient",
+    "no gradient": "PyTorch's gradient is 0 everywhere, and a step is refused by name: no parameter would train",
+    "random": "draws numbers, which are not PyTorch's",
+    "differs on purpose": "the reason is beside it",
+    "not supported": "an error names the operator; the reason is beside it",
+    "partly": "some samples agree, others are refused by name",
+    "no sample": "PyTorch has no sample with a gradient, or cannot run it",
+}
 
 
 class Samples(nn.Module):
@@ -71,8 +104,8 @@ class Samples(nn.Module):
                     values[i] = value * one.sum() if isinstance(value, nn.Parameter) else value
             x, args, kwargs = tree_unflatten(values, spec)
             found, _ = tree_flatten(self.outputs[k](self.call(x, *args, **kwargs)))
-            found = [torch.view_as_real(y) if torch.is_tensor(y) and y.is_complex() else y for y in found]
-            yield [y for y in found if torch.is_tensor(y) and y.is_floating_point()]
+            real = [torch.view_as_real(y.resolve_conj()) if y.is_complex() else y for y in found if torch.is_tensor(y)]
+            yield [y for y in real if y.is_floating_point()]
 
     def forward(self, one: torch.Tensor) -> torch.Tensor:
         """The weighted sum of all results."""
@@ -111,7 +144,7 @@ def of_pytorch(module: Samples) -> tuple[float, dict[str, np.ndarray]]:
         raise ValueError("no result depends on a parameter")
     loss.backward()
     zero = {n: np.zeros(p.shape, "f4") for n, p in module.named_parameters()}
-    found = {n: p.grad.numpy().copy() for n, p in module.named_parameters() if p.grad is not None}
+    found = {n: p.grad.numpy(force=True).copy() for n, p in module.named_parameters() if p.grad is not None}
     module.zero_grad()
     return float(loss), zero | found
 
@@ -120,11 +153,11 @@ def of_ours(module: Samples) -> tuple[float, dict[str, np.ndarray]]:
     """The loss and the gradients by a step of SGD on the imported module."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         program = rc.from_torch(module, (torch.ones(1),), dynamic_batch=False)
-    before = {n: np.array(program.data[n]) for n, _ in module.named_parameters() if n in program.data}
     loss = program.outputs[0]
-    rc.SGD(1.0).minimize(loss)
-    (value,) = rc.Executor().run(program, {program.inputs[0].name: np.ones(1, "f4")}, [loss])
-    return float(value), {n: a - np.array(program.data[n]) for n, a in before.items()}
+    _, pairs = rc.SGD(1.0).minimize(loss)
+    fetched = [loss, *(gradient for _, gradient in pairs)]
+    value, *gradients = rc.Executor().run(program, {program.inputs[0].name: np.ones(1, "f4")}, fetched)
+    return float(value), {p.name: g for (p, _), g in zip(pairs, gradients, strict=True)}
 
 
 def difference(module: Samples) -> str:
@@ -136,11 +169,10 @@ def difference(module: Samples) -> str:
     for name, gradient in gradients.items():
         there = ours.get(name, np.zeros_like(gradient))
         finite = np.abs(gradient[np.isfinite(gradient)])
-        # a parameter's own size bounds what is left of its gradient after the update is taken away again
         largest = np.abs(getattr(module, name).detach().numpy()).max(initial=0)
         size = max(finite.max(initial=0), largest * 1e-3, 1e-6)
         # where a gradient is 0 but for rounding, that of the loss is left
-        rounding = 4 * np.finfo("f4").eps * abs(want) / max(largest, 1e-6)
+        rounding = 4 * np.finfo("f4").eps * abs(want) / max(largest, 1e-6) if np.isfinite(want) else 0.0
         if not np.allclose(there, gradient, rtol=0, atol=_NEAR * size + rounding, equal_nan=True):
             return f"gradient of {name}: {np.nanmax(np.abs(there - gradient)) / size:.2g} of its largest element"
     return ""
@@ -154,6 +186,9 @@ def judged(op: Any, samples: Sequence[Any]) -> Iterator[tuple[str, str]]:
         verdict = "differs" if said else "agrees"
     except RecomputeError as e:
         said = " ".join(str(e).split())[:300]
+        if "depends on no parameter" in said and not any(g.any() for g in of_pytorch(module)[1].values()):
+            yield from [("no gradient", "PyTorch's gradients are 0, too")] * len(samples)
+            return
         differs = "not what the module" in said or "differ" in said
         verdict = "not exported" if "cannot export" in said else "refused, differs" if differs else "refused"
     except Exception as e:
@@ -196,6 +231,10 @@ def row_of(op: Any, most: int) -> dict[str, Any]:
 
 
 def _child(names: Sequence[str], most: int, pipe: Any) -> None:
+    from torch.onnx._internal.exporter import _registration
+
+    registry = _registration.ONNXRegistry  # of all functions: every export makes it anew, and changes nothing in it
+    registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
@@ -228,17 +267,27 @@ def rows_of(names: Sequence[str], most: int, seconds: float) -> Iterator[dict[st
             process.join()
 
 
+def _explained(row: dict[str, Any]) -> tuple[str, str] | None:
+    """Category and reason."""
+    pairs = ((word, why, names) for word, reasons in EXPLAINED.items() for why, names in reasons.items())
+    return next(((word, why) for word, why, names in pairs if row["op"] in names.split()), None)
+
+
 def verdict(row: dict[str, Any]) -> str:
-    """One word for an operator."""
-    if "ended" in row:
-        return "crash"
-    if "invalid" in row or not row["samples"]:
-        return "no sample"
-    verdicts = row["verdicts"]
+    """The category of an operator."""
+    verdicts = row.get("verdicts", {})
     if set(verdicts) == {"agrees"}:
         return "agrees"
-    if row["random"]:
+    if verdicts and set(verdicts) <= {"agrees", "no gradient"}:
+        return "no gradient"
+    if row.get("random"):
         return "random"
+    if explained := _explained(row):
+        return explained[0]
+    if "ended" in row:
+        return "no answer"
+    if not verdicts:
+        return "no sample"
     if "differs" in verdicts or "error" in verdicts:
         return "differs"
     return "partly" if "agrees" in verdicts else next(iter(verdicts))
@@ -250,13 +299,15 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     total = sum(row.get("samples", 0) for row in rows)
     agree = sum(row.get("verdicts", {}).get("agrees", 0) for row in rows)
     lines = [f"PyTorch {torch.__version__}: {len(rows)} operators, {total} samples, {agree} agree", ""]
-    lines += [f"{n:4} {word}" for word, n in counts.most_common()]
-    for word in [w for w in counts if w not in ("agrees", "no sample")]:
+    lines += [f"{n:4} {word:20} {MEANINGS.get(word, '')}".rstrip() for word, n in counts.most_common()]
+    for word in [w for w in counts if w != "agrees"]:
         lines += ["", word]
         for row in sorted((r for r in rows if verdict(r) == word), key=lambda r: r["op"]):
             shares = ", ".join(f"{v} {n}" for v, n in row.get("verdicts", {}).items())
-            reasons = "; ".join(row.get("reasons", {}).values()) or row.get("ended", "")
-            lines.append(f"    {row['op']}: {shares}: {reasons[:160]}")
+            reasons = "; ".join(row.get("reasons", {}).values()) or row.get("ended") or row.get("invalid", "")
+            explained = _explained(row)
+            why = explained[1] if explained and word == explained[0] else reasons[:160]
+            lines.append(f"    {row['op']}: {shares or 'no verdict'}: {why}")
     return "\n".join(lines)
 
 

@@ -27,8 +27,8 @@ def normal_axis(axis: int, ndim: int, op: Op) -> int:
 
 
 def normal_axes(axes: Sequence[int] | None, ndim: int, op: Op) -> tuple[int, ...]:
-    """Sorted axes counted from the front; None: all of them."""
-    if axes is None:
+    """Sorted axes counted from the front; None: all.  0 and -1 of a scalar are none: files of PyTorch have them."""
+    if axes is None or (ndim == 0 and set(axes) <= {0, -1}):
         return tuple(range(ndim))
     result = sorted({normal_axis(a, ndim, op) for a in axes})
     return tuple(result)

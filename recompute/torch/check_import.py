@@ -142,7 +142,8 @@ def beside(program: Program) -> Program:
 def _writable(array: np.ndarray) -> np.ndarray:
     """The same elements for a session, which copies what is read-only; nothing writes into them."""
     root = array.base
-    if isinstance(root, np.ndarray) and root.flags.writeable and root.nbytes == array.nbytes:
+    whole = isinstance(root, np.ndarray) and root.flags.writeable and root.nbytes == array.nbytes
+    if root is not None and whole and root.flags.c_contiguous and array.flags.c_contiguous:  # else in another order
         return root.view(array.dtype).reshape(array.shape)
     return array.copy()
 

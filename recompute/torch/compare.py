@@ -203,7 +203,7 @@ def _without_dropout() -> Any:
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
             name = getattr(func, "__name__", "")
-            if "dropout" in name and args:  # in place or not: x itself
+            if "dropout" in name and "backward" not in name and args:  # in place or not: x itself
                 return args[0]
             if func is torch.Tensor.bernoulli_ or func is torch.bernoulli:  # stochastic depth divides by it
                 p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
@@ -250,7 +250,7 @@ def _view(t: Any) -> np.ndarray:
     t = t.detach().cpu()
     if t.is_sparse:
         t = t.to_dense()
-    return (t.float() if t.dtype == torch.bfloat16 else t).numpy()
+    return (t.float() if t.dtype == torch.bfloat16 else t).numpy(force=True)  # of sgn PyTorch gives a "ZeroTensor"
 
 
 def _fed(x: Any, dtype: str) -> np.ndarray:

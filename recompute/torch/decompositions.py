@@ -1,14 +1,13 @@
-"""Operators of PyTorch for which its ONNX exporter has no function, by operators for which it has one.
-
-Values are PyTorch's; gradients, too (its tools/autograd/derivatives.yaml), but for those at poles and of NaN.
-"""
+"""Operators of PyTorch for which its ONNX exporter has no function, by operators for which it has one."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,18 +18,32 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     import torch
 
     aten = torch.ops.aten
+    other = {"divide": "div", "true_divide": "div", "multiply": "mul", "subtract": "sub", "greater": "gt"}
+    other |= {"greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne"}
     return {
-        aten.copysign.Tensor: _copysign,
-        aten.copysign.Scalar: _copysign,
-        aten.fmax.default: _extreme(lambda x, y: x > y),
-        aten.fmin.default: _extreme(lambda x, y: x < y),
-        aten.hypot.default: _hypot,
-        aten.erfinv.default: _in_float32(_erfinv),
-        aten.lgamma.default: _in_float32(_lgamma),
+        # other names, of which the exporter does not bring both sides to one type
+        **{getattr(aten, a).Tensor: getattr(aten, b).Tensor for a, b in other.items()},
         aten.cummax.default: _running(largest=True),
         aten.cummin.default: _running(largest=False),
         aten.median.default: _median,
+        aten.nanmedian.default: _nan_median,
+        aten.nanmedian.dim: _nan_medians,
         aten.diagonal_scatter.default: _diagonal_scatter,
+        aten.as_strided_scatter.default: _as_strided_scatter,
+        aten.put.default: _put,
+        aten.index_fill.int_Scalar: _index_fill,
+        aten.index_fill.int_Tensor: _index_fill,
+        aten.index_reduce.default: _index_reduce,
+        aten.squeeze.dim: _squeeze,
+        aten.squeeze.dims: _squeeze,
+        aten.squeeze_copy.dim: _squeeze,
+        aten.squeeze_copy.dims: _squeeze,
+        **{f.default: _resized(f.default) for f in (aten.fft_fft2, aten.fft_ifft2, aten.fft_fftn, aten.fft_ifftn)},
+        aten.native_layer_norm.default: _native_layer_norm,
+        aten._safe_softmax.default: _safe_softmax,
+        **{f: _of_numbers(f) for f in (aten.topk.default, aten.scatter_add.default)},
+        **{f: _of_numbers(f) for f in (aten.scatter.src, aten.scatter.value)},
+        aten.gather.default: _of_numbers(aten.gather.default, like_index=True),
     }
 
 
@@ -38,112 +51,10 @@ def functions() -> dict[Any, Callable[..., Any]]:
     """Functions that cannot be traced as PyTorch has them."""
     import torch
 
-    table = {torch.cov: _covariance, torch.corrcoef: _correlation, torch.combinations: _combinations}
-    return {**table, torch.Tensor.cov: _covariance, torch.Tensor.corrcoef: _correlation}
-
-
-def _in_float32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function of one tensor, computed in float32 for integers and for types of 16 bits, which keep their type."""
-
-    def decomposed(x: Tensor) -> Tensor:
-        import torch
-
-        if not x.is_floating_point():
-            return function(x.to(torch.get_default_dtype()))
-        return function(x.float()).to(x.dtype) if x.dtype.itemsize < 4 else function(x)
-
-    return decomposed
-
-
-def _copysign(x: Tensor, y: Any) -> Tensor:
-    import torch
-
-    dtype = torch.result_type(x, y)
-    dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
-    x, y = x.to(dtype), torch.as_tensor(y, dtype=dtype).detach()
-    negative = (y < 0) | ((y == 0) & (1 / y < 0))
-    return torch.where(negative, -x.abs(), x.abs())
-
-
-def _extreme(first: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """The one of two that is not NaN, or comes first; equal ones have half of the gradient each."""
-
-    def decomposed(x: Tensor, y: Tensor) -> Tensor:
-        import torch
-
-        if not torch.result_type(x, y).is_floating_point:
-            return torch.where(first(x, y), x, y)
-        return torch.where(x == y, x / 2 + y / 2, torch.where(first(x, y) | y.isnan(), x, y))
-
-    return decomposed
-
-
-def _hypot(x: Tensor, y: Tensor) -> Tensor:
-    """The root of the sum of squares, in parts of the larger one: squares neither overflow nor vanish."""
-    import torch
-
-    most = torch.maximum(x.abs(), y.abs()).detach()
-    most = torch.where((most > 0) & (most < math.inf), most, 1)
-    root = most * ((x / most) ** 2 + (y / most) ** 2).sqrt()
-    return torch.where(x.isinf(), x.abs(), torch.where(y.isinf(), y.abs(), root))
-
-
-def _with_slope(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
-    """A value whose derivative with respect to x is `slope`, infinite ones included."""
-    import torch
-
-    finite, step = slope.abs() < math.inf, x - x.detach()
-    steep = torch.where(finite, 1, step).sqrt() * slope.sign()  # 0 at 0, where the derivative of a root is infinite
-    return value + torch.where(finite, step * torch.where(finite, slope, 0), steep)
-
-
-def _erfinv(x: Tensor) -> Tensor:
-    """Winitzki's approximation ("A handy approximation for the error function and its inverse", 2008), and Newton."""
-    import torch
-
-    here = x.detach()
-    size = here.abs()
-    a = 0.147
-    rest = (1 - size) * (1 + size)  # 1 - size * size would lose its last digits near 1
-    log = rest.log()
-    term = 2 / (math.pi * a) + log / 2
-    y = ((term * term - log / a).sqrt() - term).clamp(min=0).sqrt()
-    for _ in range(3):
-        y = y - (y.erf() - size) * (math.sqrt(math.pi) / 2) * (y * y).exp()
-    y = torch.where(size == 1, math.inf, torch.where(size == 0, 0, y))
-    return _with_slope(y * here.sign(), x, math.sqrt(math.pi) / 2 * (y * y).exp())
-
-
-def _lgamma(x: Tensor) -> Tensor:
-    """Stirling's series for x + 8, less the logarithm of x to x + 7; below 0.5 by Euler's reflection."""
-    import torch
-
-    here = x.detach()
-    low = here < 0.5
-    z = torch.where(low, 1 - here, here)
-    small = z < 8
-    value, slope = _stirling(torch.where(small, z + 8, z))
-    product = torch.ones_like(z)
-    for k in range(8):
-        product, slope = product * torch.where(small, z + k, 1), slope - torch.where(small, 1 / (z + k), 0)
-    value = value - product.log()
-    angle = math.pi * (here - here.round())  # the period of both; sines of large angles lose their digits
-    mirrored = math.log(math.pi) - angle.sin().abs().log() - value
-    down = slope - math.pi * angle.cos() / angle.sin()
-    value, slope = torch.where(low, mirrored, value), torch.where(low, down, slope)
-    pole = (here <= 0) & (here == here.round())
-    result = _with_slope(torch.where(pole, math.inf, value), x, torch.where(pole, -math.inf, slope))
-    return torch.where(here.isinf(), x.abs(), result)
-
-
-def _stirling(z: Tensor) -> tuple[Tensor, Tensor]:
-    """The logarithm of the gamma function, and its derivative, of 8 and more (Abramowitz & Stegun 6.1.41, 6.3.18)."""
-    one = 1 / z
-    two = one * one
-    value = (z - 0.5) * z.log() - z + math.log(2 * math.pi) / 2
-    value = value + one * (1 / 12 - two * (1 / 360 - two * (1 / 1260 - two * (1 / 1680 - two / 1188))))
-    slope = z.log() - one / 2 - two * (1 / 12 - two * (1 / 120 - two * (1 / 252 - two * (1 / 240 - two / 132))))
-    return value, slope
+    table: dict[Any, Callable[..., Any]] = {torch.cov: _covariance, torch.corrcoef: _correlation}
+    table = {**table, torch.Tensor.cov: _covariance, torch.Tensor.corrcoef: _correlation}
+    table = {**table, torch.masked_select: _masked_select, torch.Tensor.masked_select: _masked_select}
+    return {**table, torch.combinations: _combinations, torch.nn.functional.instance_norm: _instance_norm}
 
 
 def _running(*, largest: bool) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -183,16 +94,178 @@ def _median(x: Tensor) -> Tensor:
     return torch.where(here.isnan().any(), math.nan, below.amax(0))
 
 
-def _diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+def _nan_median(x: Tensor) -> Tensor:
+    """The lower median of all elements but NaN; equal ones have equal parts of its gradient."""
     import torch
 
+    if not x.numel():
+        return NotImplemented
+    flat = x.reshape(-1)
+    middle = _nan_medians(flat.detach(), 0)[0]
+    if not x.is_floating_point():
+        return middle
+    return torch.where(middle.isnan(), math.nan, torch.where(flat <= middle, flat, -math.inf).amax(0))
+
+
+def _nan_medians(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Lower medians of an axis, but for NaN, and where the first of each is."""
+    import torch
+
+    if x.ndim == 0:
+        return x * 1, torch.zeros((), dtype=torch.int64)
+    here = x.detach()
+    missing = here.isnan() if x.is_floating_point() else torch.zeros(x.shape, dtype=torch.bool)
+    order = torch.ops.aten.sort.default(torch.where(missing, math.inf, here) if x.is_floating_point() else here, dim)[0]
+    middle = ((~missing).sum(dim, True) - 1).clamp(min=0) // 2
+    at = (here == order.gather(dim, middle)).int().argmax(dim, True)  # 0 where all are NaN
+    values = (x.gather(dim, at), at)
+    return values if keepdim else tuple(t.squeeze(dim) for t in values)
+
+
+def _diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     x = x.contiguous()
     a, b = dim1 % x.ndim, dim2 % x.ndim
     lead = max(-offset, 0) * x.stride(a) + max(offset, 0) * x.stride(b)
-    places = lead + torch.arange(src.shape[-1]) * (x.stride(a) + x.stride(b))
-    for d in (d for d in reversed(range(x.ndim)) if d not in (a, b)):
-        places = (torch.arange(x.shape[d]) * x.stride(d)).reshape(-1, *[1] * places.ndim) + places
-    return x.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1).to(x.dtype)).reshape(x.shape)
+    strides = [*(x.stride(d) for d in range(x.ndim) if d not in (a, b)), x.stride(a) + x.stride(b)]
+    return _as_strided_scatter(x, src, src.shape, strides, lead)
+
+
+def _as_strided_scatter(
+    x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    import torch
+
+    if not x.is_contiguous():
+        return NotImplemented
+    places = torch.from_numpy(places_in_memory(size, stride, storage_offset or 0).reshape(-1))
+    return x.reshape(-1).scatter(0, places, src.reshape(-1).to(x.dtype)).reshape(x.shape)
+
+
+def places_in_memory(size: Sequence[int], stride: Sequence[int], start: int) -> np.ndarray:
+    """Where the elements of a strided tensor lie: an i64 array of its shape."""
+    axes = np.indices([int(n) for n in size])
+    return start + sum((a * int(n) for a, n in zip(axes, stride, strict=True)), np.zeros(axes.shape[1:], np.int64))
+
+
+def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    return x.reshape(-1).index_put([index.reshape(-1)], source.reshape(-1), accumulate).reshape(x.shape)
+
+
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """By a mask: places may be named twice, and the value's gradient counts each once."""
+    import torch
+
+    count = x.shape[dim] if x.ndim else 1
+    filled = (torch.arange(count)[:, None] == index.reshape(-1) % count).any(1)
+    filled = filled.reshape([-1 if i == dim % x.ndim else 1 for i in range(x.ndim)])
+    return torch.where(filled, value.to(x.dtype) if isinstance(value, torch.Tensor) else value, x)
+
+
+def _index_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    lined = index.reshape([-1 if i == dim % x.ndim else 1 for i in range(x.ndim)]).expand(source.shape)
+    return x.scatter_reduce(dim, lined, source, reduce, include_self=include_self)
+
+
+def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """TorchScript's exporter does not broadcast."""
+    import torch
+
+    x, mask = (t.reshape(t.shape or (1,)) for t in torch.broadcast_tensors(input, mask))
+    return x[mask]
+
+
+def _squeeze(x: Tensor, dim: Any) -> Tensor:
+    """Axes of another size than 1 stay."""
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    ones = [d for d in dims if x.ndim and x.shape[d] == 1]
+    if len(ones) == len(dims):
+        return NotImplemented
+    return x.squeeze(ones) if ones else x.view(x.shape)
+
+
+def _resized(transform: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Fourier transforms that pad or cut real tensors; the exporter would pad complex ones, which it cannot."""
+
+    def decomposed(x: Tensor, s: Sequence[int] | None = None, dim: Any = None, norm: str | None = None) -> Tensor:
+        import torch
+
+        if s is None or x.is_complex():
+            return NotImplemented
+        axes = list(range(-len(s), 0) if dim is None else dim)
+        for axis, n in zip(axes, s, strict=True):
+            ends = [0, 0] * (-1 - axis if axis < 0 else x.ndim - 1 - axis)
+            x = x if n < 0 else torch.nn.functional.pad(x, [*ends, 0, n - x.shape[axis]])
+        return transform(x, None, axes, norm)
+
+    return decomposed
+
+
+def _native_layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and deviation have no gradient in PyTorch."""
+    axes = tuple(range(-len(shape), 0))
+    mean = x.detach().mean(axes, keepdim=True)
+    scale = ((x.detach() - mean).square().mean(axes, keepdim=True) + eps).rsqrt()
+    centred = x - x.mean(axes, keepdim=True)
+    y = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias, mean, scale
+
+
+def _safe_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    """0, without a gradient, where all elements are -inf."""
+    import torch
+
+    none = (x == -math.inf).all(dim, True)
+    return torch.where(none, 0, torch.softmax(torch.where(none, 0, x), dim, dtype=dtype))
+
+
+def _of_numbers(operator: Callable[..., Any], like_index: bool = False) -> Callable[..., Any]:
+    """An operator of a tensor without axes, or with an empty index, which ONNX does not take, of one with an axis.
+
+    `like_index`: the result has the index's shape.
+    """
+
+    def decomposed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        index = next((a for a in args if isinstance(a, torch.Tensor)), None)
+        if index is not None and not index.numel():
+            return x.new_zeros(index.shape) if like_index else x.view(x.shape)
+        if x.ndim:
+            return NotImplemented
+        shape = index.shape if like_index and index is not None else ()
+        lines = (a.reshape(-1) if isinstance(a, torch.Tensor) else a for a in args)
+        result = operator(x.reshape(1), *lines, **kwargs)
+        return result.reshape(shape) if isinstance(result, torch.Tensor) else tuple(t.reshape(shape) for t in result)
+
+    return decomposed
+
+
+def _instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """With running statistics, which the exporter drops: read in evaluation, else moved towards the mean of samples."""
+    from torch.nn import functional as f
+
+    if running_mean is None or running_var is None:
+        return f.instance_norm(input, None, None, weight, bias, use_input_stats, momentum, eps)
+    if not use_input_stats:
+        return f.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    rows = input.detach().reshape(*input.shape[:2], -1)
+    for running, here in ((running_mean, rows.mean(-1)), (running_var, rows.var(-1))):
+        running.copy_((1 - momentum) * running + momentum * here.mean(0))
+    return f.instance_norm(input, None, None, weight, bias, True, momentum, eps)
 
 
 def _covariance(

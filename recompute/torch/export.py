@@ -185,7 +185,7 @@ def _changed_buffers(program: ExportedProgram, module: Module) -> list[str]:
     norms = {
         f"{n}.{b}" if n else b
         for n, m in module.named_modules(remove_duplicate=False)
-        if isinstance(m, torch.nn.modules.batchnorm._NormBase)
+        if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)
         for b in ("running_mean", "running_var", "num_batches_tracked")
     }
     return [n for n in program.graph_signature.buffers_to_mutate.values() if n not in norms]

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from .decompositions import decompositions, functions
+from .decompositions import decompositions, functions, places_in_memory
+from .matrices import matrices
+from .pooling import pooling
+from .special import special
 
 if TYPE_CHECKING:
     import torch
@@ -53,10 +54,11 @@ def _table() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     return {
         **decompositions(),
+        **special(),
+        **matrices(),
+        **pooling(),
         aten.cross_entropy_loss.default: _cross_entropy,
         aten.embedding.default: _embedding,
-        aten.avg_pool2d.default: _averages(aten.avg_pool2d.default, 2),
-        aten.avg_pool3d.default: _averages(aten.avg_pool3d.default, 3),
         aten.lstm.input: _lstm,
         aten.cdist.default: _distances,
         aten._cdist_forward.default: _distances,
@@ -124,31 +126,6 @@ def _embedding(
         return NotImplemented
     rows = torch.ops.aten.embedding.default(weight, indices)
     return torch.where((indices == padding_idx).unsqueeze(-1), rows.detach(), rows)
-
-
-def _averages(pool: Callable[..., Tensor], axes: int) -> Callable[..., Tensor]:
-    """Average pooling with a divisor of its own: the exporter drops it."""
-
-    def decomposed(
-        x: Tensor,
-        kernel_size: Sequence[int],
-        stride: Sequence[int] = (),
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Tensor:
-        if divisor_override is None:
-            return NotImplemented
-        if ceil_mode:
-            raise NotImplementedError("average pooling with ceil_mode=True and divisor_override is not supported")
-        size = list(kernel_size) * (axes if len(kernel_size) == 1 else 1)
-        count = 1
-        for s in size:
-            count *= s
-        return pool(x, kernel_size, stride, padding, False, True) * (count / divisor_override)
-
-    return decomposed
 
 
 def _lstm(x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor], *options: Any) -> tuple[Tensor, ...]:
@@ -342,8 +319,8 @@ def traceable(dynamic: bool) -> Any:
         start = int(x.storage_offset())
         if x.is_contiguous() and not storage_offset and not start:
             return torch.as_strided(x, size, stride, storage_offset)
-        held = {int(at): i for i, at in enumerate(_places_in_memory(x.shape, x.stride(), start).flat)}
-        read = _places_in_memory(size, stride, start if storage_offset is None else storage_offset)
+        held = {int(at): i for i, at in enumerate(places_in_memory(x.shape, x.stride(), start).flat)}
+        read = places_in_memory(size, stride, start if storage_offset is None else storage_offset)
         if not held.keys() >= set(read.flat):
             raise NotImplementedError("as_strided reads memory that its tensor does not have: take the whole tensor")
         if dynamic:
@@ -358,8 +335,3 @@ def traceable(dynamic: bool) -> Any:
             return instead.get(func, func)(*args, **(kwargs or {}))
 
     return Traceable()
-
-
-def _places_in_memory(size: Sequence[int], stride: Sequence[int], start: int) -> np.ndarray:
-    axes = np.indices([int(n) for n in size])
-    return start + sum((a * int(n) for a, n in zip(axes, stride, strict=True)), np.zeros(axes.shape[1:], np.int64))

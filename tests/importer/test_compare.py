@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import recompute as rc
 from recompute.importer.state import BUFFERS
+from recompute.torch.check_import import _writable
 
 W = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
 X = np.array([[1.0, 2.0], [-1.0, 0.5], [0.0, 1.0]], np.float32)
@@ -45,6 +46,24 @@ def _squares(**more: np.ndarray) -> onnx.ModelProto:
 def _reference() -> dict[str, np.ndarray]:
     h = X @ W
     return {"x": X, "loss": np.mean(h * h), "h": h, "w_grad": 2 * X.T @ h / h.size}
+
+
+def test_what_a_session_holds_keeps_the_order_of_its_elements() -> None:
+    held = np.array([[0, 1, 2], [3, 4, 5]], order="F")
+    np.testing.assert_array_equal(_writable(held.T), [[0, 3], [1, 4], [2, 5]])
+
+
+def test_an_empty_batch_in_groups_and_a_number_with_an_axis() -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "groups"], ["h"]),
+        helper.make_node("ReduceSum", ["h"], ["total"], keepdims=0),
+        helper.make_node("ReduceMax", ["total", "axis"], ["loss"], keepdims=0),
+    ]
+    model = _model(nodes, {"groups": np.array([0, 1, -1]), "axis": np.array([-1])})
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 0
+    program = rc.load(model)
+    assert program["h"].shape == (0, 1, 2)
+    assert rc.Executor().run(program, {"x": np.zeros((0, 2), "f4")}, ["loss"])[0] == 0
 
 
 def test_a_right_import(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -32,6 +33,8 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "third smallest": (aten.kthvalue.default, ([[3.0, 1.0, 2.0, 4.0]], 3, 1, True), {}),
     "median of four": (aten.median.dim, ([[3.0, 1.0, 2.0, 4.0]], 1), {}),
     "weights of a vector": (aten._weight_norm.default, ([1.0, -2.0, 3.0], [2.0, 0.5, 1.0], 0), {}),
+    "multivariate gamma": (aten.special_multigammaln.default, ([[2.5, 3.0]], 3), {}),
+    "softmax of nothing": (aten._safe_softmax.default, ([[-math.inf, -math.inf], [1.0, -math.inf]], 1), {}),
     "places": (aten.searchsorted.Tensor, ([-1.0, 0.0, 0.0, 2.0], _ROWS), {}),
     "places on the right": (aten.searchsorted.Tensor, ([-1.0, 0.0, 0.0, 2.0], _ROWS), {"right": True}),
 }
@@ -64,3 +67,61 @@ def _tensor(a: Any) -> Any:
         return a
     tensor = torch.tensor(a, dtype=torch.int64 if a is _PLACES else torch.float64)
     return tensor.requires_grad_(a is not _PLACES)
+
+
+def _numbers(*shape: int) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+A, B, TALL = _numbers(2, 3, 3), _numbers(2, 3, 2), _numbers(4, 3)
+POSITIVE = A @ A.mT + torch.eye(3, dtype=torch.float64)
+LU = torch.linalg.lu_factor(A)
+ALIKE = {
+    "linalg_cholesky_ex.default": [(POSITIVE,), (POSITIVE, {"upper": True})],
+    "linalg_solve_triangular.default": [(A, B, {"upper": True}), (A[0], B.mT, {"upper": False, "left": False})],
+    "triangular_solve.default": [(B, A), (B, A, False, True, True)],
+    "linalg_lu.default": [(A,), (TALL,), (TALL.mT,)],
+    "linalg_lu_solve.default": [(*LU, B), (*LU, B.mT, {"left": False}), (*LU, B, {"adjoint": True})],
+    "linalg_solve.default": [(A, B), (A, B.mT, {"left": False}), (A, B[:, :, 0])],
+    "linalg_inv_ex.default": [(A,)],
+    "linalg_tensorinv.default": [(_numbers(3, 2, 1, 6), 2)],
+    "linalg_tensorsolve.default": [(_numbers(2, 3, 6), B[0].mT), (_numbers(6, 2, 3), B[0].mT, (0,))],
+    "linalg_matrix_power.default": [(A, -2)],
+    "linalg_slogdet.default": [(A,)],
+    "linalg_vander.default": [(B,), (B, {"N": 4})],
+    "linalg_matrix_exp.default": [(A,), (A * 20,)],
+    "linalg_householder_product.default": [(TALL, _numbers(2))],
+    "adaptive_avg_pool3d.default": [(_numbers(1, 2, 5, 4, 3), (2, 4, 5))],
+    "adaptive_max_pool2d.default": [(_numbers(1, 2, 7, 4), (3, 2))],
+    "avg_pool3d.default": [(_numbers(1, 5, 4, 6), (2, 3, 2), (3, 2, 4), (1, 0, 1), True, False, 5)],
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_results_and_gradients_are_those_of_pytorch(name: str) -> None:
+    """Both sides, both triangles, broadcast ones, other dimensions."""
+    from recompute.torch.lowering import _table
+
+    overload = getattr(getattr(aten, name.split(".")[0]), name.split(".")[1])
+    for *args, last in ALIKE[name]:
+        kwargs = last if isinstance(last, dict) else {}
+        args = args if kwargs else [*args, last]
+        outcomes = []
+        for function in (overload, _table()[overload]):
+            leaves = [a.clone().requires_grad_(a.is_floating_point()) if torch.is_tensor(a) else a for a in args]
+            results = function(*leaves, **kwargs)
+            results = list(results) if isinstance(results, (tuple, list)) else [results]
+            total = sum((y * _numbers(*y.shape)).sum() for y in results if y.requires_grad)
+            wanted = [a for a in leaves if torch.is_tensor(a) and a.requires_grad]
+            outcomes.append([*results, *torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)])
+        for theirs, ours in zip(*outcomes, strict=True):
+            assert ours.dtype == theirs.dtype
+            scale = max(theirs.detach().abs().double().max().item(), 1)
+            np.testing.assert_allclose(ours.detach(), theirs.detach(), rtol=1e-9, atol=1e-11 * scale)
+
+
+def test_large_matrices_are_refused_by_name() -> None:
+    from recompute.torch.lowering import _table
+
+    with pytest.raises(NotImplementedError, match="only of real matrices up to 64 are written out"):
+        _table()[aten.linalg_inv.default](torch.eye(65))

@@ -208,10 +208,12 @@ class Reshape(Move):
 
 
 def resolve(wanted: Sequence[int], x: Value, node: ImportedNode) -> tuple[int, ...]:
-    """Replaces one -1 by what is left."""
-    product = math.prod(d for d in wanted if d != -1)
-    if wanted.count(-1) == 1 and product and x.size % product == 0:
-        wanted = [x.size // product if d == -1 else d for d in wanted]
+    """Replaces one -1 by what is left, empty dimensions aside that stay where they are."""
+    empty = {i for i, (d, n) in enumerate(zip(wanted, x.shape, strict=False)) if d == n == 0}
+    size = math.prod(n for i, n in enumerate(x.shape) if i not in empty)
+    product = math.prod(d for i, d in enumerate(wanted) if d != -1 and i not in empty)
+    if wanted.count(-1) == 1 and product and size % product == 0:
+        wanted = [size // product if d == -1 else d for d in wanted]
     if math.prod(wanted) != x.size or min(wanted, default=0) < 0:
         raise node.fail(f"cannot reshape {x.type} to {list(wanted)}")
     return tuple(int(d) for d in wanted)

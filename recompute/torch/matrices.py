@@ -1,0 +1,268 @@
+"""Factors, solutions and inverses of small matrices, written out column by column: ONNX has no operators for them.
+
+PyTorch raises an error for matrices that are singular or not positive; here their results are infinite or NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: rows and columns of a matrix at most: each is a few operators
+_MOST = 64
+#: terms of the exponential's series, for norms up to 1, and how often such a matrix is squared at most
+_TERMS, _SQUARES = 18, 12
+
+
+def matrices() -> dict[Any, Callable[..., Any]]:
+    """Decompositions of matrix operators, by operator."""
+    import torch
+
+    aten = torch.ops.aten
+    return {
+        aten.linalg_cholesky.default: lambda a, upper=False: _cholesky(a, upper)[0],
+        aten.linalg_cholesky_ex.default: _cholesky,
+        aten.cholesky_solve.default: _cholesky_solve,
+        aten.cholesky_inverse.default: lambda factor, upper=False: _cholesky_solve(_identity(factor), factor, upper),
+        aten.linalg_solve_triangular.default: _solve_triangular,
+        aten.triangular_solve.default: _triangular_solve,
+        aten.linalg_lu_factor.default: lambda a, pivot=True: _lu_factor(a, pivot)[:2],
+        aten.linalg_lu_factor_ex.default: _lu_factor,
+        aten._lu_with_info.default: _lu_factor,
+        aten.linalg_lu.default: lambda a, pivot=True: _unpack(*_lu_factor(a, pivot)[:2]),
+        aten.lu_unpack.default: _unpack,
+        aten.linalg_lu_solve.default: _lu_solve,
+        aten.lu_solve.default: lambda b, lu, pivots: _lu_solve(lu, pivots, b),
+        aten.linalg_solve.default: lambda a, b, left=True: _solve(a, b, left=left)[0],
+        aten._linalg_solve_ex.default: _solve,
+        aten.linalg_solve_ex.default: lambda *args, **kwargs: _solve(*args, **kwargs)[::3],
+        aten.linalg_tensorsolve.default: _tensor_solution,
+        aten.linalg_inv.default: _inverse,
+        aten.inverse.default: _inverse,
+        aten.linalg_tensorinv.default: _tensor_inverse,
+        aten.linalg_matrix_power.default: _power,
+        aten.matrix_power.default: _power,
+        aten.linalg_slogdet.default: lambda a: _slogdet(a)[:2],
+        aten.slogdet.default: lambda a: _slogdet(a)[:2],
+        aten.linalg_inv_ex.default: lambda a, check_errors=False: (_inverse(a), _nothing(a)),
+        aten._linalg_slogdet.default: _slogdet,
+        aten.linalg_matrix_exp.default: _exponential,
+        aten.matrix_exp.default: _exponential,
+        aten.orgqr.default: _householder_product,
+        aten.linalg_vander.default: _vander,
+        aten.linalg_householder_product.default: _householder_product,
+    }
+
+
+def _identity(a: Tensor) -> Tensor:
+    import torch
+
+    return torch.eye(a.shape[-1], dtype=a.dtype).expand(a.shape)
+
+
+def _small(a: Tensor) -> Tensor:
+    """The matrix itself.  NotImplementedError where it is large or complex."""
+    if a.is_complex() or max(a.shape[-2:]) > _MOST:
+        raise NotImplementedError(f"ONNX has no matrix factors: only of real matrices up to {_MOST} are written out")
+    return a
+
+
+def _nothing(a: Tensor) -> Tensor:
+    """That no matrix is singular: PyTorch's `info`."""
+    import torch
+
+    return torch.zeros(a.shape[:-2], dtype=torch.int32)
+
+
+def _cholesky(a: Tensor, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+    """The factor of one triangle, and a symmetric gradient."""
+    import torch
+
+    read = _small(a).mT if upper else a
+    symmetric = (a + a.mT) / 2
+    rest = (read.tril() + read.tril(-1).mT).detach() + (symmetric - symmetric.detach())
+    columns = []
+    for j in range(a.shape[-1]):
+        column = rest[..., 0] / rest[..., :1, 0].sqrt()
+        columns.append(torch.nn.functional.pad(column, (j, 0)))
+        rest = rest[..., 1:, 1:] - column[..., 1:, None] * column[..., None, 1:]
+    factor = torch.stack(columns, -1) if columns else a * 1
+    return factor.mT if upper else factor, _nothing(a)
+
+
+def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
+    lower = factor.mT if upper else factor
+    return _solve_triangular(lower.mT, _solve_triangular(lower, b, upper=False), upper=True)
+
+
+def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    """Row after row; the other triangle is not read."""
+    import torch
+
+    if not left:
+        return _solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
+    if upper:
+        a, b = a.flip(-1, -2), b.flip(-2)
+    batch = torch.broadcast_shapes(_small(a).shape[:-2], b.shape[:-2])
+    rest, rows = b.expand(*batch, *b.shape[-2:]), []
+    for i in range(a.shape[-1]):
+        rows.append(rest[..., 0, :] if unitriangular else rest[..., 0, :] / a[..., i, i, None])
+        rest = rest[..., 1:, :] - a[..., i + 1 :, i, None] * rows[-1][..., None, :]
+    solution = torch.stack(rows, -2) if rows else rest * 1
+    return solution.flip(-2) if upper else solution
+
+
+def _triangular_solve(
+    b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Tensor, Tensor]:
+    matrix, above = (a.mT, not upper) if transpose else (a, upper)
+    return _solve_triangular(matrix, b, upper=above, unitriangular=unitriangular), a * 1
+
+
+def _row(a: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Which row of each matrix is number `at`, and that row."""
+    import torch
+
+    chosen = (torch.arange(a.shape[-2]) == at[..., None])[..., None]
+    return chosen, torch.where(chosen, a, 0).sum(-2, keepdim=True)
+
+
+def _lu_factor(a: Tensor, pivot: bool = True, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Elimination by the largest pivot of each column; both factors in one matrix, and the rows that were swapped."""
+    import torch
+
+    whole, pivots = _small(a) * 1, []
+    for j in range(min(a.shape[-2:])):
+        below = whole[..., j:, :]
+        at = below[..., j].detach().abs().argmax(-1)
+        at = at if pivot else at * 0
+        chosen, row = _row(below, at)
+        below = torch.where(chosen, below[..., :1, :], below)[..., 1:, :]
+        column = below[..., j : j + 1] / row[..., j : j + 1]
+        below = torch.cat([below[..., :j], column, below[..., j + 1 :] - column * row[..., j + 1 :]], -1)
+        whole = torch.cat([whole[..., :j, :], row, below], -2)
+        pivots.append(at + j + 1)
+    none = torch.zeros(*a.shape[:-2], 0)
+    return whole, (torch.stack(pivots, -1) if pivots else none).to(torch.int32), _nothing(a)
+
+
+def _swapped(b: Tensor, pivots: Tensor, *, back: bool = False) -> Tensor:
+    """Rows in the order of the factors, or back in their first one."""
+    import torch
+
+    batch = torch.broadcast_shapes(b.shape[:-2], pivots.shape[:-1])
+    b = b.expand(*batch, *b.shape[-2:])
+    steps = range(pivots.shape[-1])
+    for j in reversed(steps) if back else steps:
+        chosen, row = _row(b, pivots[..., j] - 1)
+        first = (torch.arange(b.shape[-2]) == j)[:, None]
+        b = torch.where(first, row, torch.where(chosen, b[..., j : j + 1, :], b))
+    return b
+
+
+def _unpack(
+    lu: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Permutation and factors of a matrix."""
+    import torch
+
+    rows, columns = lu.shape[-2:]
+    count = min(rows, columns)
+    none = torch.zeros(0, dtype=lu.dtype)
+    order = _swapped(torch.eye(rows, dtype=lu.dtype), pivots, back=True) if unpack_pivots else none
+    if not unpack_data:
+        return order, none, none
+    one = torch.eye(rows, count, dtype=lu.dtype)
+    return order, lu[..., :count].tril(-1) + one, lu[..., :count, :].triu()
+
+
+def _lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
+    if not left:
+        return _lu_solve(lu, pivots, b.mT, adjoint=not adjoint).mT
+    if adjoint:
+        half = _solve_triangular(lu.mT, b, upper=False)
+        return _swapped(_solve_triangular(lu.mT, half, upper=True, unitriangular=True), pivots, back=True)
+    half = _solve_triangular(lu, _swapped(b, pivots), upper=False, unitriangular=True)
+    return _solve_triangular(lu, half, upper=True)
+
+
+def _solve(
+    a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A solution of a linear system, and what it was computed from; PyTorch gives the latter no gradient."""
+    lu, pivots, info = _lu_factor(a)
+    vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and tuple(b.shape) == tuple(a.shape[:-1]))
+    solution = _lu_solve(lu, pivots, b[..., None] if vector else b, left=left)
+    return solution[..., 0] if vector else solution, lu.detach(), pivots, info
+
+
+def _inverse(a: Tensor) -> Tensor:
+    return _solve(a, _identity(a))[0]
+
+
+def _tensor_inverse(a: Tensor, ind: int = 2) -> Tensor:
+    matrix = a.reshape(math.prod(a.shape[:ind]), -1)
+    return _inverse(matrix).reshape(*a.shape[ind:], *a.shape[:ind])
+
+
+def _tensor_solution(a: Tensor, b: Tensor, dims: Sequence[int] | None = None) -> Tensor:
+    moved = a if dims is None else a.movedim(tuple(dims), tuple(range(-len(dims), 0)))
+    matrix = moved.reshape(math.prod(b.shape), -1)
+    return _solve(matrix, b.reshape(-1))[0].reshape(moved.shape[b.ndim :])
+
+
+def _power(a: Tensor, n: int) -> Tensor:
+    import torch
+
+    return torch.linalg.matrix_power(_inverse(a), -n) if n < 0 else NotImplemented
+
+
+def _slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sign and logarithm of a determinant, by the diagonal of its factor."""
+    import torch
+
+    lu, pivots, _ = _lu_factor(a)
+    diagonal = lu.diagonal(0, -2, -1)
+    swaps = (pivots != torch.arange(1, a.shape[-1] + 1)).sum(-1)
+    sign = diagonal.detach().sign().prod(-1) * (1 - 2 * (swaps % 2))
+    return sign, diagonal.abs().log().sum(-1), lu.detach(), pivots
+
+
+def _vander(x: Tensor, *, N: int | None = None) -> Tensor:
+    import torch
+
+    rows = x.unsqueeze(-1).expand(*x.shape, (x.shape[-1] if N is None else N) - 1)
+    return torch.cat([torch.ones_like(x).unsqueeze(-1), rows], -1).cumprod(-1)
+
+
+def _exponential(a: Tensor) -> Tensor:
+    """Taylor's series of the matrix divided by a power of 2, and as many squares."""
+    import torch
+
+    size = _small(a).detach().abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
+    squares = size.clamp(min=1).log2().ceil()
+    x = a / 2**squares
+    total = term = torch.eye(a.shape[-1], dtype=a.dtype)
+    for k in range(1, _TERMS):
+        term = term @ x / k
+        total = total + term
+    for k in range(_SQUARES):
+        total = torch.where(k < squares, total @ total, total)
+    return torch.where(squares > _SQUARES, math.nan, total)
+
+
+def _householder_product(a: Tensor, tau: Tensor) -> Tensor:
+    """The first columns of a product of reflections, whose vectors stand below the diagonal."""
+    import torch
+
+    rows, columns = _small(a).shape[-2:]
+    q = torch.eye(rows, columns, dtype=a.dtype).expand(a.shape)
+    vectors = a.tril(-1) + torch.eye(rows, columns, dtype=a.dtype)
+    for j in reversed(range(tau.shape[-1])):
+        v = vectors[..., j : j + 1]
+        q = q - tau[..., j, None, None] * v @ (v.mT @ q)
+    return q
