@@ -72,7 +72,7 @@ def _small(a: Tensor) -> Tensor:
 
 
 def _nothing(a: Tensor) -> Tensor:
-    """That no matrix is singular: PyTorch's `info`."""
+    """Zeros: no matrix is singular (the output `info` of PyTorch's operator)."""
     import torch
 
     return torch.zeros(a.shape[:-2], dtype=torch.int32)
