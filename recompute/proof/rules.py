@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
+
 from ..language.factors import LOGSUMEXP, MAX, MIN, PROD, SUM
 from ..language.op import Op, op_class
 from ..language.types import TensorType, Types, need
@@ -234,9 +236,10 @@ def _combined(n: Numbers, a: View, b: View, how: str) -> View | None:
 def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """A symmetric function of the elements along some indices; a mean is a sum that is divided."""
     x, t, y = given[0], need(ins[0]), need(outs[0])
-    if op.divides and n.pulls:
+    count = t.size / max(y.size, 1)
+    if op.divides and n.pulls and y.is_float and count <= float(ml_dtypes.finfo(y.numpy).max):
         total = n.apply(ReduceSum(op.axes, op.keepdims), given, ins, outs)[0]
-        return n.apply(Div(), [total, n.filled(y.with_shape(()), t.size / max(y.size, 1))], (y, y.with_shape(())), outs)
+        return n.apply(Div(), [total, n.filled(y.with_shape(()), count)], (y, y.with_shape(())), outs)
     axes = x.axes() if x is not None else None
     if x is None or axes is None:
         return None
