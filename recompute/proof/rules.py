@@ -220,15 +220,13 @@ def _each(outs: Types, made: Callable[[int], View]) -> list[View | None]:
 
 
 def _combined(n: Numbers, a: View, b: View, how: str) -> View | None:
-    """The sum, or what else they are combined to, of what neighbouring slices contribute."""
+    """The sum, or what else they are combined to, of what slices contribute."""
     x, y = n.partials.get(a.base), n.partials.get(b.base)
     if x is None or y is None or not x.how == y.how == how or (a.offset, a.digits) != (b.offset, b.digits):
         return None
-    if x.start > y.start:
-        x, y = y, x
-    if x.stop != y.start or (x.total, x.index, x.size) != (y.total, y.index, y.size):
+    if (both := x.with_(y)) is None:
         return None
-    view = n.partial(dataclasses.replace(x, stop=y.stop))
+    view = n.partial(both)
     return view if n.complete(a) else view.part(a)
 
 
