@@ -176,9 +176,9 @@ def _derivative_of_digamma(n: int, x: Tensor) -> Tensor:
 def _bessel(order: int, x: Tensor) -> Tensor:
     """The modified Bessel function of order 0 or 1, divided by exp(|x|).
 
-    The mean of exp(x cos t) cos(order t), in which t and t + pi make cosh or sinh, over a period, by as many places as
-    x needs, which converges faster than any power; of large x the asymptotic series (Abramowitz & Stegun 9.6.19 and
-    9.7.1).
+    The mean over a period of exp(x cos t), for order 1 times tanh(x cos t) cos t (cos t alone would leave rounding near
+    0), by as many places as x needs, which converges faster than any power; of large x the asymptotic series
+    (Abramowitz & Stegun 9.6.19 and 9.7.1).
     """
     import torch
 
@@ -186,8 +186,9 @@ def _bessel(order: int, x: Tensor) -> Tensor:
     near = x.abs() < most
     times = torch.arange(count, dtype=x.dtype) * (2 * math.pi / count)
     small = torch.where(near, x, 0).unsqueeze(-1)
-    wave = (small * times.cos()).sinh() if order else (small * times.cos()).cosh()  # exact at 0, and without signs
-    mean = (wave * (order * times).cos()).mean(-1) * (-small.abs()).squeeze(-1).exp()
+    turned = small * times.cos()
+    parts = (turned - small.abs()).exp()
+    mean = (parts * turned.tanh() * times.cos() if order else parts).mean(-1)  # exactly 0 at 0
     large = torch.where(near, most, x.abs())
     total = term = torch.ones_like(x)
     for k in range(1, 9):
