@@ -22,8 +22,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from ort_operators import write
-from ort_training import row_of
+from ort_operators import judged, write
 
 
 class Row(NamedTuple):
@@ -214,7 +213,9 @@ def oracle(folder: Path) -> None:
         try:
             result = ROWS[path.stem].function(*inputs.values())
             loss = (result * tinygrad.Tensor(tensors["y.weights"])).sum()
-            gradients = {f"gradient/{n}": g.numpy() for n, g in zip(inputs, loss.gradient(*inputs.values()), strict=True)}
+            gradients = {
+                f"gradient/{n}": g.numpy() for n, g in zip(inputs, loss.gradient(*inputs.values()), strict=True)
+            }
             np.savez(path.with_suffix(".there.npz"), loss=np.array([loss.item()]), **gradients)
             said.write_text("")
         except Exception as e:
@@ -237,7 +238,7 @@ def main() -> None:
         write_model(args.folder / f"{name}.onnx", name, ROWS[name])
     subprocess.run([args.tinygrad, __file__, str(args.folder), "--oracle"], check=True)
     for name in args.only:
-        row = row_of(args.folder / f"{name}.onnx")
+        row = judged(args.folder / f"{name}.onnx")
         print(f"{name:34} {row['verdict']:14} {row['why'][:160]}", flush=True)
 
 
