@@ -28,7 +28,8 @@ from ort_operators import judged, write
 class Row(NamedTuple):
     """An operator's inputs, and the same by tinygrad.
 
-    Inputs are shapes of floats (`+2,3`: above 0.5, `~2,3`: within 0.9 of 0, else normal), integers, or [] for none.
+    Inputs are shapes of floats (`+2,3`: above 0.5, `^`: above 1.2, `~`: within 0.9 of 0, else normal), integers,
+    or [] for none.
     """
 
     inputs: str | list[Any]
@@ -56,7 +57,7 @@ ROWS: dict[str, Row] = {
     # elements
     "Abs": Row("3,4", lambda x: x.abs()),
     "Acos": Row("~3,4", lambda x: x.acos()),
-    "Acosh": Row("+3,4", lambda x: (x + 1).acosh()),
+    "Acosh": Row("^3,4", lambda x: x.acosh()),
     "Asin": Row("~3,4", lambda x: x.asin()),
     "Asinh": Row("3,4", lambda x: x.asinh()),
     "Atan": Row("3,4", lambda x: x.atan()),
@@ -187,12 +188,12 @@ def write_model(path: Path, name: str, row: Row) -> None:
         if not isinstance(text, str):
             arrays[f"x{i}"] = np.asarray(text, None if isinstance(text, np.ndarray) else np.int64)
             continue
-        shape = [int(n) for n in text.lstrip("+~").split(",")]
-        low_high = {"+": (0.5, 2.0), "~": (-0.9, 0.9)}.get(text[0])
+        shape = [int(n) for n in text.lstrip("+~^").split(",")]
+        low_high = {"^": (1.2, 2.0), "+": (0.5, 2.0), "~": (-0.9, 0.9)}.get(text[0])
         values = draw.uniform(*low_high, shape) if low_high else draw.standard_normal(shape)
         arrays[f"x{i}"] = values.astype(np.float32)
     names = [n if a.size else "" for n, a in arrays.items()]
-    node = helper.make_node(name.split()[0], names, ["y"], **row.attributes)
+    node = helper.make_node(name.split()[0], names, ["y", "places"][: 1 + (name == "TopK")], **row.attributes)
     arrays = {n: a for n, a in arrays.items() if a.size}
     ports = [
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in arrays.items()
