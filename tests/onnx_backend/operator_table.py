@@ -204,8 +204,8 @@ NumPy, prints these counts, and writes this page and `tests/onnx_backend/not_pas
 {counts}
 ```
 
-How cases passed: by *[kernels](glossary.md)* of ours; with at least one node replaced by the *function body* that ONNX
-publishes; with nodes *folded*: a program is static, so the Backend binds those inputs that must be known (shapes, axes, conditions, and
+How cases passed: by *kernels* of ours; with at least one node replaced by the *function body* that ONNX publishes; with
+nodes *folded*: a program is static, so the Backend binds those inputs that must be known (shapes, axes, conditions, and
 for `NonZero`, `Unique`, `NonMaxSuppression` and operators on strings everything) and ONNX's evaluator computes what
 depends on them alone while importing; by *reference*: one operator of ours that hands the node to ONNX's evaluator.
 
