@@ -115,21 +115,21 @@ def shard_parameters(
     values = block.values()
     gathered_block, shards = read_gathered(block, [p for p, _ in pairs], how)
     b = Builder.on(gathered_block, role=Role.BACKWARD)
-    sharded, gone = [], set[int]()
+    parts, gone = dict[str, str](), set[int]()
     graph = gathered_block, gathered_block.producers(), gathered_block.consumers()
-    for p, g in pairs:
+    for g in dict.fromkeys(g for _, g in pairs):  # parameters that are added up have one gradient
         whole, sums, members = _unsummed(*graph, values[g], how.axis)
         part = b.emit(Shard(how.ranks, how.rank, how.parts), whole, name=f"{g}.shard")
         for op in sums:
             part = communicated(b, op, part)
-        sharded.append((p, part.name))
+        parts[g] = part.name
         gone |= members
     gathered_block = dataclasses.replace(
         gathered_block,
         operators=(*(o for i, o in enumerate(gathered_block.operators) if i not in gone), *b.operators),
         constants=(*gathered_block.constants, *b.constants),
     )
-    return gathered_block, shards, sharded
+    return gathered_block, shards, [(p, parts[g]) for p, g in pairs]
 
 
 def _unsummed(

@@ -174,7 +174,7 @@ class Numbers(Table):
                 if v is None
                 else cut_at(v, p, start, size, extent)
                 if isinstance(p, Place)
-                else self.partial(Partial(v.bare(), ("factor", f.inputs), start, start + size, extent, v))
+                else self.partial(Partial(v.bare(), ("factor", f.inputs), ((start, start + size),), extent, v))
                 for v, p in zip(results, f.outputs, strict=False)
             ]
             if all(v is None or part is not None for v, part in zip(results, parts, strict=False)):
@@ -267,7 +267,7 @@ class Numbers(Table):
 
 def _alike(parts: Sequence[Partial]) -> bool:
     """Whether parts of sums are of the same share of each."""
-    shares = {(p.how, Fraction(p.start, p.size), Fraction(p.stop, p.size)) for p in parts}
+    shares = {(p.how, *(Fraction(at, p.size) for span in p.spans for at in span)) for p in parts}
     return not parts or (len(shares) == 1 and parts[0].how == SUM)
 
 

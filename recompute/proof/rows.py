@@ -82,7 +82,7 @@ def _taken(n: Numbers, base: int) -> View | None:
     dtype = n.nodes[base].key[0][2][1]
     types = (TensorType(dtype, need(whole).shape), TensorType("i64", at.shape))
     total = n.apply(op, [whole, source[0]], types, (TensorType(dtype, shape),))[0]
-    part = total and n.partial(Partial(total.bare(), ("rows", axis), start, start + size, extent, total))
+    part = total and n.partial(Partial(total.bare(), ("rows", axis), ((start, start + size),), extent, total))
     return part and part.part(pair[1])
 
 

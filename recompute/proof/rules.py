@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
+
 from ..language.factors import LOGSUMEXP, MAX, MIN, PROD, SUM
 from ..language.op import Op, op_class
 from ..language.types import TensorType, Types, need
@@ -218,15 +220,13 @@ def _each(outs: Types, made: Callable[[int], View]) -> list[View | None]:
 
 
 def _combined(n: Numbers, a: View, b: View, how: str) -> View | None:
-    """The sum, or what else they are combined to, of what neighbouring slices contribute."""
+    """The sum, or what else they are combined to, of what slices contribute."""
     x, y = n.partials.get(a.base), n.partials.get(b.base)
     if x is None or y is None or not x.how == y.how == how or (a.offset, a.digits) != (b.offset, b.digits):
         return None
-    if x.start > y.start:
-        x, y = y, x
-    if x.stop != y.start or (x.total, x.index, x.size) != (y.total, y.index, y.size):
+    if (both := x.with_(y)) is None:
         return None
-    view = n.partial(dataclasses.replace(x, stop=y.stop))
+    view = n.partial(both)
     return view if n.complete(a) else view.part(a)
 
 
@@ -234,9 +234,10 @@ def _combined(n: Numbers, a: View, b: View, how: str) -> View | None:
 def reduced(n: Numbers, op: Reduce, given: Given, ins: Types, outs: Types) -> list[View | None] | None:
     """A symmetric function of the elements along some indices; a mean is a sum that is divided."""
     x, t, y = given[0], need(ins[0]), need(outs[0])
-    if op.divides and n.pulls:
+    count = t.size / max(y.size, 1)
+    if op.divides and n.pulls and y.is_float and count <= float(ml_dtypes.finfo(y.numpy).max):
         total = n.apply(ReduceSum(op.axes, op.keepdims), given, ins, outs)[0]
-        return n.apply(Div(), [total, n.filled(y.with_shape(()), t.size / max(y.size, 1))], (y, y.with_shape(())), outs)
+        return n.apply(Div(), [total, n.filled(y.with_shape(()), count)], (y, y.with_shape(())), outs)
     axes = x.axes() if x is not None else None
     if x is None or axes is None:
         return None

@@ -35,18 +35,28 @@ class Node:
 
 @dataclass(frozen=True)
 class Partial:
-    """The contribution of slice [start, stop) of an index of `size` to `total`, which is a slice as in `seen`.
+    """The contribution of slices [start, stop) of an index of `size` to `total`, which is a slice as in `seen`.
 
-    `how` contributions are combined: SUM, MAX and so on (language/factors.py).
+    `how` contributions are combined: SUM, MAX and so on (language/factors.py).  `spans`: in order, none of them
+    neighbours.
     """
 
     total: View
     index: Any
-    start: int
-    stop: int
+    spans: tuple[tuple[int, int], ...]
     size: int
     seen: View | None = field(default=None, compare=False)
     how: str = SUM
+
+    def with_(self, other: Partial) -> Partial | None:
+        """The contribution of both, if they are to one total, of slices that do not overlap."""
+        spans: list[tuple[int, int]] = []
+        for start, stop in sorted((*self.spans, *other.spans)):
+            if spans and start < spans[-1][1]:
+                return None
+            spans[-1:] = [(spans[-1][0], stop)] if spans and start == spans[-1][1] else [*spans[-1:], (start, stop)]
+        both = replace(self, spans=tuple(spans))
+        return both if both == replace(other, spans=both.spans) else None
 
 
 @dataclass(frozen=True)
@@ -139,7 +149,7 @@ class Table:
 
     def partial(self, part: Partial) -> View:
         """The number of a partial sum; the sum's where it is all of it."""
-        if part.start == 0 and part.stop == part.size:
+        if part.spans == ((0, part.size),):
             return part.seen or part.total
         shape = part.total.shape
         base = self.number(("partial", part), "partial sum", shape, [part.total])
@@ -275,7 +285,7 @@ class Table:
         view = View(base, offset, digits, shape)
         for i, start, size in wide.ended:
             stop = start + wide.summed[i][0]
-            view = self.partial(Partial(view.bare(), wide.totals[i], start, stop, size, view, how))
+            view = self.partial(Partial(view.bare(), wide.totals[i], ((start, stop),), size, view, how))
         return view
 
     def widest(

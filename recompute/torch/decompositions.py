@@ -87,7 +87,8 @@ def _median(x: Tensor) -> Tensor:
     if not x.numel():
         return NotImplemented
     here = x.detach().reshape(-1)
-    middle = torch.ops.aten.sort.default(here, 0, False)[0][(here.shape[0] - 1) // 2]
+    order = torch.ops.aten.sort.default(here, 0, False)[0]
+    middle = order.narrow(0, (here.shape[0] - 1) // 2, 1).squeeze(0)  # an index would be that of the example's batch
     if not x.is_floating_point():
         return middle
     below = torch.where(here <= middle, x.reshape(-1), -math.inf)
@@ -155,10 +156,10 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """By a mask: places may be named twice, and the value's gradient counts each once."""
     import torch
 
-    count = x.shape[dim] if x.ndim else 1
-    filled = (torch.arange(count)[:, None] == index.reshape(-1) % count).any(1)
+    places = torch.arange(x.shape[dim] if x.ndim else 1)
+    filled = (places[:, None] == places[index.reshape(-1)]).any(1)
     filled = filled.reshape([-1 if i == dim % x.ndim else 1 for i in range(x.ndim)])
-    return torch.where(filled, value.to(x.dtype) if isinstance(value, torch.Tensor) else value, x)
+    return torch.where(filled, value.to(x.dtype) if isinstance(value, torch.Tensor) else x.new_full((), value), x)
 
 
 def _index_reduce(
@@ -206,13 +207,14 @@ def _native_layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and deviation have no gradient in PyTorch."""
-    axes = tuple(range(-len(shape), 0))
+    axes, dtype = tuple(range(-len(shape), 0)), x.dtype
+    x = x.float() if dtype.itemsize < 4 else x  # squares of 16 bits overflow
     mean = x.detach().mean(axes, keepdim=True)
     scale = ((x.detach() - mean).square().mean(axes, keepdim=True) + eps).rsqrt()
     centred = x - x.mean(axes, keepdim=True)
     y = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
     y = y if weight is None else y * weight
-    return y if bias is None else y + bias, mean, scale
+    return (y if bias is None else y + bias).to(dtype), mean.to(dtype), scale.to(dtype)
 
 
 def _safe_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
@@ -280,8 +282,7 @@ def _covariance(
     total = weights.sum()
     centred = rows - (rows * weights).sum(1, keepdim=True) / total
     lost = correction if aweights is None else correction * (weights * aweights).sum() / total
-    matrix = (centred * weights) @ centred.T / (total - lost).clamp(min=0)
-    return matrix.squeeze() if input.ndim < 2 else matrix
+    return ((centred * weights) @ centred.T / (total - lost).clamp(min=0)).squeeze()
 
 
 def _correlation(input: Tensor) -> Tensor:

@@ -136,6 +136,7 @@ def _by_dynamo(call: Call) -> Exported:
     )
     if onnx_program is None:
         raise RuntimeError("torch.onnx.export gave nothing")
+    _refuse_fixed_sizes(program)
     proto, contents = _without_contents(onnx_program, call.share)
     rename(proto, _captured(program, call.module))
     if buffers:
@@ -176,6 +177,21 @@ def _program(call: Call) -> Any:
         program = torch.export.export(call.module, call.args, call.kwargs, dynamic_shapes=open_shapes, strict=False)
     _detach_no_grad(program.graph_module)
     return lowered(program)
+
+
+def _refuse_fixed_sizes(program: ExportedProgram) -> None:
+    """NotImplementedError if a decomposition took a size that the batch decides for a number, as range(3 * batch) does.
+
+    A batch that is itself taken for a number is one in the exported model, too.
+    """
+    import torch
+
+    shapes = (getattr(n.meta.get("val"), "shape", ()) for n in program.graph.nodes if n.op == "placeholder")
+    for size in [n for shape in shapes for n in shape if isinstance(n, torch.SymInt)][:1]:
+        sizes = size.node.shape_env
+        for e in (guard.expr for guard in sizes.guards if "Mod(" not in str(guard.expr)):  # but divisors of a size
+            if e.is_Relational and e.rel_op == "==" and e.rhs.is_number and not e.free_symbols <= {*sizes.replacements}:
+                raise NotImplementedError(f"a size that the batch decides became a number: {e}")
 
 
 def _changed_buffers(program: ExportedProgram, module: Module) -> list[str]:

@@ -64,7 +64,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         aten._cdist_forward.default: _distances,
         aten.pdist.default: _distances_within,
         aten.linalg_vector_norm.default: _norm,
-        aten.scatter_reduce.two: _scatter_mean,
+        aten.scatter_reduce.two: _scatter_reduce,
         aten.searchsorted.Tensor: _places,
         aten._weight_norm.default: _weight_norm,
         aten.sort.stable: _stable_sort,
@@ -201,10 +201,16 @@ def _deviation(variance: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return decomposed
 
 
-def _scatter_mean(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
-    """Means of what is scattered to one place."""
+def _scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Means of what is scattered to one place; extremes without what was there, of which the exporter keeps NaN."""
     import torch
 
+    if reduce in ("amax", "amin") and not include_self and x.is_floating_point():
+        replaced = torch.zeros_like(x).scatter(dim, index, 1) > 0
+        rest = torch.where(replaced, -math.inf if reduce == "amax" else math.inf, x)
+        return torch.ops.aten.scatter_reduce.two(rest, dim, index, src, reduce)
     if reduce != "mean":
         return NotImplemented
     src = src[tuple(slice(n) for n in index.shape)]
@@ -240,8 +246,9 @@ def _places(
     if other.get("sorter") is not None:
         return NotImplemented
     before = torch.le if right or other.get("side") == "right" else torch.lt
-    rows = sorted_sequence.unsqueeze(-2) if sorted_sequence.ndim > 1 else sorted_sequence
-    return before(rows, x.unsqueeze(-1)).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+    rows, x = sorted_sequence.unsqueeze(-2) if sorted_sequence.ndim > 1 else sorted_sequence, x.unsqueeze(-1)
+    those = before(rows, x) | x.isnan() if x.is_floating_point() else before(rows, x)  # NaN comes last
+    return those.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 def _stable_sort(

@@ -1,6 +1,6 @@
 """Factors, solutions and inverses of small matrices, written out column by column: ONNX has no operators for them.
 
-PyTorch raises an error for matrices that are singular or not positive; here their results are infinite or NaN.
+Where PyTorch raises an error for matrices that are singular or not positive, results are infinite or NaN here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def matrices() -> dict[Any, Callable[..., Any]]:
         aten.matrix_power.default: _power,
         aten.linalg_slogdet.default: lambda a: _slogdet(a)[:2],
         aten.slogdet.default: lambda a: _slogdet(a)[:2],
-        aten.linalg_inv_ex.default: lambda a, check_errors=False: (_inverse(a), _nothing(a)),
+        aten.linalg_inv_ex.default: lambda a, check_errors=False: _solve(a, _identity(a))[::3],
         aten._linalg_slogdet.default: _slogdet,
         aten.linalg_matrix_exp.default: _exponential,
         aten.matrix_exp.default: _exponential,
@@ -71,18 +71,20 @@ def _small(a: Tensor) -> Tensor:
     return a
 
 
-def _nothing(a: Tensor) -> Tensor:
-    """That no matrix is singular: PyTorch's `info`."""
+def _first(wrong: Tensor) -> Tensor:
+    """The number of the first column with a pivot that is wrong, 0 where there is none: PyTorch's `info`."""
     import torch
 
-    return torch.zeros(a.shape[:-2], dtype=torch.int32)
+    if not wrong.shape[-1]:
+        return torch.zeros(wrong.shape[:-1], dtype=torch.int32)
+    return torch.where(wrong.any(-1), wrong.int().argmax(-1) + 1, 0).to(torch.int32)
 
 
 def _cholesky(a: Tensor, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     """The factor of one triangle, and a symmetric gradient."""
     import torch
 
-    read = _small(a).mT if upper else a
+    read = _small(a).mT if upper else _small(a)
     symmetric = (a + a.mT) / 2
     rest = (read.tril() + read.tril(-1).mT).detach() + (symmetric - symmetric.detach())
     columns = []
@@ -91,7 +93,7 @@ def _cholesky(a: Tensor, upper: bool = False, check_errors: bool = False) -> tup
         columns.append(torch.nn.functional.pad(column, (j, 0)))
         rest = rest[..., 1:, 1:] - column[..., 1:, None] * column[..., None, 1:]
     factor = torch.stack(columns, -1) if columns else a * 1
-    return factor.mT if upper else factor, _nothing(a)
+    return factor.mT if upper else factor, _first(~(factor.diagonal(0, -2, -1) > 0))
 
 
 def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
@@ -142,12 +144,13 @@ def _lu_factor(a: Tensor, pivot: bool = True, check_errors: bool = False) -> tup
         at = at if pivot else at * 0
         chosen, row = _row(below, at)
         below = torch.where(chosen, below[..., :1, :], below)[..., 1:, :]
-        column = below[..., j : j + 1] / row[..., j : j + 1]
+        top = row[..., j : j + 1]
+        column = below[..., j : j + 1] / torch.where(top == 0, 1, top)  # of zeros, where their largest is 0
         below = torch.cat([below[..., :j], column, below[..., j + 1 :] - column * row[..., j + 1 :]], -1)
         whole = torch.cat([whole[..., :j, :], row, below], -2)
         pivots.append(at + j + 1)
     none = torch.zeros(*a.shape[:-2], 0)
-    return whole, (torch.stack(pivots, -1) if pivots else none).to(torch.int32), _nothing(a)
+    return whole, (torch.stack(pivots, -1) if pivots else none).to(torch.int32), _first(whole.diagonal(0, -2, -1) == 0)
 
 
 def _swapped(b: Tensor, pivots: Tensor, *, back: bool = False) -> Tensor:

@@ -101,7 +101,7 @@ def _erfinv(x: Tensor) -> Tensor:
     """Winitzki's approximation ("A handy approximation for the error function and its inverse", 2008), and Newton."""
     import torch
 
-    here = x.detach()
+    here = x.detach().double()  # near 1, erf has no more digits in float32
     size = here.abs()
     a = 0.147
     rest = (1 - size) * (1 + size)  # 1 - size * size would lose its last digits near 1
@@ -111,7 +111,7 @@ def _erfinv(x: Tensor) -> Tensor:
     for _ in range(3):
         y = y - (y.erf() - size) * (math.sqrt(math.pi) / 2) * (y * y).exp()
     y = torch.where(size == 1, math.inf, torch.where(size == 0, 0, y))
-    return _with_slope(y * here.sign(), x, math.sqrt(math.pi) / 2 * (y * y).exp())
+    return _with_slope((y * here.sign()).to(x.dtype), x, (math.sqrt(math.pi) / 2 * (y * y).exp()).to(x.dtype))
 
 
 def _lgamma(x: Tensor) -> Tensor:
@@ -162,7 +162,9 @@ def _derivative_of_digamma(n: int, x: Tensor) -> Tensor:
     for k in range(8):
         value = value + torch.where(small, math.factorial(n) / (z + k) ** (n + 1), 0)
     even = 1 - 2 * (n % 2)  # the sign of the reflection; that of the series is the other one
-    cot, slope = 1 / (math.pi * (x - x.round())).tan(), np.polynomial.Polynomial([0, math.pi])
+    period, slope = x - x.round(), np.polynomial.Polynomial([0, math.pi])
+    half = (math.pi * (0.5 - period.abs())).tan() * period.sign()  # exactly 0 between poles: its coefficients are large
+    cot = torch.where(period.abs() < 0.25, 1 / (math.pi * period).tan(), half)
     for _ in range(n):
         slope = slope.deriv() * np.polynomial.Polynomial([-math.pi, 0, -math.pi])
     turned = sum(float(c) * cot**i for i, c in enumerate(slope.coef) if c)
@@ -174,8 +176,9 @@ def _derivative_of_digamma(n: int, x: Tensor) -> Tensor:
 def _bessel(order: int, x: Tensor) -> Tensor:
     """The modified Bessel function of order 0 or 1, divided by exp(|x|).
 
-    The mean of exp(x cos t) cos(order t) over a period, by as many places as x needs, which converges faster than any
-    power; of large x the asymptotic series (Abramowitz & Stegun 9.6.19, 9.7.1).
+    The mean over a period of exp(x cos t), for order 1 times tanh(x cos t) cos t (cos t alone would leave rounding near
+    0), by as many places as x needs, which converges faster than any power; of large x the asymptotic series
+    (Abramowitz & Stegun 9.6.19 and 9.7.1).
     """
     import torch
 
@@ -183,10 +186,12 @@ def _bessel(order: int, x: Tensor) -> Tensor:
     near = x.abs() < most
     times = torch.arange(count, dtype=x.dtype) * (2 * math.pi / count)
     small = torch.where(near, x, 0).unsqueeze(-1)
-    mean = ((small * times.cos() - small.abs()).exp() * (order * times).cos()).mean(-1)
+    turned = small * times.cos()
+    parts = (turned - small.abs()).exp()
+    mean = (parts * turned.tanh() * times.cos() if order else parts).mean(-1)  # exactly 0 at 0
     large = torch.where(near, most, x.abs())
     total = term = torch.ones_like(x)
     for k in range(1, 9):
         term = term * ((2 * k - 1) ** 2 - 4 * order**2) / (8 * k * large)
         total = total + term
-    return torch.where(near, mean, x.sign() ** order * total / (2 * math.pi * large).sqrt())
+    return torch.where(near, mean, x.sign() ** order * total / (math.sqrt(2 * math.pi) * large.sqrt()))

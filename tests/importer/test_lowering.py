@@ -13,6 +13,7 @@ aten = torch.ops.aten
 
 _ROWS = [[0.0, 0.0, 0.0], [1.0, -2.0, 2.0], [0.0, 3.0, 0.0]]
 _OTHER = [[0.0, 1.0, 1.0], [1.0, -2.0, 2.0], [2.0, 3.0, 1.0]]
+_NAN = [[math.nan, 9.0, 0.0], [1.0, 4.0, 9.0], [9.0, math.nan, 5.0]]
 _PLACES = [[0, 2, 0], [0, 1, 0], [0, 2, 2]]
 CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "norm 3 of zeros": (aten.linalg_vector_norm.default, (_ROWS, 3.0, [1], True), {}),
@@ -29,6 +30,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "log of sums": (aten.logcumsumexp.default, ([-1000.0, 2.0, 1000.0, 999.0], 0), {}),
     "mean of scattered": (aten.scatter_reduce.two, (_ROWS, 0, _PLACES, _OTHER, "mean"), {}),
     "mean, without self": (aten.scatter_reduce.two, (_ROWS, 0, _PLACES, _OTHER, "mean"), {"include_self": False}),
+    "largest, without self": (aten.scatter_reduce.two, (_NAN, 0, _PLACES, _OTHER, "amax"), {"include_self": False}),
     "stable sort": (aten.sort.stable, (_OTHER,), {"stable": True, "dim": 1, "descending": True}),
     "third smallest": (aten.kthvalue.default, ([[3.0, 1.0, 2.0, 4.0]], 3, 1, True), {}),
     "median of four": (aten.median.dim, ([[3.0, 1.0, 2.0, 4.0]], 1), {}),
@@ -36,6 +38,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "multivariate gamma": (aten.special_multigammaln.default, ([[2.5, 3.0]], 3), {}),
     "softmax of nothing": (aten._safe_softmax.default, ([[-math.inf, -math.inf], [1.0, -math.inf]], 1), {}),
     "places": (aten.searchsorted.Tensor, ([-1.0, 0.0, 0.0, 2.0], _ROWS), {}),
+    "places of NaN": (aten.searchsorted.Tensor, ([-1.0, 0.0, 0.0, 2.0], _NAN), {}),
     "places on the right": (aten.searchsorted.Tensor, ([-1.0, 0.0, 0.0, 2.0], _ROWS), {"right": True}),
 }
 
@@ -120,8 +123,67 @@ def test_results_and_gradients_are_those_of_pytorch(name: str) -> None:
             np.testing.assert_allclose(ours.detach(), theirs.detach(), rtol=1e-9, atol=1e-11 * scale)
 
 
-def test_large_matrices_are_refused_by_name() -> None:
+@pytest.mark.parametrize("name", ["linalg_inv", "linalg_cholesky", "linalg_matrix_exp"])
+def test_large_matrices_are_refused_by_name(name: str) -> None:
     from recompute.torch.lowering import _table
 
     with pytest.raises(NotImplementedError, match="only of real matrices up to 64 are written out"):
-        _table()[aten.linalg_inv.default](torch.eye(65))
+        _table()[getattr(aten, name).default](torch.eye(65))
+
+
+@pytest.mark.parametrize("name", ["linalg_cholesky_ex", "linalg_lu_factor_ex", "linalg_inv_ex", "linalg_slogdet"])
+def test_matrices_without_factors_or_inverses_are_told(name: str) -> None:
+    """Which column fails (`info`); sign and logarithm of a determinant that is 0."""
+    from recompute.torch.lowering import _table
+
+    rows = [[[4.0, 2.0, 2.0], [2.0, 1.0, 1.0], [2.0, 1.0, 5.0]], [[4.0, 2.0, 2.0], [2.0, 5.0, 1.0], [2.0, 1.0, 5.0]]]
+    theirs, ours = (f(torch.tensor(rows)) for f in (getattr(aten, name).default, _table()[getattr(aten, name).default]))
+    assert ours[-1].dtype == theirs[-1].dtype
+    torch.testing.assert_close(ours[-1], theirs[-1])
+    if name == "linalg_slogdet":
+        torch.testing.assert_close(ours[0], theirs[0])
+
+
+DIGITS = {
+    "special_i1e": [(1e-6, -1e-3, 0.0, 59.0)],
+    "special_i0e": [(1e-6, 3e38)],
+    "erfinv": [(0.9999999, -0.99999, 0.999, 0.5)],
+    "polygamma": [2, (-100.5, -0.5, 0.3, -0.7, -0.3, 40.0)],
+    "special_polygamma": [10, (-0.5, 0.3, 40.0)],
+}
+
+
+@pytest.mark.parametrize("name", DIGITS)
+def test_special_functions_of_float32_have_its_digits(name: str) -> None:
+    from recompute.torch.lowering import _table
+
+    *order, points = DIGITS[name]
+    x = torch.tensor(points)
+    ours = _table()[getattr(aten, name).default](*order, x)
+    torch.testing.assert_close(ours.double(), getattr(aten, name).default(*order, x.double()), rtol=5e-6, atol=0)
+
+
+def test_filled_places_are_checked_and_keep_their_type() -> None:
+    from recompute.torch.lowering import _table
+
+    fill, x = _table()[aten.index_fill.int_Scalar], torch.arange(6).reshape(3, 2)
+    assert fill(x, 0, torch.tensor([-1, 0]), 3.7).tolist() == [[3, 3], [2, 3], [3, 3]]
+    with pytest.raises(IndexError, match="index 3 is out of bounds"):
+        fill(x, 0, torch.tensor([3]), 1)
+
+
+def test_a_layer_norm_of_16_bits_does_not_overflow() -> None:
+    from recompute.torch.lowering import _table
+
+    x = (_numbers(2, 4) * 1000).half()
+    layer_norm = aten.native_layer_norm.default
+    for theirs, ours in zip(*(f(x, (4,), None, None, 1e-5) for f in (layer_norm, _table()[layer_norm])), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-3)
+
+
+def test_covariances_of_one_row_are_a_number() -> None:
+    from recompute.torch.decompositions import functions
+
+    x = _numbers(1, 5)
+    for function in (torch.cov, torch.corrcoef):
+        torch.testing.assert_close(functions()[function](x), function(x))

@@ -179,3 +179,46 @@ def test_a_functional_batch_norm_updates_the_statistics_of_its_module() -> None:
     assert value == pytest.approx(module(x).item(), rel=1e-5)
     for name in ("mean", "variance"):
         np.testing.assert_allclose(program.data[name], getattr(module, name), rtol=1e-5, atol=1e-6)
+
+
+class Reduced(torch.nn.Module):
+    """A function of inputs times a weight, of any batch."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function, self.w = function, torch.nn.Parameter(torch.tensor([1.5, -2.0, 0.5]))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.function(x * self.w)
+
+
+BATCHES = {
+    "median": lambda y: torch.median(y),
+    "filled places": lambda y: y.index_fill(0, torch.tensor([0, -1]), 2.0),
+    "largest, without self": lambda y: torch.scatter_reduce(y * 2, 0, (y > 0).long(), y, "amax", include_self=False),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_other_batches_than_the_example_s_are_those_of_pytorch(name: str) -> None:
+    module = Reduced(BATCHES[name])
+    program = rc.from_torch(module, (torch.randn(4, 3),))
+    for count in (2, 7):
+        x = torch.randn(count, 3)
+        x[0, 1] = NAN if "self" in name else x[0, 1]
+        (y,) = program.evaluate({"x": x.numpy()}, [program.outputs[0].name])
+        np.testing.assert_allclose(y, module(x).detach(), rtol=1e-6)
+
+
+def test_a_size_that_a_decomposition_takes_for_a_number_fixes_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from recompute.torch import lowering
+
+    def median(x: Any) -> Any:
+        rows = torch.ops.aten.sort.default(x.reshape(-1), 0, False)[0]
+        return rows[(rows.shape[0] - 1) // 2]  # an index is a number
+
+    table = {**_table(), torch.ops.aten.median.default: median}
+    monkeypatch.setattr(lowering, "_table", lambda: table)
+    program = rc.from_torch(Reduced(torch.median), (torch.randn(4, 3),))
+    with pytest.raises(rc.UsageError, match="fixes its batch at 4"):
+        program.evaluate({"x": np.ones((7, 3), "f4")}, [program.outputs[0].name])

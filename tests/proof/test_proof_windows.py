@@ -25,9 +25,9 @@ from recompute.proof.prove import prove
 from recompute.testing import all_ops, cases
 
 
-def means(shape: tuple[int, ...], divided: float, *, mean: bool) -> Block:
+def means(shape: tuple[int, ...], divided: float, *, mean: bool, dtype: str = "f32") -> Block:
     """The mean of a value, or its sum divided by a number."""
-    b, x = Builder(), Value("x", TensorType("f32", shape))
+    b, x = Builder(), Value("x", TensorType(dtype, shape))
     axes = tuple(range(len(shape)))
     y = b.ReduceMean(x, axes=axes) if mean else b.Div(b.ReduceSum(x, axes=axes), b.constant(divided, x))
     b.operators[-1] = dataclasses.replace(b.operators[-1], outputs=(Value("y", y.type),))
@@ -41,6 +41,15 @@ def test_a_number_is_no_count_of_other_sizes(stands: tuple[int, int]) -> None:
     for shape in (stands, (3, 5), stands):
         unproved = prove(means(shape, count, mean=True), means(shape, count, mean=False), partly=True).unproved
         assert bool(unproved) is (shape != stands)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "number"), [("i8", (2, 3), 6), ("u8", (20, 30), 88), ("f16", (300, 300), math.inf)]
+)
+def test_types_that_cannot_hold_a_count(dtype: str, shape: tuple[int, int], number: float) -> None:
+    """A mean is no sum divided by what its count would overflow to."""
+    blocks = (means(shape, number, mean=mean, dtype=dtype) for mean in (True, False))
+    assert prove(*blocks, partly=True).unproved
 
 
 def test_numbers_that_sizes_may_come_to() -> None:

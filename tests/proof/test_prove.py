@@ -377,6 +377,7 @@ def test_exports_of_pytorch_are_proved(name: str, plan: str, monkeypatch: pytest
 @pytest.mark.parametrize(("mesh", "options"), [
     ("dp=2", {}), ("dp=2", {"zero": 3}), ("pp=2", {"micro_batches": 2}),
     pytest.param("dp=2,tp=2", {}, marks=pytest.mark.slow),
+    ("dp=2", {"zero": 2, "micro_batches": 4, "accumulate": "running"}),
 ])  # fmt: skip
 def test_compiled_ranks_are_proved_together(mesh: str, options: dict[str, Any]) -> None:
     whole = step("mlp")

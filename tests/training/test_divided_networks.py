@@ -96,6 +96,26 @@ def test_experts_in_16_bits() -> None:
     assert set(programs[0].divided) >= {"up", "down"}
 
 
+def added() -> tuple[Program, Any]:
+    """x f32[N, 6, 8] → its product with the sum of two matrices, which have one gradient."""
+    g = np.random.default_rng(1)
+    weights = {"p": g.standard_normal((8, 5)), "q": g.standard_normal((8, 5)), "head": g.standard_normal((5, 3)),
+               "one.axis": [1]}  # fmt: skip
+    nodes = [
+        helper.make_node("Add", ["p", "q"], ["matrix"]),
+        helper.make_node("MatMul", ["x", "matrix"], ["y"]),
+        helper.make_node("ReduceMean", ["y", "one.axis"], ["pooled"], keepdims=0),
+        helper.make_node("MatMul", ["pooled", "head"], ["logits"]),
+    ]
+    return built(nodes, weights, ["N", 6, 8], 3)
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_parameters_with_one_gradient_have_one_sum(zero: int) -> None:
+    block = same_as_one_rank(added, "dp=2,cp=2", zero=zero, micro_batches=4, accumulate="running")[0].block
+    assert communications(block)[("backward", "AllReduce")] == 2
+
+
 @pytest.mark.parametrize("mesh", ["tp=2", "tp=4", "dp=2,tp=2"])
 def test_channels(mesh: str) -> None:
     """Output channels of the first convolution, their statistics, input channels of the second."""

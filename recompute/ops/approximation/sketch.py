@@ -182,7 +182,7 @@ class Sketch(Op):
         return [None] * len(ins)
 
     def export(self, g, ins, outs):
-        """As ONNX nodes that draw the same S from the same bits; see sketch_export.py."""
+        """The ONNX nodes that draw the same S from the same bits; see sketch_export.py."""
         export_sketch(self, g, ins, outs)
         return True
 
