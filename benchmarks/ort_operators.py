@@ -32,7 +32,7 @@ PURPOSE = {
     "AveragePool": "there the gradient leaves out dilations; ceil_mode with count_include_pad counts other padding",
     "BatchNormalization": "there the batch's statistics are used where the file says running ones, and the running "
     "statistics that a node gives have no gradient",
-    "Conv": "there the gradient leaves out auto_pad",
+    "Conv": "there the gradient with auto_pad is another one",
     "Dropout": "there the gradient is scaled although the node is in inference",
     "Gelu": "there the gradient of the tanh form is that of the erf form",
     "LayerNormalization": "there mean and deviation, which a node may give, have no gradient",
@@ -41,7 +41,7 @@ PURPOSE = {
     "ScatterElements": "there the gradient leaves out the reduction",
     "ScatterND": "there the gradient leaves out the reduction",
     "SoftmaxCrossEntropyLoss": "there the second result, log_prob, has no gradient",
-    "Where": "there the gradient of an input with fewer axes is not summed",
+    "Where": "there the gradient of inputs that are broadcast is another one",
 }
 #: texts of ONNX Runtime's errors, and what they mean
 MEANINGS = {
