@@ -207,9 +207,7 @@ class RankPieces(Pieces):
         """The operator that takes a rank's shard of a sum, where nothing else reads it."""
         readers = [self.block.operators[i] for i in self.graph.consumers.get(v.name, ())]
         rule = readers[0].op if len(readers) == 1 and v.name not in self.graph.outputs else None
-        state = self.states.get(v.name)
-        wanted = isinstance(rule, Shard) and rule.ranks == self.share.ranks and state == Partial(SUM)
-        return readers[0] if wanted else None
+        return readers[0] if isinstance(rule, Shard) and rule.ranks == self.share.ranks else None
 
     def scattered(self, reader: Operator, local: Value) -> Value:
         """This rank's shard of the sum of all ranks' values, in the type in which they are added up."""

@@ -98,3 +98,15 @@ def test_with_one_micro_batch_stage_2_is_stage_1() -> None:
 def test_text_form() -> None:
     text = "micro:0:8@dp=1/2/library/scattered"
     assert str(parse_slicing(text)) == text
+
+
+@pytest.mark.parametrize("accumulate", ["tree", "running"])
+@pytest.mark.parametrize("micro_batches", [2, 8])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_no_rank_sums_whole_gradients(zero: int, micro_batches: int, accumulate: str) -> None:
+    program, loss = gpt()
+    options = {"zero": zero, "micro_batches": micro_batches, "accumulate": accumulate}
+    DataParallel(adam(), "dp=2", batch=8, **options).minimize(loss)
+    kinds = Counter(o.op.name for o in program.block.operators)
+    assert kinds["AllReduce"] <= 2, "the loss, and the rows of the table of positions that there are"
+    assert kinds["ReduceScatter"] >= len(program.block.parameters) - 1
