@@ -101,11 +101,11 @@ def test_text_form() -> None:
 
 
 @pytest.mark.parametrize("accumulate", ["tree", "running"])
-@pytest.mark.parametrize("micro_batches", [2, 8])
+@pytest.mark.parametrize("how", [{"sync_batch_norm": True}, {}, {"micro_batches": 8}])
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_no_rank_sums_whole_gradients(zero: int, micro_batches: int, accumulate: str) -> None:
+def test_no_rank_sums_whole_gradients(zero: int, how: dict[str, Any], accumulate: str) -> None:
     program, loss = gpt()
-    options = {"zero": zero, "micro_batches": micro_batches, "accumulate": accumulate}
+    options: dict[str, Any] = {"zero": zero, "accumulate": accumulate, **how}
     DataParallel(adam(), "dp=2", batch=8, **options).minimize(loss)
     kinds = Counter(o.op.name for o in program.block.operators)
     assert kinds["AllReduce"] <= 2, "the loss, and the rows of the table of positions that there are"
