@@ -34,6 +34,7 @@ def training_form(model: onnx.ModelProto) -> list[str]:
     """Normalisation by the batch's statistics; language models get one row a position.  The parameters' names."""
     graph = model.graph
     statistics = set()
+    states: dict[str, np.ndarray] = {}
     for node in graph.node:
         if node.op_type == "BatchNormalization":
             node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
@@ -41,6 +42,8 @@ def training_form(model: onnx.ModelProto) -> list[str]:
             statistics.update(node.input[3:5])
         if node.op_type == "LayerNormalization":  # its gradient reads mean and deviation
             node.output.extend(f"{node.output[0]}_{kind}" for kind in ("mean", "deviation"))
+        if node.op_type == "LSTM":  # its gradient reads all inputs and outputs
+            states |= _completed(node, graph.input[0].type.tensor_type.shape.dim[0].dim_value)
     output = graph.output[0]
     if len(output.type.tensor_type.shape.dim) == 3:
         size = output.type.tensor_type.shape.dim[2].dim_value
@@ -49,7 +52,17 @@ def training_form(model: onnx.ModelProto) -> list[str]:
         del graph.output[:]
         graph.output.append(onnx.helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["n", size]))
     floats = [t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT]
+    graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in states.items())
     return [n for n in floats if n not in statistics]
+
+
+def _completed(node: onnx.NodeProto, batch: int) -> dict[str, np.ndarray]:
+    """Gives an LSTM of one direction the outputs that it leaves out, and initial states, which are returned: zeros."""
+    hidden = next(a.i for a in node.attribute if a.name == "hidden_size")
+    names = [f"{node.output[0] or node.output[1]}_{kind}" for kind in ("initial_h", "initial_c", "y", "h", "c")]
+    node.input[:] = [*node.input, "", ""][:5] + names[:2]
+    node.output[:] = [name or names[2 + i] for i, name in enumerate([*node.output, "", ""][:3])]
+    return {n: np.zeros((1, batch, hidden), np.float32) for n in names[:2]}
 
 
 def start(spec: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], float], Callable[[], dict[str, Any]]]:

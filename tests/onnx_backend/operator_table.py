@@ -20,8 +20,15 @@ ONNXRUNTIME = Path(__file__).with_name("onnxruntime.txt")
 _OURS = ("", "ai.onnx")
 #: settled while importing: they leave no operators
 COMPILE_TIME = {"Constant", "ConstantOfShape", "Range", "Shape", "Size"}
-#: operators with one input that no case of the suite has
-LEFT_OUT = ("GlobalLpPool",)
+_TRAINING = "ai.onnx.preview.training"
+#: operators of whose gradient no case of the suite says something: nodes from x to y, with such an operator last
+LEFT_OUT = (
+    [onnx.helper.make_node("GlobalLpPool", ["x"], ["y"])],
+    [
+        onnx.helper.make_node("Mul", ["x", "x"], ["square"]),
+        onnx.helper.make_node("Gradient", ["x"], ["y"], domain=_TRAINING, xs=["x"], y="square"),
+    ],
+)
 #: why an operator is not there
 WHY = {
     "Multinomial": "draws from data, untested by the suite",
@@ -105,13 +112,14 @@ def gather_ours(facts: dict[tuple[str, str], Facts]) -> None:
             if case.gradient and not case.op.updates:
                 facts.setdefault((domain, name), Facts()).gradient |= _gradients(Program(case_block(case)[0]))
     x = np.linspace(-1, 1, 36, dtype=np.float32).reshape(1, 1, 6, 6)
-    for name in LEFT_OUT:
-        ends = [[onnx.helper.make_tensor_value_info(n, 1, x.shape if n == "x" else [1, 1, 1, 1])] for n in "xy"]
-        graph = onnx.helper.make_graph([onnx.helper.make_node(name, ["x"], ["y"])], name, *ends)
-        prepared = Backend.prepare(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 22)]))
+    opsets = [onnx.helper.make_opsetid("", 22), onnx.helper.make_opsetid(_TRAINING, 1)]
+    for nodes in LEFT_OUT:
+        ends = [[onnx.helper.make_tensor_value_info(n, 1, x.shape if n == "x" else [None] * 4)] for n in "xy"]
+        graph = onnx.helper.make_graph(nodes, "left out", *ends)
+        prepared = Backend.prepare(onnx.helper.make_model(graph, opset_imports=opsets))
         prepared.run([x])
         for s in prepared.programs():
-            facts.setdefault(("", name), Facts()).gradient |= _gradients(s.program)
+            facts.setdefault((nodes[-1].domain, nodes[-1].op_type), Facts()).gradient |= _gradients(s.program)
 
 
 # -- columns ---------------------------------------------------------------------------------------------------------
