@@ -14,7 +14,7 @@ arXiv 1804.11188): else gradients of early steps are subnormal numbers, whose pr
 
 `feng-huang`: an eighth of the published batch, as a step takes seconds here, or the next larger part at which gradients
 of weights, which do not depend on the batch, leave a plan; the budget is the published share of the
-plain step's peak without weights, or ours where that is larger (alexnet, vgg11: what is published is out of reach
+default step's peak without weights, or ours where that is larger (alexnet, vgg11: what is published is out of reach
 there, see seed_tables.txt).
 """
 

@@ -115,7 +115,7 @@ def feng_huang() -> Figure:
     )
     axes[1].axvline(0, color=PLAIN, linewidth=0.8)
     axes[1].set_xlim(left=min(0, *(x - 3 for x, _ in points)))
-    axes[1].legend(fontsize=8, loc="lower right")
+    axes[1].legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes[0].set(xlabel="peak, % of the plain step's")
     axes[1].set(xlabel="extra time, %", yticklabels=[])
     axes[0].set_title("18 networks and batches of Feng & Huang (2021)")
