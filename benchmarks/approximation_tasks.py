@@ -90,10 +90,7 @@ class Digits(Task):
         """To train on, and held out."""
         x, y = load_digits(return_X_y=True)
         x = x.reshape(-1, 4, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(-1, self.patches, 4) / 8 - 1
-        order = np.random.default_rng(0).permutation(len(x))
-        parts = order[:-450], order[-450:]
-        train, held = ({"x": x[p].astype(np.float32), "label": y[p].astype(np.int64)} for p in parts)
-        return train, held
+        return _divided(x, y, 450)
 
     def model(self, seed: int) -> onnx.ModelProto:
         net, size = Net(batch="N", weights=True, seed=seed), self.channels
@@ -148,10 +145,7 @@ class Tumours(Digits):
     def data(self) -> tuple[Batch, Batch]:
         x, y = load_breast_cancer(return_X_y=True)
         x = (x - x.mean(0)) / x.std(0)
-        order = np.random.default_rng(0).permutation(len(x))
-        parts = order[:-190], order[-190:]
-        train, held = ({"x": x[p].astype(np.float32), "label": y[p].astype(np.int64)} for p in parts)
-        return train, held
+        return _divided(x, y, 190)
 
     def model(self, seed: int) -> onnx.ModelProto:
         net, width = Net(batch="N", weights=True, seed=seed), self.width
@@ -210,6 +204,14 @@ class Text(Task):
             "accuracy": float((logits.argmax(-1) == held_out["label"]).mean()),
             "loss": _cross_entropy(logits, held_out),
         }
+
+
+def _divided(x: np.ndarray, y: np.ndarray, held_out: int) -> tuple[Batch, Batch]:
+    """Samples to train on, and so many others, in an order that is always the same."""
+    order = np.random.default_rng(0).permutation(len(x))
+    parts = order[:-held_out], order[-held_out:]
+    train, held = ({"x": x[p].astype(np.float32), "label": y[p].astype(np.int64)} for p in parts)
+    return train, held
 
 
 def documentation() -> str:

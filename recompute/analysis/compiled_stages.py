@@ -35,9 +35,7 @@ def compiled_stage(
     """The step of a rank at a coordinate of the pipeline, which has all layers of its own and few others: of the first
     one that has the end of the sequence, whose causal attention takes longest."""
     mesh = parallel.mesh
-    last = [(name, size - 1) for name, size in mesh.axes if name == "cp"]
-    wanted = [(PIPELINE, place), *last]
-    rank = next(r for r in range(mesh.ranks) if all(mesh.coordinate(r, name) == at for name, at in wanted))
+    rank = mesh.last(next(r for r in range(mesh.ranks) if mesh.coordinate(r, PIPELINE) == place), "cp")
     rank_options = dataclasses.replace(parallel, rank=rank)
     steps = steps.for_ranks(rank_options)
     if rank_options.pipe is None or steps.is_step:

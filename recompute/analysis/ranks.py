@@ -213,9 +213,8 @@ def estimate_ranks(
 
 def _slowest(step: CompiledStep, parallel: Parallel, same: Compile) -> Block:
     """The program of a rank with the end of the sequence, whose causal attention takes longest."""
-    if dict(parallel.mesh.axes).get("cp", 1) == 1:
-        return step.program.block
-    return same(dataclasses.replace(parallel, rank=parallel.mesh.group(0, "cp")[-1])).program.block
+    rank = parallel.mesh.last(0, "cp")
+    return same(dataclasses.replace(parallel, rank=rank)).program.block if rank else step.program.block
 
 
 def ranks_of_steps(

@@ -82,6 +82,10 @@ class Mesh:
         first = rank - self.coordinate(rank, axis) * stride
         return tuple(range(first, first + stride * self.size(axis), stride))
 
+    def last(self, rank: int, axis: str) -> int:
+        """The last rank of a rank's group along `axis`; itself where the mesh has no such axis."""
+        return self.group(rank, axis)[-1] if axis in dict(self.axes) else rank
+
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """All groups along an axis: each rank is in one of them."""
         return tuple(self.group(r, axis) for r in range(self.ranks) if self.coordinate(r, axis) == 0)
