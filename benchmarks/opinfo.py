@@ -286,16 +286,16 @@ def verdict(row: dict[str, Any]) -> str:
         return "agrees"
     if verdicts and set(verdicts) <= {"agrees", "no gradient"}:
         return "no gradient"
-    if row.get("random"):
-        return "random"
-    if explained := _explained(row):
-        return explained[0]
     if "ended" in row:
         return "no answer"
     if not verdicts:
         return "no sample"
+    if row.get("random"):
+        return "random"
     if "differs" in verdicts or "error" in verdicts:
         return "differs"
+    if explained := _explained(row):  # last: a reason is for refusals, and hides nothing else
+        return explained[0]
     return "partly" if "agrees" in verdicts else next(iter(verdicts))
 
 

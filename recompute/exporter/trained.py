@@ -74,8 +74,9 @@ def export_trained(
     model = quantised(model, program)
     wanted = None if outputs is None else as_texts(outputs, "outputs")
     restricted(model.graph, _outputs(program, model.graph) if wanted is None else wanted)
-    ours = [i for i, o in enumerate(model.opset_import) if o.domain == DOMAIN]
-    for at in reversed(ours):  # `in_inference` has left no such node
+    if ours := {n.op_type for n in model.graph.node if n.domain == DOMAIN}:
+        raise UsageError(f"ONNX has no {', '.join(sorted(ours))}: outputs=[...] leaves out what is computed with it")
+    for at in reversed([i for i, o in enumerate(model.opset_import) if o.domain == DOMAIN]):
         del model.opset_import[at]
     if path is not None:
         external = [e.value for t in all_tensors(original.graph) for e in t.external_data if e.key == "location"]

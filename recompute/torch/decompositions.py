@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..ops.loss.ctc import NO_LENGTH
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -54,7 +56,8 @@ def functions() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {torch.cov: _covariance, torch.corrcoef: _correlation}
     table = {**table, torch.Tensor.cov: _covariance, torch.Tensor.corrcoef: _correlation}
     table = {**table, torch.masked_select: _masked_select, torch.Tensor.masked_select: _masked_select}
-    return {**table, torch.combinations: _combinations, torch.nn.functional.instance_norm: _instance_norm}
+    table = {**table, torch.combinations: _combinations, torch.nn.functional.instance_norm: _instance_norm}
+    return {**table, torch.ctc_loss: _ctc_loss, torch.nn.functional.ctc_loss: _ctc_loss}
 
 
 def _running(*, largest: bool) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -178,8 +181,12 @@ def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
 
 
 def _squeeze(x: Tensor, dim: Any) -> Tensor:
-    """Axes of another size than 1 stay."""
+    """Axes of another size than 1 stay; one whose size is the batch's stays or goes, and fixes the batch."""
+    import torch
+
     dims = [dim] if isinstance(dim, int) else list(dim)
+    if any(isinstance(x.shape[d], torch.SymInt) for d in dims if x.ndim):
+        raise NotImplementedError("squeeze of an axis that is 1 at some batches only: it takes the example's batch only")
     ones = [d for d in dims if x.ndim and x.shape[d] == 1]
     if len(ones) == len(dims):
         return NotImplemented
@@ -303,3 +310,36 @@ def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> 
     )
     index = torch.tensor(list(choose(range(int(input.shape[0])), r)), dtype=torch.int64).reshape(-1, r)
     return input[index.reshape(-1)].reshape(index.shape)
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: Any = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """One operator of labels that end at -100, which `rc.losses.ctc` has too."""
+    import torch
+
+    x = log_probs.reshape(log_probs.shape[0], -1, log_probs.shape[-1])  # without a batch: of one sample
+    x = x.float() if x.dtype.itemsize < 4 else x
+    steps, counts = (torch.as_tensor(n, dtype=torch.int64).reshape(-1) for n in (input_lengths, target_lengths))
+    if log_probs.ndim == 2 or targets.ndim == 2:
+        rows = targets.reshape(-1, targets.shape[-1])
+    else:  # one after the other
+        most = targets.shape[0] if isinstance(target_lengths, torch.Tensor) else max(target_lengths)
+        places = (counts.cumsum(0) - counts)[:, None] + torch.arange(most)
+        rows = targets[places.clamp(max=targets.shape[0] - 1)]
+    size = rows.shape[1]
+    labels = torch.where(torch.arange(size) < counts[:, None], rows.long(), -100)
+    labels = torch.where(((counts < 0) | (counts > size))[:, None], NO_LENGTH, labels)
+    options = {"blank": blank, "zero_infinity": int(zero_infinity)}
+    loss = torch.onnx.ops.symbolic(
+        "recompute::CTCLoss", (x, labels, steps), options, dtype=x.dtype, shape=x.shape[1:2], version=1
+    ).to(log_probs.dtype)
+    if reduction in (1, "mean"):
+        return (loss / counts.clamp(min=1)).mean()
+    return loss.sum() if reduction in (2, "sum") else loss.reshape(log_probs.shape[1:-1])

@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 
 #: the name of an output that is what a buffer holds afterwards
 _BUFFER = "recompute.buffer."
-#: part of an exporter's reason → the replacement to suggest
-_ADVICE = {
-    "fake tensor": "torch.autograd.grad inside of forward is not exported: write that derivative with plain operators",
-    "ctc_loss": "ONNX has no CTC loss: write its recursion with plain operators, or train on aligned labels",
-}
 
 
 @dataclass
@@ -94,8 +89,10 @@ def exported(call: Call, exporter: str) -> Iterator[Exported]:
             return
         failed.append(f"{name}: {type(error).__name__}: {_reason(str(error))}")
     said = "".join(failed)
-    advice = next((f"\n{a}" for text, a in _ADVICE.items() if text in said), "")
-    if not advice and (unknown := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", said)):
+    advice = ""
+    if "fake tensor" in said:
+        advice = "\ntorch.autograd.grad inside of forward is not exported: write that derivative with plain operators"
+    elif (unknown := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", said)):
         advice = f"\nONNX has no form of PyTorch's {unknown[1]}: write it with plain operators (where, gather, sums)"
     raise ModelError("PyTorch cannot export this module:\n  " + "\n  ".join(failed) + advice)
 

@@ -1,6 +1,7 @@
-"""Factors, solutions and inverses of small matrices, written out column by column: ONNX has no operators for them.
+"""Inverses and solutions by com.microsoft's operator Inverse, factors of small matrices column by column.
 
-Where PyTorch raises an error for matrices that are singular or not positive, results are infinite or NaN here.
+ONNX itself has no operators for them.  Where PyTorch raises an error for matrices that are singular or not positive,
+results are infinite or NaN here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: rows and columns of a matrix at most: each is a few operators
+#: rows and columns at most of a matrix whose factors are written out: each is a few operators
 _MOST = 64
 #: terms of the exponential's series, for norms up to 1, and how often such a matrix is squared at most
 _TERMS, _SQUARES = 18, 12
@@ -27,7 +28,7 @@ def matrices() -> dict[Any, Callable[..., Any]]:
         aten.linalg_cholesky.default: lambda a, upper=False: _cholesky(a, upper)[0],
         aten.linalg_cholesky_ex.default: _cholesky,
         aten.cholesky_solve.default: _cholesky_solve,
-        aten.cholesky_inverse.default: lambda factor, upper=False: _cholesky_solve(_identity(factor), factor, upper),
+        aten.cholesky_inverse.default: _cholesky_inverse,
         aten.linalg_solve_triangular.default: _solve_triangular,
         aten.triangular_solve.default: _triangular_solve,
         aten.linalg_lu_factor.default: lambda a, pivot=True: _lu_factor(a, pivot)[:2],
@@ -37,9 +38,9 @@ def matrices() -> dict[Any, Callable[..., Any]]:
         aten.lu_unpack.default: _unpack,
         aten.linalg_lu_solve.default: _lu_solve,
         aten.lu_solve.default: lambda b, lu, pivots: _lu_solve(lu, pivots, b),
-        aten.linalg_solve.default: lambda a, b, left=True: _solve(a, b, left=left)[0],
-        aten._linalg_solve_ex.default: _solve,
-        aten.linalg_solve_ex.default: lambda *args, **kwargs: _solve(*args, **kwargs)[::3],
+        aten.linalg_solve.default: _solve,
+        aten._linalg_solve_ex.default: _solve_ex,
+        aten.linalg_solve_ex.default: lambda *args, **kwargs: _solve_ex(*args, **kwargs)[::3],
         aten.linalg_tensorsolve.default: _tensor_solution,
         aten.linalg_inv.default: _inverse,
         aten.inverse.default: _inverse,
@@ -48,7 +49,7 @@ def matrices() -> dict[Any, Callable[..., Any]]:
         aten.matrix_power.default: _power,
         aten.linalg_slogdet.default: lambda a: _slogdet(a)[:2],
         aten.slogdet.default: lambda a: _slogdet(a)[:2],
-        aten.linalg_inv_ex.default: lambda a, check_errors=False: _solve(a, _identity(a))[::3],
+        aten.linalg_inv_ex.default: lambda a, check_errors=False: (_inverse(a), _lu_factor(a)[2]),
         aten._linalg_slogdet.default: _slogdet,
         aten.linalg_matrix_exp.default: _exponential,
         aten.matrix_exp.default: _exponential,
@@ -58,10 +59,21 @@ def matrices() -> dict[Any, Callable[..., Any]]:
     }
 
 
-def _identity(a: Tensor) -> Tensor:
+def _inverse(a: Tensor) -> Tensor:
     import torch
 
-    return torch.eye(a.shape[-1], dtype=a.dtype).expand(a.shape)
+    if a.is_complex():
+        raise NotImplementedError("ONNX has inverses of real matrices only")
+    return torch.onnx.ops.symbolic("com.microsoft::Inverse", (a,), dtype=a.dtype, shape=a.shape, version=1)
+
+
+def _solved(product: Callable[[Tensor], Tensor], inverse: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
+    """The x whose product is b: a first one, without a gradient, and a step of refinement, which has x's gradient.
+
+    That is the derivative of x by the implicit function theorem, dx = A⁻¹ (db - dA x).
+    """
+    first = inverse(b).detach()
+    return first + inverse(b - product(first))
 
 
 def _small(a: Tensor) -> Tensor:
@@ -97,25 +109,30 @@ def _cholesky(a: Tensor, upper: bool = False, check_errors: bool = False) -> tup
 
 
 def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
-    lower = factor.mT if upper else factor
-    return _solve_triangular(lower.mT, _solve_triangular(lower, b, upper=False), upper=True)
+    """The solution of L Lᵀ x = b.  Like PyTorch's, its gradient is that of a whole L, other triangle included."""
+    whole = factor.mT if upper else factor
+    lower = whole.detach().tril()
+    y = _inverse(lower)
+
+    def product(x: Tensor) -> Tensor:
+        change = whole @ (whole.mT @ x)
+        return lower @ (lower.mT @ x) + (change - change.detach())
+
+    return _solved(product, lambda z: y.mT @ (y @ z), b)
+
+
+def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
+    import torch
+
+    return _cholesky_solve(torch.eye(factor.shape[-1], dtype=factor.dtype), factor, upper)
 
 
 def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
-    """Row after row; the other triangle is not read."""
+    """The other triangle is not read, nor is a diagonal of ones."""
     import torch
 
-    if not left:
-        return _solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
-    if upper:
-        a, b = a.flip(-1, -2), b.flip(-2)
-    batch = torch.broadcast_shapes(_small(a).shape[:-2], b.shape[:-2])
-    rest, rows = b.expand(*batch, *b.shape[-2:]), []
-    for i in range(a.shape[-1]):
-        rows.append(rest[..., 0, :] if unitriangular else rest[..., 0, :] / a[..., i, i, None])
-        rest = rest[..., 1:, :] - a[..., i + 1 :, i, None] * rows[-1][..., None, :]
-    solution = torch.stack(rows, -2) if rows else rest * 1
-    return solution.flip(-2) if upper else solution
+    a = a.triu(int(unitriangular)) if upper else a.tril(-int(unitriangular))
+    return _solve(a + torch.eye(a.shape[-1], dtype=a.dtype) if unitriangular else a, b, left=left, vectors=False)
 
 
 def _triangular_solve(
@@ -193,18 +210,20 @@ def _lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoi
     return _solve_triangular(lu, half, upper=True)
 
 
-def _solve(
+def _solve(a: Tensor, b: Tensor, *, left: bool = True, vectors: bool = True) -> Tensor:
+    """`vectors`: b may be vectors."""
+    vector = vectors and (b.ndim == 1 or (b.ndim == a.ndim - 1 and tuple(b.shape) == tuple(a.shape[:-1])))
+    b, y = b[..., None] if vector else b, _inverse(a.detach())
+    x = _solved(lambda x: a @ x, lambda z: y @ z, b) if left else _solved(lambda x: x @ a, lambda z: z @ y, b)
+    return x[..., 0] if vector else x
+
+
+def _solve_ex(
     a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A solution of a linear system, and what it was computed from; PyTorch gives the latter no gradient."""
+    """A solution and the factors of its matrix, to which PyTorch gives no gradient."""
     lu, pivots, info = _lu_factor(a)
-    vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and tuple(b.shape) == tuple(a.shape[:-1]))
-    solution = _lu_solve(lu, pivots, b[..., None] if vector else b, left=left)
-    return solution[..., 0] if vector else solution, lu.detach(), pivots, info
-
-
-def _inverse(a: Tensor) -> Tensor:
-    return _solve(a, _identity(a))[0]
+    return _solve(a, b, left=left), lu.detach(), pivots, info
 
 
 def _tensor_inverse(a: Tensor, ind: int = 2) -> Tensor:
@@ -215,7 +234,7 @@ def _tensor_inverse(a: Tensor, ind: int = 2) -> Tensor:
 def _tensor_solution(a: Tensor, b: Tensor, dims: Sequence[int] | None = None) -> Tensor:
     moved = a if dims is None else a.movedim(tuple(dims), tuple(range(-len(dims), 0)))
     matrix = moved.reshape(math.prod(b.shape), -1)
-    return _solve(matrix, b.reshape(-1))[0].reshape(moved.shape[b.ndim :])
+    return _solve(matrix, b.reshape(-1)).reshape(moved.shape[b.ndim :])
 
 
 def _power(a: Tensor, n: int) -> Tensor:

@@ -88,9 +88,10 @@ def _hypot(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _with_slope(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
-    """A value whose derivative with respect to x is `slope`, infinite ones included."""
+    """A value whose derivative with respect to x is `slope`, infinite ones included; both come in float64."""
     import torch
 
+    value, slope = value.to(x.dtype), slope.to(x.dtype)
     here = torch.where(x.abs() < math.inf, x, 0)
     finite, step = slope.abs() < math.inf, here - here.detach()
     steep = torch.where(finite, 1, step).sqrt() * slope.sign()  # 0 at 0, where the derivative of a root is infinite
@@ -111,14 +112,14 @@ def _erfinv(x: Tensor) -> Tensor:
     for _ in range(3):
         y = y - (y.erf() - size) * (math.sqrt(math.pi) / 2) * (y * y).exp()
     y = torch.where(size == 1, math.inf, torch.where(size == 0, 0, y))
-    return _with_slope((y * here.sign()).to(x.dtype), x, (math.sqrt(math.pi) / 2 * (y * y).exp()).to(x.dtype))
+    return _with_slope(y * here.sign(), x, math.sqrt(math.pi) / 2 * (y * y).exp())
 
 
 def _lgamma(x: Tensor) -> Tensor:
     """Stirling's series for x + 8, less the logarithm of x to x + 7; below 0.5 by Euler's reflection."""
     import torch
 
-    here = x.detach()
+    here = x.detach().double()  # near 1 and 2, where the result is near 0, the series' terms cancel
     low = here < 0.5
     z = torch.where(low, 1 - here, here)
     small = z < 8
@@ -144,7 +145,8 @@ def _multivariate(x: Tensor, p: int) -> Tensor:
 
 def _polygamma(n: int, x: Tensor) -> Tensor:
     """The n-th derivative of the digamma function, whose slope is the next one."""
-    return _with_slope(_derivative_of_digamma(n, x.detach()), x, _derivative_of_digamma(n + 1, x.detach()))
+    here = x.detach().double()  # digits cancel near zeros
+    return _with_slope(_derivative_of_digamma(n, here), x, _derivative_of_digamma(n + 1, here))
 
 
 def _derivative_of_digamma(n: int, x: Tensor) -> Tensor:

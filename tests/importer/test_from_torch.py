@@ -101,6 +101,7 @@ Y = torch.tensor([0, 1, 2, 0, 1])
 IDS = torch.tensor([[0, 0, 3, 2], [5, 0, 0, 1]])
 SOFT = torch.softmax(torch.arange(15.0).reshape(5, 3) / 7, 1)
 CLASSES = torch.tensor([0.5, 1.0, 2.0])
+LABELS, LENGTHS = torch.tensor([[1, 2], [2, 2]]), ((6, 5), (2, 1))
 
 
 def _a() -> Any:
@@ -136,6 +137,17 @@ RIGHT: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
     "divisor_override": (
         lambda: Net(lambda m, x: F.avg_pool2d(m.c(x), 2, divisor_override=3).pow(2).mean(), c=nn.Conv2d(1, 2, 3)),
         lambda: (torch.randn(2, 1, 6, 6),),
+    ),
+    "ctc, labels one after the other": (
+        lambda: Net(lambda m, x: F.ctc_loss(F.log_softmax(m.a(x), -1), torch.tensor([1, 2, 2]), *LENGTHS), a=_a()),
+        lambda: (torch.randn(6, 2, 4),),
+    ),
+    "ctc of what is not normalised": (
+        lambda: Net(
+            lambda m, x: F.ctc_loss(m.a(x) - 2, LABELS, *map(torch.tensor, LENGTHS), 0, "sum", zero_infinity=True),
+            a=_a(),
+        ),
+        lambda: (torch.randn(6, 2, 4),),
     ),
     "cdist": (
         lambda: Net(
@@ -335,15 +347,6 @@ PLANTED: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
             a=_a(),
         ),
         _x,
-    ),
-    "ctc": (
-        lambda: Net(
-            lambda m, x: F.ctc_loss(
-                F.log_softmax(m.a(x), -1), torch.tensor([[1, 2], [2, 2]]), torch.tensor([6, 5]), torch.tensor([2, 1])
-            ),
-            a=_a(),
-        ),
-        lambda: (torch.randn(6, 2, 4),),
     ),
 }
 

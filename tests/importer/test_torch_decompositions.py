@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 
 import recompute as rc
 from recompute.torch.lowering import _table
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
@@ -197,6 +201,83 @@ BATCHES = {
     "filled places": lambda y: y.index_fill(0, torch.tensor([0, -1]), 2.0),
     "largest, without self": lambda y: torch.scatter_reduce(y * 2, 0, (y > 0).long(), y, "amax", include_self=False),
 }
+
+
+def test_squeeze_of_the_batch_s_axis_fixes_the_batch() -> None:
+    """At a batch of 1 the axis goes, at others it stays."""
+    module = Reduced(lambda y: y.squeeze(0))
+    for count in (1, 4):
+        x = torch.randn(count, 3)
+        program = rc.from_torch(module, (x,))
+        (y,) = program.evaluate({"x": x.numpy()}, [program.outputs[0].name])
+        np.testing.assert_allclose(y, module(x).detach(), rtol=1e-6)
+        with pytest.raises(rc.UsageError, match=f"fixes its batch at {count}"):
+            program.evaluate({"x": np.ones((5 - count, 3), "f4")}, [program.outputs[0].name])
+
+
+@pytest.mark.parametrize("name", ["lgamma", "digamma", "polygamma"])
+def test_digits_near_zeros_of_a_function(name: str) -> None:
+    """Values near 0 are as exact as others; PyTorch's in float32 are not, those in float64 are compared."""
+    order = (1,) * (name == "polygamma")
+    x = torch.tensor([1 + 2**-20, 2 - 2**-18, 1.4616321, -2.4570247, 1.0625, 2.3])
+    operator = getattr(torch.ops.aten, name).default
+    exact = operator(*order, x.double())
+    np.testing.assert_allclose(_table()[operator](*order, x), exact, rtol=2e-7)
+
+
+def test_solutions_of_any_size_are_a_few_operators() -> None:
+    matrix = (torch.eye(80) * 30 + torch.arange(6400.0).reshape(80, 80).sin()).tolist()
+    module = Weighted(
+        lambda w: torch.linalg.solve(w, w[0]) + torch.linalg.solve_triangular(w, w, upper=True)[1], matrix
+    )
+    program = rc.from_torch(module, (torch.ones(1),), dynamic_batch=False)  # compares gradients, too
+    assert len(program.operators) < 50
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_gradients_of_cholesky_solutions_are_those_of_a_whole_factor(upper: bool) -> None:
+    """PyTorch's: the triangle that is not read has a gradient."""
+    module = Weighted(
+        lambda w: torch.cholesky_inverse(w[:, :2], upper) + torch.cholesky_solve(w[:, 2:], w[:, :2], upper), X
+    )
+    rc.from_torch(module, (torch.ones(1),), dynamic_batch=False)
+
+
+def test_ctc_loss_takes_other_batches_and_no_inference() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 4)
+
+        def forward(self, x: Any, y: Any, lengths: Any) -> Any:
+            scores = self.linear(x).log_softmax(-1).transpose(0, 1)
+            return torch.nn.functional.ctc_loss(scores, y, torch.full_like(lengths, 5), lengths)
+
+    def batch(n: int) -> tuple[Any, ...]:
+        return torch.randn(n, 5, 3), torch.randint(1, 4, (n, 2)), torch.arange(n) % 3
+
+    module = Model()
+    program = rc.from_torch(module, batch(4))
+    assert [o.op.name for o in program.operators].count("CTCLoss") == 1
+    assert "Exp" not in [o.op.name for o in program.operators]  # a LogSoftmax makes it unnecessary
+    inputs = batch(7)
+    feed = {v.name: t.numpy() for v, t in zip(program.inputs, inputs, strict=True)}
+    (loss,) = program.evaluate(feed, [program.outputs[0].name])
+    assert loss == pytest.approx(module(*inputs).item(), rel=1e-5)
+    feed[program.inputs[2].name] = np.full(7, 3)
+    with pytest.raises(rc.RecomputeError, match="a length of labels is negative, or more than they have entries"):
+        program.evaluate(feed, [program.outputs[0].name])
+    with pytest.raises(rc.UsageError, match="ONNX has no CTCLoss"):
+        rc.export_trained(program)
+
+
+def test_explanations_are_for_refusals() -> None:
+    """The OpInfo table hides neither that no answer came nor that one differs."""
+    opinfo = pytest.importorskip("opinfo")
+    assert opinfo.verdict({"op": "linalg.qr", "ended": "no answer in 120 s"}) == "no answer"
+    assert opinfo.verdict({"op": "linalg.qr", "invalid": "TypeError"}) == "no sample"
+    assert opinfo.verdict({"op": "linalg.qr", "verdicts": {"differs": 1, "refused": 2}}) == "differs"
+    assert opinfo.verdict({"op": "linalg.qr", "verdicts": {"agrees": 1, "refused": 2}}) == "not supported"
 
 
 @pytest.mark.parametrize("name", BATCHES)

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...language.factors import factor
-from ...language.op import Cost, Op, OperatorBuilder
+from ...language.op import Cost, Imported, ImportedNode, Op, OperatorBuilder, imports
 from ...language.types import Array, TensorType, Types, Value
+from ..shape.custom_gradient import DOMAIN
 from ..shape.reshape import reshape
 
 #: the logarithm of what is impossible, and what a logarithm is below only if a path is impossible
@@ -310,6 +311,28 @@ class CTCLossGrad(Alignment):
         for options, inputs in cls.cases(draw):
             x = inputs[0]
             yield draw.case(cls(**options), *inputs, draw(f"{'f64' if x.itemsize == 8 else 'f32'}[{x.shape[1]}]"))
+
+
+@imports("CTCLoss", domain=DOMAIN)
+def ctc_loss(node: ImportedNode) -> Imported:
+    """PyTorch's `ctc_loss`, whose gradient is that of scores before a LogSoftmax: exp(x) minus the probability above.
+
+    A LogSoftmax makes no difference of the two.
+    """
+    b, x, labels, lengths = node.builder, node.need(0), node.need(1), node.need(2)
+    op = CTCLoss(node.attributes["blank"], zero_infinity=bool(node.attributes["zero_infinity"]))
+    loss = b.emit(op, x, labels, lengths)
+    makers = {o.outputs[0].name: o for o in b.operators if o.outputs[0]}
+    maker = makers.get(x.name)
+    while maker and (maker.op.name in ("Cast", "Identity") or getattr(maker.op, "perm", ())[-1:] == (2,)):
+        maker = makers.get(maker.inputs[0].name)
+    if maker and maker.op.name == "LogSoftmax" and maker.op.axis in (-1, 2):
+        return loss
+    each = b.ReduceSum(b.Exp(x), axes=(2,), keepdims=0)
+    counted = b.Less(b.constant(np.arange(x.shape[0])[:, None], lengths), lengths)
+    total = b.ReduceSum(b.Where(counted, each, b.constant(0, x)), axes=(0,), keepdims=0)
+    none = b.Equal(loss, b.constant(0 if op.zero_infinity else math.inf, loss))
+    return b.Add(loss, b.Where(none, b.constant(0, x), b.Sub(total, b.Detach(total))))
 
 
 def _expanded(op: CTCLoss, b: OperatorBuilder, x: Value, labels: Value, lengths: Value | None) -> Value:
