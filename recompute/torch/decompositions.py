@@ -30,6 +30,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.median.default: _median,
         aten.nanmedian.default: _nan_median,
         aten.nanmedian.dim: _nan_medians,
+        aten.mode.default: _mode,
         aten.diagonal_scatter.default: _diagonal_scatter,
         aten.as_strided_scatter.default: _as_strided_scatter,
         aten.put.default: _put,
@@ -42,6 +43,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.squeeze_copy.dims: _squeeze,
         **{f.default: _resized(f.default) for f in (aten.fft_fft2, aten.fft_ifft2, aten.fft_fftn, aten.fft_ifftn)},
         aten.native_layer_norm.default: _native_layer_norm,
+        aten.grid_sampler_3d.default: aten.grid_sampler.default,
         aten._safe_softmax.default: _safe_softmax,
         **{f: _of_numbers(f) for f in (aten.topk.default, aten.scatter_add.default)},
         **{f: _of_numbers(f) for f in (aten.scatter.src, aten.scatter.value)},
@@ -122,6 +124,21 @@ def _nan_medians(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Te
     order = torch.ops.aten.sort.default(torch.where(missing, math.inf, here) if x.is_floating_point() else here, dim)[0]
     middle = ((~missing).sum(dim, True) - 1).clamp(min=0) // 2
     at = (here == order.gather(dim, middle)).int().argmax(dim, True)  # 0 where all are NaN
+    values = (x.gather(dim, at), at)
+    return values if keepdim else tuple(t.squeeze(dim) for t in values)
+
+
+def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The most frequent elements of an axis, of those the smallest, and where the last of each is."""
+    import torch
+
+    if x.ndim == 0:
+        return x * 1, torch.zeros((), dtype=torch.int64)
+    rows = x.movedim(dim, -1).detach()
+    counts = (rows.unsqueeze(-1) == rows.unsqueeze(-2)).sum(-1)
+    usual = counts == counts.amax(-1, True)
+    least = torch.where(usual, rows, rows.amax(-1, True)).amin(-1, True)
+    at = torch.where(rows == least, torch.arange(rows.shape[-1]), -1).amax(-1, True).movedim(-1, dim)
     values = (x.gather(dim, at), at)
     return values if keepdim else tuple(t.squeeze(dim) for t in values)
 

@@ -27,6 +27,9 @@ def special() -> dict[Any, Callable[..., Any]]:
         aten.fmin.default: _extreme(lambda x, y: x < y),
         aten.hypot.default: _hypot,
         aten.erfinv.default: _in_float32(_erfinv),
+        aten.logit.default: _logit,
+        aten.special_log_ndtr.default: _in_float32(_log_ndtr),
+        aten.special_ndtri.default: _in_float32(_ndtri),
         aten.lgamma.default: _in_float32(_lgamma),
         aten.mvlgamma.default: _multivariate,
         aten.digamma.default: _in_float32(lambda x: _polygamma(0, x)),
@@ -37,7 +40,7 @@ def special() -> dict[Any, Callable[..., Any]]:
         aten.special_i1e.default: _in_float32(lambda x: _bessel(1, x)),
     }
     names = {"psi": "digamma", "digamma": "digamma", "erfinv": "erfinv", "gammaln": "lgamma", "polygamma": "polygamma"}
-    names |= {"multigammaln": "mvlgamma"}
+    names |= {"multigammaln": "mvlgamma", "logit": "logit"}
     return table | {getattr(aten, f"special_{a}").default: table[getattr(aten, b).default] for a, b in names.items()}
 
 
@@ -113,6 +116,56 @@ def _erfinv(x: Tensor) -> Tensor:
         y = y - (y.erf() - size) * (math.sqrt(math.pi) / 2) * (y * y).exp()
     y = torch.where(size == 1, math.inf, torch.where(size == 0, 0, y))
     return _with_slope(y * here.sign(), x, math.sqrt(math.pi) / 2 * (y * y).exp())
+
+
+def _logit(x: Tensor, eps: float | None = None) -> Tensor:
+    """The lower bound comes first where bounds cross, which ONNX's Clip does not do."""
+    import torch
+
+    if eps is None:
+        return NotImplemented
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    y = torch.where(x < eps, eps, torch.where(x > 1 - eps, 1 - eps, x))
+    return (y / (1 - y)).log()
+
+
+def _log_normal(y: Tensor) -> Tensor:
+    """The logarithm of the normal distribution; of tails by a continued fraction (Abramowitz & Stegun 26.2.14)."""
+    import torch
+
+    far = torch.where(y < -3, -y, 3)
+    rest = far
+    for k in range(40, 0, -1):
+        rest = far + k / rest
+    tail = -far * far / 2 - math.log(2 * math.pi) / 2 - rest.log()
+    near = torch.where(y < -3, 0, y) / math.sqrt(2)
+    return torch.where(y < -3, tail, torch.where(near > 0, (-near.erfc() / 2).log1p(), ((near.erf() + 1) / 2).log()))
+
+
+def _log_ndtr(x: Tensor) -> Tensor:
+    import torch
+
+    here = x.detach().double()
+    value = _log_normal(here)
+    slope = (-here * here / 2 - math.log(2 * math.pi) / 2 - value).exp()
+    return _with_slope(value, x, torch.where(here == -math.inf, math.inf, slope))
+
+
+def _ndtri(p: Tensor) -> Tensor:
+    """Newton's method on the logarithm of the smaller tail, from Winitzki's approximation."""
+    import torch
+
+    here = p.detach().double()
+    tail = torch.minimum(here, 1 - here)
+    log, target = (4 * tail * (1 - tail)).log(), tail.log()
+    term = 2 / (math.pi * 0.147) + log / 2
+    y = -math.sqrt(2) * ((term * term - log / 0.147).sqrt() - term).clamp(min=0).sqrt()
+    for _ in range(4):
+        value = _log_normal(y)
+        y = y - (value - target) * (value + y * y / 2).exp() * math.sqrt(2 * math.pi)
+    y = torch.where(tail == 0, -math.inf, torch.where(tail == 0.5, 0, y))
+    y = torch.where(here > 0.5, -y, y)
+    return _with_slope(y, p, math.sqrt(2 * math.pi) * (y * y / 2).exp())
 
 
 def _lgamma(x: Tensor) -> Tensor:
