@@ -44,23 +44,20 @@ _LARGEST = 4000  # elements of a sample's tensor, where an operator has samples 
 #: why operators do not agree in all samples: categories, reasons, operators
 EXPLAINED = {
     "differs on purpose": {
-        "PyTorch gives gradients to the triangle that it does not read": "cholesky_inverse cholesky_solve",
         "PyTorch gives the gradient of what was kept to what was replaced": "as_strided_scatter",
     },
     "not supported": {
-        "an iteration: ONNX has no eigenvalues, singular values or QR": "svd svd_lowrank pca_lowrank pinverse ormqr "
-        "linalg.svd linalg.svdvals linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh linalg.qr linalg.pinv "
-        "linalg.lstsq linalg.cond linalg.polar linalg.matrix_sqrth linalg.norm linalg.matrix_norm",
+        "an iteration: ONNX has no eigenvalues or singular values": "svd svd_lowrank pca_lowrank pinverse linalg.svd "
+        "linalg.svdvals linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh linalg.pinv linalg.lstsq linalg.cond "
+        "linalg.polar linalg.matrix_sqrth linalg.norm linalg.matrix_norm",
         "sparse tensors, and complex numbers of 16 bits": "sparse.mm sparse.sampled_addmm to_sparse chalf",
         "bits of floating-point numbers": "frexp nextafter",
         "conjugates of complex numbers, inside of it": "fft.ihfft2 fft.ihfftn",
         "inside of batch_norm, which agrees: saved statistics, or their gradients": "native_batch_norm "
         "_native_batch_norm_legit _batch_norm_with_update",
-        "ONNX and its exporter have no form of it": "mode _segment_reduce grid_sampler_3d special.ndtri "
-        "nn.functional.fractional_max_pool2d nn.functional.ctc_loss "
+        "ONNX and its exporter have no form of it": "_segment_reduce nn.functional.fractional_max_pool2d "
         "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
-        "numbers of the exporter, which the import refuses: scales that it drops, tails that overflow, bounds that "
-        "cross": "_upsample_bilinear2d_aa special.log_ndtr logit",
+        "numbers of the exporter, which the import refuses: scales that it drops": "_upsample_bilinear2d_aa",
     },
 }
 #: categories of operators

@@ -203,7 +203,9 @@ def _squeeze(x: Tensor, dim: Any) -> Tensor:
 
     dims = [dim] if isinstance(dim, int) else list(dim)
     if any(isinstance(x.shape[d], torch.SymInt) for d in dims if x.ndim):
-        raise NotImplementedError("squeeze of an axis that is 1 at some batches only: it takes the example's batch only")
+        raise NotImplementedError(
+            "squeeze of an axis that is 1 at some batches only: it takes the example's batch only"
+        )
     ones = [d for d in dims if x.ndim and x.shape[d] == 1]
     if len(ones) == len(dims):
         return NotImplemented

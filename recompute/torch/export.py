@@ -92,7 +92,7 @@ def exported(call: Call, exporter: str) -> Iterator[Exported]:
     advice = ""
     if "fake tensor" in said:
         advice = "\ntorch.autograd.grad inside of forward is not exported: write that derivative with plain operators"
-    elif (unknown := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", said)):
+    elif unknown := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", said):
         advice = f"\nONNX has no form of PyTorch's {unknown[1]}: write it with plain operators (where, gather, sums)"
     raise ModelError("PyTorch cannot export this module:\n  " + "\n  ".join(failed) + advice)
 

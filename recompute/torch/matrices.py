@@ -54,6 +54,9 @@ def matrices() -> dict[Any, Callable[..., Any]]:
         aten.linalg_matrix_exp.default: _exponential,
         aten.matrix_exp.default: _exponential,
         aten.orgqr.default: _householder_product,
+        aten.ormqr.default: _householder_times,
+        aten.linalg_qr.default: _qr,
+        aten.geqrf.default: _geqrf,
         aten.linalg_vander.default: _vander,
         aten.linalg_householder_product.default: _householder_product,
     }
@@ -252,6 +255,52 @@ def _slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     swaps = (pivots != torch.arange(1, a.shape[-1] + 1)).sum(-1)
     sign = diagonal.detach().sign().prod(-1) * (1 - 2 * (swaps % 2))
     return sign, diagonal.abs().log().sum(-1), lu.detach(), pivots
+
+
+def _geqrf(a: Tensor) -> tuple[Tensor, Tensor]:
+    """R over the vectors of reflections, and their factors, by the conventions of LAPACK's geqrf."""
+    import torch
+
+    whole, factors = _small(a) * 1, []
+    for j in range(min(a.shape[-2:])):
+        x, rest = whole[..., j : j + 1, j : j + 1], whole[..., j + 1 :, j : j + 1]
+        square = rest.square().sum(-2, keepdim=True)
+        none = square == 0  # nothing to reflect
+        length = torch.where(none, 1, x * x + square).sqrt()
+        corner = torch.where(none, x, torch.where(x < 0, length, -length))
+        factor = torch.where(none, 0, 1 - x / torch.where(none, 1, corner))
+        vector = rest / torch.where(none, 1, x - corner)
+        top, below = whole[..., j : j + 1, j + 1 :], whole[..., j + 1 :, j + 1 :]
+        change = factor * (top + vector.mT @ below)
+        right = torch.cat([top - change, below - vector @ change], -2)
+        block = torch.cat([torch.cat([corner, vector], -2), right], -1)
+        lower = torch.cat([whole[..., j:, :j], block], -1)
+        whole = torch.cat([whole[..., :j, :], lower], -2)
+        factors.append(factor[..., 0, 0])
+    return whole, torch.stack(factors, -1) if factors else a.new_zeros((*a.shape[:-2], 0))
+
+
+def _qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    import torch
+
+    reflections, factors = _geqrf(a)
+    rows, columns = a.shape[-2:]
+    size = rows if mode == "complete" else min(rows, columns)
+    upper = reflections[..., :size, :].triu()
+    if mode == "r":
+        return a.new_zeros(0), upper
+    vectors = torch.nn.functional.pad(reflections, (0, max(size - columns, 0)))[..., :size]
+    return _householder_product(vectors, factors), upper
+
+
+def _householder_times(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
+    """The whole product of reflections times a matrix."""
+    import torch
+
+    rows = a.shape[-2]
+    q = _householder_product(torch.nn.functional.pad(a, (0, rows - a.shape[-1])), tau)
+    q = q.mT if transpose else q
+    return q @ other if left else other @ q
 
 
 def _vander(x: Tensor, *, N: int | None = None) -> Tensor:
