@@ -57,7 +57,6 @@ EXPLAINED = {
         "_native_batch_norm_legit _batch_norm_with_update",
         "ONNX and its exporter have no form of it": "_segment_reduce nn.functional.fractional_max_pool2d "
         "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
-        "numbers of the exporter, which the import refuses: scales that it drops": "_upsample_bilinear2d_aa",
     },
 }
 #: categories of operators

@@ -22,6 +22,8 @@ LOWERED = {
     "aten.avg_pool2d": {"divisor_override"},
     "aten.avg_pool3d": {"divisor_override"},
     "aten.cross_entropy_loss": {"label_smoothing"},
+    "aten._upsample_bilinear2d_aa": {"scales_h", "scales_w"},
+    "aten._upsample_bicubic2d_aa": {"scales_h", "scales_w"},
 }
 #: arguments that change no number where they are dropped, by operator ("": of all)
 HARMLESS = {

@@ -1,10 +1,12 @@
-"""Pooling that PyTorch's ONNX exporter has no function for, or of which it drops arguments."""
+"""Pooling and resizing that PyTorch's ONNX exporter has no function for, or of which it drops arguments."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,6 +17,7 @@ def pooling() -> dict[Any, Callable[..., Any]]:
     import torch
 
     aten = torch.ops.aten
+    linear, cubic = _antialiased(lambda x: 1 - x, 1), _antialiased(_cubic, 2)
     return {
         aten.avg_pool2d.default: _averages(aten.avg_pool2d.default, 2),
         aten.avg_pool3d.default: _averages(aten.avg_pool3d.default, 3),
@@ -23,6 +26,10 @@ def pooling() -> dict[Any, Callable[..., Any]]:
         aten.adaptive_max_pool1d.default: _adaptive_largest,
         aten.adaptive_max_pool2d.default: _adaptive_largest,
         aten.adaptive_max_pool3d.default: _adaptive_largest,
+        aten._upsample_bilinear2d_aa.default: linear,
+        aten._upsample_bilinear2d_aa.vec: lambda x, size, align, factors=None: linear(x, size, align, *factors or ()),
+        aten._upsample_bicubic2d_aa.default: cubic,
+        aten._upsample_bicubic2d_aa.vec: lambda x, size, align, factors=None: cubic(x, size, align, *factors or ()),
     }
 
 
@@ -91,3 +98,41 @@ def _adaptive_largest(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Te
         first = x.detach().argmax(-1, keepdim=True)
         x, at = (t.gather(-1, first).squeeze(-1).movedim(-1, axis) for t in (x, at))
     return x, at
+
+
+def _cubic(x: np.ndarray) -> np.ndarray:
+    """Keys' cubic convolution with a = -1/2 ("Cubic convolution interpolation", 1981), of distances."""
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
+    return np.where(x < 1, near, far)
+
+
+def _antialiased(kernel: Callable[[np.ndarray], np.ndarray], radius: int) -> Callable[..., Tensor]:
+    """Resizing by factors or of corners, which the exporter drops, as products with a matrix of weights for each axis."""
+
+    def weights(count: int, n: int, scale: float) -> Tensor:
+        import torch
+
+        wide = max(scale, 1.0)
+        centres = scale * (np.arange(count)[:, None] + 0.5)
+        places = np.arange(n)
+        first, last = ((centres + s * radius * wide + 0.5).astype(int) for s in (-1, 1))
+        distances = np.abs(places - centres + 0.5) / wide
+        taken = (places >= first) & (places < last) & (distances < radius)
+        table = np.where(taken, kernel(distances), 0)
+        return torch.from_numpy(table / table.sum(1, keepdims=True))
+
+    def scale(n: int, count: int, corners: bool, factor: float | None) -> float:
+        if corners:
+            return (n - 1) / (count - 1) if count > 1 else 0.0
+        return 1 / factor if factor else n / count
+
+    def decomposed(x: Tensor, size: Sequence[int] | None, corners: bool, *factors: float | None) -> Tensor:
+        if not corners and not any(factors):
+            return NotImplemented
+        both = factors or (None, None)
+        sizes = size or [math.floor(n * f) for n, f in zip(x.shape[-2:], both, strict=True) if f]
+        axes = zip(sizes, map(int, x.shape[-2:]), both, strict=True)
+        rows, columns = (weights(m, n, scale(n, m, corners, f)).to(x.dtype) for m, n, f in axes)
+        return rows @ x @ columns.T
+
+    return decomposed

@@ -90,6 +90,12 @@ CASES = {
         w.reshape(1, 1, 2, 2, 2), (w[:, :3] / 5).reshape(1, 1, 1, 2, 3), 0, 0, False
     ),
     "adaptive pools": lambda w: torch.nn.functional.adaptive_max_pool2d(w[None], (1, 3)).sum(0),
+    "antialiased resizing": lambda w: torch.nn.functional.interpolate(
+        w.reshape(1, 2, 2, 2).repeat(1, 1, 3, 2), scale_factor=(0.6, 1.3), mode="bicubic", antialias=True
+    ),
+    "antialiased corners": lambda w: torch.nn.functional.interpolate(
+        w[None, None], size=(1, 3), mode="bilinear", align_corners=True, antialias=True
+    ),
     "average pools with a divisor": lambda w: torch.nn.functional.avg_pool2d(
         w[None], 2, 3, 1, ceil_mode=True, divisor_override=3
     ),
