@@ -107,7 +107,7 @@ def _cubic(x: np.ndarray) -> np.ndarray:
 
 
 def _antialiased(kernel: Callable[[np.ndarray], np.ndarray], radius: int) -> Callable[..., Tensor]:
-    """Resizing by factors or of corners, which the exporter drops, as products with a matrix of weights for each axis."""
+    """Resizing by factors or of corners, which the exporter drops, as products with matrices of weights."""
 
     def weights(count: int, n: int, scale: float) -> Tensor:
         import torch
