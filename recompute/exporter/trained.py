@@ -74,14 +74,19 @@ def export_trained(
     model = quantised(model, program)
     wanted = None if outputs is None else as_texts(outputs, "outputs")
     restricted(model.graph, _outputs(program, model.graph) if wanted is None else wanted)
-    if ours := {n.op_type for n in model.graph.node if n.domain == DOMAIN}:
-        raise UsageError(f"ONNX has no {', '.join(sorted(ours))}: outputs=[...] leaves out what is computed with it")
-    for at in reversed([i for i, o in enumerate(model.opset_import) if o.domain == DOMAIN]):
-        del model.opset_import[at]
+    _without_domain(model)
     if path is not None:
         external = [e.value for t in all_tensors(original.graph) for e in t.external_data if e.key == "location"]
         save_beside(model, as_path(path), keep=external)
     return model
+
+
+def _without_domain(model: onnx.ModelProto) -> None:
+    """Takes back that the model needs the domain "recompute".  UsageError where it does."""
+    if left := {n.op_type for n in model.graph.node if n.domain == DOMAIN}:
+        raise UsageError(f"ONNX has no {', '.join(sorted(left))}: outputs=[...] leaves out what is computed with it")
+    for at in reversed([i for i, o in enumerate(model.opset_import) if o.domain == DOMAIN]):
+        del model.opset_import[at]
 
 
 def _outputs(program: Program, graph: onnx.GraphProto) -> list[str]:
