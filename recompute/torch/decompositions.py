@@ -29,8 +29,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.cummin.default: _running(largest=False),
         aten.median.default: _median,
         aten.nanmedian.default: _nan_median,
-        aten.nanmedian.dim: _nan_medians,
-        aten.mode.default: _mode,
+        aten.nanmedian.dim: chosen(_place_of_nan_median),
+        aten.mode.default: chosen(_place_of_mode),
         aten.diagonal_scatter.default: _diagonal_scatter,
         aten.as_strided_scatter.default: _as_strided_scatter,
         aten.put.default: _put,
@@ -107,40 +107,47 @@ def _nan_median(x: Tensor) -> Tensor:
     if not x.numel():
         return NotImplemented
     flat = x.reshape(-1)
-    middle = _nan_medians(flat.detach(), 0)[0]
+    middle = chosen(_place_of_nan_median)(flat.detach(), 0)[0]
     if not x.is_floating_point():
         return middle
     return torch.where(middle.isnan(), math.nan, torch.where(flat <= middle, flat, -math.inf).amax(0))
 
 
-def _nan_medians(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Lower medians of an axis, but for NaN, and where the first of each is."""
+def chosen(place: Callable[[Tensor, int], Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+    """One element of an axis, and where it is: `place(x, dim)`, i64 with a size of 1 there; a number is at 0."""
+
+    def decomposed(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, ...]:
+        import torch
+
+        if x.ndim == 0:
+            return x * 1, torch.zeros((), dtype=torch.int64)
+        at = place(x.detach(), dim)
+        values = (x.gather(dim, at), at)
+        return values if keepdim else tuple(t.squeeze(dim) for t in values)
+
+    return decomposed
+
+
+def _place_of_nan_median(here: Tensor, dim: int) -> Tensor:
+    """Of the lower median but for NaN, the first of equal ones."""
     import torch
 
-    if x.ndim == 0:
-        return x * 1, torch.zeros((), dtype=torch.int64)
-    here = x.detach()
-    missing = here.isnan() if x.is_floating_point() else torch.zeros(x.shape, dtype=torch.bool)
-    order = torch.ops.aten.sort.default(torch.where(missing, math.inf, here) if x.is_floating_point() else here, dim)[0]
+    missing = here.isnan() if here.is_floating_point() else torch.zeros(here.shape, dtype=torch.bool)
+    rest = torch.where(missing, math.inf, here) if here.is_floating_point() else here
     middle = ((~missing).sum(dim, True) - 1).clamp(min=0) // 2
-    at = (here == order.gather(dim, middle)).int().argmax(dim, True)  # 0 where all are NaN
-    values = (x.gather(dim, at), at)
-    return values if keepdim else tuple(t.squeeze(dim) for t in values)
+    median = torch.ops.aten.sort.default(rest, dim)[0].gather(dim, middle)
+    return (here == median).int().argmax(dim, True)  # 0 where all are NaN
 
 
-def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The most frequent elements of an axis, of those the smallest, and where the last of each is."""
+def _place_of_mode(x: Tensor, dim: int) -> Tensor:
+    """Of the most frequent element, of those the smallest, the last of equal ones."""
     import torch
 
-    if x.ndim == 0:
-        return x * 1, torch.zeros((), dtype=torch.int64)
-    rows = x.movedim(dim, -1).detach()
+    rows = x.movedim(dim, -1)
     counts = (rows.unsqueeze(-1) == rows.unsqueeze(-2)).sum(-1)
     usual = counts == counts.amax(-1, True)
     least = torch.where(usual, rows, rows.amax(-1, True)).amin(-1, True)
-    at = torch.where(rows == least, torch.arange(rows.shape[-1]), -1).amax(-1, True).movedim(-1, dim)
-    values = (x.gather(dim, at), at)
-    return values if keepdim else tuple(t.squeeze(dim) for t in values)
+    return torch.where(rows == least, torch.arange(rows.shape[-1]), -1).amax(-1, True).movedim(-1, dim)
 
 
 def _diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .decompositions import decompositions, functions, places_in_memory
+from .decompositions import chosen, decompositions, functions, places_in_memory
 from .matrices import matrices
 from .pooling import pooling
 from .special import special
@@ -71,7 +71,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         aten._weight_norm.default: _weight_norm,
         aten.sort.stable: _stable_sort,
         aten.kthvalue.default: _kth,
-        aten.median.dim: _median,
+        aten.median.dim: chosen(_place_of_median),
         aten.cumprod.default: _running(lambda x: x.prod(-1), 1.0),
         aten.logcumsumexp.default: _running(lambda x: x.logsumexp(-1), -math.inf),
         **{getattr(aten.std, o): _deviation(getattr(aten.var, o)) for o in ("default", "dim", "correction")},
@@ -266,24 +266,18 @@ def _kth(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tenso
     """The k-th smallest, and where it is."""
     import torch
 
-    if x.ndim == 0:
-        return x * 1, torch.zeros((), dtype=torch.int64)
-    values = (t.narrow(dim, k - 1, 1) for t in torch.ops.aten.sort.default(x, dim, False))
-    return tuple(t if keepdim else t.squeeze(dim) for t in values)
+    return chosen(lambda x, dim: torch.ops.aten.sort.default(x, dim, False)[1].narrow(dim, k - 1, 1))(x, dim, keepdim)
 
 
-def _median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, ...]:
-    """The median; of an even number of elements, the lower one; NaN where there is one."""
+def _place_of_median(x: Tensor, dim: int) -> Tensor:
+    """Of an even number of elements, of the lower one; of NaN where there is one."""
     import torch
 
-    if x.ndim == 0:
-        return x * 1, torch.zeros((), dtype=torch.int64)
     at = _kth(x, (x.shape[dim] + 1) // 2, dim, True)[1]
-    if x.is_floating_point():
-        missing = x.isnan()
-        at = torch.where(missing.any(dim, True), missing.int().argmax(dim, True), at)
-    values = (x.gather(dim, at), at)
-    return values if keepdim else tuple(t.squeeze(dim) for t in values)
+    if not x.is_floating_point():
+        return at
+    missing = x.isnan()
+    return torch.where(missing.any(dim, True), missing.int().argmax(dim, True), at)
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:

@@ -173,20 +173,6 @@ def _lu_factor(a: Tensor, pivot: bool = True, check_errors: bool = False) -> tup
     return whole, (torch.stack(pivots, -1) if pivots else none).to(torch.int32), _first(whole.diagonal(0, -2, -1) == 0)
 
 
-def _swapped(b: Tensor, pivots: Tensor, *, back: bool = False) -> Tensor:
-    """Rows in the order of the factors, or back in their first one."""
-    import torch
-
-    batch = torch.broadcast_shapes(b.shape[:-2], pivots.shape[:-1])
-    b = b.expand(*batch, *b.shape[-2:])
-    steps = range(pivots.shape[-1])
-    for j in reversed(steps) if back else steps:
-        chosen, row = _row(b, pivots[..., j] - 1)
-        first = (torch.arange(b.shape[-2]) == j)[:, None]
-        b = torch.where(first, row, torch.where(chosen, b[..., j : j + 1, :], b))
-    return b
-
-
 def _unpack(
     lu: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -196,7 +182,11 @@ def _unpack(
     rows, columns = lu.shape[-2:]
     count = min(rows, columns)
     none = torch.zeros(0, dtype=lu.dtype)
-    order = _swapped(torch.eye(rows, dtype=lu.dtype), pivots, back=True) if unpack_pivots else none
+    order = torch.eye(rows, dtype=lu.dtype).expand(*pivots.shape[:-1], rows, rows) if unpack_pivots else none
+    for j in reversed(range(pivots.shape[-1] * unpack_pivots)):  # rows change places
+        chosen, row = _row(order, pivots[..., j] - 1)
+        first = (torch.arange(rows) == j)[:, None]
+        order = torch.where(first, row, torch.where(chosen, order[..., j : j + 1, :], order))
     if not unpack_data:
         return order, none, none
     one = torch.eye(rows, count, dtype=lu.dtype)
@@ -206,11 +196,10 @@ def _unpack(
 def _lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
     if not left:
         return _lu_solve(lu, pivots, b.mT, adjoint=not adjoint).mT
+    order, lower, upper = _unpack(lu, pivots)
     if adjoint:
-        half = _solve_triangular(lu.mT, b, upper=False)
-        return _swapped(_solve_triangular(lu.mT, half, upper=True, unitriangular=True), pivots, back=True)
-    half = _solve_triangular(lu, _swapped(b, pivots), upper=False, unitriangular=True)
-    return _solve_triangular(lu, half, upper=True)
+        return order @ _solve(lower.mT, _solve(upper.mT, b, vectors=False), vectors=False)
+    return _solve(upper, _solve(lower, order.mT @ b, vectors=False), vectors=False)
 
 
 def _solve(a: Tensor, b: Tensor, *, left: bool = True, vectors: bool = True) -> Tensor:

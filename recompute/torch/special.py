@@ -101,17 +101,20 @@ def _with_slope(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
     return value + torch.where(finite, step * torch.where(finite, slope, 0), steep)
 
 
+def _winitzki(rest: Tensor) -> Tensor:
+    """erfinv of x within 0.2 %, by 1 - x² ("A handy approximation for the error function and its inverse", 2008)."""
+    log = rest.log()
+    term = 2 / (math.pi * 0.147) + log / 2
+    return ((term * term - log / 0.147).sqrt() - term).clamp(min=0).sqrt()
+
+
 def _erfinv(x: Tensor) -> Tensor:
-    """Winitzki's approximation ("A handy approximation for the error function and its inverse", 2008), and Newton."""
+    """Newton's method from Winitzki's approximation."""
     import torch
 
     here = x.detach().double()  # near 1, erf has no more digits in float32
     size = here.abs()
-    a = 0.147
-    rest = (1 - size) * (1 + size)  # 1 - size * size would lose its last digits near 1
-    log = rest.log()
-    term = 2 / (math.pi * a) + log / 2
-    y = ((term * term - log / a).sqrt() - term).clamp(min=0).sqrt()
+    y = _winitzki((1 - size) * (1 + size))  # 1 - size * size would lose its last digits near 1
     for _ in range(3):
         y = y - (y.erf() - size) * (math.sqrt(math.pi) / 2) * (y * y).exp()
     y = torch.where(size == 1, math.inf, torch.where(size == 0, 0, y))
@@ -157,9 +160,7 @@ def _ndtri(p: Tensor) -> Tensor:
 
     here = p.detach().double()
     tail = torch.minimum(here, 1 - here)
-    log, target = (4 * tail * (1 - tail)).log(), tail.log()
-    term = 2 / (math.pi * 0.147) + log / 2
-    y = -math.sqrt(2) * ((term * term - log / 0.147).sqrt() - term).clamp(min=0).sqrt()
+    y, target = -math.sqrt(2) * _winitzki(4 * tail * (1 - tail)), tail.log()
     for _ in range(4):
         value = _log_normal(y)
         y = y - (value - target) * (value + y * y / 2).exp() * math.sqrt(2 * math.pi)
