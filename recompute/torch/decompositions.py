@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from ..ops.loss.ctc import NO_LENGTH
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Decompositions by operator; one that gives NotImplemented leaves the operator as it is."""
-    import torch
-
     aten = torch.ops.aten
     other = {"divide": "div", "true_divide": "div", "multiply": "mul", "subtract": "sub", "greater": "gt"}
     other |= {"greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne"}
@@ -53,21 +51,17 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 def functions() -> dict[Any, Callable[..., Any]]:
     """Functions that cannot be traced as PyTorch has them."""
-    import torch
-
     table: dict[Any, Callable[..., Any]] = {torch.cov: _covariance, torch.corrcoef: _correlation}
     table = {**table, torch.Tensor.cov: _covariance, torch.Tensor.corrcoef: _correlation}
     table = {**table, torch.masked_select: _masked_select, torch.Tensor.masked_select: _masked_select}
-    table = {**table, torch.combinations: _combinations, torch.nn.functional.instance_norm: _instance_norm}
-    return {**table, torch.ctc_loss: _ctc_loss, torch.nn.functional.ctc_loss: _ctc_loss}
+    table = {**table, torch.combinations: _combinations, functional.instance_norm: _instance_norm}
+    return {**table, torch.ctc_loss: _ctc_loss, functional.ctc_loss: _ctc_loss}
 
 
 def _running(*, largest: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     """Extremes of all beginnings of an axis, and where they last are; NaN from the first NaN on."""
 
     def decomposed(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        import torch
-
         if x.ndim == 0 or not x.numel():
             return x * 1, torch.zeros(x.shape, dtype=torch.int64)
         rows = x.movedim(dim, -1)
@@ -87,8 +81,6 @@ def _running(*, largest: bool) -> Callable[..., tuple[Tensor, Tensor]]:
 
 def _median(x: Tensor) -> Tensor:
     """The lower median of all elements; elements that are equal to it have equal parts of its gradient."""
-    import torch
-
     if not x.numel():
         return NotImplemented
     here = x.detach().reshape(-1)
@@ -102,8 +94,6 @@ def _median(x: Tensor) -> Tensor:
 
 def _nan_median(x: Tensor) -> Tensor:
     """The lower median of all elements but NaN; equal ones have equal parts of its gradient."""
-    import torch
-
     if not x.numel():
         return NotImplemented
     flat = x.reshape(-1)
@@ -117,8 +107,6 @@ def chosen(place: Callable[[Tensor, int], Tensor]) -> Callable[..., tuple[Tensor
     """One element of an axis, and where it is: `place(x, dim)`, i64 with a size of 1 there; a number is at 0."""
 
     def decomposed(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, ...]:
-        import torch
-
         if x.ndim == 0:
             return x * 1, torch.zeros((), dtype=torch.int64)
         at = place(x.detach(), dim)
@@ -129,9 +117,7 @@ def chosen(place: Callable[[Tensor, int], Tensor]) -> Callable[..., tuple[Tensor
 
 
 def _place_of_nan_median(here: Tensor, dim: int) -> Tensor:
-    """Of the lower median but for NaN, the first of equal ones."""
-    import torch
-
+    """The lower median but for NaN, the first of equal ones."""
     missing = here.isnan() if here.is_floating_point() else torch.zeros(here.shape, dtype=torch.bool)
     rest = torch.where(missing, math.inf, here) if here.is_floating_point() else here
     middle = ((~missing).sum(dim, True) - 1).clamp(min=0) // 2
@@ -140,9 +126,7 @@ def _place_of_nan_median(here: Tensor, dim: int) -> Tensor:
 
 
 def _place_of_mode(x: Tensor, dim: int) -> Tensor:
-    """Of the most frequent element, of those the smallest, the last of equal ones."""
-    import torch
-
+    """The most frequent elements, of those the smallest one, the last of equal ones."""
     rows = x.movedim(dim, -1)
     counts = (rows.unsqueeze(-1) == rows.unsqueeze(-2)).sum(-1)
     usual = counts == counts.amax(-1, True)
@@ -161,8 +145,6 @@ def _diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, di
 def _as_strided_scatter(
     x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
-    import torch
-
     if not x.is_contiguous():
         return NotImplemented
     places = torch.from_numpy(places_in_memory(size, stride, storage_offset or 0).reshape(-1))
@@ -181,8 +163,6 @@ def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
 
 def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """By a mask: places may be named twice, and the value's gradient counts each once."""
-    import torch
-
     places = torch.arange(x.shape[dim] if x.ndim else 1)
     filled = (places[:, None] == places[index.reshape(-1)]).any(1)
     filled = filled.reshape([-1 if i == dim % x.ndim else 1 for i in range(x.ndim)])
@@ -198,16 +178,12 @@ def _index_reduce(
 
 def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """TorchScript's exporter does not broadcast."""
-    import torch
-
     x, mask = (t.reshape(t.shape or (1,)) for t in torch.broadcast_tensors(input, mask))
     return x[mask]
 
 
 def _squeeze(x: Tensor, dim: Any) -> Tensor:
     """Axes of another size than 1 stay; one whose size is the batch's stays or goes, and fixes the batch."""
-    import torch
-
     dims = [dim] if isinstance(dim, int) else list(dim)
     if any(isinstance(x.shape[d], torch.SymInt) for d in dims if x.ndim):
         raise NotImplementedError(
@@ -223,14 +199,12 @@ def _resized(transform: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Fourier transforms that pad or cut real tensors; the exporter would pad complex ones, which it cannot."""
 
     def decomposed(x: Tensor, s: Sequence[int] | None = None, dim: Any = None, norm: str | None = None) -> Tensor:
-        import torch
-
         if s is None or x.is_complex():
             return NotImplemented
         axes = list(range(-len(s), 0) if dim is None else dim)
         for axis, n in zip(axes, s, strict=True):
             ends = [0, 0] * (-1 - axis if axis < 0 else x.ndim - 1 - axis)
-            x = x if n < 0 else torch.nn.functional.pad(x, [*ends, 0, n - x.shape[axis]])
+            x = x if n < 0 else functional.pad(x, [*ends, 0, n - x.shape[axis]])
         return transform(x, None, axes, norm)
 
     return decomposed
@@ -252,8 +226,6 @@ def _native_layer_norm(
 
 def _safe_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     """0, without a gradient, where all elements are -inf."""
-    import torch
-
     none = (x == -math.inf).all(dim, True)
     return torch.where(none, 0, torch.softmax(torch.where(none, 0, x), dim, dtype=dtype))
 
@@ -265,8 +237,6 @@ def _of_numbers(operator: Callable[..., Any], like_index: bool = False) -> Calla
     """
 
     def decomposed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
         index = next((a for a in args if isinstance(a, torch.Tensor)), None)
         if index is not None and not index.numel():
             return x.new_zeros(index.shape) if like_index else x.view(x.shape)
@@ -291,24 +261,20 @@ def _instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """With running statistics, which the exporter drops: read in evaluation, else moved towards the mean of samples."""
-    from torch.nn import functional as f
-
     if running_mean is None or running_var is None:
-        return f.instance_norm(input, None, None, weight, bias, use_input_stats, momentum, eps)
+        return functional.instance_norm(input, None, None, weight, bias, use_input_stats, momentum, eps)
     if not use_input_stats:
-        return f.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        return functional.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     rows = input.detach().reshape(*input.shape[:2], -1)
     for running, here in ((running_mean, rows.mean(-1)), (running_var, rows.var(-1))):
         running.copy_((1 - momentum) * running + momentum * here.mean(0))
-    return f.instance_norm(input, None, None, weight, bias, True, momentum, eps)
+    return functional.instance_norm(input, None, None, weight, bias, True, momentum, eps)
 
 
 def _covariance(
     input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
     """The covariance of rows, with weights of observations."""
-    import torch
-
     rows = input.reshape(1, -1) if input.ndim < 2 else input
     counts = torch.ones(rows.shape[1]) if fweights is None else fweights
     weights = counts.to(rows.dtype) if aweights is None else counts * aweights
@@ -327,8 +293,6 @@ def _correlation(input: Tensor) -> Tensor:
 
 
 def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
-    import torch
-
     if input.ndim != 1 or r < 1:  # PyTorch's errors, and its empty tensor
         return torch.combinations(input, r, with_replacement)
     choose: Callable[..., Iterator[Any]] = (
@@ -348,8 +312,6 @@ def _ctc_loss(
     zero_infinity: bool = False,
 ) -> Tensor:
     """One operator of labels that end at -100, which `rc.losses.ctc` has too."""
-    import torch
-
     x = log_probs.reshape(log_probs.shape[0], -1, log_probs.shape[-1])  # without a batch: of one sample
     x = x.float() if x.dtype.itemsize < 4 else x
     steps, counts = (torch.as_tensor(n, dtype=torch.int64).reshape(-1) for n in (input_lengths, target_lengths))

@@ -11,10 +11,15 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import onnx
+import torch
+from torch.export import ExportedProgram
+from torch.nn import Module
+from torch.onnx import ONNXProgram
+from torch.utils import _pytree as trees
 
 from ..errors import ModelError, ModelWarning
 from ..importer.dropout import with_dropout
@@ -26,11 +31,6 @@ from .causes import dropped_arguments
 from .functions import kept_gradients
 from .lowering import lowered, plain_attention, traceable
 from .names import rename, without_prefix
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
-    from torch.nn import Module
-    from torch.onnx import ONNXProgram
 
 #: the name of an output that is what a buffer holds afterwards
 _BUFFER = "recompute.buffer."
@@ -110,8 +110,6 @@ def _tell(failed: list[str]) -> None:
 
 def _attention(plain: bool) -> contextlib.AbstractContextManager[Any]:
     """Within: attention is written as plain operators, where the exporter does not take PyTorch's own."""
-    import torch
-
     name = "scaled_dot_product_attention"
     return mock.patch.object(torch.nn.functional, name, plain_attention) if plain else contextlib.nullcontext()
 
@@ -120,8 +118,6 @@ def _attention(plain: bool) -> contextlib.AbstractContextManager[Any]:
 
 
 def _by_dynamo(call: Call) -> Exported:
-    import torch
-
     program = _program(call)
     buffers = _changed_buffers(program, call.module)
     if buffers:  # exporters drop what is written to them: exported again, as outputs
@@ -163,8 +159,6 @@ def _without_contents(program: ONNXProgram, share: bool) -> tuple[onnx.ModelProt
 
 def _program(call: Call) -> Any:
     """The exported program, with what the ONNX exporter would lose written as plain operators."""
-    import torch
-
     shapes = torch.export.ShapesCollection()
     for x in call.tensors():
         if x.ndim and x.shape[0] == call.batch():
@@ -181,8 +175,6 @@ def _refuse_fixed_sizes(program: ExportedProgram) -> None:
 
     A batch that is itself taken for a number is one in the exported model, too.
     """
-    import torch
-
     shapes = (getattr(n.meta.get("val"), "shape", ()) for n in program.graph.nodes if n.op == "placeholder")
     for size in [n for shape in shapes for n in shape if isinstance(n, torch.SymInt)][:1]:
         sizes = size.node.shape_env
@@ -193,8 +185,6 @@ def _refuse_fixed_sizes(program: ExportedProgram) -> None:
 
 def _changed_buffers(program: ExportedProgram, module: Module) -> list[str]:
     """Buffers that `forward` changes, but for running statistics of batch normalisation and their counts."""
-    import torch
-
     norms = {
         f"{n}.{b}" if n else b
         for n, m in module.named_modules(remove_duplicate=False)
@@ -230,8 +220,6 @@ def _captured(program: ExportedProgram, module: Module) -> dict[str, str]:
 
 def _detach_no_grad(graph_module: Any) -> None:
     """Detaches what comes out of regions under `torch.no_grad()`, which exporters inline without a trace."""
-    import torch
-
     graph = graph_module.graph
     for node in list(graph.nodes):
         if "set_grad_enabled" not in str(node.target) or not node.args or node.args[0] is not False:
@@ -250,8 +238,6 @@ def _output_names(program: ExportedProgram, buffers: bool) -> list[str] | None:
 
     `buffers`: the outputs are the module's own and a dict of buffers (`with_buffers`).
     """
-    from torch.utils import _pytree as trees
-
     spec = program.call_spec.out_spec
     paths = [p for p, _ in trees.tree_flatten_with_path(trees.tree_unflatten(list(range(spec.num_leaves)), spec))[0]]
     texts = [[str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in p] for p in paths]
@@ -268,8 +254,6 @@ def _output_names(program: ExportedProgram, buffers: bool) -> list[str] | None:
 
 
 def _by_torchscript(call: Call) -> Exported:
-    import torch
-
     file = io.BytesIO()
     before = {n: b.clone() for n, b in call.module.named_buffers()}
     axes = None
@@ -301,8 +285,6 @@ def _by_torchscript(call: Call) -> Exported:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the exporters' own remarks."""
-    import torch
-
     switch = getattr(torch._C, "_jit_set_onnx_log_enabled", lambda on: None)
     switch(False)
     # TorchScript's exporter switches it on, and prints the whole graph where it fails

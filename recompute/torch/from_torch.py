@@ -20,11 +20,12 @@ from .call import INNER, Call, arguments, elements, input_names, tensors_of, wit
 from .causes import hooks, refuse
 from .check_import import listed
 from .compare import Result, compare_with_module, in_float64
-from .export import Exported, exported
 from .names import initializers, mark_training, without_prefix
 
 if TYPE_CHECKING:
     from torch.nn import Module
+
+    from .export import Exported
 
 __all__ = ["from_torch"]
 
@@ -119,6 +120,8 @@ def _first(
     call: Call, exporter: str, module: Module, trainable: Sequence[str] | None, options: dict[str, Any]
 ) -> tuple[Program, Exported]:
     """The first of the exported models that can be loaded, as a program."""
+    from .export import exported
+
     error: ModelError | None = None
     for candidate in exported(call, exporter):
         if call.module is not module:

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import torch
+
 
 @contextlib.contextmanager
 def kept_gradients() -> Iterator[None]:
     """Within: functions keep their `backward`."""
-    import torch
-
     function = torch.autograd.Function
     original = next(c.__dict__["apply"] for c in function.__mro__ if "apply" in c.__dict__)
 
@@ -55,8 +55,6 @@ class _Context:
 
 def _applied(cls: Any, args: tuple[Any, ...]) -> Any:
     """The values of the function, with its own gradients."""
-    import torch
-
     plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
     ctx = _Context(tuple(isinstance(a, torch.Tensor) and a.is_floating_point() for a in args))
     if cls.setup_context is not torch.autograd.Function.setup_context:
@@ -81,15 +79,11 @@ def _applied(cls: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _differentiable(v: Any, ctx: _Context) -> bool:
-    import torch
-
     return isinstance(v, torch.Tensor) and v.is_floating_point() and id(v) not in ctx.undifferentiable
 
 
 def _node(op_type: str, inputs: tuple[Any, ...], like: list[Any]) -> list[Any]:
     """A node of the exported model, with one output for each of `like`."""
-    import torch
-
     outputs = torch.onnx.ops.symbolic_multi_out(
         f"recompute::{op_type}",
         inputs,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
 
 from .decompositions import chosen, decompositions, functions, places_in_memory
 from .matrices import matrices
 from .pooling import pooling
 from .special import special
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-    from torch.export import ExportedProgram
 
 #: arguments that the exporter drops, of operators that are written out here
 LOWERED = {
@@ -51,8 +52,6 @@ def lowered(program: ExportedProgram) -> ExportedProgram:
 
 def _table() -> dict[Any, Callable[..., Any]]:
     """Decompositions by operator; NotImplemented: as it is."""
-    import torch
-
     aten = torch.ops.aten
     return {
         **decompositions(),
@@ -87,8 +86,6 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """With label smoothing or probabilities as targets, as PyTorch's documentation defines it."""
-    import torch
-
     soft = target.is_floating_point()
     if not soft and label_smoothing == 0:
         return NotImplemented
@@ -120,8 +117,6 @@ def _embedding(
     weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Tensor:
     """The row `padding_idx` gets no gradient."""
-    import torch
-
     if scale_grad_by_freq:
         raise NotImplementedError("scale_grad_by_freq=True of an embedding is not supported: leave it out")
     if padding_idx < 0:
@@ -132,9 +127,6 @@ def _embedding(
 
 def _lstm(x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor], *options: Any) -> tuple[Tensor, ...]:
     """With projections, which ONNX's LSTM does not have: step by step."""
-    import torch
-    from torch._decomp import decomposition_table
-
     has_biases, num_layers, _, _, bidirectional, _ = options
     if len(params) == (2 + 2 * has_biases) * num_layers * (1 + bidirectional):
         return NotImplemented
@@ -157,8 +149,6 @@ def _distances_within(x: Tensor, p: float = 2.0) -> Tensor:
 
 def _between(difference: Tensor, p: float) -> Tensor:
     """Norms of differences; at p = infinity each of the largest has the whole gradient, as in PyTorch's distances."""
-    import torch
-
     if p != math.inf:
         return torch.linalg.vector_norm(difference, ord=p, dim=-1)
     sizes = difference.abs()
@@ -176,8 +166,6 @@ def _norm(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Norms whose roots have no gradient at 0, as PyTorch defines it."""
-    import torch
-
     if ord in (0, 1, 2, math.inf, -math.inf) or ord < 0 or x.is_complex():
         return NotImplemented
     sizes = x.abs().to(dtype or x.dtype)
@@ -194,8 +182,6 @@ def _deviation(variance: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Standard deviations, which have no gradient at 0, as PyTorch defines it."""
 
     def decomposed(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        import torch
-
         squares = variance(x, *args, **kwargs)
         none = squares == 0
         return torch.where(none, 0.0, torch.where(none, 1.0, squares).sqrt())
@@ -207,8 +193,6 @@ def _scatter_reduce(
     x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     """Means of what is scattered to one place; extremes without what was there, of which the exporter keeps NaN."""
-    import torch
-
     if reduce in ("amax", "amin") and not include_self and x.is_floating_point():
         replaced = torch.zeros_like(x).scatter(dim, index, 1) > 0
         rest = torch.where(replaced, -math.inf if reduce == "amax" else math.inf, x)
@@ -227,8 +211,6 @@ def _running(reduced: Callable[[Tensor], Tensor], nothing: float) -> Callable[..
     """Reductions of all beginnings of an axis."""
 
     def decomposed(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-        import torch
-
         if x.ndim == 0:
             return x.to(dtype or x.dtype)
         rows = x.to(dtype or x.dtype).movedim(dim, -1)
@@ -243,8 +225,6 @@ def _places(
     sorted_sequence: Tensor, x: Tensor, *, out_int32: bool = False, right: bool = False, **other: Any
 ) -> Tensor:
     """How many of a row come before each of x."""
-    import torch
-
     if other.get("sorter") is not None:
         return NotImplemented
     before = torch.le if right or other.get("side") == "right" else torch.lt
@@ -257,22 +237,16 @@ def _stable_sort(
     x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Tensor, ...]:
     """ONNX's sorting is stable."""
-    import torch
-
     return torch.ops.aten.sort.default(x, dim, descending)
 
 
 def _kth(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, ...]:
     """The k-th smallest, and where it is."""
-    import torch
-
     return chosen(lambda x, dim: torch.ops.aten.sort.default(x, dim, False)[1].narrow(dim, k - 1, 1))(x, dim, keepdim)
 
 
 def _place_of_median(x: Tensor, dim: int) -> Tensor:
-    """Of an even number of elements, of the lower one; of NaN where there is one."""
-    import torch
-
+    """The median, of an even number of elements the lower one; NaN where there is one."""
     at = _kth(x, (x.shape[dim] + 1) // 2, dim, True)[1]
     if not x.is_floating_point():
         return at
@@ -296,8 +270,6 @@ def plain_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` by its documentation's formula."""
-    import torch
-
     if enable_gqa:
         k, v = (x.repeat_interleave(q.size(-3) // x.size(-3), -3) for x in (k, v))
     scores = q @ k.transpose(-2, -1) * (q.size(-1) ** -0.5 if scale is None else scale)
@@ -315,8 +287,6 @@ def traceable(dynamic: bool) -> Any:
     `torch.as_strided`, which exporters apply to a copy without gaps, takes tensors that lie otherwise too.
     A mode, not a function in its place: PyTorch calls that itself, for the shapes of slices.
     """
-    import torch
-    from torch.overrides import TorchFunctionMode
 
     def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
         start = int(x.storage_offset())

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 #: rows and columns at most of a matrix whose factors are written out: each is a few operators
 _MOST = 64
@@ -21,8 +21,6 @@ _TERMS, _SQUARES = 18, 12
 
 def matrices() -> dict[Any, Callable[..., Any]]:
     """Decompositions of matrix operators, by operator."""
-    import torch
-
     aten = torch.ops.aten
     return {
         aten.linalg_cholesky.default: lambda a, upper=False: _cholesky(a, upper)[0],
@@ -63,8 +61,6 @@ def matrices() -> dict[Any, Callable[..., Any]]:
 
 
 def _inverse(a: Tensor) -> Tensor:
-    import torch
-
     if a.is_complex():
         raise NotImplementedError("ONNX has inverses of real matrices only")
     return torch.onnx.ops.symbolic("com.microsoft::Inverse", (a,), dtype=a.dtype, shape=a.shape, version=1)
@@ -88,27 +84,25 @@ def _small(a: Tensor) -> Tensor:
 
 def _first(wrong: Tensor) -> Tensor:
     """The number of the first column with a pivot that is wrong, 0 where there is none: PyTorch's `info`."""
-    import torch
-
     if not wrong.shape[-1]:
         return torch.zeros(wrong.shape[:-1], dtype=torch.int32)
     return torch.where(wrong.any(-1), wrong.int().argmax(-1) + 1, 0).to(torch.int32)
 
 
 def _cholesky(a: Tensor, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
-    """The factor of one triangle, and a symmetric gradient."""
-    import torch
-
-    read = _small(a).mT if upper else _small(a)
-    symmetric = (a + a.mT) / 2
-    rest = (read.tril() + read.tril(-1).mT).detach() + (symmetric - symmetric.detach())
+    """The factor of one triangle; its first-order change has a symmetric gradient (Walter and Lehmann, 2010)."""
+    read = _small(a).detach().mT if upper else _small(a).detach()
+    rest = read.tril() + read.tril(-1).mT
     columns = []
     for j in range(a.shape[-1]):
         column = rest[..., 0] / rest[..., :1, 0].sqrt()
         columns.append(torch.nn.functional.pad(column, (j, 0)))
         rest = rest[..., 1:, 1:] - column[..., 1:, None] * column[..., None, 1:]
     factor = torch.stack(columns, -1) if columns else a * 1
-    return factor.mT if upper else factor, _first(~(factor.diagonal(0, -2, -1) > 0))
+    wrong, inverse, change = ~(factor.diagonal(0, -2, -1) > 0), _inverse(factor), (a + a.mT - (a + a.mT).detach()) / 2
+    x = inverse @ change @ inverse.mT
+    factor = factor + factor @ (x.tril() + x.tril(-1)) / 2
+    return factor.mT if upper else factor, _first(wrong)
 
 
 def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
@@ -125,15 +119,11 @@ def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
 
 
 def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
-    import torch
-
     return _cholesky_solve(torch.eye(factor.shape[-1], dtype=factor.dtype), factor, upper)
 
 
 def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
     """The other triangle is not read, nor is a diagonal of ones."""
-    import torch
-
     a = a.triu(int(unitriangular)) if upper else a.tril(-int(unitriangular))
     return _solve(a + torch.eye(a.shape[-1], dtype=a.dtype) if unitriangular else a, b, left=left, vectors=False)
 
@@ -147,16 +137,12 @@ def _triangular_solve(
 
 def _row(a: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """Which row of each matrix is number `at`, and that row."""
-    import torch
-
     chosen = (torch.arange(a.shape[-2]) == at[..., None])[..., None]
     return chosen, torch.where(chosen, a, 0).sum(-2, keepdim=True)
 
 
 def _lu_factor(a: Tensor, pivot: bool = True, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Elimination by the largest pivot of each column; both factors in one matrix, and the rows that were swapped."""
-    import torch
-
     whole, pivots = _small(a) * 1, []
     for j in range(min(a.shape[-2:])):
         below = whole[..., j:, :]
@@ -177,8 +163,6 @@ def _unpack(
     lu: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Permutation and factors of a matrix."""
-    import torch
-
     rows, columns = lu.shape[-2:]
     count = min(rows, columns)
     none = torch.zeros(0, dtype=lu.dtype)
@@ -230,15 +214,11 @@ def _tensor_solution(a: Tensor, b: Tensor, dims: Sequence[int] | None = None) ->
 
 
 def _power(a: Tensor, n: int) -> Tensor:
-    import torch
-
     return torch.linalg.matrix_power(_inverse(a), -n) if n < 0 else NotImplemented
 
 
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Sign and logarithm of a determinant, by the diagonal of its factor."""
-    import torch
-
     lu, pivots, _ = _lu_factor(a)
     diagonal = lu.diagonal(0, -2, -1)
     swaps = (pivots != torch.arange(1, a.shape[-1] + 1)).sum(-1)
@@ -248,8 +228,6 @@ def _slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _geqrf(a: Tensor) -> tuple[Tensor, Tensor]:
     """R over the vectors of reflections, and their factors, by the conventions of LAPACK's geqrf."""
-    import torch
-
     whole, factors = _small(a) * 1, []
     for j in range(min(a.shape[-2:])):
         x, rest = whole[..., j : j + 1, j : j + 1], whole[..., j + 1 :, j : j + 1]
@@ -270,22 +248,27 @@ def _geqrf(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
-    import torch
-
-    reflections, factors = _geqrf(a)
+    """Factors, and their first-order changes where PyTorch has a gradient (Walter and Lehmann, "Algorithmic
+    differentiation of linear algebra functions", 2010)."""
+    reflections, factors = _geqrf(a.detach())
     rows, columns = a.shape[-2:]
     size = rows if mode == "complete" else min(rows, columns)
-    upper = reflections[..., :size, :].triu()
+    r = reflections[..., :size, :].triu()
     if mode == "r":
-        return a.new_zeros(0), upper
-    vectors = torch.nn.functional.pad(reflections, (0, max(size - columns, 0)))[..., :size]
-    return _householder_product(vectors, factors), upper
+        return a.new_zeros(0), r
+    q = _householder_product(torch.nn.functional.pad(reflections, (0, max(size - columns, 0)))[..., :size], factors)
+    if size > columns:
+        return q, r
+    change, inverse = (a - a.detach())[..., :size], _inverse(r[..., :size])
+    x = q.mT @ change @ inverse
+    below = x.tril(-1)
+    step = (x - below + below.mT) @ r[..., :size]
+    q = q + (change - q @ step) @ inverse
+    return q, torch.cat([r[..., :size] + step, q.mT @ a[..., size:]], -1) if columns > size else r + step
 
 
 def _householder_times(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
     """The whole product of reflections times a matrix."""
-    import torch
-
     rows = a.shape[-2]
     q = _householder_product(torch.nn.functional.pad(a, (0, rows - a.shape[-1])), tau)
     q = q.mT if transpose else q
@@ -293,16 +276,12 @@ def _householder_times(a: Tensor, tau: Tensor, other: Tensor, left: bool = True,
 
 
 def _vander(x: Tensor, *, N: int | None = None) -> Tensor:
-    import torch
-
     rows = x.unsqueeze(-1).expand(*x.shape, (x.shape[-1] if N is None else N) - 1)
     return torch.cat([torch.ones_like(x).unsqueeze(-1), rows], -1).cumprod(-1)
 
 
 def _exponential(a: Tensor) -> Tensor:
     """Taylor's series of the matrix divided by a power of 2, and as many squares."""
-    import torch
-
     size = _small(a).detach().abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
     squares = size.clamp(min=1).log2().ceil()
     x = a / 2**squares
@@ -317,8 +296,6 @@ def _exponential(a: Tensor) -> Tensor:
 
 def _householder_product(a: Tensor, tau: Tensor) -> Tensor:
     """The first columns of a product of reflections, whose vectors stand below the diagonal."""
-    import torch
-
     rows, columns = _small(a).shape[-2:]
     q = torch.eye(rows, columns, dtype=a.dtype).expand(a.shape)
     vectors = a.tril(-1) + torch.eye(rows, columns, dtype=a.dtype)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 
 def pooling() -> dict[Any, Callable[..., Any]]:
     """Decompositions of pooling, by operator; one that gives NotImplemented leaves the operator as it is."""
-    import torch
-
     aten = torch.ops.aten
     linear, cubic = _antialiased(lambda x: 1 - x, 1), _antialiased(_cubic, 2)
     return {
@@ -45,8 +42,6 @@ def _averages(pool: Callable[..., Tensor], axes: int) -> Callable[..., Tensor]:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Tensor:
-        import torch
-
         if divisor_override is None:
             return NotImplemented
         lists = (kernel_size, stride or kernel_size, [padding] if isinstance(padding, int) else padding)
@@ -67,8 +62,6 @@ def _windows(n: int, count: int) -> tuple[Tensor, Tensor]:
 
     PyTorch's windows, which overlap where n is no multiple of `count`.
     """
-    import torch
-
     starts = torch.arange(count) * n // count
     ends = -(-(torch.arange(count) + 1) * n // count)
     places = starts[:, None] + torch.arange(-(-n // count) + (n % count > 0))
@@ -77,8 +70,6 @@ def _windows(n: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _adaptive_averages(x: Tensor, output_size: Sequence[int]) -> Tensor:
-    import torch
-
     for axis, count in zip(range(-len(output_size), 0), output_size, strict=True):
         places, inside = _windows(int(x.shape[axis]), count)
         parts = torch.where(inside, x.movedim(axis, -1)[..., places], 0)
@@ -88,8 +79,6 @@ def _adaptive_averages(x: Tensor, output_size: Sequence[int]) -> Tensor:
 
 def _adaptive_largest(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The largest of each window, the first one of equals, and where in its image it is."""
-    import torch
-
     image = x.shape[-len(output_size) :]
     at = torch.arange(math.prod(image)).reshape(image).expand(x.shape)
     for axis, count in zip(range(-1, -len(output_size) - 1, -1), reversed(output_size), strict=True):
@@ -110,8 +99,6 @@ def _antialiased(kernel: Callable[[np.ndarray], np.ndarray], radius: int) -> Cal
     """Resizing by factors or of corners, which the exporter drops, as products with matrices of weights."""
 
     def weights(count: int, n: int, scale: float) -> Tensor:
-        import torch
-
         wide = max(scale, 1.0)
         centres = scale * (np.arange(count)[:, None] + 0.5)
         places = np.arange(n)

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 
 def special() -> dict[Any, Callable[..., Any]]:
     """Decompositions by operator, names in `torch.special` included."""
-    import torch
-
     aten = torch.ops.aten
     table: dict[Any, Callable[..., Any]] = {
         aten.copysign.Tensor: _copysign,
@@ -48,8 +45,6 @@ def _in_float32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
     """A function of one tensor, computed in float32 for integers and for types of 16 bits, which keep their type."""
 
     def decomposed(x: Tensor) -> Tensor:
-        import torch
-
         if not x.is_floating_point():
             return function(x.to(torch.get_default_dtype()))
         return function(x.float()).to(x.dtype) if x.dtype.itemsize < 4 else function(x)
@@ -58,8 +53,6 @@ def _in_float32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 
 
 def _copysign(x: Tensor, y: Any) -> Tensor:
-    import torch
-
     dtype = torch.result_type(x, y)
     dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
     x, y = x.to(dtype), torch.as_tensor(y, dtype=dtype).detach()
@@ -71,8 +64,6 @@ def _extreme(first: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Ten
     """The one of two that is not NaN, or comes first; equal ones have half of the gradient each."""
 
     def decomposed(x: Tensor, y: Tensor) -> Tensor:
-        import torch
-
         if not torch.result_type(x, y).is_floating_point:
             return torch.where(first(x, y), x, y)
         return torch.where(x == y, x / 2 + y / 2, torch.where(first(x, y) | y.isnan(), x, y))
@@ -82,8 +73,6 @@ def _extreme(first: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Ten
 
 def _hypot(x: Tensor, y: Tensor) -> Tensor:
     """The root of the sum of squares, in parts of the larger one: squares neither overflow nor vanish."""
-    import torch
-
     most = torch.maximum(x.abs(), y.abs()).detach()
     most = torch.where((most > 0) & (most < math.inf), most, 1)
     root = most * ((x / most) ** 2 + (y / most) ** 2).sqrt()
@@ -92,8 +81,6 @@ def _hypot(x: Tensor, y: Tensor) -> Tensor:
 
 def _with_slope(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
     """A value whose derivative with respect to x is `slope`, infinite ones included; both come in float64."""
-    import torch
-
     value, slope = value.to(x.dtype), slope.to(x.dtype)
     here = torch.where(x.abs() < math.inf, x, 0)
     finite, step = slope.abs() < math.inf, here - here.detach()
@@ -110,8 +97,6 @@ def _winitzki(rest: Tensor) -> Tensor:
 
 def _erfinv(x: Tensor) -> Tensor:
     """Newton's method from Winitzki's approximation."""
-    import torch
-
     here = x.detach().double()  # near 1, erf has no more digits in float32
     size = here.abs()
     y = _winitzki((1 - size) * (1 + size))  # 1 - size * size would lose its last digits near 1
@@ -123,8 +108,6 @@ def _erfinv(x: Tensor) -> Tensor:
 
 def _logit(x: Tensor, eps: float | None = None) -> Tensor:
     """The lower bound comes first where bounds cross, which ONNX's Clip does not do."""
-    import torch
-
     if eps is None:
         return NotImplemented
     x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
@@ -134,8 +117,6 @@ def _logit(x: Tensor, eps: float | None = None) -> Tensor:
 
 def _log_normal(y: Tensor) -> Tensor:
     """The logarithm of the normal distribution; of tails by a continued fraction (Abramowitz & Stegun 26.2.14)."""
-    import torch
-
     far = torch.where(y < -3, -y, 3)
     rest = far
     for k in range(40, 0, -1):
@@ -146,8 +127,6 @@ def _log_normal(y: Tensor) -> Tensor:
 
 
 def _log_ndtr(x: Tensor) -> Tensor:
-    import torch
-
     here = x.detach().double()
     value = _log_normal(here)
     slope = (-here * here / 2 - math.log(2 * math.pi) / 2 - value).exp()
@@ -156,8 +135,6 @@ def _log_ndtr(x: Tensor) -> Tensor:
 
 def _ndtri(p: Tensor) -> Tensor:
     """Newton's method on the logarithm of the smaller tail, from Winitzki's approximation."""
-    import torch
-
     here = p.detach().double()
     tail = torch.minimum(here, 1 - here)
     y, target = -math.sqrt(2) * _winitzki(4 * tail * (1 - tail)), tail.log()
@@ -171,8 +148,6 @@ def _ndtri(p: Tensor) -> Tensor:
 
 def _lgamma(x: Tensor) -> Tensor:
     """Stirling's series for x + 8, less the logarithm of x to x + 7; below 0.5 by Euler's reflection."""
-    import torch
-
     here = x.detach().double()  # near 1 and 2, where the result is near 0, the series' terms cancel
     low = here < 0.5
     z = torch.where(low, 1 - here, here)
@@ -205,8 +180,6 @@ def _polygamma(n: int, x: Tensor) -> Tensor:
 
 def _derivative_of_digamma(n: int, x: Tensor) -> Tensor:
     """The asymptotic series, of 8 and more; recurrence; below 0.5 reflection (Abramowitz & Stegun 6.4.6, 7 and 11)."""
-    import torch
-
     low = x < 0.5
     z = torch.where(low, 1 - x, x)
     small = z < 8
@@ -236,8 +209,6 @@ def _bessel(order: int, x: Tensor) -> Tensor:
     0), by as many places as x needs, which converges faster than any power; of large x the asymptotic series
     (Abramowitz & Stegun 9.6.19 and 9.7.1).
     """
-    import torch
-
     count, most = (64, 60) if x.dtype == torch.float32 else (256, 400)
     near = x.abs() < most
     times = torch.arange(count, dtype=x.dtype) * (2 * math.pi / count)

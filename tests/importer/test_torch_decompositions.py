@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute.torch.lowering import _table
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+from recompute.torch.lowering import _table  # noqa: E402
+
 pytestmark = pytest.mark.slow
 
 NAN, INF = float("nan"), float("inf")
