@@ -50,5 +50,5 @@ def test_results_of_one_call_are_held_together_and_apart() -> None:
 
 @pytest.mark.parametrize("code", ["while x:\n    pass", "a, b = args", "a.b = c", "a, b = c"])
 def test_code_that_is_not_understood_is_refused(code: str) -> None:
-    with pytest.raises(UsageError, match="not expected"):
+    with pytest.raises(UsageError, match="has an unknown form"):
         most(code, None)

@@ -6,14 +6,15 @@ import functools
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.fx import GraphModule
+
 from ...errors import ModelWarning, UsageError, nearest
 from .inductor import FusedPartitioner, inductor
 from .partition import Partitioner, budget_of, only, unread_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch.fx import GraphModule
 
 #: plans by options: a graph of a known structure, of other sizes, takes the plan of the first
 _PLANS: dict[str, dict[str, list[list[int]]]] = {}
@@ -86,8 +87,6 @@ def _within_planned(call: Callable, inputs: list[Any]) -> Callable:
 
 def _size(value: Any) -> int:
     """Elements of a tensor, those of the example for symbolic sizes; 0 of all else."""
-    import torch
-
     if not isinstance(value, torch.Tensor):
         return 0
     count: Any = value.numel()

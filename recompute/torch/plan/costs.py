@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils import _pytree as trees
 
 from ...devices import Device, device, this_cpu
 from ...errors import UsageError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.fx import Node
 
 #: element types of PyTorch that have a rate of their own
 DTYPES = {"torch.float16": "f16", "torch.bfloat16": "bf16", "torch.float64": "f64"}
@@ -30,8 +31,6 @@ def machine_of(cost: str | Device | None, on: str) -> Device:
 
 def seconds(node: Node, machine: Device) -> float:
     """Time of one node: the longer of its operations (torch.utils.flop_counter) and its traffic, and its start."""
-    from torch.utils import _pytree as trees
-
     tensors = _tensors([n.meta.get("val") for n in node.all_input_nodes])
     results = _tensors([node.meta.get("val")])
     moved = sum(_bytes(t, node) for t in (*tensors, *results))
@@ -57,9 +56,6 @@ def _example(argument: Any) -> Any:
 
 
 def _tensors(values: list[Any]) -> list[Tensor]:
-    import torch
-    from torch.utils import _pytree as trees
-
     return [t for t in trees.tree_leaves(values) if isinstance(t, torch.Tensor)]
 
 

@@ -12,15 +12,16 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.utils import _pytree as trees
 
 from ...devices import Device
 from ...errors import UsageError
 from .costs import DTYPES
 from .scratch import Call, scratch
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 #: bytes of the state of PyTorch's random numbers on a CPU, which a checkpoint keeps
 RANDOM_STATE = 5056
@@ -89,9 +90,6 @@ class Watched:
 
 def storages_of(value: Any) -> Iterator[Any]:
     """The storages of the tensors in a value."""
-    import torch
-    from torch.utils import _pytree as trees
-
     for leaf in trees.tree_leaves(value):
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
             yield leaf.untyped_storage()
@@ -99,8 +97,6 @@ def storages_of(value: Any) -> Iterator[Any]:
 
 def priced(call: Call, machine: Device) -> float:
     """Seconds of an operator by the roofline; 0 of a view."""
-    import torch
-    from torch.utils import _pytree as trees
     from torch.utils.flop_counter import flop_registry
 
     there = {s._cdata for s in storages_of((call.args, call.kwargs))}
@@ -140,9 +136,7 @@ class Copied:
     @classmethod
     def of(cls, module: Module, args: tuple, kwargs: dict[str, Any], machine: Device, fake: bool) -> Copied:
         """A copy with parameters of the same storages, or (`fake`) with tensors that have no contents."""
-        import torch
         from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.utils import _pytree as trees
 
         mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
 
@@ -160,8 +154,6 @@ class Copied:
 
     def step(self, loss: Callable, before: Callable[[Watched], contextlib.AbstractContextManager]) -> Step:
         """Runs forward and backward pass once, within what `before` returns."""
-        import torch
-
         tensors = [*self.module.parameters(), *self.module.buffers(), self.args, self.kwargs]
         watched = Watched({s._cdata: s.nbytes() for s in storages_of(tensors)}, self.machine)
         devices = {p.device for p in self.module.parameters() if p.device.type == "cuda"}
@@ -178,8 +170,6 @@ class Copied:
 
 def loss_of(output: Any) -> Any:
     """The scalar that a module returns, or the `loss` of what it returns.  UsageError for others."""
-    import torch
-
     loss = output["loss"] if isinstance(output, dict) and "loss" in output else getattr(output, "loss", output)
     if isinstance(output, (tuple, list)) and output:
         loss = output[0]
@@ -192,8 +182,6 @@ def loss_of(output: Any) -> Any:
 
 def repeated_blocks(module: Module) -> dict[str, Module]:
     """The outermost modules that stand with others of their class in a ModuleList or Sequential, by name."""
-    import torch
-
     blocks: dict[str, Any] = {}
     for name, part in module.named_modules():
         if not isinstance(part, (torch.nn.ModuleList, torch.nn.Sequential)) or any(

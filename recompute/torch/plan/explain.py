@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.nn import Module
 
 from ...passes.planners.core.simulate import Outcome
 from .backend import eager
 from .judge import of_pytorch
 from .partition import Figures, Partitioner, budget_of
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
-    from torch.nn import Module
 
 #: PyTorch's budgets among which the one with the nearest peak is looked for
 _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -56,8 +56,6 @@ def explain(
     Runs the forward pass once.  `pytorch`: beside PyTorch's default partition at budget 1.0, and at the one of nine
     budgets whose peak is next to the plan's.  BudgetError where no plan fits, UsageError for several graphs.
     """
-    import torch
-
     from ...errors import BudgetError, UsageError
 
     partition = Keeping(budget_of(budget), cost)

@@ -10,14 +10,15 @@ import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as trees
 
 from ...errors import UsageError
 from .joint import is_mutable
 from .scratch import Call, Shape, scratch
-
-if TYPE_CHECKING:
-    from torch.fx import Node
 
 #: the value of a name: the number of a storage, or a tuple of such; () if it takes no memory
 Value = Any
@@ -148,8 +149,6 @@ class Alive:
 
     def stored(self, value: Any) -> Value:
         """New storages for a (fake) tensor or a tuple of such; tensors that share one share the new one."""
-        import torch
-
         storages: dict[int, int] = {}
 
         def of(v: Any) -> Value:
@@ -199,8 +198,6 @@ class Alive:
 
 def origin_of(kernel: Any) -> Node | None:
     """The node of the graph that a call of a library's operator stands for; None of Inductor's own kernels."""
-    import torch
-
     if not isinstance(kernel, torch._inductor.ir.ExternKernel):
         return None
     node = kernel.get_origin_node()
@@ -225,8 +222,6 @@ def _strides(node: Any) -> tuple[int, ...] | None:
 
 def _called(kernel: Any, origin: Node) -> Call:
     """The call of a node, with arguments as they lie in memory for Inductor: convolutions get channels last."""
-    from torch.utils import _pytree as trees
-
     call = Call.of(origin).described()
     leaves, form = trees.tree_flatten((call.args, call.kwargs))
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Shape)]
@@ -244,8 +239,6 @@ def _base(e: ast.expr) -> str:
 
 
 def _bytes(shape: Sequence[int], strides: Sequence[int], dtype: str) -> int:
-    import torch
-
     last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     return 0 if 0 in shape else (1 + last) * getattr(torch, dtype.removeprefix("torch.")).itemsize
 

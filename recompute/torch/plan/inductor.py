@@ -12,17 +12,17 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
+
+import torch
+from torch.fx import GraphModule
 
 from ...errors import BudgetError, UsageError
 from .generated import Written, read_code
 from .joint import Joint
 from .partition import Figures, Partitioner, unread_bytes
 from .rewrite import cut
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
 
 #: kernels further apart than this many operators are not fused
 NEAR = 16
@@ -176,7 +176,6 @@ def written(
     `free`: of a backward graph, positions of the inputs that it may overwrite (None: a forward graph).  `laid`: strides
     of its inputs, as the forward graph's kernels leave them (None: as they are).
     """
-    import torch
     from torch._functorch import config
     from torch._inductor import graph as lowering
     from torch._inductor.compile_fx import compile_fx_inner

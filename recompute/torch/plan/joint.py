@@ -10,12 +10,12 @@ import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
 
 from ...errors import UsageError
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
 
 #: names of AOTAutograd's operators whose second run needs another form: it must not see statistics that are updated
 _NORMS = ("_native_batch_norm_legit_functional",)
@@ -108,8 +108,6 @@ def read_joint(module: GraphModule, forward_outputs: int) -> Joint:
 
 def storages(node: Node) -> Iterator[tuple[int, Any]]:
     """(identity, storage) of the tensors that a node results in."""
-    import torch
-
     value = node.meta.get("val")
     for leaf in value if isinstance(value, (tuple, list)) else (value,):
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
@@ -131,8 +129,6 @@ def scalar(value: Any, node: Node) -> int:
 
 def _kind(joint: Joint, node: Node, owner: dict[Node, Operation]) -> str:
     """The kind of a node: input, tangent, constant, output, symbol, operation, member (of one's results) or view."""
-    import torch
-
     if node.op == "placeholder":
         return "tangent" if "tangents" in str(node.target) else "input"
     if node.op in ("get_attr", "output"):
@@ -194,8 +190,6 @@ def _changed(module: GraphModule) -> set[int]:
 
 def is_random(node: Node) -> bool:
     """Whether a node draws random numbers: by PyTorch's tag, unless it is attention without dropout."""
-    import torch
-
     target = node.target
     if "inductor_random" in str(target) or "inductor_seed" in str(target) or "rng" in str(target):
         return True
@@ -216,8 +210,6 @@ def trains_norm(node: Node) -> bool:
 
 def _once(node: Node, changed: set[int]) -> str:
     """Why a node may not run again; "" if it may."""
-    import torch
-
     if not isinstance(node.target, torch._ops.OpOverload):
         return "is not one of PyTorch's operators"
     if node.target.namespace not in ("aten", "prims"):

@@ -6,7 +6,10 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
 
 from ...budgets import Budget, as_budget
 from ...devices import Device
@@ -22,9 +25,6 @@ from .joint import Joint, read_joint
 from .problem import problem_of
 from .random import open_masks
 from .rewrite import cut
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
 
 #: a plan of a graph of the same structure is taken where its peak is above this share of the budget
 _CLOSE = 0.97
@@ -176,7 +176,6 @@ def only(partition: Partitioner) -> Iterator[Partitioner]:
 
 def unread_bytes(inputs: list[Any]) -> int:
     """Bytes of the modules and arguments that Dynamo is compiling and that are no `inputs` of its graph."""
-    import torch
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.nn import Module
 
 from ...boundary import as_texts
 from ...errors import UsageError
@@ -18,9 +21,6 @@ from .costs import machine_of
 from .eager_step import Copied, blocks_of, loss_of
 from .partition import budget_of
 from .selective import Region, Search, contexts, wrap
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 
 @dataclass
@@ -104,7 +104,6 @@ def policy(
     `fake`: steps run on tensors without contents, for a plain step that does not fit; Transformers' masks differ then.
     BudgetError where nothing fits; UsageError for blocks that cannot run twice, by name.
     """
-    import torch
     from torch.utils.checkpoint import SelectiveCheckpointContext
 
     if not hasattr(SelectiveCheckpointContext(is_recompute=False), "op_output"):

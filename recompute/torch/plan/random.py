@@ -6,10 +6,10 @@ They are never run again: a second draw would give other numbers.
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
+import torch
+from torch.fx import GraphModule, Node
 
 #: the mark of a result of dropout: the node that drew its mask
 DRAWN = "recompute_drawn"
@@ -17,8 +17,6 @@ DRAWN = "recompute_drawn"
 
 def open_masks(module: GraphModule) -> None:
     """Rewrites dropout in place: the same numbers, from a mask of bool that is a node of its own."""
-    import torch
-
     aten = torch.ops.aten
     for node in list(module.graph.nodes):
         if node.op != "call_function":
@@ -48,8 +46,6 @@ def _take_place(new: Node, old: Node) -> None:
 
 def _through_bool(module: GraphModule, node: Node) -> None:
     """Zeros and ones that were drawn as numbers become bool, and numbers again where they are read."""
-    import torch
-
     copy = torch.ops.aten._to_copy.default
     readers = list(node.users)
     with module.graph.inserting_after(node):
@@ -66,8 +62,6 @@ def _dropout(module: GraphModule, node: Node) -> None:
 
     Its first run costs nothing: the operator that draws the mask has the result already (`DRAWN` names it).
     """
-    import torch
-
     results = {n.args[1]: n for n in node.users if n.target is operator.getitem}
     if 0 not in results:
         return

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
 
 from .joint import Joint, Operation, storages, trains_norm
 from .random import DRAWN
-
-if TYPE_CHECKING:
-    from torch.fx import Graph, GraphModule, Node
 
 
 class Rewriter:
@@ -108,8 +108,6 @@ class Rewriter:
 
     def _normalise_again(self, o: Operation) -> None:
         """Batch normalisation without running statistics: they are updated already."""
-        import torch
-
         x, scale, bias, _, _, train, momentum, epsilon = o.node.args
         args = [None if n is None else self._get(n) for n in (x, scale, bias)]
         again = self.graph.call_function(
@@ -127,8 +125,6 @@ class Rewriter:
 
 def rewritten(joint: Joint, order: Sequence[int]) -> tuple[GraphModule, list[Node], list[Node]]:
     """The joint graph in an order of its operations (-1: the backward pass begins), what is saved, and sizes saved."""
-    import torch
-
     writer = Rewriter(joint, torch.fx.Graph())
     graph = writer.written(order)
     return torch.fx.GraphModule(joint.module, graph), list(writer.saved), list(writer.symbols)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as trees
 
 from ...errors import ModelWarning
-
-if TYPE_CHECKING:
-    from torch.fx import Node
 
 _MARK = "recompute::operator::"
 #: signature of a call → bytes; an operator is measured once in a process (and number of threads)
@@ -32,9 +33,6 @@ class Call:
     @classmethod
     def of(cls, node: Node) -> Call:
         """The call that a node of a graph stands for."""
-        import torch
-        from torch.utils import _pytree as trees
-
         args, kwargs = trees.tree_map(
             lambda a: a.meta.get("val") if isinstance(a, torch.fx.Node) else a, (tuple(node.args), dict(node.kwargs))
         )
@@ -42,8 +40,6 @@ class Call:
 
     def described(self) -> Call:
         """This call with shapes in place of tensors: it holds no storage."""
-        import torch
-        from torch.utils import _pytree as trees
 
         def shape_of(a: Any) -> Any:
             if not isinstance(a, torch.Tensor):
@@ -55,8 +51,6 @@ class Call:
     @property
     def signature(self) -> str:
         """A key of the bytes of temporaries: operator, arguments, threads; "" if it cannot be run."""
-        import torch
-
         target = self.target
         if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or target.namespace != "aten":
             return ""
@@ -78,16 +72,12 @@ class Shape:
 
     def zeros(self) -> Any:
         """A tensor of this form."""
-        import torch
-
         last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
         count = 0 if 0 in self.shape else 1 + last
         return torch.zeros(count, dtype=self.dtype, device=self.device).as_strided(self.shape, self.strides)
 
 
 def _bytes(tensor: Any) -> int:
-    import torch
-
     return int(_int(tensor.untyped_storage().nbytes())) if tensor.layout is torch.strided else 0
 
 
@@ -103,16 +93,12 @@ def scratch(calls: Sequence[Call], measure: bool) -> list[int]:
 
 
 def _int(value: Any) -> Any:
-    import torch
-
     return value.node.hint if isinstance(value, torch.SymInt) else value
 
 
 def _measure(calls: dict[str, Call]) -> None:
     """Runs each once under PyTorch's profiler, and takes the most bytes at once less those of its results."""
-    import torch
     from torch.profiler import ProfilerActivity, profile, record_function
-    from torch.utils import _pytree as trees
     from torch.utils._python_dispatch import _disable_current_modes
 
     if not calls:
