@@ -56,13 +56,9 @@ def _index(work: Work, i: int) -> str:
     return work.name(i) if work.known(i) is not None else work.filled(work.name(i), work.marks(i), 0)
 
 
-def _space(work: Work, i: int) -> Marks:
-    return work.selected.spaces.get(work.name(i), {})
-
-
 def _same_space(work: Work, inside: Marks, i: int) -> None:
     """ModelError where coordinates (input `i`) do not count as entries of input 0 do."""
-    if inside != _space(work, i):
+    if inside != work.selected.spaces.get(work.name(i), {}):
         raise work.fail(
             0 if inside else i, f"{work.node.op_type} takes coordinates among all entries and among those for the same"
         )
@@ -84,11 +80,8 @@ def gather(work: Work) -> None:
 
 def _taken(work: Work, name: str, marks: Marks) -> str:
     """A value with zeros where its selection excludes it; integers of constant value stay as they are."""
-    return name if work.known(name) is not None and _integers(work, name) else work.filled(name, marks, 0)
-
-
-def _integers(work: Work, name: str) -> bool:
-    return work.importer.type_of(name).dtype in ("i32", "i64")
+    whole = work.known(name) is not None and work.importer.type_of(name).dtype in ("i32", "i64")
+    return name if whole else work.filled(name, marks, 0)
 
 
 def gather_nd(work: Work) -> None:

@@ -12,8 +12,6 @@ from ..language.types import dtype_from_onnx
 from .mask_selection import Extent, Marks
 from .mask_work import Work, product
 
-_INTEGERS = ("i32", "i64")
-
 
 def shape(work: Work) -> None:
     """Shape and Size of a value with selections."""
@@ -66,10 +64,6 @@ def _equal(work: Work, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     return result
 
 
-def _cast(work: Work, x: np.ndarray) -> np.ndarray | None:
-    return x if dtype_from_onnx(work.attributes.get("to", 0)) in _INTEGERS else None
-
-
 def _slice(work: Work, x: np.ndarray, *more: np.ndarray) -> np.ndarray | None:
     if x.ndim != 1 or any(isinstance(e, Extent) for m in more for e in m.reshape(-1)):
         return None
@@ -107,30 +101,22 @@ def _one(op_type: str, lengths: list[Any]) -> Any:
     return 0 if op_type == "Sub" and lengths[0] == lengths[1] else None
 
 
-def _where(work: Work, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
-    return np.where(condition, a, b) if condition.dtype == bool else None
-
-
-def _reshape(work: Work, x: np.ndarray, to: np.ndarray) -> np.ndarray:
-    return x.reshape(tuple(int(d) for d in to))
-
-
 def _axes(more: tuple[np.ndarray, ...]) -> tuple[int, ...] | None:
     return tuple(int(a) for a in more[0].reshape(-1)) if more else None
 
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Identity": lambda work, x: x,
-    "Cast": _cast,
+    "Cast": lambda work, x: x if dtype_from_onnx(work.attributes.get("to", 0)) in ("i32", "i64") else None,
     "Gather": lambda work, x, at: np.take(x, at.astype(np.int64), axis=0) if at.dtype != object else None,
     "Slice": _slice,
     "Squeeze": lambda work, x, *axes: np.squeeze(x, _axes(axes)),
     "Unsqueeze": lambda work, x, axes: np.expand_dims(x, _axes((axes,)) or ()),
     "Concat": lambda work, *parts: np.concatenate([np.asarray(p, object) for p in parts]),
-    "Reshape": _reshape,
+    "Reshape": lambda work, x, to: x.reshape(tuple(int(d) for d in to)),
     "Mul": lambda work, a, b: np.asarray(np.asarray(a, object) * np.asarray(b, object), object),
     "ReduceProd": lambda work, x, *axes: np.array(product(x.reshape(-1).tolist()), object),
-    "Where": _where,
+    "Where": lambda work, condition, a, b: np.where(condition, a, b) if condition.dtype == bool else None,
     **dict.fromkeys(("Max", "Min", "Add", "Sub"), _each),
 }
 

@@ -76,7 +76,8 @@ def roles_of(graph: onnx.GraphProto) -> Roles:
         if all(n.op_type in _BOUNDS for n, _ in reads):
             roles.bounds.add(name)
         for n, i in reads:
-            if n.op_type == "Add" and any(_product_made(makers, other) for other in n.input if other != name):
+            others = (makers[o] for o in n.input if o != name and o in makers)
+            if n.op_type == "Add" and any(other.op_type in _PRODUCTS for other in others):
                 roles.biases.add(name)
             if n.op_type == "BatchNormalization" and i in (3, 4):
                 roles.statistics.add(name)
@@ -98,10 +99,6 @@ def roles_of(graph: onnx.GraphProto) -> Roles:
 def at_weight(op_type: str, position: int) -> bool:
     """Whether an operator takes a weight at a position."""
     return op_type in REGISTRY and position in REGISTRY[op_type].weights
-
-
-def _product_made(makers: dict[str, onnx.NodeProto], name: str) -> bool:
-    return name in makers and makers[name].op_type in _PRODUCTS
 
 
 def _cast_weights(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any
 
 import onnx
 
@@ -70,11 +69,9 @@ class Scope:
         if name in self.numbers:
             return self.numbers[name]
         constant = self.importer.known.get(name)
-        return (
-            int(constant.array.reshape(()))
-            if constant is not None and constant.array.size == 1 and _whole(constant)
-            else None
-        )
+        if constant is None or constant.array.size != 1 or constant.array.dtype.kind not in "iub":
+            return None
+        return int(constant.array.reshape(()))
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of a value; None if it is not known."""
@@ -82,10 +79,6 @@ class Scope:
             return self.shapes[name]
         constant = self.importer.env.get(name) or self.importer.known.get(name)
         return None if constant is None else constant.type.shape
-
-
-def _whole(known: Any) -> bool:
-    return known.array.dtype.kind in "iub"
 
 
 def written_nodes(node: onnx.NodeProto, scope: Scope) -> int:

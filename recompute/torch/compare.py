@@ -61,7 +61,7 @@ def compare_with_module(program: Program, module: Module, call: Call, all_traine
         probe = _with_probe(program, theirs)
     there = {v.name for v in program.block.parameters}
     gradients = {n: g for n, g in theirs.gradients.items() if all_trained or program.aliases.get(n, n) in there}
-    feed = {v.name: _fed(x, v.dtype) for v, x in zip(program.inputs, call.tensors(), strict=True)}
+    feed = {v.name: _array(x).astype(DTYPES[v.dtype]) for v, x in zip(program.inputs, call.tensors(), strict=True)}
     outputs = {v.name: a for v, a in zip(program.outputs, theirs.outputs, strict=False)}
     if len(program.outputs) != len(theirs.outputs):
         outputs = {}
@@ -251,10 +251,6 @@ def _view(t: Any) -> np.ndarray:
     if t.is_sparse:
         t = t.to_dense()
     return (t.float() if t.dtype == torch.bfloat16 else t).numpy(force=True)  # of sgn PyTorch gives a "ZeroTensor"
-
-
-def _fed(x: Any, dtype: str) -> np.ndarray:
-    return _array(x).astype(DTYPES[dtype])
 
 
 def _weights(t: Any) -> Any:

@@ -26,7 +26,9 @@ def matrices() -> dict[Any, Callable[..., Any]]:
         aten.linalg_cholesky.default: lambda a, upper=False: _cholesky(a, upper)[0],
         aten.linalg_cholesky_ex.default: _cholesky,
         aten.cholesky_solve.default: _cholesky_solve,
-        aten.cholesky_inverse.default: _cholesky_inverse,
+        aten.cholesky_inverse.default: lambda factor, upper=False: _cholesky_solve(
+            torch.eye(factor.shape[-1], dtype=factor.dtype), factor, upper
+        ),
         aten.linalg_solve_triangular.default: _solve_triangular,
         aten.triangular_solve.default: _triangular_solve,
         aten.linalg_lu_factor.default: lambda a, pivot=True: _lu_factor(a, pivot)[:2],
@@ -116,10 +118,6 @@ def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
         return lower @ (lower.mT @ x) + (change - change.detach())
 
     return _solved(product, lambda z: y.mT @ (y @ z), b)
-
-
-def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
-    return _cholesky_solve(torch.eye(factor.shape[-1], dtype=factor.dtype), factor, upper)
 
 
 def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
