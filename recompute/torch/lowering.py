@@ -85,9 +85,9 @@ def _cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """With label smoothing or probabilities as targets, as PyTorch's documentation defines it."""
+    """With label smoothing or probabilities as targets, or of one sample, as PyTorch's documentation defines it."""
     soft = target.is_floating_point()
-    if not soft and label_smoothing == 0:
+    if not soft and label_smoothing == 0 and x.ndim > 1:
         return NotImplemented
     axis = 0 if x.ndim == 1 else 1
     classes = x.shape[axis]

@@ -90,6 +90,9 @@ CASES = {
     "places in a volume": lambda w: torch.grid_sampler_3d(
         w.reshape(1, 1, 2, 2, 2), (w[:, :3] / 5).reshape(1, 1, 1, 2, 3), 0, 0, False
     ),
+    "cross entropy of one sample": lambda w: (
+        torch.nn.functional.cross_entropy(w[0], torch.tensor(2), weight=torch.arange(1.0, 5), reduction="sum") + w
+    ),
     "adaptive pools": lambda w: torch.nn.functional.adaptive_max_pool2d(w[None], (1, 3)).sum(0),
     "antialiased resizing": lambda w: torch.nn.functional.interpolate(
         w.reshape(1, 2, 2, 2).repeat(1, 1, 3, 2), scale_factor=(0.6, 1.3), mode="bicubic", antialias=True
