@@ -29,6 +29,11 @@ class _Rules:
     required: tuple[str, ...]
 
 
+def _number(kind: Any) -> int:
+    """The AttributeProto number of an attribute's type (onnx's binding returns an enumeration)."""
+    return int(getattr(kind, "value", kind))
+
+
 @functools.lru_cache(maxsize=1024)
 def _rules(op_type: str, opset: int) -> _Rules | None:
     """The rules of an operator; None if ONNX has no such operator."""
@@ -41,7 +46,7 @@ def _rules(op_type: str, opset: int) -> _Rules | None:
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
         tuple((i, p.name) for i, p in enumerate(schema.inputs) if p.option == single),
-        {n: int(getattr(a.type, "value", a.type)) for n, a in schema.attributes.items()},  # of an enumeration
+        {name: _number(a.type) for name, a in schema.attributes.items()},
         tuple(name for name, a in schema.attributes.items() if a.required),
     )
 
