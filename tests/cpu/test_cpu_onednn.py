@@ -111,8 +111,8 @@ def test_a_gradient_of_a_weight_that_takes_far_more_bytes_is_ours(monkeypatch: p
     op, arrays = in_form(*case("3x3", "weight"))
     of = applied(op, *arrays)
     monkeypatch.setattr("recompute.runtime.cpu.processors.ours_are_faster", lambda *_, **__: False)
-    assert PROVIDER.scratch(of) and PROVIDER.yields_to(of) == ""
-    monkeypatch.setattr(onednn, "_LARGE", 0)
+    assert PROVIDER.yields_to(of) == ""
+    monkeypatch.setattr(onednn, "_LARGE", -1)  # whatever the library asks for here
     assert PROVIDER.yields_to(of) == "convolution"
 
 

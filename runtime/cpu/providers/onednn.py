@@ -25,7 +25,6 @@ from ..primitives.plans import Plan, unavailable
 from .blas import Product, product, product_calls
 from .products import fastest, sgemm
 
-
 #: a workspace of more than so many times the operands' bytes is not worth a faster gradient of a weight: it would be
 #: the peak of steps with a budget (a patch embedding of ViT: 5.5 MB for 1.6 MB of operands; our kernels: .9 MB)
 _LARGE = 2
