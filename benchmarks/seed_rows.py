@@ -173,7 +173,7 @@ _AMP = "theirs in mixed precision (16-bit activations), ours in float32"
 ROWS: list[Row] = [*_feng_huang(), *_kusumoto(), *_monet()]
 
 #: Checkmate (Jain et al. 2020, figure 6) and Paddle's documentation of recomputation (V100 with 32 GB).  Checkmate's
-#: U-Net is Keras' with a VGG-16 encoder, whose decoder ends at half the image's size: a row of GRAPH_ROWS, not our `unet`
+#: U-Net is Keras' with a VGG-16 encoder, whose decoder ends at half the image's size: a row of GRAPH_ROWS, not `unet`
 BATCH_ROWS: list[BatchRow] = [
     BatchRow("checkmate", "mobilenet_v1", 16 * GIB, 0, 1105, 0.10, "v100-16", note=_MOBILE),
     BatchRow("checkmate", "mobilenet_v1", 16 * GIB, 0, 1105, None, "v100-16", note=_PASS),
