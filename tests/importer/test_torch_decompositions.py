@@ -91,7 +91,7 @@ CASES = {
         w.reshape(1, 1, 2, 2, 2), (w[:, :3] / 5).reshape(1, 1, 1, 2, 3), 0, 0, False
     ),
     "cross entropy of one sample": lambda w: (
-        torch.nn.functional.cross_entropy(w[0], torch.tensor(2), weight=torch.arange(1.0, 5), reduction="sum") + w
+        torch.nn.functional.cross_entropy(w[0], torch.tensor(2), weight=torch.arange(1.0, 5).to(w), reduction="sum") + w
     ),
     "adaptive pools": lambda w: torch.nn.functional.adaptive_max_pool2d(w[None], (1, 3)).sum(0),
     "antialiased resizing": lambda w: torch.nn.functional.interpolate(
