@@ -56,6 +56,7 @@ EXPLAINED = {
         "inside of batch_norm, which agrees: saved statistics, or their gradients": "native_batch_norm "
         "_native_batch_norm_legit _batch_norm_with_update",
         "ONNX and its exporter have no form of it": "_segment_reduce nn.functional.fractional_max_pool2d "
+        "nn.functional.fractional_max_pool3d "
         "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
     },
 }
