@@ -41,9 +41,9 @@ _CUTS, _CLOSE = 60, 1e-4
 class Prices:
     """Prices of a second of copies before and after the moment, of a byte at it, and the bound that they may give."""
 
-    before: float
-    after: float
-    byte: float
+    before: float = 0.0
+    after: float = 0.0
+    byte: float = 0.0
     most: float = math.inf
 
 
@@ -72,21 +72,19 @@ class MovingCut:
         held = (1 - p.before) * self.before + (1 - p.after) * self.after
         return line, held + min(1 - p.before, 1 - p.after) * self.either + line.least
 
-    def bound(self, budget: int, known: float = 0.0) -> float:
-        """Seconds that no such step takes less than; 0 where it is seen not to exceed what is `known`."""
+    def prove(self, budget: int, best: Proof) -> Proof:
+        """The bound at this moment, where it is better than the best of others."""
         room = budget - self.cut.used
         if room < self.stuck:
-            return math.inf
-        best, lines = 0.0, []
-        prices: Prices | None = Prices(0.0, 0.0, 0.0)
-        for _ in range(_CUTS):
-            assert prices is not None
+            return Proof(math.inf)
+        lines: list[Line] = []
+        prices: Prices | None = Prices()
+        while prices is not None and len(lines) < _CUTS and prices.most > best.seconds * (1 + _CLOSE):
             line, proven = self.solve(prices)
-            best = max(best, proven - prices.byte * room)
             lines.append(line)
+            if proven - prices.byte * room > best.seconds:
+                best = Proof(proven - prices.byte * room, self, prices)
             prices = self._next(lines, room)
-            if prices is None or prices.most <= max(best, known) + _CLOSE * self.cut.problem.cost:
-                break
         return best
 
     def _next(self, lines: list[Line], room: int) -> Prices | None:
@@ -118,6 +116,15 @@ class MovingCut:
         return Prices(*at, max(0.0, found[byte]) * total / unit, found[most] * total)
 
 
+@dataclass(frozen=True)
+class Proof:
+    """A bound, and the moment and the prices at which it was found."""
+
+    seconds: float
+    cut: MovingCut | None = None
+    prices: Prices = Prices()
+
+
 def movable(problem: RematerialisationProblem) -> Set[int]:
     """Values that may wait in host memory: those of the forward pass, and inputs."""
 
@@ -133,12 +140,18 @@ def bound_with_moves(problem: RematerialisationProblem, budget: int, link: Link)
     The problem's costs are seconds.  The problem remembers it.
     """
 
-    def prove() -> float:
-        best = math.inf if budget < touched_least(problem) else problem.cost
+    return proof_with_moves(problem, budget, link).seconds
+
+
+def proof_with_moves(problem: RematerialisationProblem, budget: int, link: Link) -> Proof:
+    """`bound_with_moves`, with the moment and the prices that give it."""
+
+    def prove() -> Proof:
+        best = Proof(math.inf if budget < touched_least(problem) else problem.cost)
         for b in moments(problem):
-            if math.isinf(best):
+            if math.isinf(best.seconds):
                 break
-            best = max(best, MovingCut(problem, b, link).bound(budget, best))
+            best = MovingCut(problem, b, link).prove(budget, best)
         return best
 
     return problem.remembered(("bound with moves", budget, link), prove)

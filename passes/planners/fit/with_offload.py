@@ -8,23 +8,30 @@ only is among the answers, so that host memory never makes a step slower than it
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ....errors import UsageError
+from ....errors import BudgetError, UsageError
 from ....language.ir import Block
+from ....language.verify import trusted
 from ...offloading.offload import without_copies
 from ...recomputation.recompute import RecomputePlan
 from ..base import plan, planner
+from ..core.fetches import fetched
 from ..core.simulate import plan_of
 from ..core.watch import current
 from ..methods.auto import Auto, frontier_of
 from .offload import bare, choose, logical_names
 from .problem import Fitted, Fitting
+from .search import searched
 
 #: plans that are looked at between the budget and the plain peak, those of them that are compiled, and how often each
 _PLANS, _COMPILED, _TRIES = 8, 3, 4
+#: shares of the link's time that values to fetch may take; what the search of each may take of that of the first plan
+SHARES, _WORK = (0.7, 0.4, 1.0), 0.4
 
 
 def fastest(
@@ -36,11 +43,9 @@ def fastest(
     try:
         watch.doing("values in host memory")
         limit = min((fitting.times(f).seconds for f in fitting_in), default=float("inf"))
-        for _, start in sorted(_starts(fitting, found, budget, strategy, options), key=lambda s: s[0])[:_COMPILED]:
-            if watch.over:
-                break
-            moved = _moved(fitting, start, budget)
-            if moved is not None and fitting.times(moved).seconds < limit:  # each faster than all before
+        joint = _joint(fitting, budget, strategy, options)
+        for moved in itertools.chain(joint, _added(fitting, found, budget, strategy, options)):
+            if moved.peak <= budget and fitting.times(moved).seconds < limit:  # each faster than all before
                 limit = fitting.times(moved).seconds
                 fitting_in.append(moved)
                 watch.best(moved)
@@ -50,6 +55,34 @@ def fastest(
     if not fitting_in:
         return None
     return min(fitting_in, key=lambda f: (fitting.times(f).seconds, f.peak))
+
+
+def _joint(fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any]) -> Iterator[Fitted]:
+    """Steps that `auto` plans with values to fetch in place of recomputing them (core/fetches.py)."""
+    if fitting.slices or not isinstance(planner(strategy, **options), Auto):
+        return
+    derived, watch = fitting.derived, current()
+    for problem in fetched(derived, budget, fitting.target.link, SHARES):
+        if watch.late:
+            return
+        other = copy.copy(fitting)
+        vars(other).update(derived=problem, reordered=None)
+        watch.begin_another(_WORK)
+        with contextlib.suppress(BudgetError), trusted():
+            for f in searched(other, budget, strategy, options, _TRIES, False, None):
+                yield dataclasses.replace(f, planned=None)  # its cost there counts the link's price
+
+
+def _added(
+    fitting: Fitting, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any]
+) -> Iterator[Fitted]:
+    """Plans that recompute less, with as many values moved as it takes; the fastest by simulated times are compiled."""
+    for _, start in sorted(_starts(fitting, found, budget, strategy, options), key=lambda s: s[0])[:_COMPILED]:
+        if current().over:
+            return
+        moved = _moved(fitting, start, budget)
+        if moved is not None:
+            yield moved
 
 
 def _starts(
