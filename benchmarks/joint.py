@@ -4,9 +4,9 @@
 
 A budget is what is always there (parameters, optimizer state) and a share of what the plain step has beyond it at its
 compiled peak.  Steps are compiled for an H200 without kernels; times are estimates by its data sheet, over the step
-that repeats nothing: `recompute` without moves, `moves` with values in host memory, waiting included; `bound`: no step with
-or without moves takes less (passes/planners/core/moves_bound.py).  "none": nothing was found that fits; for the bound,
-nothing can.  `--link`: GB/s each way in place of the data sheet's.  Seconds are processor seconds of planning.
+that repeats nothing: `recompute` without moves, `moves` with values in host memory, waiting included; `bound`: no step
+with or without moves takes less (passes/planners/core/moves_bound.py).  "none": nothing was found that fits; for the
+bound, nothing can.  `--link`: GB/s each way in place of the data sheet's.  Seconds are processor seconds of planning.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from typing import Any
 
 from ....errors import BudgetError, UsageError
 from ....language.ir import Block
-from ....language.verify import trusted
 from ...offloading.offload import without_copies
 from ...recomputation.recompute import RecomputePlan
 from ..base import plan, planner
@@ -72,7 +71,7 @@ def _joint(fitting: Fitting, budget: int, strategy: str, options: Mapping[str, A
         other = copy.copy(fitting)
         vars(other).update(derived=problem, reordered=None)
         watch.begin_another(_WORK)
-        with contextlib.suppress(BudgetError), trusted():
+        with contextlib.suppress(BudgetError):
             for f in searched(other, budget, strategy, options, _JOINT, False, None):
                 yield dataclasses.replace(f, planned=None)  # its cost there counts the link's price
                 if f.peak < budget and fitting.times(f).stalls:  # what is left hides copies
