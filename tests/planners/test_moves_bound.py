@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from dataclasses import replace
 
 import pytest
 from random_problems import MovingBruteForce, random_problem, small_step
 
 from recompute.passes.offloading.transfers import Link
-from recompute.passes.planners import simulate
+from recompute.passes.planners import RematerialisationProblem, simulate
 
 pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
 
 from recompute.passes.planners.core.bound import lower_bound, touched_least
-from recompute.passes.planners.core.moves_bound import bound_with_moves, movable
+from recompute.passes.planners.core.moves_bound import MovingCut, Prices, bound_with_moves, movable
 
 #: slow links, as the nodes take a few seconds
 LINKS = [
@@ -49,6 +51,34 @@ def test_no_step_is_faster(group: int) -> None:
 
 def test_no_longer_step_is_faster() -> None:
     assert sum(refuted(seed, 3) for seed in range(60)) >= 10
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_cut_is_the_least_of_all_choices(seed: int) -> None:
+    """Of nodes that run again; a value that they or later nodes read is made again, kept or fetched, as is cheapest."""
+    draw, p, link = random.Random(seed), small_step(seed, 5), LINKS[seed % len(LINKS)]
+    b = next(i for i, n in enumerate(p.nodes) if n.backward) + seed % 3
+    moving = MovingCut(p, b, link)
+    cut, before, after = moving.cut, draw.random(), draw.random()
+    price = draw.choice((0.0, 0.01, 0.1))
+    best = math.inf
+    for again in itertools.chain.from_iterable(itertools.combinations(cut.nodes, k) for k in range(len(cut.nodes) + 1)):
+        needed = cut.needed.union(*(p.nodes[i].reads for i in again))
+        cost = sum((1 - after) * p.nodes[i].cost for i in again)
+        for v in needed:
+            seconds = before * moving.out[v] + after * moving.back[v] if v in movable(p) else math.inf
+            cost += 0.0 if p.producer[v] in again else min(price * cut.memory[v], seconds)
+        best = min(best, cost)
+    above = {i for i in range(b) if b in _behind(p, i)}
+    parts = [sum(p.nodes[i].cost for i in ns) for ns in (above, {b, *_behind(p, b)})]
+    free = p.cost - sum(parts)
+    held = (1 - before) * parts[0] + (1 - after) * parts[1] + (1 - max(before, after)) * free
+    assert moving.solve(Prices(before, after, price))[1] == pytest.approx(held + best)
+
+
+def _behind(p: RematerialisationProblem, i: int) -> set[int]:
+    """Nodes that depend on a node."""
+    return set(p.succs[i]).union(*(_behind(p, j) for j in p.succs[i]))
 
 
 @pytest.mark.parametrize("seed", range(8))
