@@ -112,8 +112,8 @@ class MovingCut:
         if not result.has_primal_feasible_solution():
             return None
         found = result.variable_values()
-        at = (min(1.0, max(0.0, found[x])) for x in (before, after))
-        return Prices(*at, max(0.0, found[byte]) * total / unit, found[most] * total)
+        out, back = (min(1.0, max(0.0, found[x])) for x in (before, after))
+        return Prices(out, back, max(0.0, found[byte]) * total / unit, found[most] * total)
 
 
 @dataclass(frozen=True)
