@@ -6,9 +6,11 @@ so that what was made for it is never found again.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+
+from .options import Options
 
 
 def exact(value: Any) -> Any:
@@ -21,13 +23,13 @@ def exact(value: Any) -> Any:
     return kind, repr(value) if isinstance(value, (float, np.floating)) else value
 
 
-class Exact:
+class Exact(Options):
     """Base of frozen dataclasses that are equal where `exact` says so of all fields.
 
     `dataclass` keeps methods that a class has of its own: each subclass gets these two.
     """
 
-    _exact: tuple
+    _exact: ClassVar[tuple]
     __slots__ = ("_exact",)  # outside of `vars`, which are the fields
 
     def __init_subclass__(cls, **kw: Any) -> None:
