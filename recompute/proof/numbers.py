@@ -81,8 +81,10 @@ class Numbers(Table):
             view = need(self.apply(op, whole, ins, outs)[0])
             if number is not None:
                 return self.apply(Div(), [view, number], (t, t.with_shape(())), (t,))[0]
-            index = parts[0].index
-            if view.base != parts[0].total.base:  # not the same elements elsewhere: the result may be a sum of its own
+            total, index = parts[0].total, parts[0].index
+            if view.base == total.base and self.complete(total) and len(held) == 1:
+                return View(bases[held[0]], view.offset, view.digits, view.shape)
+            if view.base != total.base:  # not the same elements elsewhere: the result may be a sum of its own
                 index = op, frozenset(self.slot(op, k, inputs[k], whole[k], t) for k in held)
             return self.partial(dataclasses.replace(parts[0], index=index, total=view.bare(), seen=view))
         return None

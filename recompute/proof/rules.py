@@ -74,7 +74,8 @@ def sliced(n: Numbers, op: Slice, given: Given, ins: Types, outs: Types) -> list
     """Slice: some of the elements."""
     view = given[0]
     for axis, taken in enumerate(op.taken(need(ins[0]).shape)):
-        view = view and view.sliced(axis, taken.start, len(taken), taken.step)
+        run = View(0, taken.start, joined([(len(taken), taken.step)]), (len(taken),)) if need(ins[0]).ndim == 1 else None
+        view = view and (n.run_of(view, run) if run else view.sliced(axis, taken.start, len(taken), taken.step))
     return [_resolved(n, view)] if view else None
 
 
@@ -177,6 +178,10 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
         joint = _combined(n, present[0], present[1], COMBINE[op.name])
         if joint is not None:
             return [joint.reshaped(shape)]
+    if n.ordered and (run := next((v for v in present if v.base in n.ordered), None)) and len(outs) == 1:
+        whole = _in_order(n, op, operands, run, ins, need(outs[0]))
+        if whole is not None:
+            return [whole]
     if any(map(n.narrow, present)):
         present = [n.with_ones(v) for v in present]
     indices = _broadcast(tuple([(v.digits, v.shape) for v in present]), shape)
@@ -192,6 +197,21 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
     if n.joints and len(outs) == 1 and len(set(kinds)) == 1:
         _flat(n, op, kinds, present, indices, views[0])
     return views
+
+
+def _in_order(n: Numbers, op: Op, given: Given, run: View, ins: Types, out: TensorType) -> View | None:
+    """A function of a run of elements in another order than they lie in: the run of the function of all of them."""
+    size, wholes = n.sizes[run.base], list(given)
+    for k, v in enumerate(given):
+        if v is not None and any(s for _, s in v.digits):
+            wholes[k] = n.ordered.get(v.base) or View.whole(v.base, (size,))
+            if n.sizes[v.base] != size or (v.offset, v.digits) != (run.offset, run.digits):
+                return None
+        elif v is not None:
+            wholes[k] = View(v.base, v.offset, ((size, 0),), (size,))
+    t = out.with_shape((size,))
+    view = need(n.apply(op, wholes, [x and x.with_shape((size,)) for x in ins], (t,))[0])
+    return n.run_of(view, View(0, run.offset, run.digits, out.shape))
 
 
 def _flat(n: Numbers, op: Op, kinds: Any, operands: Sequence[View], indices: Sequence[Index], y: View | None) -> None:
@@ -222,12 +242,12 @@ def _each(outs: Types, made: Callable[[int], View]) -> list[View | None]:
 def _combined(n: Numbers, a: View, b: View, how: str) -> View | None:
     """The sum, or what else they are combined to, of what slices contribute."""
     x, y = n.partials.get(a.base), n.partials.get(b.base)
-    if x is None or y is None or not x.how == y.how == how or (a.offset, a.digits) != (b.offset, b.digits):
+    if x is None or y is None or not x.how == y.how == how or a.offset != b.offset:
         return None
-    if (both := x.with_(y)) is None:
+    if a.bare().digits != b.bare().digits or (both := x.with_(y)) is None:
         return None
     view = n.partial(both)
-    return view if n.complete(a) else view.part(a)
+    return view if n.complete(a) else n.run_of(view, a)
 
 
 @rule(Reduce)
@@ -369,10 +389,12 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
     parts = [v for v in given if v is not None]
     if (whole := _one_value(axis, parts)) is not None:
         return [whole]
-    pieces, parts = parts if t.ndim > 1 else [x for v in parts for x in _pieces(n, v)], []
+    pieces, fewer = parts if t.ndim > 1 else [x for v in parts for x in _pieces(n, v)], parts[:0]
     for v in pieces:
-        both = _one_value(axis, [parts[-1], v]) if parts else None
-        parts[-1:] = [both] if both else [*parts[-1:], v]
+        both = _one_value(axis, [fewer[-1], v]) if fewer else None
+        fewer[-1:] = [both] if both else [*fewer[-1:], v]
+    if len(fewer) < len(pieces) or any(v.base in n.flat for v in parts):
+        parts = fewer
     if len(parts) == 1:
         return [*parts]
     axes = [v.axes() for v in parts]
@@ -398,10 +420,9 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
 
 
 def _pieces(n: Numbers, v: View) -> list[View]:
-    """The parts of a run of elements of a function of joined values, one for each of these values."""
-    if v.base not in n.flat:
-        return [v]
-    ends = {stop for x in n.flat[v.base][1] for _, stop, _ in n.joints.get(x.base, ())}
+    """The parts of a run of joined values, or of a function of their elements, one for each of these values."""
+    joined_ = n.flat[v.base][1] if v.base in n.flat else [v]
+    ends = {stop for x in joined_ for _, stop, _ in n.joints.get(x.base, ())}
     size = v.shape[0]
     borders = [0, *(e - v.offset for e in sorted(ends) if 0 < e - v.offset < size), size]
     if len(borders) == 2 or v.digits != ((size, 1),):

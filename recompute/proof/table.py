@@ -107,6 +107,10 @@ class Table:
         self.quotients: dict[int, tuple[View, View]] = {}
         #: of indices into a part of a table: what they are functions of (rows.py)
         self.parts: dict[tuple[int, int, int], tuple[int, int, int] | None] = {}
+        #: of elements that are numbered in another order than they lie in: the value in that order
+        self.ordered: dict[int, View] = {}
+        #: whether an expression is 0 (rows.py)
+        self.zeros: dict[int, bool] = {}
         #: of element-wise expressions over elements that lie one after the other: the operator and its operands
         self.flat: dict[int, tuple[Any, list[View]]] = {}
 
@@ -131,12 +135,25 @@ class Table:
         """The view with a digit for each dimension of the base of which one element is taken."""
         if not self.narrow(v) or any(n == 1 for n, _ in v.digits):
             return v
-        digits = list(v.digits)
         shape = self.nodes[v.base].shape
+        runs = [(v.offset % low, n * s, low) for n, s in v.digits if s for low in strides(shape) if low > s]
+        if any(n % low if n > low else at + n > low for at, n, low in runs):
+            return v  # a run goes on in the next row
+        digits = list(v.digits)
         for d, low in zip(shape, strides(shape), strict=True):
             if d > 1 and not any(low <= s < d * low or s < low < n * s for n, s in v.digits):
                 digits.insert(next((i for i, (_, s) in enumerate(digits) if s < low), len(digits)), (1, low))
         return View(v.base, v.offset, tuple(digits), v.shape)
+
+    def run_of(self, v: View, inner: View) -> View:
+        """The view `inner` of a value's elements in their order; if it is not evenly strided, of a copy in that order."""
+        part = v.part(inner)
+        if part is not None:
+            return part
+        size = math.prod(v.shape)
+        base = self.number(("in order", v.base, v.offset, v.bare().digits), "in order", (size,), [v])
+        self.ordered.setdefault(base, v.reshaped((size,)))
+        return View(base, inner.offset, inner.digits, inner.shape)
 
     def within(self, v: View) -> View:
         """The view without the digit of a part of a dimension of which all elements in a row are taken."""
