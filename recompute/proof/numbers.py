@@ -82,7 +82,7 @@ class Numbers(Table):
             if number is not None:
                 return self.apply(Div(), [view, number], (t, t.with_shape(())), (t,))[0]
             total, index = parts[0].total, parts[0].index
-            if view.base == total.base and self.complete(total) and len(held) == 1:
+            if len(held) == 1 and self.in_order(view.base, total):
                 return View(bases[held[0]], view.offset, view.digits, view.shape)
             if view.base != total.base:  # not the same elements elsewhere: the result may be a sum of its own
                 index = op, frozenset(self.slot(op, k, inputs[k], whole[k], t) for k in held)

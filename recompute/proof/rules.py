@@ -84,8 +84,7 @@ def _resolved(n: Numbers, v: View) -> View:
     last = v.offset + sum((size - 1) * stride for size, stride in v.digits)
     for start, stop, part in n.joints.get(v.base, ()):
         if start <= v.offset and last < stop:
-            view = part.part(View(part.base, v.offset - start, v.digits, v.shape))
-            return v if view is None else _resolved(n, view)
+            return _resolved(n, n.run_of(part, View(part.base, v.offset - start, v.digits, v.shape)))
     joints = n.joints.get(v.base, [])
     if joints and v.digits[:1] == ((len(joints), joints[0][1]),) and v.offset < joints[0][1]:  # the same of each
         size, step = v.digits[0]
@@ -205,7 +204,7 @@ def _in_order(n: Numbers, op: Op, given: Given, run: View, ins: Types, out: Tens
     for k, v in enumerate(given):
         if v is not None and any(s for _, s in v.digits):
             wholes[k] = n.ordered.get(v.base) or View.whole(v.base, (size,))
-            if n.sizes[v.base] != size or (v.offset, v.digits) != (run.offset, run.digits):
+            if n.sizes[v.base] != size or (v.offset, v.bare().digits) != (run.offset, run.bare().digits):
                 return None
         elif v is not None:
             wholes[k] = View(v.base, v.offset, ((size, 0),), (size,))

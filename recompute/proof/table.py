@@ -155,6 +155,11 @@ class Table:
         self.ordered.setdefault(base, v.reshaped((size,)))
         return View(base, inner.offset, inner.digits, inner.shape)
 
+    def in_order(self, base: int, v: View) -> bool:
+        """Whether a base has the elements of a value in their order."""
+        copied = self.ordered.get(base)
+        return base == v.base and self.complete(v) if copied is None else copied.bare() == v.reshaped(copied.shape).bare()
+
     def within(self, v: View) -> View:
         """The view without the digit of a part of a dimension of which all elements in a row are taken."""
         digits = v.digits
@@ -168,10 +173,12 @@ class Table:
         """The number of a partial sum; the sum's where it is all of it."""
         if part.spans == ((0, part.size),):
             return part.seen or part.total
-        shape = part.total.shape
-        base = self.number(("partial", part), "partial sum", shape, [part.total])
+        total = part.total
+        dims = self.nodes[total.base].shape if self.complete(total) else [n for n, _ in total.digits]
+        part = replace(part, total=total.reshaped(dims))
+        base = self.number(("partial", part), "partial sum", dims, [part.total])
         self.partials[base] = part
-        return View.whole(base, shape)
+        return View.whole(base, dims).reshaped(total.shape)
 
     def span(self, v: View, digits: Sequence[Digit], digit: Digit) -> tuple[int, int] | None:
         """Where a digit begins in a dimension of the base, and how many values it could have up to the next digit.
@@ -413,6 +420,7 @@ def _ways(kept: Sequence[Index], summed: Sequence[Index]) -> Iterator[tuple[list
         for count in range(len(ones) + 1):
             for some in itertools.combinations([other[i] for i in ones], count):
                 yield other, list(summed), some
+    yield [(size, at if size > 1 else (0,) * len(at)) for size, at in kept], list(summed), ()
 
 
 @functools.lru_cache(maxsize=1 << 14)
