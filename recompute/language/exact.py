@@ -28,7 +28,8 @@ class Exact:
     """
 
     _exact: tuple
-    __slots__ = ("_exact",)  # outside of `vars`, which are the fields
+    _known: Any  # what a proof notes of it
+    __slots__ = ("_exact", "_known")  # outside of `vars`, which are the fields
 
     def __init_subclass__(cls, **kw: Any) -> None:
         super().__init_subclass__(**kw)

@@ -43,7 +43,7 @@ WINDOW = 64
 #: windows that are not proved before no more are tried
 FAILURES = 8
 #: suffixes that passes add to names of values that they recompute, or lay out channels last
-SUFFIXES = (".again", ".last")
+AGAIN, LAST = ".again", ".last"
 #: operators whose result is their first input (of a Store, the second)
 COPIES = (Copied, Copy, CommWait)
 #: operators whose result has the elements of their input, through which windows look
@@ -58,8 +58,10 @@ MOST = 1 << 23
 LOW = frozenset({"f16", "bf16"})
 #: most operators, and windows, that are remembered
 KNOWN = 1 << 14
-#: windows, and whether they are proved; operators' numbers in them
+#: windows, and whether they are proved; operators, and their numbers; operators with their axes turned
 _WINDOWS: dict[tuple[Any, ...], bool] = {}
+_KNOWN: dict[Op, _Known] = {}
+_FORMS: dict[tuple[Any, ...], Any] = {}
 _NUMBERS = itertools.count()
 #: the communications of each channel
 Sent = dict[str, list[object]]
@@ -95,14 +97,14 @@ class Alike:
         sent: Sent = {"": [block.products]}
         for o in block.operators:
             op = o.op
-            if isinstance(op, Free):
-                continue
             if op.communicates == "begin":
                 sent.setdefault(op.queue, []).append((op, *(env[v.name] for v in o.reads())))  # type: ignore[attr-defined]
-            if isinstance(op, COPIES):
-                env[need(o.outputs[0]).name] = env[need(o.inputs[isinstance(op, Store)]).name]
-            elif self.run(o, env) and others is not None:
-                self.settle(o, env, others)
+            copied = _copied(type(op))
+            if copied is None:
+                if self.run(o, env) and others is not None:
+                    self.settle(op, o.outputs, env, others)
+            elif copied >= 0:
+                env[need(o.outputs[0]).name] = env[need(o.inputs[copied]).name]
         self.border = len(self.rows)
         return env, sent
 
@@ -146,23 +148,25 @@ class Alike:
                 continue
             number, t = outs.get(k), v.type
             if number is None:
-                number, new = self.value(row, t), True
-                outs[k] = number
+                number = outs[k] = len(self.types)
+                self.makers.append(row)
+                self.types.append(t)
+                new = True
             elif (same := self.types[number]) is not t and (same.shape != t.shape or same.dtype != t.dtype):
                 raise VerifyError(f"'{v.name}' is {t}, and {same} for the same operator elsewhere")
             env[v.name] = self.same.get(number, number)
         return new
 
-    def settle(self, o: Operator, env: dict[str, int], others: Mapping[str, int]) -> None:
+    def settle(self, op: Op, results: Sequence[Value | None], env: dict[str, int], others: Mapping[str, int]) -> None:
         """Gives what an operator writes the numbers of the other block's values of these names, if a window says so."""
-        pairs = [(env[v.name], self.meant(v, others), v.name) for v in o.writes()]
-        wanted = [(mine, other) for mine, other, _ in pairs if other is not None and mine != other]
+        pairs = [(v.name, env[v.name], self.meant(v, others)) for v in results if v is not None]
+        wanted = [(mine, other) for _, mine, other in pairs if other is not None and mine != other]
         if not wanted or self.failures == FAILURES:
             return
-        if not (self.turned(o.op, wanted) or self.proved(wanted)):
+        if not (self.turned(op, wanted) or self.proved(wanted)):
             self.failures += 1
             return
-        for mine, other, name in pairs:
+        for name, mine, other in pairs:
             if other is not None:
                 self.same[mine] = env[name] = other
 
@@ -170,10 +174,11 @@ class Alike:
         """The other block's value that this one's name says it is."""
         name, last = v.name, False
         while name not in others:
-            suffix = next((s for s in SUFFIXES if name.endswith(s)), None)
-            if suffix is None:
+            if name.endswith(LAST):
+                last = True
+            elif not name.endswith(AGAIN):
                 return None
-            name, last = name.removesuffix(suffix), last or suffix == ".last"
+            name = name[:name.rindex(".")]
         value = others[name]
         t = self.types[value]
         if last and len(t.shape) > 2 and tuple([t.shape[p] for p in to_last(len(t.shape))]) == v.shape:
@@ -204,18 +209,15 @@ class Alike:
 
     def form(self, op: Op, plain: Op, operands: Sequence[int | None], outs: Mapping[int, int]) -> Any:
         """Which inputs and outputs have their axes turned if `op` is such a form of another operator, and how."""
-        if isinstance(op, Laid):
-            if op.plain != plain:
-                return None
-            counts = ((op.activations, len(operands)), (op.results, max(outs) + 1))
-            return (*([i in some for i in range(count)] for some, count in counts), op.laid, op.unlaid)
-        if type(op) is not type(plain) or type(plain).channels_last is Op.channels_last:
+        if not isinstance(op, Laid) and (type(op) is not type(plain) or type(plain).channels_last is Op.channels_last):
             return None
-        ins = [None if v is None else Value("x", self.types[v]) for v in operands]
-        results = [Value("x", self.types[outs[k]]) if k in outs else None for k in range(max(outs) + 1)]
-        rank = max(v.ndim for v in (*ins, *results) if v is not None)
-        form = plain.channels_last(ins, results, rank) if rank > 2 else None
-        return (form.inputs, form.outputs, to_last, to_first) if form is not None and form.op == op else None
+        types = [None if v is None else self.types[v] for v in (*operands, *map(outs.get, range(max(outs) + 1)))]
+        key = (known(op).number, known(plain).number, len(operands), *[t and t.shape for t in types])
+        if key not in _FORMS:
+            if len(_FORMS) >= KNOWN:
+                _FORMS.clear()
+            _FORMS[key] = _form(op, plain, types[: len(operands)], types[len(operands) :])
+        return _FORMS[key]
 
     def moved(self, a: int | None, b: int | None, there: Perm, back: Perm) -> bool:
         """Whether a is b with its axes in another order, by one Transpose that is known."""
@@ -300,10 +302,11 @@ class Alike:
         sizes, others = {1: 1}, iter(SIZES)
         for row in order:
             op, inputs, outs = self.rows[row]
-            kind = _kind(op)
-            if any_size and not kind.any_size:
+            record = known(op)
+            kind = record.sizes if any_size else None
+            if any_size and kind is None:
                 return None
-            entries.append(kind.uncounted if any_size else kind.number)
+            entries.append(kind.number if kind else record.number)
             for v in (*inputs, *outs.values()):
                 place = None if v is None else places.get(v)
                 if v is not None and place is None:
@@ -322,7 +325,7 @@ class Alike:
                     entries += (t.dtype, tuple([sizes[d] for d in t.shape]) if any_size else t.shape, c)
                 entries.append(place)
             entries.append(tuple(outs))
-            if any_size and kind.count is not None and kind.count != kind.counted(self.sized(inputs)):
+            if kind and kind.count is not None and kind.count != kind.counted(self.sized(inputs)):
                 return None
         return tuple(entries), places, sizes if any_size else {}
 
@@ -348,8 +351,8 @@ class Alike:
             for row in order:
                 op, inputs, outs = self.rows[row]
                 values = [outs.get(k) for k in range(max(outs) + 1)]
-                ins, kind = self.sized(inputs, sizes), _kind(op)
-                if sizes and kind.count is not None:
+                ins, kind = self.sized(inputs, sizes), known(op).sizes if sizes else None
+                if kind and kind.count is not None:
                     op = _with_count(op, kind.counted(ins))
                 views = [None if v is None else view(v) for v in inputs]
                 key = (op, *views, *ins, *outs)
@@ -363,17 +366,41 @@ class Alike:
         return False
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """An operator's number; whether it is the same function of elements, sums and counts for values of any sizes.
+class _Known:
+    """What proofs note of an operator, which equal ones share."""
 
-    `count`: the elements of a channel, of which input `mean` has one each, and input `x` all; `uncounted`: the number
-    of the same operator with another count.
+    def __init__(self, op: Op) -> None:
+        self.op, self.number = op, next(_NUMBERS)
+
+    @functools.cached_property
+    def sizes(self) -> _Sizes | None:
+        """What it says of sizes; None if it is not the same function of elements, sums and counts at any sizes."""
+        op = self.op
+        members = op.members if isinstance(op, Loop) else ()
+        plain = [m.op for m in members] or [op.plain if isinstance(op, Laid) else op]
+        if not all(isinstance(p, ANY_SIZE) and not p.random and _has_no_size(p) for p in plain):
+            return None
+        if isinstance(op, BatchNormSlope):
+            slopes = {(op.count, 0, 1)}
+        else:  # of the inputs x and dy, which have one shape, one may be a result of the loop
+            slopes = {(m.op.count, min(need(m.inputs[0]), need(m.inputs[6])), need(m.inputs[1])) for m in members
+                      if isinstance(m.op, BatchNormSlope)}  # fmt: skip
+        if not slopes:
+            return _Sizes(self.number)
+        (count, x, mean), *others = slopes
+        if others or not count or (members and max(x, mean) >= members[0].result):
+            return None
+        return _Sizes(known(_with_count(op, 0)).number, count, x, mean)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """`number`: that of the operator, or of the same one with another count.
+
+    `count`: the elements of a channel, of which input `mean` has one each, and input `x` all.
     """
 
     number: int
-    uncounted: int
-    any_size: bool
     count: int | None = None
     x: int = 0
     mean: int = 0
@@ -384,24 +411,29 @@ class _Kind:
         return -1 if size % channels else size // channels
 
 
-@functools.lru_cache(maxsize=KNOWN)
-def _kind(op: Op) -> _Kind:
-    number = next(_NUMBERS)
-    members = op.members if isinstance(op, Loop) else ()
-    plain = [m.op for m in members] or [op.plain if isinstance(op, Laid) else op]
-    if not all(isinstance(p, ANY_SIZE) and not p.random and _has_no_size(p) for p in plain):
-        return _Kind(number, number, any_size=False)
-    if isinstance(op, BatchNormSlope):
-        slopes = {(op.count, 0, 1)}
-    else:  # of the inputs x and dy, which have one shape, one may be a result of the loop
-        slopes = {(m.op.count, min(need(m.inputs[0]), need(m.inputs[6])), need(m.inputs[1])) for m in members
-                  if isinstance(m.op, BatchNormSlope)}  # fmt: skip
-    if not slopes:
-        return _Kind(number, number, any_size=True)
-    (count, x, mean), *others = slopes
-    if others or not count or (members and max(x, mean) >= members[0].result):
-        return _Kind(number, number, any_size=False)
-    return _Kind(number, _kind(_with_count(op, 0)).number, True, count, x, mean)
+def _form(op: Op, plain: Op, ins: Types, outs: Types) -> Any:
+    if isinstance(op, Laid):
+        if op.plain != plain:
+            return None
+        counts = ((op.activations, len(ins)), (op.results, len(outs)))
+        return (*([i in some for i in range(count)] for some, count in counts), op.laid, op.unlaid)
+    values, results = ([None if t is None else Value("x", t) for t in types] for types in (ins, outs))
+    rank = max(v.ndim for v in (*values, *results) if v is not None)
+    form = plain.channels_last(values, results, rank) if rank > 2 else None
+    return (form.inputs, form.outputs, to_last, to_first) if form is not None and form.op == op else None
+
+
+def known(op: Op) -> _Known:
+    """The record of an operator."""
+    record = getattr(op, "_known", None)
+    if record is None:
+        record = _KNOWN.get(op)
+        if record is None:
+            if len(_KNOWN) >= KNOWN:
+                _KNOWN.clear()
+            record = _KNOWN[op] = _Known(op)
+        object.__setattr__(op, "_known", record)
+    return record
 
 
 def _with_count(op: Op, count: int) -> Op:
@@ -432,3 +464,9 @@ def _is_product(x: Any) -> bool:
 def _transpose(perm: tuple[int, ...]) -> Op | None:
     """The operator that puts axes in this order; None where they are."""
     return None if perm == tuple(range(len(perm))) else Transpose(perm=perm)
+
+
+@functools.cache
+def _copied(cls: type[Op]) -> int | None:
+    """The input that is the result of such operators; -1 where they free it, None for others."""
+    return -1 if issubclass(cls, Free) else int(issubclass(cls, Store)) if issubclass(cls, COPIES) else None
