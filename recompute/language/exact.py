@@ -28,8 +28,9 @@ class Exact:
     """
 
     _exact: tuple
+    _hash: int
     _known: Any  # what a proof notes of it
-    __slots__ = ("_exact", "_known")  # outside of `vars`, which are the fields
+    __slots__ = ("_exact", "_hash", "_known")  # outside of `vars`, which are the fields
 
     def __init_subclass__(cls, **kw: Any) -> None:
         super().__init_subclass__(**kw)
@@ -52,6 +53,8 @@ class Exact:
 
     def __hash__(self) -> int:
         try:
-            return hash(self._exact)
+            return self._hash
         except AttributeError:
-            return hash(self._exactly())
+            number = hash(self._exactly())
+            object.__setattr__(self, "_hash", number)
+            return number

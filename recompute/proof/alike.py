@@ -297,9 +297,9 @@ class Alike:
     def pattern(self, order: Sequence[int], *, any_size: bool) -> tuple[Any, dict[int, int], dict[int, int]] | None:
         """A key of the expressions that rows compute, whatever their values, and each value's place in it; `any_size`:
         whatever their sizes, too, and the sizes that stand for these, or None where the rows depend on sizes."""
-        places: dict[int, int] = {}
+        places: dict[int | None, int | None] = {None: None}
         entries: list[Any] = []
-        sizes, others = {1: 1}, iter(SIZES)
+        sizes, shapes, others = {1: 1}, dict[tuple[int, ...], tuple[int, ...]](), iter(SIZES)
         for row in order:
             op, inputs, outs = self.rows[row]
             record = known(op)
@@ -308,22 +308,24 @@ class Alike:
                 return None
             entries.append(kind.number if kind else record.number)
             for v in (*inputs, *outs.values()):
-                place = None if v is None else places.get(v)
-                if v is not None and place is None:
-                    t, c, place = self.types[v], self.constants.get(v), len(places)
+                if v not in places:
+                    t, c, places[v] = self.types[v], self.constants.get(v), len(places)
+                    shape = t.shape
                     if any_size:
                         if t.dtype in LOW or (c is not None and (len(c.data) > 1 or _is_product(c.data[0]))):
                             return None
-                        for d in t.shape:
-                            if d not in sizes:
-                                sizes[d] = next(others, 0) if d else 0
-                                if not sizes[d]:
-                                    return None
-                        if len(t.shape) > 5:  # more than MOST elements, perhaps
-                            return None
-                    places[v] = place
-                    entries += (t.dtype, tuple([sizes[d] for d in t.shape]) if any_size else t.shape, c)
-                entries.append(place)
+                        if shape not in shapes:
+                            for d in shape:
+                                if d not in sizes:
+                                    sizes[d] = next(others, 0) if d else 0
+                                    if not sizes[d]:
+                                        return None
+                            if len(shape) > 5:  # more than MOST elements, perhaps
+                                return None
+                            shapes[shape] = tuple([sizes[d] for d in shape])
+                        shape = shapes[shape]
+                    entries += (t.dtype, shape, c)
+                entries.append(places[v])
             entries.append(tuple(outs))
             if kind and kind.count is not None and kind.count != kind.counted(self.sized(inputs)):
                 return None
