@@ -81,6 +81,8 @@ class Alike:
         self.types: list[TensorType] = []
         self.constants: dict[int, Constant] = {}
         self.same: dict[int, int] = {}
+        #: values that are others with their axes in another order, and this order
+        self.moves: set[tuple[int | None, int | None, Perm]] = set()
         self.numbers = Numbers(pulls=False)
         #: results of operators on numbers
         self.done: dict[tuple[Any, ...], list[View | None]] = {}
@@ -110,10 +112,12 @@ class Alike:
 
     def declare(self, block: Block) -> dict[str, int]:
         """The numbers of what a block declares."""
-        env = {v.name: self.declared(("input", v.name, v.type), v.type) for v in block.inputs}
+        env = {}
         held = (*block.parameters, *block.buffers, *block.state)
-        near = [(v.name, v.type.placed(host=False) if v.type.host else v.type) for v in held]
-        env |= {name: self.declared(("state", name, t), t) for name, t in near}
+        for kind, values in (("input", block.inputs), ("state", held)):
+            for v in values:
+                t = v.type.placed(host=False) if v.type.host else v.type
+                env[v.name] = self.declared((kind, v.name, t.dtype, t.shape), t)
         for c in block.constants:
             number = env[c.value.name] = self.declared(("constant", c.value.type, exact(c.data)), c.value.type)
             self.constants[number] = c
@@ -198,11 +202,12 @@ class Alike:
         if form is None:
             return False
         turned, results, *perms = form
+        there = perms[0]
         for a, b, turns in zip(inputs, operands, turned, strict=False):
-            if a != b if not turns else not self.moved(a, b, *perms):
+            if a != b if not turns else (a, b, there) not in self.moves and not self.moved(a, b, *perms):
                 return False
         for mine, other in pairs:
-            k = next(k for k, v in own.items() if v == mine)
+            k = 0 if own.get(0) == mine else next(k for k, v in own.items() if v == mine)
             if k not in outs or not (self.moved(other, outs[k], *perms) if results[k] else other == outs[k]):
                 return False
         return True
@@ -224,7 +229,10 @@ class Alike:
         if a is None or b is None:
             return a is b
         n = len(self.types[b].shape)
-        return n == len(self.types[a].shape) and (self.turn(b, there(n)) == a or self.turn(a, back(n)) == b)
+        if n != len(self.types[a].shape) or not (self.turn(b, there(n)) == a or self.turn(a, back(n)) == b):
+            return False
+        self.moves.add((a, b, there))
+        return True
 
     def turn(self, v: int, perm: tuple[int, ...], new: TensorType | None = None) -> int | None:
         """A value with its axes in another order, if there is that; `new`, its type: in any case."""
@@ -340,7 +348,8 @@ class Alike:
         self, order: Sequence[int], pairs: Sequence[tuple[int, int]], places: Mapping[int, int], sizes: dict[int, int]
     ) -> bool:
         """Numbers the rows by expressions of values that may be anything; or, in more time, with means pulled apart."""
-        for numbers, done in ((self.numbers, self.done), (Numbers(), {})):
+        for pulls in (False, True):
+            numbers, done = (Numbers(), {}) if pulls else (self.numbers, self.done)
             env: dict[int, View] = {}
 
             def view(v: int, numbers: Numbers = numbers, env: dict[int, View] = env) -> View:
