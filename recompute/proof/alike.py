@@ -9,32 +9,21 @@ are proved once in a process; those of operators that say nothing of sizes, once
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import VerifyError
 from ..language.exact import exact
 from ..language.ir import Block, Constant, Free, Operator, Value
-from ..language.layouts import permuted, to_first, to_last
+from ..language.layouts import permuted, to_last
 from ..language.op import Op
-from ..language.types import TensorType, Types, need
+from ..language.types import TensorType, need
 from ..ops.channels_last import Laid
-from ..ops.common import Elementwise
 from ..ops.communication.base import CommWait
-from ..ops.fused.loop import Loop
 from ..ops.memory.offload import Copy, Store
-from ..ops.norm.batch_norm import ChannelNorm
-from ..ops.norm.batch_norm_parts import BatchNormSlope
-from ..ops.norm.batch_norm_train import BatchNormStatistics
-from ..ops.norm.fused import LayerNormalization, RMSNormalization
-from ..ops.reduction.sums import Reduce
 from ..ops.shape.reshape import Copied, Reshape, Transpose
+from .kinds import KNOWN, SIZES, form_of, is_product, known, with_count
 from .numbers import Numbers
 from .views import View
 
@@ -48,21 +37,11 @@ AGAIN, LAST = ".again", ".last"
 COPIES = (Copied, Copy, CommWait)
 #: operators whose result has the elements of their input, through which windows look
 VIEWS = (Reshape, Transpose)
-#: operators that say nothing of sizes, which are functions of elements, sums and counts
-ANY_SIZE = (Elementwise, Reduce, Transpose, ChannelNorm, BatchNormStatistics, LayerNormalization, RMSNormalization)
-#: sizes that stand for any: only equal products of primes are equal, and counts are other numbers than all others
-SIZES = (11, 13, 17, 19, 23)
-#: more elements than there are at these sizes, so that single precision rounds no count
-MOST = 1 << 23
 #: types in which counts are rounded
 LOW = frozenset({"f16", "bf16"})
-#: most operators, and windows, that are remembered
-KNOWN = 1 << 14
-#: windows, and whether they are proved; operators, and their numbers; operators with their axes turned
+#: windows, and whether they are proved; operators with their axes turned
 _WINDOWS: dict[tuple[Any, ...], bool] = {}
-_KNOWN: dict[Op, _Known] = {}
 _FORMS: dict[tuple[Any, ...], Any] = {}
-_NUMBERS = itertools.count()
 #: the communications of each channel
 Sent = dict[str, list[object]]
 #: an order of so many axes
@@ -182,7 +161,7 @@ class Alike:
                 last = True
             elif not name.endswith(AGAIN):
                 return None
-            name = name[:name.rindex(".")]
+            name = name[: name.rindex(".")]
         value = others[name]
         t = self.types[value]
         if last and len(t.shape) > 2 and tuple([t.shape[p] for p in to_last(len(t.shape))]) == v.shape:
@@ -221,7 +200,7 @@ class Alike:
         if key not in _FORMS:
             if len(_FORMS) >= KNOWN:
                 _FORMS.clear()
-            _FORMS[key] = _form(op, plain, types[: len(operands)], types[len(operands) :])
+            _FORMS[key] = form_of(op, plain, types[: len(operands)], types[len(operands) :])
         return _FORMS[key]
 
     def moved(self, a: int | None, b: int | None, there: Perm, back: Perm) -> bool:
@@ -320,7 +299,7 @@ class Alike:
                     t, c, places[v] = self.types[v], self.constants.get(v), len(places)
                     shape = t.shape
                     if any_size:
-                        if t.dtype in LOW or (c is not None and (len(c.data) > 1 or _is_product(c.data[0]))):
+                        if t.dtype in LOW or (c is not None and (len(c.data) > 1 or is_product(c.data[0]))):
                             return None
                         if shape not in shapes:
                             for d in shape:
@@ -364,7 +343,7 @@ class Alike:
                 values = [outs.get(k) for k in range(max(outs) + 1)]
                 ins, kind = self.sized(inputs, sizes), known(op).sizes if sizes else None
                 if kind and kind.count is not None:
-                    op = _with_count(op, kind.counted(ins))
+                    op = with_count(op, kind.counted(ins))
                 views = [None if v is None else view(v) for v in inputs]
                 key = (op, *views, *ins, *outs)
                 if (results := done.get(key)) is None:
@@ -375,100 +354,6 @@ class Alike:
             if all(view(a).bare() == view(b).bare() for a, b in pairs):
                 return True
         return False
-
-
-class _Known:
-    """What proofs note of an operator, which equal ones share."""
-
-    def __init__(self, op: Op) -> None:
-        self.op, self.number = op, next(_NUMBERS)
-
-    @functools.cached_property
-    def sizes(self) -> _Sizes | None:
-        """What it says of sizes; None if it is not the same function of elements, sums and counts at any sizes."""
-        op = self.op
-        members = op.members if isinstance(op, Loop) else ()
-        plain = [m.op for m in members] or [op.plain if isinstance(op, Laid) else op]
-        if not all(isinstance(p, ANY_SIZE) and not p.random and _has_no_size(p) for p in plain):
-            return None
-        if isinstance(op, BatchNormSlope):
-            slopes = {(op.count, 0, 1)}
-        else:  # of the inputs x and dy, which have one shape, one may be a result of the loop
-            slopes = {(m.op.count, min(need(m.inputs[0]), need(m.inputs[6])), need(m.inputs[1])) for m in members
-                      if isinstance(m.op, BatchNormSlope)}  # fmt: skip
-        if not slopes:
-            return _Sizes(self.number)
-        (count, x, mean), *others = slopes
-        if others or not count or (members and max(x, mean) >= members[0].result):
-            return None
-        return _Sizes(known(_with_count(op, 0)).number, count, x, mean)
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """`number`: that of the operator, or of the same one with another count.
-
-    `count`: the elements of a channel, of which input `mean` has one each, and input `x` all.
-    """
-
-    number: int
-    count: int | None = None
-    x: int = 0
-    mean: int = 0
-
-    def counted(self, ins: Types) -> int:
-        """The count that these inputs' sizes say."""
-        size, channels = need(ins[self.x]).size, need(ins[self.mean]).size
-        return -1 if size % channels else size // channels
-
-
-def _form(op: Op, plain: Op, ins: Types, outs: Types) -> Any:
-    if isinstance(op, Laid):
-        if op.plain != plain:
-            return None
-        counts = ((op.activations, len(ins)), (op.results, len(outs)))
-        return (*([i in some for i in range(count)] for some, count in counts), op.laid, op.unlaid)
-    values, results = ([None if t is None else Value("x", t) for t in types] for types in (ins, outs))
-    rank = max(v.ndim for v in (*values, *results) if v is not None)
-    form = plain.channels_last(values, results, rank) if rank > 2 else None
-    return (form.inputs, form.outputs, to_last, to_first) if form is not None and form.op == op else None
-
-
-def known(op: Op) -> _Known:
-    """The record of an operator."""
-    record = getattr(op, "_known", None)
-    if record is None:
-        record = _KNOWN.get(op)
-        if record is None:
-            if len(_KNOWN) >= KNOWN:
-                _KNOWN.clear()
-            record = _KNOWN[op] = _Known(op)
-        object.__setattr__(op, "_known", record)
-    return record
-
-
-def _with_count(op: Op, count: int) -> Op:
-    """The operator for another number of elements of a channel."""
-    if isinstance(op, Loop):
-        return dataclasses.replace(op, body=re.sub(r"\bcount=\d+", f"count={count}", op.body))
-    return dataclasses.replace(op, count=count)  # type: ignore[call-arg]
-
-
-def _has_no_size(op: Op) -> bool:
-    """Whether no number of an operator's but its count is one that sizes which stand for any may come to."""
-    fields = [getattr(op, f.name) for f in dataclasses.fields(op) if f.name != "count"]
-    flat = itertools.chain.from_iterable(x if isinstance(x, tuple) else (x,) for x in fields)
-    return not any(isinstance(x, (int, float)) and _is_product(x) for x in flat)
-
-
-def _is_product(x: Any) -> bool:
-    """Whether a number is a product of SIZES, or the reciprocal of one, up to rounding."""
-    size = abs(float(x))
-    size = 1 / size if 0 < size < 1 else size
-    if not 1.5 < size < MOST:
-        return False
-    near = range(math.ceil(size * (1 - 1e-6)), math.floor(size * (1 + 1e-6)) + 1)
-    return any(math.gcd(n, math.prod(SIZES) ** 6) == n for n in near)
 
 
 @functools.cache

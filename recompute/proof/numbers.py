@@ -110,6 +110,20 @@ class Numbers(Table):
             views.append(None if t is None or number is None else View.whole(number, t.shape))
         return views
 
+    def in_run(self, op: Op, inputs: Sequence[View | None], run: View, ins: Types, out: TensorType) -> View | None:
+        """A function of a run of elements in another order than they lie in: the run of the function of all of them."""
+        size, wholes = self.sizes[run.base], list(inputs)
+        for k, v in enumerate(inputs):
+            if v is not None and not _one(v):
+                wholes[k] = self.ordered.get(v.base) or View.whole(v.base, (size,))
+                if self.sizes[v.base] != size or (v.offset, v.bare().digits) != (run.offset, run.bare().digits):
+                    return None
+            elif v is not None:
+                wholes[k] = View(v.base, v.offset, ((size, 0),), (size,))
+        t = out.with_shape((size,))
+        view = need(self.apply(op, wholes, [x and x.with_shape((size,)) for x in ins], (t,))[0])
+        return self.run_of(view, View(0, run.offset, run.digits, out.shape))
+
     def lifted(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None] | None:
         """The results for a slice of inputs as slices of the whole results, or their parts of a sum.
 

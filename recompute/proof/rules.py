@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,8 +75,10 @@ def sliced(n: Numbers, op: Slice, given: Given, ins: Types, outs: Types) -> list
     """Slice: some of the elements."""
     view = given[0]
     for axis, taken in enumerate(op.taken(need(ins[0]).shape)):
-        run = View(0, taken.start, joined([(len(taken), taken.step)]), (len(taken),)) if need(ins[0]).ndim == 1 else None
-        view = view and (n.run_of(view, run) if run else view.sliced(axis, taken.start, len(taken), taken.step))
+        part = view and view.sliced(axis, taken.start, len(taken), taken.step)
+        if view and part is None and len(view.shape) == 1 and taken.step > 0:
+            part = n.run_of(view, View(0, taken.start, joined([(len(taken), taken.step)]), (len(taken),)))
+        view = part
     return [_resolved(n, view)] if view else None
 
 
@@ -177,10 +180,9 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
         joint = _combined(n, present[0], present[1], COMBINE[op.name])
         if joint is not None:
             return [joint.reshaped(shape)]
-    if n.ordered and (run := next((v for v in present if v.base in n.ordered), None)) and len(outs) == 1:
-        whole = _in_order(n, op, operands, run, ins, need(outs[0]))
-        if whole is not None:
-            return [whole]
+    run = next((v for v in present if v.base in n.ordered), None) if n.ordered and len(outs) == 1 else None
+    if run and (whole := n.in_run(op, operands, run, ins, need(outs[0]))) is not None:
+        return [whole]
     if any(map(n.narrow, present)):
         present = [n.with_ones(v) for v in present]
     indices = _broadcast(tuple([(v.digits, v.shape) for v in present]), shape)
@@ -196,21 +198,6 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
     if n.joints and len(outs) == 1 and len(set(kinds)) == 1:
         _flat(n, op, kinds, present, indices, views[0])
     return views
-
-
-def _in_order(n: Numbers, op: Op, given: Given, run: View, ins: Types, out: TensorType) -> View | None:
-    """A function of a run of elements in another order than they lie in: the run of the function of all of them."""
-    size, wholes = n.sizes[run.base], list(given)
-    for k, v in enumerate(given):
-        if v is not None and any(s for _, s in v.digits):
-            wholes[k] = n.ordered.get(v.base) or View.whole(v.base, (size,))
-            if n.sizes[v.base] != size or (v.offset, v.bare().digits) != (run.offset, run.bare().digits):
-                return None
-        elif v is not None:
-            wholes[k] = View(v.base, v.offset, ((size, 0),), (size,))
-    t = out.with_shape((size,))
-    view = need(n.apply(op, wholes, [x and x.with_shape((size,)) for x in ins], (t,))[0])
-    return n.run_of(view, View(0, run.offset, run.digits, out.shape))
 
 
 def _flat(n: Numbers, op: Op, kinds: Any, operands: Sequence[View], indices: Sequence[Index], y: View | None) -> None:
@@ -359,10 +346,7 @@ def _order(v: View) -> Any:
 
 
 def _size(digits: Sequence[Digit]) -> int:
-    size = 1
-    for d, _ in digits:
-        size *= d
-    return size
+    return math.prod([d for d, _ in digits])
 
 
 @rule(Gemm)
@@ -401,12 +385,10 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
         return None
     alike = len({v.shape[axis] for v in parts}) == 1
     extents = () if alike else tuple((v.shape[axis], joined(a[axis])) for v, a in zip(parts, axes, strict=True) if a)
-    rest: list[list[Index]] = []
-    for i in range(t.ndim):
-        sizes = [] if i == axis and not alike else aligned([a[i] for a in axes if a is not None])
-        if sizes is None:
-            return None
-        rest.append(sizes)
+    every = [[] if i == axis and not alike else aligned([a[i] for a in axes if a]) for i in range(t.ndim)]
+    rest: list[list[Index]] = [sizes for sizes in every if sizes is not None]
+    if len(rest) < t.ndim:
+        return None
     wide = n.widest((), parts, [x for some in rest for x in some])
     before = sum(len(some) for some in rest[:axis])
     if len(wide.kept) != sum(map(len, rest)):

@@ -146,9 +146,8 @@ class Table:
         return View(v.base, v.offset, tuple(digits), v.shape)
 
     def run_of(self, v: View, inner: View) -> View:
-        """The view `inner` of a value's elements in their order; if it is not evenly strided, of a copy in that order."""
-        part = v.part(inner)
-        if part is not None:
+        """The view `inner` of a value's elements in their order; where it is not evenly strided, of a copy of them."""
+        if (part := v.part(inner)) is not None:
             return part
         size = math.prod(v.shape)
         base = self.number(("in order", v.base, v.offset, v.bare().digits), "in order", (size,), [v])
@@ -157,8 +156,9 @@ class Table:
 
     def in_order(self, base: int, v: View) -> bool:
         """Whether a base has the elements of a value in their order."""
-        copied = self.ordered.get(base)
-        return base == v.base and self.complete(v) if copied is None else copied.bare() == v.reshaped(copied.shape).bare()
+        if (copied := self.ordered.get(base)) is None:
+            return base == v.base and self.complete(v)
+        return copied.bare() == v.reshaped(copied.shape).bare()
 
     def within(self, v: View) -> View:
         """The view without the digit of a part of a dimension of which all elements in a row are taken."""
