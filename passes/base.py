@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from ..boundary import as_block, as_path
 from ..errors import UsageError, VerifyError, expect, nearest
 from ..language.ir import Block
-from ..language.op import option_fields
+from ..language.options import Options, option_fields
 from ..language.program import Program
 from ..language.text import show
 from ..language.verify import verify
@@ -27,8 +27,7 @@ from ..support.files import make_folder, replacing, together
 PASSES: dict[str, type[Pass]] = {}
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(Options):
     """A function from block to block whose fields are its options.  A subclass is registered, unless `abstract`."""
 
     #: whether all that it gives was verified already, as it runs other passes
@@ -70,7 +69,6 @@ class Pass:
         return self.name + (f"{{{','.join(options)}}}" if options else "")
 
 
-@dataclass(frozen=True)
 class ForwardPass(Pass, abstract=True):
     """A pass over the forward pass, before differentiation, which leaves outputs as they are.
 

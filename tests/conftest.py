@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -98,6 +99,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record-durations", action="store_true", help=f"rewrite what {DURATIONS.name} says of these tests"
     )
+    parser.addoption(
+        "--one-in", type=int, default=1, metavar="N",
+        help=f"of the tests of more than {LONG} s, run those that this commit draws: each commit draws one in N",
+    )  # fmt: skip
 
 
 #: seconds of the tests that take longer than QUICK, in lines `seconds identifier`: they are marked slow
@@ -132,6 +137,8 @@ class Recorder:
 
 #: seconds that the slow cases of one test may take together; what is beyond them is a sweep by hand
 SWEEP = 2.0
+#: seconds above which a test is not run by every commit where `--one-in` says so
+LONG = 1.5
 #: tests of which every case is of another operator: none stands for another
 EACH_ITS_OWN = ("test_samples", "test_samples_as_in_float32", "test_operator", "test_as_in_float32",
                 "test_gradients_as_in_float32", "test_corners", "test_kernel_agrees")  # fmt: skip
@@ -151,10 +158,21 @@ def swept(slow: dict[str, float]) -> set[str]:
     return beyond
 
 
+def drawn(slow: dict[str, float], one_in: int) -> set[str]:
+    """The long tests that another commit draws."""
+    if one_in <= 1:
+        return set()
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, check=True).stdout
+    digests = {n: hashlib.sha256(commit + n.encode()).digest() for n, seconds in slow.items() if seconds > LONG}
+    return {n for n, digest in digests.items() if digest[0] % one_in}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = recorded() if os.environ.get("RECOMPUTE_TEST_PLACE") != "cuda" else {}  # they are slow on a processor
     beyond = swept(slow)
+    beyond |= drawn({n: s for n, s in slow.items() if n not in beyond}, config.option.one_in)
     for item in items:
         if item.nodeid in beyond:
             item.add_marker(pytest.mark.hours)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...errors import UsageError
 from ...language.ir import Block, Free
@@ -16,7 +16,6 @@ from .choices import best, named, parse_choice, step_of, write
 from .edits import Edits
 
 
-@dataclass(frozen=True)
 class Approximate(Pass):
     """Let values go that wait for the backward pass, and keep sketches, few bits or compressed forms of them.
 

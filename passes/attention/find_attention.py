@@ -19,7 +19,6 @@ from .masks import Bias, Masks
 from .scores import Scores, Walk, Weights
 
 
-@dataclass(frozen=True)
 class FindAttention(ForwardPass):
     """Replace softmax(scale · q kᵀ + bias) v by TiledAttention, which keeps no scores.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from ...errors import UsageError
 from ...language.builder import Builder
@@ -16,7 +15,6 @@ from .dead_code import prune
 _ON_THE_WAY = frozenset(["Cast", "Mul"])
 
 
-@dataclass(frozen=True)
 class ForTest(Pass):
     """Keep the forward pass and its losses, with every operator in inference mode; nothing is updated.
 

@@ -15,7 +15,6 @@ from ...ops.communication.collectives import AllGather, AllReduce, ReduceScatter
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class Buckets(Pass):
     """Join collectives of small values of one type that follow one another on a channel.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from ...language.ir import Block, Operator, Role
@@ -27,7 +26,6 @@ from ..base import Pass
 from ..cleanup.commit_updates import checking_operators
 
 
-@dataclass(frozen=True)
 class Overlap(Pass):
     """Move begins and waits of communication away from each other; computation keeps its order.
 

@@ -14,7 +14,6 @@ from ...ops.communication.collectives import AllGather
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class Regather(Pass):
     """Repeat gathers that may be repeated (`AllGather.repeat`) before each run of uses.
 

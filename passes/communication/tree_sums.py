@@ -13,7 +13,6 @@ value of the plan.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 from ...language.builder import Names
 from ...language.ir import Block, Operator, Role, Value
 from ...language.op import Op
+from ...language.options import option_fields
 from ...ops.communication.base import Communication, CommWait
 from ...ops.communication.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
 from ...ops.communication.tree_sum import TreeSum
@@ -135,5 +135,5 @@ class _Writer:
 
 def _moved(kind: type[Communication], op: Communication, part: str) -> Communication:
     """A collective that moves data on a channel of its own, under the number of the one that it replaces."""
-    common: dict[str, Any] = {f.name: getattr(op, f.name) for f in dataclasses.fields(Communication)}
+    common: dict[str, Any] = {f.name: getattr(op, f.name) for f in option_fields(Communication)}
     return kind(**{**common, "channel": f"{op.queue}.{part}", "order": "tree"})

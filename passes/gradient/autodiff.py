@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...errors import UsageError, nearest
 from ...language.builder import Builder, reverse
@@ -16,7 +15,6 @@ from .lean_gradients import drop_again, mask_before_routing
 from .versions import Versions
 
 
-@dataclass(frozen=True)
 class Autodiff(Pass):
     """Append the backward pass of `loss`: the gradient of each trained parameter becomes an output.
 

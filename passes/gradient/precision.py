@@ -6,7 +6,6 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -33,7 +32,6 @@ def check_precision(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True)
 class Precision(Pass):
     """Insert casts so that operators compute in bfloat16 or float16 as their class declares (`autocast`).
 
@@ -73,7 +71,6 @@ class Precision(Pass):
         return _Casting(block, low, full, pure=self.to == PURE).run()
 
 
-@dataclass(frozen=True)
 class StoreParameters(Pass):
     """Make float32 parameters bfloat16, with their contents; what reads one reads a cast of it to float32.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 from ...errors import UsageError
 from ...language.ir import Block, Operator, Value
@@ -11,7 +10,6 @@ from ...ops.loss.finite import CheckFinite
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class StopOnNan(Pass):
     """Make the step fail, before it updates anything, if the value called `loss` is infinite or NaN.
 

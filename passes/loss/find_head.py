@@ -23,7 +23,6 @@ LARGE = 1 << 21
 ROWS = 512
 
 
-@dataclass(frozen=True)
 class FindHead(Pass):
     """Replace a product with the vocabulary's matrix and its cross entropy by LinearCrossEntropy, without the logits.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +23,6 @@ from .layouts import turned, turned_operator, turned_type
 _SWEEPS = 6
 
 
-@dataclass(frozen=True)
 class ChannelsLast(Pass):
     """Use channels-last activations [n, spatial..., c] in convolutions, poolings, normalisations and between them.
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from ...language.ir import Block, Free, Operator
 from ...language.kernels import accepting, with_variants
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class ChooseKernels(Pass):
     """Set the kernel provider of each operator: the first of `providers` that accepts it, "" if none does.
 

@@ -21,7 +21,6 @@ _INPUTS, _OUTPUTS, _MEMBERS = 14, 6, 48
 _LOOKS = 1 << 17
 
 
-@dataclass(frozen=True)
 class Fusion(Pass):
     """Fuse element-wise operators over one shape, and the column sums behind them, into loops.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...language.builder import Names
 from ...language.ir import Block, Operator, Value
@@ -18,7 +17,6 @@ from ..base import Pass
 _RESULT = 4
 
 
-@dataclass(frozen=True)
 class HeadsLast(Pass):
     """Fold Transposes of the heads' and the queries' axes into the attention before and behind them.
 

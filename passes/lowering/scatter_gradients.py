@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from ...language.ir import Block, Operator, Value
 from ...language.kernels import accepting
@@ -13,7 +12,6 @@ from ...ops.indexing.gather import GatherGrad
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class ScatterGradients(Pass):
     """Add(x, GatherGrad(indices, dy)) becomes AddRows(x, indices, dy) where one of `providers` has a kernel for it
     (none given: always).

@@ -1,20 +1,21 @@
 """Branch and bound for packing below a capacity: plain functions, run as Python or compiled, with the same results.
 
-Allocations are put on top of what is below them.  At each place in the search one of them, the lowest that it could be,
-either lies directly on what has been put below it, or is *barred* there: one of those that are left, alive at the same
-time, lies below it.  So a plan in which nothing can be moved down is found once; others are not looked at (canonical
-solutions and dominance: Moffitt, MiniMalloc, ASPLOS 2023).  Bounds: a barred allocation lies above the lowest top of
-those that are left beside it; all that is left at one moment must fit in below the capacity, one above another, none
-below its bound (as jobs with release times on one machine).  What is left falls into components that share no moment;
-each is solved for itself, and if one fails, so does what made them.  States that failed are remembered by a linear hash
-modulo two primes with random factors: two different states are taken for one with probability 2**-61.
+Allocations are put on top of what is below them.  At each place in the search one of them, the lowest that it could be
+(of equally low ones the first in an order of preference), either lies directly on what has been put below it, or is
+*barred* there: one of those that are left, alive at the same time, lies below it.  So a plan in which nothing can be
+moved down is found once; others are not looked at (canonical solutions and dominance: Moffitt, MiniMalloc, ASPLOS
+2023).  Bounds: a barred allocation lies above the lowest top of those that are left beside it; all that is left at one
+moment must fit in below the capacity, one above another, none below its bound (as jobs with release times on one
+machine).  What is left falls into components that share no moment; each is solved for itself, with preferences that
+follow what is left in it, and if one fails, so does what made them.  States that failed are remembered by a linear
+hash modulo two primes with random factors: two different states are taken for one with probability 2**-61.
 
 Moments are *sections*: the largest sets of allocations alive together.  The arrays are int64:
 
     x[row, allocation]   sorted by the first section; rows below
     s[row, section]
     v[row, level]        levels of the search, and components that wait
-    undo[3, entry]       allocation, base and bar as they were
+    undo[4, entry]       allocation; base, bar and fullest moment as they were
     near                 of each allocation those alive at the same time, from x[NEAR] on
     memo                 hashes of failed states
     g                    numbers below
@@ -24,21 +25,21 @@ from __future__ import annotations
 
 from ...language.types import Array
 
-#: rows of x: bytes; sections from, to; place in the order of preference; the lowest free address above what is
-#: placed; a bound on the address; whether it is placed; the base at which it is barred; room for sorting; its
-#: address; where its neighbours start; factors of the hash
-SIZE, LOW, HIGH, RANK, BASE, BOUND, PLACED, BARRED, SORTED, AT, NEAR, KEYS = range(12)
+#: rows of x: bytes; sections from, to; order of preference: a key before the bytes left at the fullest moment when its
+#: component came about, these bytes, a key after them; the lowest free address above what is placed; a bound on the
+#: address; whether it is placed; the base at which it is barred; room for sorting; its address; where its neighbours
+#: start; factors of the hash
+SIZE, LOW, HIGH, MAJOR, FULL, MINOR, BASE, BOUND, PLACED, BARRED, SORTED, AT, NEAR, KEYS = range(14)
 ROWS = KEYS + 6
 #: rows of s: the first allocation that starts there or later, those left that cross its left border, those
-#: left, their top
-FIRST, CROSSING, COUNT, REACH = range(4)
+#: left, their bytes, their top
+FIRST, CROSSING, COUNT, TOTAL, REACH = range(5)
 #: rows of v: the allocation, the level to go back to, sections from, to, the next component, its free place, lengths of
 #: `undo` before the placement, hash; of components that wait: from, to, level that made it, the next one
 CHOSEN, PARENT, FROM, TO, AGENDA, POOL, MARK, HASH, WAIT_FROM, WAIT_TO, WAIT_PARENT, WAIT_NEXT = range(12)
 #: of g: the capacity, steps made, lengths of undo and of waiting components, the one to open (-1: none),
-#: level, outcome,
-#: whether a level is to be opened, allocations left in SORTED, and whether of equally low ones the tightest comes first
-CAPACITY, STEPS, UNDONE, WAITING, HEAD, LEVEL, OUTCOME, OPENING, LEFT, TIGHT, NUMBERS = range(11)
+#: level, outcome, whether a level is to be opened, allocations left in SORTED
+CAPACITY, STEPS, UNDONE, WAITING, HEAD, LEVEL, OUTCOME, OPENING, LEFT, NUMBERS = range(10)
 RUNNING, FOUND, IMPOSSIBLE = range(3)
 MOST = 1 << 62
 _PRIMES = (2147483647, 2147483629)
@@ -81,12 +82,13 @@ def restart(x: Array, s: Array, v: Array, g: Array) -> None:
     """Everything as it is before the first step."""
     sections = s.shape[1] - 1
     for t in range(sections + 1):
-        s[CROSSING, t] = s[COUNT, t] = 0
+        s[CROSSING, t] = s[COUNT, t] = s[TOTAL, t] = 0
     for b in range(x.shape[1] - 1):
         x[BASE, b] = x[PLACED, b] = 0
         x[BARRED, b] = -1
         for t in range(x[LOW, b], x[HIGH, b]):
             s[COUNT, t] += 1
+            s[TOTAL, t] += x[SIZE, b]
             s[CROSSING, t] += t > x[LOW, b]
     g[STEPS] = g[UNDONE] = g[WAITING] = g[LEFT] = 0
     g[LEVEL], g[OUTCOME], g[OPENING] = -1, RUNNING, 1
@@ -121,11 +123,24 @@ def open_level(x: Array, s: Array, v: Array, undo: Array, near: Array, memo: Arr
         v[WAIT_NEXT, p],
     )
     g[OPENING] = 0
+    if d == 0 or v[TO, d] - v[FROM, d] < v[TO, v[PARENT, d]] - v[FROM, v[PARENT, d]]:
+        prefer(x, s, undo, g, v[FROM, d], v[TO, d])
     v[HASH, d] = hashed(x, s[FIRST, v[FROM, d]], s[FIRST, v[TO, d]])
     failed = memo[v[HASH, d] & (len(memo) - 1)] == v[HASH, d]
     fresh = d > 0 and v[PARENT, d] == d - 1  # the placement that made it has just been looked at
     if failed or not (fresh or bounded(x, s, near, g, v[FROM, d], v[TO, d])):
         bar_all(x, s, undo, g, v[FROM, d], v[TO, d])
+
+
+def prefer(x: Array, s: Array, undo: Array, g: Array, begin: int, stop: int) -> None:
+    """Preferences in a new component, in sections begin to stop, follow what is left there; if `undo` has room."""
+    room = undo.shape[1] - x[NEAR, x.shape[1] - 1] - 2 * x.shape[1]  # of placements and bars
+    for c in range(s[FIRST, begin], s[FIRST, stop]):
+        if x[PLACED, c] == 0 and g[UNDONE] < room:
+            change(x, undo, g, c, x[BASE, c], x[BARRED, c])
+            x[FULL, c] = 0
+            for t in range(x[LOW, c], x[HIGH, c]):
+                x[FULL, c] = max(x[FULL, c], s[TOTAL, t])
 
 
 def hashed(x: Array, begin: int, stop: int) -> int:
@@ -142,27 +157,27 @@ def hashed(x: Array, begin: int, stop: int) -> int:
 
 
 def choose(x: Array, s: Array, v: Array, g: Array) -> int:
-    """The lowest allocation of the level's component that is not barred, by slack (TIGHT), then by rank; -1: none."""
-    best, low, tight, rank = -1, MOST, MOST, MOST
+    """The lowest allocation of the level's component that is not barred, by preference; -1: none."""
+    best, low = -1, MOST
     d = g[LEVEL]
     for b in range(s[FIRST, v[FROM, d]], s[FIRST, v[TO, d]]):
         at = x[BASE, b]
-        if x[PLACED, b] or x[BARRED, b] == at or at > low:
-            continue
-        slack = 0
-        if g[TIGHT]:
-            slack = MOST
-            for t in range(x[LOW, b], x[HIGH, b]):
-                slack = min(slack, g[CAPACITY] - s[REACH, t])
-        if at < low or slack < tight or (slack == tight and x[RANK, b] < rank):
-            best, low, tight, rank = b, at, slack, x[RANK, b]
+        if x[PLACED, b] == 0 and x[BARRED, b] != at and (at < low or (at == low and preferred(x, b, best))):
+            best, low = b, at
     return best
+
+
+def preferred(x: Array, b: int, c: int) -> bool:
+    """Whether allocation b comes before c in the order of preference."""
+    if x[MAJOR, b] != x[MAJOR, c]:
+        return x[MAJOR, b] < x[MAJOR, c]
+    return x[FULL, b] > x[FULL, c] or (x[FULL, b] == x[FULL, c] and x[MINOR, b] < x[MINOR, c])
 
 
 def put(x: Array, s: Array, v: Array, undo: Array, near: Array, g: Array, b: int) -> None:
     """Places an allocation at its base; what is beside it and left comes above it.
 
-    Of two that lie on each other and live equally long, the larger one is below: they could change places.
+    Of two that lie on each other and live equally long, the preferred one is below: they could change places.
     """
     d = g[LEVEL]
     v[CHOSEN, d], v[MARK, d], v[POOL, d] = b, g[UNDONE], g[WAITING]
@@ -170,19 +185,19 @@ def put(x: Array, s: Array, v: Array, undo: Array, near: Array, g: Array, b: int
     top = x[BASE, b] + x[SIZE, b]
     for t in range(x[LOW, b], x[HIGH, b]):
         s[COUNT, t] -= 1
+        s[TOTAL, t] -= x[SIZE, b]
         s[CROSSING, t] -= t > x[LOW, b]
     for k in range(x[NEAR, b], x[NEAR, b + 1]):
         c = near[k]
         if x[PLACED, c] == 0 and x[BASE, c] < top:
             same = x[LOW, c] == x[LOW, b] and x[HIGH, c] == x[HIGH, b]
-            larger = x[SIZE, c] > x[SIZE, b] or (x[SIZE, c] == x[SIZE, b] and c < b)
-            change(x, undo, g, c, top, top if same and larger else -1)
+            change(x, undo, g, c, top, top if same and preferred(x, c, b) else -1)
 
 
 def change(x: Array, undo: Array, g: Array, c: int, base: int, barred: int) -> None:
     """Sets base and bar of an allocation so that it can be undone."""
     n = g[UNDONE]
-    undo[0, n], undo[1, n], undo[2, n] = c, x[BASE, c], x[BARRED, c]
+    undo[0, n], undo[1, n], undo[2, n], undo[3, n] = c, x[BASE, c], x[BARRED, c], x[FULL, c]
     g[UNDONE] = n + 1
     x[BASE, c], x[BARRED, c] = base, barred
 
@@ -194,11 +209,13 @@ def take_back(x: Array, s: Array, v: Array, undo: Array, g: Array) -> None:
     x[PLACED, b] = 0
     for t in range(x[LOW, b], x[HIGH, b]):
         s[COUNT, t] += 1
+        s[TOTAL, t] += x[SIZE, b]
         s[CROSSING, t] += t > x[LOW, b]
     while g[UNDONE] > v[MARK, d]:
         g[UNDONE] -= 1
         n = g[UNDONE]
-        x[BASE, undo[0, n]], x[BARRED, undo[0, n]] = undo[1, n], undo[2, n]
+        c = undo[0, n]
+        x[BASE, c], x[BARRED, c], x[FULL, c] = undo[1, n], undo[2, n], undo[3, n]
     g[WAITING] = v[POOL, d]
 
 

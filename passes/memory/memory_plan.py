@@ -39,7 +39,6 @@ class MemoryReport:
         return self.arena + self.persistent
 
 
-@dataclass(frozen=True)
 class MemoryPlan(Pass):
     """Give every value of a block with frees an address.
 

@@ -19,8 +19,8 @@ from .packing import MOST, Lifetime, height, lower_bound, pack
 _RATE, _SLICE = 20_000, 100
 #: steps of the first round of all orders; each round takes twice as many
 _FIRST = 2_000
-#: places for hashes of failed states
-_REMEMBERED = 1 << 20
+#: places for hashes of failed states; entries of `undo` for each allocation
+_REMEMBERED, _UNDONE = 1 << 20, 16
 #: orders of preference: by the fullest moment (T), length (W), bytes × length (A) and bytes (Z), largest first
 _ORDERS = ("WAT", "TAW", "TWA", "AZT", "ZTA", "TZA")
 Search = Callable[[int, int], None]
@@ -74,14 +74,15 @@ class Branching:
     """A search for plans below capacities, with a common effort: seconds, as steps and by the clock."""
 
     def __init__(self, lifetimes: Sequence[Lifetime], seconds: float) -> None:
-        self.lifetimes = sorted(lifetimes, key=lambda x: (x.start, x.end))
+        self.given = sorted(range(len(lifetimes)), key=lambda i: (lifetimes[i].start, lifetimes[i].end))
+        self.lifetimes = [lifetimes[i] for i in self.given]
         self.steps, self.deadline = int(seconds * _RATE), time.process_time() + seconds
         n = len(self.lifetimes)
         starts, ends = {x.start for x in lifetimes}, {x.end + 1 for x in lifetimes}
         times = sorted(starts | ends)
         full = [a for a, b in itertools.pairwise(times) if a in starts and b in ends]
         self.x = np.zeros((branching.ROWS, n + 1), np.int64)
-        self.s = np.zeros((4, len(full) + 1), np.int64)
+        self.s = np.zeros((5, len(full) + 1), np.int64)
         x = self.x
         x[branching.SIZE, :n] = [a.size for a in self.lifetimes]
         x[branching.LOW, :n] = np.searchsorted(full, [a.start for a in self.lifetimes])
@@ -94,9 +95,9 @@ class Branching:
         self.near = np.concatenate(near).astype(np.int64)
         x[branching.KEYS :, :n] = np.random.default_rng(0).integers(1, 2147483629, (6, n))
         self.l = np.zeros((12, n + len(full) + 5), np.int64)
-        self.undo = np.zeros((3, len(self.near) + 2 * n + 5), np.int64)
+        self.undo = np.zeros((4, len(self.near) + _UNDONE * n + 5), np.int64)
         self.memo, self.g = np.zeros(_REMEMBERED, np.int64), np.zeros(branching.NUMBERS, np.int64)
-        self.ranks = [self._rank(letters) for letters in _ORDERS]
+        self.orders = [self._order(letters) for letters in _ORDERS]
         arrays = (x, self.s, self.l, self.undo, self.near, self.memo, self.g)
         compiled = None if _compiler is None else _compiler(*arrays)
         self._run: Search = compiled or (lambda begin, stop: branching.search(*arrays, begin, stop))
@@ -117,8 +118,8 @@ class Branching:
         self.memo[:] = 0
         self.g[branching.CAPACITY] = capacity
         for limit in (_FIRST << k for k in itertools.count()):
-            for tight, rank in itertools.product((1, 0), self.ranks):
-                self.g[branching.TIGHT], self.x[branching.RANK, : len(rank)] = tight, rank
+            for order in self.orders:
+                self.x[branching.MAJOR, :-1], self.x[branching.MINOR, :-1] = order
                 outcome = self._turn(limit, end)
                 if outcome != branching.RUNNING:
                     return outcome, self._plan(capacity) if outcome == FOUND else None
@@ -144,16 +145,15 @@ class Branching:
             raise JobError(f"packing: an arena of {height(self.lifetimes, plan):,} bytes for {capacity:,}")
         return plan
 
-    def _rank(self, letters: str) -> Array:
-        """Places of the allocations in an order of preference."""
-        n = len(self.lifetimes)
-        low, high, size = (self.x[k, :n] for k in (branching.LOW, branching.HIGH, branching.SIZE))
-        total = np.zeros(self.s.shape[1], np.int64)
-        for a, b, z in zip(low, high, size, strict=True):
-            total[a:b] += z
-        fullest = np.array([total[a:b].max() for a, b in zip(low, high, strict=True)])
+    def _order(self, letters: str) -> tuple[Array, Array]:
+        """The keys before and after the bytes at the fullest moment in an order of preference."""
         length = np.array([x.end + 1 - x.start for x in self.lifetimes])
-        keys = {"T": -fullest, "W": -length, "A": -(size.astype(float) * length), "Z": -size}
-        rank = np.empty(n, np.int64)
-        rank[np.lexsort([keys[k] for k in reversed(letters)])] = np.arange(n)
-        return rank
+        size = self.x[branching.SIZE, :-1].astype(float)
+        keys = {"W": -length, "A": -size * length, "Z": -size}
+        before, after = letters.split("T")
+        return _ranks([keys[k] for k in before]), _ranks([*(keys[k] for k in after), np.array(self.given)])
+
+
+def _ranks(keys: Sequence[Array]) -> Array:
+    """The place of each row of the keys among their sorted rows, equal ones alike."""
+    return np.unique(np.array(keys or [[0]]), axis=1, return_inverse=True)[1].reshape(-1)

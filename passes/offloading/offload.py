@@ -30,7 +30,6 @@ from .windows import far_names, place_windows, storable, without_windows
 _FORWARD = (Role.FORWARD, Role.LOSS)
 
 
-@dataclass(frozen=True)
 class Offload(Pass):
     """Copy `values` to host memory after their last forward use, and back before the next operator that reads them.
 

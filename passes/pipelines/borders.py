@@ -9,7 +9,6 @@ alone (a transposed weight), belongs to no stage: each rank that needs it comput
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ...errors import UsageError, nearest
 from ...language.builder import Builder
@@ -21,7 +20,6 @@ from ..base import Pass
 FORWARD_ROLES = (Role.FORWARD, Role.LOSS)
 
 
-@dataclass(frozen=True)
 class Stages(Pass):
     """Cut the forward pass into stages behind the values `cuts`: one more stage than there are cuts.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Value
@@ -19,7 +18,6 @@ from .borders import homes
 from .schedules import Pipe
 
 
-@dataclass(frozen=True)
 class OwnForward(Pass):
     """Keep the operators of a rank's own stages of the pipeline `pipe`, in a forward pass with `Border` operators."""
 

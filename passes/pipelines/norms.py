@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
@@ -22,7 +21,6 @@ from ..base import Pass
 from .schedules import Pipe
 
 
-@dataclass(frozen=True)
 class NormsOverStages(Pass):
     """Take global norms of gradients, and checks of finite values, over all stages of the pipeline `pipe`.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...errors import UsageError, expect, nearest
+from ...language.options import Options, option_fields
 from ...support.plug_ins import import_all as import_folder
 from ..recomputation.recompute import RecomputePlan
 from .core.problem import RematerialisationProblem
@@ -19,8 +19,7 @@ from .core.simulate import Outcome, sequence_of, simulate
 PLANNERS: dict[str, type[Planner]] = {}
 
 
-@dataclass(frozen=True)
-class Planner:
+class Planner(Options):
     """A way to choose what is kept and what runs again; its fields are its options.  A subclass registers itself.
 
     `strategy` is its name, from the class's name unless given (ChenSqrt → chen-sqrt).  `reference` says where the
@@ -92,7 +91,7 @@ def planner(strategy: str, **options: Any) -> Planner:
         raise UsageError(
             f"there is no strategy '{strategy}'{nearest(strategy, PLANNERS)}; known: {', '.join(sorted(PLANNERS))}"
         )
-    fields = {f.name for f in dataclasses.fields(cls)}
+    fields = {f.name for f in option_fields(cls)}
     for name in options:
         if name not in fields:
             raise UsageError(f"strategy '{strategy}' has no option '{name}'{nearest(name, fields)}")

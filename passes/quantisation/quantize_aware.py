@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ...errors import UsageError, nearest
 from ...language.builder import Builder
@@ -18,7 +17,6 @@ from ..matching.graph import Graph
 from .layers import Layer, end_of, layers_of, named, root_of
 
 
-@dataclass(frozen=True)
 class QuantizeAware(Pass):
     """Round the weights and activations of convolutions and products as an 8-bit model will.
 

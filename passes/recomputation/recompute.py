@@ -58,7 +58,6 @@ class RecomputePlan:
         return bool(self.approximations) and not (self.reruns or self.before)
 
 
-@dataclass(frozen=True)
 class Recompute(Pass):
     """Apply a plan, or make one from `checkpoints` first.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import ClassVar
@@ -31,7 +30,6 @@ _MOMENTS, _NEAREST = 4, 64
 _TRIES = 40_000
 
 
-@dataclass(frozen=True)
 class Schedule(Pass):
     """Reorder independent operators so that fewer bytes are alive at the peak; never worse than the given order.
 
@@ -83,7 +81,6 @@ class Schedule(Pass):
         return [order for p, order in peaks if p < peak]
 
 
-@dataclass(frozen=True)
 class InBestOrder(Pass):
     """Run `schedule`, then the passes `then`; keep the given order if its arena is smaller.
 

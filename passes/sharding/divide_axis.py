@@ -36,7 +36,6 @@ class DividedValue:
         return array
 
 
-@dataclass(frozen=True)
 class DivideAxis(Pass):
     """Divide the operators of a step among the `ranks` ranks along the mesh's axis `axis`; this is the `at`-th there.
 
@@ -75,7 +74,6 @@ class DivideAxis(Pass):
         return divided.block
 
 
-@dataclass(frozen=True)
 class DivideForward(Pass):
     """Divide a forward pass as the program's parameters are divided (`DivideAxis`); `axes`: of the mesh, in order."""
 

@@ -7,7 +7,6 @@ parts that it has, so that it does not matter how many ranks share them.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Value
@@ -19,7 +18,6 @@ from ..base import Pass
 from .zero import Sharded
 
 
-@dataclass(frozen=True)
 class NormsOverRanks(Pass):
     """Take global norms of gradients over `parts` parts, which the `ranks` ranks of the mesh's axis `axis` share.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
@@ -16,7 +15,6 @@ from ...ops.optimizer.norm_updates import GlobalNorm
 from ..base import Pass
 
 
-@dataclass(frozen=True)
 class NormsOverParts(Pass):
     """Take global norms of gradients of which ranks have parts (`DivideAxis`), and checks of finite values.
 

@@ -46,7 +46,6 @@ class Sharded:
         return padded_size(v.size, self.parts) // self.ranks
 
 
-@dataclass(frozen=True)
 class _Zero(Pass, abstract=True):
     """A pass of ZeRO: the fields are those of `Sharded`."""
 
@@ -83,7 +82,6 @@ class ShardParameters(_Zero):
         return block
 
 
-@dataclass(frozen=True)
 class GatherParameters(_Zero):
     """Gather the parameters of which ranks have shards, in a forward pass; `names`: these."""
 

@@ -96,7 +96,6 @@ def whole_last(parts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (tuple(parts[:-1]), tuple(parts[-1:])) if last else (tuple(parts), ())
 
 
-@dataclass(frozen=True)
 class Slice(Pass):
     """Run regions in slices: only the inputs and outputs of a region exist whole.
 

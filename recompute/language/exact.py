@@ -6,9 +6,11 @@ so that what was made for it is never found again.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+
+from .options import Options
 
 
 def exact(value: Any) -> Any:
@@ -21,15 +23,15 @@ def exact(value: Any) -> Any:
     return kind, repr(value) if isinstance(value, (float, np.floating)) else value
 
 
-class Exact:
+class Exact(Options):
     """Base of frozen dataclasses that are equal where `exact` says so of all fields.
 
     `dataclass` keeps methods that a class has of its own: each subclass gets these two.
     """
 
-    _exact: tuple
-    _hash: int
-    _known: Any  # what a proof notes of it
+    _exact: ClassVar[tuple]
+    _hash: ClassVar[int]
+    _known: ClassVar[Any]  # what a proof notes of it
     __slots__ = ("_exact", "_hash", "_known")  # outside of `vars`, which are the fields
 
     def __init_subclass__(cls, **kw: Any) -> None:

@@ -162,7 +162,6 @@ class Free(Op):
         """Does nothing: the memory plan reuses the bytes."""
 
 
-@dataclass(frozen=True)
 class Constant(Exact):
     """A small declared constant: its value and its elements in row-major order."""
 

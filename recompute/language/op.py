@@ -1,8 +1,8 @@
 """The base class of operators: schema, type rule, gradient, cost, numerics and ONNX form in one class.
 
-A subclass is a frozen dataclass whose fields are the operator's attributes, so equality, printing and parsing come
-free; one without fields of its own needs no decorator, and inherits them.  Defining it registers it under its class
-name; no other registration is needed.  What its methods take is imported from here as well.
+A subclass is a frozen dataclass (see options.py) whose fields are the operator's attributes, so equality, printing and
+parsing come free.  Defining it registers it under its class name; no decorator or other registration is needed.
+What its methods take is imported from here as well.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .element import Expr, Formula
 from .exact import Exact, exact
 from .factors import Factor
 from .layouts import Turned
+from .options import option_fields
 from .samples import Case, Draw
 from .types import Operands, TensorType, Types, Value, Values
 
@@ -36,7 +37,6 @@ class Cost:
     bytes: int
 
 
-@dataclass(frozen=True)
 class Op(Exact):
     """An operator with its attributes, not yet applied to values.
 
@@ -279,20 +279,6 @@ class Op(Exact):
         """The error of a type rule (for `raise self.fail(...)`)."""
         types = ", ".join("-" if t is None else str(t) for t in inputs)
         return TypeRuleError(f"{self.name}({types}): {why}")
-
-
-_FIELDS: dict[type, tuple[dataclasses.Field, ...]] = {}
-
-
-def option_fields(cls: type) -> tuple[dataclasses.Field, ...]:
-    """Fields of a frozen dataclass.  UsageError where the class has annotated some, but is not decorated."""
-    fields = _FIELDS.get(cls)
-    if fields is None:
-        names = {n for n, hint in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(hint)}
-        fields = _FIELDS[cls] = dataclasses.fields(cls)
-        if missing := names - {f.name for f in fields}:
-            raise UsageError(f"{cls.__name__} has the fields {sorted(missing)} and no @dataclass(frozen=True) above it")
-    return fields
 
 
 def operators_from(source: Callable[[], object]) -> None:

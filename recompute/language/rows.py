@@ -178,7 +178,7 @@ class _Rows:
         op = op_class(name)(**attributes)
         exprs = op.element(*(None if v is None else v.expr for v in inputs))
         if exprs is None:
-            results = op.expand(self, *inputs)  # type: ignore[arg-type]
+            results = op.expand(self, *inputs)
             if results is None:
                 raise NotRows(name)
             return results[0] if len(results) == 1 else results

@@ -17,7 +17,6 @@ addresses of outputs and scratch.  `host` before a type: the value lies in host 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -29,6 +28,7 @@ from typing import Any
 from ..errors import UsageError, expect
 from .ir import Block, Constant, Free, Operator, Role, Value
 from .op import Op, op_class
+from .options import option_fields
 from .types import TensorType
 
 #: deepest nesting of lists in an attribute
@@ -361,7 +361,7 @@ def _read_attributes(line: _Line, cls: type[Op]) -> Op:
             values[key] = line.attribute()
     if not values and (plain := _plain(cls)) is not None:  # type: ignore[arg-type]
         return plain
-    names = {f.name for f in dataclasses.fields(cls)}
+    names = {f.name for f in option_fields(cls)}
     unknown = sorted(set(values) - names)
     if unknown:
         raise line.error(f"{cls.__name__} has no attribute '{unknown[0]}' (it has: {', '.join(sorted(names))})")

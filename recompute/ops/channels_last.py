@@ -18,6 +18,7 @@ from ..language.element import Expr, Formula
 from ..language.factors import Factor, renumbered
 from ..language.layouts import permuted, to_first, to_last
 from ..language.op import Case, Cost, Draw, Op, OperatorBuilder
+from ..language.options import option_fields
 from ..language.types import Operands, TensorType, Types, Value, Values
 from .shape.reshape import reshape
 
@@ -41,8 +42,7 @@ class Laid(Op, abstract=True):
     """
 
     plain_class: ClassVar[type[Op]]
-    activations: Any
-    results: Any
+    activations = results = tuple[int, ...]()
 
     @staticmethod
     def laid(ndim: int) -> tuple[int, ...]:
@@ -188,7 +188,7 @@ C = TypeVar("C", bound=type[Op])
 
 def copied_fields(cls: type[Op]) -> list[Any]:
     """The attributes of an operator, for `make_dataclass`."""
-    fields: Any = dataclasses.fields(cls)
+    fields: Any = option_fields(cls)
     return [(f.name, f.type, dataclasses.field(default=f.default, kw_only=f.kw_only)) for f in fields]
 
 

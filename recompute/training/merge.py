@@ -52,7 +52,6 @@ class Merge:
         return (1 if self.avg else self.k_steps) if self.times is None else self.times
 
 
-@dataclass(frozen=True)
 class AtWholeBatch(Pass):
     """Make the forward pass at the batch of all `k_steps` micro-batches: `batch`, or (0) that many of the program's."""
 
@@ -86,7 +85,6 @@ class AtWholeBatch(Pass):
         return _taken(program, whole)
 
 
-@dataclass(frozen=True)
 class ScaleGradients(Pass):
     """Multiply gradients by `times`: sums over micro-batches in place of means."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..errors import UsageError, nearest
 from ..language.ir import Block, Role
@@ -47,7 +46,6 @@ from .stages import CutStages, DropStages
 from .updates import AverageWeights, CountStep, Updates, WholeNormsOnly
 
 
-@dataclass(frozen=True)
 class KeepForward(Pass):
     """Remember the forward pass and its loss, for evaluation, before a program is rewritten for training."""
 

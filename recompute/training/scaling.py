@@ -51,7 +51,6 @@ def state_names(program: Program) -> tuple[str, str]:
     return program.state_name(SCALE, types[0]), program.state_name(STEPS, types[1])
 
 
-@dataclass(frozen=True)
 class ScaleLoss(Pass):
     """Declare the scale of the loss, with which its gradient begins (`autodiff{scale=...}`)."""
 
@@ -67,7 +66,6 @@ class ScaleLoss(Pass):
         return program.block
 
 
-@dataclass(frozen=True)
 class UpdateScale(Pass):
     """Adapt the scale of the loss at the end of a step: the fields are those of `LossScaling`."""
 

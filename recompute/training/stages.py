@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..cost import operator_cost
 from ..errors import UsageError
@@ -47,7 +46,6 @@ def busiest(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> int:
     return work.index(max(work))
 
 
-@dataclass(frozen=True)
 class CutStages(Pass):
     """Cut the forward pass into the stages of a pipeline, behind the values `cuts` (None: of equal time)."""
 

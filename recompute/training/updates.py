@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,6 @@ class OtherRule:
         """Nothing: it counts steps itself, if it does."""
 
 
-@dataclass(frozen=True)
 class Updates(Pass):
     """Add the updates of an optimizer, `rule`, for the program's pairs of parameters and gradients.
 
@@ -86,7 +84,6 @@ class Updates(Pass):
         return program.block
 
 
-@dataclass(frozen=True)
 class CountStep(Pass):
     """Increment the step counter of an optimizer, `rule`, at the end; a step that loss scaling skips does not count."""
 
@@ -105,7 +102,6 @@ class CountStep(Pass):
         return program.block
 
 
-@dataclass(frozen=True)
 class AverageWeights(Pass):
     """Keep moving averages of the weights that train, NAME.average, updated at the end of a step.
 
@@ -155,7 +151,6 @@ def _first(program: Program, p: Value) -> np.ndarray:
     return array if array.dtype == wanted and not array.flags.writeable else np.array(array, wanted)
 
 
-@dataclass(frozen=True)
 class WholeNormsOnly(Pass):
     """Refuse updates that take the norm of a whole parameter where ranks have parts; `mesh`, `zero`: as the user says.
 

@@ -107,6 +107,16 @@ PARTS = {
 
 
 @there
+def test_a_gradient_of_a_weight_that_takes_far_more_bytes_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    op, arrays = in_form(*case("3x3", "weight"))
+    of = applied(op, *arrays)
+    monkeypatch.setattr("recompute.runtime.cpu.processors.ours_are_faster", lambda *_, **__: False)
+    assert PROVIDER.yields_to(of) == ""
+    monkeypatch.setattr(onednn, "_LARGE", -1)  # whatever the library asks for here
+    assert PROVIDER.yields_to(of) == "convolution"
+
+
+@there
 @pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize("sizes", PARTS)
 @pytest.mark.parametrize("kind", ["output", "input", "weight"])

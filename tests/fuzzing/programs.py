@@ -211,11 +211,10 @@ def operators() -> tuple[str, ...]:
 @functools.cache
 def attributes() -> dict[str, list[str]]:
     """The attributes of each operator."""
-    import dataclasses
-
+    from recompute.language.options import option_fields
     from recompute.testing import all_ops
 
-    return {cls.__name__: [f.name for f in dataclasses.fields(cls)] for cls in all_ops()}
+    return {cls.__name__: [f.name for f in option_fields(cls)] for cls in all_ops()}
 
 
 def change_operator(r: random.Random, lines: list[str], i: int) -> None:

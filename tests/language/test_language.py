@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, dataclass
 
 import numpy as np
 import pytest
@@ -154,12 +159,32 @@ def test_constants_are_shared_by_their_bits() -> None:
     assert b.constant(1, "i64") != b.constant(1.0, t)
 
 
-def test_fields_without_a_decorator_are_refused() -> None:
+def test_fields_need_no_decorator_and_one_changes_nothing() -> None:
     class Scaled(Op, abstract=True):
         factor: float = 2.0
 
-    with pytest.raises(UsageError, match=r"^Scaled has the fields \['factor'\] and no @dataclass\(frozen=True\)"):
-        Scaled().attributes()
+    @dataclass(frozen=True)
+    class Moved(Scaled, abstract=True):
+        bias: float = 0.0
+
+    class Plain(Moved, abstract=True):
+        """Has the fields of its bases."""
+
+    assert Plain(3.0, 1.0).attributes() == {"factor": 3.0, "bias": 1.0} == Moved(3.0, 1.0).options()
+    assert Plain(3.0) == Plain(factor=3.0) != Moved(3.0) and Scaled(1.0) != Scaled(True)
+    assert repr(Plain(1.5)).endswith("Plain(factor=1.5, bias=0.0)")
+    assert vars(copy.copy(Plain(3.0))) == {"factor": 3.0, "bias": 0.0}
+    with pytest.raises(FrozenInstanceError):
+        Plain().factor = 1.0  # type: ignore[misc]
+    with pytest.raises(TypeError, match="factr"):
+        Plain(factr=1.0)  # type: ignore[call-arg]
+
+
+def test_a_class_is_complete_before_it_is_unpickled() -> None:
+    code = "import pickle, sys; op = pickle.loads(sys.stdin.buffer.read()); print(op.attributes(), len(vars(type(op))))"
+    sent = pickle.dumps(op_class("LeakyRelu")(alpha=0.5))
+    run = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
+    assert run.stdout.startswith(b"{'alpha': 0.5}")
 
 
 def test_numerics_with_xp_are_refused() -> None:

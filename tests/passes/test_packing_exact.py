@@ -59,6 +59,32 @@ def test_what_is_impossible_is_proven() -> None:
     assert height(items, plan) == bound == 13 * 64
 
 
+def test_preferences_follow_what_is_left_in_a_component(monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge = Lifetime("bridge", 640, 0, 3)
+    items = [bridge, *(Lifetime(f"{side}{z}", 64 * z, at, at + 1) for side, at in (("l", 0), ("r", 2)) for z in (1, 2))]
+    monkeypatch.setattr(packing_exact, "_compiler", None)
+    search = Branching(items, 1)
+    search.g[branching.CAPACITY] = 13 * 64
+    search.x[branching.MAJOR, :-1], search.x[branching.MINOR, :-1] = search.orders[2]  # TWA: the bridge comes first
+    search._run(0, 1)
+    full = search.x[branching.FULL, :-1]
+    assert full.tolist() == [13 * 64] * 5
+    arrays = (search.x, search.s, search.l, search.undo, search.near, search.memo, search.g)
+    branching.open_level(*arrays)  # one side, without the bridge
+    assert sorted(full.tolist()) == [3 * 64, 3 * 64, 13 * 64, 13 * 64, 13 * 64]
+    search.g[branching.LEVEL] = 0
+    branching.take_back(*arrays[:4], search.g)
+    assert full.tolist() == [13 * 64] * 5
+
+
+def test_of_equals_the_preferred_one_is_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [Lifetime("small", 64, 0, 5), Lifetime("large", 640, 1, 2), Lifetime("other", 640, 5, 5)]
+    for order, below in (("WTA", "small"), ("ZTA", "large")):
+        monkeypatch.setattr(packing_exact, "_ORDERS", (order,))
+        plan = Branching(items, 1).below(11 * 64)[1]
+        assert plan is not None and plan[below] == 0, order
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(bool(jit.unavailable()), reason="the search is compiled by numba (extra `cpu`)")
 def test_the_compiled_search_takes_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +93,7 @@ def test_the_compiled_search_takes_the_same_steps(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(packing_exact, "_compiler", compiler)
         search = Branching(items, 100)
         search.g[branching.CAPACITY] = lower_bound(items)
-        search.x[branching.RANK, : len(items)] = search.ranks[0]
+        search.x[branching.MAJOR, :-1], search.x[branching.MINOR, :-1] = search.orders[0]
         search._run(0, 40)
         search._run(40, 80)
         found.append([a.tolist() for a in (search.x, search.s, search.g)])

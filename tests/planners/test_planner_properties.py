@@ -10,6 +10,7 @@ import pytest
 from random_problems import random_problem
 
 from recompute.errors import UsageError
+from recompute.language.options import option_fields
 from recompute.passes.planners import PLANNERS, Planned, RematerialisationProblem, plan, planner, sequence_of, simulate
 from recompute.passes.planners.base import import_all
 from recompute.passes.planners.core.problem import checked_sequence
@@ -31,7 +32,7 @@ STRATEGIES = [pytest.param(s, marks=needs_solver if s in SOLVERS else ()) for s 
 
 
 def options(strategy: str) -> dict[str, Any]:
-    known = {f.name for f in dataclasses.fields(PLANNERS[strategy])}
+    known = {f.name for f in option_fields(PLANNERS[strategy])}
     return {k: v for k, v in LITTLE.get(strategy, {}).items() if k in known}
 
 

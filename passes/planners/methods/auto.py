@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ....errors import BudgetError
@@ -55,7 +54,6 @@ _LONGEST, _ALWAYS = 3, 3000
 _TABLES, _OTHERS, _OTHERS_MOST = ("gruslys", "rotor"), ("kusumoto", "kusumoto-memory"), 3000
 
 
-@dataclass(frozen=True)
 class Auto(Planner):
     """The cheapest plan that all of our methods find together, and a bound for what any method could find.
 
@@ -159,7 +157,6 @@ class Auto(Planner):
         return best is None or best.cost > (1 + GOOD) * self.bound(frontier.problem, budget)
 
 
-@dataclass(frozen=True)
 class Optimal(Auto):
     """Auto with more of everything, for a step that will run for days."""
 

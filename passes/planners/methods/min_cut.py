@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from ..core.simulate import plan_of, pruned, simulate
 _FRACTIONS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0)
 
 
-@dataclass(frozen=True)
 class MinCut(Planner, strategy="min-cut"):
     """Saves the smallest cut between what the forward pass must compute once and what the backward pass reads.
 

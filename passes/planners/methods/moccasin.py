@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ....errors import UsageError
@@ -19,7 +18,6 @@ from .retention_intervals import improve, start
 _MOST_COPIES = 12
 
 
-@dataclass(frozen=True)
 class Moccasin(Planner, strategy="moccasin"):
     """At most `copies` runs of each node, their values' intervals under the budget at every moment (CP-SAT).
 

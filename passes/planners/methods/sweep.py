@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...recomputation.recompute import RecomputePlan
 from ..base import Planner
 from ..core.bound import Cut, hull, lower_bound, turning_points
@@ -19,7 +17,6 @@ SLOPES = (0.0, 0.05, -0.05)
 _MOMENTS, _LONG = 5, 20_000
 
 
-@dataclass(frozen=True)
 class CutSweep(Planner):
     """Keeps what a minimum cut keeps: the dual of the bound (`bound.py`) swept over the price of a byte.
 

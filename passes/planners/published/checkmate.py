@@ -6,7 +6,6 @@ import datetime
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -22,7 +21,6 @@ from ..methods.retention_intervals import start
 _BUDGET = 1024.0
 
 
-@dataclass(frozen=True)
 class Checkmate(Planner, strategy="checkmate"):
     """The cheapest plan in which, between two first runs, each node runs at most once, in order (MILP by HiGHS).
 
@@ -55,7 +53,6 @@ class Checkmate(Planner, strategy="checkmate"):
         return _solved(self, problem, budget)[1]
 
 
-@dataclass(frozen=True)
 class CheckmateLP(Checkmate, strategy="checkmate-lp"):
     """Checkmate's relaxation with two-phase rounding: what stays is rounded, what runs again follows from it.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from ...recomputation.recompute import RecomputePlan
@@ -22,7 +21,6 @@ _TRIES = 24
 _MOST_JUDGED = 40
 
 
-@dataclass(frozen=True)
 class ChenSqrt(Planner, strategy="chen"):
     """√n segments of equally many candidate cuts; only what crosses from one to the next is kept.
 
@@ -53,7 +51,6 @@ class ChenSweep(Planner, strategy="chen-sweep"):
         return segment_plan(problem, min(tried, key=lambda c: rank(problem, segment_schedule(problem, c), budget)))
 
 
-@dataclass(frozen=True)
 class ChenRecursive(Planner, strategy="chen-recursive"):
     """Segments within segments: k cuts split a part into k + 1, each of which is run again in the same way.
 

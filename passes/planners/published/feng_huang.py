@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
@@ -25,7 +24,6 @@ _SIMULATED = 1_000_000
 _OPENED = 2_000_000
 
 
-@dataclass(frozen=True)
 class FengHuang(Planner, strategy="feng-huang"):
     """Checkpoints on arbitrary graphs: of all candidates for the largest segment the one with the least sum.
 

@@ -4,7 +4,6 @@ that was unrolled.  Gruslys et al. 2016 (arXiv 1606.03401); `gruslys_tables` has
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ...recomputation.recompute import RecomputePlan
@@ -22,7 +21,6 @@ _MOST_REPEATS = 30
 _MOST_ROWS = 400
 
 
-@dataclass(frozen=True)
 class Gruslys(Planner, strategy="gruslys"):
     """The mixed policy: states and internals are kept, each where it pays.
 

@@ -39,7 +39,6 @@ _PAPER = (
 )
 
 
-@dataclass(frozen=True)
 class Kusumoto(Planner, strategy="kusumoto"):
     """The approximate method, time-centric: lower sets of the form {a node and all that it depends on} only.
 
@@ -82,7 +81,6 @@ class KusumotoMemory(Kusumoto, strategy="kusumoto-memory"):
     memory_centric: ClassVar[bool] = True
 
 
-@dataclass(frozen=True)
 class KusumotoExact(Kusumoto, strategy="kusumoto-exact"):
     """The exact method, time-centric: all lower sets, up to `limit` of them (UsageError beyond).
 

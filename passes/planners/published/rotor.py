@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ...recomputation.recompute import RecomputePlan
 from ..base import Planner
@@ -19,7 +18,6 @@ _MOST_JUDGED = 24
 _SMALL, _TABLES = 1 << 19, 8
 
 
-@dataclass(frozen=True)
 class Rotor(Planner, strategy="rotor"):
     """Optimal schedules that keep what they decided to keep, for a chain of stages with different costs.
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -55,22 +54,19 @@ class _Grouped(Op, abstract=True):
 
     approximates = True
 
-    bits: int
-    group: int
-
-    def check_groups(self, *types: TensorType | None) -> None:
+    def check_groups(self: Any, *types: TensorType | None) -> None:
         """TypeRuleError for bits or a length of groups for which there is no code."""
         if self.bits not in BITS:
             raise self.fail(f"bits must be 8, 4 or 2, not {self.bits}", *types)
         if not (BLOCK <= self.group <= LONGEST and self.group % BLOCK == 0):
             raise self.fail(f"group must be a multiple of {BLOCK} up to {LONGEST}, not {self.group}", *types)
 
-    def compressed(self, x: TensorType) -> tuple[TensorType, TensorType]:
+    def compressed(self: Any, x: TensorType) -> tuple[TensorType, TensorType]:
         """Types of the codes and the ranges of a tensor."""
         ranges = TensorType(wide(x.dtype), (-(-x.size // self.group), 2))
         return TensorType("u8", (code_bytes(x.size, self.bits),)), ranges
 
-    def places(self, x: TensorType) -> tuple[int, Place, Place, Place] | None:
+    def places(self: Any, x: TensorType) -> tuple[int, Place, Place, Place] | None:
         """The outermost axis whose slices are whole groups: its size, its place in x, in the codes, in the ranges."""
         lead = next((a for a, d in enumerate(x.shape) if d != 1), None)
         inner = 0 if lead is None else math.prod(x.shape[lead + 1 :])
@@ -80,7 +76,6 @@ class _Grouped(Op, abstract=True):
         return x.shape[lead], Place(lead), *parts
 
 
-@dataclass(frozen=True)
 class CompressGroups(Draw, _Grouped):
     """(x, step) → codes, packed lowest bits first, and each group's minimum and scale; see the module's text.
 
@@ -233,7 +228,6 @@ class CompressGroups(Draw, _Grouped):
         yield draw.case(cls(bits=2), draw("f32[0,2]"), step)
 
 
-@dataclass(frozen=True)
 class DecompressGroups(_Grouped):
     """(codes, ranges) → minimum + code · scale: what `CompressGroups` made, in `shape` and `dtype`."""
 

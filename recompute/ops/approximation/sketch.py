@@ -8,7 +8,6 @@ layers: Bershatsky et al., arXiv 2201.13195).  variance.py says what it costs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,7 +26,6 @@ TILE_ROWS, TILE_COLUMNS = 512, 768
 _MOST_ROWS = 1 << 31
 
 
-@dataclass(frozen=True)
 class Sketch(Op):
     """(x, step) → Sᵀ·x for a random S [B, rows], a function of (kind, rows, seed, step) and of B alone.
 

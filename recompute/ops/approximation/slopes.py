@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,6 @@ class _Slopes(Op, abstract=True):
         return tuple(factors)
 
 
-@dataclass(frozen=True)
 class SlopeCodes(_Slopes):
     """x → for each element the number of bounds that it is above, packed in flat order, the lowest bits first.
 
@@ -173,7 +171,6 @@ def _widened(g: Any, x: str) -> str:
     return x if wide(dtype) == dtype else g.call("Cast", x, to=dtype_to_onnx(wide(dtype)))
 
 
-@dataclass(frozen=True)
 class SlopeGrad(_Slopes):
     """(dy, codes) → dy · levels[code]: the gradient of an activation whose input had these codes."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -22,7 +22,6 @@ ROWS, COLUMNS = 256, 256
 STRIP = 64
 
 
-@dataclass(frozen=True)
 class Tiled(Op, abstract=True):
     """Attention in tiles, or its gradient.
 

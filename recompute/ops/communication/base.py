@@ -54,7 +54,6 @@ class Traffic:
     steps: int
 
 
-@dataclass(frozen=True)
 class Communication(Op, abstract=True):
     """Begins to communicate along `axis`.  `CommWait(result, input)` must follow before anything reads the result."""
 

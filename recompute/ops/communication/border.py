@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ...language.factors import aligned
@@ -10,7 +9,6 @@ from ...language.op import FunctionWriter, Op
 from ...language.types import Operands
 
 
-@dataclass(frozen=True)
 class Border(Op):
     """x of the stage `source`, in the stage `target`; its gradient goes the other way.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ...language.types import Operands, TensorType
@@ -60,7 +58,6 @@ class ReduceScatter(Collective):
         return [self.backward(b, AllGather, grads[0])]
 
 
-@dataclass(frozen=True)
 class AllGather(Collective):
     """All ranks' x behind one another along axis 0, in the order of their coordinates, on each of them.
 
@@ -112,7 +109,6 @@ class AllToAll(Collective):
         return [self.backward(b, AllToAll, grads[0])]
 
 
-@dataclass(frozen=True)
 class Rooted(Collective, abstract=True):
     """One rank, whose coordinate is `root`, is not like the others."""
 

@@ -6,7 +6,6 @@ that another stage reads has then a gradient that is a value like any other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ...errors import UsageError
@@ -14,7 +13,6 @@ from ...language.types import DTYPES, TensorType
 from .base import Communication, Traffic
 
 
-@dataclass(frozen=True)
 class Message(Communication, abstract=True):
     """Between this rank and the one of the same group whose coordinate is `peer`.
 
@@ -58,7 +56,6 @@ class Send(Message):
         return Traffic(0 if x is None else x.nbytes, 1)
 
 
-@dataclass(frozen=True)
 class Recv(Message):
     """Begins to receive a value of type `dtype` and `shape` from the rank `peer`, whose `Send` has the same channel and
     number."""

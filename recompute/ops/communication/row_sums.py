@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from ..indexing.gather import need_indices
 from .base import MAX_RANKS, doublings
 
 
-@dataclass(frozen=True)
 class RowSums(Op):
     """(indices, dy of all ranks behind one another) → `size` elements, from `start` on, of the sum of all ranks'
     gradients of a table of `shape` from which each took rows: the bits of `TreeSum` over `GatherGrad` of each of the

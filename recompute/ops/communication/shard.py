@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ...language.op import Op, OperatorBuilder
@@ -14,7 +13,6 @@ def padded_size(size: int, parts: int) -> int:
     return -(-size // parts) * parts
 
 
-@dataclass(frozen=True)
 class Shard(Op):
     """x → the `rank`-th of `ranks` equal parts of its elements, in one dimension.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ...language.factors import Factor, Place, factor
@@ -13,7 +11,6 @@ from ..tiles import TILE
 from .base import MAX_RANKS, doublings
 
 
-@dataclass(frozen=True)
 class TreeSum(Op):
     """The sum of the `parts` equal parts of x along axis 0, in the fixed binary tree of `base.tree_sum`: neighbours
     first, each addition rounded to the element type.

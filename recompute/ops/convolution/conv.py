@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +26,6 @@ _HALVES = 1 << 16
 _FARTHEST = 1 << 24
 
 
-@dataclass(frozen=True)
 class Convolution(Op, abstract=True):
     """The base of convolutions.  `pads`: those before each spatial axis, then those after."""
 
@@ -243,7 +242,6 @@ def _conv_samples(cls: Any) -> list[tuple[Any, str, str, bool]]:
 
 
 @channels_last(inputs=(1,), outputs=(0,))
-@dataclass(frozen=True)
 class ConvGradInput(Convolution):
     """(w, dy) → the gradient of Conv by its input, whose spatial sizes are `shape`."""
 
@@ -295,7 +293,6 @@ class ConvGradInput(Convolution):
 
 
 @channels_last(inputs=(0, 1), outputs=())
-@dataclass(frozen=True)
 class ConvGradWeight(Convolution):
     """(x, dy) → the gradient of Conv by its weight, whose spatial sizes are `kernel`."""
 

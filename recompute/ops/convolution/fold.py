@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from ..shape.reshape import Move
 from ..window import Window, full, output_size
 
 
-@dataclass(frozen=True)
 class Windows(Move, abstract=True):
     """The base of both: windows of `block` elements over an image of shape `image`."""
 
@@ -48,7 +46,6 @@ class Windows(Move, abstract=True):
         return Cost(max(ins[0].size, outs[0].size), super().cost(ins, outs).bytes)
 
 
-@dataclass(frozen=True)
 class Col2Im(Windows):
     """columns [N, C·∏block, windows] → [N, C, *image]: each column added where its window lies (ONNX Col2Im-18)."""
 
@@ -97,7 +94,6 @@ def _samples(cls: Any) -> list[tuple[Any, str, str]]:
     ]
 
 
-@dataclass(frozen=True)
 class Im2Col(Windows):
     """[N, C, *image] → columns [N, C·∏block, windows]: the elements of each window, 0 outside."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from .export import export_transposed
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class ConvTranspose(Convolution, onnx=True):
     """Transposed convolution (ONNX ConvTranspose): what the gradient of Conv by its input computes, plus a bias.
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...language.factors import aligned
 from ...language.op import Op
 from ...language.types import DTYPES, dtype_from_onnx
 
 
-@dataclass(frozen=True)
 class BitCast(Op):
     """x's bits read as element type `to` (a short name) of the same size (ONNX BitCast-26); no gradient."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,7 +36,6 @@ for _name, _ufunc, _meaning in (
     globals()[_name] = define(Bits, __name__, _name, _ufunc, _meaning)
 
 
-@dataclass(frozen=True)
 class BitShift(Bits, onnx=True):
     """Unsigned integers shifted by b bits to the "LEFT" or "RIGHT"."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -89,7 +88,6 @@ class IsNaN(Predicate, onnx=True):
         return ~equal(x, x)
 
 
-@dataclass(frozen=True)
 class IsInf(Predicate, onnx=True):
     """Whether x is infinite: ∞ only with `detect_positive`, -∞ only with `detect_negative`."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -138,7 +137,6 @@ class Erf(Tiled, onnx=True):
         yield draw.case(cls(), draw("f16[5]", -3, 3))
 
 
-@dataclass(frozen=True)
 class Mod(Elementwise, onnx=True):
     """The remainder of a / b: with the divisor's sign, or with `fmod=1` the dividend's (as C's fmod)."""
 
@@ -186,7 +184,6 @@ class Mod(Elementwise, onnx=True):
             yield draw.case(cls(fmod=fmod), draw.ints("i64[9]", -9, 9), draw.ints("i64[9]", 1, 4) * -1)
 
 
-@dataclass(frozen=True)
 class Running(Op, abstract=True):
     """The elements up to each one along `axis`, taken together; `exclusive`: without it; `reverse`: from the end."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ...language.contexts import OperatorBuilder
 from ...language.element import Expr, exp, minimum, tanh
@@ -18,7 +17,6 @@ _GELU_C = math.sqrt(2 / math.pi)
 _GELU_A = 0.044715
 
 
-@dataclass(frozen=True)
 class Gelu(Tiled, onnx=True):
     """x · Φ(x), Φ the normal distribution; `approximate="tanh"`: Hendrycks & Gimpel's formula with tanh."""
 
@@ -60,7 +58,6 @@ def _tanh_of(b: OperatorBuilder, x: Value) -> Value:
     return b.Tanh(b.Mul(b.constant(_GELU_C, x), cubic))
 
 
-@dataclass(frozen=True)
 class GeluGrad(Tiled):
     """(x, dy) → dy times the derivative of Gelu at x."""
 
@@ -138,7 +135,6 @@ class MishGrad(Tiled):
         yield draw.case(cls(), draw("f32[9]", -60, 60), draw("f32[9]"))
 
 
-@dataclass(frozen=True)
 class Swish(Tiled):
     """x · sigmoid(alpha · x)."""
 
@@ -162,7 +158,6 @@ class Swish(Tiled):
         yield draw.case(cls(alpha=1.5), draw("f64[3,4]"))
 
 
-@dataclass(frozen=True)
 class SwishGrad(Tiled):
     """(x, dy) → dy · s · (1 + alpha · x · (1 - s)) with s = sigmoid(alpha · x)."""
 

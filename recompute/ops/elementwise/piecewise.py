@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ...language.element import maximum, minimum, where
 from ...language.op import Case, Op
@@ -40,7 +39,6 @@ def gradient_samples(op: Op, draw: Draw, scale: float = 1.0) -> Iterator[Case]:
     yield draw.case(op, (draw.away("f32[5]") * scale).astype("f2"), draw("f16[5]"))
 
 
-@dataclass(frozen=True)
 class LeakyRelu(Tiled, onnx=True):
     """x where x ≥ 0, else alpha · x."""
 
@@ -63,7 +61,6 @@ class LeakyRelu(Tiled, onnx=True):
             yield draw.case(cls(alpha=alpha), draw.away("f64[3,4]"))
 
 
-@dataclass(frozen=True)
 class LeakyReluGrad(Tiled):
     """(x or y, dy) → dy where x > 0, else alpha · dy."""
 
@@ -129,7 +126,6 @@ class PReluGrad(Elementwise):
             yield draw.case(cls(), x, draw(f"f64[{slope}]"), draw("f64[2,3,2,2]"))
 
 
-@dataclass(frozen=True)
 class ThresholdedRelu(Tiled, onnx=True):
     """0 where x ≤ alpha, else x; NaN stays."""
 
@@ -148,7 +144,6 @@ class ThresholdedRelu(Tiled, onnx=True):
             yield draw.case(cls(alpha=alpha), draw.away("f64[3,4]"))
 
 
-@dataclass(frozen=True)
 class ThresholdedReluGrad(Elementwise):
     """(x or y, dy) → 0 where it is at most alpha, whatever dy is, else dy."""
 
@@ -166,7 +161,6 @@ class ThresholdedReluGrad(Elementwise):
         yield draw.case(cls(alpha=0.1), draw.away("f64[3,4]"), draw("f64[3,4]"))
 
 
-@dataclass(frozen=True)
 class Shrink(Tiled, onnx=True):
     """x + bias where x < -lambd, x - bias where x > lambd, else 0."""
 
@@ -192,7 +186,6 @@ class Shrink(Tiled, onnx=True):
         yield draw.case(cls(), draw("f64[3,4]", -0.4, 0.4))
 
 
-@dataclass(frozen=True)
 class HardSigmoid(Elementwise, onnx=True):
     """alpha · x + beta, held within 0 and 1."""
 
@@ -216,7 +209,6 @@ class HardSigmoid(Elementwise, onnx=True):
         yield draw.case(cls(), draw("f32[3]", -5, 5))
 
 
-@dataclass(frozen=True)
 class HardSigmoidGrad(Tiled):
     """(y, dy) → 0 where y ≤ 0 or y ≥ 1, whatever dy is, else alpha · dy."""
 

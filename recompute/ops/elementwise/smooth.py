@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...language.contexts import OperatorBuilder
 from ...language.element import Expr, Formula, exp, expm1, log1p, maximum, minimum
@@ -78,7 +77,6 @@ class Unit(Tiled, abstract=True):
         return [b.Where(positive, b.Mul(dy, b.constant(gain, y)), b.Mul(dy, low))]
 
 
-@dataclass(frozen=True)
 class Elu(Unit, onnx=True):
     """x where x > 0, else alpha · (exp(x) - 1)."""
 
@@ -94,7 +92,6 @@ class Elu(Unit, onnx=True):
             yield draw.case(cls(alpha=alpha), draw.away("f64[3,4]"))
 
 
-@dataclass(frozen=True)
 class Selu(Unit, onnx=True):
     """gamma · Elu(x): self-normalising (Klambauer et al. 2017)."""
 
@@ -110,7 +107,6 @@ class Selu(Unit, onnx=True):
         yield draw.case(cls(alpha=0.5, gamma=2.0), draw.away("f64[3,4]"))
 
 
-@dataclass(frozen=True)
 class Celu(Unit, onnx=True):
     """max(0, x) + min(0, alpha · (exp(x / alpha) - 1))."""
 
@@ -136,7 +132,6 @@ class Celu(Unit, onnx=True):
             yield draw.case(cls(alpha=alpha), draw.away("f64[3,4]"))
 
 
-@dataclass(frozen=True)
 class UnitGrad(Tiled):
     """(y, dy) → gain · dy where y > 0, else dy · (y + height) / width: the gradient of Elu, Selu and Celu."""
 

@@ -121,7 +121,6 @@ def tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
             yield (*(slice(i, i + 1) for i in outer), slice(start, stop), *inner)
 
 
-@dataclass(frozen=True)
 class Loop(Op):
     """One pass over a shape to which its inputs broadcast.
 

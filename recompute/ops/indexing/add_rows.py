@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from .flat import add_rows, check_bounds
 from .gather import GatherGrad, as_i64, index_scratch, index_within
 
 
-@dataclass(frozen=True)
 class AddRows(Op):
     """(x, indices, dy) → x, and along `axis` the rows of dy added where the indices say, in their order.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -53,7 +52,6 @@ def coordinates_within(shape: Sequence[int], indices: TensorType, batch: int) ->
     return index_within(*shape[batch : batch + indices.shape[-1]])
 
 
-@dataclass(frozen=True)
 class Gather(Move, onnx=True):
     """(x, indices) → x[..., indices, ...] along `axis`; negative indices count from the end."""
 
@@ -100,7 +98,6 @@ class Gather(Move, onnx=True):
         yield draw.case(cls(), draw("f32[5]"), draw.ints("i64[3]", 0, 5))
 
 
-@dataclass(frozen=True)
 class GatherGrad(Move):
     """(indices, dy) → a tensor of `shape`: along `axis`, the sums of the rows of dy taken there.
 

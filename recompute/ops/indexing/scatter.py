@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +79,6 @@ def check_elements(op: Op, x: TensorType, indices: TensorType, axis: int) -> Non
     need_entries(op, x, indices, (axis,))
 
 
-@dataclass(frozen=True)
 class GatherElements(Move, onnx=True):
     """(x, indices) → y[i, j, ...] = x[i, indices[i, j, ...], ...] for `axis` 1, and so on for other axes."""
 
@@ -118,7 +117,6 @@ class GatherElements(Move, onnx=True):
         yield draw.case(cls(), draw("f32[3]"), draw.ints("i64[0]", 0, 3))
 
 
-@dataclass(frozen=True)
 class GatherElementsGrad(Move):
     """(indices, dy) → a tensor of `shape`, each element the sum of what was taken there."""
 
@@ -174,7 +172,6 @@ def rows_taken(op: Op, x: TensorType, indices: TensorType, batch: int) -> tuple[
     return (*indices.shape[:-1], *x.shape[batch + depth :])
 
 
-@dataclass(frozen=True)
 class GatherND(Move, onnx=True):
     """(x, indices) → the parts of x at the coordinates in the indices' last axis."""
 
@@ -215,7 +212,6 @@ class GatherND(Move, onnx=True):
         yield draw.case(cls(), draw("f32[3]"), draw.ints("i64[0,1]", 0, 3))
 
 
-@dataclass(frozen=True)
 class GatherNDGrad(Move):
     """(indices, dy) → a tensor of `shape`, each part the sum of what was taken there."""
 
@@ -273,9 +269,7 @@ class GatherNDGrad(Move):
 class Scatter(Move, abstract=True):
     """The base of ScatterElements and ScatterND: the gradients of their reductions."""
 
-    reduction: str
-
-    def check(self, *types: TensorType) -> None:
+    def check(self: Any, *types: TensorType) -> None:
         """TypeRuleError where the reduction is unknown or element types differ."""
         if self.reduction not in ("none", *REDUCTIONS) or types[0].dtype != types[2].dtype:
             raise self.fail(f"reduction '{self.reduction}' is unknown or element types differ", *types)
@@ -288,7 +282,7 @@ class Scatter(Move, abstract=True):
         """This operator with another reduction."""
         raise NotImplementedError
 
-    def gradient(self, b, ins, outs, grads):
+    def gradient(self: Any, b, ins, outs, grads):
         """none: the old contents get nothing where they were written over; add: dy; mul, max, min below."""
         (x, indices, updates), y, dy = ins, outs[0], grads[0]
         if self.reduction == "none":
@@ -312,7 +306,6 @@ class Scatter(Move, abstract=True):
         return [b.Mul(stayed, share), None, b.Mul(won, self.take(b, share, indices))]
 
 
-@dataclass(frozen=True)
 class ScatterElements(Scatter, onnx=True):
     """(x, indices, updates) → x with y[i, indices[i, j], ...] = updates[i, j, ...] for `axis` 1."""
 
@@ -363,7 +356,6 @@ class ScatterElements(Scatter, onnx=True):
         yield draw.case(cls(), draw("f32[3]"), draw.ints("i64[1]", 0, 3), draw("f32[1]"))
 
 
-@dataclass(frozen=True)
 class ScatterND(Scatter, onnx=True):
     """(x, indices, updates) → x with parts, at the coordinates in the last axis, replaced or reduced."""
 

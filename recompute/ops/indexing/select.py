@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from .scatter import element_positions
 _SORT_BYTES = 1 << 16
 
 
-@dataclass(frozen=True)
 class Trilu(Move):
     """The upper (or lower) triangle of the last two axes from diagonal `k` on; zeros elsewhere."""
 
@@ -79,7 +77,6 @@ def _moved(factor: Factor, start: int, y: TensorType) -> int:
     return {y.ndim - 2: start * place.inner, y.ndim - 1: -start * place.inner}.get(place.axis, 0)
 
 
-@dataclass(frozen=True)
 class Eye(Move):
     """A matrix of `shape` with ones on diagonal `k`."""
 
@@ -129,7 +126,6 @@ def eye_like(node: ImportedNode) -> Imported:
     return node.builder.Eye(dtype=dtype, shape=t.shape, k=node.attributes.get("k", 0))
 
 
-@dataclass(frozen=True)
 class OneHot(Move):
     """indices → `on` at each index along a new axis of length `depth`, `off` elsewhere."""
 
@@ -203,7 +199,6 @@ class OneHot(Move):
         yield draw.case(cls(3, 1, 0.0, 5.0, "i64"), draw.ints("i64[2,2]", 0, 3))
 
 
-@dataclass(frozen=True)
 class TopK(Move):
     """The `k` largest (or smallest) elements along `axis`, in order (ties: the first first), and where they are (i64).
 
@@ -292,7 +287,6 @@ def _blocks(shape: tuple[int, ...], rows: int) -> Any:
             yield (i, *rest)
 
 
-@dataclass(frozen=True)
 class ReverseSequence(Move, onnx=True):
     """(x, lengths i64): for each b along `batch_axis`, the first lengths[b] along `time_axis` turned round."""
 

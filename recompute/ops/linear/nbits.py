@@ -16,7 +16,7 @@ Codes, scales and zero points are constants: they have no gradient.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,6 @@ _LOOKED_UP = 1 << 14
 _NARROWEST = 16
 
 
-@dataclass(frozen=True)
 class Packed(Op, abstract=True):
     """The base of the operators: how rows of K elements are packed."""
 
@@ -146,7 +145,6 @@ class Packed(Op, abstract=True):
         np.multiply(split, scales[:, blocks, None], out=split)
 
 
-@dataclass(frozen=True)
 class DequantizeNBits(Packed):
     """(codes [..., bytes], scales [..., blocks], zero points?) → [..., K], of the scales' type."""
 
@@ -246,7 +244,6 @@ class DequantizeNBits(Packed):
             yield draw.case(op, *_drawn(draw, op, 9, kind, ""), gradient=False)
 
 
-@dataclass(frozen=True)
 class MatMulNBits(Packed):
     """(x, codes, scales, zero points?) → x Wᵀ, or x W without `transB`, over x's last axis; of x's type.
 

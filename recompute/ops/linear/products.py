@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -26,7 +25,6 @@ def product_shape(op: Op, a: tuple[int, ...], b: tuple[int, ...], types: tuple) 
     return (*batch, *(left[-2:-1] if len(a) > 1 else ()), *(right[-1:] if len(b) > 1 else ()))
 
 
-@dataclass(frozen=True)
 class MatMul(Op):
     """a @ b over the last two axes, batches broadcast; `transA`/`transB` swap an operand's last two axes first.
 
@@ -162,7 +160,6 @@ class MatMul(Op):
 _ADDED = 1 << 18
 
 
-@dataclass(frozen=True)
 class Gemm(Op, onnx=True):
     """alpha · A' B' + beta · C, with A' = Aᵀ where transA, B' = Bᵀ where transB; C broadcasts to the result."""
 

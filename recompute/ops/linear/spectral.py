@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from ..common import normal_axis
 _FFT_WRITES = int(np.__version__.split(".")[0]) >= 2
 
 
-@dataclass(frozen=True)
 class DFT(Op):
     """x [..., 1 or 2] → its discrete Fourier transform along `axis`, not the last (ONNX DFT-20).
 

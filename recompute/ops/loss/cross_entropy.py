@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from ..tiles import TILE, wide
 _REDUCTIONS = ("mean", "sum", "none")
 
 
-@dataclass(frozen=True)
 class LabelLoss(Op, abstract=True):
     """The base of the losses and their gradients.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +43,6 @@ class _Rooms(NamedTuple):
     flags: Any  # bool [N, 1]
 
 
-@dataclass(frozen=True)
 class Alignment(Op, abstract=True):
     """The base of the loss and its gradient.
 
@@ -182,7 +180,6 @@ class Alignment(Op, abstract=True):
         yield {"ignore_index": -1}, [x, np.array([[1, 2], [4, -1], [3, 3]], "i4"), None]
 
 
-@dataclass(frozen=True)
 class CTCLoss(Alignment):
     """(log-probabilities [T, N, C], labels [N, S], lengths [N]?) → -log p(label) of each sample [N].
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -59,7 +59,6 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
         yield from loss_samples(cls, draw, make)
 
 
-@dataclass(frozen=True)
 class NegativeLogLikelihoodGrad(LabelLoss):
     """(labels, weights?, dloss) → the gradient of log-probabilities of `shape`: -w · dloss (/ Σ w) at the labels."""
 

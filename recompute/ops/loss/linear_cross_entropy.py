@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,7 +37,6 @@ from .cross_entropy import SoftmaxCrossEntropyLoss, counting, divisor
 from .linear_tiles import Sizes, Tiles, held_rows, slice_of, slices
 
 
-@dataclass(frozen=True)
 class LinearLoss(Op, abstract=True):
     """The base of the operator and its gradient.
 

@@ -5,8 +5,6 @@ Both are decided by operators on scalars in memory, so that a step is the same l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ...language.op import Cost, Op
@@ -71,7 +69,6 @@ class InverseIfFinite(Op):
         yield draw.case(cls(), scale, long, gradient=False)
 
 
-@dataclass(frozen=True)
 class LossScaleUpdate(Op):
     """(scale, good, unscale) → both in place: the next step's scale, and how many steps in a row were finite.
 

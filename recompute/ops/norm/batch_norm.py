@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,7 +45,6 @@ def planes(a: Array) -> Array:
     return a.reshape(a.shape[0], a.shape[1], math.prod(a.shape[2:]))
 
 
-@dataclass(frozen=True)
 class ChannelNorm(Op, abstract=True):
     """Inputs x, then vectors with one element a channel."""
 
@@ -178,7 +176,6 @@ def as_type_of(b: OperatorBuilder, v: Value, like: Value) -> Value:
     return v if v.dtype == like.dtype else b.Cast(v, to=like.dtype)
 
 
-@dataclass(frozen=True)
 class RunningUpdate(Op):
     """(running, batch): running ← momentum · running + (1 - momentum) · batch, in place.
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...language.element import sqrt
 from ..common import Elementwise
 
 
-@dataclass(frozen=True)
 class BatchNormFactor(Elementwise):
     """(scale, var) → scale / √(var + epsilon)."""
 
@@ -58,7 +55,6 @@ class CentredProduct(Elementwise):
         yield draw.case(cls(), draw("f32[5,3]"), draw("f32[3]"), draw("f32[5,3]"))
 
 
-@dataclass(frozen=True)
 class BatchNormSlope(Elementwise):
     """(x, mean, scale, var, total, against, dy) → dx, the rest of a batch normalisation's gradient.
 

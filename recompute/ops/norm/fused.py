@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,7 +33,6 @@ class Normalization(OverRows, abstract=True):
 
     autocast = "follow"
     autocast_inputs = (0,)
-    epsilon: float
     small_outputs = (1, 2)
     centred: ClassVar[bool] = True
     #: scale and bias broadcast to x as they are, and the statistics do
@@ -61,7 +59,7 @@ class Normalization(OverRows, abstract=True):
         statistic = self.statistics(x)
         return (x, statistic, statistic) if self.centred else (x, statistic)
 
-    def compute(self, ins, outs, scratch):
+    def compute(self: Any, ins, outs, scratch):
         """The formula; the variance of nothing is 0."""
         super().compute(ins, outs, scratch)
         inverse = (*outs[2 if self.centred else 1 :], None)[0]
@@ -76,7 +74,7 @@ class Normalization(OverRows, abstract=True):
         """The last steps, where rows lie together and nothing is rounded to a narrower type."""
         return last_steps(ins, outs[1:], centred=self.centred) if self.by_rows else None
 
-    def expand(self, b, x, scale, bias=None):
+    def expand(self: Any, b, x, scale, bias=None):
         """The formula, over x as [a, g, s, p]."""
         view, statistic = self.view(x.type), self.statistics(x.type)
         work = as_type(b, reshape(b, x, view), statistic.dtype)
@@ -139,7 +137,6 @@ class Normalization(OverRows, abstract=True):
         return False
 
 
-@dataclass(frozen=True)
 class NormGrad(OverRows):
     """(x, scale, mean, 1/deviation, dy) → (dx, dscale, dbias) of a normalisation over the last two axes of `view`.
 
@@ -210,7 +207,6 @@ class NormGrad(OverRows):
             yield draw.case(cls(view=(2, 1, 3, 1)), x, draw(f"{t}[3]"), *statistics, dy)
 
 
-@dataclass(frozen=True)
 class LayerNormalization(Normalization, onnx=True):
     """Normalises over the axes from `axis` on (Ba, Kiros & Hinton 2016; ONNX LayerNormalization).
 
@@ -280,7 +276,6 @@ def _full_vector(node: ImportedNode, op: Normalization, x: Value, i: int) -> Val
     return node.builder.Expand(v, shape=shape)
 
 
-@dataclass(frozen=True)
 class RMSNormalization(Normalization):
     """x / √(mean(x²) + epsilon) · scale over the axes from `axis` on (Zhang & Sennrich 2019; ONNX 23)."""
 
@@ -344,7 +339,6 @@ class ChannelwiseNormalization(Normalization, abstract=True):
         return wide(x).with_shape(self.view(x)[:2])
 
 
-@dataclass(frozen=True)
 class GroupNormalization(ChannelwiseNormalization, onnx=True):
     """Normalises over groups of channels (Wu & He 2018; ONNX GroupNormalization-21)."""
 
@@ -384,7 +378,6 @@ class GroupNormalization(ChannelwiseNormalization, onnx=True):
         yield draw.case(cls(num_groups=2), draw("f16[2,4,3,3]"), draw("f16[4]"), draw("f16[4]"), want=1)
 
 
-@dataclass(frozen=True)
 class InstanceNormalization(ChannelwiseNormalization, onnx=True):
     """Normalises each channel of each image (Ulyanov et al. 2016; ONNX InstanceNormalization)."""
 

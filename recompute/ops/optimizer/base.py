@@ -50,7 +50,6 @@ class Update(Stored, abstract=True):
     A subclass gives `formula`, which is run part by part of the flat arrays, and `factors`, the scalars that it takes.
     """
 
-    weight_decay: float
     flops_per_element: ClassVar[int] = 4
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
@@ -82,7 +81,7 @@ class Update(Stored, abstract=True):
         return (w, *[state] * len(states))
 
     @property
-    def coupled(self) -> float:
+    def coupled(self: Any) -> float:
         """The weight decay that goes into the gradient."""
         return self.weight_decay
 

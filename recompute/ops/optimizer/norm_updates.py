@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,6 @@ class TrustUpdate(Update, abstract=True):
         return b.Sqrt(b.ReduceSum(b.Mul(x, x), keepdims=0))
 
 
-@dataclass(frozen=True)
 class LambUpdate(TrustUpdate):
     """(w, g, m, v, lr, step): LAMB (You et al. 2020, arXiv 1904.00962), t = step + 1.
 
@@ -117,7 +115,6 @@ class LambUpdate(TrustUpdate):
         yield draw.case(cls(), draw("f16[5]"), draw("f16[5]"), draw("f32[5]"), draw("f32[5]", 0, 1), lr, step)
 
 
-@dataclass(frozen=True)
 class LarsUpdate(TrustUpdate):
     """(w, g, v, lr): LARS with momentum (You, Gitman & Ginsburg 2017, arXiv 1708.03888), in Paddle's form.
 
@@ -229,7 +226,6 @@ class GlobalNorm(Op):
         yield draw.case(cls(), draw("f32[3,4]"), draw("f32[5]"))
 
 
-@dataclass(frozen=True)
 class SquareSums(Op):
     """Σ x² of each of `parts` equal parts of the elements of all inputs: f64[parts].
 

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import field
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -95,7 +95,6 @@ def rounded(x: Array, noise: Array, out: Array) -> None:
     out.view(np.uint16)[...] = np.where(np.isnan(x), bits >> np.uint32(16) | np.uint32(0x40), up)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Stored(Op, abstract=True):
     """The base of updates with a choice of storage for parameters and state.
 
@@ -104,10 +103,10 @@ class Stored(Op, abstract=True):
     [blocks, 260], 256 codes and a float32 in each row.
     """
 
-    stochastic: bool = False
-    seed: int = 0
-    first: int = 0
-    eight_bits: bool = False
+    stochastic: bool = field(default=False, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    first: int = field(default=0, kw_only=True)
+    eight_bits: bool = field(default=False, kw_only=True)
 
     rate_at: ClassVar[int]
     step_at: ClassVar[int | None] = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ...language.op import Draw, Op
@@ -12,7 +10,6 @@ from .base import PART, Update, mixed, scaled, stored_samples, update_samples
 from .storage import ROW, blocks
 
 
-@dataclass(frozen=True)
 class SGDUpdate(Update):
     """(w, g, lr): w ← w - lr·g."""
 
@@ -33,7 +30,6 @@ class SGDUpdate(Update):
         yield from stored_samples(cls(weight_decay=0.1), draw, 0)
 
 
-@dataclass(frozen=True)
 class MomentumUpdate(Update):
     """(w, g, v, lr): v ← momentum·v + (1 - dampening)·g, w ← w - lr·v; with `nesterov` w ← w - lr·(g + momentum·v).
 
@@ -80,7 +76,6 @@ class MomentumUpdate(Update):
         yield from stored_samples(cls(nesterov=True, dampening=0.3), draw, 1)
 
 
-@dataclass(frozen=True)
 class AdagradUpdate(Update):
     """(w, g, s, lr): s ← s + g², w ← w - lr·g / (√s + epsilon)  (Duchi et al. 2011)."""
 
@@ -103,7 +98,6 @@ class AdagradUpdate(Update):
         yield from stored_samples(cls(), draw, 1)
 
 
-@dataclass(frozen=True)
 class RMSPropUpdate(Update):
     """(w, g, s, lr, a?, v?): s ← rho·s + (1 - rho)·g², w ← w - lr·u with u = g / (√s + epsilon).
 
@@ -144,7 +138,6 @@ class RMSPropUpdate(Update):
         yield from stored_samples(cls(momentum=0.9), draw, 1, True, True)
 
 
-@dataclass(frozen=True)
 class AdamUpdate(Update):
     """(w, g, m, v, lr, step, top?): Adam (Kingma & Ba 2015), with t = step + 1 as the steps are counted from 0.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from ..window import Window, full
 from .windows import Pooling, _pool_samples, block_planes, cut, planes
 
 
-@dataclass(frozen=True)
 class Averaging(Pooling, abstract=True):
     """The base of AveragePool and its gradient."""
 
@@ -104,7 +103,6 @@ class AveragePool(Averaging, onnx=True):
 
 
 @channels_last(inputs=(0,), outputs=(0,))
-@dataclass(frozen=True)
 class AveragePoolGrad(Averaging):
     """dy → the gradient of AveragePool by its input, whose spatial sizes are `shape`."""
 

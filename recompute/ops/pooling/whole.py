@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -110,7 +109,6 @@ class GlobalMaxPool(Op, onnx=True):
 
 
 @channels_last(inputs=(0, 1), outputs=(0,))
-@dataclass(frozen=True)
 class GlobalMaxPoolGrad(Op):
     """(flat index, dy) → dy at the indices, 0 elsewhere; the result's spatial sizes are `shape`."""
 

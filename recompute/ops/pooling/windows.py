@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from ..window import BLOCK, Window, full, output_size, window_attributes
 from .export import export_max_gather, export_max_grad, export_max_window
 
 
-@dataclass(frozen=True)
 class Pooling(Op, abstract=True):
     """The base of window poolings.  `pads`: those before each spatial axis, then those after."""
 
@@ -269,7 +268,6 @@ class MaxPoolLinear(Pooling, abstract=True):
 
 
 @channels_last(inputs=(0, 1), outputs=(0,))
-@dataclass(frozen=True)
 class MaxPoolGrad(MaxPoolLinear):
     """(window numbers, dy) → the gradient of MaxPool by its input, whose spatial sizes are `shape`."""
 

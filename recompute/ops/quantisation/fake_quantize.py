@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from ...language.samples import Draw
 from ..common import Elementwise, broadcast
 
 
-@dataclass(frozen=True)
 class _Quantizer(Elementwise, abstract=True):
     """(x, scale, zero, ...) whose scale and zero point, floats of x's type, broadcast to x."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..common import Elementwise
@@ -12,7 +10,6 @@ from ..common import Elementwise
 LEAST = 1e-15
 
 
-@dataclass(frozen=True)
 class MovingRange(Elementwise):
     """(running, batch) → momentum · running + (1 - momentum) · batch, for one end of a range that holds 0.
 
@@ -54,7 +51,6 @@ class MovingRange(Elementwise):
         yield draw.case(cls(upper=1), draw("f32[3]", 1, 2), np.array([np.nan, np.inf, 2], np.float32))
 
 
-@dataclass(frozen=True)
 class RangeScale(Elementwise):
     """(low end, high end) → the scale of `steps` steps from one to the other; at least 1e-15.
 
@@ -85,7 +81,6 @@ class RangeScale(Elementwise):
             yield draw.case(op, np.zeros((), np.float32), np.zeros((), np.float32))
 
 
-@dataclass(frozen=True)
 class RangeZero(Elementwise):
     """(low end, scale) → the zero point: the whole number that stands for 0 where `low` stands for the low end."""
 

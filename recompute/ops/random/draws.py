@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -39,10 +38,8 @@ class Draw(Op, abstract=True):
     """
 
     random = True
-    seed: int
-    first: int
 
-    def check_step(self, step: TensorType | None) -> None:
+    def check_step(self: Any, step: TensorType | None) -> None:
         """TypeRuleError where the step counter is none, or the seed is no word of 64 bits."""
         if not 0 <= self.seed < 1 << 64:
             raise self.fail(f"the seed must be in [0, 2⁶⁴), not {self.seed}", step)
@@ -58,7 +55,7 @@ class Draw(Op, abstract=True):
         factors = aligned(ins, outs)
         return (*factors[: lead + 1], *needed_whole(factors[lead + 1 :]))
 
-    def sliced(self, factor: Factor, start: int, size: int, outs: Types) -> Any:
+    def sliced(self: Any, factor: Factor, start: int, size: int, outs: Types) -> Any:
         """The same numbers: those before the slice are left out."""
         place, y = factor.outputs[0], outs[0]
         assert isinstance(place, Place) and y is not None
@@ -108,7 +105,6 @@ def export_drop(
     return True
 
 
-@dataclass(frozen=True)
 class Dropout(Draw):
     """(x, step) → x / (1 - ratio) where kept, else 0; and the mask of what is kept (optional).
 
@@ -176,20 +172,17 @@ class Dropout(Draw):
 class Fresh(Draw, abstract=True):
     """A new tensor of `shape` and `dtype`; `per_element` numbers of the stream make one element."""
 
-    shape: tuple[int, ...]
-    dtype: str
-
     per_element = 1
 
-    def infer(self, step):
+    def infer(self: Any, step):
         self.check_step(step)
         return (TensorType(self.dtype, self.shape),)
 
-    def scratch(self, ins: Types, outs: Types) -> tuple[TensorType, ...]:
+    def scratch(self: Any, ins: Types, outs: Types) -> tuple[TensorType, ...]:
         size = min(math.prod(self.shape), TILE)
         return (TensorType("f32", (self.per_element * size,)), TensorType("f32", (size,)))
 
-    def compute(self, ins: Operands, outs: Operands, scratch: Operands) -> None:
+    def compute(self: Any, ins: Operands, outs: Operands, scratch: Operands) -> None:
         """Tile by tile: draw, transform in float32, cast."""
         out = outs[0].reshape(-1)
         fill = stream(self.seed, ins[-1], self.per_element * self.first)
@@ -203,7 +196,7 @@ class Fresh(Draw, abstract=True):
         """Numbers in [0, 1) to elements, in u or temp."""
         raise NotImplementedError
 
-    def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
+    def export(self: Any, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
         """The stream's bits exactly; the transformation as ONNX Runtime rounds it."""
         count = math.prod(self.shape)
         if not count:
@@ -227,8 +220,8 @@ class Fresh(Draw, abstract=True):
     @classmethod
     def samples(cls, draw: samples.Draw) -> Iterator[Case]:
         for shape, dtype in (((3, 5), "f64"), ((33, 1001), "f32"), ((0, 2), "f32"), ((9,), "f16")):
-            yield draw.case(cls(shape=shape, dtype=dtype, seed=3), np.array(4))  # type: ignore[call-arg]
-        yield draw.case(cls(shape=(3, 5), dtype="f32", seed=3, first=7), np.array(4))  # type: ignore[call-arg]
+            yield draw.case(cls(shape=shape, dtype=dtype, seed=3), np.array(4))
+        yield draw.case(cls(shape=(3, 5), dtype="f32", seed=3, first=7), np.array(4))
 
 
 _FLOAT, _BOOL = 1, 9
@@ -238,7 +231,6 @@ def _scalar32(g: FunctionWriter, value: float) -> str:
     return g.array(np.array(value, np.float32))
 
 
-@dataclass(frozen=True)
 class RandomUniform(Fresh):
     """(step) → low + (high - low) · u_i, in float32."""
 
@@ -257,7 +249,6 @@ class RandomUniform(Fresh):
         return g.call("Add", g.call("Mul", u, _scalar32(g, self.high - self.low)), _scalar32(g, self.low))
 
 
-@dataclass(frozen=True)
 class RandomNormal(Fresh):
     """(step) → mean + scale · √(-2 ln(1 - u₂ᵢ)) · cos(2π u₂ᵢ₊₁), in float32 (Box & Muller 1958)."""
 
@@ -296,7 +287,6 @@ class RandomNormal(Fresh):
         return g.call("Add", scaled, _scalar32(g, self.mean))
 
 
-@dataclass(frozen=True)
 class Bernoulli(Draw):
     """(p, step) → 1 where u_i < p, else 0, of element type `dtype`; no gradient."""
 

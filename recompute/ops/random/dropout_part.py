@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from .draws import Draw, Dropout, drop, export_drop
 from .philox import stream
 
 
-@dataclass(frozen=True)
 class DropoutPart(Draw):
     """(x, step) → x / (1 - ratio) where kept, else 0; and the mask of what is kept (optional), as `Dropout` does.
 

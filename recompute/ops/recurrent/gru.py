@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..linear.half_products import halves_in_float32
@@ -12,7 +10,6 @@ from .shared import Recurrent, RecurrentGrad, active_rows, gradient_samples, rec
 
 
 @halves_in_float32
-@dataclass(frozen=True)
 class GRU(Recurrent):
     """Gated recurrent unit (Cho et al. 2014), gates in the order update, reset, hidden.
 
@@ -136,7 +133,6 @@ def _cases():
 
 
 @halves_in_float32
-@dataclass(frozen=True)
 class GRUGrad(RecurrentGrad):
     """Backpropagation through time of GRU; see RecurrentGrad.  Outputs: dx, dw, dr, dbias, dh0."""
 

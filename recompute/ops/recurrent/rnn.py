@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..linear.half_products import halves_in_float32
@@ -14,7 +12,6 @@ ACTIVATIONS = ("Tanh", "Relu", "Sigmoid")
 
 
 @halves_in_float32
-@dataclass(frozen=True)
 class RNN(Recurrent):
     """h' = f(x wᵀ + h rᵀ + b), f the same in both directions: Tanh, Relu or Sigmoid.
 
@@ -95,7 +92,6 @@ def _cases():
 
 
 @halves_in_float32
-@dataclass(frozen=True)
 class RNNGrad(RecurrentGrad):
     """Backpropagation through time of RNN; see RecurrentGrad.  Outputs: dx, dw, dr, dbias, dh0."""
 

@@ -9,7 +9,6 @@ ONNX's own hold what the gradient needs, and are made only where there is one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +29,6 @@ def batch_factor(ins: Types, more: Sequence[Where], outs: Sequence[Where | str])
     return factor(x.shape[1], [1, None, None, None, 0, 1, *more], outs)
 
 
-@dataclass(frozen=True)
 class Recurrent(Op, abstract=True):
     """A recurrent operator: (x, w, r, bias?, lengths?, initial_h?, ...) → (Y, Y_h, ..., what the gradient needs)."""
 
@@ -220,7 +218,6 @@ def _absent(node: ImportedNode, i: int, steps: int) -> bool:
 GRADIENTS: dict[str, Any] = {}
 
 
-@dataclass(frozen=True)
 class RecurrentGrad(Op, abstract=True):
     """(the operator's inputs, Y, what was kept, dY?, dY_h?, ...) → gradients of x, w, r, bias, initial states, ...
 

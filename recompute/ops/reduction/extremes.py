@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -203,7 +202,6 @@ def _transpose(b: OperatorBuilder, x: Value, order: Sequence[int]) -> Value:
     return x if list(order) == list(range(x.ndim)) else b.Transpose(x, perm=tuple(order))
 
 
-@dataclass(frozen=True)
 class ArgMax(Op, onnx=True):
     """Where the largest element along `axis` is (i64): the first one, or with `select_last_index` the last."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ...language.factors import all_but, in_step
@@ -23,7 +21,6 @@ def shift(b: OperatorBuilder, v: Value, axis: int, *, forward: bool, fill: float
     return b.Concat(*((thin, rest) if forward else (rest, thin)), axis=axis)
 
 
-@dataclass(frozen=True)
 class LinearScan(Op):
     """(a, d) → s, s_k = a_k · s_(k-1) + d_k along `axis` (s_(-1) = 0); `reverse`: from the end."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +18,6 @@ from ..common import normal_axis
 from ..rowwise import Rowwise
 
 
-@dataclass(frozen=True)
 class AlongAxis(Op, abstract=True):
     """Normalises along `axis`: x is seen as [outer, n, inner]."""
 
@@ -76,7 +74,6 @@ class AlongRows(AlongAxis, Rowwise, abstract=True):
     """The base of operators along an axis with a formula over rows."""
 
 
-@dataclass(frozen=True)
 class Softmax(AlongRows, onnx=True):
     """exp(x - m) / Σ exp(x - m), m the largest x along the axis.
 
@@ -95,7 +92,6 @@ class Softmax(AlongRows, onnx=True):
         return [b.SoftmaxGrad(outs[0], grads[0], axis=self.axis)]
 
 
-@dataclass(frozen=True)
 class SoftmaxGrad(AlongRows):
     """(y, dy) → y · (dy - Σ y · dy)."""
 
@@ -106,7 +102,6 @@ class SoftmaxGrad(AlongRows):
         return (b.Mul(y, b.Sub(dy, b.ReduceSum(b.Mul(y, dy), axes=self.reduced(y)))),)
 
 
-@dataclass(frozen=True)
 class LogSoftmax(AlongRows, onnx=True):
     """x - m - ln Σ exp(x - m), m the largest x along the axis."""
 
@@ -134,7 +129,6 @@ def log_softmax(x: Array, out: Array, number: Array, e: Array) -> None:
     np.subtract(out, number, out=out)
 
 
-@dataclass(frozen=True)
 class LogSoftmaxGrad(AlongRows):
     """(y, dy) → dy - exp(y) · Σ dy."""
 

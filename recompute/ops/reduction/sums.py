@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +18,6 @@ from ..shape.reshape import reshape
 from ..tiles import wide
 
 
-@dataclass(frozen=True)
 class Reduce(Op, abstract=True):
     """Reduces over `axes` (None: all); reduced dimensions become 1, or go away with `keepdims=0`.
 

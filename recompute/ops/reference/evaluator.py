@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     import onnx
 
 
-@dataclass(frozen=True)
 class Reference(Op):
     """`kind`, an ONNX operator that has no gradient, by `onnx.reference`.
 

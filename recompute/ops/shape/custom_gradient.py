@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 from ...language.factors import aligned
@@ -38,7 +37,6 @@ class Cotangent(Op):
         yield draw.case(cls(), draw("f32[3]"), gradient=False)
 
 
-@dataclass(frozen=True)
 class CustomGradient(Op):
     """(y..., further...): the first `count` inputs, whose gradients reach the further ones by `body`.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ...language.factors import aligned
 from .reshape import Copied
 
 
-@dataclass(frozen=True)
 class Detach(Copied, onnx="Identity"):
     """x, through which no gradient flows (PyTorch's `detach`); exported as Identity."""
 
@@ -22,7 +19,6 @@ class Detach(Copied, onnx="Identity"):
         yield draw.case(cls(), draw("f64[2,3]"), gradient=False)
 
 
-@dataclass(frozen=True)
 class Gate(Copied):
     """x, of one bool's condition: where it is false no gradient flows, whatever it is.
 

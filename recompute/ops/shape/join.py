@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 from ...language.factors import Place, factor, in_step
@@ -24,7 +23,6 @@ def leading(axis: int, x: TensorType) -> bool:
     return x.ndim > 0 and all(d == 1 for d in x.shape[: axis % x.ndim])
 
 
-@dataclass(frozen=True)
 class Concat(Move, onnx=True):
     """Its inputs one after the other along `axis`."""
 
@@ -93,7 +91,6 @@ class Concat(Move, onnx=True):
         return turned_whole(self, ins, outs, rank, axis=turned_axis(self.axis, rank))
 
 
-@dataclass(frozen=True)
 class Split(Move):
     """x cut along `axis` into parts of `sizes`."""
 
@@ -180,7 +177,6 @@ class Split(Move):
         return turned_whole(self, ins, outs, rank, axis=turned_axis(self.axis, rank))
 
 
-@dataclass(frozen=True)
 class Tile(Move):
     """x repeated `repeats[i]` times along axis i."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -55,7 +54,6 @@ def inner(pads: Sequence[int], shape: Sequence[int]) -> tuple[tuple[slice, ...],
     return tuple(there), tuple(here)
 
 
-@dataclass(frozen=True)
 class Pad(Move):
     """x with `pads` (ONNX's order: before each axis, then after each) more elements; negative ones cut.
 
@@ -142,7 +140,6 @@ def _for_all_axes(pads: Sequence[int], axes: Sequence[int], ndim: int, op: Pad) 
     return result
 
 
-@dataclass(frozen=True)
 class PadGrad(Move):
     """The gradient of Pad in the modes that repeat elements: each element's own dy and that of all its copies."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -45,7 +44,6 @@ class Copied(Move, abstract=True):
         return turned_whole(self, ins, outs, rank)
 
 
-@dataclass(frozen=True)
 class Identity(Copied, onnx=True):
     """A copy of x."""
 
@@ -71,7 +69,6 @@ _LARGEST = {
 }
 
 
-@dataclass(frozen=True)
 class Cast(Elementwise):
     """x with element type `to` (a short name).
 
@@ -150,7 +147,6 @@ class Cast(Elementwise):
         yield draw.case(cls(to="i4"), draw.ints("i64[9]", -8, 7), export=False)
 
 
-@dataclass(frozen=True)
 class Reshape(Move):
     """x in row-major order under another shape (static, no -1)."""
 
@@ -224,7 +220,6 @@ def reshape(b: OperatorBuilder, x: Value, shape: Sequence[int]) -> Value:
     return x if tuple(shape) == x.shape else b.Reshape(x, shape=tuple(int(d) for d in shape))
 
 
-@dataclass(frozen=True)
 class Transpose(Move, onnx=True):
     """Axes in another order; no `perm`: reversed."""
 
@@ -264,7 +259,6 @@ class Transpose(Move, onnx=True):
         yield draw.case(cls(perm=(2, 0, 1)), draw("f64[2,3,4]"))
 
 
-@dataclass(frozen=True)
 class Expand(Move):
     """x broadcast to `shape`."""
 
@@ -324,7 +318,6 @@ class Expand(Move):
         return turned_whole(self, ins, outs, rank, shape=turned_list(self.shape))
 
 
-@dataclass(frozen=True)
 class Fill(Move):
     """A tensor whose elements are all `value`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ...language.factors import in_step
@@ -20,7 +20,6 @@ def _bound(n: int) -> int:
     return max(-_FAR, min(_FAR, int(n)))
 
 
-@dataclass(frozen=True)
 class Sliced(Move, abstract=True):
     """The base of Slice and its gradient: Python's slices, `starts:ends:steps`, of some axes."""
 
@@ -51,7 +50,6 @@ class Sliced(Move, abstract=True):
         return [a for a, (r, d) in enumerate(zip(self.taken(shape), shape, strict=True)) if r == range(d)]
 
 
-@dataclass(frozen=True)
 class Slice(Sliced):
     """x[starts:ends:steps] along `axes`, with Python's rules for any numbers (ONNX has the same)."""
 
@@ -119,7 +117,6 @@ class Slice(Sliced):
         return turned_whole(self, ins, outs, rank, axes=turned_axes(self.axes, rank))
 
 
-@dataclass(frozen=True)
 class SliceGrad(Sliced):
     """dy at the places that the slice takes from a tensor of `shape`, zeros elsewhere."""
 

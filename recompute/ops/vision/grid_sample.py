@@ -11,7 +11,6 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,6 @@ def taps(mode: str, order: int) -> tuple[tuple[int, tuple[float, ...]], ...]:
     return tuple((k, tuple(w.deriv(order).coeffs.tolist() if order else w.coeffs.tolist())) for k, w in weights.items())
 
 
-@dataclass(frozen=True)
 class Sampling(Op, abstract=True):
     """The base of the family: attributes, and indices and weights of the taps for one image.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from ..indexing.flat import add_rows
 from .grid_sample import Sampling, sampling_cost, sampling_samples
 
 
-@dataclass(frozen=True)
 class GridSampleGradInput(Sampling):
     """(grid, dy [N, C, ...]) → the gradient of GridSample by x, whose spatial shape is `size`."""
 

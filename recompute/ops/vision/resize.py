@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from ..shape.reshape import reshape
 from .resize_maps import COORDINATES, NEAREST, Span, indices, matrix, outside
 
 
-@dataclass(frozen=True)
 class Interpolation(Op, abstract=True):
     """The base of Resize and its gradient.
 
@@ -132,7 +130,6 @@ class Interpolation(Op, abstract=True):
         return Resize(**{**self.options(Interpolation), "shape": (), "scales": (), "roi": ()})
 
 
-@dataclass(frozen=True)
 class Resize(Interpolation):
     """x interpolated to `shape` (ONNX Resize); `extrapolation_value`: what tf_crop_and_resize finds outside of x."""
 

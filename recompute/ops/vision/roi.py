@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +27,6 @@ _MOST_SAMPLES = 1 << 12
 class Regions(Op, abstract=True):
     """The base of pools of regions: a maximum over candidates, each an element of x times a weight."""
 
-    spatial_scale: float
     #: positions of the regions, and of their images' numbers where they are an input of their own
     asked: ClassVar[tuple[int, ...]] = (1,)
 
@@ -46,7 +45,7 @@ class Regions(Op, abstract=True):
             raise IndexError(f"{self.name}: image {number} is out of range for {count} images")
         return int(number)
 
-    def corner(self, at: Any) -> int:
+    def corner(self: Any, at: Any) -> int:
         """A corner in whole elements, rounded as C does, halves away from zero.  IndexError if it is NaN."""
         v = float(at) * self.spatial_scale
         if math.isnan(v):
@@ -101,7 +100,6 @@ def on_host(a: Array) -> np.ndarray:
     return a.get() if hasattr(a, "get") else a
 
 
-@dataclass(frozen=True)
 class Aligned(Regions, abstract=True):
     """The base of RoiAlign and its gradient."""
 
@@ -281,7 +279,6 @@ def _samples(draw: Draw) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarra
     yield {}, rois[:0], batch[:0], "f64[1,2,2,2]", "f64[0,2,1,1]"
 
 
-@dataclass(frozen=True)
 class RoiAlignGrad(Aligned):
     """(rois, batch_indices, dy, by=None) → the gradient of RoiAlign by x, which has `shape`."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from ...language.types import Array, TensorType
 from .roi import Regions, on_host
 
 
-@dataclass(frozen=True)
 class Pooled(Regions, abstract=True):
     """The base of MaxRoiPool and its gradient."""
 

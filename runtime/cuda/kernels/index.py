@@ -16,7 +16,7 @@ from ....language.types import TensorType, present
 from ....ops.communication.base import doublings
 from ....ops.communication.row_sums import RowSums
 from ....ops.indexing.add_rows import AddRows
-from ....ops.indexing.scatter import Scatter, strides
+from ....ops.indexing.scatter import strides
 from ...shared.trouble import INDEX_OUTSIDE
 from ..code.parts import WIDE, division, divisor
 from ..code.sorting import sort, sort_scratch, sums, sums_scratch
@@ -350,7 +350,7 @@ class Scatters(Moving):
 
     def how(self, op: Operator) -> str:
         """The reduction of updates: "none" replaces the elements."""
-        return "add" if isinstance(op.op, AddRows) else op.of(Scatter).reduction
+        return "add" if isinstance(op.op, AddRows) else op.op.options()["reduction"]
 
     def accepts(self, op: Operator) -> bool:
         """All element types, those with arithmetic for reductions; numbers of rows and indices have 30 bits."""
