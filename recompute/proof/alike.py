@@ -80,7 +80,7 @@ class Alike:
             op = o.op
             if op.communicates == "begin":
                 sent.setdefault(op.queue, []).append((op, *(env[v.name] for v in o.reads())))  # type: ignore[attr-defined]
-            copied = _copied(type(op))
+            copied = _copied(type(op))  # type: ignore[arg-type]
             if copied is None:
                 if self.run(o, env) and others is not None:
                     self.settle(op, o.outputs, env, others)
@@ -284,7 +284,8 @@ class Alike:
     def pattern(self, order: Sequence[int], *, any_size: bool) -> tuple[Any, dict[int, int], dict[int, int]] | None:
         """A key of the expressions that rows compute, whatever their values, and each value's place in it; `any_size`:
         whatever their sizes, too, and the sizes that stand for these, or None where the rows depend on sizes."""
-        places: dict[int | None, int | None] = {None: None}
+        places: dict[Any, Any] = {None: None}
+        v: Any
         entries: list[Any] = []
         sizes, shapes, others = {1: 1}, dict[tuple[int, ...], tuple[int, ...]](), iter(SIZES)
         for row in order:
