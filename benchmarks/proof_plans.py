@@ -2,12 +2,13 @@
 
     python benchmarks/proof_plans.py [--only NETWORK ...] [--plans PLAN ...]
     python benchmarks/proof_plans.py --exports --plans plain budget
-    python benchmarks/proof_plans.py --times
+    python benchmarks/proof_plans.py --times [--only NETWORK ...] [--plans PLAN ...]
 
 A row is a network, a column a plan.  `33`: all 33 values (outputs, parameters, buffers, state) are proved; `30/33`:
 three are not, and a line below says where the first of them parts.  `-`: the network has no such plan.  `--exports`:
-of the architectures that PyTorch exported (tests/data/pytorch_zoo).  `--times`: the time of the proof of a plain step
-as a part of its compilation's, processor seconds, the first in a process and later ones: medians of five processes.
+of the architectures that PyTorch exported (tests/data/pytorch_zoo).  `--times`: the time of proofs, of plain steps
+unless there are `--plans`, as a part of their compilations', processor seconds, the first in a process and later ones:
+medians of five processes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import itertools
 import json
 import statistics
 import subprocess
@@ -30,8 +32,8 @@ from typing import Any
 import onnx
 
 import recompute as rc
+from recompute.compiling import compiler
 from recompute.language.ir import Block
-from recompute.passes.base import without_gc
 
 #: networks, with options that make them small
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -195,30 +197,48 @@ def print_table(networks: list[str], plans: list[str]) -> None:
         print(" | ".join(["", name, *cells, ""]).strip(), *said, sep="\n", flush=True)
 
 
-def print_times(networks: list[str]) -> None:
+def print_times(networks: list[str], plans: list[str]) -> None:
     """Prints the time of proofs beside that of compilations: the first in a process, and later ones."""
-    print("network            operators   compiled       proof   ratio    again       proof   ratio")
-    for name in networks:
-        command = [sys.executable, __file__, "--seconds", name]
-        rows = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(5)]
-        operators, *seconds = (statistics.median(some) for some in zip(*rows, strict=True))
+    print("network       plan         operators   compiled       proof   ratio    again       proof   ratio")
+    for name, plan in itertools.product(networks, plans):
+        command = [sys.executable, __file__, "--seconds", name, "--plans", plan]
+        runs = [subprocess.run(command, capture_output=True, text=True) for _ in range(5)]
+        if any(r.returncode for r in runs):  # there is no such plan
+            continue
+        operators, *seconds = (
+            statistics.median(some) for some in zip(*(json.loads(r.stdout) for r in runs), strict=True)
+        )
         first, again = (f"{c:9.3f} s {p:9.4f} s {p / c:7.1%}" for c, p in (seconds[:2], seconds[2:]))
-        print(f"{name:18} {operators:9,}{first}{again}", flush=True)
+        print(f"{name:13} {plan:12} {operators:9,}{first}{again}", flush=True)
 
 
-def print_seconds(name: str) -> None:
-    """Prints the processor seconds of compilations and proofs of a network, first and later ones."""
-    rows = []
+def print_seconds(name: str, plan: Plan) -> None:
+    """Prints the processor seconds of compilations and of the proofs in them, first and later ones.
+
+    A proof's are also those of the step before recomputation and slices, which is made for it.
+    """
+    rows: list[tuple[float, float]] = []
+    spent: list[float] = []
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            started = time.process_time()
+            result = function(*args, **options)
+            spent.append(time.process_time() - started)
+            return result
+
+        return call
+
+    compiler._made, compiler.prove_blocks = timed(compiler._made), timed(rc.prove)
     for _ in range(6):
         program, loss = trained(name)
-        plain, _ = trained(name)
-        rc.Adam().minimize(plain[loss])
+        plan.prepared(program)
+        optimizer = plan.planned(plan.plain(), program)
+        spent.clear()
         started = time.process_time()
-        after = rc.compile_step(program, loss, rc.Adam()).program.block
-        compiled = time.process_time()
-        with without_gc():
-            rc.prove(plain.block, after)
-        rows.append((compiled - started, time.process_time() - compiled))
+        after = rc.compile_step(program, loss, optimizer, prove=True, **plan.options).program.block
+        proof = sum(spent[1:])  # the first is the step itself
+        rows.append((time.process_time() - started - proof, proof))
     again = [statistics.median(some) for some in zip(*rows[1:], strict=True)]
     print(json.dumps([len(after.operators), *rows[0], *again]))
 
@@ -227,18 +247,18 @@ def main() -> None:
     """Prints one of the tables."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--only", nargs="+", metavar="NETWORK")
-    p.add_argument("--plans", nargs="+", default=list(PLANS), choices=list(PLANS), metavar="PLAN")
+    p.add_argument("--plans", nargs="+", choices=list(PLANS), metavar="PLAN")
     p.add_argument("--exports", action="store_true", help="architectures that PyTorch exported")
     p.add_argument("--times", action="store_true", help="how long proofs take")
     p.add_argument("--seconds", metavar="NETWORK", help=argparse.SUPPRESS)
     args = p.parse_args()
     networks = args.only or (exports() if args.exports else list(NETWORKS))
     if args.seconds:
-        print_seconds(args.seconds)
+        print_seconds(args.seconds, PLANS[args.plans[0]])
     elif args.times:
-        print_times(networks)
+        print_times(networks, args.plans or ["plain"])
     else:
-        print_table(networks, args.plans)
+        print_table(networks, args.plans or list(PLANS))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 from recompute.passes.planners import Node, RematerialisationProblem
@@ -189,3 +190,94 @@ def reordered(problem: RematerialisationProblem, seed: int) -> Rematerialisation
         order.append(draw.choice(ready))
         left.discard(order[-1])
     return replace(problem, nodes=tuple(problem.nodes[i] for i in order))
+
+
+Moving = tuple[int, int, int, tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]]
+
+
+class MovingBruteForce(BruteForce):
+    """All schedules of a problem with copies to the host and back (shortest paths in time over states).
+
+    A state is what ran once, what is alive, what the host has, and the copies under way in each queue: (value, seconds
+    to its end).  A copy begins when it is asked for and the one before it in its queue is done.
+    """
+
+    def __init__(self, problem: RematerialisationProblem, out: dict[int, float], back: dict[int, float]) -> None:
+        """`out`, `back`: seconds of the copies of each value that may move."""
+        super().__init__(problem)
+        self.out, self.back = out, back
+
+    def _after(self, seconds: float, state: Moving) -> Moving:
+        """The state when time has passed: what is done by then needs no wait."""
+        done, alive, host, *queues = state
+        host |= _bits([v for v, end in queues[0] if end <= seconds])
+        leaving, coming = (tuple((v, end - seconds) for v, end in q if end > seconds) for q in queues)
+        return done, alive, host, leaving, coming
+
+    def _next(self, budget: float, state: Moving) -> Iterator[tuple[float, Moving]]:
+        """(seconds, state) after each thing that may be done."""
+        done, alive, host, leaving, coming = state
+        held, arriving = _bits([v for v, _ in leaving]), _bits([v for v, _ in coming])
+        for v in range(len(self.bytes)):
+            if alive & ~held & ~arriving & 1 << v:
+                yield 0.0, (done, alive ^ 1 << v, host, leaving, coming)
+        for v in self.out:
+            if alive & ~arriving & ~held & ~host & 1 << v:
+                begin = leaving[-1][1] if leaving else 0.0
+                yield 0.0, self._after(0.0, (done, alive, host, (*leaving, (v, begin + self.out[v])), coming))
+            if host & ~alive & 1 << v:
+                begin = coming[-1][1] if coming else 0.0
+                yield 0.0, self._after(0.0, (done, alive | 1 << v, host, leaving, (*coming, (v, begin + self.back[v]))))
+        for queue in (leaving, coming):
+            if queue:
+                yield queue[0][1], self._after(queue[0][1], state)
+        for running, cost, new, after in self.runs(done, alive & ~arriving):
+            if running + self.size(arriving) <= budget and not (alive & ~after & held) and not after & arriving:
+                yield cost, self._after(cost, (new, after | arriving, host, leaving, coming))
+
+    def faster(self, budget: int, seconds: float) -> float | None:
+        """The time of the fastest schedule within a budget that takes less than so many seconds; None if none does."""
+        everything, outputs = (1 << len(self.problem)) - 1, _bits(self.problem.outputs)
+        start: Moving = (0, _bits(self.problem.inputs), 0, (), ())
+        costs = [n.cost for n in self.problem.nodes]
+        left = [sum(c for i, c in enumerate(costs) if not done >> i & 1) for done in range(everything + 1)]
+        queue, best = [(left[0], 0.0, start)], {start: 0.0}
+        while queue:
+            _, now, state = heapq.heappop(queue)
+            now = -now
+            if best[state] < now:
+                continue
+            if state[0] == everything and state[1] & ~_bits([v for v, _ in state[4]]) & outputs == outputs:
+                return now
+            for spent, after in self._next(budget, state):
+                then = now + spent
+                if then + left[after[0]] < seconds and then < best.get(after, math.inf):
+                    best[after] = then
+                    heapq.heappush(queue, (then + left[after[0]], -then, after))
+        return None
+
+
+def small_step(seed: int, forward: int = 3, unit: int = 64) -> RematerialisationProblem:
+    """A step of few nodes whose gradients are small, so that what the forward pass has made decides what fits."""
+    draw = random.Random(seed)
+    sizes = [draw.randint(0, 2)]
+    nodes: list[Node] = []
+
+    def node(reads: set[int], size: int, backward: bool, again: bool) -> int:
+        cost = draw.choice((0.0, 1.0, 2.0, 3.0, 0.5))
+        scratch = draw.choice((0, 0, 0, unit))
+        sizes.append(size)
+        written = (len(sizes) - 1,)
+        nodes.append(Node(f"n{len(nodes)}", cost, tuple(sorted(reads)), written, scratch, backward, again))
+        return len(sizes) - 1
+
+    for _ in range(forward):
+        reads = {len(sizes) - 1, draw.randrange(len(sizes))} if draw.random() < 0.4 else {len(sizes) - 1}
+        node(reads, draw.choice((1, 2, 3, 4, 6)), False, draw.random() < 0.7)
+    gradient = node({forward}, draw.randint(0, 1), True, False)
+    for i in reversed(range(forward)):
+        if draw.random() < 0.5:  # a weight's gradient, which may wait
+            node({gradient, i}, 0, True, False)
+        gradient = node({gradient, *(v for v in (i, i + 1) if draw.random() < 0.6)}, draw.randint(0, 1), True, False)
+    names = tuple(f"v{v}" for v in range(len(sizes)))
+    return RematerialisationProblem(tuple(nodes), tuple(s * unit for s in sizes), names, (0,), (gradient,))

@@ -156,4 +156,5 @@ class Branching:
 
 def _ranks(keys: Sequence[Array]) -> Array:
     """The place of each row of the keys among their sorted rows, equal ones alike."""
-    return np.unique(np.array(keys or [[0]]), axis=1, return_inverse=True)[1].reshape(-1)
+    rows = np.array(keys) if keys else np.zeros((1, 1))
+    return np.unique(rows, axis=1, return_inverse=True)[1].reshape(-1)

@@ -30,7 +30,9 @@ class Exact(Options):
     """
 
     _exact: ClassVar[tuple]
-    __slots__ = ("_exact",)  # outside of `vars`, which are the fields
+    _hash: ClassVar[int]
+    _known: ClassVar[Any]  # what a proof notes of it
+    __slots__ = ("_exact", "_hash", "_known")  # outside of `vars`, which are the fields
 
     def __init_subclass__(cls, **kw: Any) -> None:
         super().__init_subclass__(**kw)
@@ -53,6 +55,8 @@ class Exact(Options):
 
     def __hash__(self) -> int:
         try:
-            return hash(self._exact)
+            return self._hash
         except AttributeError:
-            return hash(self._exactly())
+            number = hash(self._exactly())
+            object.__setattr__(self, "_hash", number)
+            return number

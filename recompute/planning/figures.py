@@ -12,13 +12,15 @@ from ..passes import memory_report
 from ..passes.offloading.offload import without_copies
 from ..passes.offloading.transfers import StepTimes
 from ..passes.planners.fit.problem import Fitted, Fitting
+from ..passes.recomputation.recompute import RecomputePlan
 
 
 @dataclass(frozen=True)
 class PlanFigures:
     """Figures of a plan.  Peaks are all bytes that the executor allocates; seconds are estimated by `costs`.
 
-    `bound`: seconds below which no plan within the budget exists, in any order of execution (None: not known);
+    `bound`: seconds below which no plan within the budget exists, in any order of execution (None: not known), also
+    with values in host memory if this plan has such (but not on disk);
     `gap`: how far the plan's time is above the bound, as a share of the bound; `kept`: names of forward values that
     are kept for the backward pass, as `--checkpoints` takes them; `planning_seconds`: time of the search.
     `offloads`: those of the kept values that are offloaded to host memory, where `host_bytes` are allocated;
@@ -88,8 +90,7 @@ def figures_of(
     moved, cost = fitted.plan.offloads, cost_of(fitting)
     sliced = fitting.of(fitted.plan.slices, fitted.plan.before)
     approximations = (*fitted.plan.before, *fitted.plan.approximations)
-    exact = not moved and not approximations
-    bound = seconds_bound(sliced, budget) if bounded and budget is not None and exact else None
+    bound = seconds_bound(sliced, fitted.plan, budget) if bounded and budget is not None else None
     times = fitting.times(fitted) if moved else StepTimes()
     plain_seconds = step_seconds(fitting.plain.block, cost)  # before fusion, as planners and their bounds see it
     kept, kept_bytes = kept_for_backward(fitted.block)
@@ -129,8 +130,12 @@ def interruption(f: PlanFigures) -> str:
     return f"{why}: using the best plan so far, {f.overhead:+.2%} time{gap}"
 
 
-def seconds_bound(fitting: Fitting, budget: int) -> float:
-    """A lower bound of the time of any plan within the budget."""
+def seconds_bound(fitting: Fitting, plan: RecomputePlan, budget: int) -> float | None:
+    """A lower bound of the time of any plan within the budget that may do what this one does; None if none is known."""
+    if plan.approximations or plan.before or (plan.offloads and fitting.target.disk is not None):
+        return None
+    if plan.offloads:
+        return fitting.bound(budget, moves=True)
     once = step_seconds(fitting.once, cost_of(fitting))
     views = once - fitting.derived.problem.cost  # views run at least once, and are not nodes
     return fitting.bound(budget) + views

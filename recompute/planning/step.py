@@ -180,8 +180,8 @@ def _judged(fitting: Fitting, budget: int | None, fitted: Fitted) -> tuple[float
     """Overhead and gap of a compiled plan, as in its figures."""
     cost = cost_of(fitting)
     seconds = step_seconds(fitted.block, cost) + (fitting.times(fitted).stalls if fitted.plan.offloads else 0.0)
-    inexact = fitted.plan.offloads or fitted.plan.approximations or fitted.plan.before
-    bound = None if budget is None or inexact else seconds_bound(fitting.of(fitted.plan.slices), budget)
+    sliced = fitting.of(fitted.plan.slices, fitted.plan.before)
+    bound = None if budget is None else seconds_bound(sliced, fitted.plan, budget)
     gap = max(0.0, seconds / bound - 1) if bound else None
     return seconds / (step_seconds(fitting.plain.block, cost) or 1.0) - 1, gap
 

@@ -9,32 +9,21 @@ are proved once in a process; those of operators that say nothing of sizes, once
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import VerifyError
 from ..language.exact import exact
 from ..language.ir import Block, Constant, Free, Operator, Value
-from ..language.layouts import permuted, to_first, to_last
+from ..language.layouts import permuted, to_last
 from ..language.op import Op
-from ..language.types import TensorType, Types, need
+from ..language.types import TensorType, need
 from ..ops.channels_last import Laid
-from ..ops.common import Elementwise
 from ..ops.communication.base import CommWait
-from ..ops.fused.loop import Loop
 from ..ops.memory.offload import Copy, Store
-from ..ops.norm.batch_norm import ChannelNorm
-from ..ops.norm.batch_norm_parts import BatchNormSlope
-from ..ops.norm.batch_norm_train import BatchNormStatistics
-from ..ops.norm.fused import LayerNormalization, RMSNormalization
-from ..ops.reduction.sums import Reduce
 from ..ops.shape.reshape import Copied, Reshape, Transpose
+from .kinds import KNOWN, SIZES, form_of, is_product, known, with_count
 from .numbers import Numbers
 from .views import View
 
@@ -43,24 +32,16 @@ WINDOW = 64
 #: windows that are not proved before no more are tried
 FAILURES = 8
 #: suffixes that passes add to names of values that they recompute, or lay out channels last
-SUFFIXES = (".again", ".last")
+AGAIN, LAST = ".again", ".last"
 #: operators whose result is their first input (of a Store, the second)
 COPIES = (Copied, Copy, CommWait)
 #: operators whose result has the elements of their input, through which windows look
 VIEWS = (Reshape, Transpose)
-#: operators that say nothing of sizes, which are functions of elements, sums and counts
-ANY_SIZE = (Elementwise, Reduce, Transpose, ChannelNorm, BatchNormStatistics, LayerNormalization, RMSNormalization)
-#: sizes that stand for any: only equal products of primes are equal, and counts are other numbers than all others
-SIZES = (11, 13, 17, 19, 23)
-#: more elements than there are at these sizes, so that single precision rounds no count
-MOST = 1 << 23
 #: types in which counts are rounded
 LOW = frozenset({"f16", "bf16"})
-#: most operators, and windows, that are remembered
-KNOWN = 1 << 14
-#: windows, and whether they are proved; operators' numbers in them
+#: windows, and whether they are proved; operators with their axes turned
 _WINDOWS: dict[tuple[Any, ...], bool] = {}
-_NUMBERS = itertools.count()
+_FORMS: dict[tuple[Any, ...], Any] = {}
 #: the communications of each channel
 Sent = dict[str, list[object]]
 #: an order of so many axes
@@ -79,6 +60,8 @@ class Alike:
         self.types: list[TensorType] = []
         self.constants: dict[int, Constant] = {}
         self.same: dict[int, int] = {}
+        #: values that are others with their axes in another order, and this order
+        self.moves: set[tuple[int | None, int | None, Perm]] = set()
         self.numbers = Numbers(pulls=False)
         #: results of operators on numbers
         self.done: dict[tuple[Any, ...], list[View | None]] = {}
@@ -95,23 +78,25 @@ class Alike:
         sent: Sent = {"": [block.products]}
         for o in block.operators:
             op = o.op
-            if isinstance(op, Free):
-                continue
             if op.communicates == "begin":
                 sent.setdefault(op.queue, []).append((op, *(env[v.name] for v in o.reads())))  # type: ignore[attr-defined]
-            if isinstance(op, COPIES):
-                env[need(o.outputs[0]).name] = env[need(o.inputs[isinstance(op, Store)]).name]
-            elif self.run(o, env) and others is not None:
-                self.settle(o, env, others)
+            copied = _copied(type(op))  # type: ignore[arg-type]
+            if copied is None:
+                if self.run(o, env) and others is not None:
+                    self.settle(op, o.outputs, env, others)
+            elif copied >= 0:
+                env[need(o.outputs[0]).name] = env[need(o.inputs[copied]).name]
         self.border = len(self.rows)
         return env, sent
 
     def declare(self, block: Block) -> dict[str, int]:
         """The numbers of what a block declares."""
-        env = {v.name: self.declared(("input", v.name, v.type), v.type) for v in block.inputs}
+        env = {}
         held = (*block.parameters, *block.buffers, *block.state)
-        near = [(v.name, v.type.placed(host=False) if v.type.host else v.type) for v in held]
-        env |= {name: self.declared(("state", name, t), t) for name, t in near}
+        for kind, values in (("input", block.inputs), ("state", held)):
+            for v in values:
+                t = v.type.placed(host=False) if v.type.host else v.type
+                env[v.name] = self.declared((kind, v.name, t.dtype, t.shape), t)
         for c in block.constants:
             number = env[c.value.name] = self.declared(("constant", c.value.type, exact(c.data)), c.value.type)
             self.constants[number] = c
@@ -146,23 +131,25 @@ class Alike:
                 continue
             number, t = outs.get(k), v.type
             if number is None:
-                number, new = self.value(row, t), True
-                outs[k] = number
+                number = outs[k] = len(self.types)
+                self.makers.append(row)
+                self.types.append(t)
+                new = True
             elif (same := self.types[number]) is not t and (same.shape != t.shape or same.dtype != t.dtype):
                 raise VerifyError(f"'{v.name}' is {t}, and {same} for the same operator elsewhere")
             env[v.name] = self.same.get(number, number)
         return new
 
-    def settle(self, o: Operator, env: dict[str, int], others: Mapping[str, int]) -> None:
+    def settle(self, op: Op, results: Sequence[Value | None], env: dict[str, int], others: Mapping[str, int]) -> None:
         """Gives what an operator writes the numbers of the other block's values of these names, if a window says so."""
-        pairs = [(env[v.name], self.meant(v, others), v.name) for v in o.writes()]
-        wanted = [(mine, other) for mine, other, _ in pairs if other is not None and mine != other]
+        pairs = [(v.name, env[v.name], self.meant(v, others)) for v in results if v is not None]
+        wanted = [(mine, other) for _, mine, other in pairs if other is not None and mine != other]
         if not wanted or self.failures == FAILURES:
             return
-        if not (self.turned(o.op, wanted) or self.proved(wanted)):
+        if not (self.turned(op, wanted) or self.proved(wanted)):
             self.failures += 1
             return
-        for mine, other, name in pairs:
+        for name, mine, other in pairs:
             if other is not None:
                 self.same[mine] = env[name] = other
 
@@ -170,10 +157,11 @@ class Alike:
         """The other block's value that this one's name says it is."""
         name, last = v.name, False
         while name not in others:
-            suffix = next((s for s in SUFFIXES if name.endswith(s)), None)
-            if suffix is None:
+            if name.endswith(LAST):
+                last = True
+            elif not name.endswith(AGAIN):
                 return None
-            name, last = name.removesuffix(suffix), last or suffix == ".last"
+            name = name[: name.rindex(".")]
         value = others[name]
         t = self.types[value]
         if last and len(t.shape) > 2 and tuple([t.shape[p] for p in to_last(len(t.shape))]) == v.shape:
@@ -193,36 +181,37 @@ class Alike:
         if form is None:
             return False
         turned, results, *perms = form
+        there = perms[0]
         for a, b, turns in zip(inputs, operands, turned, strict=False):
-            if a != b if not turns else not self.moved(a, b, *perms):
+            if a != b if not turns else (a, b, there) not in self.moves and not self.moved(a, b, *perms):
                 return False
         for mine, other in pairs:
-            k = next(k for k, v in own.items() if v == mine)
+            k = 0 if own.get(0) == mine else next(k for k, v in own.items() if v == mine)
             if k not in outs or not (self.moved(other, outs[k], *perms) if results[k] else other == outs[k]):
                 return False
         return True
 
     def form(self, op: Op, plain: Op, operands: Sequence[int | None], outs: Mapping[int, int]) -> Any:
         """Which inputs and outputs have their axes turned if `op` is such a form of another operator, and how."""
-        if isinstance(op, Laid):
-            if op.plain != plain:
-                return None
-            counts = ((op.activations, len(operands)), (op.results, max(outs) + 1))
-            return (*([i in some for i in range(count)] for some, count in counts), op.laid, op.unlaid)
-        if type(op) is not type(plain) or type(plain).channels_last is Op.channels_last:
+        if not isinstance(op, Laid) and (type(op) is not type(plain) or type(plain).channels_last is Op.channels_last):
             return None
-        ins = [None if v is None else Value("x", self.types[v]) for v in operands]
-        results = [Value("x", self.types[outs[k]]) if k in outs else None for k in range(max(outs) + 1)]
-        rank = max(v.ndim for v in (*ins, *results) if v is not None)
-        form = plain.channels_last(ins, results, rank) if rank > 2 else None
-        return (form.inputs, form.outputs, to_last, to_first) if form is not None and form.op == op else None
+        types = [None if v is None else self.types[v] for v in (*operands, *map(outs.get, range(max(outs) + 1)))]
+        key = (known(op).number, known(plain).number, len(operands), *[t and t.shape for t in types])
+        if key not in _FORMS:
+            if len(_FORMS) >= KNOWN:
+                _FORMS.clear()
+            _FORMS[key] = form_of(op, plain, types[: len(operands)], types[len(operands) :])
+        return _FORMS[key]
 
     def moved(self, a: int | None, b: int | None, there: Perm, back: Perm) -> bool:
         """Whether a is b with its axes in another order, by one Transpose that is known."""
         if a is None or b is None:
             return a is b
         n = len(self.types[b].shape)
-        return n == len(self.types[a].shape) and (self.turn(b, there(n)) == a or self.turn(a, back(n)) == b)
+        if n != len(self.types[a].shape) or not (self.turn(b, there(n)) == a or self.turn(a, back(n)) == b):
+            return False
+        self.moves.add((a, b, there))
+        return True
 
     def turn(self, v: int, perm: tuple[int, ...], new: TensorType | None = None) -> int | None:
         """A value with its axes in another order, if there is that; `new`, its type: in any case."""
@@ -295,34 +284,38 @@ class Alike:
     def pattern(self, order: Sequence[int], *, any_size: bool) -> tuple[Any, dict[int, int], dict[int, int]] | None:
         """A key of the expressions that rows compute, whatever their values, and each value's place in it; `any_size`:
         whatever their sizes, too, and the sizes that stand for these, or None where the rows depend on sizes."""
-        places: dict[int, int] = {}
+        places: dict[Any, Any] = {None: None}
+        v: Any
         entries: list[Any] = []
-        sizes, others = {1: 1}, iter(SIZES)
+        sizes, shapes, others = {1: 1}, dict[tuple[int, ...], tuple[int, ...]](), iter(SIZES)
         for row in order:
             op, inputs, outs = self.rows[row]
-            kind = _kind(op)
-            if any_size and not kind.any_size:
+            record = known(op)
+            kind = record.sizes if any_size else None
+            if any_size and kind is None:
                 return None
-            entries.append(kind.uncounted if any_size else kind.number)
+            entries.append(kind.number if kind else record.number)
             for v in (*inputs, *outs.values()):
-                place = None if v is None else places.get(v)
-                if v is not None and place is None:
-                    t, c, place = self.types[v], self.constants.get(v), len(places)
+                if v not in places:
+                    t, c, places[v] = self.types[v], self.constants.get(v), len(places)
+                    shape = t.shape
                     if any_size:
-                        if t.dtype in LOW or (c is not None and (len(c.data) > 1 or _is_product(c.data[0]))):
+                        if t.dtype in LOW or (c is not None and (len(c.data) > 1 or is_product(c.data[0]))):
                             return None
-                        for d in t.shape:
-                            if d not in sizes:
-                                sizes[d] = next(others, 0) if d else 0
-                                if not sizes[d]:
-                                    return None
-                        if len(t.shape) > 5:  # more than MOST elements, perhaps
-                            return None
-                    places[v] = place
-                    entries += (t.dtype, tuple([sizes[d] for d in t.shape]) if any_size else t.shape, c)
-                entries.append(place)
+                        if shape not in shapes:
+                            for d in shape:
+                                if d not in sizes:
+                                    sizes[d] = next(others, 0) if d else 0
+                                    if not sizes[d]:
+                                        return None
+                            if len(shape) > 5:  # more than MOST elements, perhaps
+                                return None
+                            shapes[shape] = tuple([sizes[d] for d in shape])
+                        shape = shapes[shape]
+                    entries += (t.dtype, shape, c)
+                entries.append(places[v])
             entries.append(tuple(outs))
-            if any_size and kind.count is not None and kind.count != kind.counted(self.sized(inputs)):
+            if kind and kind.count is not None and kind.count != kind.counted(self.sized(inputs)):
                 return None
         return tuple(entries), places, sizes if any_size else {}
 
@@ -335,7 +328,8 @@ class Alike:
         self, order: Sequence[int], pairs: Sequence[tuple[int, int]], places: Mapping[int, int], sizes: dict[int, int]
     ) -> bool:
         """Numbers the rows by expressions of values that may be anything; or, in more time, with means pulled apart."""
-        for numbers, done in ((self.numbers, self.done), (Numbers(), {})):
+        for pulls in (False, True):
+            numbers, done = (Numbers(), {}) if pulls else (self.numbers, self.done)
             env: dict[int, View] = {}
 
             def view(v: int, numbers: Numbers = numbers, env: dict[int, View] = env) -> View:
@@ -348,9 +342,9 @@ class Alike:
             for row in order:
                 op, inputs, outs = self.rows[row]
                 values = [outs.get(k) for k in range(max(outs) + 1)]
-                ins, kind = self.sized(inputs, sizes), _kind(op)
-                if sizes and kind.count is not None:
-                    op = _with_count(op, kind.counted(ins))
+                ins, kind = self.sized(inputs, sizes), known(op).sizes if sizes else None
+                if kind and kind.count is not None:
+                    op = with_count(op, kind.counted(ins))
                 views = [None if v is None else view(v) for v in inputs]
                 key = (op, *views, *ins, *outs)
                 if (results := done.get(key)) is None:
@@ -363,72 +357,13 @@ class Alike:
         return False
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """An operator's number; whether it is the same function of elements, sums and counts for values of any sizes.
-
-    `count`: the elements of a channel, of which input `mean` has one each, and input `x` all; `uncounted`: the number
-    of the same operator with another count.
-    """
-
-    number: int
-    uncounted: int
-    any_size: bool
-    count: int | None = None
-    x: int = 0
-    mean: int = 0
-
-    def counted(self, ins: Types) -> int:
-        """The count that these inputs' sizes say."""
-        size, channels = need(ins[self.x]).size, need(ins[self.mean]).size
-        return -1 if size % channels else size // channels
-
-
-@functools.lru_cache(maxsize=KNOWN)
-def _kind(op: Op) -> _Kind:
-    number = next(_NUMBERS)
-    members = op.members if isinstance(op, Loop) else ()
-    plain = [m.op for m in members] or [op.plain if isinstance(op, Laid) else op]
-    if not all(isinstance(p, ANY_SIZE) and not p.random and _has_no_size(p) for p in plain):
-        return _Kind(number, number, any_size=False)
-    if isinstance(op, BatchNormSlope):
-        slopes = {(op.count, 0, 1)}
-    else:  # of the inputs x and dy, which have one shape, one may be a result of the loop
-        slopes = {(m.op.count, min(need(m.inputs[0]), need(m.inputs[6])), need(m.inputs[1])) for m in members
-                  if isinstance(m.op, BatchNormSlope)}  # fmt: skip
-    if not slopes:
-        return _Kind(number, number, any_size=True)
-    (count, x, mean), *others = slopes
-    if others or not count or (members and max(x, mean) >= members[0].result):
-        return _Kind(number, number, any_size=False)
-    return _Kind(number, _kind(_with_count(op, 0)).number, True, count, x, mean)
-
-
-def _with_count(op: Op, count: int) -> Op:
-    """The operator for another number of elements of a channel."""
-    if isinstance(op, Loop):
-        return dataclasses.replace(op, body=re.sub(r"\bcount=\d+", f"count={count}", op.body))
-    return dataclasses.replace(op, count=count)  # type: ignore[call-arg]
-
-
-def _has_no_size(op: Op) -> bool:
-    """Whether no number of an operator's but its count is one that sizes which stand for any may come to."""
-    fields = [getattr(op, f.name) for f in dataclasses.fields(op) if f.name != "count"]
-    flat = itertools.chain.from_iterable(x if isinstance(x, tuple) else (x,) for x in fields)
-    return not any(isinstance(x, (int, float)) and _is_product(x) for x in flat)
-
-
-def _is_product(x: Any) -> bool:
-    """Whether a number is a product of SIZES, or the reciprocal of one, up to rounding."""
-    size = abs(float(x))
-    size = 1 / size if 0 < size < 1 else size
-    if not 1.5 < size < MOST:
-        return False
-    near = range(math.ceil(size * (1 - 1e-6)), math.floor(size * (1 + 1e-6)) + 1)
-    return any(math.gcd(n, math.prod(SIZES) ** 6) == n for n in near)
-
-
 @functools.cache
 def _transpose(perm: tuple[int, ...]) -> Op | None:
     """The operator that puts axes in this order; None where they are."""
     return None if perm == tuple(range(len(perm))) else Transpose(perm=perm)
+
+
+@functools.cache
+def _copied(cls: type[Op]) -> int | None:
+    """The input that is the result of such operators; -1 where they free it, None for others."""
+    return -1 if issubclass(cls, Free) else int(issubclass(cls, Store)) if issubclass(cls, COPIES) else None

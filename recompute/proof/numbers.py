@@ -81,8 +81,10 @@ class Numbers(Table):
             view = need(self.apply(op, whole, ins, outs)[0])
             if number is not None:
                 return self.apply(Div(), [view, number], (t, t.with_shape(())), (t,))[0]
-            index = parts[0].index
-            if view.base != parts[0].total.base:  # not the same elements elsewhere: the result may be a sum of its own
+            total, index = parts[0].total, parts[0].index
+            if len(held) == 1 and self.in_order(view.base, total):
+                return View(bases[held[0]], view.offset, view.digits, view.shape)
+            if view.base != total.base:  # not the same elements elsewhere: the result may be a sum of its own
                 index = op, frozenset(self.slot(op, k, inputs[k], whole[k], t) for k in held)
             return self.partial(dataclasses.replace(parts[0], index=index, total=view.bare(), seen=view))
         return None
@@ -107,6 +109,20 @@ class Numbers(Table):
             number = None if t is None else self.number((op, key, k), name, t.shape, operands)
             views.append(None if t is None or number is None else View.whole(number, t.shape))
         return views
+
+    def in_run(self, op: Op, inputs: Sequence[View | None], run: View, ins: Types, out: TensorType) -> View | None:
+        """A function of a run of elements in another order than they lie in: the run of the function of all of them."""
+        size, wholes = self.sizes[run.base], list(inputs)
+        for k, v in enumerate(inputs):
+            if v is not None and not _one(v):
+                wholes[k] = self.ordered.get(v.base) or View.whole(v.base, (size,))
+                if self.sizes[v.base] != size or (v.offset, v.bare().digits) != (run.offset, run.bare().digits):
+                    return None
+            elif v is not None:
+                wholes[k] = View(v.base, v.offset, ((size, 0),), (size,))
+        t = out.with_shape((size,))
+        view = need(self.apply(op, wholes, [x and x.with_shape((size,)) for x in ins], (t,))[0])
+        return self.run_of(view, View(0, run.offset, run.digits, out.shape))
 
     def lifted(self, op: Op, inputs: Sequence[View | None], ins: Types, outs: Types) -> list[View | None] | None:
         """The results for a slice of inputs as slices of the whole results, or their parts of a sum.

@@ -145,6 +145,25 @@ def _rows(domain: Array, inside: Array | None, rows: Array | None, size: int) ->
     return (start, extent) if fits and (rows[meant] % size == row[meant] - start).all() else None
 
 
+def vanishes(n: Numbers, base: int) -> bool:
+    """Whether all elements of an expression are 0 if the others in it are finite, as is what is updated by no gradient.
+
+    Of sums, products and quotients it is told by what they are linear in, of other functions by their value.
+    """
+    if base not in n.zeros:
+        node = n.nodes[base]
+        name = node.key[0] if isinstance(node.key[0], tuple) else ()
+        is_elementwise = len(name) == 4 and isinstance(name[1], Elementwise)
+        zero = {k for k, v in enumerate(node.operands) if vanishes(n, v.base)} if is_elementwise else set()
+        if zero and name[1].linear:
+            undefined = name[0] == "Div" and 1 in zero
+            n.zeros[base] = any(map(zero.issuperset, name[1].linear)) and not undefined
+        else:
+            value = _values(n, base, {node.operands[k].base: np.zeros(1) for k in zero})
+            n.zeros[base] = value is not None and not value.any()
+    return n.zeros[base]
+
+
 def _operands(n: Numbers, base: int) -> list[tuple[int, str]]:
     """Operands, and their dtypes, of an element-wise expression whose elements are those at the same places of these,
     which may be constants; nothing for others."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,7 +75,10 @@ def sliced(n: Numbers, op: Slice, given: Given, ins: Types, outs: Types) -> list
     """Slice: some of the elements."""
     view = given[0]
     for axis, taken in enumerate(op.taken(need(ins[0]).shape)):
-        view = view and view.sliced(axis, taken.start, len(taken), taken.step)
+        part = view and view.sliced(axis, taken.start, len(taken), taken.step)
+        if view and part is None and len(view.shape) == 1 and taken.step > 0:
+            part = n.run_of(view, View(0, taken.start, joined([(len(taken), taken.step)]), (len(taken),)))
+        view = part
     return [_resolved(n, view)] if view else None
 
 
@@ -83,8 +87,7 @@ def _resolved(n: Numbers, v: View) -> View:
     last = v.offset + sum((size - 1) * stride for size, stride in v.digits)
     for start, stop, part in n.joints.get(v.base, ()):
         if start <= v.offset and last < stop:
-            view = part.part(View(part.base, v.offset - start, v.digits, v.shape))
-            return v if view is None else _resolved(n, view)
+            return _resolved(n, n.run_of(part, View(part.base, v.offset - start, v.digits, v.shape)))
     joints = n.joints.get(v.base, [])
     if joints and v.digits[:1] == ((len(joints), joints[0][1]),) and v.offset < joints[0][1]:  # the same of each
         size, step = v.digits[0]
@@ -177,6 +180,9 @@ def elementwise(n: Numbers, op: Elementwise, operands: Given, ins: Types, outs: 
         joint = _combined(n, present[0], present[1], COMBINE[op.name])
         if joint is not None:
             return [joint.reshaped(shape)]
+    run = next((v for v in present if v.base in n.ordered), None) if n.ordered and len(outs) == 1 else None
+    if run and (whole := n.in_run(op, operands, run, ins, need(outs[0]))) is not None:
+        return [whole]
     if any(map(n.narrow, present)):
         present = [n.with_ones(v) for v in present]
     indices = _broadcast(tuple([(v.digits, v.shape) for v in present]), shape)
@@ -222,12 +228,12 @@ def _each(outs: Types, made: Callable[[int], View]) -> list[View | None]:
 def _combined(n: Numbers, a: View, b: View, how: str) -> View | None:
     """The sum, or what else they are combined to, of what slices contribute."""
     x, y = n.partials.get(a.base), n.partials.get(b.base)
-    if x is None or y is None or not x.how == y.how == how or (a.offset, a.digits) != (b.offset, b.digits):
+    if x is None or y is None or not x.how == y.how == how or a.offset != b.offset:
         return None
-    if (both := x.with_(y)) is None:
+    if a.bare().digits != b.bare().digits or (both := x.with_(y)) is None:
         return None
     view = n.partial(both)
-    return view if n.complete(a) else view.part(a)
+    return view if n.complete(a) else n.run_of(view, a)
 
 
 @rule(Reduce)
@@ -340,10 +346,7 @@ def _order(v: View) -> Any:
 
 
 def _size(digits: Sequence[Digit]) -> int:
-    size = 1
-    for d, _ in digits:
-        size *= d
-    return size
+    return math.prod([d for d, _ in digits])
 
 
 @rule(Gemm)
@@ -369,10 +372,12 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
     parts = [v for v in given if v is not None]
     if (whole := _one_value(axis, parts)) is not None:
         return [whole]
-    pieces, parts = parts if t.ndim > 1 else [x for v in parts for x in _pieces(n, v)], []
+    pieces, fewer = parts if t.ndim > 1 else [x for v in parts for x in _pieces(n, v)], parts[:0]
     for v in pieces:
-        both = _one_value(axis, [parts[-1], v]) if parts else None
-        parts[-1:] = [both] if both else [*parts[-1:], v]
+        both = _one_value(axis, [fewer[-1], v]) if fewer else None
+        fewer[-1:] = [both] if both else [*fewer[-1:], v]
+    if len(fewer) < len(pieces) or any(v.base in n.flat for v in parts):
+        parts = fewer
     if len(parts) == 1:
         return [*parts]
     axes = [v.axes() for v in parts]
@@ -380,12 +385,10 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
         return None
     alike = len({v.shape[axis] for v in parts}) == 1
     extents = () if alike else tuple((v.shape[axis], joined(a[axis])) for v, a in zip(parts, axes, strict=True) if a)
-    rest: list[list[Index]] = []
-    for i in range(t.ndim):
-        sizes = [] if i == axis and not alike else aligned([a[i] for a in axes if a is not None])
-        if sizes is None:
-            return None
-        rest.append(sizes)
+    every = [[] if i == axis and not alike else aligned([a[i] for a in axes if a]) for i in range(t.ndim)]
+    rest: list[list[Index]] = [sizes for sizes in every if sizes is not None]
+    if len(rest) < t.ndim:
+        return None
     wide = n.widest((), parts, [x for some in rest for x in some])
     before = sum(len(some) for some in rest[:axis])
     if len(wide.kept) != sum(map(len, rest)):
@@ -398,10 +401,9 @@ def concatenated(n: Numbers, op: Concat, given: Given, ins: Types, outs: Types) 
 
 
 def _pieces(n: Numbers, v: View) -> list[View]:
-    """The parts of a run of elements of a function of joined values, one for each of these values."""
-    if v.base not in n.flat:
-        return [v]
-    ends = {stop for x in n.flat[v.base][1] for _, stop, _ in n.joints.get(x.base, ())}
+    """The parts of a run of joined values, or of a function of their elements, one for each of these values."""
+    joined_ = n.flat[v.base][1] if v.base in n.flat else [v]
+    ends = {stop for x in joined_ for _, stop, _ in n.joints.get(x.base, ())}
     size = v.shape[0]
     borders = [0, *(e - v.offset for e in sorted(ends) if 0 < e - v.offset < size), size]
     if len(borders) == 2 or v.digits != ((size, 1),):

@@ -107,6 +107,10 @@ class Table:
         self.quotients: dict[int, tuple[View, View]] = {}
         #: of indices into a part of a table: what they are functions of (rows.py)
         self.parts: dict[tuple[int, int, int], tuple[int, int, int] | None] = {}
+        #: of elements that are numbered in another order than they lie in: the value in that order
+        self.ordered: dict[int, View] = {}
+        #: whether an expression is 0 (rows.py)
+        self.zeros: dict[int, bool] = {}
         #: of element-wise expressions over elements that lie one after the other: the operator and its operands
         self.flat: dict[int, tuple[Any, list[View]]] = {}
 
@@ -131,12 +135,30 @@ class Table:
         """The view with a digit for each dimension of the base of which one element is taken."""
         if not self.narrow(v) or any(n == 1 for n, _ in v.digits):
             return v
-        digits = list(v.digits)
         shape = self.nodes[v.base].shape
+        runs = [(v.offset % low, n * s, low) for n, s in v.digits if s for low in strides(shape) if low > s]
+        if any(n % low if n > low else at + n > low for at, n, low in runs):
+            return v  # a run goes on in the next row
+        digits = list(v.digits)
         for d, low in zip(shape, strides(shape), strict=True):
             if d > 1 and not any(low <= s < d * low or s < low < n * s for n, s in v.digits):
                 digits.insert(next((i for i, (_, s) in enumerate(digits) if s < low), len(digits)), (1, low))
         return View(v.base, v.offset, tuple(digits), v.shape)
+
+    def run_of(self, v: View, inner: View) -> View:
+        """The view `inner` of a value's elements in their order; where it is not evenly strided, of a copy of them."""
+        if (part := v.part(inner)) is not None:
+            return part
+        size = math.prod(v.shape)
+        base = self.number(("in order", v.base, v.offset, v.bare().digits), "in order", (size,), [v])
+        self.ordered.setdefault(base, v.reshaped((size,)))
+        return View(base, inner.offset, inner.digits, inner.shape)
+
+    def in_order(self, base: int, v: View) -> bool:
+        """Whether a base has the elements of a value in their order."""
+        if (copied := self.ordered.get(base)) is None:
+            return base == v.base and self.complete(v)
+        return copied.bare() == v.reshaped(copied.shape).bare()
 
     def within(self, v: View) -> View:
         """The view without the digit of a part of a dimension of which all elements in a row are taken."""
@@ -151,10 +173,12 @@ class Table:
         """The number of a partial sum; the sum's where it is all of it."""
         if part.spans == ((0, part.size),):
             return part.seen or part.total
-        shape = part.total.shape
-        base = self.number(("partial", part), "partial sum", shape, [part.total])
+        total = part.total
+        dims = self.nodes[total.base].shape if self.complete(total) else [n for n, _ in total.digits]
+        part = replace(part, total=total.reshaped(dims))
+        base = self.number(("partial", part), "partial sum", dims, [part.total])
         self.partials[base] = part
-        return View.whole(base, shape)
+        return View.whole(base, dims).reshaped(total.shape)
 
     def span(self, v: View, digits: Sequence[Digit], digit: Digit) -> tuple[int, int] | None:
         """Where a digit begins in a dimension of the base, and how many values it could have up to the next digit.
@@ -396,6 +420,7 @@ def _ways(kept: Sequence[Index], summed: Sequence[Index]) -> Iterator[tuple[list
         for count in range(len(ones) + 1):
             for some in itertools.combinations([other[i] for i in ones], count):
                 yield other, list(summed), some
+    yield [(size, at if size > 1 else (0,) * len(at)) for size, at in kept], list(summed), ()
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -18,12 +18,13 @@ from ..errors import UsageError, VerifyError, expect
 from ..language.builder import Builder
 from ..language.ir import Free
 from ..language.program import Program
-from ..language.types import TensorType, Value
+from ..language.types import TensorType, Value, need
 from ..language.verify import verify
 from ..ops.communication.base import Communication
 from ..ops.communication.collectives import AllGather, AllReduce, AllToAll, Broadcast, Reduce, ReduceScatter
 from ..ops.communication.messages import Message
 from ..ops.communication.shard import Shard
+from ..ops.shape.slice import Slice
 from ..proof import rows, rules  # noqa: F401  register them
 from ..proof.numbers import Expansion, Numbers, cut_at
 from ..proof.prove import Proof, final
@@ -57,7 +58,7 @@ def prove_ranks(whole: Program, ranks: Sequence[Program], mesh: Mesh | str, *, p
         for v in run.compared():
             of = after.get((v.name, v.dtype))
             wanted = run.part(v, of) if of else None
-            if wanted is not None and wanted.bare() == run.env[v.name].bare():
+            if wanted is not None and run.has(v, wanted):
                 proved.append(f"{v.name}@{run.number}")
             else:
                 unproved[f"{v.name}@{run.number}"] = f"it is {run.env[v.name]}, not {wanted}"
@@ -107,6 +108,19 @@ class _Rank:
         ranks, t = self.mesh.size(part.along), TensorType(part.whole.dtype, view.shape)
         op = Shard(ranks, self.mesh.coordinate(self.number, part.along), part.padded * ranks)
         return self.numbers.apply(op, [view], (t,), (t.with_shape((part.padded,)),))[0]
+
+    def has(self, v: Value, wanted: View) -> bool:
+        """Whether a value is this after the step; of zeros that follow a part, that they are 0 again."""
+        x, part = self.env[v.name], self.parts.get(v.name)
+        if x.bare() == wanted.bare() or part is None or part.count >= part.padded:
+            return x.bare() == wanted.bare()
+
+        def cut(y: View, start: int, end: int) -> View:
+            types = (v.type,), (v.type.with_shape((end - start,)),)
+            return need(self.numbers.apply(Slice((start,), (end,), (0,)), [y], *types)[0]).bare()
+
+        first = not part.count or cut(x, 0, part.count) == cut(wanted, 0, part.count)
+        return first and rows.vanishes(self.numbers, cut(x, part.count, part.padded).base)
 
     def compared(self) -> list[Value]:
         """Outputs, and what persists."""

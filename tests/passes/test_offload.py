@@ -379,6 +379,7 @@ def test_host_memory_never_costs_time(strategy: str) -> None:
         assert both.planned.seconds <= alone.planned.seconds
         assert both.figures.peak_bytes <= both.planned.budget
         assert both.figures.host_bytes == both.planned.host_bytes
+        assert both.planned.bound is not None and both.planned.bound <= both.planned.seconds * (1 + 1e-9)
 
 
 def test_saved_plans(tmp_path: Any) -> None:
@@ -474,5 +475,6 @@ def test_optimizer_with_a_budget() -> None:
     optimizer.minimize(program[loss])
     session = rc.Executor().session(program, [loss])
     assert program.planned.offloads == program.plan.offloads and program.planned.fits
+    assert program.planned.gap is not None and program.planned.gap < 0.1
     assert session.measured_peak_bytes == program.planned.peak_bytes
     assert session.measured_host_bytes == program.planned.host_bytes > 0

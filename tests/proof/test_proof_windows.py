@@ -18,7 +18,7 @@ from recompute.language.ir import Block, Value
 from recompute.language.op import Op
 from recompute.language.types import TensorType
 from recompute.ops.norm.batch_norm_parts import BatchNormSlope
-from recompute.proof import alike
+from recompute.proof import kinds
 from recompute.proof.alike import Alike
 from recompute.proof.numbers import expanded
 from recompute.proof.prove import prove
@@ -34,7 +34,7 @@ def means(shape: tuple[int, ...], divided: float, *, mean: bool, dtype: str = "f
     return Block("mean", (x,), operators=tuple(b.operators), constants=tuple(b.constants), outputs=("y",))
 
 
-@pytest.mark.parametrize("stands", [alike.SIZES[:2], (alike.SIZES[0],) * 2])
+@pytest.mark.parametrize("stands", [kinds.SIZES[:2], (kinds.SIZES[0],) * 2])
 def test_a_number_is_no_count_of_other_sizes(stands: tuple[int, int]) -> None:
     """Also if it is the count of the sizes that stand for any, at which the two are one expression."""
     count = stands[0] * stands[1]
@@ -53,9 +53,9 @@ def test_types_that_cannot_hold_a_count(dtype: str, shape: tuple[int, int], numb
 
 
 def test_numbers_that_sizes_may_come_to() -> None:
-    products = [math.prod(some) for n in (1, 2, 5) for some in itertools.combinations_with_replacement(alike.SIZES, n)]
-    assert all(alike._is_product(sign * np.float32(x)) for n in products for x in (n, 1 / n) for sign in (1, -1))
-    assert not any(map(alike._is_product, (0, 1, 0.5, 2, 6, 10, 1e-5, 1e-12, 1.702, 12, 255, True, 11.1, float("inf"))))
+    products = [math.prod(some) for n in (1, 2, 5) for some in itertools.combinations_with_replacement(kinds.SIZES, n)]
+    assert all(kinds.is_product(sign * np.float32(x)) for n in products for x in (n, 1 / n) for sign in (1, -1))
+    assert not any(map(kinds.is_product, (0, 1, 0.5, 2, 6, 10, 1e-5, 1e-12, 1.702, 12, 255, True, 11.1, float("inf"))))
 
 
 def slope(shape: tuple[int, ...], count: int) -> Block:
@@ -81,7 +81,7 @@ def test_a_count_of_other_elements_is_not_proved(first: int) -> None:
         assert bool(unproved) is (count != shape[0] * shape[1])
 
 
-@pytest.mark.parametrize("cls", [c for c in all_ops() if issubclass(c, alike.ANY_SIZE)], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("cls", [c for c in all_ops() if issubclass(c, kinds.ANY_SIZE)], ids=lambda c: c.__name__)
 def test_no_number_of_an_expansion_is_one_of_sizes(cls: type[Op]) -> None:
     """But for counts: what stands for any size is told from every other number."""
     for case in cases(cls):
@@ -89,7 +89,7 @@ def test_no_number_of_an_expansion_is_one_of_sizes(cls: type[Op]) -> None:
         outs = case.op.infer(*types)
         body = None if cls is BatchNormSlope or 0 in [t.size for t in outs] else expanded(case.op, types, outs)
         for c in body.constants if body else ():
-            assert not any(map(alike._is_product, c.data))
+            assert not any(map(kinds.is_product, c.data))
 
 
 @pytest.mark.parametrize("name", ["gpt2-tiny", pytest.param("mobilenet_v2", marks=pytest.mark.slow),

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,17 +36,16 @@ _UNITS = 10**12
 class Line:
     """A point of one cut: keeping `kept` values means repeating nodes of `cost` in total.
 
-    `memory`: bytes of the values, each as dear as the cut's slope makes it.
+    `memory`: bytes of the values, each as dear as the cut's slope makes it; `moved`: values fetched from elsewhere;
+    `least`: what no choice is below at these prices, as the flow proves it.
     """
 
     price: float
     cost: float
     memory: int
     kept: frozenset[int]
-
-    def at(self, price: float, room: int) -> float:
-        """The Lagrangian of this choice."""
-        return self.cost + price * (self.memory - room)
+    moved: frozenset[int] = frozenset()
+    least: float = 0.0
 
 
 class Cut:
@@ -59,7 +58,7 @@ class Cut:
     def __init__(self, problem: RematerialisationProblem, b: int, slope: float = 0.0, proof: bool = False) -> None:
         self.problem, self.b = problem, b
         node, nodes, producer = problem.nodes[b], problem.nodes, problem.producer
-        above, below = _reach(problem.preds, b), _reach(problem.succs, b)
+        above, below = self.above, self.below = _reach(problem.preds, b), _reach(problem.succs, b)
         reads = {i: {*nodes[i].reads}.difference(nodes[i].remade if proof else ()) for i in below}
         needed = {v for i in below for v in reads[i] if (p := producer[v]) < 0 or p in above}
         needed.update(v for v in problem.outputs if (p := producer[v]) < 0 or p in above)
@@ -71,7 +70,7 @@ class Cut:
         sizes = problem.sizes
         self.memory = {v: 0 if v in free else sizes[v] for v in self.values}
         self.used = problem.fixed + touched(problem, b, fused if proof else None)
-        self.stuck = sum(self.memory[v] for v in needed if not self._rebuildable(v))
+        self.stuck = sum(self.memory[v] for v in needed if not self.rebuildable(v))
         self.slope = self._slopes(slope)
 
     def _slopes(self, slope: float) -> list[float]:
@@ -90,7 +89,8 @@ class Cut:
         """Bytes without which no schedule gets past b."""
         return self.used + self.stuck
 
-    def _rebuildable(self, v: int) -> bool:
+    def rebuildable(self, v: int) -> bool:
+        """Whether the node that writes a value may run again."""
         p = self.problem.producer[v]
         return p >= 0 and self.problem.nodes[p].repeatable
 
@@ -101,7 +101,7 @@ class Cut:
         while stack:
             v = stack.pop()
             p = problem.producer[v]
-            if self._rebuildable(v) and p not in nodes and p in above:
+            if self.rebuildable(v) and p not in nodes and p in above:
                 nodes.add(p)
                 fresh = [u for u in problem.nodes[p].reads if u not in values]
                 values.update(fresh)
@@ -112,9 +112,12 @@ class Cut:
     def _flow(self) -> _Flow:
         return _Flow(self)
 
-    def solve(self, price: float) -> Line:
-        """The best choice where a byte costs `price`."""
-        return self._flow.solve(price)
+    def solve(self, price: float, rerun: float = 1.0, fetch: Sequence[float] = ()) -> Line:
+        """The best choice where a byte costs `price`, and a node that runs again `rerun` times its cost.
+
+        `fetch`: for each of `values`, the price at which it need be neither kept nor made again.
+        """
+        return self._flow.solve(price, rerun, np.array(fetch) if len(fetch) else np.inf)
 
 
 class _Flow:
@@ -130,8 +133,9 @@ class _Flow:
         self.sink = self.source + 1
         total = problem.cost or 1.0
         self.units = _UNITS / total
-        pays = [(self.node[p], self.sink, math.floor(problem.nodes[p].cost * self.units)) for p in cut.nodes]
-        wall = sum(c for _, _, c in pays) + 10 * _UNITS
+        self.costs = np.array([problem.nodes[p].cost for p in cut.nodes]) * self.units
+        pays = [(self.node[p], self.sink, 0) for p in cut.nodes]
+        wall = int(np.floor(self.costs).sum()) + 10 * _UNITS
         must = [(self.source, self.value[v], wall) for v in cut.needed]
         must += [(self.node[p], self.value[u], wall) for p in cut.nodes for u in problem.nodes[p].reads]
         keeps = [(self.value[v], self.node.get(problem.producer[v], self.sink)) for v in cut.values]
@@ -139,25 +143,31 @@ class _Flow:
         self.wall = wall
         self.flow = max_flow.SimpleMaxFlow()
         arcs = np.array(pays + must, dtype=np.int64).reshape(-1, 3)
-        self.flow.add_arcs_with_capacity(arcs[:, 0], arcs[:, 1], arcs[:, 2])
+        added = self.flow.add_arcs_with_capacity(arcs[:, 0], arcs[:, 1], arcs[:, 2])
+        self.pay_arcs = added[: len(pays)]
         ends = np.array(keeps, dtype=np.int64).reshape(-1, 2)
         self.keep_arcs = self.flow.add_arcs_with_capacity(ends[:, 0], ends[:, 1], np.zeros(len(keeps), np.int64))
 
-    def solve(self, price: float) -> Line:
+    def solve(self, price: float, rerun: float, fetch: np.ndarray | float) -> Line:
         problem, cut = self.cut.problem, self.cut
-        capacities = np.minimum(np.floor(price * self.weights * self.units), self.wall).astype(np.int64)
+        dear = price * self.weights
+        capacities = np.minimum(np.floor(np.minimum(dear, fetch) * self.units), self.wall).astype(np.int64)
         self.flow.set_arcs_capacity(self.keep_arcs, capacities)
+        self.flow.set_arcs_capacity(self.pay_arcs, np.floor(rerun * self.costs).astype(np.int64))
         self.flow.solve(self.source, self.sink)
         reached = set(self.flow.get_source_side_min_cut())
         again = [p for p in cut.nodes if self.node[p] in reached]
-        keeps = [
+        there = [
             i
             for i, v in enumerate(cut.values)
             if i in reached and self.node.get(problem.producer[v], self.sink) not in reached
         ]
         cost = sum(problem.nodes[p].cost for p in again)
+        away = np.broadcast_to(fetch < dear, dear.shape)
+        keeps, moved = [i for i in there if not away[i]], frozenset(cut.values[i] for i in there if away[i])
         kept = frozenset(cut.values[i] for i in keeps)
-        return Line(price, cost, round(sum(cut.memory[cut.values[i]] * cut.slope[i] for i in keeps)), kept)
+        memory = round(sum(cut.memory[cut.values[i]] * cut.slope[i] for i in keeps))
+        return Line(price, cost, memory, kept, moved, self.flow.optimal_flow() / self.units)
 
 
 def _reach(edges: list[tuple[int, ...]], start: int) -> set[int]:
@@ -176,7 +186,7 @@ def hull(cut: Cut, most: int = 64) -> list[Line]:
 
     Between two neighbours the price at which they tie is tried, the widest gap in memory first, `most` cuts at most.
     """
-    free, dear = cut.solve(0.0), cut.solve(_dearest(cut))
+    free, dear = cut.solve(0.0), cut.solve(dearest(cut))
     lines = {free.memory: free, dear.memory: dear}
     gaps = [(free.memory - dear.memory, dear.memory, free.memory)]
     for _ in range(most):
@@ -192,7 +202,7 @@ def hull(cut: Cut, most: int = 64) -> list[Line]:
     return [lines[m] for m in sorted(lines, reverse=True)]
 
 
-def _dearest(cut: Cut) -> float:
+def dearest(cut: Cut) -> float:
     """A price at which anything is rather repeated than kept."""
     smallest = min((m for m in cut.memory.values() if m), default=1)
     return 10 * max(cut.problem.cost, 1e-30) / smallest
@@ -203,16 +213,16 @@ def extra_cost(cut: Cut, budget: int) -> float:
     room = budget - cut.used
     if room < cut.stuck:
         return math.inf
-    low, high = cut.solve(_dearest(cut)), cut.solve(0.0)
+    low, high = cut.solve(dearest(cut)), cut.solve(0.0)
     if high.memory <= room:
         return 0.0
-    best, rounding = 0.0, (len(cut.values) + len(cut.nodes)) * max(cut.problem.cost, 1e-30) / _UNITS
+    best = 0.0
     for _ in range(40):
         if high.memory == low.memory:
             break
         price = (low.cost - high.cost) / (high.memory - low.memory)
         line = cut.solve(price)
-        best = max(best, line.at(price, room) - rounding)
+        best = max(best, line.least - price * room)
         if line.memory > room:
             if line.memory >= high.memory:
                 break
@@ -233,9 +243,13 @@ def least_budget(problem: RematerialisationProblem) -> int:
 
 
 def _least_budget(problem: RematerialisationProblem) -> int:
+    return max([touched_least(problem), *(Cut(problem, b, proof=True).least for b in turning_points(problem, 4))])
+
+
+def touched_least(problem: RematerialisationProblem) -> int:
+    """Bytes without which no step exists, whatever waits elsewhere: its outputs, and what any node touches."""
     least = sum(problem.sizes[v] for v in set(problem.outputs) - set(problem.shared))
-    least = max([least, *(touched(problem, b, _fused(problem, b)) for b in range(len(problem)))])
-    return max([least + problem.fixed, *(Cut(problem, b, proof=True).least for b in turning_points(problem, 4))])
+    return problem.fixed + max([least, *(touched(problem, b, _fused(problem, b)) for b in range(len(problem)))])
 
 
 def touched(problem: RematerialisationProblem, b: int, fused: Set[int] | None = None) -> int:
@@ -295,6 +309,11 @@ def turning_points(problem: RematerialisationProblem, most: int = 8) -> list[int
     return chosen[: len(problem)]
 
 
+def moments(problem: RematerialisationProblem) -> list[int]:
+    """The turning points at which bounds look: as many as take about as long for any problem."""
+    return turning_points(problem, max(8, min(64, 50_000 // max(1, len(problem)))))
+
+
 def _first_turn(problem: RematerialisationProblem) -> int | None:
     """The first backward node that depends on the forward pass: a gradient's seed of ones does not."""
     nodes, producer = problem.nodes, problem.producer
@@ -311,7 +330,7 @@ def lower_bound(problem: RematerialisationProblem, budget: int, points: Iterable
     """
     if budget < least_budget(problem):
         return math.inf
-    found = turning_points(problem, max(8, min(64, 50_000 // max(1, len(problem))))) if points is None else points
+    found = moments(problem) if points is None else points
     return problem.cost + max((extra_cost(Cut(problem, b, proof=True), budget) for b in found), default=0.0)
 
 

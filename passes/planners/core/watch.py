@@ -99,9 +99,9 @@ class Watch:
         if self.seconds is None:
             self._limit = self.work * max(1.0, self.effort)
 
-    def begin_another(self) -> None:
-        """A search of another step begins, which may take as much work as the first one."""
-        self._limit = self.work + self._one
+    def begin_another(self, share: float = 1.0) -> None:
+        """A search of another step begins, which may take as much work as the first one, or a share of that."""
+        self._limit = self.work + share * self._one
 
     @property
     def left(self) -> float:

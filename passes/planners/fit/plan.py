@@ -132,7 +132,7 @@ def _in_slices_or_not(
     try:
         in_slices.quickly()
         found = in_slices.fits
-        if found is None or fitting.cost(found) > fitting.bound(budget):  # else no step without slices is faster
+        if found is None or fitting.cost(found) > fitting.bound(budget, moves=offload):  # else nothing else is faster
             found = _faster(fitting, found, _unsliced(fitting, budget, strategy, options, offload=offload))
             in_slices.beyond(fitting.cost(found))
             found = _faster(fitting, in_slices.fits, found)

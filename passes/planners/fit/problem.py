@@ -32,6 +32,7 @@ from ...target import Target
 from ..base import Planned
 from ..core.bound import bound_of, least_budget
 from ..core.derive import Derived
+from ..core.moves_bound import bound_with_moves
 from ..core.simulate import simulate
 from ..core.watch import current
 from .lowered import derive_for
@@ -211,9 +212,13 @@ class Fitting:
         if self.reordered is not None:
             yield self.reordered, True
 
-    def bound(self, budget: int) -> float:
-        """A cost below which no plan within the budget exists, in any order; infinite where there is none."""
-        return bound_of(self.derived.problem, budget)
+    def bound(self, budget: int, *, moves: bool = False) -> float:
+        """A cost below which no plan within the budget exists, in any order; infinite where there is none.
+
+        `moves`: of plans that may also have values in host memory; stalls are part of the cost then.
+        """
+        problem = self.derived.problem
+        return bound_with_moves(problem, budget, self.target.link) if moves else bound_of(problem, budget)
 
     @cached_property
     def least(self) -> int:

@@ -1,46 +1,54 @@
 """A step within a budget that recomputes less and has values wait in host memory instead, where that is faster.
 
-Plans for larger budgets recompute less.  To each of some of them, from the one for the budget itself up to no plan at
-all, as many values are moved as it takes to fit; by simulated times the best of these are compiled.  What recomputes
-only is among the answers, so that host memory never makes a step slower than it would be without.
+Two ways: `auto` plans problems in which some values are fetched instead of being made again (core/fetches.py); and to
+plans for larger budgets, which recompute less, and to those of the first way, as many moves are added as it takes to
+fit; by simulated times the best of these are compiled.  What recomputes only is among the answers, so that host memory
+never makes a step slower than it would be without.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ....errors import UsageError
+from ....errors import BudgetError, UsageError
 from ....language.ir import Block
 from ...offloading.offload import without_copies
 from ...recomputation.recompute import RecomputePlan
 from ..base import plan, planner
+from ..core.fetches import fetched
 from ..core.simulate import plan_of
 from ..core.watch import current
 from ..methods.auto import Auto, frontier_of
 from .offload import bare, choose, logical_names
 from .problem import Fitted, Fitting
+from .search import searched
 
 #: plans that are looked at between the budget and the plain peak, those of them that are compiled, and how often each
 _PLANS, _COMPILED, _TRIES = 8, 3, 4
+#: shares of the link's time that values to fetch may take; what the search of each may take of that of the first plan
+SHARES, _WORK = (0.7, 0.4), 0.7
+#: plans of one such search that are compiled in a round
+_JOINT = 2
 
 
 def fastest(
     fitting: Fitting, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any]
 ) -> Fitted | None:
     """The fastest step within the budget, of `found` (those that only recompute) and those that move values too."""
-    fitting_in = [f for f in found if f.peak <= budget]
+    tried, fitting_in = [*found], [f for f in found if f.peak <= budget]
     watch = current()
     try:
         watch.doing("values in host memory")
         limit = min((fitting.times(f).seconds for f in fitting_in), default=float("inf"))
-        for _, start in sorted(_starts(fitting, found, budget, strategy, options), key=lambda s: s[0])[:_COMPILED]:
-            if watch.over:
-                break
-            moved = _moved(fitting, start, budget)
-            if moved is not None and fitting.times(moved).seconds < limit:  # each faster than all before
+        joint = _joint(fitting, budget, strategy, options)
+        for moved in itertools.chain(joint, _added(fitting, tried, budget, strategy, options)):
+            tried.append(moved)
+            if moved.peak <= budget and fitting.times(moved).seconds < limit:  # each faster than all before
                 limit = fitting.times(moved).seconds
                 fitting_in.append(moved)
                 watch.best(moved)
@@ -52,11 +60,43 @@ def fastest(
     return min(fitting_in, key=lambda f: (fitting.times(f).seconds, f.peak))
 
 
+def _joint(fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any]) -> Iterator[Fitted]:
+    """Steps that `auto` plans with values to fetch in place of recomputing them (core/fetches.py)."""
+    if fitting.slices or not isinstance(planner(strategy, **options), Auto):
+        return
+    derived, watch = fitting.derived, current()
+    for problem in fetched(derived, budget, fitting.target.link, SHARES):
+        if watch.late:
+            return
+        other = copy.copy(fitting)
+        vars(other).update(derived=problem, reordered=None)
+        watch.begin_another(_WORK)
+        with contextlib.suppress(BudgetError):
+            for f in searched(other, budget, strategy, options, _JOINT, False, None):
+                yield dataclasses.replace(f, planned=None)  # its cost there counts the link's price
+                if f.peak < budget and fitting.times(f).stalls:  # what is left hides copies
+                    yield fitting.carry_out(f.plan, False, limit=budget - _persistent(f.base))
+
+
+def _added(
+    fitting: Fitting, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any]
+) -> Iterator[Fitted]:
+    """Plans that recompute less, with as many values moved as it takes; the fastest by simulated times are compiled."""
+    current().begin_another(_WORK)
+    for _, start in sorted(_starts(fitting, found, budget, strategy, options), key=lambda s: s[0])[:_COMPILED]:
+        if current().over:
+            return
+        moved = _moved(fitting, start, budget)
+        if moved is not None:
+            yield moved
+
+
 def _starts(
     fitting: Fitting, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any]
 ) -> Iterator[tuple[float, tuple[RecomputePlan, bool]]]:
     """(simulated seconds, plan and whether it is for the step as reordered), for plans that moves make fit."""
-    missed = [(f.plan, f.scheduled) for f in found if f.peak > budget]
+    others = [f for f in found if f.peak > budget or f.plan.offloads]
+    missed = [(dataclasses.replace(f.plan, offloads=()), f.scheduled) for f in others]
     plans = [(RecomputePlan(), False), *plans_for_more(fitting, budget, strategy, options, _PLANS)]
     for start in dict.fromkeys([*plans, *missed]):
         block = fitting.order(fitting.applied(*start))

@@ -1,0 +1,67 @@
+"""Problems in which values are fetched from the host, and the steps that are planned with them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import recompute as rc
+from recompute import models
+from recompute.compiling.compiler import plain_fitting
+from recompute.cost import device, priced
+from recompute.language.verify import verify
+from recompute.passes.planners import simulate
+from recompute.passes.planners.core.simulate import plan_of
+from recompute.passes.planners.core.watch import WORK, Watch, watching
+from recompute.passes.planners.fit import with_offload
+from recompute.passes.planners.fit.plan import fit_within
+from recompute.passes.planners.fit.problem import Fitting
+
+pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
+
+from recompute.passes.planners.core.fetches import fetched
+
+
+def small_fitting() -> tuple[Fitting, int]:
+    """A step, and a budget of half of what its peak has beyond parameters and state."""
+    program = rc.load(models.build("bert-mini", batch=32, seq=128, weights=False))
+    target = priced(rc.Target(providers=(), cost=device("h200")))
+    fitting = plain_fitting(program, rc.losses.cross_entropy(program).name, rc.SGD(), target)
+    fixed = fitting.derived.problem.fixed
+    return fitting, fixed + (fitting.plain.peak - fixed) // 2
+
+
+def test_a_fetch_is_a_node_that_runs_again() -> None:
+    """Without reruns the problem is the same; a fetch that runs again moves its value, a node of the step is rerun."""
+    fitting, budget = small_fitting()
+    base = fitting.derived.problem
+    problems = list(fetched(fitting.derived, budget, fitting.target.link, (0.3, 1.0)))
+    assert problems
+    for f in problems:
+        p, plain = f.problem, range(len(f.problem))
+        assert simulate(p, plain).peak >= simulate(base, range(len(base))).peak
+        assert math.isclose(p.cost, base.cost, rel_tol=0.05)
+        turn = next(i for i, n in enumerate(p.nodes) if n.backward)
+        again = next(i for i in range(turn) if i not in f.names and p.nodes[i].repeatable)
+        for fetch, name in f.names.items():
+            plan = f.for_block(plan_of([*range(turn), again, fetch, *range(turn, len(p))]))
+            assert plan.offloads == (name,) and name in fitting.block.values()
+            rerun = fitting.derived.operators[f.number[again]]
+            assert {r.operator for r in plan.reruns} <= {*rerun}
+
+
+def test_planned_together_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Than one after the other, which is faster than recomputation alone; and none is below the bound."""
+    seconds = []
+    for offload, shares in ((False, ()), (True, ()), (True, with_offload.SHARES)):
+        monkeypatch.setattr(with_offload, "SHARES", shares)
+        fitting, budget = small_fitting()
+        with watching(Watch(work=WORK)):
+            found = fit_within(fitting, budget, offload=offload)
+        verify(found.compiled)
+        assert found.peak <= budget
+        seconds.append(fitting.times(found).seconds)
+        assert seconds[-1] >= fitting.bound(budget, moves=True) * (1 - 1e-9)
+    assert found.plan.offloads and found.plan.reruns
+    assert seconds[2] < seconds[1] <= seconds[0], seconds
