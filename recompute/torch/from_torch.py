@@ -16,6 +16,7 @@ from ..errors import ModelError, ModelWarning, UsageError
 from ..importer.load import load
 from ..language.program import Program
 from ..support.memory import give_back
+from . import need_torch
 from .call import INNER, Call, arguments, elements, input_names, tensors_of, with_loss
 from .causes import hooks, refuse
 from .check_import import listed
@@ -105,7 +106,8 @@ def _share(program: Program, module: Module) -> None:
 
 
 def _usable(module: Module, exporter: str, check: bool | str) -> None:
-    """UsageError for what is no module or no option."""
+    """UsageError for what is no module or no option, MissingExtraError without PyTorch."""
+    need_torch("from_torch")
     import torch
 
     if not isinstance(module, torch.nn.Module):
