@@ -10,6 +10,7 @@ import recompute as rc
 from recompute import models
 from recompute.compiling.compiler import plain_fitting
 from recompute.cost import device, priced
+from recompute.data.batches import synthetic_batch
 from recompute.language.verify import verify
 from recompute.passes.planners import simulate
 from recompute.passes.planners.core.simulate import plan_of
@@ -65,3 +66,23 @@ def test_planned_together_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> No
         assert seconds[-1] >= fitting.bound(budget, moves=True) * (1 - 1e-9)
     assert found.plan.offloads and found.plan.reruns
     assert seconds[2] < seconds[1] <= seconds[0], seconds
+
+
+def test_a_joint_plan_has_the_plain_steps_bits_and_its_predicted_peak() -> None:
+    program = rc.load(models.build("vit-tiny", layers=2, image=64), batch=32)
+    loss = rc.losses.cross_entropy(program["logits"])
+    target = rc.Target(cost=device("h200"))
+    steps = [
+        rc.compile_step(program, loss, rc.SGD(0.1), target=target),
+        rc.compile_step(
+            program, loss, rc.SGD(0.1), budget="50% of activations", offload=True, slicing=False, effort=0.2,
+            target=target,
+        ),
+    ]  # fmt: skip
+    assert steps[1].figures.offloaded_values
+    losses = []
+    for step in steps:
+        executor, feed = rc.Executor(), synthetic_batch(steps[0].program)
+        losses.append([executor.run(step.program, feed, [loss])[0].item() for _ in range(3)])
+        assert executor.session(step.program, [loss.name]).measured_peak_bytes == step.figures.peak_bytes
+    assert losses[0] == losses[1] and len(set(losses[0])) == 3

@@ -26,8 +26,9 @@ from .blas import Product, product, product_calls
 from .products import fastest, sgemm
 
 #: a workspace of more than so many times the operands' bytes is not worth a faster gradient of a weight: it would be
-#: the peak of steps with a budget (a patch embedding of ViT: 5.5 MB for 1.6 MB of operands; our kernels: .9 MB)
-_LARGE = 2
+#: the peak of steps with a budget (a patch embedding of ViT: 3.0 MB for 1.6 MB of operands, and 5.5 MB with two
+#: threads; our kernels: .9 MB).  Of 199 gradients of ten networks it concerns two
+_LARGE = 1
 
 
 class OneDnnProvider:
