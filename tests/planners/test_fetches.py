@@ -69,17 +69,12 @@ def test_planned_together_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_joint_plan_has_the_plain_steps_bits_and_its_predicted_peak() -> None:
-    program = rc.load(models.build("vit-tiny", layers=2, image=64), batch=32)
+    program = rc.load(models.build("gpt2-tiny", seq=64, layers=4), batch=32)
     loss = rc.losses.cross_entropy(program["logits"])
-    target = rc.Target(cost=device("h200"))
-    steps = [
-        rc.compile_step(program, loss, rc.SGD(0.1), target=target),
-        rc.compile_step(
-            program, loss, rc.SGD(0.1), budget="50% of activations", offload=True, slicing=False, effort=0.2,
-            target=target,
-        ),
-    ]  # fmt: skip
-    assert steps[1].figures.offloaded_values
+    sgd, target = rc.SGD(0.1), rc.Target(cost=device("h200"))
+    planned = {"budget": "70% of activations", "offload": True, "slicing": False, "effort": 0.2}
+    steps = [rc.compile_step(program, loss, sgd, target=target, **more) for more in ({}, planned)]
+    assert steps[1].figures.offloaded_values and steps[1].figures.recomputed_operators
     losses = []
     for step in steps:
         executor, feed = rc.Executor(), synthetic_batch(steps[0].program)
