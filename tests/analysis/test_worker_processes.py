@@ -44,11 +44,13 @@ def test_a_worker_ends_with_its_parent(number: int) -> None:
         parent = os.getpid()
         forked(lambda: worker(parent))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.write(write, b"|")
+        os.close(write)
         time.sleep(60)
 
     parent = forked(between)
     os.close(write)
-    assert os.read(read, 1) == b"."
+    assert {os.read(read, 1), os.read(read, 1)} == {b".", b"|"}
     os.kill(parent, number)
     os.waitpid(parent, 0)
     started = time.monotonic()
