@@ -8,13 +8,11 @@ input, which is 1; the loss is a weighted sum of the outputs, and the gradients 
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import dataclasses
 import re
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from ort_training import by_oracle, row_of, trained_here
+from ort_training import arguments, by_oracle, row_of, trained_here
 
 #: of the differences that judge gradients
 _STEP = 5e-3
@@ -195,12 +193,8 @@ def operator_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def main() -> None:
     """Writes models, runs the oracle, and compares."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--ort", default=sys.executable)
-    parser.add_argument("--only", nargs="*", default=[])
+    parser = arguments(__doc__, "ort")
     parser.add_argument("--cases", type=int, default=8)
-    parser.add_argument("--oracle", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.oracle:
         node_cases(args.folder, args.cases, args.only)

@@ -14,7 +14,7 @@ import copy
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -226,14 +226,19 @@ def by_oracle(python: str, folder: Path) -> None:
         print("a model ended the process", flush=True)
 
 
+def arguments(description: str | None, python: str, only: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """The folder of models, the Python that has the oracle, which models, and whether this process is the oracle."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument(f"--{python}", default=sys.executable)
+    parser.add_argument("--only", nargs="*", default=[*only])
+    parser.add_argument("--oracle", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
 def main() -> None:
     """Writes models, runs the oracle, and compares."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--ort", default=sys.executable)
-    parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--oracle", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = arguments(__doc__, "ort").parse_args()
     if args.oracle:
         oracle(args.folder)
         return

@@ -10,10 +10,8 @@ float32, and add in other orders.
 
 from __future__ import annotations
 
-import argparse
 import math
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +21,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from ort_operators import judged, write
+from ort_training import arguments
 
 
 class Row(NamedTuple):
@@ -225,12 +224,7 @@ def oracle(folder: Path) -> None:
 
 def main() -> None:
     """Writes models, runs the oracle, and compares."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--tinygrad", default=sys.executable)
-    parser.add_argument("--only", nargs="*", default=list(ROWS))
-    parser.add_argument("--oracle", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = arguments(__doc__, "tinygrad", ROWS).parse_args()
     if args.oracle:
         oracle(args.folder)
         return
