@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,6 +30,8 @@ from .problem import RematerialisationProblem
 
 #: total cost in units of the cut's whole-number capacities
 _UNITS = 10**12
+#: nodes of all cuts of one bound, about
+_CUTS = 50_000
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Cut:
     def __init__(self, problem: RematerialisationProblem, b: int, slope: float = 0.0, proof: bool = False) -> None:
         self.problem, self.b = problem, b
         node, nodes, producer = problem.nodes[b], problem.nodes, problem.producer
-        above, below = self.above, self.below = _reach(problem.preds, b), _reach(problem.succs, b)
+        above, below = self.above, self.below = self.sides()
         reads = {i: {*nodes[i].reads}.difference(nodes[i].remade if proof else ()) for i in below}
         needed = {v for i in below for v in reads[i] if (p := producer[v]) < 0 or p in above}
         needed.update(v for v in problem.outputs if (p := producer[v]) < 0 or p in above)
@@ -72,6 +74,10 @@ class Cut:
         self.used = problem.fixed + touched(problem, b, fused if proof else None)
         self.stuck = sum(self.memory[v] for v in needed if not self.rebuildable(v))
         self.slope = self._slopes(slope)
+
+    def sides(self) -> tuple[Collection[int], Collection[int]]:
+        """Nodes that have run when b runs first, and nodes that have not."""
+        return _reach(self.problem.preds, self.b), _reach(self.problem.succs, self.b)
 
     def _slopes(self, slope: float) -> list[float]:
         producer, n = self.problem.producer, len(self.problem)
@@ -94,7 +100,7 @@ class Cut:
         p = self.problem.producer[v]
         return p >= 0 and self.problem.nodes[p].repeatable
 
-    def _closure(self, needed: set[int], above: set[int]) -> tuple[list[int], list[int]]:
+    def _closure(self, needed: set[int], above: Collection[int]) -> tuple[list[int], list[int]]:
         """Values that may be needed, and nodes that may run again, for `needed`."""
         problem = self.problem
         values, nodes, stack = set(needed), set(), list(needed)
@@ -282,7 +288,7 @@ def _fused(problem: RematerialisationProblem, b: int) -> set[int]:
     return {v for v in (*node.reads, *node.writes) if passes(v)}
 
 
-def _passes(problem: RematerialisationProblem, v: int, b: int, below: Set[int]) -> bool:
+def _passes(problem: RematerialisationProblem, v: int, b: int, below: Collection[int]) -> bool:
     """Whether what comes before b and is read behind it may pass within a loop that runs b, too."""
     nodes, p = problem.nodes, problem.producer[v]
     if p < 0 or not (nodes[b].loop and nodes[p].loop) or nodes[p].backward is not nodes[b].backward:
@@ -311,7 +317,12 @@ def turning_points(problem: RematerialisationProblem, most: int = 8) -> list[int
 
 def moments(problem: RematerialisationProblem) -> list[int]:
     """The turning points at which bounds look: as many as take about as long for any problem."""
-    return turning_points(problem, max(8, min(64, 50_000 // max(1, len(problem)))))
+    return turning_points(problem, max(8, min(64, _CUTS // max(1, len(problem)))))
+
+
+def every_moment(problem: RematerialisationProblem) -> Sequence[int]:
+    """All nodes where cuts at all of them take no longer than at the moments of larger problems; else those."""
+    return range(len(problem)) if len(problem) ** 2 <= _CUTS else moments(problem)
 
 
 def _first_turn(problem: RematerialisationProblem) -> int | None:
@@ -326,11 +337,11 @@ def _first_turn(problem: RematerialisationProblem) -> int | None:
 def lower_bound(problem: RematerialisationProblem, budget: int, points: Iterable[int] | None = None) -> float:
     """A cost below which no schedule within `budget` bytes exists; infinite where there is none at all.
 
-    `points`: nodes b to look at (default: a few turning points).
+    `points`: nodes b to look at (default: all nodes of a small problem, else a few turning points).
     """
     if budget < least_budget(problem):
         return math.inf
-    found = moments(problem) if points is None else points
+    found = every_moment(problem) if points is None else points
     return problem.cost + max((extra_cost(Cut(problem, b, proof=True), budget) for b in found), default=0.0)
 
 

@@ -22,6 +22,7 @@ from ..base import Planner, planner
 from ..core.bound import bound_of, least_budget
 from ..core.chain import chain_of, merged
 from ..core.frontier import Frontier, Point
+from ..core.order_bound import order_bound
 from ..core.problem import RematerialisationProblem
 from ..core.simulate import plan_of, sequence_of, simulate
 from ..core.watch import WORK, OutOfTime, current
@@ -44,6 +45,8 @@ _NEAR = 0.05
 _TINY, SOLVED_IN_PARTS = 100, 1000
 #: the gap below which nothing more is looked for by default
 GOOD = 1e-3
+#: problems of no more nodes are searched for so many times the moves, at these temperatures, where the gap is wider
+_SHORT, _TIMES, _HEATS, _WIDE = 600, 10, (3e-2, 1.5e-2), 5e-2
 #: neighbourhoods that are solved each time that the search goes on; it takes up to so many times more moves then
 _ROUNDS, _LONGER = 4, 7
 #: work for each node of cuts (and blocks), and of another method: units of `watch`
@@ -82,7 +85,7 @@ class Auto(Planner):
         return plan_of(point.sequence)
 
     def bound(self, problem: RematerialisationProblem, budget: int) -> float:
-        return bound_of(problem, budget)
+        return order_bound(problem, budget)
 
     def refine(self, frontier: Frontier, budget: int, number: int = 0) -> None:
         """Blocks, the methods of others, then local search at and a little below the budget, from the nearest plans.
@@ -101,6 +104,8 @@ class Auto(Planner):
                 frontier.ended_early = True
                 frontier.refined.pop()
                 return
+        if not (again or number) and len(problem) <= _SHORT:
+            self._search_long(frontier, budget)
         if not again or len(problem) <= _TINY:
             self._solve(frontier, budget, number)
 
@@ -136,6 +141,13 @@ class Auto(Planner):
         for share in _RUNGS:
             yield from search(share)
 
+    def _search_long(self, frontier: Frontier, budget: int) -> None:
+        """Local search with many moves where the best plan may be far above the optimum."""
+        for hot in _HEATS:
+            best = frontier.best(budget)
+            if best is not None and not current().over and self._worth_solving(frontier, budget, _WIDE):
+                improve(frontier, best, budget, _TIMES * self.moves, hot, self.seed)
+
     def _solve(self, frontier: Frontier, budget: int, number: int) -> None:
         """Constraint programming: on all of a small problem, on neighbourhoods of a larger one."""
         problem = frontier.problem
@@ -151,10 +163,10 @@ class Auto(Planner):
             sequence = search(problem, budget, start.sequence, rounds=rounds, effort=self.effort / 2, seed=seed)
             frontier.offer(sequence, f"{start.method.split('+')[0]}+solver")
 
-    def _worth_solving(self, frontier: Frontier, budget: int) -> bool:
-        """Whether more than a thousandth is left to gain, as far as the bound tells."""
+    def _worth_solving(self, frontier: Frontier, budget: int, gap: float = GOOD) -> bool:
+        """Whether more than a share of the bound is left to gain, as far as it tells."""
         best = frontier.best(budget)
-        return best is None or best.cost > (1 + GOOD) * self.bound(frontier.problem, budget)
+        return best is None or best.cost > (1 + gap) * self.bound(frontier.problem, budget)
 
 
 class Optimal(Auto):

@@ -15,7 +15,7 @@ from ...budgets import Budget, as_budget
 from ...devices import Device
 from ...errors import BudgetError
 from ...passes.planners import plan
-from ...passes.planners.core.bound import least_budget
+from ...passes.planners.core.bound import bound_of, least_budget
 from ...passes.planners.core.problem import RematerialisationProblem
 from ...passes.planners.core.simulate import Outcome, sequence_of, simulate
 from ...passes.planners.core.watch import WORK, Watch, watching
@@ -138,9 +138,7 @@ class Partitioner:
         return self._latest[1]
 
 
-def planned_within(
-    problem: RematerialisationProblem, budget: int, effort: float = 1.0
-) -> tuple[list[int], float | None]:
+def planned_within(problem: RematerialisationProblem, budget: int, effort: float = 1.0) -> tuple[list[int], float]:
     """An order of execution within a budget, and the bound of its cost.  BudgetError with the least that is known."""
     with watching(Watch(effort=effort, work=WORK)):
         result = plan(problem, budget=budget)
@@ -149,7 +147,7 @@ def planned_within(
             f"{problem.name}: no plan was found within {budget:,} bytes: the lowest one found needs "
             f"{result.outcome.peak:,} (at least {least_budget(problem):,} are needed). Give a larger budget"
         )
-    return sequence_of(problem, result.plan), result.bound
+    return sequence_of(problem, result.plan), bound_of(problem, budget)
 
 
 def _structure(problem: RematerialisationProblem) -> str:
