@@ -302,9 +302,9 @@ def refuse_hopeless(problem: RematerialisationProblem, budget: int, bound: float
 
 def _refuted(problem: RematerialisationProblem, budget: int) -> int:
     """The largest budget, to about a hundredth, of which the bound proves that it holds no schedule; `budget`: one."""
-    low, high = budget, budget * 9 // 8
+    low, high = budget, budget * 9 // 8 + 1
     while math.isinf(bound_of(problem, high)):
-        low, high = high, high * 9 // 8
+        low, high = high, high * 9 // 8 + 1
     for _ in range(4):
         middle = (low + high) // 2
         low, high = (middle, high) if math.isinf(bound_of(problem, middle)) else (low, middle)
