@@ -45,8 +45,10 @@ _NEAR = 0.05
 _TINY, SOLVED_IN_PARTS = 100, 1000
 #: the gap below which nothing more is looked for by default
 GOOD = 1e-3
-#: problems of no more nodes are searched for so many times the moves, at these temperatures, where the gap is wider
-_SHORT, _TIMES, _HEATS, _WIDE = 600, 10, (3e-2, 1.5e-2), 5e-2
+#: problems of no more nodes are searched a second time where the gap is wider than this
+_SHORT, _CLOSE = 600, 5e-3
+#: they are searched for so many times the moves, at these temperatures, where it is wider than this
+_TIMES, _HEATS, _WIDE = 10, (3e-2, 1.5e-2), 5e-2
 #: neighbourhoods that are solved each time that the search goes on; it takes up to so many times more moves then
 _ROUNDS, _LONGER = 4, 7
 #: work for each node of cuts (and blocks), and of another method: units of `watch`
@@ -118,13 +120,13 @@ class Auto(Planner):
         first = _TABLES if quickest_first else ()
         others = () if number else (*_TABLES[len(first) :], *(_OTHERS if len(problem) <= _OTHERS_MOST else ()))
 
-        def search(share: float) -> Iterator[None]:
+        def search(share: float, seed: int = self.seed + number) -> Iterator[None]:
             current().doing(f"local search{f', round {number + 1}' if number else ''}")
             goal = fixed + int((budget - fixed) * share)
             starts = neighbours(frontier, goal)
             moves = int(self.moves / large / max(1, len(starts)) / len(_RUNGS))
             for start, hot in starts:
-                improve(frontier, start, goal, moves, hot, self.seed + number)
+                improve(frontier, start, goal, moves, hot, seed)
                 yield
 
         for strategy in first:
@@ -140,6 +142,9 @@ class Auto(Planner):
             yield
         for share in _RUNGS:
             yield from search(share)
+        if not (again or number) and len(problem) <= _SHORT and self._worth_solving(frontier, budget, _CLOSE):
+            for share in _RUNGS:
+                yield from search(share, self.seed + 1)
 
     def _search_long(self, frontier: Frontier, budget: int) -> None:
         """Local search with many moves where the best plan may be far above the optimum."""
