@@ -23,7 +23,7 @@ from .bound import Cut, bound_of, every_moment, extra_cost, touched
 from .problem import RematerialisationProblem
 
 #: values times nodes of a problem, at most: the bound for any order serves larger ones
-_MOST = 20_000_000
+_MOST = 2_500_000
 #: nodes on either side of the best moment at which the bound looks, too
 _AROUND = 8
 
