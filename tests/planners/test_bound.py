@@ -104,6 +104,13 @@ def test_a_budget_that_the_bound_refutes_is_refused_with_one_that_it_refutes_too
     assert said and int(said[1]) > floor and lower_bound(p, int(said[1])) == math.inf
 
 
+def test_a_refused_budget_of_a_few_bytes_has_a_refuted_one_too() -> None:
+    """An eighth of seven bytes is none."""
+    p = tiny_problem(7015)
+    with pytest.raises(UsageError, match=r"more than 7 are needed"):
+        plan(p, budget=7)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_no_planner_is_below_the_bound(seed: int) -> None:
     """Nor above the truth, where small problems are solved: what `auto` calls optimal is."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from random_problems import BruteForce, tiny_problem
+from random_problems import BruteForce, random_problem, tiny_problem
 
 from recompute.passes.planners import Node, RematerialisationProblem, plan, simulate
 
@@ -14,6 +14,7 @@ pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
 
 from recompute.passes.planners.core.bound import bound_of
 from recompute.passes.planners.core.order_bound import OrderedCut, Sure, order_bound
+from recompute.passes.planners.methods import auto
 
 #: problems for one test, in groups that pytest shows one by one
 GROUPS, EACH = 8, 75
@@ -77,10 +78,29 @@ def test_a_budget_that_holds_other_orders_only() -> None:
     p = RematerialisationProblem(nodes, (1, 8, 1, 8, 1, 1), tuple("xagmwe"), inputs=(0,), outputs=(4, 5))
     assert bound_of(p, 12) < math.inf == order_bound(p, 12)
     assert math.isinf(BruteForce(p, ordered=True).cost(12)) and BruteForce(p).cost(12) < math.inf
-    found = plan(p, budget=12)
+    found = plan(p, budget=12, moves=60, effort=0.05)
     assert not found.fits and found.bound == math.inf
 
 
 def test_loops_may_change_the_order() -> None:
     p = wide_chain(loop=True)
     assert order_bound(p, 9) == bound_of(p, 9)
+
+
+@pytest.mark.parametrize("seed", [0, 8])
+def test_wide_gaps_are_searched_longer(seed: int) -> None:
+    """Narrow ones are not."""
+    p = random_problem(seed, 25, scale=64).in_two_passes
+    frontier, planner = auto.quick_frontier_of(p), auto.Auto(moves=30)
+    budget = frontier.lowest.peak
+    before = frontier.lowest.cost
+    assert before > 1.05 * planner.bound(p, budget)
+    planner._search_long(frontier, budget)
+    after = frontier.best(budget)
+    assert after is not None and after.cost < 0.9 * before
+    narrow = random_problem(2, 25, scale=64).in_two_passes
+    frontier = auto.quick_frontier_of(narrow)
+    assert frontier.lowest.cost < 1.05 * planner.bound(narrow, frontier.lowest.peak)
+    offered = list(frontier)
+    planner._search_long(frontier, frontier.lowest.peak)
+    assert list(frontier) == offered

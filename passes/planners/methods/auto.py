@@ -47,8 +47,8 @@ _TINY, SOLVED_IN_PARTS = 100, 1000
 GOOD = 1e-3
 #: problems of no more nodes are searched a second time where the gap is wider than this
 _SHORT, _CLOSE = 600, 5e-3
-#: they are searched for so many times the moves, at these temperatures, where it is wider than this
-_TIMES, _HEATS, _WIDE = 10, (3e-2, 1.5e-2), 5e-2
+#: they are searched with so many times the moves, from this temperature on, where it is wider than this
+_TIMES, _HEAT, _WIDE = 20, 1.5e-2, 5e-2
 #: neighbourhoods that are solved each time that the search goes on; it takes up to so many times more moves then
 _ROUNDS, _LONGER = 4, 7
 #: work for each node of cuts (and blocks), and of another method: units of `watch`
@@ -148,10 +148,9 @@ class Auto(Planner):
 
     def _search_long(self, frontier: Frontier, budget: int) -> None:
         """Local search with many moves where the best plan may be far above the optimum."""
-        for hot in _HEATS:
-            best = frontier.best(budget)
-            if best is not None and not current().over and self._worth_solving(frontier, budget, _WIDE):
-                improve(frontier, best, budget, _TIMES * self.moves, hot, self.seed)
+        best = frontier.best(budget)
+        if best is not None and not current().over and self._worth_solving(frontier, budget, _WIDE):
+            improve(frontier, best, budget, _TIMES * self.moves, _HEAT, self.seed)
 
     def _solve(self, frontier: Frontier, budget: int, number: int) -> None:
         """Constraint programming: on all of a small problem, on neighbourhoods of a larger one."""
