@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..device.jit import inline, instructions
+from ...shared.texts import inline, instructions
 
 if TYPE_CHECKING:
     from ..device.llvm import IRBuilder, Word

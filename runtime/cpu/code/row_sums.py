@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..device.jit import inline
+from ...shared.texts import inline
 from .mathematics import exp, larger
 
 #: LLVM's flags of a sum in any order, of vectors

@@ -11,10 +11,11 @@ import numpy as np
 from ....language.ir import Operator
 from ....language.types import Array, Operands, TensorType, need
 from ....ops.loss.ctc import IMPOSSIBLE, NEVER, CTCLoss, CTCLossGrad
+from ...shared.texts import inline, report
 from ...shared.trouble import LABEL_IS_BLANK, LABEL_OUTSIDE, LENGTH_OUTSIDE
 from ..code.mathematics import exp, log
 from ..device import native
-from ..device.jit import inline, kernel, report
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, enough, family
 

@@ -17,15 +17,16 @@ from ....language.types import Operands, TensorType, dtype_name
 from ....ops.approximation.drawn import BITS, COLUMNS, blocks
 from ....ops.approximation.sketch import Sketch
 from ....ops.approximation.transforms import padded
+from ...shared.kernels.random import half, words
+from ...shared.texts import inline
 from ..code import transform as text
 from ..code.mathematics import fma, log
 from ..device import native
-from ..device.jit import inline, kernel
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, family, floats
 from ..providers import blas
 from ..providers.loops import computed
-from .random import half, signed, words
 from .recurrent_steps import Products
 
 #: rows and columns of a tile of S, and into how many parts its product is cut, for any number of threads
@@ -264,7 +265,7 @@ class Sketches(Family):
             return _products(rule, x, step, y, scratch[0])
         keys, chosen, hist = scratch[:3]
         calls = [
-            _keys.call(step, keys, signed(rule.seed), work=blocks(keys.size)),
+            _keys.call(step, keys, np.uint64(rule.seed), work=blocks(keys.size)),
             _choose.call(keys, chosen, hist, work=1, parallel=False),
         ]
         if rule.kind == "rows":
@@ -280,7 +281,7 @@ def _transformed(rule: Any, x: Any, step: Any, y: Any, scratch: Any) -> list[Cal
     operands = (x, y, slots, signs, table, places, factors, room, x.shape[1], size, rule.rows, pieces)
     return [
         _slots.call(slots, len(x), size, cosines, work=size),
-        _signs.call(step, signs, signed(rule.seed), blocks(size), work=-(-len(x) // (8 * BITS))),
+        _signs.call(step, signs, np.uint64(rule.seed), blocks(size), work=-(-len(x) // (8 * BITS))),
         _circle.call(table, work=size // 2),
         _combine.call(chosen, places, factors, size, cosines, math.sqrt(size / rule.rows), work=rule.rows),
         Call(native.compile_ir(text.transform("f32" if x.dtype == np.float32 else "f64")), operands, pieces),
@@ -296,7 +297,7 @@ def _products(rule: Any, x: Any, step: Any, y: Any, room: Any) -> list[Call]:
         for row in range(0, len(x), _ROWS):
             part = x[row : row + _ROWS]
             s = room[: len(part) * len(target)].reshape(len(part), len(target))
-            todo.add(draw.call(step, s, signed(rule.seed), column // width, row, len(x), work=len(part)))
+            todo.add(draw.call(step, s, np.uint64(rule.seed), column // width, row, len(x), work=len(part)))
             todo.add(*blas.strided(s.T, part, target, more=target if row else None, parts=_PARTS))
     todo.add(computed(_scaled, dtype_name(y.dtype), [y], [y], (1 / math.sqrt(rule.rows),)))
     return todo.calls

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.types import Operands
-from ..device.jit import Intrinsic, inline, kernel
+from ...shared.texts import Intrinsic, inline
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, family, floats
 

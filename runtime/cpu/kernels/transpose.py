@@ -11,7 +11,8 @@ import numpy as np
 from ....language.types import Operands
 from ....ops.indexing.scatter import strides
 from ...shared.boxes import merged
-from ..device.jit import Intrinsic, inline, kernel
+from ...shared.texts import Intrinsic, inline
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, enough, family
 from .copy import AXES, WORDS, copying, padded, words
