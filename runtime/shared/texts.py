@@ -123,6 +123,12 @@ def whole_blocks() -> Any:
     return False
 
 
+@inline
+def on_processor() -> Any:
+    """Alone in an `if`: its statements are for processors only."""
+    return True
+
+
 def flags(fastmath: Any) -> str:
     """LLVM's flags, named the same in every process."""
     return str(fastmath if isinstance(fastmath, bool) else sorted(fastmath))

@@ -111,6 +111,8 @@ class _Function:
         self.parameters = [a.arg for a in tree.args.args]
         self.declared: dict[str, tuple[int, ...]] = dict.fromkeys(self.parameters, ())
         self.types: set[str] = set()
+        #: names of a kernel's first item
+        self.begins = {"begin"} if self.parameters[-2:] == ["begin", "end"] else set[str]()
         self.path: tuple[int, ...] = ()
         self.blocks = 0
 
@@ -171,6 +173,8 @@ class _Function:
                 return self.loop(s, name, called, body, depth)
             case ast.While(test, body, []):
                 return self.nested(f"while ({self.value(test)})", body, depth)
+            case ast.If(ast.Call(ast.Name(name)), _, orelse) if self.globals.get(name) is texts.on_processor:
+                return [line for other in orelse for line in self.statement(other, depth)]
             case ast.If(test, body, orelse):
                 lines = self.nested(f"if ({self.value(test)})", body, depth)
                 if orelse:
@@ -209,7 +213,7 @@ class _Function:
         lines = self.nested(head, body, depth)
         if lanes:
             lines.insert(0, "#pragma unroll 1")
-        if (begin, end) == ("begin", "end") == tuple(self.parameters[-2:]):  # a kernel's items: one
+        if begin in self.begins and end == "end":  # a kernel's items: one
             lines = [f"const auto {name} = begin;", "do {", *lines[1:-1], "} while (false);"]
         self.divided = outer
         if before is None:
@@ -226,7 +230,10 @@ class _Function:
                     self.types.add(name)
                     return [f"typedef {self.kind(value)} {name};"]
                 text = self.value(value)
+                if text in self.begins:  # where a processor has begun with some items
+                    self.begins.add(name)
                 if self.inside(name):
+                    self.begins.discard(name)
                     return [f"assign({name}, {text});"]
                 self.declared[name] = self.path
                 return [f"auto {name} = {f'variable({text})' if self.again(name) else text};"]
