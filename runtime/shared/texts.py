@@ -36,7 +36,7 @@ lanes = range
 class Inline:
     """A function that kernels call, compiled into them.
 
-    `double`: what takes its place for float64.  `c`: CUDA C that takes its place (a function of its name).
+    `double`: what takes its place for float64.  `c`: CUDA C that does: a function of its name, or the name of one.
     """
 
     def __init__(
@@ -123,9 +123,22 @@ def whole_blocks() -> Any:
     return False
 
 
-@inline
+@inline(
+    c="""DEVICE void meet()
+{
+    static_assert(LANES >= 32, "parts of a warp do not wait for each other");
+    if constexpr (LANES > 32) __syncthreads();
+    else __syncwarp();
+}
+"""
+)
+def meet() -> None:
+    """The threads of an item wait for each other, and see what each has stored; an item has 32 threads or more."""
+
+
+@inline(c="DEVICE constexpr bool on_processor() { return false; }\n")
 def on_processor() -> Any:
-    """Alone in an `if`: its statements are for processors only."""
+    """Whether the place is a processor; alone in an `if`, its statements are for processors only."""
     return True
 
 

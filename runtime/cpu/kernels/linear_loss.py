@@ -17,9 +17,9 @@ from ....language.types import Array, Operands, TensorType, need
 from ....ops.loss.linear_cross_entropy import LinearCrossEntropy, LinearLoss
 from ....ops.loss.linear_cross_entropy_grad import LinearCrossEntropyGrad
 from ....ops.loss.linear_tiles import Sizes, slice_of, slices
+from ...shared.mathematics import exp, tanh
+from ...shared.row_sums import exponentials, largest, total
 from ...shared.texts import inline
-from ..code.mathematics import exp, tanh
-from ..code.row_sums import exponentials, largest, total
 from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, family

@@ -13,10 +13,10 @@ import numpy as np
 
 from ....language.ir import Operator
 from ....language.types import Array, Operands, TensorType, Value
+from ...shared.mathematics import exp
+from ...shared.row_sums import exponentials, largest
 from ...shared.texts import inline, report
 from ...shared.trouble import LABEL_OUTSIDE
-from ..code.mathematics import exp
-from ..code.row_sums import exponentials, largest
 from ..device import native
 from ..device.jit import kernel
 from ..device.native import Call

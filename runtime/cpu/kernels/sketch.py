@@ -18,9 +18,9 @@ from ....ops.approximation.drawn import BITS, COLUMNS, blocks
 from ....ops.approximation.sketch import Sketch
 from ....ops.approximation.transforms import padded
 from ...shared.kernels.random import half, words
+from ...shared.mathematics import fma, log
 from ...shared.texts import inline
 from ..code import transform as text
-from ..code.mathematics import fma, log
 from ..device import native
 from ..device.jit import kernel
 from ..device.native import Call

@@ -25,10 +25,11 @@ from ....language.types import dtype_name
 from ...shared import texts, trouble
 from ...shared.texts import Absent, Fixed, Inline, Intrinsic, Text, Work
 from ..device.kernel import C_TYPES, REPORT, STATUS, Buffer, Kernel, Launch
-from .rows import by_warp
 
-#: threads of a block
-THREADS = 256
+#: threads of a block; such blocks that a multiprocessor is to have at a time, where an item is a thread's
+THREADS, _BESIDE = 256, 8
+#: items from which on a warp is enough for each
+_MANY = 1 << 12
 #: elements, sizes and items from which on sizes take 64 bits
 _WIDE = 1 << 31
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^",
@@ -82,6 +83,8 @@ class _Writer:
         if isinstance(part, Intrinsic) or part.c:
             if not part.c:
                 raise JobError(f"{name} has no text in C: give it one, @instructions(..., c=...)")
+            if part.c.isidentifier():
+                return part.c
             self.parts[part, False] = part.c
             return name
         if part is texts.report:
@@ -287,7 +290,7 @@ class _Function:
                 pairs = zip(sides, ops, sides[1:], strict=False)
                 return "(" + " && ".join(f"{p} {_OPERATORS[type(op)]} {q}" for p, op, q in pairs) + ")"
             case ast.IfExp(test, a, b):
-                return f"({self.value(test)} ? {self.value(a)} : {self.value(b)})"
+                return f"({self.value(test)} ? variable({self.value(a)}) : variable({self.value(b)}))"
             case ast.Subscript(a, ast.Slice(ast.expr() as low, ast.expr() as high, None)):
                 return f"cut_({self.value(a)}, {self.value(low)}, {self.value(high)})"
             case ast.Subscript(ast.Attribute(a, "shape"), ast.Constant(int(k))):
@@ -409,7 +412,7 @@ def _kernel(text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, who
     {name}_items({", ".join([*names, *items])});
 """
     declared = ", ".join([*parameters, *([f"{size} per"] if text.rows else []), "long long work"])
-    return Kernel("_".join([name.strip("_"), *dtypes, *ends]), declared, body, before, THREADS, 8)
+    return Kernel("_".join([name.strip("_"), *dtypes, *ends]), declared, body, before, THREADS, _BESIDE * (lanes == 1))
 
 
 def _operand(x: Any) -> tuple[tuple, list[Any]]:
@@ -439,6 +442,8 @@ def call_of(work: Work) -> Launch:
     buffers = [x for x in work.operands if isinstance(x, Buffer)]
     wide = max([work.items, *(x.size for x in buffers)]) >= _WIDE
     whole = work.whole and not any(x.address % (8 * x.type.numpy.itemsize) for x in buffers if x.size >= 8)
-    lanes = min(1 << (work.lanes - 1).bit_length(), 32) if by_warp(work.lanes) else THREADS
+    lanes = min(1 << (work.lanes - 1).bit_length(), 32 if work.items >= _MANY else THREADS)
     k = _kernel(work.text, kinds, lanes, wide=wide, whole=whole)
-    return k(work.items * lanes, *(a for some in args for a in some), *[work.per] * work.text.rows, work.items)
+    block = max(lanes, THREADS if lanes <= 32 else 0)
+    given = [a for some in args for a in some] + [work.per] * work.text.rows
+    return k(work.items * lanes, *given, work.items, block=block)

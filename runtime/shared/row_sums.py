@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...shared.texts import inline
 from .mathematics import exp, larger
+from .texts import inline
 
 #: LLVM's flags of a sum in any order, of vectors
 ANY_ORDER = {"reassoc", "nsz", "contract"}
