@@ -21,6 +21,8 @@ from ..trouble import LABEL_IS_BLANK, LABEL_OUTSIDE, LENGTH_OUTSIDE, STATUS
 
 #: rows of a sample: two of α or β, what a transition over a state costs, log-probabilities of a step
 _SKIP, _HERE, _ROWS = 2, 3, 4
+#: steps whose α is kept: the last two, by the lowest bit, or all
+_TWO, _ALL = 1, (1 << 32) - 1
 
 
 @inline
@@ -96,21 +98,40 @@ def _row(row, count, first, last):
 
 
 @inline
-def _alpha(x, n, labels, blank, width, steps, rows, ring):
-    """α of all steps, in rows[_ROWS + step % ring]; the log-probability of the label."""
+def _alpha(x, n, labels, blank, width, steps, rows, kept):
+    """α of all steps, in rows[_ROWS + (step & kept)]; the log-probability of the label."""
     t = rows.dtype.type
     skip, here = rows[_SKIP], rows[_HERE]
     _row(rows[_ROWS], width + 2, 1, 1)
     meet()
     for i in range(steps):
         _emission(x[i, n], labels, blank, width, here)
-        before, after = rows[_ROWS + i % ring], rows[_ROWS + (i + 1) % ring]
+        before, after = rows[_ROWS + (i & kept)], rows[_ROWS + ((i + 1) & kept)]
         for s in lanes(2):
             after[s] = t(NEVER)
         for s in lanes(width):
             after[s + 2] = _joined(before[s + 2], before[s + 1], before[s] + skip[s]) + here[s]
         meet()
-    return _total(rows[_ROWS + steps % ring], width)
+    return _total(rows[_ROWS + (steps & kept)], width)
+
+
+@inline
+def _backward(after, before, skip, here, width):
+    """β of the step before; `after` becomes that of the step and the states' log-probabilities."""
+    for s in lanes(width):
+        after[s] += here[s]
+    meet()
+    for s in lanes(width):
+        before[s] = _joined(after[s], after[s + 1], after[s + 2] + skip[s + 2])
+
+
+@inline
+def _shares(alpha, beta, total, scale, to, width):
+    """scale · eᵅ⁺ᵝ / p of the states, at most scale, in the places of their α."""
+    zero = alpha.dtype.type(0)
+    for s in lanes(width):
+        share = (alpha[s + 2] + beta[s]) - total
+        to[s + 2] = exp(zero if share > zero else share) * scale
 
 
 @inline
@@ -131,7 +152,7 @@ def ctc_loss(x, labels, lengths, out, rows, blank, ignored, zero_infinity, statu
         if entries < 0 or steps < 0:
             continue
         _costs(labels[n], entries, rows[n, _SKIP])
-        total = _alpha(x, n, labels[n], blank, 2 * entries + 1, steps, rows[n], 2)
+        total = _alpha(x, n, labels[n], blank, 2 * entries + 1, steps, rows[n], _TWO)
         none = t(0) if zero_infinity else t(np.inf)
         out[n] = none if total < t(IMPOSSIBLE) else -total
 
@@ -151,7 +172,7 @@ def ctc_gradient(x, labels, lengths, dloss, dx, rows, blank, ignored, status, be
             continue
         skip, here, width = rows[n, _SKIP], rows[n, _HERE], 2 * entries + 1
         _costs(labels[n], entries, skip)
-        total = _alpha(x, n, labels[n], blank, width, steps, rows[n], x.shape[0] + 1)
+        total = _alpha(x, n, labels[n], blank, width, steps, rows[n], _ALL)
         if total < t(IMPOSSIBLE):
             continue
         _row(rows[n, 0], width + 2, width - 2, width - 1)
@@ -159,20 +180,14 @@ def ctc_gradient(x, labels, lengths, dloss, dx, rows, blank, ignored, status, be
         meet()  # all have read the last α
         scale = -dloss[n]
         for i in range(steps - 1, -1, -1):
-            after, before, shares = rows[n, i % 2], rows[n, (i + 1) % 2], rows[n, _ROWS + i + 1]
+            after, before, alpha = rows[n, i % 2], rows[n, (i + 1) % 2], rows[n, _ROWS + i + 1]
             if i + 1 < steps:
                 _emission(x[i + 1, n], labels[n], blank, width, here)
-                for s in lanes(width):
-                    after[s] += here[s]
-                meet()
-                for s in lanes(width):
-                    before[s] = _joined(after[s], after[s + 1], after[s + 2] + skip[s + 2])
-            for s in lanes(width):
-                share = (shares[s + 2] + before[s]) - total
-                shares[s + 2] = exp(t(0) if share > t(0) else share) * scale
+                _backward(after, before, skip, here, width)
+            _shares(alpha, before, total, scale, here if on_processor() else alpha, width)
             meet()
             if on_processor():
-                _add(shares, labels[n], blank, width, dx[i, n])
+                _add(here, labels[n], blank, width, dx[i, n])
         for i in lanes(0 if on_processor() else steps):
             _add(rows[n, _ROWS + i + 1], labels[n], blank, width, dx[i, n])
 
