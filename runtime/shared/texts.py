@@ -187,6 +187,13 @@ class Absent:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """An operand [matrices, rows, columns] on a device, of which a row is a column: row r is column r of them all."""
+
+    matrices: Any
+
+
+@dataclass(frozen=True)
 class Work:
     """A kernel's work: operands (arrays or buffers; arrays of constants; Absent or None; integers, floats; STATUS) and
     how many items.

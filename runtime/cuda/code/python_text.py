@@ -23,13 +23,13 @@ import numpy as np
 from ....errors import JobError
 from ....language.types import dtype_name
 from ...shared import texts, trouble
-from ...shared.texts import Absent, Fixed, Inline, Intrinsic, Text, Work
+from ...shared.texts import Absent, Columns, Fixed, Inline, Intrinsic, Text, Work
 from ..device.kernel import C_TYPES, REPORT, STATUS, Buffer, Kernel, Launch
 
 #: threads of a block; such blocks that a multiprocessor is to have at a time, where an item is a thread's
 THREADS, _BESIDE = 256, 8
-#: items from which on a warp is enough for each
-_MANY = 1 << 12
+#: threads of an item, at most
+_MOST = 1024
 #: elements, sizes and items from which on sizes take 64 bits
 _WIDE = 1 << 31
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^",
@@ -85,6 +85,8 @@ class _Writer:
                 raise JobError(f"{name} has no text in C: give it one, @instructions(..., c=...)")
             if part.c.isidentifier():
                 return part.c
+            if divided and any(w in part.c for w in ("reduced_(", "__sync")):
+                raise JobError(f"{name} is for all threads of an item, not where lanes have divided them")
             self.parts[part, False] = part.c
             return name
         if part is texts.report:
@@ -241,8 +243,12 @@ class _Function:
                 self.declared[name] = self.path
                 return [f"auto {name} = {f'variable({text})' if self.again(name) else text};"]
             case ast.Subscript(x, index):
-                alone = "" if self.divided else "if (ALONE) "
-                return [f"{alone}put_({self.value(x)}, {self.value(value)}, {self.indices(index)});"]
+                array, places = self.value(x), self.indices(index)
+                if self.divided:
+                    return [f"put_({array}, {self.value(value)}, {places});"]
+                self.blocks += 1  # all threads come to the value
+                kept = f"s{self.blocks}"
+                return [f"const auto {kept} = {self.value(value)};", f"if (ALONE) put_({array}, {kept}, {places});"]
             case ast.Tuple(elts):
                 count = self.blocks = self.blocks + 1
                 if isinstance(value, ast.Tuple):
@@ -379,6 +385,9 @@ def _kernel(text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, who
                 parameters += [f"{c}* {a}_at", *(f"{size} {a}_{d}" for d in range(ndim))]
                 sizes = ", ".join(f"Size({a}_{d})" for d in range(ndim))
                 lines.append(f"const Array<{c}, {ndim}> {a} = {{{a}_at, {{{sizes}}}}};")
+            case ("columns", c):
+                parameters += [f"{c}* {a}_at", *(f"{size} {a}_{d}" for d in range(3))]
+                lines.append(f"const Columns<{c}> {a} = {{{a}_at, {{Size({a}_0), Size({a}_1), Size({a}_2)}}}};")
             case ("table", c, shape):
                 structures.append(f"struct Table{a} {{ {c} of[{max(math.prod(shape), 1)}]; }};\n")
                 parameters.append(f"const __grid_constant__ Table{a} {a}_of")
@@ -405,14 +414,17 @@ def _kernel(text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, who
     )
     constants = f"typedef Whole<{size}> Size;\nenum {{ LANES = {lanes}, WHOLE = {int(whole)} }};\n"
     before = _header().replace("// -- arrays", f"{constants}\n// -- arrays", 1)
-    before += "".join([*structures, *writer.parts.values(), called])
+    written = "".join([*structures, *writer.parts.values(), called])
+    before = (before if "reduced_(" in written else before.partition("// -- sums")[0]) + written
     body = f"""    const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x, item = thread / LANES;
     if (item >= work) return;
     {(chr(10) + "    ").join(lines)}
     {name}_items({", ".join([*names, *items])});
 """
     declared = ", ".join([*parameters, *([f"{size} per"] if text.rows else []), "long long work"])
-    return Kernel("_".join([name.strip("_"), *dtypes, *ends]), declared, body, before, THREADS, _BESIDE * (lanes == 1))
+    return Kernel(
+        "_".join([name.strip("_"), *dtypes, *ends]), declared, body, before, max(THREADS, lanes), _BESIDE * (lanes == 1)
+    )
 
 
 def _operand(x: Any) -> tuple[tuple, list[Any]]:
@@ -423,6 +435,8 @@ def _operand(x: Any) -> tuple[tuple, list[Any]]:
         return ("array", "long long", 1), [STATUS, trouble.WORDS]
     if isinstance(x, Buffer):
         return ("array", C_TYPES[x.dtype], x.ndim), [x, *x.shape]
+    if isinstance(x, Columns):
+        return ("columns", C_TYPES[x.matrices.dtype]), [x.matrices, *x.matrices.shape]
     if isinstance(x, np.ndarray):
         flat = np.ascontiguousarray(x).reshape(-1)
         held = (np.ctypeslib.as_ctypes_type(x.dtype) * max(x.size, 1))(*flat.tolist())
@@ -439,10 +453,10 @@ def _operand(x: Any) -> tuple[tuple, list[Any]]:
 def call_of(work: Work) -> Launch:
     """The launch that does the work of a kernel for every place."""
     kinds, args = zip(*map(_operand, work.operands), strict=True)
-    buffers = [x for x in work.operands if isinstance(x, Buffer)]
+    buffers = [a for some in args for a in some if isinstance(a, Buffer)]
     wide = max([work.items, *(x.size for x in buffers)]) >= _WIDE
     whole = work.whole and not any(x.address % (8 * x.type.numpy.itemsize) for x in buffers if x.size >= 8)
-    lanes = min(1 << (work.lanes - 1).bit_length(), 32 if work.items >= _MANY else THREADS)
+    lanes = min(1 << (work.lanes - 1).bit_length(), _MOST)
     k = _kernel(work.text, kinds, lanes, wide=wide, whole=whole)
     block = max(lanes, THREADS if lanes <= 32 else 0)
     given = [a for some in args for a in some] + [work.per] * work.text.rows

@@ -140,7 +140,11 @@ DEVICE Whole<unsigned> load(unsigned char x) { return Whole<unsigned>(x); }
 DEVICE Whole<unsigned> load(unsigned short x) { return Whole<unsigned>(x); }
 DEVICE Whole<unsigned> load(unsigned x) { return Whole<unsigned>(x); }
 template <class T, class X> DEVICE T stored(X x) { return narrow<T>(x); }
-template <class T, class V> DEVICE T stored(Whole<V> x) { return narrow<T>(x.v); }
+template <class T, class V> DEVICE T stored(Whole<V> x)
+{
+    if constexpr (same<T, f16> || same<T, bf16>) return narrow<T>((double)x.v);
+    else return (T)x.v;
+}
 template <class T> DEVICE T stored(bool x) { return narrow<T>((float)x); }
 
 template <class T, int N> struct Array {
@@ -186,6 +190,28 @@ template <class T, class A, class B> DEVICE Array<T, 1> cut_(const Array<T, 1>& 
 {
     return Array<T, 1>{x.p + begin.v, {Size((decltype(Size::v))(end.v - begin.v))}};
 }
+// columns of matrices, as rows
+template <class T> struct Strided {
+    T* p;
+    Size step, count;
+    typedef T element;
+    __device__ __forceinline__ Size size() const { return count; }
+};
+template <class T, class I> DEVICE auto at_(const Strided<T>& x, I i) { return load(x.p[(long long)i.v * x.step.v]); }
+template <class T, class X, class I> DEVICE void put_(const Strided<T>& x, X value, I i)
+{
+    x.p[(long long)i.v * x.step.v] = stored<T>(value);
+}
+template <class T> struct Columns {
+    T* p;
+    Size shape[3];
+    typedef T element;
+};
+template <class T, class I> DEVICE Strided<T> at_(const Columns<T>& x, I r)
+{
+    const auto matrix = (Size)floor_of(r, x.shape[2]), column = (Size)rest_of(r, x.shape[2]);
+    return {x.p + (long long)matrix.v * x.shape[1].v * x.shape[2].v + column.v, x.shape[2], x.shape[1]};
+}
 // an operand that is not there
 struct Absent {
     Size shape[1] = {Size(0)};
@@ -195,6 +221,7 @@ struct Absent {
 template <class... I> DEVICE Nothing at_(const Absent&, I...) { return {}; }
 template <class... I> DEVICE Nothing at_(Nothing, I...) { return {}; }
 template <class X, class... I> DEVICE void put_(const Absent&, X, I...) {}
+template <class X, class... I> DEVICE void put_(Nothing, X, I...) {}
 
 // eight elements from `first` on, read at once, or written at once when their scope ends
 template <class T> struct Taken {
@@ -257,3 +284,12 @@ DEVICE float abs_of(float x) { return fabsf(x); }
 DEVICE double abs_of(double x) { return fabs(x); }
 DEVICE float cos_of(float x) { return cosf(x); }
 DEVICE double cos_of(double x) { return cos(x); }
+
+// -- sums over the threads of an item ---------------------------------------------------------------------------------
+
+template <class T, class F> DEVICE T reduced_(T x, F f)
+{
+    static_assert(LANES >= 32, "parts of a warp reduce nothing");
+    if constexpr (LANES == 32) return warp_reduce(x, f);
+    else return block_reduce(x, f);
+}
