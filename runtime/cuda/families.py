@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from ...language.ir import Operator
 from ..shared import families
-from .code.python_text import call_of
+from .code.python_kernels import call_of
 from .code.strided import WORDS
 from .device.kernel import C_TYPES, Buffer, Call
 

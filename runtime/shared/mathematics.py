@@ -15,7 +15,7 @@ import numpy as np
 from .texts import inline, instructions
 
 if TYPE_CHECKING:
-    from ..cpu.device.llvm import IRBuilder, Word
+    from .llvm import IRBuilder, Word
 
 
 def _same(types: Any, first: Any, *others: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from recompute.errors import JobError
 from recompute.language.types import TensorType
 from recompute.runtime.cpu.device import jit, native
-from recompute.runtime.cuda.code import python_text
+from recompute.runtime.cuda.code import python_kernels
 from recompute.runtime.cuda.device.kernel import Buffer
 from recompute.runtime.shared.texts import Absent, Fixed, Text, inline, instructions, kernel, lanes
 
@@ -70,7 +70,7 @@ def both(text: Text, arrays: list[Any], **how: Any) -> tuple[list[np.ndarray], l
             a, array = Buffer(address, TensorType.of(a)), a
             device.upload(a, array)
         buffers.append(a)
-    launch = python_text.call_of(text(*buffers, **how))
+    launch = python_kernels.call_of(text(*buffers, **how))
     with device.current():
         device.prepare(launch)()
     theirs = [device.download(a) for a in buffers if isinstance(a, Buffer)]
@@ -156,7 +156,7 @@ def _in_no_c(y, begin, end):
 def test_what_is_not_translated_is_refused(function: Any, words: str) -> None:
     y = Buffer(256, TensorType("i64", (8,)))
     with pytest.raises(JobError, match=words):
-        python_text.call_of(kernel(function)(y, work=8))
+        python_kernels.call_of(kernel(function)(y, work=8))
 
 
 def _widened(x, y, begin, end):
@@ -177,12 +177,12 @@ def test_other_types_than_numbas_do_not_compile(function: Any) -> None:
     """float32 and float64, or float32 and an integer, would be float64 there."""
     x = Buffer(256, TensorType("f32", (8,)))
     with pytest.raises(JobError, match="does not take"):
-        cuda_cases.device().compile([python_text.call_of(kernel(function)(x, x, work=8)).kernel])
+        cuda_cases.device().compile([python_kernels.call_of(kernel(function)(x, x, work=8)).kernel])
 
 
 def test_sizes_of_64_bits() -> None:
     small, large = (
-        python_text.call_of(spread(x, None, x, work=8))
+        python_kernels.call_of(spread(x, None, x, work=8))
         for x in (Buffer(256, TensorType("f32", (n, 1 << 16))) for n in (8, 1 << 16))
     )
     assert "typedef Whole<unsigned> Size" in small.kernel.text

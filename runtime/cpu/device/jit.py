@@ -33,7 +33,7 @@ from . import halves, native
 from .native import Call
 
 if TYPE_CHECKING:
-    from .llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
+    from ...shared.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
     from .toolchain import Toolchain
 
 

@@ -20,7 +20,7 @@ from ..families import Family, family, floats
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
-    from ..device.llvm import IRBuilder, Word
+    from ...shared.llvm import IRBuilder, Word
 
 #: elements that are in the buffer at a time
 _ROOM = 1024

@@ -19,7 +19,7 @@ from .copy import AXES, WORDS, copying, padded, words
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
-    from ..device.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
+    from ...shared.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
 
 #: rows and columns of a tile
 _TILE = 16

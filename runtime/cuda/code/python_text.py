@@ -11,27 +11,18 @@ import ast
 import builtins
 import functools
 import inspect
-import math
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from ....errors import JobError
-from ....language.types import dtype_name
-from ...shared import texts, trouble
-from ...shared.texts import Absent, Columns, Fixed, Inline, Intrinsic, Text, Work
-from ..device.kernel import C_TYPES, REPORT, STATUS, Buffer, Kernel, Launch
+from ...shared import texts
+from ...shared.texts import Inline, Intrinsic
+from ..device.kernel import REPORT
 
-#: threads of a block; such blocks that a multiprocessor is to have at a time, where an item is a thread's
-THREADS, _BESIDE = 256, 8
-#: threads of an item, at most
-_MOST = 1024
-#: elements, sizes and items from which on sizes take 64 bits
-_WIDE = 1 << 31
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^",
               ast.LShift: "<<", ast.RShift: ">>", ast.Div: "/", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
               ast.Eq: "==", ast.NotEq: "!=", ast.And: "&&", ast.Or: "||", ast.USub: "-", ast.Not: "!",
@@ -41,11 +32,6 @@ _CALLS = {abs: "abs_of", min: "min_of", max: "max_of", float: "as<double>", int:
           np.int32: "whole<int>", np.uint32: "whole<unsigned>", np.uint16: "whole<unsigned short>",
           np.uint8: "whole<unsigned char>"}  # fmt: skip
 _NUMPY = {np.uint64: "ull", np.uint32: "u", np.int64: "ll"}
-
-
-@functools.cache
-def _header() -> str:
-    return (Path(__file__).parents[1] / "device" / "texts.h").read_text()
 
 
 def _tree(function: Callable[..., Any]) -> ast.FunctionDef:
@@ -68,7 +54,7 @@ def _stores(part: Any) -> frozenset[int]:
     return frozenset(i for i, a in enumerate(tree.args.args) if a.arg in written)
 
 
-class _Writer:
+class Writer:
     """The C of a kernel's function and of those that it calls, in `parts`."""
 
     def __init__(self) -> None:
@@ -110,7 +96,7 @@ template <class S, class C, class N, class M> DEVICE void report(S&& status, C c
 class _Function:
     """One function's text."""
 
-    def __init__(self, writer: _Writer, function: Callable[..., Any], tree: ast.FunctionDef, divided: bool) -> None:
+    def __init__(self, writer: Writer, function: Callable[..., Any], tree: ast.FunctionDef, divided: bool) -> None:
         self.writer, self.globals, self.tree = writer, function.__globals__, tree
         self.divided = divided
         self.parameters = [a.arg for a in tree.args.args]
@@ -369,95 +355,3 @@ class _Function:
         if value in _CALLS:
             return _CALLS[value]
         raise self.refuse(x, "is no function that kernels call")
-
-
-@functools.cache
-def _kernel(text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, whole: bool) -> Kernel:
-    """The kernel for operands of these kinds; `lanes`: the threads of an item."""
-    name, size = text.function.__name__, "unsigned long long" if wide else "unsigned"
-    writer, parameters, lines, structures = _Writer(), [], [], []
-    names = [f"a{i}" for i in range(len(kinds))]
-    for a, kind in zip(names, kinds, strict=True):
-        match kind:
-            case ("absent",):
-                lines.append(f"const Absent {a};")
-            case ("array", c, ndim):
-                parameters += [f"{c}* {a}_at", *(f"{size} {a}_{d}" for d in range(ndim))]
-                sizes = ", ".join(f"Size({a}_{d})" for d in range(ndim))
-                lines.append(f"const Array<{c}, {ndim}> {a} = {{{a}_at, {{{sizes}}}}};")
-            case ("columns", c):
-                parameters += [f"{c}* {a}_at", *(f"{size} {a}_{d}" for d in range(3))]
-                lines.append(f"const Columns<{c}> {a} = {{{a}_at, {{Size({a}_0), Size({a}_1), Size({a}_2)}}}};")
-            case ("table", c, shape):
-                structures.append(f"struct Table{a} {{ {c} of[{max(math.prod(shape), 1)}]; }};\n")
-                parameters.append(f"const __grid_constant__ Table{a} {a}_of")
-                sizes = ", ".join(f"Size({d})" for d in shape)
-                lines.append(f"const Array<const {c}, {len(shape)}> {a} = {{{a}_of.of, {{{sizes}}}}};")
-            case ("fixed", value):
-                lines.append(f"const Natural {a} = {value}_n;")
-            case ("whole", c):
-                parameters.append(f"{c} {a}_v")
-                lines.append(f"const Whole<{c}> {a}({a}_v);")
-            case (c,):
-                parameters.append(f"{c} {a}")
-    items = ["Size(item)", "Size(item + 1)"]
-    if text.rows:
-        lines += [f"const {size} row = ({size})item / per, in_row = ({size})item - row * per;"]
-        items = ["Size(row)", "Size(in_row)", "Size(in_row + 1)"]
-    called = writer.function(text.function, f"{name}_items", divided=False)
-    dtypes = dict.fromkeys(k[1].replace(" ", "") for k in kinds if k[0] == "array")
-    ends = (
-        [str(k[1]) for k in kinds if k[0] == "fixed"]
-        + [f"by{lanes}"] * (lanes > 1)
-        + ["wide"] * wide
-        + ["whole"] * whole
-    )
-    constants = f"typedef Whole<{size}> Size;\nenum {{ LANES = {lanes}, WHOLE = {int(whole)} }};\n"
-    before = _header().replace("// -- arrays", f"{constants}\n// -- arrays", 1)
-    written = "".join([*structures, *writer.parts.values(), called])
-    before = (before if "reduced_(" in written else before.partition("// -- sums")[0]) + written
-    body = f"""    const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x, item = thread / LANES;
-    if (item >= work) return;
-    {(chr(10) + "    ").join(lines)}
-    {name}_items({", ".join([*names, *items])});
-"""
-    declared = ", ".join([*parameters, *([f"{size} per"] if text.rows else []), "long long work"])
-    return Kernel(
-        "_".join([name.strip("_"), *dtypes, *ends]), declared, body, before, max(THREADS, lanes), _BESIDE * (lanes == 1)
-    )
-
-
-def _operand(x: Any) -> tuple[tuple, list[Any]]:
-    """An operand's kind, and its arguments."""
-    if x is None or isinstance(x, Absent):
-        return ("absent",), []
-    if x is trouble.STATUS:
-        return ("array", "long long", 1), [STATUS, trouble.WORDS]
-    if isinstance(x, Buffer):
-        return ("array", C_TYPES[x.dtype], x.ndim), [x, *x.shape]
-    if isinstance(x, Columns):
-        return ("columns", C_TYPES[x.matrices.dtype]), [x.matrices, *x.matrices.shape]
-    if isinstance(x, np.ndarray):
-        flat = np.ascontiguousarray(x).reshape(-1)
-        held = (np.ctypeslib.as_ctypes_type(x.dtype) * max(x.size, 1))(*flat.tolist())
-        return ("table", C_TYPES[dtype_name(x.dtype)], x.shape), [held]
-    if isinstance(x, Fixed):
-        return ("fixed", x.value), []
-    if isinstance(x, np.uint64):
-        return ("unsigned long long",), [int(x)]
-    if isinstance(x, (float, np.floating)):
-        return ("double",), [float(x)]
-    return ("whole", "unsigned" if 0 <= x < _WIDE else "long long"), [int(x)]
-
-
-def call_of(work: Work) -> Launch:
-    """The launch that does the work of a kernel for every place."""
-    kinds, args = zip(*map(_operand, work.operands), strict=True)
-    buffers = [a for some in args for a in some if isinstance(a, Buffer)]
-    wide = max([work.items, *(x.size for x in buffers)]) >= _WIDE
-    whole = work.whole and not any(x.address % (8 * x.type.numpy.itemsize) for x in buffers if x.size >= 8)
-    lanes = min(1 << (work.lanes - 1).bit_length(), _MOST)
-    k = _kernel(work.text, kinds, lanes, wide=wide, whole=whole)
-    block = max(lanes, THREADS if lanes <= 32 else 0)
-    given = [a for some in args for a in some] + [work.per] * work.text.rows
-    return k(work.items * lanes, *given, work.items, block=block)

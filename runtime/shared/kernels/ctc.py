@@ -142,31 +142,33 @@ def _add(shares, labels, blank, width, row):
 
 
 @kernel
-def ctc_loss(x, labels, lengths, out, rows, blank, ignored, zero_infinity, status, begin, end):
-    """Losses of samples."""
+def ctc_loss(x, labels, lengths, out, rows, rule, status, begin, end):
+    """Losses of samples; `rule`: the blank, the label that is ignored, whether an infinite loss is 0."""
     t = x.dtype.type
+    blank = rule[0]
     for n in range(begin, end):
-        entries = _entries(labels[n], x.shape[2], blank, ignored, status)
+        entries = _entries(labels[n], x.shape[2], blank, rule[1], status)
         steps = _steps(lengths, n, x.shape[0], status)
         out[n] = t(0)
         if entries < 0 or steps < 0:
             continue
         _costs(labels[n], entries, rows[n, _SKIP])
         total = _alpha(x, n, labels[n], blank, 2 * entries + 1, steps, rows[n], _TWO)
-        none = t(0) if zero_infinity else t(np.inf)
+        none = t(0) if rule[2] else t(np.inf)
         out[n] = none if total < t(IMPOSSIBLE) else -total
 
 
 @kernel
-def ctc_gradient(x, labels, lengths, dloss, dx, rows, blank, ignored, status, begin, end):
+def ctc_gradient(x, labels, lengths, dloss, dx, rows, rule, status, begin, end):
     """Gradients of samples: α of all steps, then β from the last to the first, whose shares of a step replace its α."""
     t = x.dtype.type
+    blank = rule[0]
     for n in range(begin, end):
         for i in range(x.shape[0]):
             row = dx[i, n]
             for c in lanes(row.size):
                 row[c] = t(0)
-        entries = _entries(labels[n], x.shape[2], blank, ignored, status)
+        entries = _entries(labels[n], x.shape[2], blank, rule[1], status)
         steps = _steps(lengths, n, x.shape[0], status)
         if entries < 0 or steps < 0:
             continue
@@ -216,9 +218,9 @@ class Losses(Samples):
 
     def works(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Work]:
         """A sample an item."""
-        rule, labels = op.of(CTCLoss), ins[1]
-        options = (rule.blank, rule.ignore_index, int(rule.zero_infinity), STATUS)
-        return [ctc_loss(*ins[:3], outs[0], *scratch, *options, **_shared(labels))]
+        rule = op.of(CTCLoss)
+        numbers = np.array([rule.blank, rule.ignore_index, rule.zero_infinity], np.int64)
+        return [ctc_loss(*ins[:3], outs[0], *scratch, numbers, STATUS, **_shared(ins[1]))]
 
 
 @family("CTCLossGrad")
@@ -231,9 +233,9 @@ class Gradients(Samples):
 
     def works(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Work]:
         """A sample an item."""
-        rule, labels = op.of(CTCLossGrad), ins[1]
-        options = (rule.blank, rule.ignore_index, STATUS)
-        return [ctc_gradient(*ins[:4], outs[0], *scratch, *options, **_shared(labels))]
+        rule = op.of(CTCLossGrad)
+        numbers = np.array([rule.blank, rule.ignore_index], np.int64)
+        return [ctc_gradient(*ins[:4], outs[0], *scratch, numbers, STATUS, **_shared(ins[1]))]
 
 
 def _shared(labels: Any) -> dict[str, int]:

@@ -27,7 +27,7 @@ _MOST = 1024
 
 
 def _lanes(elements: int) -> int:
-    """Of a row."""
+    """Threads that share a row."""
     return 32 if elements <= 1024 else 256
 
 

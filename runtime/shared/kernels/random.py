@@ -18,7 +18,7 @@ from ..texts import Work, eight, inline, instructions, kernel, whole_blocks
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
-    from ...cpu.device.llvm import IRBuilder, Word
+    from ..llvm import IRBuilder, Word
 
 
 @instructions(

@@ -13,7 +13,7 @@ from ..texts import Fixed, Intrinsic, Work, eight, inline, kernel, on_processor,
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
-    from ...cpu.device.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
+    from ..llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
 
 
 #: elements that are compared with a bound at a time
