@@ -322,7 +322,7 @@ class _Function:
         if isinstance(value, (float, np.floating)):
             kind, text = ("float", "f") if isinstance(value, np.float32) else ("double", "")
             if not np.isfinite(value):
-                return f"{'-' * (value < 0)}infinity<{kind}>()" if value == value else f'({kind})nan("")'
+                return f"{'-' * bool(value < 0)}infinity<{kind}>()" if value == value else f'({kind})nan("")'
             number = repr(float(value))
             return f"{number}{text}"
         if type(value) in (np.uint64, np.uint32, np.int64):
@@ -348,7 +348,7 @@ class _Function:
                 return "length"
         elif isinstance(x, ast.Attribute) and isinstance(x.value, ast.Name):
             value = getattr(self.globals.get(x.value.id), x.attr, None)
-            if x.value.id == "math" and x.attr in ("log", "exp", "sqrt", "cos"):
+            if x.value.id == "math" and x.attr in ("log", "exp", "sqrt", "cos", "sin"):
                 return f"{x.attr}_of"
         else:
             value = None

@@ -284,6 +284,7 @@ DEVICE float abs_of(float x) { return fabsf(x); }
 DEVICE double abs_of(double x) { return fabs(x); }
 DEVICE float cos_of(float x) { return cosf(x); }
 DEVICE double cos_of(double x) { return cos(x); }
+DEVICE double sin_of(double x) { return sin(x); }
 
 // -- sums over the threads of an item ---------------------------------------------------------------------------------
 
