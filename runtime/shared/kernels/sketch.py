@@ -12,14 +12,22 @@ from ..texts import inline, kernel, lanes
 from .random import half, words
 
 
+@inline
+def _fill(keys, first, count, draws):
+    """Some numbers of a block."""
+    for i in range(count):
+        keys[first + i] = half(draws, i)
+
+
 @kernel
 def sketch_keys(step, keys, seed, begin, end):
     """The number of each of those to choose from; blocks of eight."""
     for block in range(begin, end):
-        draws = words(block, seed, step[0])
-        for i in range(8):
-            if block * 8 + i < keys.size:
-                keys[block * 8 + i] = half(draws, i)
+        first, draws = block * 8, words(block, seed, step[0])
+        if first + 8 <= keys.size:
+            _fill(keys, first, 8, draws)
+        else:
+            _fill(keys, first, keys.size - first, draws)
 
 
 @kernel
