@@ -13,14 +13,13 @@ from ....language.types import dtype_name
 from ...shared import trouble
 from ...shared.texts import Absent, Columns, Fixed, Text, Work
 from ..device.kernel import C_TYPES, STATUS, Buffer, Kernel, Launch
+from .parts import WIDE
 from .python_text import Writer
 
 #: threads of a block; such blocks that a multiprocessor is to have at a time, where an item is a thread's
 _THREADS, _BESIDE = 256, 8
 #: threads of an item, at most
 _MOST = 1024
-#: elements, sizes and items from which on sizes take 64 bits
-_WIDE = 1 << 31
 
 
 @functools.cache
@@ -100,14 +99,14 @@ def _operand(x: Any) -> tuple[tuple, list[Any]]:
         return ("unsigned long long",), [int(x)]
     if isinstance(x, (float, np.floating)):
         return ("double",), [float(x)]
-    return ("whole", "unsigned" if 0 <= x < _WIDE else "long long"), [int(x)]
+    return ("whole", "unsigned" if 0 <= x < WIDE else "long long"), [int(x)]
 
 
 def call_of(work: Work) -> Launch:
     """The launch that does the work of a kernel for every place."""
     kinds, args = zip(*map(_operand, work.operands), strict=True)
     buffers = [a for some in args for a in some if isinstance(a, Buffer)]
-    wide = max([work.items, *(x.size for x in buffers)]) >= _WIDE
+    wide = max([work.items, *(x.size for x in buffers)]) >= WIDE
     whole = work.whole and not any(x.address % (8 * x.type.numpy.itemsize) for x in buffers if x.size >= 8)
     lanes = min(1 << (work.lanes - 1).bit_length(), _MOST)
     k = _kernel(work.text, kinds, lanes, wide=wide, whole=whole)
