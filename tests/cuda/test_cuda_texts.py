@@ -143,9 +143,44 @@ def _in_no_c(y, begin, end):
     y[begin] = bare(end)
 
 
+def _ends_early(y, begin, end):
+    for i in range(begin, end):
+        for c in lanes(8):
+            if y[c] > i:
+                break
+
+
+def _adds_up(y, begin, end):
+    for i in range(begin, end):
+        s = y[i]
+        for c in lanes(8):
+            s += y[c]
+        y[i] = s
+
+
+def _goes_on(y, begin, end):
+    for i in range(begin, end):
+        for k in range(8):
+            k += y[i]
+            y[k] = i
+
+
+@inline(double=_without)
+def either(a):
+    return a
+
+
+def _by_type(y, begin, end):
+    y[begin] = either(end)
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
+        (_ends_early, r"'lanes\(8\)' divides steps that depend on each other"),
+        (_adds_up, "'s' would have a value for each lane"),
+        (_goes_on, "'k' gets another value in its loop"),
+        (_by_type, "either is another function for float64"),
         (_branches, "_branches, line 7: 'k' has no value in this block"),
         (_unknown, "'sum' is no function that kernels call"),
         (_tried, "is not translated to C"),

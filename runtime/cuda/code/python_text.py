@@ -78,6 +78,8 @@ class Writer:
         if part is texts.report:
             self.parts[part, False] = REPORT + _REPORTED
             return name
+        if part.double is not None:
+            raise JobError(f"{name} is another function for float64, and has no text in C")
         written = f"{name}_each" if divided else name
         if (part, divided) not in self.parts:
             text = self.function(part.function, written, divided)
@@ -106,6 +108,9 @@ class _Function:
         self.begins = {"begin"} if self.parameters[-2:] == ["begin", "end"] else set[str]()
         self.path: tuple[int, ...] = ()
         self.blocks = 0
+        #: the variables of the loops around; the block of the loop over lanes
+        self.running: list[str] = []
+        self.lanes: tuple[int, ...] | None = None
 
     def refuse(self, node: ast.AST, why: str = "is not translated to C") -> JobError:
         """The error about a piece of text."""
@@ -140,6 +145,14 @@ class _Function:
         stores = (n for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
         changed = any(isinstance(n, ast.AugAssign) and ast.unparse(n.target) == name for n in ast.walk(self.tree))
         return changed or sum(n.id == name for n in stores) > 1
+
+    def may_change(self, target: ast.expr, name: str) -> None:
+        """Refuses another value of a loop's variable, or of one that is outside of what lanes divide."""
+        self.begins.discard(name)
+        if name in self.running:
+            raise self.refuse(target, "gets another value in its loop")
+        if self.lanes is not None and self.declared[name][: len(self.lanes)] != self.lanes:
+            raise self.refuse(target, "would have a value for each lane: it is no result of a loop over lanes")
 
     def nested(self, head: str, body: Sequence[ast.stmt], depth: int) -> list[str]:
         """A statement with a block."""
@@ -190,28 +203,30 @@ class _Function:
         first = s.iter.args[0] if len(s.iter.args) > 1 else ast.Constant(0)
         end, begin = self.value(s.iter.args[len(s.iter.args) > 1]), self.value(first)
         back = isinstance(step, ast.UnaryOp) and isinstance(step.op, ast.USub)
-        lanes = called.id == "lanes" and self.globals.get("lanes") is texts.lanes and not self.divided
-        if (called.id != "range" and not lanes and called.id != "lanes") or (self.inside(name) and name != "_"):
-            raise self.refuse(s, "is no loop over a range, or its variable has a value before it")
-        by = f"({self.value(step)}).v"
-        start = f"Integer({begin})" if back else f"from_({begin}, {end}{', ' * lanes}{by * lanes})"
-        if lanes:
-            by = f"{by} * LANES"
-        head = f"for (auto {name} = {start}; {name} {'>' if back else '<'} {end}; {name}.v += {by})"
-        outer, before = self.divided, self.declared.get(name)
-        self.divided = outer or lanes
-        self.declared[name] = (*self.path, self.blocks + 1)
-        lines = self.nested(head, body, depth)
-        if lanes:
-            lines.insert(0, "#pragma unroll 1")
-        if begin in self.begins and end == "end":  # a kernel's items: one
-            lines = [f"const auto {name} = begin;", "do {", *lines[1:-1], "} while (false);"]
-        self.divided = outer
+        lanes = called.id == "lanes" and self.globals.get("lanes") is texts.lanes
+        if called.id != "range" and not lanes:
+            raise self.refuse(s.iter, "is no range")
+        if self.inside(name) and name != "_":
+            raise self.refuse(s.target, "has a value before its loop")
+        lanes = lanes and not self.divided
+        if lanes and (back or any(isinstance(n, (ast.Break, ast.Return)) for n in ast.walk(s))):
+            raise self.refuse(s.iter, "divides steps that depend on each other")
+        stop, by = f"stop_{self.blocks}_", f"({self.value(step)}).v{' * LANES' * lanes}"
+        start = f"Integer({begin})" if back else f"from_({begin}, {stop}{f', {by[:-8]}' * lanes})"
+        outer = self.divided, self.lanes, self.declared.get(name)
+        self.declared[name] = inner = (*self.path, self.blocks + 1)
+        self.divided, self.lanes = self.divided or lanes, inner if lanes else self.lanes
+        self.running.append(name)
+        lines = self.nested(f"for (auto {name} = {start}; {name} {'<>'[back]} {stop}; {name}.v += {by})", body, depth)
+        self.running.pop()
+        self.divided, self.lanes, before = outer
         if before is None:
             del self.declared[name]
         else:
             self.declared[name] = before
-        return lines
+        if begin in self.begins and end == "end":  # a kernel's items: one
+            return [f"const auto {name} = begin;", "do {", *lines[1:-1], "} while (false);"]
+        return [f"const auto {stop} = {end};", *["#pragma unroll 1"] * lanes, *lines]
 
     def assigned(self, target: ast.expr, value: ast.expr) -> list[str]:
         """An assignment."""
@@ -224,7 +239,7 @@ class _Function:
                 if text in self.begins:  # where a processor has begun with some items
                     self.begins.add(name)
                 if self.inside(name):
-                    self.begins.discard(name)
+                    self.may_change(target, name)
                     return [f"assign({name}, {text});"]
                 self.declared[name] = self.path
                 return [f"auto {name} = {f'variable({text})' if self.again(name) else text};"]
@@ -233,16 +248,16 @@ class _Function:
                 if self.divided:
                     return [f"put_({array}, {self.value(value)}, {places});"]
                 self.blocks += 1  # all threads come to the value
-                kept = f"s{self.blocks}"
+                kept = f"value_{self.blocks}_"
                 return [f"const auto {kept} = {self.value(value)};", f"if (ALONE) put_({array}, {kept}, {places});"]
             case ast.Tuple(elts):
                 count = self.blocks = self.blocks + 1
                 if isinstance(value, ast.Tuple):
-                    lines = [f"const auto t{count}_{i} = {self.value(v)};" for i, v in enumerate(value.elts)]
-                    parts = [f"t{count}_{i}" for i in range(len(elts))]
+                    lines = [f"const auto part_{count}_{i}_ = {self.value(v)};" for i, v in enumerate(value.elts)]
+                    parts = [f"part_{count}_{i}_" for i in range(len(elts))]
                 else:
-                    lines = [f"const auto t{count} = {self.value(value)};"]
-                    parts = [f"part_<{i}>(t{count})" for i in range(len(elts))]
+                    lines = [f"const auto parts_{count}_ = {self.value(value)};"]
+                    parts = [f"part_<{i}>(parts_{count}_)" for i in range(len(elts))]
                 for to, part in zip(elts, parts, strict=True):
                     lines += self.assigned(to, ast.Name(f"\0{part}", ast.Load(), lineno=target.lineno))
                 return lines
@@ -317,7 +332,7 @@ class _Function:
         """A number."""
         if isinstance(value, (bool, np.bool_)):
             return str(bool(value)).lower()
-        if isinstance(value, int):
+        if isinstance(value, int) and abs(value) < 1 << 63:
             return f"{value}_n" if value >= 0 else f"Integer({value}ll)"
         if isinstance(value, (float, np.floating)):
             kind, text = ("float", "f") if isinstance(value, np.float32) else ("double", "")
