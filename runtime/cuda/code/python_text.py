@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import functools
 import inspect
 import textwrap
@@ -167,11 +168,9 @@ class _Function:
                 return [f"{self.value(call)};"]
             case ast.Assign([target], value):
                 return self.assigned(target, value)
-            case ast.AugAssign(ast.Name() as target, op, value):
-                before = ast.Name(target.id, ast.Load(), lineno=s.lineno)
-                return self.assigned(target, ast.BinOp(before, op, value, lineno=s.lineno))
-            case ast.AugAssign(ast.Subscript(x, index) as target, op, value):
-                before = ast.Subscript(x, index, ast.Load(), lineno=s.lineno)
+            case ast.AugAssign(ast.Name() | ast.Subscript() as target, op, value):
+                before: Any = copy.copy(target)
+                before.ctx = ast.Load()
                 return self.assigned(target, ast.BinOp(before, op, value, lineno=s.lineno))
             case ast.For(ast.Name(name), ast.Call(ast.Name() as called), body, []):
                 return self.loop(s, name, called, body, depth)

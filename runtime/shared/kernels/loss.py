@@ -83,7 +83,7 @@ def likelihood(x, labels, weights, losses, label_weights, rule, status, begin, e
     c="""template <class X> DEVICE double sum_of(X&& x)
 {
     double s = 0;
-#pragma unroll 4
+#pragma unroll 1
     for (long long i = threadIdx.x % LANES; i < (long long)x.size().v; i += LANES) s += x.p[i];
     return reduced_(s, Plus());
 }
