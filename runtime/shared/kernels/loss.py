@@ -70,12 +70,12 @@ def cross_entropy(x, labels, weights, lp, losses, label_weights, rule, status, b
 @kernel
 def likelihood(x, labels, weights, losses, label_weights, rule, status, begin, end):
     """Losses of log-probabilities x [N, C, D], label by label."""
-    inner = x.shape[2]
+    inner, ignored, ignore = x.shape[2], rule[1], rule[2]
     for r in range(begin, end):
         label = labels[r]
-        w = _weight(weights, label, rule[1], rule[2], x.shape[1], status)
+        w = _weight(weights, label, ignored, ignore, x.shape[1], status)
         label_weights[r] = w
-        counts = _counts(label, rule[1], rule[2], x.shape[1])
+        counts = _counts(label, ignored, ignore, x.shape[1])
         losses[r] = -w * float(x[r // inner, label, r % inner]) if counts else 0.0
 
 

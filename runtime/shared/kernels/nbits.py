@@ -47,9 +47,9 @@ def _others(codes, out, column, stop, at, zero, scale, bits):
     """Elements of a row for other numbers of bits."""
     t = out.dtype.type
     z, s = t(zero), t(scale)
-    per, mask = 8 // bits, (1 << bits) - 1
+    mask = (1 << bits) - 1
     for k in lanes(column, stop):
-        code = (int(codes[k // per]) >> (bits * (k % per))) & mask
+        code = (int(codes[(k * bits) >> 3]) >> ((k * bits) & 7)) & mask
         out[at + (k - column)] = (t(code) - z) * s
 
 
