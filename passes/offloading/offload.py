@@ -8,8 +8,9 @@ are in the block already are placed anew.
 from __future__ import annotations
 
 import dataclasses
+import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -24,6 +25,7 @@ from ...ops.memory import offload as ops
 from ..base import Pass
 from ..memory.liveness import Liveness
 from ..memory.memory_plan import live_profile
+from ..recomputation.unplan import Unplan
 from .transfers import LINK, Link, Seconds
 from .windows import far_names, place_windows, storable, without_windows
 
@@ -41,7 +43,6 @@ class Offload(Pass):
     waits.  A value whose copy back would begin before its copy out is done stays on the device if there is room.
 
     `tight`: all copies are awaited immediately, for a program that will be planned (which places them again).
-    `lowered`: the names are those of the step before lowering, after which values may have another layout, or be gone.
     `seconds`: the time of an operator (default: a roofline); `link`: the rate of copies.  Without `values`, existing
     copies are placed again.
     """
@@ -49,7 +50,6 @@ class Offload(Pass):
     values: tuple[str, ...] = ()
     limit: int = 0
     tight: bool = False
-    lowered: bool = False
     seconds: Seconds | None = None
     link: Link = LINK
 
@@ -59,8 +59,6 @@ class Offload(Pass):
             raise UsageError("'offload' comes before 'liveness': it adds operators, and frees must follow")
         names = self.values or offloaded(block)
         block = without_copies(block)
-        if self.lowered:
-            names = surviving(block, names)
         rests, seconds = find_rests(block, names), self.seconds or roofline
         if rests and self.tight:
             block = _written(block, [_tight(block, r) for r in rests])
@@ -280,9 +278,51 @@ def _written(block: Block, moves: Sequence[_Move]) -> Block:
     return block.with_operators(result, addresses={})
 
 
-def surviving(block: Block, names: Iterable[str]) -> tuple[str, ...]:
-    """Names of values in a lowered block, where they can have another layout, or be absent."""
-    values = block.values()
-    there = [n for name in names for n in (name, f"{name}.last") if n in values]
-    stored = storable(block)
-    return (*(n for n in there if n in stored), *(r.value.name for r in find_rests(block, there)))
+def lowered_names(names: Iterable[str], block: Block, lowered: Block) -> dict[str, tuple[str, ...]]:
+    """For each of some values of a block, the values of the lowered block that wait in its place: none, or several.
+
+    Both blocks are without copies.  Lowering turns values to another layout (x.last) and folds transposes: kernels read
+    what a value was made of, or write what is made of it.  Where a value has fewer late readers than before, what has
+    its elements and did not wait before waits in its place.
+    """
+    stored, there = storable(lowered), block.values()
+    origin, before = _origins(block, lowered), {r.value.name: r for r in find_rests(block, there)}
+    same: dict[str, list[Rest]] = {}
+    for r in find_rests(lowered, lowered.values()):
+        name = _unturned(r.value.name, there)
+        same.setdefault(name if name in before else f"like {origin.get(name, name)}", []).append(r)
+    result: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        rests = same.get(name, [])
+        if name in before and sum(len(r.late) for r in rests) < len(before[name].late):
+            rests = [*rests, *same.get(f"like {origin.get(name, name)}", ())]
+        result[name] = (name,) if name in stored else tuple(r.value.name for r in rests)
+    return result
+
+
+def _unturned(name: str, there: Container[str]) -> str:
+    """The name among those before lowering of a value of the lowered block, which may have another layout."""
+    return name if name in there else re.sub(r"\.last(_\d+)?$", "", name)
+
+
+def _origins(block: Block, lowered: Block) -> dict[str, str]:
+    """Value name → name of the value whose elements it has, if in another order or shape."""
+    origins, there = dict[str, str](), block.values()
+    for op in (*block.operators, *lowered.operators):
+        read = list(op.reads())
+        for y in op.writes():
+            moved = op.op.moves_data and not op.op.communicates and len(read) == 1 and read[0].nbytes == y.nbytes
+            source = read[0].name if moved else _unturned(y.name, there)
+            origins.setdefault(y.name, origins.get(source, source))
+    return origins
+
+
+def staying(block: Block, compiled: Block) -> tuple[str, ...]:
+    """Notes on the values that a block offloads and that stay on the device when it is compiled, with the reasons."""
+    wanted, moved = offloaded(block), set(offloaded(compiled))
+    if not wanted:
+        return ()
+    there = lowered_names(wanted, without_copies(block), without_copies(Unplan().run(compiled)))
+    short = "there is room for it, and its copies take longer than it waits"
+    why = {n: short if rests else "the compiled step needs it no more" for n, rests in there.items()}
+    return tuple(f"'{n}' is not offloaded: {why[n]}" for n, rests in there.items() if moved.isdisjoint(rests))

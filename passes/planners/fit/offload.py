@@ -7,7 +7,7 @@ order after which the device waits least wins, by the simulated times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from ....language.verify_addresses import ALIGNMENT, aligned
 from ...memory.liveness import Liveness
 from ...memory.memory_plan import live_profile
 from ...memory.storage import Storage, storages
-from ...offloading.offload import Offload, Rest, find_rests
+from ...offloading.offload import Offload, Rest, find_rests, lowered_names
 from ...offloading.transfers import Link, Seconds, StepTimes, simulate
 
 
@@ -32,13 +32,17 @@ class Candidate:
     seconds: float
 
 
-def choose(block: Block, target: int, seconds: Seconds, link: Link) -> tuple[tuple[str, ...], StepTimes] | None:
+def choose(
+    block: Block, target: int, seconds: Seconds, link: Link, among: Container[str] | None = None
+) -> tuple[tuple[str, ...], StepTimes] | None:
     """Values to move so that at most `target` bytes are alive on the device, and the step's times then.
 
-    `block`: without frees and copies.  None where no choice is found.
+    `block`: without frees and copies.  `among`: names that come into question (None: all).  None where no choice is
+    found.
     """
     times = {id(op): seconds(op) for op in block.operators}
     live, found = _live(block), candidates(block, lambda op: times[id(op)])
+    found = found if among is None else [c for c in found if c.name in among]
     best: tuple[tuple[str, ...], StepTimes] | None = None
     seen: set[tuple[str, ...]] = set()
     for order in _ORDERS:
@@ -120,8 +124,8 @@ def bare(block: Block) -> Block:
     return block.with_operators([op for op in block.operators if not isinstance(op.op, Free)], addresses={})
 
 
-def logical_names(names: Iterable[str], logical: Block) -> tuple[str, ...]:
-    """Names, before the lowering, of values of a lowered block; those that it added itself are left out."""
-    there = logical.values()
-    found = (n if n in there else n.removesuffix(".last") for n in names)
-    return tuple(dict.fromkeys(n for n in found if n in there))
+def logical_names(lowered: Block, logical: Block) -> dict[str, str]:
+    """For each value that waits in a lowered block, the one of the block before by whose name it is offloaded."""
+    rests = [r.value.name for r in find_rests(logical, logical.values())]
+    there = lowered_names(rests, logical, lowered)
+    return {name: n for n in reversed(rests) for name in there[n]}

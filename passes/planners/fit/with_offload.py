@@ -99,8 +99,10 @@ def _starts(
     missed = [(dataclasses.replace(f.plan, offloads=()), f.scheduled) for f in others]
     plans = [(RecomputePlan(), False), *plans_for_more(fitting, budget, strategy, options, _PLANS)]
     for start in dict.fromkeys([*plans, *missed]):
-        block = fitting.order(fitting.applied(*start))
-        chosen = choose(block, budget - _persistent(block), fitting.prices, fitting.target.link)
+        plain = fitting.applied(*start)
+        block = fitting.order(plain)
+        names = logical_names(block, plain)
+        chosen = choose(block, budget - _persistent(block), fitting.prices, fitting.target.link, names)
         if chosen is not None:
             yield chosen[1].seconds, start
 
@@ -128,15 +130,15 @@ def _moved(fitting: Fitting, start: tuple[RecomputePlan, bool], budget: int) -> 
     made, scheduled = start
     plain = fitting.applied(made, scheduled)
     block = fitting.order(plain)
-    target = budget - _persistent(block)
+    target, names = budget - _persistent(block), logical_names(block, plain)
     seen: set[tuple[str, ...]] = set()
     for _ in range(_TRIES):
-        chosen = choose(block, target, fitting.prices, fitting.target.link)
-        names = () if chosen is None else logical_names(chosen[0], plain)
-        if chosen is None or names in seen:
+        chosen = choose(block, target, fitting.prices, fitting.target.link, names)
+        moved = () if chosen is None else tuple(dict.fromkeys(names[n] for n in chosen[0]))
+        if chosen is None or moved in seen:
             return None
-        seen.add(names)
-        found = fitting.carry_out(dataclasses.replace(made, offloads=names), scheduled)
+        seen.add(moved)
+        found = fitting.carry_out(dataclasses.replace(made, offloads=moved), scheduled)
         if found.peak <= budget:
             return found
         block = without_copies(bare(found.compiled))  # the order that was compiled can be another one
