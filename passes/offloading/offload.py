@@ -12,7 +12,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -135,11 +135,15 @@ def find_rests(block: Block, names: Iterable[str]) -> list[Rest]:
 
 @dataclass
 class _Move:
-    """A rest with the slots of its copies: slot k is right before operator k."""
+    """A gap between readers of a value, with the slots of its copies: slot k is right before operator k.
+
+    `readers`: those that read what is fetched.  Of the first gap `leave` is the wait for the copy out.
+    """
 
     rest: Rest
+    readers: tuple[int, ...]
     tight: int  # the first slot at which nothing keeps its buffer but the copy
-    leave: int  # the wait for the copy out
+    leave: int
     fetch: int  # the start of the copy back
 
     @property
@@ -148,7 +152,7 @@ class _Move:
 
     @property
     def due(self) -> int:
-        return self.rest.late[0]
+        return self.readers[0]
 
 
 class _Placing:
@@ -157,32 +161,49 @@ class _Placing:
     def __init__(self, block: Block, rests: Sequence[Rest], seconds: Seconds, link: Link, limit: int) -> None:
         self.block, self.link = block, link
         self.starts = [0.0, *accumulate(seconds(op) for op in block.operators)]
-        self.moves = [_tight(block, r) for r in rests]
-        tight = _written(block, self.moves)
-        self.live = _live(tight)
+        gaps = [_gaps(block, r) for r in rests]
+        self.tight = _written(block, [m for ms in gaps for m in ms])
+        self.live = _live(self.tight)
         self.room = max(int(self.live.max(initial=0)), limit)
-        self.tight = tight
+        self.moves = self._joined(gaps)
 
     def run(self) -> Block:
         leaving, coming = self._leaving(), self._coming()
-        moves = []
-        for m, k, s in zip(self.moves, leaving, coming, strict=True):
-            if k <= s or not self._stays(m):
-                moves.append((m, k, s))
-        for m, k, _ in moves:
-            self._leave_at(m, k)
-        last = 0
-        for m, _, s in sorted(moves, key=lambda x: x[0].due):
-            last = self._fetch_at(m, max(s, last, m.leave))
-        block = _written(self.block, [m for m, _, _ in moves])
+        moves: dict[str, list[_Move]] = {}
+        for m, s in zip(self.moves, coming, strict=True):
+            name = m.rest.value.name
+            k = m.tight if name in moves else max(m.tight, leaving[name])
+            if k <= s or name in moves or not self._stays(m):
+                moves.setdefault(name, []).append(dataclasses.replace(m, leave=k, fetch=s))
+        for ms in moves.values():
+            self._leave_at(ms[0], ms[0].leave)
+        last, chosen = 0, [m for ms in moves.values() for m in ms]
+        for m in sorted(chosen, key=lambda m: m.due):
+            last = self._fetch_at(m, max(m.fetch, last, m.leave))
+        block = _written(self.block, chosen)
         return block if int(_live(block).max(initial=0)) <= self.room else self.tight
 
-    def _leaving(self) -> list[int]:
-        """For each move the first slot at which its copy out is done."""
-        free, times = 0.0, []
-        for m in self.moves:
-            free = max(free, self.starts[m.rest.made + 1]) + self.link.seconds(m.rest.value.nbytes, back=False)
-            times.append(m.tight if free <= self.starts[m.tight] else bisect_left(self.starts, free))
+    def _joined(self, gaps: Sequence[list[_Move]]) -> list[_Move]:
+        """The gaps without those between late readers for which there is room, short ones first."""
+        starts, gone = self.starts, set[tuple[str, int]]()
+        later = [m for ms in gaps for m in ms[1:]]
+        for m in sorted(later, key=lambda m: (starts[m.due] - starts[m.tight], m.due, m.rest.value.name)):
+            if self._stays(m):
+                gone.add((m.rest.value.name, m.due))
+        result: list[_Move] = []
+        for m in (m for ms in gaps for m in ms):
+            if (m.rest.value.name, m.due) in gone:
+                result[-1].readers += m.readers
+            else:
+                result.append(m)
+        return result
+
+    def _leaving(self) -> dict[str, int]:
+        """For each value the first slot at which its copy out is done."""
+        free, times = 0.0, dict[str, int]()
+        for r in {m.rest.value.name: m.rest for m in self.moves}.values():
+            free = max(free, self.starts[r.made + 1]) + self.link.seconds(r.value.nbytes, back=False)
+            times[r.value.name] = bisect_left(self.starts, free)
         return times
 
     def _coming(self) -> list[int]:
@@ -226,7 +247,18 @@ class _Placing:
 def _tight(block: Block, r: Rest) -> _Move:
     """A copy out awaited as soon as nothing else keeps the value, and a copy back awaited where it begins."""
     slot = r.early + 1 - (r.early > r.made and _may_take(block.operators[r.early], r.value))
-    return _Move(r, slot, slot, r.late[0])
+    return _Move(r, r.late, slot, slot, r.late[0])
+
+
+def _gaps(block: Block, r: Rest) -> list[_Move]:
+    """Moves between all readers of a value from its rest on that have others between them."""
+    moves = [dataclasses.replace(_tight(block, r), readers=r.late[:1])]
+    for before, i in pairwise(r.late):
+        if i == before + 1:
+            moves[-1].readers += (i,)
+        else:
+            moves.append(_Move(r, (i,), before + 1, before + 1, i))
+    return moves
 
 
 def _may_take(op: Operator, v: Value) -> bool:
@@ -242,7 +274,7 @@ def _live(block: Block) -> np.ndarray:
 
 
 def _written(block: Block, moves: Sequence[_Move]) -> Block:
-    """The block with the copies of all moves.
+    """The block with the copies of all moves; those of a value in order.
 
     In one slot: copies out that begin, waits for copies out, copies back that begin, waits for copies back.
     """
@@ -256,16 +288,17 @@ def _written(block: Block, moves: Sequence[_Move]) -> Block:
         slots.setdefault(slot, ([], [], [], []))[kind].append(Operator(op, ins, (out,), Role.COMMUNICATE))
         return out
 
-    kept: list[tuple[_Move, Value]] = []
+    hosts: dict[str, Value] = {}
     for m in sorted(moves, key=lambda m: m.rest.made):
         x = m.rest.value
-        leaving = put(m.rest.made + 1, 0, ops.Offload(), x, name=f"{x.name}.leaving")
-        kept.append((m, put(m.leave, 1, ops.CopyWait(), leaving, x, name=f"{x.name}.host")))
-    for m, host in sorted(kept, key=lambda k: k[0].due):
-        x = m.rest.value
+        if x.name not in hosts:
+            leaving = put(m.rest.made + 1, 0, ops.Offload(), x, name=f"{x.name}.leaving")
+            hosts[x.name] = put(m.leave, 1, ops.CopyWait(), leaving, x, name=f"{x.name}.host")
+    for m in sorted(moves, key=lambda m: m.due):
+        x, host = m.rest.value, hosts[m.rest.value.name]
         coming = put(m.fetch, 2, ops.Prefetch(), host, name=f"{x.name}.coming")
         back = put(m.due, 3, ops.CopyWait(), coming, host, name=f"{x.name}.back")
-        read.update(((i, x.name), back) for i in m.rest.late)
+        read.update(((i, x.name), back) for i in m.readers)
     reading = {i for i, _ in read}
     result: list[Operator] = []
     for i, op in enumerate(block.operators):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,13 +24,16 @@ from ...offloading.transfers import Link, Seconds, StepTimes, simulate
 
 @dataclass(frozen=True)
 class Candidate:
-    """A value whose move frees `nbytes` while operators `first` to `last` run, for `seconds`."""
+    """A value whose move frees `nbytes` while operators of each of `spans` run, first and last, for `seconds`."""
 
     name: str
     nbytes: int
-    first: int
-    last: int
+    spans: tuple[tuple[int, int], ...]
     seconds: float
+
+    def over(self, live: np.ndarray) -> list[np.ndarray]:
+        """What is alive meanwhile, as views."""
+        return [live[first : last + 1] for first, last in self.spans]
 
 
 def choose(
@@ -71,17 +75,19 @@ def _taken(live: np.ndarray, order: Sequence[Candidate], target: int) -> tuple[s
     live = live.copy()
     taken = []
     for c in order:
-        span = live[c.first : c.last + 1]
-        if (span > target).any():
-            span -= c.nbytes
+        spans = c.over(live)
+        if any((span > target).any() for span in spans):
+            for span in spans:
+                span -= c.nbytes
             taken.append(c)
     if (live > target).any():
         return None
     kept = []
     for c in reversed(taken):
-        span = live[c.first : c.last + 1]
-        if (span + c.nbytes <= target).all():
-            span += c.nbytes
+        spans = c.over(live)
+        if all((span + c.nbytes <= target).all() for span in spans):
+            for span in spans:
+                span += c.nbytes
         else:
             kept.append(c)
     return tuple(c.name for c in reversed(kept))
@@ -105,8 +111,11 @@ def candidates(block: Block, seconds: Seconds) -> list[Candidate]:
         rest = rests[0]
         first = _quiet_from(s, rest, readers, made)
         if first < rest.late[0]:
-            rested = float(starts[rest.late[0]] - starts[first])
-            found.append(Candidate(rest.value.name, aligned(s.nbytes), first, rest.late[0] - 1, rested))
+            spans = [(first, rest.late[0] - 1)]
+            if all(made.get(n, -1) < rest.late[0] for n in s.offsets):  # no late reader's result lies in it
+                spans += [(a + 1, b - 1) for a, b in pairwise(rest.late) if a + 1 < b]
+            rested = float(sum(starts[b + 1] - starts[a] for a, b in spans))
+            found.append(Candidate(rest.value.name, aligned(s.nbytes), tuple(spans), rested))
     return found
 
 
