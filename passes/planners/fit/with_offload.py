@@ -12,6 +12,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,6 +33,8 @@ from .search import searched
 _PLANS, _COMPILED, _TRIES = 8, 3, 4
 #: shares of the link's time that values to fetch may take; what the search of each may take of that of the first plan
 SHARES, _WORK = (0.7, 0.4), 0.7
+#: shares that are tried, in both orders of the step, where nothing so near to the bound is found
+FURTHER, _NEAR = (1.0, 1.5), 1.1
 #: plans of one such search that are compiled in a round
 _JOINT = 2
 
@@ -61,21 +64,29 @@ def fastest(
 
 
 def _joint(fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any]) -> Iterator[Fitted]:
-    """Steps that `auto` plans with values to fetch in place of recomputing them (core/fetches.py)."""
+    """Steps that `auto` plans with values to fetch in place of recomputing them (core/fetches.py).
+
+    Where none fits, more values can be fetched, and the step is planned in the order that needs less memory, too.
+    """
     if fitting.slices or not isinstance(planner(strategy, **options), Auto):
         return
-    derived, watch = fitting.derived, current()
-    for problem in fetched(derived, budget, fitting.target.link, SHARES):
-        if watch.late:
-            return
-        other = copy.copy(fitting)
-        vars(other).update(derived=problem, reordered=None)
-        watch.begin_another(_WORK)
-        with contextlib.suppress(BudgetError):
-            for f in searched(other, budget, strategy, options, _JOINT, False, None):
-                yield dataclasses.replace(f, planned=None)  # its cost there counts the link's price
-                if f.peak < budget and fitting.times(f).stalls:  # what is left hides copies
-                    yield fitting.carry_out(f.plan, False, limit=budget - _persistent(f.base))
+    best, watch = math.inf, current()
+    near = fitting.bound(budget, moves=True) * _NEAR
+    for derived, scheduled in fitting.bases():
+        for share, problem in fetched(derived, budget, fitting.target.link, (*SHARES, *FURTHER)):
+            if watch.late or (best < near and (scheduled or share in FURTHER)):
+                break
+            other = copy.copy(fitting)
+            vars(other).update(derived=problem, block=derived.block, reordered=None)
+            watch.begin_another(_WORK)
+            with contextlib.suppress(BudgetError):
+                for f in searched(other, budget, strategy, options, _JOINT, False, None):
+                    f = dataclasses.replace(f, planned=None, scheduled=scheduled)  # its cost has the link's price
+                    moved = [f]
+                    if f.peak < budget and fitting.times(f).stalls:  # what is left hides copies
+                        moved.append(fitting.carry_out(f.plan, scheduled, limit=budget - _persistent(f.base)))
+                    best = min([best, *(fitting.times(m).seconds for m in moved if m.peak <= budget)])
+                    yield from moved
 
 
 def _added(
