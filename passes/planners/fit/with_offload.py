@@ -12,7 +12,6 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -48,8 +47,9 @@ def fastest(
     try:
         watch.doing("values in host memory")
         limit = min((fitting.times(f).seconds for f in fitting_in), default=float("inf"))
-        joint = _joint(fitting, budget, strategy, options)
-        for moved in itertools.chain(joint, _added(fitting, tried, budget, strategy, options)):
+        joint = _joint(fitting, fitting_in, budget, strategy, options)
+        both = itertools.chain(joint, _added(fitting, tried, budget, strategy, options))
+        for moved in itertools.chain.from_iterable(_hiding(fitting, f, budget) for f in both):
             tried.append(moved)
             if moved.peak <= budget and fitting.times(moved).seconds < limit:  # each faster than all before
                 limit = fitting.times(moved).seconds
@@ -63,30 +63,36 @@ def fastest(
     return min(fitting_in, key=lambda f: (fitting.times(f).seconds, f.peak))
 
 
-def _joint(fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any]) -> Iterator[Fitted]:
+def _hiding(fitting: Fitting, f: Fitted, budget: int) -> Iterator[Fitted]:
+    """A step, and where it waits for copies, the same with copies that use what is left of the budget."""
+    yield f
+    if f.peak < budget and fitting.times(f).stalls:
+        yield fitting.carry_out(f.plan, f.scheduled, limit=budget - _persistent(f.base))
+
+
+def _joint(
+    fitting: Fitting, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any]
+) -> Iterator[Fitted]:
     """Steps that `auto` plans with values to fetch in place of recomputing them (core/fetches.py).
 
-    Where none fits, more values can be fetched, and the step is planned in the order that needs less memory, too.
+    While all that fit, `found`, are far from the bound, more values are fetched, and the step is planned in the order
+    that needs less memory, too.
     """
     if fitting.slices or not isinstance(planner(strategy, **options), Auto):
         return
-    best, watch = math.inf, current()
-    near = fitting.bound(budget, moves=True) * _NEAR
+    near, watch = fitting.bound(budget, moves=True) * _NEAR, current()
     for derived, scheduled in fitting.bases():
         for share, problem in fetched(derived, budget, fitting.target.link, (*SHARES, *FURTHER)):
-            if watch.late or (best < near and (scheduled or share in FURTHER)):
+            if watch.late:
+                return
+            if (scheduled or share in FURTHER) and any(fitting.times(f).seconds < near for f in found):
                 break
             other = copy.copy(fitting)
             vars(other).update(derived=problem, block=derived.block, reordered=None)
             watch.begin_another(_WORK)
             with contextlib.suppress(BudgetError):
                 for f in searched(other, budget, strategy, options, _JOINT, False, None):
-                    f = dataclasses.replace(f, planned=None, scheduled=scheduled)  # its cost has the link's price
-                    moved = [f]
-                    if f.peak < budget and fitting.times(f).stalls:  # what is left hides copies
-                        moved.append(fitting.carry_out(f.plan, scheduled, limit=budget - _persistent(f.base)))
-                    best = min([best, *(fitting.times(m).seconds for m in moved if m.peak <= budget)])
-                    yield from moved
+                    yield dataclasses.replace(f, planned=None, scheduled=scheduled)  # its cost has the link's price
 
 
 def _added(

@@ -1,7 +1,7 @@
 """Schedules for a budget in which what is in the way is evicted, and made again right before its next reader.
 
 Nodes run in their order.  Where there is no room for one, values go first whose next reader is far, that are large and
-cheap to make again with all that is missing for that: Belady's rule (1966) with the weights of dynamic
+cheap to make again with all that is missing for that: Belády's rule (1966) with the weights of dynamic
 tensor rematerialisation (Kirisame et al. 2021, arXiv 2006.09616), which knows no future.  A small budget is kept where
 any single node fits, but what was evicted may be made again many times: local search goes on from here.
 """
