@@ -54,7 +54,7 @@ def report(tmp_path: Path, *words: str) -> dict[str, Any]:
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_slices_are_held_to_their_own_promise(optimizer: str, wide: str, tmp_path: Path) -> None:
     """Sums over slices are close, and not the same bits: Adam makes steps of full size of the difference."""
-    found = report(tmp_path, wide, "--batch", "8", "--memory-budget", "50%", "--check", "--optimizer", optimizer)
+    found = report(tmp_path, wide, "--batch", "8", "--memory-budget", "60%", "--check", "--optimizer", optimizer)
     assert found["planned"]["slices"]
     slices = found["check"]["slices"]
     assert slices["passed"] and slices["tolerance"] == 1024 * 2**-24  # roundings of float32
@@ -68,7 +68,7 @@ def test_gradients_that_are_wrong_do_not_pass(
     from recompute.analysis import check
 
     monkeypatch.setattr(check, "slices_tolerance", lambda program: -1.0)
-    assert main([wide, "--batch", "8", "--memory-budget", "50%", "--check"]) == 1
+    assert main([wide, "--batch", "8", "--memory-budget", "60%", "--check"]) == 1
     assert "--check found a difference" in capsys.readouterr().err
 
 

@@ -157,7 +157,7 @@ print(high() - before)
 """
     run = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, check=True)
     loaded, rounded, held = map(int, run.stdout.split())
-    assert loaded < 16 and rounded < 32 + 28 and held < 64 + 24, run.stdout
+    assert loaded < 16 and rounded < 32 + 28 and held < 64 + 32, run.stdout  # a second copy takes 64 more
 
 
 def trained(source: Path | onnx.ModelProto, steps: int = 2) -> tuple[rc.Program, list[np.ndarray]]:

@@ -151,9 +151,10 @@ def test_why_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name, why in {
         "new": "", "file": "", "fine": "", ".": "it is a folder", "no/x": f"the folder '{tmp_path}/no' does not exist",
         "file/x": f"'{tmp_path}/file' is not a folder", "loop": "it is a link that leads to itself",
-        "dangling": f"the folder '{tmp_path}/no' does not exist", "zero\0": "embedded null byte",
+        "dangling": f"the folder '{tmp_path}/no' does not exist",
     }.items():  # fmt: skip
         assert why_not_writable(tmp_path / name) == why, name
+    assert "embedded null" in why_not_writable(tmp_path / "zero\0")  # Python's words, which differ by version
     for name, why in {
         "new": "", "new/er": "", ".": "", "file": "it is not a folder", "file/x": f"'{tmp_path}/file' is not a folder",
         "loop": "it is not a folder",

@@ -59,7 +59,8 @@ def test_a_session_takes_adapters_of_any_rank(tmp_path: Path, floats: bool) -> N
         (own,) = program.evaluate({"x": IDS})
         assert abs(own - base).max() > 0.01
         np.testing.assert_allclose(scores(model, folder / "adapter.onnx_adapter"), own, rtol=1e-4, atol=1e-5)
-    found = ort.AdapterFormat.read_adapter(str(tmp_path / "adapter.onnx_adapter")).get_parameters()
+    adapter = ort.AdapterFormat.read_adapter(str(tmp_path / "adapter.onnx_adapter"))  # owns the values' memory
+    found = adapter.get_parameters()
     assert found.keys() == {v.name for v in first.block.parameters}
     for name, value in found.items():
         factor = 1 if name.endswith(("_A", "A.weight")) else ALPHA / 3
