@@ -48,15 +48,15 @@ class Fetched(Derived):
         return replace(self.base.for_block(RecomputePlan(real)), offloads=tuple(moved))
 
 
-def fetched(base: Derived, budget: int, link: Link, shares: Sequence[float]) -> Iterator[tuple[float, Fetched]]:
-    """Shares of the time before the moment at which the bound is proven, and problems whose copies out take so much."""
+def fetched(base: Derived, budget: int, link: Link, shares: Sequence[float]) -> Iterator[Fetched]:
+    """Problems in which copies out take some share of the time before the moment at which the bound is proven."""
     names, proof = _names(base), _priced(base, budget, link)
     seen: set[frozenset[int]] = set()
     for share in shares if proof.cut is not None else ():
         prices = _chosen(proof, share, names)
         if prices and frozenset(prices) not in seen:
             seen.add(frozenset(prices))
-            yield share, _with_fetches(base, prices, names)
+            yield _with_fetches(base, prices, names)
 
 
 def _priced(base: Derived, budget: int, link: Link) -> Proof:

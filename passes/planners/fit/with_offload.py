@@ -12,7 +12,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ....errors import BudgetError, UsageError
@@ -47,9 +47,12 @@ def fastest(
     try:
         watch.doing("values in host memory")
         limit = min((fitting.times(f).seconds for f in fitting_in), default=float("inf"))
-        joint = _joint(fitting, fitting_in, budget, strategy, options)
-        both = itertools.chain(joint, _added(fitting, tried, budget, strategy, options))
-        for moved in itertools.chain.from_iterable(_hiding(fitting, f, budget) for f in both):
+        ways = itertools.chain(
+            _joint(fitting, budget, strategy, options, SHARES),
+            _added(fitting, tried, budget, strategy, options),
+            _further(fitting, fitting_in, budget, strategy, options),
+        )
+        for moved in itertools.chain.from_iterable(_hiding(fitting, f, budget) for f in ways):
             tried.append(moved)
             if moved.peak <= budget and fitting.times(moved).seconds < limit:  # each faster than all before
                 limit = fitting.times(moved).seconds
@@ -71,28 +74,41 @@ def _hiding(fitting: Fitting, f: Fitted, budget: int) -> Iterator[Fitted]:
 
 
 def _joint(
-    fitting: Fitting, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any]
+    fitting: Fitting,
+    budget: int,
+    strategy: str,
+    options: Mapping[str, Any],
+    shares: Sequence[float],
+    scheduled: bool = False,
 ) -> Iterator[Fitted]:
     """Steps that `auto` plans with values to fetch in place of recomputing them (core/fetches.py).
 
-    While all that fit, `found`, are far from the bound, more values are fetched, and the step is planned in the order
-    that needs less memory, too.
+    `scheduled`: in the order that needs less memory.
     """
-    if fitting.slices or not isinstance(planner(strategy, **options), Auto):
+    derived, watch = fitting.reordered if scheduled else fitting.derived, current()
+    if fitting.slices or derived is None or not isinstance(planner(strategy, **options), Auto):
         return
-    near, watch = fitting.bound(budget, moves=True) * _NEAR, current()
-    for derived, scheduled in fitting.bases():
-        for share, problem in fetched(derived, budget, fitting.target.link, (*SHARES, *FURTHER)):
-            if watch.late:
-                return
-            if (scheduled or share in FURTHER) and any(fitting.times(f).seconds < near for f in found):
-                break
-            other = copy.copy(fitting)
-            vars(other).update(derived=problem, block=derived.block, reordered=None)
-            watch.begin_another(_WORK)
-            with contextlib.suppress(BudgetError):
-                for f in searched(other, budget, strategy, options, _JOINT, False, None):
-                    yield dataclasses.replace(f, planned=None, scheduled=scheduled)  # its cost has the link's price
+    for problem in fetched(derived, budget, fitting.target.link, shares):
+        if watch.late:
+            return
+        other = copy.copy(fitting)
+        vars(other).update(derived=problem, block=derived.block, reordered=None)
+        watch.begin_another(_WORK)
+        with contextlib.suppress(BudgetError):
+            for f in searched(other, budget, strategy, options, _JOINT, False, None):
+                yield dataclasses.replace(f, planned=None, scheduled=scheduled)  # its cost has the link's price
+
+
+def _further(
+    fitting: Fitting, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any]
+) -> Iterator[Fitted]:
+    """More values to fetch, and both orders of the step, while all that fit, `found`, are far from the bound."""
+    near = fitting.bound(budget, moves=True) * _NEAR
+    for scheduled, share in itertools.product((False, True), (*SHARES, *FURTHER)):
+        if any(fitting.times(f).seconds < near for f in found):
+            return
+        if scheduled or share in FURTHER:
+            yield from _joint(fitting, budget, strategy, options, (share,), scheduled)
 
 
 def _added(
