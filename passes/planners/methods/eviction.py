@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Set
 from itertools import accumulate
 
 from ..core.problem import RematerialisationProblem
@@ -50,7 +49,7 @@ class _Eviction:
         self.starts = [0.0, *accumulate(n.cost for n in problem.nodes)]
         self.soon = self.starts[-1] / max(1, len(problem))
 
-    def run(self, i: int, t: int, pinned: Set[int]) -> None:
+    def run(self, i: int, t: int, pinned: frozenset[int]) -> None:
         """Runs node i before, or as, node t of the order; `pinned` values stay."""
         if len(self.sequence) > _LONGEST * len(self.problem):
             raise _TooLong
@@ -59,7 +58,7 @@ class _Eviction:
         missing = [v for v in node.reads if v not in self.live]
         for v in sorted(missing, key=self._again, reverse=True) if self.long_first else missing:
             if v not in self.live:  # it may have come with another
-                self.run(self.problem.producer[v], t, self.live & reads)
+                self.run(self.problem.producer[v], t, reads & self.live)
         after = t + (i == t)
         self._drop(node.writes)
         dies = [v for v in node.overwrites if not self._needed(v, after) and v not in pinned]
@@ -103,7 +102,7 @@ class _Eviction:
         at = bisect_left(readers, t)
         return readers[at] if at < len(readers) else len(self.problem)
 
-    def _make_room(self, need: int, t: int, pinned: Set[int]) -> None:
+    def _make_room(self, need: int, t: int, pinned: frozenset[int]) -> None:
         """Evicts until so many bytes are free, or nothing is left to evict."""
         if self.used + need <= self.room:
             return
