@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..boundary import as_block, as_texts
-from ..errors import expect
+from ..errors import UsageError, expect
 from ..language.ir import Block, Operator
 from ..language.kernels import accepting, provider
 from ..language.types import TensorType
@@ -57,18 +57,21 @@ def step_passes(
 
     `target`: a resolved target.  `plan`: a planner's plan (None: no planning), for the operators of the step before the
     pass "recompute"; `scheduled`: the plan is for the order made by `schedule`.  `moved`: what is offloaded, as the
-    lowered step calls it (`lowered_without_copies`; default: as the plan calls it).  The passes that make the step come
-    before (`recompute.training.pipeline`).
+    lowered step calls it (`lowered_without_copies`).  UsageError for a plan that offloads without these names.  The
+    passes that make the step come before (`recompute.training.pipeline`).
     """
     if plan is not None:
         expect("plan", plan, RecomputePlan, "a RecomputePlan")
-    if moved is None:
-        moved = () if plan is None else plan.offloads
+    if moved is None and plan is not None and plan.offloads:
+        raise UsageError(
+            f"the plan offloads {', '.join(plan.offloads)}: `moved` must say what the lowered step calls these "
+            "(lowered_without_copies of the step with the plan)"
+        )
     return [
         *cleanup_passes(target, planned=plan is not None and not plan.only_approximates),
         *(plan_passes(target, plan, scheduled=scheduled) if plan is not None else ()),
         *lowering_passes(target),
-        *memory_passes(target, as_texts(moved, "moved")),
+        *memory_passes(target, as_texts(moved or (), "moved")),
     ]
 
 

@@ -19,6 +19,7 @@ from recompute.cost import device, kept_values
 from recompute.errors import BudgetError, UsageError
 from recompute.passes import PASSES, Pass, RecomputePlan, run_passes, step_passes
 from recompute.passes.offloading.offload import without_copies
+from recompute.passes.sequence import lowered_without_copies
 from recompute.planning import fitting_of, plan_step, request, target_of
 from recompute.runtime.lowering import providers
 
@@ -61,8 +62,12 @@ def test_the_list_makes_the_planned_step(offload: bool) -> None:
         if offload:
             plan = RecomputePlan(offloads=tuple(n for n in kept_values(base) if n.endswith(".out"))[:2])
         fitted = fitting.carry_out(plan, scheduled)
-        found = run_passes(made.block, step_passes(target, plan, scheduled=scheduled))
+        moved = lowered_without_copies(fitted.block, target)[1]
+        found = run_passes(made.block, step_passes(target, plan, scheduled=scheduled, moved=moved))
         assert found == fitted.compiled and (found != without_copies(found)) is offload
+        if offload:
+            with pytest.raises(UsageError, match="`moved` must say what the lowered step calls these"):
+                step_passes(target, plan)
 
 
 def test_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
