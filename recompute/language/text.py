@@ -370,7 +370,7 @@ def _read_attributes(line: _Line, cls: type[Op]) -> Op:
         if hints.get(key) is float and type(value) is int:
             values[key] = value = float(value)
         if not _is_a(value, hints.get(key)):
-            wanted = getattr(hints[key], "__name__", "") if isinstance(hints[key], type) else str(hints[key])
+            wanted = str(hints[key]) if typing.get_args(hints[key]) else getattr(hints[key], "__name__", hints[key])
             raise line.error(f"{cls.__name__}'s {key} should be {wanted}, not {show_attribute(value)[:80]}")
     try:
         return cls(**values)
