@@ -60,7 +60,8 @@ def priced(target: Target) -> Target:
     cost = expect("target", target, Target, "an rc.Target").cost or costs_of(target.place)
     if target.precision == "tf32" and isinstance(cost, Device):
         cost = cost.with_tf32()
-    return dataclasses.replace(target, cost=cost, link=target.link if target.disk or target.link != LINK else link_of(cost))
+    link = target.link if target.disk or target.link != LINK else link_of(cost)
+    return dataclasses.replace(target, cost=cost, link=link)
 
 
 def link_of(cost: CostModel) -> Link:
