@@ -51,8 +51,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "recompute/ops/optimizer/base.py",
     ),
     "recompute": ("passes/recomputation/recompute.py",),
-    "random": ("recompute/ops/random/philox.py", "recompute/ops/random/draws.py", "runtime/cpu/kernels/random.py"),
-    "losses": ("recompute/ops/loss/cross_entropy.py", "runtime/cpu/kernels/loss.py"),
+    "random": ("recompute/ops/random/philox.py", "recompute/ops/random/draws.py", "runtime/shared/kernels/random.py"),
+    "losses": ("recompute/ops/loss/cross_entropy.py", "runtime/shared/kernels/loss.py"),
     "index": ("recompute/ops/indexing/gather.py", "runtime/cpu/kernels/index.py", "runtime/cpu/kernels/copy.py"),
     "rows": ("runtime/cpu/loops/rows.py", "runtime/cpu/loops/row_columns.py", "runtime/cpu/kernels/reduce.py"),
     "pooling": ("runtime/cpu/kernels/pooling.py",),
@@ -97,7 +97,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "-k",
         "test_random or Dropout or Random or Bernoul",
     ),
-    "runtime/cpu/kernels/random.py": (CORNERS, GAPS, ROWS, "-k", "random or Dropout or Uniform or Bernoulli"),
+    "runtime/shared/kernels/random.py": (CORNERS, GAPS, ROWS, "-k", "random or Dropout or Uniform or Bernoulli"),
     "recompute/ops/loss/cross_entropy.py": (
         "tests/training/test_label_losses.py",
         GAPS,
@@ -106,7 +106,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "-k",
         f"losses or {SOFT}",
     ),
-    "runtime/cpu/kernels/loss.py": (CORNERS, GAPS, ROWS, "-k", f"losses or range or {SOFT}"),
+    "runtime/shared/kernels/loss.py": (CORNERS, GAPS, ROWS, "-k", f"losses or range or {SOFT}"),
     "recompute/ops/indexing/gather.py": (GAPS, "tests/ops/test_ops_index.py", OPERATORS, "-k", "Gather or index"),
     "runtime/cpu/kernels/index.py": (CORNERS, GAPS, ROWS, "-k", "Gather or range or index"),
     "runtime/cpu/kernels/copy.py": (

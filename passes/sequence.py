@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..boundary import as_block, as_texts
-from ..errors import expect
+from ..errors import UsageError, expect
 from ..language.ir import Block, Operator
 from ..language.kernels import accepting, provider
 from ..language.types import TensorType
@@ -38,7 +38,7 @@ from .lowering.layouts import turned, turned_operator
 from .lowering.scatter_gradients import ScatterGradients
 from .memory.liveness import Liveness
 from .memory.memory_plan import MemoryPlan, memory_report
-from .offloading.offload import Offload, offloaded, without_copies
+from .offloading.offload import Offload, lowered_names, offloaded, without_copies
 from .recomputation.rebuild import Rebuild
 from .recomputation.recompute import Recompute, RecomputePlan
 from .recomputation.split_norms import FuseNorms, OpenNorms, SplitNorms
@@ -51,22 +51,27 @@ from .target import Target
 
 
 def step_passes(
-    target: Target, plan: RecomputePlan | None = None, *, scheduled: bool = False, moved: Sequence[str] = ()
+    target: Target, plan: RecomputePlan | None = None, *, scheduled: bool = False, moved: Sequence[str] | None = None
 ) -> list[Pass]:
     """The passes that compile a training step, in order.
 
     `target`: a resolved target.  `plan`: a planner's plan (None: no planning), for the operators of the step before the
-    pass "recompute"; `scheduled`: the plan is for the order made by `schedule`.  `moved`: without a plan, checkpoints
-    that are offloaded.  The passes that make the step come before (`recompute.training.pipeline`).
+    pass "recompute"; `scheduled`: the plan is for the order made by `schedule`.  `moved`: what is offloaded, as the
+    lowered step calls it (`lowered_without_copies`).  UsageError for a plan that offloads without these names.  The
+    passes that make the step come before (`recompute.training.pipeline`).
     """
     if plan is not None:
         expect("plan", plan, RecomputePlan, "a RecomputePlan")
-    moved = as_texts(moved, "moved")
+    if moved is None and plan is not None and plan.offloads:
+        raise UsageError(
+            f"the plan offloads {', '.join(plan.offloads)}: `moved` must say what the lowered step calls these "
+            "(lowered_without_copies of the step with the plan)"
+        )
     return [
         *cleanup_passes(target, planned=plan is not None and not plan.only_approximates),
         *(plan_passes(target, plan, scheduled=scheduled) if plan is not None else ()),
         *lowering_passes(target),
-        *memory_passes(target, plan.offloads if plan is not None else moved),
+        *memory_passes(target, as_texts(moved or (), "moved")),
     ]
 
 
@@ -133,9 +138,12 @@ def _communication() -> list[Pass]:
 
 
 def memory_passes(target: Target, moved: Sequence[str] = (), limit: int = 0) -> list[Pass]:
-    """The passes for order, copies (`moved`: the offloaded values; `limit`: see `Offload`), frees and addresses."""
+    """The passes for order, copies, frees and addresses.
+
+    `moved`: the offloaded values, by their names in the lowered step; `limit`: see `Offload`.
+    """
     seconds = None if target.cost is None else target.cost.seconds
-    offload = Offload(tuple(moved), limit, lowered=True, seconds=seconds, link=target.link)
+    offload = Offload(tuple(moved), limit, seconds=seconds, link=target.link)
     copies: list[Pass] = [offload] if moved else []
     then = (*copies, *last_passes())
     return [InBestOrder(then)] if target.schedule else list(then)
@@ -163,6 +171,14 @@ def lowered(block: Block, target: Target) -> Block:
     return run_passes(block, lowering_passes(target))
 
 
+def lowered_without_copies(block: Block, target: Target) -> tuple[Block, tuple[str, ...]]:
+    """A cleaned block after `lowering_passes`, without its copies, and what it offloads by its names there."""
+    names, bare = offloaded(block), without_copies(block)
+    result = lowered(bare, target)
+    there = lowered_names(names, bare, result) if names else {}
+    return result, tuple(dict.fromkeys(name for others in there.values() for name in others))
+
+
 def planned(block: Block, target: Target, others: Sequence[Block] = (), limit: int = 0) -> Block:
     """A cleaned block after lowering, in the best order found, with frees and addresses, and with its copies placed for
     this order.
@@ -170,9 +186,8 @@ def planned(block: Block, target: Target, others: Sequence[Block] = (), limit: i
     `others`: the same step at other sizes, planned: the order of one is taken where the arena becomes no larger than
     the largest of theirs.  `limit`: bytes of the arena that copies of offloaded values may use (see `Offload`).
     """
-    moved = offloaded(block)
     with trusted() if others else contextlib.nullcontext():  # what will run is verified
-        block = lowered(without_copies(block), target)
+        block, moved = lowered_without_copies(block, target)
     if target.schedule and (ordered := in_order_of(others, block)) is not None:
         result = run_passes(ordered, memory_passes(replace(target, schedule=False), moved))
         if memory_report(result).arena <= max(memory_report(other).arena for other in others):

@@ -32,7 +32,7 @@ class Target:
     weights in another precision made again (temporary_weights.py, beside it).  `fuse_attention`,
     `fuse_head`: whether optimizers make attention, and a large product with a vocabulary and its cross entropy, one
     operator each (passes/attention/find_attention.py, passes/loss/find_head.py); of no effect on what is a training
-    step already.  `link`: the rate of copies to host memory, which `resolved` takes from `cost`.  `inserted`: passes of
+    step already.  `link`: the rate of copies to host memory (default: that of `cost`).  `inserted`: passes of
     the user's own, such as "after:autodiff=my-pass" (passes/inserting.py).
     """
 

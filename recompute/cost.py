@@ -14,7 +14,7 @@ from .devices import DATASHEETS, LAUNCH, CostModel, Datasheet, Device, as_cost, 
 from .errors import expect
 from .language.ir import Block, Free, Operator, Role
 from .language.op import Cost
-from .passes.offloading.transfers import Link
+from .passes.offloading.transfers import LINK, Link
 from .passes.target import Target
 from .places import CUDAPlace, EmulatedCUDAPlace, Place, as_place
 
@@ -55,11 +55,13 @@ def costs_of(place: Place | str | None) -> Device:
 
 
 def priced(target: Target) -> Target:
-    """The target with a cost model (default: that of its place) for its precision, and with its link rate."""
+    """The target with a cost model (default: that of its place) for its precision, and with that one's link rate if it
+    has none of its own."""
     cost = expect("target", target, Target, "an rc.Target").cost or costs_of(target.place)
     if target.precision == "tf32" and isinstance(cost, Device):
         cost = cost.with_tf32()
-    return dataclasses.replace(target, cost=cost, link=target.link if target.disk else link_of(cost))
+    link = target.link if target.disk or target.link != LINK else link_of(cost)
+    return dataclasses.replace(target, cost=cost, link=link)
 
 
 def link_of(cost: CostModel) -> Link:

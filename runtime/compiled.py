@@ -10,7 +10,7 @@ from ..errors import UsageError, nearest
 from ..language.ir import Block
 from ..language.program import Compiled, Program
 from ..passes import Target, memory_report, without_gc
-from ..passes.offloading.offload import Offload, offloaded, without_copies
+from ..passes.offloading.offload import Offload, offloaded, staying, without_copies
 from ..passes.recomputation.unplan import Unplan
 from ..passes.sequence import cleaned, planned
 from .lowering import foreign
@@ -45,6 +45,8 @@ def block_to_run(
         if here := [v.name for v in block.persistent() if v.name in far and not v.type.host]:
             block = Offload((*offloaded(block), *here), tight=True).run(block)
         result = planned(block, target, others)
+    for note in staying(block, result):
+        warnings.warn(note, stacklevel=6)
     if compiled is not None and compiled.budget is not None and (peak := memory_report(result).peak) > compiled.budget:
         warnings.warn(
             f"the step takes {peak:,} bytes, its budget is {compiled.budget:,}: fetched values stay to the end of "

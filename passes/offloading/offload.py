@@ -8,10 +8,11 @@ are in the block already are placed anew.
 from __future__ import annotations
 
 import dataclasses
+import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from ...ops.memory import offload as ops
 from ..base import Pass
 from ..memory.liveness import Liveness
 from ..memory.memory_plan import live_profile
+from ..recomputation.unplan import Unplan
 from .transfers import LINK, Link, Seconds
 from .windows import far_names, place_windows, storable, without_windows
 
@@ -41,7 +43,6 @@ class Offload(Pass):
     waits.  A value whose copy back would begin before its copy out is done stays on the device if there is room.
 
     `tight`: all copies are awaited immediately, for a program that will be planned (which places them again).
-    `lowered`: the names are those of the step before lowering, after which values may have another layout, or be gone.
     `seconds`: the time of an operator (default: a roofline); `link`: the rate of copies.  Without `values`, existing
     copies are placed again.
     """
@@ -49,7 +50,6 @@ class Offload(Pass):
     values: tuple[str, ...] = ()
     limit: int = 0
     tight: bool = False
-    lowered: bool = False
     seconds: Seconds | None = None
     link: Link = LINK
 
@@ -59,8 +59,6 @@ class Offload(Pass):
             raise UsageError("'offload' comes before 'liveness': it adds operators, and frees must follow")
         names = self.values or offloaded(block)
         block = without_copies(block)
-        if self.lowered:
-            names = surviving(block, names)
         rests, seconds = find_rests(block, names), self.seconds or roofline
         if rests and self.tight:
             block = _written(block, [_tight(block, r) for r in rests])
@@ -137,11 +135,15 @@ def find_rests(block: Block, names: Iterable[str]) -> list[Rest]:
 
 @dataclass
 class _Move:
-    """A rest with the slots of its copies: slot k is right before operator k."""
+    """A gap between readers of a value, with the slots of its copies: slot k is right before operator k.
+
+    `readers`: those that read what is fetched.  Of the first gap `leave` is the wait for the copy out.
+    """
 
     rest: Rest
+    readers: tuple[int, ...]
     tight: int  # the first slot at which nothing keeps its buffer but the copy
-    leave: int  # the wait for the copy out
+    leave: int
     fetch: int  # the start of the copy back
 
     @property
@@ -150,7 +152,7 @@ class _Move:
 
     @property
     def due(self) -> int:
-        return self.rest.late[0]
+        return self.readers[0]
 
 
 class _Placing:
@@ -159,32 +161,49 @@ class _Placing:
     def __init__(self, block: Block, rests: Sequence[Rest], seconds: Seconds, link: Link, limit: int) -> None:
         self.block, self.link = block, link
         self.starts = [0.0, *accumulate(seconds(op) for op in block.operators)]
-        self.moves = [_tight(block, r) for r in rests]
-        tight = _written(block, self.moves)
-        self.live = _live(tight)
+        gaps = [_gaps(block, r) for r in rests]
+        self.tight = _written(block, [m for ms in gaps for m in ms])
+        self.live = _live(self.tight)
         self.room = max(int(self.live.max(initial=0)), limit)
-        self.tight = tight
+        self.moves = self._joined(gaps)
 
     def run(self) -> Block:
         leaving, coming = self._leaving(), self._coming()
-        moves = []
-        for m, k, s in zip(self.moves, leaving, coming, strict=True):
-            if k <= s or not self._stays(m):
-                moves.append((m, k, s))
-        for m, k, _ in moves:
-            self._leave_at(m, k)
-        last = 0
-        for m, _, s in sorted(moves, key=lambda x: x[0].due):
-            last = self._fetch_at(m, max(s, last, m.leave))
-        block = _written(self.block, [m for m, _, _ in moves])
+        moves: dict[str, list[_Move]] = {}
+        for m, s in zip(self.moves, coming, strict=True):
+            name = m.rest.value.name
+            k = m.tight if name in moves else max(m.tight, leaving[name])
+            if k <= s or name in moves or not self._stays(m):
+                moves.setdefault(name, []).append(dataclasses.replace(m, leave=k, fetch=s))
+        for ms in moves.values():
+            self._leave_at(ms[0], ms[0].leave)
+        last, chosen = 0, [m for ms in moves.values() for m in ms]
+        for m in sorted(chosen, key=lambda m: m.due):
+            last = self._fetch_at(m, max(m.fetch, last, m.leave))
+        block = _written(self.block, chosen)
         return block if int(_live(block).max(initial=0)) <= self.room else self.tight
 
-    def _leaving(self) -> list[int]:
-        """For each move the first slot at which its copy out is done."""
-        free, times = 0.0, []
-        for m in self.moves:
-            free = max(free, self.starts[m.rest.made + 1]) + self.link.seconds(m.rest.value.nbytes, back=False)
-            times.append(m.tight if free <= self.starts[m.tight] else bisect_left(self.starts, free))
+    def _joined(self, gaps: Sequence[list[_Move]]) -> list[_Move]:
+        """The gaps without those between late readers for which there is room, short ones first."""
+        starts, gone = self.starts, set[tuple[str, int]]()
+        later = [m for ms in gaps for m in ms[1:]]
+        for m in sorted(later, key=lambda m: (starts[m.due] - starts[m.tight], m.due, m.rest.value.name)):
+            if self._stays(m):
+                gone.add((m.rest.value.name, m.due))
+        result: list[_Move] = []
+        for m in (m for ms in gaps for m in ms):
+            if (m.rest.value.name, m.due) in gone:
+                result[-1].readers += m.readers
+            else:
+                result.append(m)
+        return result
+
+    def _leaving(self) -> dict[str, int]:
+        """For each value the first slot at which its copy out is done."""
+        free, times = 0.0, dict[str, int]()
+        for r in {m.rest.value.name: m.rest for m in self.moves}.values():
+            free = max(free, self.starts[r.made + 1]) + self.link.seconds(r.value.nbytes, back=False)
+            times[r.value.name] = bisect_left(self.starts, free)
         return times
 
     def _coming(self) -> list[int]:
@@ -228,7 +247,18 @@ class _Placing:
 def _tight(block: Block, r: Rest) -> _Move:
     """A copy out awaited as soon as nothing else keeps the value, and a copy back awaited where it begins."""
     slot = r.early + 1 - (r.early > r.made and _may_take(block.operators[r.early], r.value))
-    return _Move(r, slot, slot, r.late[0])
+    return _Move(r, r.late, slot, slot, r.late[0])
+
+
+def _gaps(block: Block, r: Rest) -> list[_Move]:
+    """Moves between all readers of a value from its rest on that have others between them."""
+    moves = [dataclasses.replace(_tight(block, r), readers=r.late[:1])]
+    for before, i in pairwise(r.late):
+        if i == before + 1:
+            moves[-1].readers += (i,)
+        else:
+            moves.append(_Move(r, (i,), before + 1, before + 1, i))
+    return moves
 
 
 def _may_take(op: Operator, v: Value) -> bool:
@@ -244,7 +274,7 @@ def _live(block: Block) -> np.ndarray:
 
 
 def _written(block: Block, moves: Sequence[_Move]) -> Block:
-    """The block with the copies of all moves.
+    """The block with the copies of all moves; those of a value in order.
 
     In one slot: copies out that begin, waits for copies out, copies back that begin, waits for copies back.
     """
@@ -258,16 +288,17 @@ def _written(block: Block, moves: Sequence[_Move]) -> Block:
         slots.setdefault(slot, ([], [], [], []))[kind].append(Operator(op, ins, (out,), Role.COMMUNICATE))
         return out
 
-    kept: list[tuple[_Move, Value]] = []
+    hosts: dict[str, Value] = {}
     for m in sorted(moves, key=lambda m: m.rest.made):
         x = m.rest.value
-        leaving = put(m.rest.made + 1, 0, ops.Offload(), x, name=f"{x.name}.leaving")
-        kept.append((m, put(m.leave, 1, ops.CopyWait(), leaving, x, name=f"{x.name}.host")))
-    for m, host in sorted(kept, key=lambda k: k[0].due):
-        x = m.rest.value
+        if x.name not in hosts:
+            leaving = put(m.rest.made + 1, 0, ops.Offload(), x, name=f"{x.name}.leaving")
+            hosts[x.name] = put(m.leave, 1, ops.CopyWait(), leaving, x, name=f"{x.name}.host")
+    for m in sorted(moves, key=lambda m: m.due):
+        x, host = m.rest.value, hosts[m.rest.value.name]
         coming = put(m.fetch, 2, ops.Prefetch(), host, name=f"{x.name}.coming")
         back = put(m.due, 3, ops.CopyWait(), coming, host, name=f"{x.name}.back")
-        read.update(((i, x.name), back) for i in m.rest.late)
+        read.update(((i, x.name), back) for i in m.readers)
     reading = {i for i, _ in read}
     result: list[Operator] = []
     for i, op in enumerate(block.operators):
@@ -280,9 +311,51 @@ def _written(block: Block, moves: Sequence[_Move]) -> Block:
     return block.with_operators(result, addresses={})
 
 
-def surviving(block: Block, names: Iterable[str]) -> tuple[str, ...]:
-    """Names of values in a lowered block, where they can have another layout, or be absent."""
-    values = block.values()
-    there = [n for name in names for n in (name, f"{name}.last") if n in values]
-    stored = storable(block)
-    return (*(n for n in there if n in stored), *(r.value.name for r in find_rests(block, there)))
+def lowered_names(names: Iterable[str], block: Block, lowered: Block) -> dict[str, tuple[str, ...]]:
+    """For each of some values of a block, the values of the lowered block that wait in its place: none, or several.
+
+    Both blocks are without copies.  Lowering turns values to another layout (x.last) and folds transposes: kernels read
+    what a value was made of, or write what is made of it.  Where a value has fewer late readers than before, what has
+    its elements and did not wait before waits in its place.
+    """
+    stored, there = storable(lowered), block.values()
+    origin, before = _origins(block, lowered), {r.value.name: r for r in find_rests(block, there)}
+    same: dict[str, list[Rest]] = {}
+    for r in find_rests(lowered, lowered.values()):
+        name = _unturned(r.value.name, there)
+        same.setdefault(name if name in before else f"like {origin.get(name, name)}", []).append(r)
+    result: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        rests = same.get(name, [])
+        if name in before and sum(len(r.late) for r in rests) < len(before[name].late):
+            rests = [*rests, *same.get(f"like {origin.get(name, name)}", ())]
+        result[name] = (name,) if name in stored else tuple(r.value.name for r in rests)
+    return result
+
+
+def _unturned(name: str, there: Container[str]) -> str:
+    """The name among those before lowering of a value of the lowered block, which may have another layout."""
+    return name if name in there else re.sub(r"\.last(_\d+)?$", "", name)
+
+
+def _origins(block: Block, lowered: Block) -> dict[str, str]:
+    """Value name → name of the value whose elements it has, if in another order or shape."""
+    origins, there = dict[str, str](), block.values()
+    for op in (*block.operators, *lowered.operators):
+        read = list(op.reads())
+        for y in op.writes():
+            moved = op.op.moves_data and not op.op.communicates and len(read) == 1 and read[0].nbytes == y.nbytes
+            source = read[0].name if moved else _unturned(y.name, there)
+            origins.setdefault(y.name, origins.get(source, source))
+    return origins
+
+
+def staying(block: Block, compiled: Block) -> tuple[str, ...]:
+    """Notes on the values that a block offloads and that stay on the device when it is compiled, with the reasons."""
+    wanted, moved = offloaded(block), set(offloaded(compiled))
+    if not wanted:
+        return ()
+    there = lowered_names(wanted, without_copies(block), without_copies(Unplan().run(compiled)))
+    short = "there is room for it, and its copies take longer than it waits"
+    why = {n: short if rests else "the compiled step needs it no more" for n, rests in there.items()}
+    return tuple(f"'{n}' is not offloaded: {why[n]}" for n, rests in there.items() if moved.isdisjoint(rests))

@@ -150,7 +150,7 @@ def report_plan(job: Job, step: Any) -> None:
             place = as_place(job.args.place)
             where = "on disk" if isinstance(place, CPUPlace) and place.disk else "in host memory"
             text += (
-                f", {len(planned.offloads)} values {where} ({human_bytes(planned.host_bytes)}), "
+                f", {step.figures.offloaded_values} values {where} ({human_bytes(planned.host_bytes)}), "
                 f"{human_seconds(planned.stall_seconds)} of waiting for transfers"
             )
         job.say(f"{text}; found in {human_seconds(planned.planning_seconds)}")

@@ -23,7 +23,7 @@ from ..passes.gradient.precision import check_precision
 from ..passes.inserting import check_places
 from ..passes.offloading.transfers import Link, StepTimes, simulate
 from ..passes.planners.fit.problem import Fitting
-from ..passes.sequence import cleanup_passes, lowering_passes
+from ..passes.sequence import cleanup_passes, lowered_without_copies, lowering_passes
 from ..passes.target import target_fields, target_from
 from ..planning.figures import PlanFigures
 from ..planning.request import Request, request
@@ -147,7 +147,8 @@ def _planned(
     with dumping(None):  # the plans that are tried
         fitted = plan_step(step, wanted, target, plain=None if plain is None else plain.program.compiled)
     if is_dumping():
-        run_passes(compiled, step_passes(target, fitted.plan, scheduled=fitted.scheduled))
+        moved = lowered_without_copies(fitted.block, target)[1]
+        run_passes(compiled, step_passes(target, fitted.plan, scheduled=fitted.scheduled, moved=moved))
     step.planned = dataclasses.replace(step.planned, kept=tuple(n for n in step.planned.kept if n in program))
     return saved_plan(fitted, step.planned, program.block.name, batch_of(program))
 

@@ -18,6 +18,7 @@ from ..language.program import Compiled, Program
 from ..language.types import Array
 from ..passes import RecomputePlan, Target
 from ..passes.memory import packing, packing_exact
+from ..passes.offloading.offload import staying
 from ..passes.planners import planner
 from ..passes.planners.core.watch import Progress, Watch, watching
 from ..passes.planners.fit.plan import fit_within
@@ -65,7 +66,11 @@ def target_of(target: Target | None) -> Target:
 def lower(program: Program, target: Target) -> None:
     """Compiles a step for a target and plans its memory; `program.logical` is the step before lowering."""
     logical = cleaned(program.block, target, planned=program.planned is not None)
-    program.lower_to(Compiled(planned(logical, target), logical, target))
+    block = planned(logical, target)
+    program.lower_to(Compiled(block, logical, target))
+    if notes := staying(logical, block):
+        plan = program.plan or RecomputePlan()
+        program.plan = replace(plan, notes=(*plan.notes, *notes))
 
 
 def fitting_of(block: Block, target: Target, plain: Compiled | None = None) -> Fitting:
@@ -92,7 +97,8 @@ def plan_step(
     fitting = _fitting_for(block, target, wanted, plain)
     fitted, summary = _carried(fitting, wanted)
     compiled = _compiled(fitted, summary, target, block, wanted)
-    program.plan, program.planned = fitted.plan, summary
+    notes = (*fitted.plan.notes, *staying(fitted.block, fitted.compiled))
+    program.plan, program.planned = replace(fitted.plan, notes=notes), summary
     if apart:
         program.block, program.compiled = fitted.block, compiled
     else:

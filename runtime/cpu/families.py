@@ -10,15 +10,13 @@ from ...language.element import HALVES
 from ...language.ir import Operator
 from ...language.types import Array, TensorType
 from ..shared import families
+from .device.jit import call_of
 from .device.native import Call
 
 #: elements of the largest operand below which NumPy does as well
 ENOUGH = 1 << 14
 #: parts into which sums over rows are cut, at most, and rows of a part, at least: the same for any number of threads
 PARTS, PART_ROWS = 16, 64
-
-FAMILIES = families.Families(f"{__package__}.kernels")
-family = FAMILIES.add
 
 
 def enough(elements: int | None = None) -> int:
@@ -40,6 +38,10 @@ def floats(op: Operator, *, halves: bool = False) -> bool:
     if not (len(kinds) == 1 and kinds <= {"f32", "f64"}) and not (halves and kinds and kinds <= {"f32", "bf16"}):
         return False
     return max(v.size for v in values) >= enough()
+
+
+FAMILIES = families.Families(f"{__package__}.kernels", call_of, floats, enough)
+family = FAMILIES.add
 
 
 def computed(x: TensorType) -> TensorType:

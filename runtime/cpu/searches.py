@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...language.types import Array
+from ..shared.texts import inline
 from .device import jit
 
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
@@ -17,7 +18,7 @@ def kernel(name: str, module: Mapping[str, Any], instead: Mapping[str, types.Cod
     """The function `name` of a module's names, with all functions beside it marked for numba; `instead`: others."""
     names = dict(module)
     functions = {n: f.__code__ for n, f in names.items() if isinstance(f, types.FunctionType)} | dict(instead or {})
-    names |= {n: jit.inline(types.FunctionType(code, names, n)) for n, code in functions.items()}
+    names |= {n: inline(types.FunctionType(code, names, n)) for n, code in functions.items()}
     return jit.kernel(names[name].function, here=True)
 
 

@@ -11,13 +11,18 @@ from typing import ClassVar
 
 from ...language.ir import Operator
 from ..shared import families
+from .code.python_kernels import call_of
 from .code.strided import WORDS
 from .device.kernel import C_TYPES, Buffer, Call
 
 #: operands as `bind` is given them: None where an optional one is absent, with None behind the last one
 Buffers = Sequence["Buffer | None"]
 
-FAMILIES = families.Families(f"{__package__}.kernels")
+FAMILIES = families.Families(
+    f"{__package__}.kernels",
+    call_of,
+    lambda op: all(v.dtype in C_TYPES for v in (*op.reads(), *op.writes())),
+)
 family = FAMILIES.add
 
 

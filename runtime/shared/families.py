@@ -5,7 +5,7 @@
 
 puts a family into the table of its place; nothing else has to be registered.  An operator has one family.  One that is
 registered for "*" is asked before it, for every operator: element-wise operators have the same bits alone and inside a
-Loop.
+Loop.  Families of the folder `kernels` beside this file serve every place: their kernels are `texts`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from ...language.ir import Operator
 from ...language.types import TensorType
 from ...support.plug_ins import import_all
+from .texts import Work
 
 #: an operand of a kernel (None where it is absent), its workspace, and what launches or calls it
 Operand = TypeVar("Operand")
@@ -47,11 +48,61 @@ class Family(Generic[Operand, Scratch, Call]):
         raise NotImplementedError
 
 
-class Families:
-    """The families of a place, by operator; `package` holds their modules."""
+#: the families that serve every place: the operators' names, and the class
+_SHARED: list[tuple[tuple[str, ...], type[SharedFamily]]] = []
 
-    def __init__(self, package: str) -> None:
-        self.package = package
+
+class SharedFamily(Family[Any, Any, Any]):
+    """Kernels with one text for every place; operands are arrays on a processor and buffers on a device.
+
+    What `works` gives may be calls of the place, too.
+    """
+
+    def __init__(self, place: Families) -> None:
+        self.place = place
+
+    def accepts(self, op: Operator) -> bool:
+        """Types with which the place's kernels compute, and enough elements."""
+        return self.place.serves(op)
+
+    def works(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> Sequence[Any]:
+        """What there is to do, in order; operands as of `bind`."""
+        raise NotImplementedError
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> Sequence[Any]:
+        """The place's calls."""
+        works = self.works(op, ins, outs, scratch)
+        return [self.place.made(w) if isinstance(w, Work) else w for w in works if not isinstance(w, Work) or w.items]
+
+
+def family(*names: str) -> Callable[[type], type]:
+    """Class decorator: these operators run by an instance for each place."""
+
+    def put(cls: type) -> type:
+        _SHARED.append((names, cls))
+        return cls
+
+    return put
+
+
+class Families:
+    """The families of a place, by operator; `package` holds their modules.
+
+    `made`: the place's call of a kernel.  `serves`: whether its kernels compute with an operator's types, and pay.
+    `enough`: elements from which on a processor's kernel is taken; None for a device.
+    """
+
+    def __init__(
+        self,
+        package: str,
+        made: Callable[[Work], Any],
+        serves: Callable[[Operator], bool],
+        enough: Callable[..., int] | None = None,
+    ) -> None:
+        self.package, self.made, self.serves = package, made, serves
+        self.device, self.enough = enough is None, enough or (lambda elements=0: 0)
+        #: computed(formula, dtype, ins, outs): the calls of a generated loop
+        self.computed: Callable[..., Sequence[Any]]
         self._every: list[Any] = []
         self._own: dict[str, Any] = {}
         self._loaded = False
@@ -60,22 +111,27 @@ class Families:
         """Class decorator: an instance runs the operators of these names.  ValueError where one has one already."""
 
         def put(cls: type) -> type:
-            instance = cls()
-            for name in names:
-                if name == EVERY:
-                    self._every.append(instance)
-                elif name in self._own:
-                    raise ValueError(f"{name} has the kernels of {type(self._own[name]).__name__} already")
-                else:
-                    self._own[name] = instance
+            self._put(cls(self) if issubclass(cls, SharedFamily) else cls(), *names)
             return cls
 
         return put
 
+    def _put(self, instance: Any, *names: str) -> None:
+        for name in names:
+            if name == EVERY:
+                self._every.append(instance)
+            elif name in self._own:
+                raise ValueError(f"{name} has the kernels of {type(self._own[name]).__name__} already")
+            else:
+                self._own[name] = instance
+
     def table(self) -> dict[str, Any]:
-        """Operator → its family, without those of "*"; the first call imports the folder."""
+        """Operator → its family, without those of "*"; the first call imports the folders."""
         if not self._loaded:
             import_all(self.package)
+            import_all(f"{__package__}.kernels")
+            for names, cls in _SHARED:
+                self._put(cls(self), *names)
             self._loaded = True
         return self._own
 

@@ -16,6 +16,14 @@ WORDS = 3
 LABEL_OUTSIDE, INDEX_OUTSIDE, NOT_FINITE, LABEL_IS_BLANK, LENGTH_OUTSIDE, LIBRARY = 1, 2, 3, 4, 5, 1000
 
 
+class _Status:
+    """The type of STATUS."""
+
+
+#: stands for the address of the status of whoever runs a kernel
+STATUS = _Status()
+
+
 def failure(status: Sequence[int], where: str) -> JobError:
     """The error for a status other than zero; `where`: the operator, as text ("": nobody knows)."""
     kind = NotFiniteError if int(status[0]) == NOT_FINITE else JobError

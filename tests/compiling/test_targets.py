@@ -15,10 +15,12 @@ from recompute import models
 from recompute.cli import main
 from recompute.compiling.compiler import _made, compile_step, resolve_checkpoints
 from recompute.compiling.steps import attach_loss
-from recompute.cost import device, kept_values
+from recompute.cost import device, kept_values, link_of
 from recompute.errors import BudgetError, UsageError
 from recompute.passes import PASSES, Pass, RecomputePlan, run_passes, step_passes
 from recompute.passes.offloading.offload import without_copies
+from recompute.passes.offloading.transfers import Link
+from recompute.passes.sequence import lowered_without_copies
 from recompute.planning import fitting_of, plan_step, request, target_of
 from recompute.runtime.lowering import providers
 
@@ -61,8 +63,12 @@ def test_the_list_makes_the_planned_step(offload: bool) -> None:
         if offload:
             plan = RecomputePlan(offloads=tuple(n for n in kept_values(base) if n.endswith(".out"))[:2])
         fitted = fitting.carry_out(plan, scheduled)
-        found = run_passes(made.block, step_passes(target, plan, scheduled=scheduled))
+        moved = lowered_without_copies(fitted.block, target)[1]
+        found = run_passes(made.block, step_passes(target, plan, scheduled=scheduled, moved=moved))
         assert found == fitted.compiled and (found != without_copies(found)) is offload
+        if offload:
+            with pytest.raises(UsageError, match="`moved` must say what the lowered step calls these"):
+                step_passes(target, plan)
 
 
 def test_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,6 +235,12 @@ def test_targets_say_what_they_are_for() -> None:
     rc.SGD().minimize(step[loss])
     plan_step(step, request("100%"), target_of(None))
     assert step.block.addresses
+
+
+def test_a_target_keeps_its_link() -> None:
+    slow = Link(1e9, 1e9, 0.0)
+    assert target_of(target_of(rc.Target(cost="h200", link=slow))).link == slow
+    assert target_of(rc.Target(cost="h200")).link == link_of(device("h200"))
 
 
 def test_public_functions_have_few_parameters() -> None:

@@ -16,8 +16,8 @@ from recompute.errors import JobError
 from recompute.language.op import Op, op_class
 from recompute.language.types import TensorType
 from recompute.runtime.cpu import families
-from recompute.runtime.cpu.code.mathematics import exp, log, sigmoid, tanh
 from recompute.runtime.cpu.device import jit, native
+from recompute.runtime.shared.mathematics import exp, log, sigmoid, tanh
 from recompute.testing import all_ops, cases
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable())

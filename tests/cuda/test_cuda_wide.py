@@ -8,18 +8,21 @@ import pytest
 from test_cuda_index import floats, indices
 from test_cuda_moves import launched, numbers, run
 
+from recompute.ops.approximation.slopes import SlopeCodes
 from recompute.ops.convolution.fold import Col2Im, Im2Col
 from recompute.ops.indexing.gather import Gather, GatherGrad
 from recompute.ops.indexing.scatter import ScatterND
 from recompute.ops.indexing.select import Trilu
+from recompute.ops.loss.ctc import CTCLoss
 from recompute.ops.pooling.average import AveragePool, AveragePoolGrad
 from recompute.ops.pooling.windows import MaxPool
+from recompute.ops.random.draws import Dropout
 from recompute.ops.shape.join import Concat, Split
 from recompute.ops.shape.pad import Pad
 from recompute.ops.shape.reshape import Transpose
 from recompute.ops.shape.slice import Slice
 from recompute.ops.vision.resize import Resize, ResizeGrad
-from recompute.runtime.cuda.code import sorting, strided
+from recompute.runtime.cuda.code import python_kernels, sorting, strided
 from recompute.runtime.cuda.kernels import index as kernels_index
 from recompute.runtime.cuda.kernels import pooling as kernels_pooling
 from recompute.runtime.cuda.kernels import resize as kernels_resize
@@ -33,7 +36,8 @@ pytestmark = cuda_cases.needs_device
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor counts as huge."""
     for module in (
-        kernels_index, kernels_pooling, kernels_resize, kernels_select, kernels_transpose, sorting, strided,
+        kernels_index, kernels_pooling, kernels_resize, kernels_select, kernels_transpose, python_kernels, sorting,
+        strided,
     ):  # fmt: skip
         monkeypatch.setattr(module, "WIDE", 1)
 
@@ -53,6 +57,14 @@ def test_numbers() -> None:
     run(Gather(1), numbers("f32", 3, 20, 12), indices(20, 31))
     run(GatherGrad((3, 20, 12), 1), indices(20, 100), floats("f32", 3, 100, 12), units=64)
     run(ScatterND(), numbers("f32", 30, 5), indices(30, 40, 1), numbers("f32", 40, 5, seed=1))
+
+
+def test_kernels_of_python() -> None:
+    """Sizes of 64 bits."""
+    x = floats("f32", 6, 11)
+    assert launched(run(Dropout(ratio=0.3, seed=7), x, np.array(3), units=0))[0].endswith("_wide")
+    run(SlopeCodes(bounds=(-0.5, 0.5)), x, units=0)
+    run(CTCLoss(), floats("f32", 7, 2, 5), indices(4, 2, 3) % 4 + 1, None, units=256)
 
 
 def test_windows() -> None:

@@ -230,6 +230,33 @@ def test_more_room_saves_time() -> None:
     assert peaks(tight)[0] <= peaks(roomy)[0] <= peaks(block)[0]
 
 
+AGAIN = """\
+program again {
+  input %x: f32[64]
+  %a: f32[64] = Tanh(%x)
+  %u: f32[256] = Tile(%a) {repeats=[4]}
+  %v: f32[256] = Exp(%u)
+  %b: f32[64] = Slice(%v) {axes=[0], ends=[64], starts=[0], steps=[1]}
+  backward %c: f32[64] = Mul(%b, %a)
+  backward %d: f32[256] = Tile(%c) {repeats=[4]}
+  backward %e: f32[256] = Exp(%d)
+  backward %f: f32[64] = Slice(%e) {axes=[0], ends=[64], starts=[0], steps=[1]}
+  backward %g: f32[64] = Mul(%f, %a)
+  output %g
+}
+"""
+
+
+def test_a_value_comes_back_for_each_late_reader_where_there_is_no_room() -> None:
+    """`a` is away while u and v are there, and again for d and e; with room for it then, it stays."""
+    block = parse(AGAIN)
+    once, twice = (Offload(("a",), limit, link=FAST).run(block) for limit in (peaks(block)[0], 0))
+    assert [sum(op.op.name == "Prefetch" for op in b.operators) for b in (once, twice)] == [1, 2]
+    assert block == without_copies(once) == without_copies(twice) and offloaded(twice) == ("a",)
+    assert peaks(twice)[0] == peaks(block)[0] - 256 and executed(twice) == executed(once) == executed(block)
+    assert Offload(link=FAST).run(twice) == twice
+
+
 def test_placing_again_and_taking_back() -> None:
     block = chain(5)
     moved = Offload(("t0", "t1", "t2")).run(block)

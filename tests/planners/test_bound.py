@@ -75,6 +75,14 @@ def test_the_order_does_not_matter_to_the_truth(seed: int) -> None:
         assert below(max(lower_bound(p, int(budget)), lower_bound(other, int(budget))), truth.cost(int(budget)))
 
 
+@pytest.mark.parametrize(("seed", "budget"), [(34, 20), (145, 39), (240, 38), (349, 47)])
+def test_where_the_smallest_kept_set_does_not_fit_there_is_no_schedule(seed: int, budget: int) -> None:
+    """At one moment nothing can be dropped but what is no smaller than what it is made of: what is kept is proof."""
+    p = tiny_problem(seed)
+    assert least_budget(p) <= budget and math.isinf(BruteForce(p).cost(budget))
+    assert math.isinf(lower_bound(p, budget, range(len(p))))
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_the_bound_falls_as_the_budget_grows(seed: int) -> None:
     p = random_problem(seed, 20, scale=64)

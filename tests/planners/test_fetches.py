@@ -12,25 +12,29 @@ from recompute.compiling.compiler import plain_fitting
 from recompute.cost import device, priced
 from recompute.data.batches import synthetic_batch
 from recompute.language.verify import verify
+from recompute.passes.offloading.transfers import Link
 from recompute.passes.planners import simulate
 from recompute.passes.planners.core.simulate import plan_of
 from recompute.passes.planners.core.watch import WORK, Watch, watching
 from recompute.passes.planners.fit import with_offload
 from recompute.passes.planners.fit.plan import fit_within
 from recompute.passes.planners.fit.problem import Fitting
+from recompute.passes.planners.methods.auto import quick_frontier_of
+from recompute.passes.planners.methods.eviction import evicting
 
 pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
 
 from recompute.passes.planners.core.fetches import fetched
+from recompute.passes.planners.core.moves_bound import bound_with_moves
 
 
-def small_fitting() -> tuple[Fitting, int]:
-    """A step, and a budget of half of what its peak has beyond parameters and state."""
+def small_fitting(part: int = 2) -> tuple[Fitting, int]:
+    """A step, and a budget of half of what its peak has beyond parameters and state, or of another part."""
     program = rc.load(models.build("bert-mini", batch=32, seq=128, weights=False))
     target = priced(rc.Target(providers=(), cost=device("h200")))
     fitting = plain_fitting(program, rc.losses.cross_entropy(program).name, rc.SGD(), target)
     fixed = fitting.derived.problem.fixed
-    return fitting, fixed + (fitting.plain.peak - fixed) // 2
+    return fitting, fixed + (fitting.plain.peak - fixed) // part
 
 
 def test_a_fetch_is_a_node_that_runs_again() -> None:
@@ -38,7 +42,7 @@ def test_a_fetch_is_a_node_that_runs_again() -> None:
     fitting, budget = small_fitting()
     base = fitting.derived.problem
     problems = list(fetched(fitting.derived, budget, fitting.target.link, (0.3, 1.0)))
-    assert problems
+    assert len(problems) == 2
     for f in problems:
         p, plain = f.problem, range(len(f.problem))
         assert simulate(p, plain).peak >= simulate(base, range(len(base))).peak
@@ -52,11 +56,34 @@ def test_a_fetch_is_a_node_that_runs_again() -> None:
             assert {r.operator for r in plan.reruns} <= {*rerun}
 
 
+def test_fetches_are_tried_where_the_bound_proves_nothing() -> None:
+    """Over a link so fast that copies take no time, what waits at the fullest moment can be fetched."""
+    fitting, budget = small_fitting()
+    fast = Link(2e12, 2e12, 0.0)
+    assert math.isclose(bound_with_moves(fitting.derived.problem, budget, fast), fitting.derived.problem.cost)
+    assert [len(f.names) > 10 for f in fetched(fitting.derived, budget, fast, (0.7,))] == [True]
+    assert not list(fetched(fitting.derived, 2 * fitting.plain.peak, fast, (0.7,)))
+
+
+def test_a_small_budget_is_kept_by_fetches_and_evictions() -> None:
+    """At a fifth of the bytes beyond parameters and state: neither cuts nor recomputation alone find a plan."""
+    fitting, budget = small_fitting(5)
+    (f,) = fetched(fitting.derived, budget, fitting.target.link, (1.0,))
+    frontier = quick_frontier_of(f.problem)
+    assert frontier.best(budget) is None
+    goal = budget + (budget - f.problem.fixed) // 10
+    sequences = [evicting(f.problem, goal, long_first=first) for first in (False, True)]
+    outcomes = [simulate(f.problem, sequence) for sequence in sequences if sequence is not None]
+    assert outcomes and min(o.peak for o in outcomes) <= goal < frontier.lowest.peak
+    assert min(o.cost for o in outcomes) < 1.7 * fitting.derived.problem.cost
+
+
 def test_planned_together_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Than one after the other, which is faster than recomputation alone; and none is below the bound."""
     seconds = []
     for offload, shares in ((False, ()), (True, ()), (True, with_offload.SHARES)):
         monkeypatch.setattr(with_offload, "SHARES", shares)
+        monkeypatch.setattr(with_offload, "FURTHER", ())
         fitting, budget = small_fitting()
         with watching(Watch(work=WORK)):
             found = fit_within(fitting, budget, offload=offload)

@@ -107,8 +107,7 @@ def test_every_kind_has_one_file_and_one_check() -> None:
         "recompute/ops/elementwise",
         "recompute/ops/reduction",
         "recompute/training",
-        "runtime/cpu/kernels",
-        "runtime/cuda/kernels",
+        "runtime/shared/kernels",
         "tests/golden",
     ]
 

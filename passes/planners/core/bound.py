@@ -222,7 +222,9 @@ def extra_cost(cut: Cut, budget: int) -> float:
     low, high = cut.solve(dearest(cut)), cut.solve(0.0)
     if high.memory <= room:
         return 0.0
-    best = 0.0
+    best = max(0.0, low.least - low.price * room)
+    if best > sum(cut.problem.nodes[p].cost for p in cut.nodes) * (1 + 1e-9):  # not with all repeated
+        return math.inf
     for _ in range(40):
         if high.memory == low.memory:
             break

@@ -15,12 +15,15 @@ from dataclasses import dataclass, replace
 from ...offloading.offload import find_rests
 from ...offloading.transfers import Link
 from ...recomputation.recompute import RecomputePlan, Rerun
+from .bound import hull, turning_points
 from .derive import Derived
-from .moves_bound import Proof, proof_with_moves
+from .moves_bound import MovingCut, Prices, Proof, proof_with_moves
 from .problem import Node
 
 #: a value made at the end of the step is so much dearer to fetch than one at its beginning: its copy has less time
 _SLOPE = 0.1
+#: price of a second of copies where none is known
+_LEAST = 0.1
 #: cuts that look for the prices of a set of values
 _CUTS = 14
 
@@ -47,7 +50,7 @@ class Fetched(Derived):
 
 def fetched(base: Derived, budget: int, link: Link, shares: Sequence[float]) -> Iterator[Fetched]:
     """Problems in which copies out take some share of the time before the moment at which the bound is proven."""
-    names, proof = _names(base), proof_with_moves(base.problem, budget, link)
+    names, proof = _names(base), _priced(base, budget, link)
     seen: set[frozenset[int]] = set()
     for share in shares if proof.cut is not None else ():
         prices = _chosen(proof, share, names)
@@ -56,12 +59,27 @@ def fetched(base: Derived, budget: int, link: Link, shares: Sequence[float]) -> 
             yield _with_fetches(base, prices, names)
 
 
+def _priced(base: Derived, budget: int, link: Link) -> Proof:
+    """The proof, or where copies may take no time: the fullest moment, and a byte at what recomputing would cost."""
+    problem = base.problem
+    proof = proof_with_moves(problem, budget, link)
+    if proof.prices.byte or math.isinf(proof.seconds):
+        return proof
+    cuts = [MovingCut(problem, b, link) for b in turning_points(problem)]
+    moving = max(cuts, key=lambda m: m.cut.used + m.cut.solve(0.0).memory)
+    lines, room = hull(moving.cut), budget - moving.cut.used
+    if lines[0].memory <= room:
+        return Proof(proof.seconds)
+    byte = next((line.price for line in lines if line.memory <= room), lines[-1].price)
+    return Proof(proof.seconds, moving, Prices(before=_LEAST, byte=byte))
+
+
 def _chosen(proof: Proof, share: float, names: Mapping[int, str]) -> dict[int, float]:
     """Values whose copies out take no more than a share of the time that there is, and the price of fetching each."""
     moving, at = proof.cut, proof.prices
     assert moving is not None
     cut, problem = moving.cut, moving.cut.problem
-    before = at.before if at.before or at.after else 1e-3
+    before = at.before if at.before or at.after else _LEAST
     price = {v: before * moving.out[v] + at.after * moving.back[v] for v in cut.values if v in names}
     late = [1 + _SLOPE * max(0, problem.producer[v]) / len(problem) for v in cut.values]
     low, high, best = 0.1, 10.0, frozenset[int]()

@@ -7,8 +7,9 @@ order after which the device waits least wins, by the simulated times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,28 +18,35 @@ from ....language.verify_addresses import ALIGNMENT, aligned
 from ...memory.liveness import Liveness
 from ...memory.memory_plan import live_profile
 from ...memory.storage import Storage, storages
-from ...offloading.offload import Offload, Rest, find_rests
+from ...offloading.offload import Offload, Rest, find_rests, lowered_names
 from ...offloading.transfers import Link, Seconds, StepTimes, simulate
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A value whose move frees `nbytes` while operators `first` to `last` run, for `seconds`."""
+    """A value whose move frees `nbytes` while operators of each of `spans` run, first and last, for `seconds`."""
 
     name: str
     nbytes: int
-    first: int
-    last: int
+    spans: tuple[tuple[int, int], ...]
     seconds: float
 
+    def over(self, live: np.ndarray) -> list[np.ndarray]:
+        """What is alive meanwhile, as views."""
+        return [live[first : last + 1] for first, last in self.spans]
 
-def choose(block: Block, target: int, seconds: Seconds, link: Link) -> tuple[tuple[str, ...], StepTimes] | None:
+
+def choose(
+    block: Block, target: int, seconds: Seconds, link: Link, among: Container[str] | None = None
+) -> tuple[tuple[str, ...], StepTimes] | None:
     """Values to move so that at most `target` bytes are alive on the device, and the step's times then.
 
-    `block`: without frees and copies.  None where no choice is found.
+    `block`: without frees and copies.  `among`: names that come into question (None: all).  None where no choice is
+    found.
     """
     times = {id(op): seconds(op) for op in block.operators}
     live, found = _live(block), candidates(block, lambda op: times[id(op)])
+    found = found if among is None else [c for c in found if c.name in among]
     best: tuple[tuple[str, ...], StepTimes] | None = None
     seen: set[tuple[str, ...]] = set()
     for order in _ORDERS:
@@ -67,17 +75,19 @@ def _taken(live: np.ndarray, order: Sequence[Candidate], target: int) -> tuple[s
     live = live.copy()
     taken = []
     for c in order:
-        span = live[c.first : c.last + 1]
-        if (span > target).any():
-            span -= c.nbytes
+        spans = c.over(live)
+        if any((span > target).any() for span in spans):
+            for span in spans:
+                span -= c.nbytes
             taken.append(c)
     if (live > target).any():
         return None
     kept = []
     for c in reversed(taken):
-        span = live[c.first : c.last + 1]
-        if (span + c.nbytes <= target).all():
-            span += c.nbytes
+        spans = c.over(live)
+        if all((span + c.nbytes <= target).all() for span in spans):
+            for span in spans:
+                span += c.nbytes
         else:
             kept.append(c)
     return tuple(c.name for c in reversed(kept))
@@ -101,8 +111,11 @@ def candidates(block: Block, seconds: Seconds) -> list[Candidate]:
         rest = rests[0]
         first = _quiet_from(s, rest, readers, made)
         if first < rest.late[0]:
-            rested = float(starts[rest.late[0]] - starts[first])
-            found.append(Candidate(rest.value.name, aligned(s.nbytes), first, rest.late[0] - 1, rested))
+            spans = [(first, rest.late[0] - 1)]
+            if all(made.get(n, -1) < rest.late[0] for n in s.offsets):  # no late reader's result lies in it
+                spans += [(a + 1, b - 1) for a, b in pairwise(rest.late) if a + 1 < b]
+            rested = float(sum(starts[b + 1] - starts[a] for a, b in spans))
+            found.append(Candidate(rest.value.name, aligned(s.nbytes), tuple(spans), rested))
     return found
 
 
@@ -120,8 +133,8 @@ def bare(block: Block) -> Block:
     return block.with_operators([op for op in block.operators if not isinstance(op.op, Free)], addresses={})
 
 
-def logical_names(names: Iterable[str], logical: Block) -> tuple[str, ...]:
-    """Names, before the lowering, of values of a lowered block; those that it added itself are left out."""
-    there = logical.values()
-    found = (n if n in there else n.removesuffix(".last") for n in names)
-    return tuple(dict.fromkeys(n for n in found if n in there))
+def logical_names(lowered: Block, logical: Block) -> dict[str, str]:
+    """For each value that waits in a lowered block, the one of the block before by whose name it is offloaded."""
+    rests = [r.value.name for r in find_rests(logical, logical.values())]
+    there = lowered_names(rests, logical, lowered)
+    return {name: n for n in reversed(rests) for name in there[n]}

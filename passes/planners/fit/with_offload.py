@@ -12,7 +12,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ....errors import BudgetError, UsageError
@@ -32,6 +32,8 @@ from .search import searched
 _PLANS, _COMPILED, _TRIES = 8, 3, 4
 #: shares of the link's time that values to fetch may take; what the search of each may take of that of the first plan
 SHARES, _WORK = (0.7, 0.4), 0.7
+#: shares that are tried, in both orders of the step, where nothing so near to the bound is found
+FURTHER, _NEAR = (1.0, 1.5), 1.1
 #: plans of one such search that are compiled in a round
 _JOINT = 2
 
@@ -45,8 +47,12 @@ def fastest(
     try:
         watch.doing("values in host memory")
         limit = min((fitting.times(f).seconds for f in fitting_in), default=float("inf"))
-        joint = _joint(fitting, budget, strategy, options)
-        for moved in itertools.chain(joint, _added(fitting, tried, budget, strategy, options)):
+        ways = itertools.chain(
+            _joint(fitting, budget, strategy, options, SHARES),
+            _added(fitting, tried, budget, strategy, options),
+            _further(fitting, fitting_in, budget, strategy, options),
+        )
+        for moved in itertools.chain.from_iterable(_hiding(fitting, f, budget) for f in ways):
             tried.append(moved)
             if moved.peak <= budget and fitting.times(moved).seconds < limit:  # each faster than all before
                 limit = fitting.times(moved).seconds
@@ -60,22 +66,49 @@ def fastest(
     return min(fitting_in, key=lambda f: (fitting.times(f).seconds, f.peak))
 
 
-def _joint(fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any]) -> Iterator[Fitted]:
-    """Steps that `auto` plans with values to fetch in place of recomputing them (core/fetches.py)."""
-    if fitting.slices or not isinstance(planner(strategy, **options), Auto):
+def _hiding(fitting: Fitting, f: Fitted, budget: int) -> Iterator[Fitted]:
+    """A step, and where it waits for copies, the same with copies that use what is left of the budget."""
+    yield f
+    if f.peak < budget and fitting.times(f).stalls:
+        yield fitting.carry_out(f.plan, f.scheduled, limit=budget - _persistent(f.base))
+
+
+def _joint(
+    fitting: Fitting,
+    budget: int,
+    strategy: str,
+    options: Mapping[str, Any],
+    shares: Sequence[float],
+    scheduled: bool = False,
+) -> Iterator[Fitted]:
+    """Steps that `auto` plans with values to fetch in place of recomputing them (core/fetches.py).
+
+    `scheduled`: in the order that needs less memory.
+    """
+    derived, watch = fitting.reordered if scheduled else fitting.derived, current()
+    if fitting.slices or derived is None or not isinstance(planner(strategy, **options), Auto):
         return
-    derived, watch = fitting.derived, current()
-    for problem in fetched(derived, budget, fitting.target.link, SHARES):
+    for problem in fetched(derived, budget, fitting.target.link, shares):
         if watch.late:
             return
         other = copy.copy(fitting)
-        vars(other).update(derived=problem, reordered=None)
+        vars(other).update(derived=problem, block=derived.block, reordered=None)
         watch.begin_another(_WORK)
         with contextlib.suppress(BudgetError):
             for f in searched(other, budget, strategy, options, _JOINT, False, None):
-                yield dataclasses.replace(f, planned=None)  # its cost there counts the link's price
-                if f.peak < budget and fitting.times(f).stalls:  # what is left hides copies
-                    yield fitting.carry_out(f.plan, False, limit=budget - _persistent(f.base))
+                yield dataclasses.replace(f, planned=None, scheduled=scheduled)  # its cost has the link's price
+
+
+def _further(
+    fitting: Fitting, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any]
+) -> Iterator[Fitted]:
+    """More values to fetch, and both orders of the step, while all that fit, `found`, are far from the bound."""
+    near = fitting.bound(budget, moves=True) * _NEAR
+    for scheduled, share in itertools.product((False, True), (*SHARES, *FURTHER)):
+        if any(fitting.times(f).seconds < near for f in found):
+            return
+        if scheduled or share in FURTHER:
+            yield from _joint(fitting, budget, strategy, options, (share,), scheduled)
 
 
 def _added(
@@ -99,8 +132,10 @@ def _starts(
     missed = [(dataclasses.replace(f.plan, offloads=()), f.scheduled) for f in others]
     plans = [(RecomputePlan(), False), *plans_for_more(fitting, budget, strategy, options, _PLANS)]
     for start in dict.fromkeys([*plans, *missed]):
-        block = fitting.order(fitting.applied(*start))
-        chosen = choose(block, budget - _persistent(block), fitting.prices, fitting.target.link)
+        plain = fitting.applied(*start)
+        block = fitting.order(plain)
+        names = logical_names(block, plain)
+        chosen = choose(block, budget - _persistent(block), fitting.prices, fitting.target.link, names)
         if chosen is not None:
             yield chosen[1].seconds, start
 
@@ -128,15 +163,15 @@ def _moved(fitting: Fitting, start: tuple[RecomputePlan, bool], budget: int) -> 
     made, scheduled = start
     plain = fitting.applied(made, scheduled)
     block = fitting.order(plain)
-    target = budget - _persistent(block)
+    target, names = budget - _persistent(block), logical_names(block, plain)
     seen: set[tuple[str, ...]] = set()
     for _ in range(_TRIES):
-        chosen = choose(block, target, fitting.prices, fitting.target.link)
-        names = () if chosen is None else logical_names(chosen[0], plain)
-        if chosen is None or names in seen:
+        chosen = choose(block, target, fitting.prices, fitting.target.link, names)
+        moved = () if chosen is None else tuple(dict.fromkeys(names[n] for n in chosen[0]))
+        if chosen is None or moved in seen:
             return None
-        seen.add(names)
-        found = fitting.carry_out(dataclasses.replace(made, offloads=names), scheduled)
+        seen.add(moved)
+        found = fitting.carry_out(dataclasses.replace(made, offloads=moved), scheduled)
         if found.peak <= budget:
             return found
         block = without_copies(bare(found.compiled))  # the order that was compiled can be another one

@@ -28,6 +28,7 @@ from ..core.simulate import plan_of, sequence_of, simulate
 from ..core.watch import WORK, OutOfTime, current
 from . import moccasin
 from .blocks import join_blocks
+from .eviction import evicting
 from .local_search import Schedule, Search
 from .neighbourhoods import search
 from .sweep import sweep
@@ -140,6 +141,8 @@ class Auto(Planner):
         for strategy in others:
             ask(frontier, budget, strategy)
             yield
+        if len(problem) <= _OTHERS_MOST and frontier.best(budget) is None:
+            evict(frontier, budget)
         for share in _RUNGS:
             yield from search(share)
         if not (again or number) and len(problem) <= _SHORT and self._worth_solving(frontier, budget, _CLOSE):
@@ -191,6 +194,15 @@ def ask(frontier: Frontier, budget: int, strategy: str) -> None:
     with contextlib.suppress(OutOfTime):
         frontier.offer(sequence_of(problem, planner(strategy).plan(problem, budget=budget)), strategy)
     watch.spend(_ASKED * len(problem))
+
+
+def evict(frontier: Frontier, budget: int) -> None:
+    """Offers the frontier plans that evict what is in the way."""
+    for long_first in (False, True):
+        sequence = evicting(frontier.problem, budget, long_first=long_first)
+        if sequence is not None:
+            frontier.offer(sequence, "eviction")
+    current().spend(_ASKED * len(frontier.problem))
 
 
 def improve(frontier: Frontier, start: Point, budget: int, moves: int, hot: float, seed: int) -> None:

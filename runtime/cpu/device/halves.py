@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .llvm import BaseContext, IRBuilder, Word
+    from ...shared.llvm import BaseContext, IRBuilder, Word
 
 
 def _narrowed(builder: IRBuilder, value: Word) -> Word:

@@ -11,18 +11,15 @@ numba only translates: its LLVM IR is compiled, cached and loaded like any other
 object code in the cache never imports numba.  A kernel is compiled once for each combination of element types, ranks,
 and operands that are the same memory: there LLVM need not guess what overlaps.
 
-Functions that kernels call are marked `@inline`, and called by a name of their module (no `module.function`).  The
-cache's key holds their code as well, and the numbers that any of them takes from its module.
+Functions that kernels call are marked `@inline` (runtime/shared/texts.py).  The cache's key holds their code as well,
+and the numbers that any of them takes from its module.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
-import hashlib
 import importlib.util
-import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....errors import JobError
-from ...shared import trouble
+from ...shared import texts, trouble
+from ...shared.texts import Absent, Fixed, Inline, Intrinsic, Text, Work
 from . import halves, native
 from .native import Call
 
 if TYPE_CHECKING:
-    from .llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
+    from ...shared.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
     from .toolchain import Toolchain
 
 
@@ -51,152 +49,49 @@ def unavailable() -> str:
 _OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
 
 
-class Inline:
-    """A function that kernels call, compiled into them.  `double`: what takes its place for float64."""
+@functools.cache
+def _compiled(part: Inline | Intrinsic) -> Any:
+    """numba's function, or intrinsic."""
+    numba, _ = _numba()
+    if isinstance(part, Intrinsic):
+        return numba.extending.intrinsic(part.make)
+    one = _translated(part.function)
+    if part.double is None:
+        return numba.njit(fastmath=part.fastmath, **_OPTIONS)(one)
+    other = _translated(part.double)
 
-    def __init__(self, function: Callable[..., Any], fastmath: Any, double: Callable[..., Any] | None) -> None:
-        self.function, self.fastmath, self.double = function, fastmath, double
+    def either(x: Any) -> Any:
+        return other if x is numba.types.float64 else one
 
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """Names its code and that of all it uses."""
-        return " ".join(_fingerprint(f) for f in (self.function, self.double) if f) + _flags(self.fastmath)
-
-    @functools.cached_property
-    def compiled(self) -> Any:
-        """numba's function."""
-        numba, _ = _numba()
-        one = _translated(self.function)
-        if self.double is None:
-            return numba.njit(fastmath=self.fastmath, **_OPTIONS)(one)
-        other = _translated(self.double)
-
-        def either(x: Any) -> Any:
-            return other if x is numba.types.float64 else one
-
-        either.__annotations__.clear()  # numba compares signatures
-        names: dict[str, Any] = {}
-        exec("def stub(x): pass", names)
-        numba.extending.overload(names["stub"], jit_options={"fastmath": self.fastmath, **_OPTIONS})(either)
-        return names["stub"]
-
-
-class Intrinsic:
-    """Instructions that kernels use: `make(typing, *types)` is what numba's `intrinsic` takes.
-
-    `named`: the functions of which it is made, if it is made of others.
-    """
-
-    def __init__(self, make: Callable[..., Any], *named: Callable[..., Any]) -> None:
-        self.make, self.named = make, named or (make,)
-
-    @property
-    def fingerprint(self) -> str:
-        """Names its code."""
-        return " ".join(map(_fingerprint, self.named))
-
-    @functools.cached_property
-    def compiled(self) -> Any:
-        """numba's intrinsic."""
-        _numba()
-        from numba.extending import intrinsic
-
-        return intrinsic(self.make)
-
-
-def instructions(result: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Makes a function of (builder, *words) that writes LLVM code an intrinsic.
-
-    `result`: the type of what it returns, by numba's types and those of the arguments.
-    """
-
-    def mark(function: Callable[..., Any]) -> Any:
-        def make(typing: Any, *arguments: Any) -> Any:
-            def generate(context: Any, builder: Any, signature: Any, words: Any) -> Any:
-                value = function(builder, *words)
-                return context.get_dummy_value() if value is None else value
-
-            from numba import types
-
-            return result(types, *arguments)(*arguments), generate
-
-        make.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # numba reads the arguments' names
-        return Intrinsic(make, function, result)
-
-    return mark
-
-
-def inline(
-    function: Callable[..., Any] | None = None, *, fastmath: Any = False, double: Callable[..., Any] | None = None
-) -> Any:
-    """Marks a function that kernels call."""
-    if function is None:
-        return lambda f: Inline(f, fastmath, double)
-    return Inline(function, fastmath, double)
-
-
-def _report(status: Any, code: Any, number: Any, size: Any) -> None:
-    """Writes a session's status (see runtime/shared/trouble.py); the code comes last."""
-    status[1] = number
-    status[2] = size
-    status[0] = code
-
-
-#: report(status, code, number, size): what a kernel does with an operand that it cannot use, before it skips it
-report: Any = inline(_report)
-
-
-def _flags(fastmath: Any) -> str:
-    """LLVM's flags, named the same in every process."""
-    return str(fastmath if isinstance(fastmath, bool) else sorted(fastmath))
-
-
-def _globals(code: types.CodeType) -> list[str]:
-    """Names that the code takes from its module."""
-    return list(dict.fromkeys(i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"))
-
-
-def _codes(code: types.CodeType) -> list[types.CodeType]:
-    return [code, *(c for k in code.co_consts if isinstance(k, types.CodeType) for c in _codes(k))]
-
-
-def _fingerprint(function: Callable[..., Any]) -> str:
-    """Names a function's code, and what it takes from its module."""
-    digest = hashlib.sha256()
-    for code in _codes(function.__code__):
-        consts = [k for k in code.co_consts if not isinstance(k, types.CodeType)]
-        digest.update(repr((code.co_code.hex(), consts, code.co_names, code.co_varnames)).encode())
-        for name in _globals(code):
-            value = function.__globals__.get(name)
-            if isinstance(value, (Inline, Intrinsic)):
-                digest.update(value.fingerprint.encode())
-            elif isinstance(value, (int, float, str, tuple, np.generic)):
-                digest.update(repr(value).encode())
-    return digest.hexdigest()
+    either.__annotations__.clear()  # numba compares signatures
+    names: dict[str, Any] = {}
+    exec("def stub(x): pass", names)
+    numba.extending.overload(names["stub"], jit_options={"fastmath": part.fastmath, **_OPTIONS})(either)
+    return names["stub"]
 
 
 def _translated(function: Callable[..., Any]) -> Any:
     """The function with those it calls replaced by what numba made of them."""
-    used = {name for code in _codes(function.__code__) for name in _globals(code)}
-    names = {n: v.compiled for n in used if isinstance(v := function.__globals__.get(n), (Inline, Intrinsic))}
+    used = {name for code in texts.codes(function.__code__) for name in texts.names_of(code)}
+    names = {n: _compiled(v) for n in used if isinstance(v := function.__globals__.get(n), (Inline, Intrinsic))}
     return types.FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__)
 
 
 class Kernel:
     """A function over arrays (C-contiguous), integers and floats, and the part [begin, end) of the work to do."""
 
-    def __init__(self, function: Callable[..., None], fastmath: bool, here: bool = False) -> None:
-        """`here`: it belongs to the compiler and runs in this process, also while a library is built."""
-        self.function = function
-        self.fastmath = fastmath
-        self.here = here
+    def __init__(self, function: Callable[..., None], fastmath: Any, here: bool = False, *, rows: bool = False) -> None:
+        """`here`: it belongs to the compiler and runs in this process, also while a library is built.  `rows`: see
+        `texts.kernel`; the last operand says how many items a row has."""
+        self.function, self.fastmath, self.here, self.rows = function, fastmath, here, rows
         self._addresses: dict[tuple, int] = {}
         self.__doc__ = function.__doc__
 
     @functools.cached_property
     def source(self) -> str:
         """Names the kernel's code and that of what it uses."""
-        return f"{_fingerprint(self.function)} {self.function.__qualname__} {_flags(self.fastmath)}"
+        named = f"{self.function.__qualname__}{' rows' * self.rows}"
+        return f"{texts.fingerprint(self.function)} {named} {texts.flags(self.fastmath)}"
 
     def call(self, *operands: Any, work: int, parallel: bool = True) -> Call:
         """A call over these operands; JobError where numba cannot compile it for them."""
@@ -245,7 +140,7 @@ class Kernel:
         numba, parts = _numba()
         body = numba.njit(fastmath=self.fastmath, **_OPTIONS)(_translated(self.function))
         names = {"body": body, **parts}
-        exec(_unpacking(kinds), names)
+        exec(_unpacking(kinds, rows=self.rows), names)
         i64 = numba.types.int64
         with _indices_as_they_are(), halves.read_as_float32():
             compiled = numba.cfunc(numba.types.void(i64, i64, i64), nopython=True, error_model="numpy")(names["unpack"])
@@ -298,7 +193,27 @@ def kernel(function: Callable[..., None] | None = None, *, fastmath: bool = Fals
     return Kernel(function, fastmath, here)
 
 
-def _unpacking(kinds: tuple) -> str:
+@functools.cache
+def _kernel_of(text: Text) -> Kernel:
+    return Kernel(text.function, text.fastmath, rows=text.rows)
+
+
+def _operand(x: Any) -> Any:
+    match x:
+        case None | Absent():
+            return np.empty((0,) * (1 if x is None else x.axes), np.uint8)
+        case Fixed(value):
+            return value
+    return x
+
+
+def call_of(work: Work) -> Call:
+    """The call that does the work of a kernel for every place."""
+    operands = [*map(_operand, work.operands), *[work.per] * work.text.rows]
+    return _kernel_of(work.text).call(*operands, work=work.items, parallel=work.parallel)
+
+
+def _unpacking(kinds: tuple, *, rows: bool) -> str:
     """Python source that reads the operands from the argument words and calls the body.
 
     Kinds: (element type, rank), ("same", the operand that is the same memory), ("float",), ("int",).
@@ -317,7 +232,13 @@ def _unpacking(kinds: tuple) -> str:
                 lines.append(f"    a{i} = carray(pointer(word(args, {at})), ({dims}), {dtype})")
                 at += 1 + ndim
         names.append(f"a{i}")
-    lines.append(f"    body({', '.join([*names, 'begin', 'end'])})")
+    if rows:
+        per = names.pop()
+        lines.append(f"    for row in range(begin // {per}, (end - 1) // {per} + 1):")
+        names += ["row", f"max(begin - row * {per}, 0)", f"min(end - row * {per}, {per})"]
+        lines.append(f"        body({', '.join(names)})")
+    else:
+        lines.append(f"    body({', '.join([*names, 'begin', 'end'])})")
     return "\n".join(lines)
 
 

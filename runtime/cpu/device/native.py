@@ -57,13 +57,8 @@ class Call:
         return np.array([word(status if x is STATUS else x) for x in self.operands] or [0], np.int64)
 
 
-class _Status:
-    """The type of STATUS."""
-
-
-#: stands for the address of the status of whoever makes the call (see runtime/shared/trouble.py): an operand of kernels
-#: that may meet what they cannot compute
-STATUS = _Status()
+#: an operand of kernels that may meet what they cannot compute
+STATUS = trouble.STATUS
 
 
 def word(x: Any) -> int:
@@ -72,7 +67,7 @@ def word(x: Any) -> int:
         return x.ctypes.data
     if isinstance(x, (float, np.floating)):
         return struct.unpack("q", struct.pack("d", x))[0]
-    return int(x)
+    return int(x.astype(np.int64)) if isinstance(x, np.uint64) else int(x)
 
 
 class Table:

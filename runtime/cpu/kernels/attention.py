@@ -28,7 +28,6 @@ from ..device.native import Call
 from ..families import PARTS, Family, enough, family
 from ..providers.loops import computed
 from .copy import filling
-from .random import signed
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -128,7 +127,7 @@ class Attention(Family):
         if not rule.ratio:
             return [*numbers, 0, 0, 0, 1.0]
         step = ins[len(op.inputs) - 1].reshape(1)
-        return [*numbers, signed(rule.seed), step, _threshold(rule.ratio) << 8, 1 / (1 - rule.ratio)]
+        return [*numbers, np.uint64(rule.seed), step, _threshold(rule.ratio) << 8, 1 / (1 - rule.ratio)]
 
     def heads(self, op: Operator) -> np.ndarray:
         """[heads, columns]: element offsets of each head's operands; the number of its first query among those of all

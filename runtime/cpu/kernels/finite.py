@@ -13,9 +13,10 @@ import numpy as np
 from ....language.ir import Operator
 from ....language.types import Operands, TensorType, need
 from ....ops.loss.scale import LEAST, MOST
+from ...shared.texts import report
 from ...shared.trouble import NOT_FINITE
 from ..device import native
-from ..device.jit import kernel, report
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, enough, family
 

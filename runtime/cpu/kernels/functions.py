@@ -6,7 +6,8 @@ import math
 
 from ....language.ir import Operator
 from ....language.types import Operands, need
-from ..device.jit import inline, kernel
+from ...shared.texts import inline
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, enough, family
 

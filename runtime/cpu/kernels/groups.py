@@ -12,14 +12,15 @@ import numpy as np
 
 from ....language.types import Operands
 from ....ops.approximation.groups import BLOCK, LEAST, POINT, CompressGroups, DecompressGroups
-from ..device.jit import inline, instructions, kernel
+from ...shared.kernels.random import words
+from ...shared.texts import inline, instructions
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, family, floats
-from .random import signed, words
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
-    from ..device.llvm import IRBuilder, Word
+    from ...shared.llvm import IRBuilder, Word
 
 #: elements that are in the buffer at a time
 _ROOM = 1024
@@ -233,7 +234,9 @@ class Compressing(Family):
         rule = op.of(CompressGroups)
         arguments = ins[0].reshape(-1), ins[1].reshape(1), *outs[:2]
         return [
-            compress.call(*arguments, signed(rule.seed), rule.first // BLOCK, rule.group, rule.bits, work=len(outs[1]))
+            compress.call(
+                *arguments, np.uint64(rule.seed), rule.first // BLOCK, rule.group, rule.bits, work=len(outs[1])
+            )
         ]
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from ....language.ir import Operator
 from ....language.types import Array, Operands, present
+from ...shared.texts import inline, report
 from ...shared.trouble import INDEX_OUTSIDE
 from ..device import native
-from ..device.jit import inline, kernel, report
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, enough, family, floats
 from .copy import WORDS, copying, filling, words

@@ -17,13 +17,14 @@ from ....language.types import Array, Operands, TensorType, need
 from ....ops.loss.linear_cross_entropy import LinearCrossEntropy, LinearLoss
 from ....ops.loss.linear_cross_entropy_grad import LinearCrossEntropyGrad
 from ....ops.loss.linear_tiles import Sizes, slice_of, slices
-from ..code.mathematics import exp, tanh
-from ..code.row_sums import exponentials, largest, total
-from ..device.jit import inline, kernel
+from ...shared.kernels.loss import REDUCTIONS, reduced, shares
+from ...shared.mathematics import exp, tanh
+from ...shared.row_sums import exponentials, largest, total
+from ...shared.texts import inline
+from ..device.jit import call_of, kernel
 from ..device.native import Call
 from ..families import Family, family
 from ..providers import products
-from .loss import REDUCTIONS, reduced, shares
 from .recurrent_steps import Products
 
 #: columns of a piece of work of the bias's gradient
@@ -200,8 +201,8 @@ class LinearLosses(Family):
     def scaled(self, op: Operator, labels: Array, dloss: Array, out: Array, words: int, reduction: str) -> Call:
         """The call that computes each label's weight in the loss, times a gradient."""
         ignored = op.op.ignore_index  # type: ignore[attr-defined]
-        options = (REDUCTIONS[reduction], 0 if ignored is None else ignored, int(ignored is not None))
-        return shares(labels, np.empty(0, out.dtype), dloss, out, words, options)
+        rule = np.array([REDUCTIONS[reduction], ignored or 0, ignored is not None], np.int64)
+        return call_of(shares(labels, None, dloss, out, words, rule))
 
     def logits(self, todo: Products, x: Array, w: Array, block: Array) -> None:
         """block = x wᵀ."""
@@ -273,7 +274,7 @@ class LinearCrossEntropies(LinearLosses):
             else:
                 self._seen(todo, op, (x, w, bias), here, rows, scratch[1:3])
         reduction = REDUCTIONS[rule.reduction]
-        todo.add(reduced.call(losses, weights, loss.reshape(-1), reduction, work=1, parallel=False))
+        todo.add(call_of(reduced(losses, weights, loss.reshape(-1), reduction, work=1, parallel=False)))
         return todo.calls
 
     def _held(

@@ -13,8 +13,9 @@ import numpy as np
 from ....language.ir import Operator
 from ....language.types import Operands, TensorType, need
 from ....ops.optimizer.base import Update
-from ..code.row_sums import ANY_ORDER, dot, in_blocks
-from ..device.jit import inline, kernel
+from ...shared.row_sums import ANY_ORDER, dot, in_blocks
+from ...shared.texts import inline
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, enough, family
 

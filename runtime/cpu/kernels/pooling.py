@@ -13,7 +13,8 @@ import numpy as np
 
 from ....language.ir import Operator
 from ....language.types import Array, Operands, TensorType
-from ..device.jit import inline, kernel
+from ...shared.texts import inline
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, family, floats
 

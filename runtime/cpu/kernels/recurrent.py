@@ -16,7 +16,7 @@ from ....language.types import Operands, TensorType, present
 from ....ops.recurrent.gru import GRU
 from ....ops.recurrent.lstm import LSTM
 from ....ops.recurrent.shared import RecurrentGrad
-from ..code.mathematics import sigmoid, tanh
+from ...shared.mathematics import sigmoid, tanh
 from ..code.row_products import room
 from ..device.jit import kernel
 from ..device.native import Call

@@ -13,9 +13,10 @@ from typing import Any
 from ....language.ir import Operator
 from ....language.types import Operands, TensorType, need
 from ....ops.common import normal_axes
-from ..code.mathematics import larger
-from ..code.row_sums import dot, largest, total
-from ..device.jit import inline, kernel
+from ...shared.mathematics import larger
+from ...shared.row_sums import dot, largest, total
+from ...shared.texts import inline
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import PARTS, Family, enough, family, floats, parts
 

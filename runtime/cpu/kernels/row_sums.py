@@ -6,7 +6,8 @@ from ....language.ir import Operator
 from ....language.types import Operands, TensorType
 from ....ops.communication.base import doublings
 from ....ops.communication.row_sums import RowSums as RowSumsOp
-from ..device.jit import inline, kernel
+from ...shared.texts import inline
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, family, floats
 from .copy import filling

@@ -17,15 +17,24 @@ from ....language.types import Operands, TensorType, dtype_name
 from ....ops.approximation.drawn import BITS, COLUMNS, blocks
 from ....ops.approximation.sketch import Sketch
 from ....ops.approximation.transforms import padded
+from ...shared.kernels.random import half, words
+from ...shared.kernels.sketch import (
+    sketch_circle,
+    sketch_combine,
+    sketch_keys,
+    sketch_plus_minus,
+    sketch_signs,
+    sketch_take,
+)
+from ...shared.mathematics import fma, log
+from ...shared.texts import inline
 from ..code import transform as text
-from ..code.mathematics import fma, log
 from ..device import native
-from ..device.jit import inline, kernel
+from ..device.jit import call_of, kernel
 from ..device.native import Call
 from ..families import Family, family, floats
 from ..providers import blas
 from ..providers.loops import computed
-from .random import half, signed, words
 from .recurrent_steps import Products
 
 #: rows and columns of a tile of S, and into how many parts its product is cut, for any number of threads
@@ -40,16 +49,6 @@ _ONE, _ROUND = _F(1), _F(0.5)
 #: terms of the Taylor series of sin 2πr and cos 2πr, |r| ≤ ⅛: the first that is left out is below 2⁻²⁷
 _S0, _S1, _S2, _S3, _S4 = (_F((-1) ** i * (2 * math.pi) ** (2 * i + 1) / math.factorial(2 * i + 1)) for i in range(5))
 _C1, _C2, _C3, _C4 = (_F((-1) ** i * (2 * math.pi) ** (2 * i) / math.factorial(2 * i)) for i in range(1, 5))
-
-
-@kernel
-def _keys(step, keys, seed, begin, end):
-    """The number of each of those to choose from; blocks of eight."""
-    for block in range(begin, end):
-        draws = words(block, seed, step[0])
-        first = block * 8
-        for i in range(min(8, keys.size - first)):
-            keys[first + i] = np.int32(half(draws, i))
 
 
 @inline
@@ -88,17 +87,6 @@ def _choose(keys, chosen, hist, begin, end):
 
 
 @kernel
-def _take(x, chosen, y, scale, begin, end):
-    """Rows of x, scaled."""
-    factor = y.dtype.type(scale)
-    for r in range(begin, end):
-        source = x[chosen[r]]
-        target = y[r]
-        for j in range(target.size):
-            target[j] = source[j] * factor
-
-
-@kernel
 def _slots(slots, rows, size, cosines, begin, end):
     """The row of x that each slot of the transform takes; -1: none."""
     for t in range(begin, end):
@@ -106,64 +94,6 @@ def _slots(slots, rows, size, cosines, begin, end):
         if cosines:
             row = 2 * t if 2 * t < size else 2 * (size - 1 - t) + 1
         slots[t] = row if row < rows else -1
-
-
-@kernel
-def _signs(step, signs, seed, skipped, begin, end):
-    """Signs of rows, 24 to a number, blocks of eight numbers."""
-    one = signs.dtype.type(1)
-    for block in range(begin, end):
-        draws = words(block + skipped, seed, step[0])
-        first = block * 8 * BITS
-        for i in range(min(8 * BITS, signs.size - first)):
-            signs[first + i] = one if half(draws, i // BITS) >> (i % BITS) & 1 else -one
-
-
-@kernel
-def _circle(table, begin, end):
-    """cos and sin of 2πt/M."""
-    count = table.shape[1]
-    for t in range(begin, end):
-        angle = t * (2 * math.pi / count)
-        table[0, t], table[1, t] = math.cos(angle), math.sin(angle)
-
-
-@inline
-def _reversed(f, size):
-    bits = 0
-    while size > 1:
-        bits = bits << 1 | f & 1
-        f >>= 1
-        size >>= 1
-    return bits
-
-
-@kernel
-def _combine(chosen, places, factors, size, cosines, scale, begin, end):
-    """Where a coefficient's parts are, and their factors (ops/approximation/transforms.py)."""
-    whole = size // 2
-    for j in range(begin, end):
-        c = chosen[j]
-        norm = scale / math.sqrt(size)
-        if c > 0 and (cosines or c < size - 1):
-            norm *= math.sqrt(2.0)
-        f, u, v = c, norm, 0.0
-        if cosines:
-            turn = c * (math.pi / (2 * size))
-            u, v = norm * math.cos(turn), norm * math.sin(turn)
-        else:
-            f = (c + 1) // 2
-            if c > 0 and c % 2 == 0:
-                u, v = 0.0, -norm
-        angle = f * (2 * math.pi / size)
-        cos, sin = math.cos(angle), math.sin(angle)
-        low = f % whole
-        places[j, 0] = _reversed(low, whole)
-        places[j, 1] = _reversed((whole - low) % whole, whole)
-        factors[j, 0] = (u * (1 - sin) - v * cos) / 2
-        factors[j, 1] = (u * cos + v * (1 - sin)) / 2
-        factors[j, 2] = (u * (1 + sin) + v * cos) / 2
-        factors[j, 3] = (u * cos - v * (1 + sin)) / 2
 
 
 def _wave64(x):
@@ -205,21 +135,6 @@ def _normal(step, s, seed, panel, row, rows, begin, end):
             radius = t(math.sqrt(minus_two * log(one - line[2 * j])))
             a, b = _wave(line[2 * j + 1])
             line[2 * j], line[2 * j + 1] = radius * a, radius * b
-
-
-@kernel
-def _plus_minus(step, s, seed, panel, row, rows, begin, end):
-    """Rows of a tile of S: 192 signs from a block."""
-    one = s.dtype.type(1)
-    width = s.shape[1]
-    for i in range(begin, end):
-        line = s[i]
-        for p in range(-(-width // (8 * BITS))):
-            draws = words((panel + p) * rows + row + i, seed, step[0])
-            for h in range(8):
-                first, number = (8 * p + h) * BITS, half(draws, h)
-                for e in range(min(BITS, width - first)):
-                    line[first + e] = one if number >> e & 1 else -one
 
 
 def _scaled(y: Expr, scale: float) -> tuple[Expr, ...]:
@@ -264,11 +179,11 @@ class Sketches(Family):
             return _products(rule, x, step, y, scratch[0])
         keys, chosen, hist = scratch[:3]
         calls = [
-            _keys.call(step, keys, signed(rule.seed), work=blocks(keys.size)),
+            call_of(sketch_keys(step, keys, np.uint64(rule.seed), work=blocks(keys.size))),
             _choose.call(keys, chosen, hist, work=1, parallel=False),
         ]
         if rule.kind == "rows":
-            return [*calls, _take.call(x, chosen, y, math.sqrt(len(x) / rule.rows), work=rule.rows)]
+            return [*calls, call_of(sketch_take(x, chosen, y, math.sqrt(len(x) / rule.rows), work=rule.rows))]
         return calls + _transformed(rule, x, step, y, scratch)
 
 
@@ -280,9 +195,9 @@ def _transformed(rule: Any, x: Any, step: Any, y: Any, scratch: Any) -> list[Cal
     operands = (x, y, slots, signs, table, places, factors, room, x.shape[1], size, rule.rows, pieces)
     return [
         _slots.call(slots, len(x), size, cosines, work=size),
-        _signs.call(step, signs, signed(rule.seed), blocks(size), work=-(-len(x) // (8 * BITS))),
-        _circle.call(table, work=size // 2),
-        _combine.call(chosen, places, factors, size, cosines, math.sqrt(size / rule.rows), work=rule.rows),
+        call_of(sketch_signs(step, signs, np.uint64(rule.seed), blocks(size), work=-(-len(x) // (8 * BITS)))),
+        call_of(sketch_circle(table, size // 2, work=size // 2)),
+        call_of(sketch_combine(chosen, places, factors, size, cosines, math.sqrt(size / rule.rows), work=rule.rows)),
         Call(native.compile_ir(text.transform("f32" if x.dtype == np.float32 else "f64")), operands, pieces),
     ]
 
@@ -290,13 +205,18 @@ def _transformed(rule: Any, x: Any, step: Any, y: Any, scratch: Any) -> list[Cal
 def _products(rule: Any, x: Any, step: Any, y: Any, room: Any) -> list[Call]:
     """Tile by tile of S: drawn, then multiplied into its rows of y."""
     todo, width = Products(), COLUMNS[rule.kind]
-    draw = _normal if rule.kind == "gaussian" else _plus_minus
+    seed = np.uint64(rule.seed)
     for column in range(0, rule.rows, _COLUMNS):
         target = y[column : column + _COLUMNS]
         for row in range(0, len(x), _ROWS):
             part = x[row : row + _ROWS]
             s = room[: len(part) * len(target)].reshape(len(part), len(target))
-            todo.add(draw.call(step, s, signed(rule.seed), column // width, row, len(x), work=len(part)))
+            place, panels = (column // width, row, len(x)), -(-len(target) // width)
+            if rule.kind == "gaussian":
+                todo.add(_normal.call(step, s, seed, *place, work=len(part)))
+            else:
+                work = sketch_plus_minus(step, s, seed, *place, work=len(part) * panels, per=panels)
+                todo.add(call_of(work))
             todo.add(*blas.strided(s.T, part, target, more=target if row else None, parts=_PARTS))
     todo.add(computed(_scaled, dtype_name(y.dtype), [y], [y], (1 / math.sqrt(rule.rows),)))
     return todo.calls

@@ -11,14 +11,15 @@ import numpy as np
 from ....language.types import Operands
 from ....ops.indexing.scatter import strides
 from ...shared.boxes import merged
-from ..device.jit import Intrinsic, inline, kernel
+from ...shared.texts import Intrinsic, inline
+from ..device.jit import kernel
 from ..device.native import Call
 from ..families import Family, enough, family
 from .copy import AXES, WORDS, copying, padded, words
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
-    from ..device.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
+    from ...shared.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
 
 #: rows and columns of a tile
 _TILE = 16

@@ -15,6 +15,7 @@ from ....language.ir import Operator
 from ....language.types import Array, Operands, TensorType
 from ....ops.optimizer.base import Update
 from ....ops.optimizer.storage import BLOCK, borders, code_book
+from ...shared.kernels.random import words
 from ...shared.stored_updates import NAMES, expressions, factors, rule_of
 from ..device import native
 from ..device.jit import kernel
@@ -22,7 +23,6 @@ from ..device.native import Call
 from ..families import Family, family
 from ..loops.kernel import Nest, Operand
 from ..providers.loops import converted, row_call
-from .random import signed, words
 
 #: elements that are worked on at a time: a multiple of a block, and of a block of the stream
 PART = 1 << 15
@@ -180,7 +180,7 @@ def _draws(rule: Update, step: Array, noise: Array, start: int) -> Call:
     """Fills `noise` with the words of the elements from `start` on."""
     first = rule.first + start
     work = -(-(first % 4 + noise.size) // 4)
-    return drawing.call(step.reshape(1), noise, signed(rule.seed), first, work=work)
+    return drawing.call(step.reshape(1), noise, np.uint64(rule.seed), first, work=work)
 
 
 def _rounds(number: int, x: Array, y: Array, noise: Array, skip: Array) -> Call:

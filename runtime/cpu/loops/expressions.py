@@ -15,8 +15,8 @@ import numpy as np
 
 from ....language.element import HALVES, Expr, cast
 from ....language.types import DTYPES
+from ...shared import mathematics as m
 from ..code import emit
-from ..code import mathematics as m
 from ..device import native, reals
 from ..device.reals import Format, Value, Writer
 

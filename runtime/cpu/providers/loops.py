@@ -23,6 +23,7 @@ from ....ops.fused.loop import iteration, loops
 from ...shared.loop_plan import Formula, Sum, Types, compact, formula_roots, hoisted, merged, outputs
 from ..device import native
 from ..device.native import Call
+from ..families import FAMILIES
 from ..loops.kernel import PANEL, ROWS, Nest, Operand, combine
 from ..loops.rows import LONG_FUNCTIONS
 
@@ -146,6 +147,9 @@ def computed(formula: Formula, kind: str, ins: Operands, outs: Operands, numbers
     the elements of `outs`, to whose shape all inputs broadcast."""
     nest, sizes = _formula_nest(formula, numbers, kind, *(tuple(map(TensorType.of, arrays)) for arrays in (ins, outs)))
     return row_call(nest, sizes, [*ins, *outs])
+
+
+FAMILIES.computed = lambda *given: [computed(*given)]
 
 
 def _same(x: Expr) -> tuple[Expr, ...]:

@@ -64,99 +64,9 @@ _AT = "    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
 
 
 @functools.cache
-def keys() -> Kernel:
-    """Eight numbers a thread."""
-    body = f"""{_AT}    if (i * 8 >= n) return;
-    unsigned u[8];
-    philox(i, seed, *step, u);
-    for (int k = 0; k < 8 && i * 8 + k < n; k++)
-        keys[i * 8 + k] = (int)u[k];
-"""
-    return Kernel("sketch_keys", f"{_DRAWN}, int* keys, long long n", body, PHILOX)
-
-
-@functools.cache
 def choose() -> Kernel:
     """The smallest `wanted` of the numbers, ascending by place, by one block; each thread has a part of the places."""
     return Kernel("sketch_choose", "const int* keys, long long* chosen, long long n, long long wanted", _CHOOSE)
-
-
-@functools.cache
-def take(dtype: str) -> Kernel:
-    """Rows, scaled."""
-    c, a = C_TYPES[dtype], COMPUTE[dtype]
-    body = f"""{_AT}    if (i >= n) return;
-    const long long row = i / width;
-    y[i] = narrow<{c}>(widen(x[chosen[row] * width + (i - row * width)]) * ({a})scale);
-"""
-    parameters = f"const {c}* x, const long long* chosen, {c}* y, double scale, long long width, long long n"
-    return Kernel(f"sketch_take_{dtype}", parameters, body)
-
-
-@functools.cache
-def signs(dtype: str) -> Kernel:
-    """24 signs of each of a block's numbers."""
-    c = C_TYPES[dtype]
-    body = f"""{_AT}    if (i * 192 >= n) return;
-    unsigned u[8];
-    philox(i + skipped, seed, *step, u);
-    for (int k = 0; k < 192 && i * 192 + k < n; k++)
-        signs[i * 192 + k] = u[k / 24] >> k % 24 & 1 ? ({c})1 : ({c})-1;
-"""
-    return Kernel(f"sketch_signs_{dtype}", f"{_DRAWN}, {c}* signs, long long skipped, long long n", body, PHILOX)
-
-
-@functools.cache
-def circle(dtype: str) -> Kernel:
-    """cos and sin of 2πt/M, t < M/2 = n."""
-    c = C_TYPES[dtype]
-    body = f"""{_AT}    if (i >= n) return;
-    const double angle = 3.14159265358979323846 / (double)n * (double)i;
-    table[i] = ({c})cos(angle);
-    table[n + i] = ({c})sin(angle);
-"""
-    return Kernel(f"sketch_circle_{dtype}", f"{c}* table, long long n", body)
-
-
-@functools.cache
-def combine(dtype: str) -> Kernel:
-    """Where a coefficient's parts are, and their factors."""
-    c = C_TYPES[dtype]
-    body = f"""{_AT}    if (i >= n) return;
-    const long long c = chosen[i], half = size / 2;
-    const double pi = 3.14159265358979323846;
-    const bool single = c == 0 || (!cosines && c == size - 1);
-    const double norm = scale / sqrt((double)size) * (single ? 1.0 : sqrt(2.0));
-    long long f = c;
-    double u = norm, v = 0;
-    if (cosines) {{
-        const double turn = (double)c * (pi / (double)(2 * size));
-        u = norm * cos(turn);
-        v = norm * sin(turn);
-    }} else {{
-        f = (c + 1) / 2;
-        if (c > 0 && c % 2 == 0) {{
-            u = 0;
-            v = -norm;
-        }}
-    }}
-    const double angle = (double)f * (2 * pi / (double)size), co = cos(angle), si = sin(angle);
-    long long a = f % half, b = (half - a) % half, p = 0, q = 0;
-    for (long long s = half; s > 1; s >>= 1) {{
-        p = p << 1 | (a & 1);
-        q = q << 1 | (b & 1);
-        a >>= 1;
-        b >>= 1;
-    }}
-    places[i] = p;
-    places[n + i] = q;
-    factors[i] = ({c})((u * (1 - si) - v * co) / 2);
-    factors[n + i] = ({c})((u * co + v * (1 - si)) / 2);
-    factors[2 * n + i] = ({c})((u * (1 + si) + v * co) / 2);
-    factors[3 * n + i] = ({c})((u * co - v * (1 + si)) / 2);
-"""
-    parameters = f"const long long* chosen, long long* places, {c}* factors, long long size, int cosines, double scale"
-    return Kernel(f"sketch_combine_{dtype}", f"{parameters}, long long n", body)
 
 
 @functools.cache
@@ -198,10 +108,10 @@ def save(dtype: str) -> Kernel:
     c, a = C_TYPES[dtype], COMPUTE[dtype]
     body = f"""{_AT}    if (i >= wanted * width) return;
     const long long j = i / width, column = i - j * width;
-    const {a} *p = z + places[j] * width + column, *q = z + places[wanted + j] * width + column;
+    const {a} *p = z + places[2 * j] * width + column, *q = z + places[2 * j + 1] * width + column;
     const long long im = half * width;
-    const {a} low = fma_of(p[0], factors[j], p[im] * factors[wanted + j]);
-    const {a} high = fma_of(q[0], factors[2 * wanted + j], q[im] * factors[3 * wanted + j]);
+    const {a} low = fma_of(p[0], factors[4 * j], p[im] * factors[4 * j + 1]);
+    const {a} high = fma_of(q[0], factors[4 * j + 2], q[im] * factors[4 * j + 3]);
     y[j * n + start + column] = narrow<{c}>(low + high);
 """
     sizes = "long long wanted, long long n, long long start, long long width, long long half"
@@ -211,28 +121,20 @@ def save(dtype: str) -> Kernel:
 
 
 @functools.cache
-def tile(kind: str, dtype: str) -> Kernel:
+def normal(dtype: str) -> Kernel:
     """A block's numbers as columns of a row of a tile of S, without the scale."""
-    c = C_TYPES[dtype]
-    normal = kind == "gaussian"
-    width = 8 if normal else 192
-    value = f"u[k / 24] >> k % 24 & 1 ? ({c})1 : ({c})-1"
-    before = ""
-    if normal:
-        before = """
-        const C unit = (C)5.9604644775390625e-8, a = (C)u[k & ~1] * unit;
-        const C angle = (C)u[k | 1] * unit * (C)6.283185307179586;
-        const C radius = sqrt_of((C)-2 * log_of((C)1 - a));""".replace("C", c)
-        end = "f" if dtype == "f32" else ""
-        value = f"radius * (k & 1 ? sin{end}(angle) : cos{end}(angle))"
-    body = f"""{_AT}    const long long panels = (columns + {width - 1}) / {width};
+    c, end = C_TYPES[dtype], "f" if dtype == "f32" else ""
+    body = f"""{_AT}    const long long panels = (columns + 7) / 8;
     if (i >= panels * high) return;
     const long long r = i / panels, p = i - r * panels;
     unsigned u[8];
     philox((panel + p) * rows + row + r, seed, *step, u);
-    for (int k = 0; k < {width} && p * {width} + k < columns; k++) {{{before}
-        s[r * columns + p * {width} + k] = {value};
+    for (int k = 0; k < 8 && p * 8 + k < columns; k++) {{
+        const {c} unit = ({c})5.9604644775390625e-8, a = ({c})u[k & ~1] * unit;
+        const {c} angle = ({c})u[k | 1] * unit * ({c})6.283185307179586;
+        const {c} radius = sqrt_of(({c})-2 * log_of(({c})1 - a));
+        s[r * columns + p * 8 + k] = radius * (k & 1 ? sin{end}(angle) : cos{end}(angle));
     }}
 """
     sizes = "long long panel, long long row, long long rows, long long high, long long columns"
-    return Kernel(f"sketch_tile_{kind}_{dtype}", f"{_DRAWN}, {c}* s, {sizes}", body, PHILOX)
+    return Kernel(f"sketch_normal_{dtype}", f"{_DRAWN}, {c}* s, {sizes}", body, PHILOX)

@@ -15,6 +15,7 @@
 #define __restrict__ __restrict
 #define __shared__ static
 #define __constant__ static const
+#define __grid_constant__
 
 extern "C" {
 float expf(float), logf(float), tanhf(float), powf(float, float), erff(float), expm1f(float), log1pf(float), sinf(float),

@@ -126,6 +126,14 @@ class Buffer(Typed):
         assert math.prod(wanted) == self.size, f"{self.type} has no shape {wanted}"
         return Buffer(self.address, self.type.with_shape(wanted))
 
+    def __getitem__(self, part: int | slice) -> Buffer:
+        """A part along the first axis: one, or a run of them."""
+        each = self.shape[1:]
+        if isinstance(part, int):
+            return self.at(part * math.prod(each), each)
+        start, stop, _ = part.indices(self.shape[0])
+        return self.at(start * math.prod(each), (stop - start, *each))
+
     def at(self, element: int, shape: Sequence[int]) -> Buffer:
         """A part of it: as many elements as `shape` has, from an element on."""
         part = self.type.with_shape(list(shape))

@@ -22,7 +22,7 @@ from ....ops.tiles import wide
 from ...shared.loop_plan import Formula, Sum, Types, compact, formula_roots, merged, outputs
 from ..code.parts import MOST_LANES, WIDE, aligned, divisor, lanes
 from ..device.kernel import Buffer, Call, Kernel, Launch
-from ..families import Buffers, Family, family
+from ..families import FAMILIES, Buffers, Family, family
 from ..loops.columns import Columns, across, chunks_of, together
 from ..loops.elements import Elements, Operand
 from ..loops.many import Part, many
@@ -200,6 +200,9 @@ def computed(
     p = _formula_plan(formula, numbers, kind, *(tuple(b.type for b in buffers) for buffers in (ins, outs)))
     vectors = len(ins) <= _MOST_VECTORS and aligned(b.address for b in (*ins, *outs))
     return [_launch(p, ins, outs, vectors=vectors)] if p.size else []
+
+
+FAMILIES.computed = computed
 
 
 def converted(x: Buffer, y: Buffer) -> list[Call]:

@@ -9,13 +9,24 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ....language.ir import Operator
 from ....language.types import TensorType, present
 from ....ops.approximation.drawn import BITS, COLUMNS, blocks
 from ....ops.approximation.sketch import Sketch
 from ....ops.approximation.transforms import padded
 from ....ops.tiles import wide
+from ...shared.kernels.sketch import (
+    sketch_circle,
+    sketch_combine,
+    sketch_keys,
+    sketch_plus_minus,
+    sketch_signs,
+    sketch_take,
+)
 from ..code import sketch as text
+from ..code.python_kernels import call_of
 from ..device.kernel import Buffer, Call, Product
 from ..families import Buffers, Family, family
 from .loops import converted
@@ -53,24 +64,25 @@ class Sketches(Family):
         drawn = (TensorType("i32", (size,)), TensorType("i64", (rule.rows,)))
         if rule.kind == "rows":
             return drawn
-        shapes = ((batch,), (2, size // 4), (4, rule.rows), (size * _columns(size, n),))
-        return (*drawn, TensorType("i64", (2, rule.rows)), *(TensorType(kind, s) for s in shapes))
+        shapes = ((batch,), (2, size // 4), (rule.rows, 4), (size * _columns(size, n),))
+        return (*drawn, TensorType("i64", (rule.rows, 2)), *(TensorType(kind, s) for s in shapes))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Numbers first."""
         rule = op.of(Sketch)
         x, step, y = present(ins[0], ins[1], outs[0])
-        n = x.shape[-1]
-        batch, seed = math.prod(x.shape[:-1]), rule.seed
+        n, batch, step = x.shape[-1], math.prod(x.shape[:-1]), step.reshape(1)
         if rule.kind in COLUMNS:
             return _products(rule, x.reshape(batch, n), step, y, scratch)
         keys, chosen = scratch[:2]
         calls: list[Call] = [
-            text.keys()(blocks(keys.size), step, seed, keys, keys.size),
+            call_of(sketch_keys(step, keys, np.uint64(rule.seed), work=blocks(keys.size))),
             text.choose().blocks(1, args=(keys, chosen, keys.size, rule.rows)),
         ]
         if rule.kind == "rows":
-            return [*calls, text.take(x.dtype)(y.size, x, chosen, y, math.sqrt(batch / rule.rows), n, y.size)]
+            scale = math.sqrt(batch / rule.rows)
+            taken = sketch_take(x.reshape(batch, n), chosen, y.reshape(-1, n), scale, work=rule.rows, lanes=256)
+            return [*calls, call_of(taken)]
         return calls + _transformed(rule, x.reshape(batch, n), step, y, scratch)
 
 
@@ -81,9 +93,9 @@ def _transformed(rule: Sketch, x: Buffer, step: Buffer, y: Buffer, scratch: Sequ
     half, cosines, wanted = size // 2, int(rule.kind == "dct"), rule.rows
     work = -(-batch // (8 * BITS))
     calls: list[Call] = [
-        text.signs(kind)(work, step, rule.seed, signs, blocks(size), batch),
-        text.circle(kind)(half // 2, table, half // 2),
-        text.combine(kind)(wanted, chosen, places, factors, size, cosines, math.sqrt(size / wanted), wanted),
+        call_of(sketch_signs(step, signs, np.uint64(rule.seed), blocks(size), work=work)),
+        call_of(sketch_circle(table, half, work=half // 2)),
+        call_of(sketch_combine(chosen, places, factors, size, cosines, math.sqrt(size / wanted), work=wanted)),
     ]
     across = _columns(size, n)
     for start in range(0, n, across):
@@ -112,9 +124,14 @@ def _products(rule: Sketch, x: Buffer, step: Buffer, y: Buffer, scratch: Sequenc
         for row in range(0, batch, _ROWS):
             high = min(_ROWS, batch - row)
             part, s = x.at(row * n, (high, n)), room.at(0, (high * across,))
-            work = high * -(-across // per)
-            arguments = (step, rule.seed, s, column // per, row, batch, high, across)
-            calls.append(text.tile(rule.kind, kind)(work, *arguments))
+            place, panels = (column // per, row, batch), -(-across // per)
+            if rule.kind == "gaussian":
+                drawn: Call = text.normal(kind)(high * panels, step, rule.seed, s, *place, high, across)
+            else:
+                matrix = s.reshape(high, across)
+                tile = sketch_plus_minus(step, matrix, np.uint64(rule.seed), *place, work=high * panels, per=panels)
+                drawn = call_of(tile)
+            calls.append(drawn)
             if copied.size:
                 widened = copied.at(0, (high, n))
                 calls += converted(part, widened)

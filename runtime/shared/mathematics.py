@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..device.jit import inline, instructions
+from .texts import inline, instructions
 
 if TYPE_CHECKING:
-    from ..device.llvm import IRBuilder, Word
+    from .llvm import IRBuilder, Word
 
 
 def _same(types: Any, first: Any, *others: Any) -> Any:
@@ -23,13 +23,13 @@ def _same(types: Any, first: Any, *others: Any) -> Any:
     return first
 
 
-@instructions(_same)
+@instructions(_same, c="fma_of")
 def fma(builder: IRBuilder, a: Word, b: Word, c: Word) -> Word:
     """a · b + c, rounded once."""
     return builder.fma(a, b, c)
 
 
-@instructions(_same)
+@instructions(_same, c="larger")
 def larger(builder: IRBuilder, a: Word, b: Word) -> Word:
     """NaN where one of them is."""
     from llvmlite import ir
@@ -94,7 +94,7 @@ def _exp64(x):
     return math.exp(x)
 
 
-@inline(double=_exp64)
+@inline(double=_exp64, c="exp_of")
 def exp(x):
     """e to the x: 2ⁿ times a polynomial on |r| ≤ ½ ln 2."""
     t = _HIGHEST if x > _HIGHEST else x
@@ -110,7 +110,7 @@ def _log64(x):
     return math.log(x) if x > 0 else (-np.inf if x == 0 else np.nan)
 
 
-@inline(double=_log64)
+@inline(double=_log64, c="log_of")
 def log(x):
     """The natural logarithm: that of the exponent plus ln(1 + t) by a polynomial."""
     small = x < _TINY

@@ -1,4 +1,4 @@
-"""Codes of slopes and gradients from them: eight elements at a time, whose codes are whole bytes."""
+"""Codes of slopes and gradients from them: an item is eight elements, whose codes are whole bytes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....language.types import Operands
-from ..device.jit import Intrinsic, inline, kernel
-from ..device.native import Call
-from ..families import Family, family, floats
+from ....language.types import need
+from ..families import SharedFamily, family
+from ..texts import Fixed, Intrinsic, Work, eight, inline, kernel, on_processor, whole_blocks
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
-    from ..device.llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
+    from ..llvm import BaseContext, Generated, IRBuilder, Kind, Signature, TypingContext, Word
 
 
 #: elements that are compared with a bound at a time
@@ -85,59 +84,63 @@ def _code(v, bounds, even):
 @inline
 def _store(y, to, word, bits):
     """The bytes of eight codes, as far as y goes."""
-    word = joined(word, np.uint64(bits))
-    for j in range(min(bits, y.size - to)):
-        y[to + j] = np.uint8(word & _LAST)
-        word >>= _EIGHT
+    for j in range(bits):
+        if to + j < y.size:
+            y[to + j] = np.uint8(word & _LAST)
+            word >>= _EIGHT
 
 
 @kernel
-def codes(x, bounds, y, bits, even, begin, end):
-    """Groups of eight elements, four groups at a time."""
-    group = begin
-    while group + 4 <= end and group * 8 + 32 <= x.size:
-        level = above(x, group * 8, bounds, even)
-        for k in range(4):
-            _store(y, (group + k) * bits, level[k], bits)
-        group += 4
-    while group < end:
-        first = group * 8
+def slope_codes(x, bounds, y, bits, even, begin, end):
+    """The number of bounds that each element is above; a processor counts for four items at a time."""
+    first = begin
+    if on_processor():
+        while first + 4 <= end and first * 8 + 32 <= x.size:
+            level = above(x, first * 8, bounds, even)
+            for k in range(4):
+                _store(y, (first + k) * bits, joined(level[k], np.uint64(bits)), bits)
+            first += 4
+    for group in range(first, end):
         word = np.uint64(0)
-        for i in range(min(8, x.size - first)):
-            word |= np.uint64(_code(x[first + i], bounds, even)) << np.uint64(8 * i)
+        for i in range(8):
+            if group * 8 + i < x.size:
+                word |= np.uint64(_code(x[group * 8 + i], bounds, even)) << np.uint64(bits * i)
         _store(y, group * bits, word, bits)
-        group += 1
+
+
+@inline
+def _scale(dy, dx, table, word, first, count, bits):
+    """Some elements times what their codes stand for."""
+    wide, last = np.uint64(bits), np.uint64((1 << bits) - 1)
+    for i in range(count):
+        dx[first + i] = dy[first + i] * table[np.int64((word >> (wide * np.uint64(i))) & last)]
 
 
 @kernel
-def scaled(dy, gradient, table, dx, bits, begin, end):
-    """Groups of eight elements: dx = dy · table[code]."""
-    wide, last = np.uint64(bits), np.uint64((1 << bits) - 1)
+def slope_grad(dy, codes, table, dx, bits, begin, end):
+    """dx = dy · table[code]."""
     for group in range(begin, end):
         first, at = group * 8, group * bits
         word = np.uint64(0)
-        for j in range(min(bits, gradient.size - at)):
-            word |= np.uint64(gradient[at + j]) << np.uint64(8 * j)
-        if first + 8 <= dy.size:
-            for i in range(8):
-                dx[first + i] = dy[first + i] * table[np.int64((word >> (wide * np.uint64(i))) & last)]
+        for j in range(bits):
+            if at + j < codes.size:
+                word |= np.uint64(codes[at + j]) << np.uint64(8 * j)
+        if whole_blocks() or first + 8 <= dy.size:
+            _scale(eight(dy, first), eight(dx, first), table, word, first, 8, bits)
         else:
-            for i in range(dy.size - first):
-                dx[first + i] = dy[first + i] * table[np.int64((word >> (wide * np.uint64(i))) & last)]
+            _scale(dy, dx, table, word, first, dy.size - first, bits)
 
 
 @family("SlopeCodes", "SlopeGrad")
-class Slopes(Family):
+class Slopes(SharedFamily):
     """(x) → codes; (dy, codes) → dx."""
 
-    def accepts(self, op: Operator) -> bool:
-        """Large ones of float32 or float64."""
-        return floats(op)
-
-    def bind(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> list[Call]:
+    def works(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Work]:
+        """Eight elements an item."""
         rule: Any = op.op
-        x, y = ins[0].reshape(-1), outs[0].reshape(-1)
-        work = -(-x.size // 8)
+        x, y, bits = ins[0].reshape(-1), outs[0].reshape(-1), Fixed(rule.bits)
+        kind = np.float64 if need(op.inputs[0]).dtype == "f64" else np.float32
         if rule.name == "SlopeCodes":
-            return [codes.call(x, np.array(rule.bounds, x.dtype), y, rule.bits, rule.even, work=work)]
-        return [scaled.call(x, ins[1], np.array(rule.table(), x.dtype), y, rule.bits, work=work)]
+            return [slope_codes(x, np.array(rule.bounds, kind), y, bits, Fixed(int(rule.even)), work=-(-x.size // 8))]
+        table = np.array(rule.table(), kind)
+        return [slope_grad(x, ins[1].reshape(-1), table, y, bits, work=-(-x.size // 8), whole=x.size % 8 == 0)]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..device.jit import inline
 from .mathematics import exp, larger
+from .texts import inline
 
 #: LLVM's flags of a sum in any order, of vectors
 ANY_ORDER = {"reassoc", "nsz", "contract"}
@@ -90,13 +90,30 @@ def _exponentials(x, most, begin, end):
     return s
 
 
-@inline
+@inline(
+    c="""template <class X, class T> DEVICE T exponentials(X&& x, T most)
+{
+    T s = 0;
+    for (long long j = threadIdx.x % LANES; j < (long long)x.size().v; j += LANES)
+        s += exp_of(at_(x, Integer(j)) - most);
+    return reduced_(s, Plus());
+}
+"""
+)
 def exponentials(x, most):
     """Σ exp(x - most)."""
     return in_blocks(_exponentials, x.size, (x, most))
 
 
-@inline
+@inline(
+    c="""template <class X> DEVICE Element<X> largest(X&& x)
+{
+    Element<X> m = -infinity<Element<X>>();
+    for (long long j = threadIdx.x % LANES; j < (long long)x.size().v; j += LANES) m = larger(m, at_(x, Integer(j)));
+    return reduced_(m, Larger());
+}
+"""
+)
 def largest(x):
     """The largest element; NaN if there is one."""
     m = x.dtype.type(-np.inf)

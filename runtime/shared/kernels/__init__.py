@@ -1,0 +1,1 @@
+"""Kernel families that serve every place.  Every module here is imported."""
