@@ -12,7 +12,7 @@ from recompute.passes.planners import Node, RematerialisationProblem, plan, simu
 
 pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
 
-from recompute.passes.planners.core.bound import bound_of
+from recompute.passes.planners.core.bound import bound_of, least_budget
 from recompute.passes.planners.core.order_bound import OrderedCut, Sure, order_bound
 from recompute.passes.planners.methods import auto
 
@@ -37,6 +37,13 @@ def test_no_plan_costs_less(group: int) -> None:
             more += found > free
             refused += math.isinf(found)
     assert more > 5 and refused > EACH // 4
+
+
+def test_an_output_in_a_shared_values_place() -> None:
+    p = tiny_problem(913, shared=True)
+    least = BruteForce(p).least_peak()
+    assert least == 7 < p.sizes[1] and least_budget(p) == 7
+    assert order_bound(p, 7) == bound_of(p, 7) == p.cost
 
 
 def wide_chain(loop: bool = False) -> RematerialisationProblem:

@@ -255,8 +255,13 @@ def _least_budget(problem: RematerialisationProblem) -> int:
 
 
 def touched_least(problem: RematerialisationProblem) -> int:
-    """Bytes without which no step exists, whatever waits elsewhere: its outputs, and what any node touches."""
-    least = sum(problem.sizes[v] for v in set(problem.outputs) - set(problem.shared))
+    """Bytes without which no step exists, whatever waits elsewhere: its outputs, and what any node touches.
+
+    The last node may write its output over a shared value.
+    """
+    shared, sizes = set(problem.shared), problem.sizes
+    lent = max((sizes[v] for n in problem.nodes for v in n.overwrites if v in shared), default=0)
+    least = sum(sizes[v] for v in set(problem.outputs) - shared) - lent
     return problem.fixed + max([least, *(touched(problem, b, _fused(problem, b)) for b in range(len(problem)))])
 
 
