@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from ...language.ir import Operator
 from ...language.types import TensorType
 from ...support.plug_ins import import_all
+from ...support.threads import once
 from .texts import Work
 
 #: an operand of a kernel (None where it is absent), its workspace, and what launches or calls it
@@ -105,7 +106,7 @@ class Families:
         self.computed: Callable[..., Sequence[Any]]
         self._every: list[Any] = []
         self._own: dict[str, Any] = {}
-        self._loaded = False
+        self._load = once(self._import)
 
     def add(self, *names: str) -> Callable[[type], type]:
         """Class decorator: an instance runs the operators of these names.  ValueError where one has one already."""
@@ -127,13 +128,15 @@ class Families:
 
     def table(self) -> dict[str, Any]:
         """Operator → its family, without those of "*"; the first call imports the folders."""
-        if not self._loaded:
-            import_all(self.package)
-            import_all(f"{__package__}.kernels")
-            for names, cls in _SHARED:
-                self._put(cls(self), *names)
-            self._loaded = True
+        self._load()
         return self._own
+
+    def _import(self) -> bool:
+        import_all(self.package)
+        import_all(f"{__package__}.kernels")
+        for names, cls in _SHARED:
+            self._put(cls(self), *names)
+        return True
 
     def find(self, op: Operator) -> Any:
         """The family that runs an operator; None where there is none."""
