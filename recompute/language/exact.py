@@ -6,7 +6,7 @@ so that what was made for it is never found again.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -29,9 +29,10 @@ class Exact(Options):
     `dataclass` keeps methods that a class has of its own: each subclass gets these two.
     """
 
-    _exact: ClassVar[tuple]
-    _hash: ClassVar[int]
-    _known: ClassVar[Any]  # what a proof notes of it
+    if TYPE_CHECKING:  # else `dataclass` would list them, and what prints fields would ask for them
+        _exact: ClassVar[tuple]
+        _hash: ClassVar[int]
+        _known: ClassVar[Any]  # what a proof notes of it
     __slots__ = ("_exact", "_hash", "_known")  # outside of `vars`, which are the fields
 
     def __init_subclass__(cls, **kw: Any) -> None:
