@@ -131,12 +131,11 @@ class Families:
         self._load()
         return self._own
 
-    def _import(self) -> bool:
+    def _import(self) -> None:
         import_all(self.package)
         import_all(f"{__package__}.kernels")
         for names, cls in _SHARED:
             self._put(cls(self), *names)
-        return True
 
     def find(self, op: Operator) -> Any:
         """The family that runs an operator; None where there is none."""
