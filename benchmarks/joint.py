@@ -71,12 +71,12 @@ def main() -> int:
             fitting, fixed = step.fitting, step.fixed
             if options.link:
                 rate = options.link * 1e9
-                fitting.target = dataclasses.replace(fitting.target, link=Link(rate, rate, fitting.target.link.latency))
+                fitting.target = dataclasses.replace(fitting.target, link=Link(rate, rate, fitting.target.rates.latency))
             budget = fixed + (fitting.plain.peak - fixed) * share // 100
             alone, moves = (planned(step, budget, offload=offload) for offload in (False, True))
             bound = fitting.bound(budget, moves=True) / fitting.derived.problem.cost - 1
             least = "none" if bound == float("inf") else f"{bound:+.2%}"
-            rate_text = f"{fitting.target.link.out / 1e9:.0f}"
+            rate_text = f"{fitting.target.rates.out / 1e9:.0f}"
             cells = (name, str(batch), rate_text, f"{share}%", *alone[:2], *moves, least)
             print(row_text(cells, WIDTHS), flush=True)
     return 0

@@ -143,7 +143,7 @@ def memory_passes(target: Target, moved: Sequence[str] = (), limit: int = 0) -> 
     `moved`: the offloaded values, by their names in the lowered step; `limit`: see `Offload`.
     """
     seconds = None if target.cost is None else target.cost.seconds
-    offload = Offload(tuple(moved), limit, seconds=seconds, link=target.link)
+    offload = Offload(tuple(moved), limit, seconds=seconds, link=target.rates)
     copies: list[Pass] = [offload] if moved else []
     then = (*copies, *last_passes())
     return [InBestOrder(then)] if target.schedule else list(then)

@@ -32,7 +32,7 @@ class Target:
     weights in another precision made again (temporary_weights.py, beside it).  `fuse_attention`,
     `fuse_head`: whether optimizers make attention, and a large product with a vocabulary and its cross entropy, one
     operator each (passes/attention/find_attention.py, passes/loss/find_head.py); of no effect on what is a training
-    step already.  `link`: the rate of copies to host memory (default: that of `cost`).  `inserted`: passes of
+    step already.  `link`: the rate of copies to host memory (None: that of `cost`).  `inserted`: passes of
     the user's own, such as "after:autodiff=my-pass" (passes/inserting.py).
     """
 
@@ -44,7 +44,7 @@ class Target:
     rebuild: bool = True
     fuse_attention: bool = True
     fuse_head: bool = True
-    link: Link = LINK
+    link: Link | None = None
     inserted: Sequence[str | Insertion] = ()
 
     def __init__(
@@ -57,7 +57,7 @@ class Target:
         rebuild: bool = True,
         fuse_attention: bool = True,
         fuse_head: bool = True,
-        link: Link = LINK,
+        link: Link | None = None,
         inserted: Sequence[str | Insertion] | str | Insertion = (),
     ) -> None:
         more = (inserted,) if isinstance(inserted, (str, Insertion)) else expect("inserted", inserted, Iterable, _TEXTS)
@@ -71,7 +71,7 @@ class Target:
             "rebuild": expect("rebuild", rebuild, bool, "True or False"),
             "fuse_attention": expect("fuse_attention", fuse_attention, bool, "True or False"),
             "fuse_head": expect("fuse_head", fuse_head, bool, "True or False"),
-            "link": link,
+            "link": None if link is None else expect("link", link, Link, "a Link: bytes a second out and back"),
             "inserted": tuple(insertion(expect("inserted", x, (str, Insertion), _TEXTS)) for x in more),
         }
         for name, value in fields.items():
@@ -81,6 +81,11 @@ class Target:
     def on_device(self) -> bool:
         """Whether the step runs on a CUDA device, or on an emulated one."""
         return isinstance(self.place, CUDAPlace)
+
+    @property
+    def rates(self) -> Link:
+        """The rate of copies to host memory; where neither the user nor a cost model says one, that of `LINK`."""
+        return self.link or LINK
 
     @property
     def disk(self) -> str | None:

@@ -14,7 +14,7 @@ from .devices import DATASHEETS, LAUNCH, CostModel, Datasheet, Device, as_cost, 
 from .errors import expect
 from .language.ir import Block, Free, Operator, Role
 from .language.op import Cost
-from .passes.offloading.transfers import LINK, Link
+from .passes.offloading.transfers import Link
 from .passes.target import Target
 from .places import CUDAPlace, EmulatedCUDAPlace, Place, as_place
 
@@ -60,7 +60,7 @@ def priced(target: Target) -> Target:
     cost = expect("target", target, Target, "an rc.Target").cost or costs_of(target.place)
     if target.precision == "tf32" and isinstance(cost, Device):
         cost = cost.with_tf32()
-    return dataclasses.replace(target, cost=cost, link=link_of(cost) if target.link == LINK else target.link)
+    return dataclasses.replace(target, cost=cost, link=target.link or link_of(cost))
 
 
 def link_of(cost: CostModel) -> Link:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..errors import UsageError, nearest
 from ..language.ir import Block, Free
 from ..language.kernels import PROVIDERS, accepting, fits, with_variants
-from ..passes.offloading.transfers import LINK, Link
+from ..passes.offloading.transfers import Link
 from ..passes.target import Target
 from ..places import CUDAPlace, EmulatedCUDAPlace, Place
 from ..support.disk import disk_rates
@@ -31,7 +31,7 @@ def resolved(target: Target) -> Target:
     `("numpy",)` means none.  A target whose providers are all of CUDA is for a CUDA device, whatever its place.
     UsageError for unknown providers.
     """
-    if target.disk is not None and target.link == LINK:
+    if target.disk is not None and target.link is None:
         try:
             target = replace(target, link=Link(*disk_rates(target.disk), 1e-4))
         except OSError as e:

@@ -131,7 +131,7 @@ def compile_step(
             saved = _planned(step, program, wanted, target, plain)
         else:
             lower(step, target)
-        summary, cost = figures(step.block, target.cost, step.logical, target.link), target.cost or this_cpu()
+        summary, cost = figures(step.block, target.cost, step.logical, target.rates), target.cost or this_cpu()
         if prove and before is None:
             with dumping(None):
                 before = _made(program, loss, _unplanned(spec), fetch, target).block

@@ -156,7 +156,7 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
     """
     from safetensors import SafetensorError, safe_open
 
-    path, before = as_path(path), program.broken
+    path, before = as_path(path), as_program(program).broken
     try:
         with safe_open(regular(path), framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  no mapping

@@ -19,7 +19,7 @@ from recompute.cost import device, kept_values, link_of
 from recompute.errors import BudgetError, UsageError
 from recompute.passes import PASSES, Pass, RecomputePlan, run_passes, step_passes
 from recompute.passes.offloading.offload import without_copies
-from recompute.passes.offloading.transfers import Link
+from recompute.passes.offloading.transfers import LINK, Link
 from recompute.passes.sequence import lowered_without_copies
 from recompute.planning import fitting_of, plan_step, request, target_of
 from recompute.runtime.lowering import providers
@@ -241,6 +241,7 @@ def test_a_target_keeps_its_link() -> None:
     slow = Link(1e9, 1e9, 0.0)
     assert target_of(target_of(rc.Target(cost="h200", link=slow))).link == slow
     assert target_of(rc.Target(cost="h200")).link == link_of(device("h200"))
+    assert target_of(rc.Target(cost="h200", link=LINK)).link == LINK  # also one equal to that of no link
 
 
 def test_public_functions_have_few_parameters() -> None:

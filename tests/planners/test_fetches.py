@@ -41,7 +41,7 @@ def test_a_fetch_is_a_node_that_runs_again() -> None:
     """Without reruns the problem is the same; a fetch that runs again moves its value, a node of the step is rerun."""
     fitting, budget = small_fitting()
     base = fitting.derived.problem
-    problems = list(fetched(fitting.derived, budget, fitting.target.link, (0.3, 1.0)))
+    problems = list(fetched(fitting.derived, budget, fitting.target.rates, (0.3, 1.0)))
     assert len(problems) == 2
     for f in problems:
         p, plain = f.problem, range(len(f.problem))
@@ -68,7 +68,7 @@ def test_fetches_are_tried_where_the_bound_proves_nothing() -> None:
 def test_a_small_budget_is_kept_by_fetches_and_evictions() -> None:
     """At a fifth of the bytes beyond parameters and state: neither cuts nor recomputation alone find a plan."""
     fitting, budget = small_fitting(5)
-    (f,) = fetched(fitting.derived, budget, fitting.target.link, (1.0,))
+    (f,) = fetched(fitting.derived, budget, fitting.target.rates, (1.0,))
     frontier = quick_frontier_of(f.problem)
     assert frontier.best(budget) is None
     goal = budget + (budget - f.problem.fixed) // 10

@@ -218,7 +218,7 @@ class Fitting:
         `moves`: of plans that may also have values in host memory; stalls are part of the cost then.
         """
         problem = self.derived.problem
-        return bound_with_moves(problem, budget, self.target.link) if moves else bound_of(problem, budget)
+        return bound_with_moves(problem, budget, self.target.rates) if moves else bound_of(problem, budget)
 
     @cached_property
     def least(self) -> int:
@@ -269,7 +269,7 @@ class Fitting:
 
     def times(self, f: Fitted) -> StepTimes:
         """Simulated times of a compiled step with its copies."""
-        return simulate_transfers(f.compiled, self.prices, self.target.link)
+        return simulate_transfers(f.compiled, self.prices, self.target.rates)
 
     def best_of(self, found: list[Fitted], budget: int | None) -> Fitted:
         """The cheapest within the budget; where none is, the one with the lowest peak."""

@@ -88,7 +88,7 @@ def _joint(
     derived, watch = fitting.reordered if scheduled else fitting.derived, current()
     if fitting.slices or derived is None or not isinstance(planner(strategy, **options), Auto):
         return
-    for problem in fetched(derived, budget, fitting.target.link, shares):
+    for problem in fetched(derived, budget, fitting.target.rates, shares):
         if watch.late:
             return
         other = copy.copy(fitting)
@@ -135,7 +135,7 @@ def _starts(
         plain = fitting.applied(*start)
         block = fitting.order(plain)
         names = logical_names(block, plain)
-        chosen = choose(block, budget - _persistent(block), fitting.prices, fitting.target.link, names)
+        chosen = choose(block, budget - _persistent(block), fitting.prices, fitting.target.rates, names)
         if chosen is not None:
             yield chosen[1].seconds, start
 
@@ -166,7 +166,7 @@ def _moved(fitting: Fitting, start: tuple[RecomputePlan, bool], budget: int) -> 
     target, names = budget - _persistent(block), logical_names(block, plain)
     seen: set[tuple[str, ...]] = set()
     for _ in range(_TRIES):
-        chosen = choose(block, target, fitting.prices, fitting.target.link, names)
+        chosen = choose(block, target, fitting.prices, fitting.target.rates, names)
         moved = () if chosen is None else tuple(dict.fromkeys(names[n] for n in chosen[0]))
         if chosen is None or moved in seen:
             return None
