@@ -37,6 +37,13 @@ class Fusion(Pass):
     def run(self, block: Block) -> Block:
         if any(isinstance(op.op, Free) for op in block.operators):
             raise UsageError("'fusion' must come before 'liveness'")
+        while True:  # loops that move may leave two operators beside each other that were not
+            before, block = block, self.once(block)
+            if block is before:
+                return block
+
+    def once(self, block: Block) -> Block:
+        """The block with loops that do not raise its peak; the same block if there are none."""
         walk = _Walk(block, self.distance, device=self.device)
         groups = [g for g in walk.run() if len(g.members) > 1 and walk.yielded(g)]
         n = len(block.operators)

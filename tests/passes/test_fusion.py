@@ -49,8 +49,7 @@ def test_random_programs_keep_their_numbers_and_their_peak(block: Block) -> None
     plain = run_passes(block, [Autodiff()])
     fused = verify(Fusion().run(plain))
     assert parse(show(fused)) == fused
-    again = Fusion().run(fused)  # a loop that would have held more at the peak may be possible once others are made
-    assert Fusion().run(again) == again, "there is nothing left to fuse"
+    assert Fusion().run(fused) == fused, "there is nothing left to fuse"
     assert live_without_scratch(fused) <= live_without_scratch(plain)
     for a, b in zip(values_of(plain, ()), values_of(fused, ()), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
