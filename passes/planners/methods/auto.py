@@ -48,8 +48,9 @@ _TINY, SOLVED_IN_PARTS = 100, 1000
 GOOD = 1e-3
 #: problems of no more nodes are searched a second time where the gap is wider than this
 _SHORT, _CLOSE = 600, 5e-3
-#: they are searched with so many times the moves, from this temperature on, where it is wider than this
-_TIMES, _HEAT, _WIDE = 20, 1.5e-2, 5e-2
+#: so many times the moves go to the best plan where its gap is wider than the last of (temperature, gap): of a short
+#: problem, of a longer one, whose moves take longer and are fewer
+_TIMES, _HOT, _MILD = 20, (1.5e-2, 5e-2), (3e-3, 2e-2)
 #: neighbourhoods that are solved each time that the search goes on; it takes up to so many times more moves then
 _ROUNDS, _LONGER = 4, 7
 #: work for each node of cuts (and blocks), and of another method: units of `watch`
@@ -107,7 +108,7 @@ class Auto(Planner):
                 frontier.ended_early = True
                 frontier.refined.pop()
                 return
-        if not (again or number) and len(problem) <= _SHORT:
+        if not (again or number) and len(problem) <= _OTHERS_MOST:
             self._search_long(frontier, budget)
         if not again or len(problem) <= _TINY:
             self._solve(frontier, budget, number)
@@ -151,9 +152,11 @@ class Auto(Planner):
 
     def _search_long(self, frontier: Frontier, budget: int) -> None:
         """Local search with many moves where the best plan may be far above the optimum."""
-        best = frontier.best(budget)
-        if best is not None and not current().over and self._worth_solving(frontier, budget, _WIDE):
-            improve(frontier, best, budget, _TIMES * self.moves, _HEAT, self.seed)
+        best, nodes = frontier.best(budget), len(frontier.problem)
+        heat, wide = _HOT if nodes <= _SHORT else _MILD
+        if best is not None and not current().over and self._worth_solving(frontier, budget, wide):
+            moves = _TIMES * self.moves * _SHORT // max(nodes, _SHORT)
+            improve(frontier, best, budget, moves, heat, self.seed)
 
     def _solve(self, frontier: Frontier, budget: int, number: int) -> None:
         """Constraint programming: on all of a small problem, on neighbourhoods of a larger one."""
