@@ -70,8 +70,8 @@ def main() -> int:
             step = step_of(name, batch, "h200", "Adam", sizes)  # anew: nothing found for another budget helps
             fitting, fixed = step.fitting, step.fixed
             if options.link:
-                rate = options.link * 1e9
-                fitting.target = dataclasses.replace(fitting.target, link=Link(rate, rate, fitting.target.rates.latency))
+                target, rate = fitting.target, options.link * 1e9
+                fitting.target = dataclasses.replace(target, link=Link(rate, rate, target.rates.latency))
             budget = fixed + (fitting.plain.peak - fixed) * share // 100
             alone, moves = (planned(step, budget, offload=offload) for offload in (False, True))
             bound = fitting.bound(budget, moves=True) / fitting.derived.problem.cost - 1
