@@ -25,6 +25,7 @@ from ..passes.planners.fit.plan import fit_within
 from ..passes.planners.fit.problem import Fitted, Fitting
 from ..passes.planners.fit.refusal import held_bytes
 from ..passes.planners.fit.with_approximations import also_approximated, approximated
+from ..passes.planners.fit.with_offload import hiding
 from ..passes.planners.methods import flat
 from ..passes.sequence import cleaned, planned
 from ..runtime.lowering import resolved
@@ -205,13 +206,22 @@ def listening(progress: Callable[[Progress], Any] | None) -> Iterator[Callable[[
 
 
 def planned_before(fitting: Fitting, plan: RecomputePlan | SavedPlan) -> Fitted:
-    """The step with an existing plan.  UsageError if the plan is for another model."""
-    if isinstance(plan, RecomputePlan):
-        return fitting.of(plan.slices, plan.before).carry_out(plan, False)
+    """The step with an existing plan, whose copies may use what is left of the budget that it was made for.
+
+    UsageError if the plan is for another model.
+    """
     fitting = fitting.of(plan.slices, plan.before)
+    if isinstance(plan, RecomputePlan):
+        return fitting.carry_out(plan, False)
     try:
-        return fitting.carry_out(plan.for_block(fitting.ordered if plan.scheduled else fitting.block), plan.scheduled)
+        numbered = plan.for_block(fitting.ordered if plan.scheduled else fitting.block)
+        found = fitting.carry_out(numbered, plan.scheduled)
     except UsageError:
         if not plan.scheduled:
             raise
-    return fitting.carry_out(plan.for_block(fitting.block), False)  # at another batch another order may be better
+        found = fitting.carry_out(plan.for_block(fitting.block), False)  # at another batch another order may be better
+    budget = plan.figures.get("budget")
+    if not plan.offloads or not isinstance(budget, int):
+        return found
+    fitting_in = [f for f in hiding(fitting, found, budget) if f.peak <= max(budget, found.peak)]
+    return min(fitting_in, key=lambda f: fitting.times(f).seconds)

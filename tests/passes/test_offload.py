@@ -417,6 +417,7 @@ def test_saved_plans(tmp_path: Any) -> None:
     step.saved.save(tmp_path / "plan.json")
     again = compile_step(program, loss, rc.SGD(), plan=tmp_path / "plan.json", **options)
     assert again.program.block == step.program.block
+    assert again.planned is not None and step.planned is not None and again.planned.seconds == step.planned.seconds
     with pytest.raises(UsageError, match="a plan already defines which values are offloaded"):
         compile_step(program, loss, rc.SGD(), plan=tmp_path / "plan.json", offload=True, **options)
 

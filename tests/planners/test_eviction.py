@@ -38,3 +38,21 @@ def test_what_fits_is_left_as_it_is_and_what_never_fits_ends(first: bool) -> Non
     assert evicting(p, plain + 1000, long_first=first) == list(range(len(p)))
     tight = evicting(p, p.fixed, long_first=first)
     assert tight is None or simulate(p, tight).peak > p.fixed
+
+
+@pytest.mark.parametrize("seed, nodes", ((1, 90), (12, 90), (14, 40), (20, 40)))
+def test_only_what_may_run_again_does(seed: int, nodes: int) -> None:
+    """Also where something that an evicted value is made of goes after it, and what that was made of has gone before."""
+    p = random_problem(seed, nodes, scale=64)
+    plain = simulate(p, range(len(p))).peak
+    for share in (0.2, 0.35, 0.5):
+        for first in (False, True):
+            s = evicting(p, p.fixed + int((plain - p.fixed) * share), long_first=first)
+            assert s is not None
+            there, done = set(p.inputs), 0
+            for i in s:
+                assert i == done or (0 <= i < done and p.nodes[i].repeatable)
+                assert there.issuperset(p.nodes[i].reads)
+                there.update(p.nodes[i].writes)
+                done += i == done
+            assert done == len(p)

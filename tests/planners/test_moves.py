@@ -189,7 +189,7 @@ def test_the_guards_would_tell() -> None:
 def test_what_cannot_be_is_refused_before_it_is_done() -> None:
     p = residual_chain(4).in_two_passes
     n = len(p)
-    for sequence in ([1, 0], [*range(n), 0], [0, 2]):
+    for sequence in ([1, 0], [*range(n), 0], [0, 2], [0, -1]):
         with pytest.raises(ValueError, match="cannot run after"):
             Schedule(p, sequence)
     s = Schedule(p, range(n))

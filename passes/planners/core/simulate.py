@@ -56,6 +56,8 @@ def _known(
 
 
 def _simulated(problem: RematerialisationProblem, sequence: Sequence[int]) -> Outcome:
+    if min(sequence, default=0) < 0:
+        raise ValueError("a sequence has a negative node number")
     live = profile(problem, sequence)
     peak = max(live, default=0)
     costs = problem.remembered("costs", lambda: [n.cost for n in problem.nodes])

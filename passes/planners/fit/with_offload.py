@@ -52,7 +52,7 @@ def fastest(
             _added(fitting, tried, budget, strategy, options),
             _further(fitting, fitting_in, budget, strategy, options),
         )
-        for moved in itertools.chain.from_iterable(_hiding(fitting, f, budget) for f in ways):
+        for moved in itertools.chain.from_iterable(hiding(fitting, f, budget) for f in ways):
             tried.append(moved)
             if moved.peak <= budget and fitting.times(moved).seconds < limit:  # each faster than all before
                 limit = fitting.times(moved).seconds
@@ -66,7 +66,7 @@ def fastest(
     return min(fitting_in, key=lambda f: (fitting.times(f).seconds, f.peak))
 
 
-def _hiding(fitting: Fitting, f: Fitted, budget: int) -> Iterator[Fitted]:
+def hiding(fitting: Fitting, f: Fitted, budget: int) -> Iterator[Fitted]:
     """A step, and where it waits for copies, the same with copies that use what is left of the budget."""
     yield f
     if f.peak < budget and fitting.times(f).stalls:

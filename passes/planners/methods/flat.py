@@ -63,7 +63,7 @@ class Schedule:
         for i in sequence:
             if i == done:
                 done += 1
-            elif not i < done < n:
+            elif not 0 <= i < done < n or not problem.nodes[i].repeatable:
                 raise ValueError(f"node {i} cannot run after node {done - 1}")
             elif done not in runs[i]:
                 insort(slots[done], i)
