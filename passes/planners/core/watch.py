@@ -103,6 +103,10 @@ class Watch:
         """A search of another step begins, which may take as much work as the first one, or a share of that."""
         self._limit = self.work + share * self._one
 
+    def grant(self, units: float) -> None:
+        """Allows so much more work than by default."""
+        self._limit += units
+
     @property
     def left(self) -> float:
         """Seconds to the deadline; infinite without one, and before there is a plan that fits."""

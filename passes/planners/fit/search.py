@@ -98,6 +98,11 @@ class _Search:
                 yield from order.walk(self.tries)
                 if self.ends():
                     return
+        for order in orders:
+            self.auto.go_on(order.frontier, order.goal)
+            yield from order.walk(self.tries)
+            if self.ends():
+                return
         if not self.ends(last=True):
             yield from self.further(orders)
 

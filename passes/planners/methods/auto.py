@@ -84,6 +84,7 @@ class Auto(Planner):
         if simulate(problem, range(len(problem))).peak > budget:
             refuse_hopeless(problem, budget)
             self.refine(quick_frontier_of(problem), budget)
+            self.go_on(quick_frontier_of(problem), budget)
         frontier = quick_frontier_of(problem)
         point = frontier.best(budget) or frontier.lowest
         return plan_of(point.sequence)
@@ -108,10 +109,26 @@ class Auto(Planner):
                 frontier.ended_early = True
                 frontier.refined.pop()
                 return
-        if not (again or number) and len(problem) <= _OTHERS_MOST:
-            self._search_long(frontier, budget)
+        if not (again or number) and len(problem) <= _SHORT:
+            self._search_long(frontier, budget, *_HOT)
         if not again or len(problem) <= _TINY:
             self._solve(frontier, budget, number)
+
+    def go_on(self, frontier: Frontier, budget: int) -> None:
+        """Many moves for a problem that is not short (what is, gets them from `refine`), from the best plan so far."""
+        watch = current()
+        before = watch.work
+        if _SHORT < len(frontier.problem) <= _OTHERS_MOST:
+            self._search_long(frontier, budget, *_MILD)
+        watch.grant(watch.work - before)  # bounded by itself
+
+    def _search_long(self, frontier: Frontier, budget: int, heat: float, gap: float) -> None:
+        """Local search with many moves where the best plan may be far above the optimum."""
+        best = frontier.best(budget)
+        if best is not None and not current().over and self._worth_solving(frontier, budget, gap):
+            current().doing("local search, many moves")
+            moves = _TIMES * self.moves * _SHORT // max(len(frontier.problem), _SHORT)
+            improve(frontier, best, budget, moves, heat, self.seed)
 
     def _steps(
         self, frontier: Frontier, budget: int, number: int, *, again: bool, quickest_first: bool
@@ -149,14 +166,6 @@ class Auto(Planner):
         if not (again or number) and len(problem) <= _SHORT and self._worth_solving(frontier, budget, _CLOSE):
             for share in _RUNGS:
                 yield from search(share, self.seed + 1)
-
-    def _search_long(self, frontier: Frontier, budget: int) -> None:
-        """Local search with many moves where the best plan may be far above the optimum."""
-        best, nodes = frontier.best(budget), len(frontier.problem)
-        heat, wide = _HOT if nodes <= _SHORT else _MILD
-        if best is not None and not current().over and self._worth_solving(frontier, budget, wide):
-            moves = _TIMES * self.moves * _SHORT // max(nodes, _SHORT)
-            improve(frontier, best, budget, moves, heat, self.seed)
 
     def _solve(self, frontier: Frontier, budget: int, number: int) -> None:
         """Constraint programming: on all of a small problem, on neighbourhoods of a larger one."""

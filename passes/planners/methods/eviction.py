@@ -23,35 +23,24 @@ def evicting(problem: RematerialisationProblem, budget: int, *, long_first: bool
 
     `long_first`: of several missing values those come first for which most has to run.
     """
-    for careful in (False, True):  # with care more stays alive
-        work = _Eviction(problem, budget - problem.fixed, long_first, careful)
-        try:
-            for i in range(len(problem)):
-                work.run(i, i, frozenset())
-            return work.sequence
-        except _Lost:
-            continue
-        except (_TooLong, RecursionError):
-            return None
-    return None
+    work = _Eviction(problem, budget - problem.fixed, long_first)
+    try:
+        for i in range(len(problem)):
+            work.run(i, i, frozenset())
+    except (_TooLong, RecursionError):
+        return None
+    return work.sequence
 
 
 class _TooLong(Exception):
     """More nodes than a schedule may have."""
 
 
-class _Lost(Exception):
-    """A value is wanted that cannot be made again."""
-
-
 class _Eviction:
-    """A schedule that is made from its beginning to its end: `live` values, of `used` bytes.
+    """A schedule that is made from its beginning to its end: `live` values, of `used` bytes."""
 
-    `careful`: what evicted values are made of stays even where something between them is alive, which may go, too.
-    """
-
-    def __init__(self, problem: RematerialisationProblem, room: int, long_first: bool, careful: bool) -> None:
-        self.problem, self.room, self.long_first, self.careful = problem, room, long_first, careful
+    def __init__(self, problem: RematerialisationProblem, room: int, long_first: bool) -> None:
+        self.problem, self.room, self.long_first = problem, room, long_first
         self.sequence: list[int] = []
         self.live = {v for v in problem.inputs if problem.readers[v]}
         self.used = sum(problem.sizes[v] for v in self.live)
@@ -69,8 +58,6 @@ class _Eviction:
         missing = [v for v in node.reads if v not in self.live]
         for v in sorted(missing, key=self._again, reverse=True) if self.long_first else missing:
             if v not in self.live:  # it may have come with another
-                if not self._repeatable(v):
-                    raise _Lost
                 self.run(self.problem.producer[v], t, reads & self.live)
         after = t + (i == t)
         self._drop(node.writes)
@@ -83,7 +70,9 @@ class _Eviction:
         self.used += need
         self.away.difference_update(node.writes)
         own = pinned if i == t else pinned.union(node.writes)
-        self._drop([v for v in (*node.reads, *node.writes) if v not in own and not self._needed(v, after)])
+        for v in sorted({*node.reads, *node.writes} - own, reverse=True):  # first what others are no longer needed for
+            if not self._needed(v, after):
+                self._drop([v])
 
     def _drop(self, values: tuple[int, ...] | list[int]) -> None:
         for v in set(values) & self.live:
@@ -95,7 +84,7 @@ class _Eviction:
         """Whether node t or a later one reads a value, or what is away cannot be made again without it."""
         if v in self.kept or self._next(v, t) < len(self.problem):
             return True
-        if self._repeatable(v) and not (self.careful and self._again(v) == math.inf):
+        if self._again(v) < math.inf:
             return False
         seen: set[int] = set()
         stack = list(self.away)
@@ -103,15 +92,10 @@ class _Eviction:
             u = stack.pop()
             if u == v:
                 return True
-            if u not in seen and (self.careful or u not in self.live) and (q := self.problem.producer[u]) >= 0:
+            if u not in seen and u not in self.live and (q := self.problem.producer[u]) >= 0:
                 stack += self.problem.nodes[q].reads
             seen.add(u)
         return False
-
-    def _repeatable(self, v: int) -> bool:
-        """Whether what writes a value may run again."""
-        p = self.problem.producer[v]
-        return p >= 0 and self.problem.nodes[p].repeatable
 
     def _next(self, v: int, t: int) -> int:
         """The first node from t on that reads a value."""
@@ -142,9 +126,9 @@ class _Eviction:
         stack, cost = [v], 0.0
         while stack:
             u = stack.pop()
-            if not self._repeatable(u):
-                return math.inf
             p = self.problem.producer[u]
+            if p < 0 or not self.problem.nodes[p].repeatable:
+                return math.inf
             if p not in seen:
                 seen.add(p)
                 cost += self.problem.nodes[p].cost
