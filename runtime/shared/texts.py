@@ -9,7 +9,7 @@
 
 A kernel processes the items [begin, end) of its work: a processor's thread many of them, a device's thread one.  Where
 `lanes` stands for `range`, the threads that share an item divide its steps, which are independent of each other; what
-is outside of such loops they all compute, and one of them stores.
+is outside of such loops they all compute, and one of them stores.  Where `warps` does, 32 threads have a step together.
 
 numba compiles the functions for processors (runtime/cpu/device/jit.py), and runtime/cuda/code/python_text.py writes
 them as CUDA C.  Functions that they call are marked `@inline`, or are `@instructions`, with a text in C beside the
@@ -31,6 +31,8 @@ import numpy as np
 
 #: steps of an item that the threads which share it divide
 lanes = range
+#: those that warps of these threads divide, each of which computes a step, and stores it, with all of its threads
+warps = range
 
 
 class Inline:

@@ -174,9 +174,21 @@ def _by_type(y, begin, end):
     y[begin] = either(end)
 
 
+@inline(c="DEVICE int most(int x) { return warp_reduce(x, Larger()); }\n")
+def most(x):
+    return x
+
+
+def _alone_in_a_warp(y, begin, end):
+    for i in range(begin, end):
+        for c in lanes(8):
+            y[c] = most(i)
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
+        (_alone_in_a_warp, "most is for all threads of an item, not where lanes have divided them"),
         (_ends_early, r"'lanes\(8\)' divides steps that depend on each other"),
         (_adds_up, "'s' would have a value for each lane"),
         (_goes_on, "'k' gets another value in its loop"),

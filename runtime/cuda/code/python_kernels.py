@@ -62,7 +62,7 @@ def _kernel(text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, who
         lines.append(f"const {size} row = ({size})item / per, in_row = ({size})item - row * per;")
         items = ["Size(row)", "Size(in_row)", "Size(in_row + 1)"]
     writer = Writer()
-    called = writer.function(text.function, f"{name}_items", divided=False)
+    called = writer.function(text.function, f"{name}_items", "")
     written = "".join([*(structure for _, _, structure in parts), *writer.parts.values(), called])
     constants = f"typedef Whole<{size}> Size;\nenum {{ LANES = {lanes}, WHOLE = {int(whole)} }};\n\n"
     before = _header().replace("// -- arrays", f"{constants}// -- arrays", 1)

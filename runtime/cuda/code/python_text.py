@@ -31,7 +31,9 @@ _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.BitAnd: "&", ast.Bi
 _CALLS = {abs: "abs_of", min: "min_of", max: "max_of", float: "as<double>", int: "as<Integer>", np.float32: "as<float>",
           np.float64: "as<double>", np.uint64: "as<unsigned long long>", np.int64: "as<Integer>",
           np.int32: "whole<int>", np.uint32: "whole<unsigned>", np.uint16: "whole<unsigned short>",
-          np.uint8: "whole<unsigned char>"}  # fmt: skip
+          np.uint8: "whole<unsigned char>", np.rint: "rint"}  # fmt: skip
+#: what is for all threads of an item, where these loops divide them
+_TOGETHER = {"lanes": ("reduced_(", "__sync", "warp_reduce("), "warps": ("reduced_(", "__sync")}
 _NUMPY = {np.uint64: "ull", np.uint32: "u", np.int64: "ll"}
 
 
@@ -59,29 +61,29 @@ class Writer:
     """The C of a kernel's function and of those that it calls, in `parts`."""
 
     def __init__(self) -> None:
-        self.parts: dict[tuple[Any, bool], str] = {}
+        self.parts: dict[tuple[Any, str], str] = {}
 
-    def function(self, function: Callable[..., Any], name: str, divided: bool) -> str:
-        """A template of this name; `divided`: it is called where lanes have divided the work."""
+    def function(self, function: Callable[..., Any], name: str, divided: str) -> str:
+        """A template of this name; `divided`: it is called where "lanes" or "warps" have divided the work."""
         return _Function(self, function, _tree(function), divided).text(name)
 
-    def called(self, part: Inline | Intrinsic, name: str, divided: bool) -> str:
+    def called(self, part: Inline | Intrinsic, name: str, divided: str) -> str:
         """The name of a function in C, which is written first."""
         if isinstance(part, Intrinsic) or part.c:
             if not part.c:
                 raise JobError(f"{name} has no text in C: give it one, @instructions(..., c=...)")
             if part.c.isidentifier():
                 return part.c
-            if divided and any(w in part.c for w in ("reduced_(", "__sync")):
-                raise JobError(f"{name} is for all threads of an item, not where lanes have divided them")
-            self.parts[part, False] = part.c
+            if any(w in part.c for w in _TOGETHER.get(divided, ())):
+                raise JobError(f"{name} is for all threads of an item, not where {divided} have divided them")
+            self.parts[part, ""] = part.c
             return name
         if part is texts.report:
-            self.parts[part, False] = REPORT + _REPORTED
+            self.parts[part, ""] = REPORT + _REPORTED
             return name
         if part.double is not None:
             raise JobError(f"{name} is another function for float64, and has no text in C")
-        written = f"{name}_each" if divided else name
+        written = f"{name}_{'each' if divided == 'lanes' else 'warp'}" if divided else name
         if (part, divided) not in self.parts:
             text = self.function(part.function, written, divided)
             self.parts[part, divided] = text
@@ -99,7 +101,7 @@ template <class S, class C, class N, class M> DEVICE void report(S&& status, C c
 class _Function:
     """One function's text."""
 
-    def __init__(self, writer: Writer, function: Callable[..., Any], tree: ast.FunctionDef, divided: bool) -> None:
+    def __init__(self, writer: Writer, function: Callable[..., Any], tree: ast.FunctionDef, divided: str) -> None:
         self.writer, self.globals, self.tree = writer, function.__globals__, tree
         self.divided = divided
         self.parameters = [a.arg for a in tree.args.args]
@@ -202,16 +204,19 @@ class _Function:
         first = s.iter.args[0] if len(s.iter.args) > 1 else ast.Constant(0)
         end, begin = self.value(s.iter.args[len(s.iter.args) > 1]), self.value(first)
         back = isinstance(step, ast.UnaryOp) and isinstance(step.op, ast.USub)
-        lanes = called.id == "lanes" and self.globals.get("lanes") is texts.lanes
+        lanes = called.id if called.id in _TOGETHER and self.globals.get(called.id) is range else ""
         if called.id != "range" and not lanes:
             raise self.refuse(s.iter, "is no range")
         if self.inside(name) and name != "_":
             raise self.refuse(s.target, "has a value before its loop")
-        lanes = lanes and not self.divided
+        lanes = "" if self.divided else lanes
         if lanes and (back or any(isinstance(n, (ast.Break, ast.Return)) for n in ast.walk(s))):
             raise self.refuse(s.iter, "divides steps that depend on each other")
-        stop, by = f"stop_{self.blocks}_", f"({self.value(step)}).v{' * LANES' * lanes}"
-        start = f"Integer({begin})" if back else f"from_({begin}, {stop}{f', {by[:-8]}' * lanes})"
+        stop, each = f"stop_{self.blocks}_", f"({self.value(step)}).v"
+        by = each + {"": "", "lanes": " * LANES", "warps": " * (LANES / 32)"}[lanes]
+        if lanes == "warps":
+            begin = f"({begin} + Natural(threadIdx.x % LANES / 32 * {each}))"
+        start = f"Integer({begin})" if back else f"from_({begin}, {stop}{f', {each}' * (lanes == 'lanes')})"
         outer = self.divided, self.lanes, self.declared.get(name)
         self.declared[name] = inner = (*self.path, self.blocks + 1)
         self.divided, self.lanes = self.divided or lanes, inner if lanes else self.lanes
@@ -225,7 +230,7 @@ class _Function:
             self.declared[name] = before
         if begin in self.begins and end == "end":  # a kernel's items: one
             return [f"const auto {name} = begin;", "do {", *lines[1:-1], "} while (false);"]
-        return [f"const auto {stop} = {end};", *["#pragma unroll 1"] * lanes, *lines]
+        return [f"const auto {stop} = {end};", *["#pragma unroll 1"] * bool(lanes), *lines]
 
     def assigned(self, target: ast.expr, value: ast.expr) -> list[str]:
         """An assignment."""
@@ -336,7 +341,11 @@ class _Function:
         if isinstance(value, (float, np.floating)):
             kind, text = ("float", "f") if isinstance(value, np.float32) else ("double", "")
             if not np.isfinite(value):
-                return f"{'-' * bool(value < 0)}infinity<{kind}>()" if value == value else f'({kind})nan("")'
+                return (
+                    f"{'-' * bool(value < 0)}infinity<{kind}>()"
+                    if value == value
+                    else f"({kind})__uint_as_float(0x7fc00000u)"
+                )
             number = repr(float(value))
             return f"{number}{text}"
         if type(value) in (np.uint64, np.uint32, np.int64):
