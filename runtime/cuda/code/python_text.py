@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from ....errors import JobError
+from ....language.types import dtype_name
 from ...shared import texts
 from ...shared.texts import Inline, Intrinsic
-from ..device.kernel import REPORT
+from ..device.kernel import C_TYPES, REPORT
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^",
               ast.LShift: "<<", ast.RShift: ">>", ast.Div: "/", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -114,6 +115,8 @@ class _Function:
         #: the variables of the loops around; the block of the loop over lanes
         self.running: list[str] = []
         self.lanes: tuple[int, ...] | None = None
+        #: variables that it joins, and how
+        self.joined: dict[str, str] = {}
 
     def refuse(self, node: ast.AST, why: str = "is not translated to C") -> JobError:
         """The error about a piece of text."""
@@ -157,6 +160,29 @@ class _Function:
         if self.lanes is not None and self.declared[name][: len(self.lanes)] != self.lanes:
             raise self.refuse(target, "would have a value for each lane: it is no result of a loop over lanes")
 
+    def known(self, test: ast.expr) -> bool | None:
+        """What a condition is that consists of truths of the module, or is false here; None for others."""
+        match test:
+            case ast.Name(name) if name not in self.declared and isinstance(self.globals.get(name), bool):
+                return bool(self.globals[name])
+            case ast.Call(ast.Name(name)) if self.globals.get(name) is texts.on_processor:
+                return False
+            case ast.UnaryOp(ast.Not(), x) if (known := self.known(x)) is not None:
+                return not known
+            case ast.BoolOp(ast.And(), values):
+                parts = [self.known(v) for v in values]
+                return False if False in parts else None if None in parts else True
+        return None
+
+    def joins(self, name: str, value: ast.expr) -> bool:
+        """Whether a variable becomes the larger of itself and another value: all threads have it behind the loop."""
+        match value:
+            case ast.Call(ast.Name(f), [ast.Name(x), _]) if x == name and self.lanes is not None:
+                if getattr(self.globals.get(f), "c", "") == "larger":
+                    self.joined[name] = "Larger()"
+                    return True
+        return False
+
     def nested(self, head: str, body: Sequence[ast.stmt], depth: int) -> list[str]:
         """A statement with a block."""
         return [f"{head} {{", "\0" + self.block(body, depth + 1), "}"]
@@ -178,8 +204,8 @@ class _Function:
                 return self.loop(s, name, called, body, depth)
             case ast.While(test, body, []):
                 return self.nested(f"while ({self.value(test)})", body, depth)
-            case ast.If(ast.Call(ast.Name(name)), _, orelse) if self.globals.get(name) is texts.on_processor:
-                return [line for other in orelse for line in self.statement(other, depth)]
+            case ast.If(test, body, orelse) if (known := self.known(test)) is not None:
+                return [line for other in (body if known else orelse) for line in self.statement(other, depth)]
             case ast.If(test, body, orelse):
                 lines = self.nested(f"if ({self.value(test)})", body, depth)
                 if orelse:
@@ -187,8 +213,6 @@ class _Function:
                 return lines
             case ast.Return(None):
                 return ["return;"]
-            case ast.Return(ast.Tuple(elts)):
-                return [f"return many({', '.join(map(self.value, elts))});"]
             case ast.Return(value):
                 return [f"return {self.value(value)};"]  # type: ignore[arg-type]
             case ast.Continue():
@@ -224,6 +248,9 @@ class _Function:
         lines = self.nested(f"for (auto {name} = {start}; {name} {'<>'[back]} {stop}; {name}.v += {by})", body, depth)
         self.running.pop()
         self.divided, self.lanes, before = outer
+        if self.lanes is None:
+            lines += [f"assign({x}, reduced_({x}, {f}));" for x, f in self.joined.items()]
+            self.joined = {}
         if before is None:
             del self.declared[name]
         else:
@@ -243,7 +270,8 @@ class _Function:
                 if text in self.begins:  # where a processor has begun with some items
                     self.begins.add(name)
                 if self.inside(name):
-                    self.may_change(target, name)
+                    if not self.joins(name, value):
+                        self.may_change(target, name)
                     return [f"assign({name}, {text});"]
                 self.declared[name] = self.path
                 return [f"auto {name} = {f'variable({text})' if self.again(name) else text};"]
@@ -300,8 +328,12 @@ class _Function:
                 sides = [self.value(v) for v in (a, *others)]
                 pairs = zip(sides, ops, sides[1:], strict=False)
                 return "(" + " && ".join(f"{p} {_OPERATORS[type(op)]} {q}" for p, op, q in pairs) + ")"
+            case ast.IfExp(test, a, b) if (known := self.known(test)) is not None:
+                return self.value(a if known else b)
             case ast.IfExp(test, a, b):
                 return f"({self.value(test)} ? variable({self.value(a)}) : variable({self.value(b)}))"
+            case ast.Tuple(elts):
+                return f"many({', '.join(map(self.value, elts))})"
             case ast.Subscript(a, ast.Slice(ast.expr() as low, ast.expr() as high, None)):
                 return f"cut_({self.value(a)}, {self.value(low)}, {self.value(high)})"
             case ast.Subscript(ast.Attribute(a, "shape"), ast.Constant(int(k))):
@@ -330,7 +362,13 @@ class _Function:
             if not self.inside(name):
                 raise self.refuse(x, "has no value in this block: give it one before the blocks that change it")
             return name
-        return self.constant(self.globals[name], x)
+        value = self.globals[name]
+        if isinstance(value, np.ndarray):
+            sizes, kind = ", ".join(f"Size({n})" for n in value.shape), C_TYPES[dtype_name(value.dtype)]
+            numbers = ", ".join(repr(v) for v in value.reshape(-1).tolist())
+            self.writer.parts[name, ""] = f"static __device__ const {kind} {name}[] = {{{numbers}}};\n"
+            return f"(Array<const {kind}, {value.ndim}>{{{name}, {{{sizes}}}}})"
+        return self.constant(value, x)
 
     def constant(self, value: Any, x: ast.expr) -> str:
         """A number."""

@@ -14,7 +14,7 @@ import numpy as np
 from ....ops.approximation.groups import BLOCK, LEAST, LONGEST, POINT, CompressGroups, DecompressGroups
 from ..families import SharedFamily, family
 from ..texts import Fixed, Work, eight, inline, instructions, kernel, lanes, meet, on_processor, warps, whole_blocks
-from .random import words
+from .random import one_of, words
 from .slopes import joined, store_bytes
 
 if TYPE_CHECKING:
@@ -140,17 +140,11 @@ def _codes(x, first, count, low, factor, most, upper, lower, bits):
 
 
 @inline
-def _word(draws, k):
-    """Word `k` of four."""
-    return draws[0] if k == 0 else (draws[1] if k == 1 else (draws[2] if k == 2 else draws[3]))
-
-
-@inline
 def _block(x, codes, packed, b, draws, low, factor, most, bits):
     """The codes of 32 elements."""
     for k in range(4):
         at = 4 * b + k
-        first, upper, lower = 8 * at, _word(draws, k), _word(draws, k ^ 2)
+        first, upper, lower = 8 * at, one_of(draws, k), one_of(draws, k ^ 2)
         if whole_blocks() or at < packed.size:
             packed[at] = _codes(eight(x, first), first, 8, low, factor, most, upper, lower, bits)
         else:

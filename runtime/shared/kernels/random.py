@@ -59,6 +59,12 @@ def words(block, seed, step):
 
 
 @inline
+def one_of(draws, k):
+    """Word `k` of four."""
+    return draws[0] if k == 0 else (draws[1] if k == 1 else (draws[2] if k == 2 else draws[3]))
+
+
+@inline
 def half(draws, i):
     """24 bits of half `i` of four words."""
     word = draws[0] if i < 2 else (draws[1] if i < 4 else (draws[2] if i < 6 else draws[3]))
