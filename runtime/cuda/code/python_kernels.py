@@ -23,7 +23,8 @@ _MOST = 1024
 
 
 @functools.cache
-def _header() -> str:
+def header() -> str:
+    """What all texts are made of."""
     return (Path(__file__).parents[1] / "device" / "texts.h").read_text()
 
 
@@ -65,7 +66,7 @@ def _kernel(text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, who
     called = writer.function(text.function, f"{name}_items", "")
     written = "".join([*(structure for _, _, structure in parts), *writer.parts.values(), called])
     constants = f"typedef Whole<{size}> Size;\nenum {{ LANES = {lanes}, WHOLE = {int(whole)} }};\n\n"
-    before = _header().replace("// -- arrays", f"{constants}// -- arrays", 1)
+    before = header().replace("// -- arrays", f"{constants}// -- arrays", 1)
     before = (before if "reduced_(" in written else before.partition("// -- sums")[0]) + written
     body = f"""    const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x, item = thread / LANES;
     if (item >= work) return;
