@@ -13,9 +13,10 @@ import numpy as np
 
 from ....ops.approximation.groups import BLOCK, LEAST, LONGEST, POINT, CompressGroups, DecompressGroups
 from ..families import SharedFamily, family
+from ..room import WORDS, byte, put, room
 from ..texts import Fixed, Work, eight, inline, instructions, kernel, lanes, meet, on_processor, warps, whole_blocks
 from .random import one_of, words
-from .slopes import joined, store_bytes
+from .slopes import joined, spread, store_bytes
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -195,30 +196,21 @@ def _levels(y, first, count, word, low, scale, bits):
         y[first + i] = low + y.dtype.type(code) * scale
 
 
-@inline
-def _bytes(codes, y, at, count, first, low, scale, bits):
-    """Elements from whole bytes."""
-    per = 8 // bits
-    for j in range(count):
-        for k in range(per):
-            y[first + j * per + k] = low + y.dtype.type((codes[at + j] >> (bits * k)) & ((1 << bits) - 1)) * scale
-
-
 @kernel(rows=True)
 def decompress_groups(codes, packed, ranges, y, group, bits, row, begin, end):
     """least + code · scale; a row is a group."""
     low, scale = ranges[row, 0], ranges[row, 1]
     done = begin
     if on_processor():
-        stop = min(end, (y.size - row * group) // 8)
-        first, at, count = row * group + 8 * begin, (row * group // 8 + begin) * bits, (stop - begin) * bits
-        if bits == 8:
-            _bytes(codes, y, at, count, first, low, scale, 8)
-        elif bits == 4:
-            _bytes(codes, y, at, count, first, low, scale, 4)
-        else:
-            _bytes(codes, y, at, count, first, low, scale, 2)
-        done = stop
+        p, wide, t = room(), np.uint64(bits), y.dtype.type
+        while done < end and row * group + 8 * done + 8 <= y.size:
+            first = row * group + 8 * done
+            count = min(min(end - done, WORDS), (y.size - first) // 8)
+            for k in range(count):
+                put(p, k, spread(np.uint64(packed[first // 8 + k]), wide))
+            for i in range(8 * count):
+                y[first + i] = low + t(byte(p, i)) * scale
+            done += count
     for b in range(done, end):
         first = row * group + 8 * b
         at = first // 8

@@ -70,6 +70,17 @@ def joined(word, bits):
 
 
 @inline
+def spread(word, bits):
+    """What `joined` undoes."""
+    last = (_U(1) << bits) - _U(1)
+    four = (_U(1) << (bits + bits + bits + bits)) - _U(1)
+    two, one = (last | last << bits) * _U(0x0000000100000001), last * _U(0x0001000100010001)
+    word = (word & four) | (word >> (bits + bits + bits + bits)) << _THIRTY_TWO
+    word = (word & two) | ((word >> (bits + bits)) & two) << _SIXTEEN
+    return (word & one) | ((word >> bits) & one) << _EIGHT
+
+
+@inline
 def _code(v, bounds, even):
     """The number of bounds below one element."""
     if even != 0:

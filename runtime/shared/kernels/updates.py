@@ -21,6 +21,7 @@ from ....ops.optimizer.base import Update
 from ....ops.optimizer.storage import BLOCK, ROW, borders, code_book
 from ..families import SharedFamily, family
 from ..mathematics import larger
+from ..room import put, room, word
 from ..texts import Inline, Text, bound, inline, instructions, kernel, lanes, on_processor, written
 from .random import one_of, words
 
@@ -150,28 +151,6 @@ def _some(w, g, states, b, e, scalars, most, draws, first, last):
         _one(w, g, states, b, e + j, scalars, most, one_of(draws, j))
 
 
-@instructions(lambda types: types.voidptr)
-def room(builder: IRBuilder) -> Word:
-    """Room for the words of a block."""
-    from llvmlite import ir
-    from numba.core import cgutils
-
-    return builder.bitcast(cgutils.alloca_once(builder, ir.IntType(64), size=BLOCK + 8), ir.IntType(8).as_pointer())
-
-
-@instructions(lambda types, *given: types.none)
-def put(builder: IRBuilder, p: Word, i: Word, w0: Word, w1: Word, w2: Word, w3: Word) -> None:
-    """Writes words i to i + 3."""
-    for j, word in enumerate((w0, w1, w2, w3)):
-        builder.store(word, builder.gep(builder.bitcast(p, i.type.as_pointer()), [builder.add(i, i.type(j))]))
-
-
-@instructions(lambda types, *given: types.uint64)
-def get(builder: IRBuilder, p: Word, i: Word) -> Word:
-    """Word i."""
-    return builder.load(builder.gep(builder.bitcast(p, i.type.as_pointer()), [i]))
-
-
 @kernel
 def stored_update(w, g, s0, s1, s2, scalars, step, numbers, begin, end):
     """w, s0, s1, s2 ← the update; `numbers`: the stream's seed, and w's first element's number."""
@@ -200,9 +179,12 @@ def stored_update(w, g, s0, s1, s2, scalars, step, numbers, begin, end):
             p = room()
             for q in range(fours):
                 w0, w1, w2, w3 = words(block + q, seed, step[0])
-                put(p, 4 * q, w0, w1, w2, w3)
+                put(p, 4 * q, w0)
+                put(p, 4 * q + 1, w1)
+                put(p, 4 * q + 2, w2)
+                put(p, 4 * q + 3, w3)
             for i in range(low, high):
-                _one(w, g, states, b, i, factors, (old, by), get(p, i - low + skipped))
+                _one(w, g, states, b, i, factors, (old, by), word(p, i - low + skipped))
             done = fours
         for q in lanes(done, fours):
             e = low - skipped + 4 * q
