@@ -9,7 +9,8 @@
 
 A kernel processes the items [begin, end) of its work: a processor's thread many of them, a device's thread one.  Where
 `lanes` stands for `range`, the threads that share an item divide its steps, which are independent of each other; what
-is outside of such loops they all compute, and one of them stores.
+is outside of such loops they all compute, and one of them stores.  What a step makes the `larger` of itself and another
+value is the same for all behind the loop.  Where `warps` stands for `range`, 32 threads have a step together.
 
 numba compiles the functions for processors (runtime/cpu/device/jit.py), and runtime/cuda/code/python_text.py writes
 them as CUDA C.  Functions that they call are marked `@inline`, or are `@instructions`, with a text in C beside the
@@ -22,8 +23,9 @@ import dis
 import functools
 import hashlib
 import inspect
+import linecache
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,8 @@ import numpy as np
 
 #: steps of an item that the threads which share it divide
 lanes = range
+#: those that warps of these threads divide, each of which computes a step, and stores it, with all of its threads
+warps = range
 
 
 class Inline:
@@ -142,6 +146,36 @@ def on_processor() -> Any:
     return True
 
 
+def written(name: str, parameters: str, lines: Sequence[str], names: dict[str, Any]) -> Callable[..., Any]:
+    """A function that a program has written, with the names of a module; its text can be read, as a file's can."""
+    text = [f"def {name}({parameters}):\n", *(f"    {line}\n" for line in lines)]
+    file = f"<{name} {hashlib.sha256(''.join(text).encode()).hexdigest()}>"
+    linecache.cache[file] = (0, None, text, file)
+    made: dict[str, Any] = {}
+    exec(compile("".join(text), file, "exec"), names, made)
+    return made[name]
+
+
+def bound(function: Callable[..., Any], name: str, values: dict[str, Any]) -> Callable[..., Any]:
+    """The function under another name, with other values of its module's names, as for those that it calls of this
+    module."""
+    parts: dict[str, Inline] = {}
+
+    def changed(f: Callable[..., Any], title: str) -> Callable[..., Any]:
+        names = {**f.__globals__, **values}
+        for n in {n for code in codes(f.__code__) for n in names_of(code)} - values.keys():
+            part = names.get(n)
+            if isinstance(part, Inline) and not part.c and part.function.__module__ == f.__module__:
+                if n not in parts:
+                    parts[n] = Inline(changed(part.function, n), part.fastmath, part.double)
+                names[n] = parts[n]
+        made = types.FunctionType(f.__code__, names, title)
+        made.__qualname__ = title
+        return made
+
+    return changed(function, name)
+
+
 def flags(fastmath: Any) -> str:
     """LLVM's flags, named the same in every process."""
     return str(fastmath if isinstance(fastmath, bool) else sorted(fastmath))
@@ -169,6 +203,8 @@ def fingerprint(function: Callable[..., Any]) -> str:
                 digest.update(value.fingerprint.encode())
             elif isinstance(value, (int, float, str, tuple, np.generic)):
                 digest.update(repr(value).encode())
+            elif isinstance(value, np.ndarray):
+                digest.update(value.tobytes())
     return digest.hexdigest()
 
 

@@ -13,9 +13,11 @@ from recompute.language.types import TensorType
 from recompute.runtime.cpu.device import jit, native
 from recompute.runtime.cuda.code import python_kernels
 from recompute.runtime.cuda.device.kernel import Buffer
-from recompute.runtime.shared.texts import Absent, Fixed, Text, inline, instructions, kernel, lanes
+from recompute.runtime.shared.mathematics import larger
+from recompute.runtime.shared.texts import Absent, Fixed, Text, inline, instructions, kernel, lanes, on_processor
 
 _OFFSET, _HALF = 3, np.float32(0.5)
+_NEVER, _TABLE = False, np.array([[0, 0], [0.5, 2]], np.float32)
 
 
 @inline
@@ -55,6 +57,17 @@ def placed(y, size, row, begin, end):
             if k == 2:
                 break
         y[row, i] = base + 10 * i + k
+
+
+@kernel
+def extremes(x, y, begin, end):
+    for r in range(begin, end):
+        most = np.float32(0)
+        for c in lanes(x.shape[1]):
+            most = larger(most, abs(x[r, c]))
+        y[r, 0] = most * _TABLE[1, r % 2] if not _NEVER else most
+        if _NEVER and on_processor():
+            y[r, 1] = 5
 
 
 def both(text: Text, arrays: list[Any], **how: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -97,6 +110,13 @@ class TestBoth:
         x = np.random.default_rng(0).standard_normal((6, width), np.float32)
         ours, theirs = both(spread, [x, more, np.zeros_like(x)], work=6, lanes=width)
         np.testing.assert_array_equal(ours[-1], theirs[-1])
+
+    def test_lanes_find_the_largest_of_a_row(self) -> None:
+        x = np.random.default_rng(0).standard_normal((6, 100), np.float32)
+        x[3, 40] = np.nan
+        ours, theirs = both(extremes, [x, np.zeros((6, 2), np.float32)], work=6, lanes=32)
+        np.testing.assert_array_equal(ours[1], theirs[1])
+        np.testing.assert_array_equal(ours[1][:, 0], abs(x).max(axis=1) * np.tile(_TABLE[1], 3))
 
     def test_rows(self) -> None:
         ours, theirs = both(placed, [np.zeros((4, 6), np.int32), 7], work=24, per=6)
@@ -174,9 +194,21 @@ def _by_type(y, begin, end):
     y[begin] = either(end)
 
 
+@inline(c="DEVICE int most(int x) { return warp_reduce(x, Larger()); }\n")
+def most(x):
+    return x
+
+
+def _alone_in_a_warp(y, begin, end):
+    for i in range(begin, end):
+        for c in lanes(8):
+            y[c] = most(i)
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
+        (_alone_in_a_warp, "most is for all threads of an item, not where lanes have divided them"),
         (_ends_early, r"'lanes\(8\)' divides steps that depend on each other"),
         (_adds_up, "'s' would have a value for each lane"),
         (_goes_on, "'k' gets another value in its loop"),

@@ -23,7 +23,8 @@ _MOST = 1024
 
 
 @functools.cache
-def _header() -> str:
+def header() -> str:
+    """What all texts are made of."""
     return (Path(__file__).parents[1] / "device" / "texts.h").read_text()
 
 
@@ -62,10 +63,10 @@ def _kernel(text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, who
         lines.append(f"const {size} row = ({size})item / per, in_row = ({size})item - row * per;")
         items = ["Size(row)", "Size(in_row)", "Size(in_row + 1)"]
     writer = Writer()
-    called = writer.function(text.function, f"{name}_items", divided=False)
+    called = writer.function(text.function, f"{name}_items", "")
     written = "".join([*(structure for _, _, structure in parts), *writer.parts.values(), called])
     constants = f"typedef Whole<{size}> Size;\nenum {{ LANES = {lanes}, WHOLE = {int(whole)} }};\n\n"
-    before = _header().replace("// -- arrays", f"{constants}// -- arrays", 1)
+    before = header().replace("// -- arrays", f"{constants}// -- arrays", 1)
     before = (before if "reduced_(" in written else before.partition("// -- sums")[0]) + written
     body = f"""    const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x, item = thread / LANES;
     if (item >= work) return;

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from ....errors import JobError
+from ....language.types import dtype_name
 from ...shared import texts
 from ...shared.texts import Inline, Intrinsic
-from ..device.kernel import REPORT
+from ..device.kernel import C_TYPES, REPORT
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^",
               ast.LShift: "<<", ast.RShift: ">>", ast.Div: "/", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -31,7 +32,9 @@ _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.BitAnd: "&", ast.Bi
 _CALLS = {abs: "abs_of", min: "min_of", max: "max_of", float: "as<double>", int: "as<Integer>", np.float32: "as<float>",
           np.float64: "as<double>", np.uint64: "as<unsigned long long>", np.int64: "as<Integer>",
           np.int32: "whole<int>", np.uint32: "whole<unsigned>", np.uint16: "whole<unsigned short>",
-          np.uint8: "whole<unsigned char>"}  # fmt: skip
+          np.uint8: "whole<unsigned char>", np.rint: "rint"}  # fmt: skip
+#: what is for all threads of an item, where these loops divide them
+_TOGETHER = {"lanes": ("reduced_(", "__sync", "warp_reduce("), "warps": ("reduced_(", "__sync")}
 _NUMPY = {np.uint64: "ull", np.uint32: "u", np.int64: "ll"}
 
 
@@ -59,29 +62,29 @@ class Writer:
     """The C of a kernel's function and of those that it calls, in `parts`."""
 
     def __init__(self) -> None:
-        self.parts: dict[tuple[Any, bool], str] = {}
+        self.parts: dict[tuple[Any, str], str] = {}
 
-    def function(self, function: Callable[..., Any], name: str, divided: bool) -> str:
-        """A template of this name; `divided`: it is called where lanes have divided the work."""
+    def function(self, function: Callable[..., Any], name: str, divided: str) -> str:
+        """A template of this name; `divided`: it is called where "lanes" or "warps" have divided the work."""
         return _Function(self, function, _tree(function), divided).text(name)
 
-    def called(self, part: Inline | Intrinsic, name: str, divided: bool) -> str:
+    def called(self, part: Inline | Intrinsic, name: str, divided: str) -> str:
         """The name of a function in C, which is written first."""
         if isinstance(part, Intrinsic) or part.c:
             if not part.c:
                 raise JobError(f"{name} has no text in C: give it one, @instructions(..., c=...)")
             if part.c.isidentifier():
                 return part.c
-            if divided and any(w in part.c for w in ("reduced_(", "__sync")):
-                raise JobError(f"{name} is for all threads of an item, not where lanes have divided them")
-            self.parts[part, False] = part.c
+            if any(w in part.c for w in _TOGETHER.get(divided, ())):
+                raise JobError(f"{name} is for all threads of an item, not where {divided} have divided them")
+            self.parts[part, ""] = part.c
             return name
         if part is texts.report:
-            self.parts[part, False] = REPORT + _REPORTED
+            self.parts[part, ""] = REPORT + _REPORTED
             return name
         if part.double is not None:
             raise JobError(f"{name} is another function for float64, and has no text in C")
-        written = f"{name}_each" if divided else name
+        written = f"{name}_{'each' if divided == 'lanes' else 'warp'}" if divided else name
         if (part, divided) not in self.parts:
             text = self.function(part.function, written, divided)
             self.parts[part, divided] = text
@@ -99,7 +102,7 @@ template <class S, class C, class N, class M> DEVICE void report(S&& status, C c
 class _Function:
     """One function's text."""
 
-    def __init__(self, writer: Writer, function: Callable[..., Any], tree: ast.FunctionDef, divided: bool) -> None:
+    def __init__(self, writer: Writer, function: Callable[..., Any], tree: ast.FunctionDef, divided: str) -> None:
         self.writer, self.globals, self.tree = writer, function.__globals__, tree
         self.divided = divided
         self.parameters = [a.arg for a in tree.args.args]
@@ -112,6 +115,8 @@ class _Function:
         #: the variables of the loops around; the block of the loop over lanes
         self.running: list[str] = []
         self.lanes: tuple[int, ...] | None = None
+        #: variables that it joins, and how
+        self.joined: dict[str, str] = {}
 
     def refuse(self, node: ast.AST, why: str = "is not translated to C") -> JobError:
         """The error about a piece of text."""
@@ -155,6 +160,29 @@ class _Function:
         if self.lanes is not None and self.declared[name][: len(self.lanes)] != self.lanes:
             raise self.refuse(target, "would have a value for each lane: it is no result of a loop over lanes")
 
+    def known(self, test: ast.expr) -> bool | None:
+        """What a condition is that consists of truths of the module, or is false here; None for others."""
+        match test:
+            case ast.Name(name) if name not in self.declared and isinstance(self.globals.get(name), bool):
+                return bool(self.globals[name])
+            case ast.Call(ast.Name(name)) if self.globals.get(name) is texts.on_processor:
+                return False
+            case ast.UnaryOp(ast.Not(), x) if (known := self.known(x)) is not None:
+                return not known
+            case ast.BoolOp(ast.And(), values):
+                parts = [self.known(v) for v in values]
+                return False if False in parts else None if None in parts else True
+        return None
+
+    def joins(self, name: str, value: ast.expr) -> bool:
+        """Whether a variable becomes the larger of itself and another value: all threads have it behind the loop."""
+        match value:
+            case ast.Call(ast.Name(f), [ast.Name(x), _]) if x == name and self.lanes is not None:
+                if getattr(self.globals.get(f), "c", "") == "larger":
+                    self.joined[name] = "Larger()"
+                    return True
+        return False
+
     def nested(self, head: str, body: Sequence[ast.stmt], depth: int) -> list[str]:
         """A statement with a block."""
         return [f"{head} {{", "\0" + self.block(body, depth + 1), "}"]
@@ -176,8 +204,8 @@ class _Function:
                 return self.loop(s, name, called, body, depth)
             case ast.While(test, body, []):
                 return self.nested(f"while ({self.value(test)})", body, depth)
-            case ast.If(ast.Call(ast.Name(name)), _, orelse) if self.globals.get(name) is texts.on_processor:
-                return [line for other in orelse for line in self.statement(other, depth)]
+            case ast.If(test, body, orelse) if (known := self.known(test)) is not None:
+                return [line for other in (body if known else orelse) for line in self.statement(other, depth)]
             case ast.If(test, body, orelse):
                 lines = self.nested(f"if ({self.value(test)})", body, depth)
                 if orelse:
@@ -185,8 +213,6 @@ class _Function:
                 return lines
             case ast.Return(None):
                 return ["return;"]
-            case ast.Return(ast.Tuple(elts)):
-                return [f"return many({', '.join(map(self.value, elts))});"]
             case ast.Return(value):
                 return [f"return {self.value(value)};"]  # type: ignore[arg-type]
             case ast.Continue():
@@ -202,16 +228,19 @@ class _Function:
         first = s.iter.args[0] if len(s.iter.args) > 1 else ast.Constant(0)
         end, begin = self.value(s.iter.args[len(s.iter.args) > 1]), self.value(first)
         back = isinstance(step, ast.UnaryOp) and isinstance(step.op, ast.USub)
-        lanes = called.id == "lanes" and self.globals.get("lanes") is texts.lanes
+        lanes = called.id if called.id in _TOGETHER and self.globals.get(called.id) is range else ""
         if called.id != "range" and not lanes:
             raise self.refuse(s.iter, "is no range")
         if self.inside(name) and name != "_":
             raise self.refuse(s.target, "has a value before its loop")
-        lanes = lanes and not self.divided
+        lanes = "" if self.divided else lanes
         if lanes and (back or any(isinstance(n, (ast.Break, ast.Return)) for n in ast.walk(s))):
             raise self.refuse(s.iter, "divides steps that depend on each other")
-        stop, by = f"stop_{self.blocks}_", f"({self.value(step)}).v{' * LANES' * lanes}"
-        start = f"Integer({begin})" if back else f"from_({begin}, {stop}{f', {by[:-8]}' * lanes})"
+        stop, each = f"stop_{self.blocks}_", f"({self.value(step)}).v"
+        by = each + {"": "", "lanes": " * LANES", "warps": " * (LANES / 32)"}[lanes]
+        if lanes == "warps":
+            begin = f"({begin} + Natural(threadIdx.x % LANES / 32 * {each}))"
+        start = f"Integer({begin})" if back else f"from_({begin}, {stop}{f', {each}' * (lanes == 'lanes')})"
         outer = self.divided, self.lanes, self.declared.get(name)
         self.declared[name] = inner = (*self.path, self.blocks + 1)
         self.divided, self.lanes = self.divided or lanes, inner if lanes else self.lanes
@@ -219,13 +248,16 @@ class _Function:
         lines = self.nested(f"for (auto {name} = {start}; {name} {'<>'[back]} {stop}; {name}.v += {by})", body, depth)
         self.running.pop()
         self.divided, self.lanes, before = outer
+        if self.lanes is None:
+            lines += [f"assign({x}, reduced_({x}, {f}));" for x, f in self.joined.items()]
+            self.joined = {}
         if before is None:
             del self.declared[name]
         else:
             self.declared[name] = before
         if begin in self.begins and end == "end":  # a kernel's items: one
             return [f"const auto {name} = begin;", "do {", *lines[1:-1], "} while (false);"]
-        return [f"const auto {stop} = {end};", *["#pragma unroll 1"] * lanes, *lines]
+        return [f"const auto {stop} = {end};", *["#pragma unroll 1"] * bool(lanes), *lines]
 
     def assigned(self, target: ast.expr, value: ast.expr) -> list[str]:
         """An assignment."""
@@ -238,7 +270,8 @@ class _Function:
                 if text in self.begins:  # where a processor has begun with some items
                     self.begins.add(name)
                 if self.inside(name):
-                    self.may_change(target, name)
+                    if not self.joins(name, value):
+                        self.may_change(target, name)
                     return [f"assign({name}, {text});"]
                 self.declared[name] = self.path
                 return [f"auto {name} = {f'variable({text})' if self.again(name) else text};"]
@@ -295,8 +328,12 @@ class _Function:
                 sides = [self.value(v) for v in (a, *others)]
                 pairs = zip(sides, ops, sides[1:], strict=False)
                 return "(" + " && ".join(f"{p} {_OPERATORS[type(op)]} {q}" for p, op, q in pairs) + ")"
+            case ast.IfExp(test, a, b) if (known := self.known(test)) is not None:
+                return self.value(a if known else b)
             case ast.IfExp(test, a, b):
                 return f"({self.value(test)} ? variable({self.value(a)}) : variable({self.value(b)}))"
+            case ast.Tuple(elts):
+                return f"many({', '.join(map(self.value, elts))})"
             case ast.Subscript(a, ast.Slice(ast.expr() as low, ast.expr() as high, None)):
                 return f"cut_({self.value(a)}, {self.value(low)}, {self.value(high)})"
             case ast.Subscript(ast.Attribute(a, "shape"), ast.Constant(int(k))):
@@ -325,7 +362,13 @@ class _Function:
             if not self.inside(name):
                 raise self.refuse(x, "has no value in this block: give it one before the blocks that change it")
             return name
-        return self.constant(self.globals[name], x)
+        value = self.globals[name]
+        if isinstance(value, np.ndarray):
+            sizes, kind = ", ".join(f"Size({n})" for n in value.shape), C_TYPES[dtype_name(value.dtype)]
+            numbers = ", ".join(repr(v) for v in value.reshape(-1).tolist())
+            self.writer.parts[name, ""] = f"static __device__ const {kind} {name}[] = {{{numbers}}};\n"
+            return f"(Array<const {kind}, {value.ndim}>{{{name}, {{{sizes}}}}})"
+        return self.constant(value, x)
 
     def constant(self, value: Any, x: ast.expr) -> str:
         """A number."""
@@ -336,7 +379,11 @@ class _Function:
         if isinstance(value, (float, np.floating)):
             kind, text = ("float", "f") if isinstance(value, np.float32) else ("double", "")
             if not np.isfinite(value):
-                return f"{'-' * bool(value < 0)}infinity<{kind}>()" if value == value else f'({kind})nan("")'
+                return (
+                    f"{'-' * bool(value < 0)}infinity<{kind}>()"
+                    if value == value
+                    else f"({kind})__uint_as_float(0x7fc00000u)"
+                )
             number = repr(float(value))
             return f"{number}{text}"
         if type(value) in (np.uint64, np.uint32, np.int64):

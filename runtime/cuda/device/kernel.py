@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....language.types import TensorType, Typed
+import numpy as np
+
+from ....language.types import TensorType, Typed, dtype_name
 from ...shared import trouble
 
 #: element type → its name in CUDA C; 16-bit floats and small floats are structures of their bits
@@ -125,6 +127,13 @@ class Buffer(Typed):
             wanted[wanted.index(-1)] = self.size // max(-math.prod(wanted), 1)
         assert math.prod(wanted) == self.size, f"{self.type} has no shape {wanted}"
         return Buffer(self.address, self.type.with_shape(wanted))
+
+    def view(self, kind: np.dtype) -> Buffer:
+        """The same bytes as elements of another type along the last axis."""
+        *outer, last = self.shape
+        size, rest = divmod(last * self.type.numpy.itemsize, kind.itemsize)
+        assert not rest, f"{self.type} has no whole elements of {kind}"
+        return Buffer(self.address, TensorType(dtype_name(kind), (*outer, size)))
 
     def __getitem__(self, part: int | slice) -> Buffer:
         """A part along the first axis: one, or a run of them."""

@@ -22,15 +22,19 @@ if TYPE_CHECKING:
 
 
 @instructions(
-    lambda types, a, b: a,
-    c="DEVICE unsigned long long upper(unsigned long long a, unsigned long long b) { return __umul64hi(a, b); }\n",
+    lambda types, a, b: types.UniTuple(a, 2),
+    c="DEVICE auto product(unsigned long long a, unsigned long long b) { return many(__umul64hi(a, b), a * b); }\n",
 )
-def upper(builder: IRBuilder, a: Word, b: Word) -> Word:
-    """The upper 64 bits of the product of two unsigned words."""
+def product(builder: IRBuilder, a: Word, b: Word) -> Word:
+    """The upper and the lower 64 bits of the product of two unsigned words."""
     from llvmlite import ir
 
     wide = ir.IntType(128)
-    return builder.trunc(builder.lshr(builder.mul(builder.zext(a, wide), builder.zext(b, wide)), wide(64)), a.type)
+    whole = builder.mul(builder.zext(a, wide), builder.zext(b, wide))
+    both = ir.Constant(ir.ArrayType(a.type, 2), ir.Undefined)
+    for i, part in enumerate((builder.lshr(whole, wide(64)), whole)):
+        both = builder.insert_value(both, builder.trunc(part, a.type), i)
+    return both
 
 
 _U = np.uint64
@@ -46,12 +50,18 @@ def words(block, seed, step):
     k0, k1 = np.uint64(seed), np.uint64(step)
     c0, c1, c2, c3 = np.uint64(block) + _ONE, _ZERO, _ZERO, _ZERO
     for _ in range(10):
-        h0, l0 = upper(c0, _M0), c0 * _M0
-        h1, l1 = upper(c2, _M1), c2 * _M1
+        h0, l0 = product(c0, _M0)
+        h1, l1 = product(c2, _M1)
         c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
         k0 += _B0
         k1 += _B1
     return c0, c1, c2, c3
+
+
+@inline
+def one_of(draws, k):
+    """Word `k` of four."""
+    return draws[0] if k == 0 else (draws[1] if k == 1 else (draws[2] if k == 2 else draws[3]))
 
 
 @inline

@@ -70,6 +70,17 @@ def joined(word, bits):
 
 
 @inline
+def spread(word, bits):
+    """What `joined` undoes."""
+    last = (_U(1) << bits) - _U(1)
+    four = (_U(1) << (bits + bits + bits + bits)) - _U(1)
+    two, one = (last | last << bits) * _U(0x0000000100000001), last * _U(0x0001000100010001)
+    word = (word & four) | (word >> (bits + bits + bits + bits)) << _THIRTY_TWO
+    word = (word & two) | ((word >> (bits + bits)) & two) << _SIXTEEN
+    return (word & one) | ((word >> bits) & one) << _EIGHT
+
+
+@inline
 def _code(v, bounds, even):
     """The number of bounds below one element."""
     if even != 0:
@@ -82,7 +93,7 @@ def _code(v, bounds, even):
 
 
 @inline
-def _store(y, to, word, bits):
+def store_bytes(y, to, word, bits):
     """The bytes of eight codes, as far as y goes."""
     for j in range(bits):
         if to + j < y.size:
@@ -98,14 +109,14 @@ def slope_codes(x, bounds, y, bits, even, begin, end):
         while first + 4 <= end and first * 8 + 32 <= x.size:
             level = above(x, first * 8, bounds, even)
             for k in range(4):
-                _store(y, (first + k) * bits, joined(level[k], np.uint64(bits)), bits)
+                store_bytes(y, (first + k) * bits, joined(level[k], np.uint64(bits)), bits)
             first += 4
     for group in range(first, end):
         word = np.uint64(0)
         for i in range(8):
             if group * 8 + i < x.size:
                 word |= np.uint64(_code(x[group * 8 + i], bounds, even)) << np.uint64(bits * i)
-        _store(y, group * bits, word, bits)
+        store_bytes(y, group * bits, word, bits)
 
 
 @inline
