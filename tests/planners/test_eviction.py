@@ -42,7 +42,7 @@ def test_what_fits_is_left_as_it_is_and_what_never_fits_ends(first: bool) -> Non
 
 @pytest.mark.parametrize("seed, nodes", ((1, 90), (12, 90), (14, 40), (20, 40)))
 def test_only_what_may_run_again_does(seed: int, nodes: int) -> None:
-    """Also where something that an evicted value is made of goes after it, and what that was made of has gone before."""
+    """Also where what an evicted value is made of goes after it, and what that was made of has gone before."""
     p = random_problem(seed, nodes, scale=64)
     plain = simulate(p, range(len(p))).peak
     for share in (0.2, 0.35, 0.5):
