@@ -12,9 +12,12 @@ from ....ops.communication.shard import Shard
 from ....ops.indexing.scatter import strides
 from ....ops.shape.pad import inner
 from ...shared.boxes import boxes, grid
+from ..code.python_kernels import words
 from ..code.strided import Axis, Rows, copy, copy_rows, fill_with, gather_to
 from ..device.kernel import Buffer, Call, Fill
-from ..families import Buffers, Moving, family
+from ..families import FAMILIES, Buffers, Moving, family
+
+FAMILIES.copied, FAMILIES.filled, FAMILIES.words = copy, fill_with, words
 
 
 @family("Concat", "Split")
