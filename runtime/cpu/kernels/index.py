@@ -8,40 +8,18 @@ from typing import Any
 from ....language.ir import Operator
 from ....language.types import Operands, TensorType, Value, need
 from ...shared.families import SharedFamily
-from ...shared.kernels.index import Form, form_of, how, numbered, place, split
-from ...shared.texts import inline, kernel
+from ...shared.kernels.index import HOW, Form, form_of, how, numbered, place, split, together
+from ...shared.texts import kernel
 from ...shared.trouble import STATUS
 from ..families import enough, family, floats
 from .copy import words
 
 #: columns of a piece of work of sums: each goes through all indices
 _COLUMNS = 32
-#: reductions → their numbers
-_HOW = {"add": 0, "mul": 1, "max": 2, "min": 3, "none": 4}
-
-
-@inline
-def _reduce(b, a, how, first, last):
-    """Columns of a added to those of b, or so."""
-    if how == 0:
-        for c in range(first, last):
-            b[c] += a[c]
-    elif how == 1:
-        for c in range(first, last):
-            b[c] *= a[c]
-    elif how == 2:  # NaN where one is
-        for c in range(first, last):
-            b[c] = a[c] if a[c] > b[c] or a[c] != a[c] else b[c]
-    elif how == 3:
-        for c in range(first, last):
-            b[c] = a[c] if a[c] < b[c] or a[c] != a[c] else b[c]
-    else:
-        for c in range(first, last):
-            b[c] = a[c]
 
 
 @kernel
-def reduce_rows(indices, dy, dx, how, status, begin, end):
+def reduce_rows(indices, dy, dx, code, status, begin, end):
     """Adds the rows of dy [outer, k, inner] to those of dx [outer, n, inner]: pieces of `_COLUMNS` of outer · inner."""
     inner = dx.shape[2]
     low, high = begin * _COLUMNS, min(end * _COLUMNS, dx.shape[0] * inner)
@@ -50,18 +28,20 @@ def reduce_rows(indices, dy, dx, how, status, begin, end):
         for i in range(indices.size):
             at = place(indices[i], dx.shape[1], status)
             if at >= 0:
-                _reduce(dx[o, at], dy[o, i], how, first, last)
+                a, b = dy[o, i], dx[o, at]
+                for c in range(first, last):
+                    b[c] = together(b[c], a[c], code)
 
 
 @kernel
-def reduce_elements(indices, dy, dx, how, status, begin, end):
+def reduce_elements(indices, dy, dx, code, status, begin, end):
     """Adds dy [outer, k, inner] at its places: outer rows [begin, end)."""
     for o in range(begin, end):
         for i in range(dy.shape[1]):
             for c in range(dy.shape[2]):
                 at = place(indices[o, i, c], dx.shape[1], status)
                 if at >= 0:
-                    _reduce(dx[o, at], dy[o, i], how, c, c + 1)
+                    dx[o, at, c] = together(dx[o, at, c], dy[o, i, c], code)
 
 
 @family("GatherGrad", "GatherNDGrad", "GatherElementsGrad", "AddRows", "ScatterND", "ScatterElements")
@@ -100,7 +80,7 @@ class Scatters(SharedFamily):
         """A copy or zeros, then the updates."""
         rule: Any = op.op
         *before, indices, updates = ins[: 2 if rule.name.endswith("Grad") else 3]
-        y, form, code = outs[0], self._form(op), _HOW[how(op)]
+        y, form, code = outs[0], self._form(op), HOW[how(op)]
         first = self.place.copied(y, *before) if before else self.place.filled(y, 0)
         if not updates.size or not y.size:
             return first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +10,12 @@ from ....language.types import FLOATS, TensorType, need, present
 from ....ops.communication.base import doublings
 from ....ops.communication.row_sums import RowSums
 from ...shared.families import SharedFamily
-from ...shared.kernels.index import MOST, NOWHERE, Form, form_of, how, numbered
-from ...shared.texts import Own, inline, kernel
+from ...shared.kernels.index import HOW, MOST, NOWHERE, Form, form_of, how, numbered, together
+from ...shared.texts import Divisor, Fixed, Own, inline, kernel
 from ..code.python_kernels import words
 from ..code.sorting import sort, sort_scratch, sums, sums_scratch
 from ..code.strided import copy
-from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Fill, Kernel
+from ..device.kernel import C_TYPES, Buffer, Fill
 from ..families import Buffers, family
 from .loops import added, computed
 
@@ -88,40 +87,27 @@ class GatherGradients(SharedFamily):
         return [Fill(dx), numbered(op, indices, scratch[0], dx.shape), *more, *added_up]
 
 
-_TOGETHER = {"add": "a + b", "mul": "a * b", "max": "larger(a, b)", "min": "smaller(a, b)"}
-
-
-@functools.cache
-def reduced(dtype: str, how: str) -> Kernel:
+@kernel
+def reduced(keys, order, updates, y, code, columns, inner, begin, end):
     """Each element of y [outer, size, inner] with the updates [outer, count, inner] of its row, in the order of their
     numbers: by the thread of the first of them."""
-    c, a = C_TYPES[dtype], COMPUTE[dtype]
-    body = f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (long long)count * columns) return;
-    long long at = i / columns;
-    const long long o = (i - at * columns) / inner, c = i - at * columns - o * inner;
-    const int key = keys[at];
-    if (key < 0 || (at && keys[at - 1] == key)) return;
-    {c}& to = y[(o * size + key) * inner + c];
-    {a} a = widen(to);
-    for (; at < count && keys[at] == key; at++) {{
-        const {a} b = widen(updates[(o * count + order[at]) * inner + c]);
-        a = {_TOGETHER[how]};
-    }}
-    to = narrow<{c}>(a);
-"""
-    parameters = (
-        f"const int* keys, const int* order, const {c}* updates, {c}* y, int count, long long columns, "
-        "long long inner, long long size"
-    )
-    return Kernel(f"rows_{how}_{dtype}", parameters, body)
+    for i in range(begin, end):
+        at, column = i // columns, i % columns
+        o, c, key = column // inner, column % inner, keys[at]
+        if key >= 0 and (at == 0 or keys[at - 1] != key):
+            a = y[o, key, c]
+            while at < keys.size and keys[at] == key:
+                a = together(a, updates[o, order[at], c], code)
+                at += 1
+            y[o, key, c] = a
 
 
-def reduce_rows(how: str, updates: Buffer, y: Buffer, form: Form, scratch: Sequence[Buffer]) -> list[Call]:
-    """Calls that add (or so) updates to rows of y, whose numbers scratch[0] has; `form` as of `form_of`."""
+def reduce_rows(how: str, updates: Buffer, y: Buffer, form: Form, scratch: Sequence[Buffer]) -> list[Any]:
+    """Calls that add (or so) updates to rows of y, whose numbers scratch[0] has."""
     calls, keys, order = sort(scratch, form.size)
-    k, columns = reduced(y.dtype, how), form.columns
-    return [*calls, k(form.count * columns, keys, order, updates, y, form.count, columns, form.inner, form.size)]
+    shaped = (v.reshape(form.outer, -1, form.inner) for v in (updates, y))
+    sizes = Fixed(HOW[how]), Divisor(form.columns), Divisor(form.inner)
+    return [*calls, reduced(keys, order, *shaped, *sizes, work=form.count * form.columns)]
 
 
 @family("RowSums")

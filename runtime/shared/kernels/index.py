@@ -27,6 +27,8 @@ NOWHERE = 0x80FFFFFF - (1 << 32)
 
 #: batches of indices: one, more, more with the same indices
 _ONE, _MANY, _ALIKE = range(3)
+#: what is done with updates → its number; "none" keeps the last
+HOW = {"add": 0, "mul": 1, "max": 2, "min": 3, "none": 4}
 
 
 @inline
@@ -106,6 +108,18 @@ def row_numbers(indices, rows, sizes, each, status, begin, end):
         rows[i] = row if row >= 0 else NOWHERE
 
 
+@inline
+def together(a, b, code):
+    """An element with an update, by the number of what is done with both (see `HOW`); NaN where one is."""
+    if code == 0:
+        return a + b
+    if code == 1:
+        return a * b
+    if code == 2:
+        return a if a > b or a != a else b
+    return a if code == 3 and (a < b or a != a) else b
+
+
 @dataclass(frozen=True)
 class Form:
     """Sizes outside of the rows, the number of rows, a row's elements, and how many are named."""
@@ -138,7 +152,7 @@ def form_of(op: Operator, indices: Any, shape: Sequence[int]) -> Form:
 
 
 def how(op: Operator) -> str:
-    """What a scatter or a gradient does with several: "none" keeps the last."""
+    """What a scatter or a gradient does with updates."""
     reduction: str = op.op.options().get("reduction", "add")
     return reduction
 
