@@ -25,8 +25,8 @@ MOST = 1 << 30
 #: the number of no row: out of range of every axis, from its end too, and sorted behind the others
 NOWHERE = 0x80FFFFFF - (1 << 32)
 
-#: batches of indices: one, more, more with the same indices
-_ONE, _MANY, _ALIKE = range(3)
+#: forms of indices: one batch of one number each; some of some numbers; some with the same numbers
+_PLAIN, _MANY, _ALIKE = range(3)
 #: what is done with updates → its number; "none" keeps the last
 HOW = {"add": 0, "mul": 1, "max": 2, "min": 3, "none": 4}
 
@@ -55,9 +55,12 @@ def _named(indices, i, batch, sizes, status):
 
 @kernel(rows=True)
 def gather(x, indices, y, sizes, form, each, status, row, begin, end):
-    """Rows of x that indices of some numbers name, `each` in one of the batches, if there are many (see the forms)."""
-    batch = row // each if form != _ONE else 0
-    at = _named(indices, row % each if form == _ALIKE else row, batch, sizes, status)
+    """Rows of x that indices name, `each` in a batch."""
+    at = -1
+    if form == _PLAIN:
+        at = place(indices[row], sizes[0], status)
+    else:
+        at = _named(indices, row % each if form == _ALIKE else row, row // each, sizes, status)
     if at >= 0:
         for c in range(begin, end):
             y[row, c] = x[at, c]
@@ -174,7 +177,7 @@ def lying(op: Operator, indices: Any, shape: Sequence[int]) -> tuple[tuple[Any, 
 
 
 def named(op: Operator, indices: Any, shape: Sequence[int]) -> tuple[np.ndarray, int, int]:
-    """The sizes that an operator's indices are within, how many are of a batch, and the form of more batches."""
+    """The sizes that an operator's indices are within, how many are of a batch, and the indices' form."""
     rule: Any = op.op
     if not rule.name.endswith(("ND", "NDGrad")):
         return np.array([shape[rule.axis % len(shape)]], np.uint32), max(indices.size, 1), _ALIKE
@@ -217,6 +220,6 @@ class Gathers(SharedFamily):
             return [gather_elements(a.reshape(-1), indices.reshape(-1, per), to, *operands, work=y.size, per=per)]
         sizes, each, form = named(op, indices, x.shape)
         a, b = self.place.words(form_of(op, indices, x.shape).inner, x, y)
-        kind = Fixed(form if b.shape[0] > each else _ONE)
+        kind = Fixed(_PLAIN if sizes.size == 1 and b.shape[0] == each else form)
         operands = a, indices.reshape(-1), Own(b), sizes, kind, Divisor(each), STATUS
         return [gather(*operands, work=b.size, per=b.shape[1])]
