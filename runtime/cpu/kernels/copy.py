@@ -95,7 +95,7 @@ def filling(y: np.ndarray, value: float) -> Call:
 
 def copied(y: np.ndarray, x: np.ndarray) -> list[Call]:
     """The call that copies all of x to y, where it is not there."""
-    there = x.ctypes.data == y.ctypes.data
+    there = not y.size or x.ctypes.data == y.ctypes.data
     return [] if there else [copying(words(x), words(y), ((y.size,), (1,), (1,), 0, 0))]
 
 
