@@ -84,7 +84,7 @@ def _declared(a: str, kind: tuple, size: str) -> tuple[list[str], str, str]:
 
 
 @functools.cache
-def _kernel(text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, whole: bool) -> Kernel:
+def _kernel(text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, whole: bool, single: bool) -> Kernel:
     """The kernel for operands of these kinds; `lanes`: the threads of an item."""
     name, size = text.function.__name__, "unsigned long long" if wide else "unsigned"
     names = [f"a{i}" for i in range(len(kinds))]
@@ -100,7 +100,7 @@ def _kernel(text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, who
     before = _header().replace("// -- arrays", f"{before}// -- arrays", 1)
     before = (before if "reduced_(" in written else before.partition("// -- sums")[0]) + written
     own = [a for a, k in zip(names, kinds, strict=True) if k[0] == "own"]
-    body = "".join(f"    {line}\n" for line in [*lines, *_items(name, names, own, size, rows=text.rows)])
+    body = "".join(f"    {line}\n" for line in [*lines, *_items(name, names, own, size, text.rows + single)])
     called_by = dict.fromkeys(k[1].replace(" ", "") for k in kinds if k[0] == "array")
     ends = [str(k[1]) for k in kinds if k[0] == "fixed"] + [f"by{lanes}"] * (lanes > 1)
     full = "_".join([name, *called_by, *ends, *["wide"] * wide, *["whole"] * whole])
@@ -119,22 +119,23 @@ template <class A> DEVICE Size rest_of(Whole<A> a, Divisor d)
 """
 
 
-def _items(name: str, names: Sequence[str], own: Sequence[str], size: str, *, rows: bool) -> list[str]:
-    """Statements that process a thread's item, or some of them."""
+def _items(name: str, names: Sequence[str], own: Sequence[str], size: str, rows: int) -> list[str]:
+    """Statements that process a thread's item, or some of them; `rows`: there are none (0), or have one item (2)."""
     given = [f"{a}_[k]" if a in own else a for a in names]
     found = "const long long item = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / LANES;"
     if own:
-        found = f"const long long item = blockIdx.x * {_EACH * _THREADS}ll + k * {_THREADS} + threadIdx.x;"
-    lines = [found, f"if (item >= work) {'break' if own else 'return'};"]
+        found = f"const {size} item = ({size})blockIdx.x * {_EACH * _THREADS} + k * {_THREADS} + threadIdx.x;"
+    lines = [found, f"if (item >= ({size})work) break;" if own else "if (item >= work) return;"]
     items = ["Size(item)", "Size(item + 1)"]
     if rows:
-        lines.append(f"const {size} row = over((Index)item, per), in_row = ({size})item - row * ({size})per.by;")
+        lines.append(f"const {size} row = {'item' if rows == 2 else 'over((Index)item, per)'};")
+        lines.append(f"const {size} in_row = ({size})item - row * {1 if rows == 2 else f'({size})per.by'};")
         items = ["Size(row)", "Size(in_row)", "Size(in_row + 1)"]
     lines.append(f"{name}_items({', '.join([*given, *items])});")
     if not own:
         return lines
     loop = ["#pragma unroll", f"for (int k = 0; k < {_EACH}; k++) {{"]
-    stores = [f"if (item < work) {a}_at[item] = {a}_[k].value;" for a in own]
+    stores = [f"if (item < ({size})work) {a}_at[item] = {a}_[k].value;" for a in own]
     return [*loop, *(f"    {x}" for x in lines), "}", *loop, *(f"    {x}" for x in (found, *stores)), "}"]
 
 
@@ -176,7 +177,7 @@ def call_of(work: Work) -> Launch:
     wide = max([work.items, *(x.size for x in seen if isinstance(x, (Buffer, Words)))]) >= WIDE
     whole = work.whole and not any(x.address % (8 * x.type.numpy.itemsize) for x in buffers if x.size >= 8)
     lanes = min(1 << (work.lanes - 1).bit_length(), _MOST)
-    k = _kernel(work.text, kinds, lanes, wide=wide, whole=whole)
+    k = _kernel(work.text, kinds, lanes, wide=wide, whole=whole, single=work.per == 1)
     block = max(lanes, _THREADS if lanes <= 32 else 0)
     given = [a for some in args for a in some] + [Divisor(work.per)] * work.text.rows
     given = [divisor(a.value, wide=wide) if isinstance(a, Divisor) else a for a in given]
