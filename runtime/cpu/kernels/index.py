@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....language.ir import Operator
-from ....language.types import Operands, TensorType, Value, need
+from ....language.types import Operands, TensorType, need
 from ...shared.families import SharedFamily
-from ...shared.kernels.index import HOW, Form, form_of, how, numbered, place, split, together
+from ...shared.kernels.index import HOW, form_of, how, numbered, place, shapes, split, together
 from ...shared.texts import kernel
 from ...shared.trouble import STATUS
 from ..families import enough, family, floats
@@ -53,34 +53,26 @@ class Scatters(SharedFamily):
 
     def accepts(self, op: Operator) -> bool:
         """Many elements; floats where they are reduced; for the gradients of rows, some columns to share out."""
-        form, name = self._form(op), op.op.name
+        form, name = form_of(op), op.op.name
         if how(op) == "none" or not form.fits:
             return form.fits and need(op.outputs[0]).size >= enough()
         return floats(op) and (self._alike(op) if "Elements" in name else "ND" in name or form.columns >= 32)
 
-    def _indices(self, op: Operator) -> Value:
-        return need(op.inputs[0 if op.op.name.endswith("Grad") else 1])
-
-    def _form(self, op: Operator) -> Form:
-        return form_of(op, self._indices(op), need(op.outputs[0]).shape)
-
     def _alike(self, op: Operator) -> bool:
         """Whether indices of elements have the output's sizes but for the axis."""
         rule: Any = op.op
-        if "Elements" not in rule.name:
-            return False
-        return split(self._indices(op).shape, rule.axis)[::2] == split(need(op.outputs[0]).shape, rule.axis)[::2]
+        return "Elements" in rule.name and len({split(s, rule.axis)[::2] for s in shapes(op)}) == 1
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Row numbers, where the indices are no such."""
         own = self._alike(op) or op.op.name in ("GatherGrad", "AddRows")
-        return () if own else (TensorType("i32", (self._form(op).count,)),)
+        return () if own else (TensorType("i32", (form_of(op).count,)),)
 
     def works(self, op: Operator, ins: Operands, outs: Operands, scratch: Operands) -> Sequence[Any]:
         """A copy or zeros, then the updates."""
         rule: Any = op.op
         *before, indices, updates = ins[: 2 if rule.name.endswith("Grad") else 3]
-        y, form, code = outs[0], self._form(op), HOW[how(op)]
+        y, form, code = outs[0], form_of(op), HOW[how(op)]
         first = self.place.copied(y, *before) if before else self.place.filled(y, 0)
         if not updates.size or not y.size:
             return first
@@ -90,7 +82,7 @@ class Scatters(SharedFamily):
             operands = indices.reshape(rows), dy.reshape(rows), dx.reshape(split(y.shape, rule.axis))
             return [*first, reduce_elements(*operands, code, STATUS, work=rows[0])]
         if scratch:
-            first = [*first, numbered(op, indices, scratch[0], y.shape)]
+            first = [*first, numbered(op, indices, scratch[0])]
         dy, dx = (v.reshape(form.outer, -1, form.inner) for v in (dy, dx))
         numbers = scratch[0] if scratch else indices.reshape(-1)
         return [*first, reduce_rows(numbers, dy, dx, code, STATUS, work=-(-form.columns // _COLUMNS))]

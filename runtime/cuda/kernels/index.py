@@ -66,14 +66,11 @@ class GatherGradients(SharedFamily):
 
     def accepts(self, op: Operator) -> bool:
         """Floats; numbers of rows and indices have 30 bits."""
-        return need(op.outputs[0]).dtype in FLOATS and self._form(op).fits
-
-    def _form(self, op: Operator) -> Form:
-        return form_of(op, need(op.inputs[0]), need(op.outputs[0]).shape)
+        return need(op.outputs[0]).dtype in FLOATS and form_of(op).fits
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Buffers of the sort and of the sums."""
-        form = self._form(op)
+        form = form_of(op)
         return *sort_scratch(form.count), *sums_scratch(form.count, form.columns, need(op.outputs[0]).dtype)
 
     def works(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Any]:
@@ -81,10 +78,10 @@ class GatherGradients(SharedFamily):
         indices, dy, dx = present(ins[0], ins[1], outs[0])
         if not dx.size or not dy.size:
             return [Fill(dx)] * bool(dx.size)
-        form = self._form(op)
+        form = form_of(op)
         more, keys, order = sort(scratch[:5], form.size)
         added_up = sums(keys, order, dy, dx, scratch[5], (form.outer, form.size, form.inner))
-        return [Fill(dx), numbered(op, indices, scratch[0], dx.shape), *more, *added_up]
+        return [Fill(dx), numbered(op, indices, scratch[0]), *more, *added_up]
 
 
 @kernel
@@ -157,14 +154,11 @@ class Scatters(SharedFamily):
 
     def accepts(self, op: Operator) -> bool:
         """All element types, those with arithmetic for reductions; numbers of rows and indices have 30 bits."""
-        return self._form(op).fits and (how(op) == "none" or need(op.outputs[0]).dtype in {*C_TYPES} - {"bool"})
-
-    def _form(self, op: Operator) -> Form:
-        return form_of(op, need(op.inputs[1]), need(op.outputs[0]).shape)
+        return form_of(op).fits and (how(op) == "none" or need(op.outputs[0]).dtype in {*C_TYPES} - {"bool"})
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Row numbers, and the last update of each row; or what sorting takes."""
-        form = self._form(op)
+        form = form_of(op)
         if how(op) == "none":
             return TensorType("i32", (form.count,)), TensorType("i32", (form.size,))
         return sort_scratch(form.count)
@@ -172,10 +166,10 @@ class Scatters(SharedFamily):
     def works(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Any]:
         """Numbers; then who writes where."""
         x, indices, updates, y = present(*ins[:3], outs[0])
-        form, (rows, last, *_) = self._form(op), scratch
+        form, (rows, last, *_) = form_of(op), scratch
         if not updates.size or not y.size:
             return copy(y, x)
-        first = numbered(op, indices, rows, y.shape)
+        first = numbered(op, indices, rows)
         if how(op) != "none":
             return [*copy(y, x), first, *reduce_rows(how(op), updates, y, form, scratch)]
         a, b, c = words(form.inner, x, updates, y)

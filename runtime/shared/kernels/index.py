@@ -143,15 +143,22 @@ class Form:
         return max(self.size, self.count) < MOST
 
 
-def form_of(op: Operator, indices: Any, shape: Sequence[int]) -> Form:
-    """How an operator's indices name rows of a tensor."""
+def shapes(op: Operator) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Those of an operator's indices, and of the tensor whose rows they name."""
+    gradient = op.op.name.endswith("Grad")
+    return need(op.inputs[not gradient]).shape, need(op.outputs[0] if gradient else op.inputs[0]).shape
+
+
+def form_of(op: Operator) -> Form:
+    """How an operator's indices name rows."""
     rule: Any = op.op
+    indices, shape = shapes(op)
     if rule.name.endswith(("Elements", "ElementsGrad")):
-        return Form(1, math.prod(shape), 1, indices.size)
+        return Form(1, math.prod(shape), 1, math.prod(indices))
     if rule.name.endswith(("ND", "NDGrad")):
-        front = getattr(rule, "batch_dims", 0) + indices.shape[-1]
-        return Form(1, math.prod(shape[:front]), math.prod(shape[front:]), math.prod(indices.shape[:-1]))
-    return Form(*split(shape, rule.axis), indices.size)
+        front = getattr(rule, "batch_dims", 0) + indices[-1]
+        return Form(1, math.prod(shape[:front]), math.prod(shape[front:]), math.prod(indices[:-1]))
+    return Form(*split(shape, rule.axis), math.prod(indices))
 
 
 def how(op: Operator) -> str:
@@ -166,33 +173,34 @@ def split(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
-def lying(op: Operator, indices: Any, shape: Sequence[int]) -> tuple[tuple[Any, ...], int]:
-    """Operands that say where elements of a tensor lie that indices name, and how many indices are in a row."""
+def lying(op: Operator) -> tuple[tuple[Any, ...], int]:
+    """Operands that say where elements lie that indices name, and how many indices are in a row."""
     rule: Any = op.op
+    indices, shape = shapes(op)
     axis, steps = rule.axis % len(shape), strides(shape)
     apart = [0 if d == axis else s for d, s in enumerate(steps)]
-    *outer, (per, by, _) = grid((indices.shape, apart, strides(indices.shape), 0, 0))
+    *outer, (per, by, _) = grid((indices, apart, strides(indices), 0, 0))
     tables = [n for n, _, _ in outer[:0:-1]], [s for _, s, _ in outer[::-1]] or [0], (shape[axis], steps[axis], by)
     return (*(np.array(t, np.uint32) for t in tables), STATUS), per
 
 
-def named(op: Operator, indices: Any, shape: Sequence[int]) -> tuple[np.ndarray, int, int]:
+def named(op: Operator) -> tuple[np.ndarray, int, int]:
     """The sizes that an operator's indices are within, how many are of a batch, and the indices' form."""
     rule: Any = op.op
+    indices, shape = shapes(op)
     if not rule.name.endswith(("ND", "NDGrad")):
-        return np.array([shape[rule.axis % len(shape)]], np.uint32), max(indices.size, 1), _ALIKE
-    batch, depth = getattr(rule, "batch_dims", 0), indices.shape[-1]
-    return np.array(shape[batch : batch + depth], np.uint32), max(math.prod(indices.shape[batch:-1]), 1), _MANY
+        return np.array([shape[rule.axis % len(shape)]], np.uint32), max(math.prod(indices), 1), _ALIKE
+    batch, depth = getattr(rule, "batch_dims", 0), indices[-1]
+    return np.array(shape[batch : batch + depth], np.uint32), max(math.prod(indices[batch:-1]), 1), _MANY
 
 
-def numbered(op: Operator, indices: Any, rows: Any, shape: Sequence[int]) -> Work:
-    """The work that makes the numbers of rows (or elements) in a tensor of `shape` from an operator's indices."""
-    rule: Any = op.op
-    if rule.name.endswith(("Elements", "ElementsGrad")):
-        operands, per = lying(op, indices, shape)
+def numbered(op: Operator, indices: Any, rows: Any) -> Work:
+    """The work that makes the numbers of rows (or elements) from an operator's indices."""
+    if op.op.name.endswith(("Elements", "ElementsGrad")):
+        operands, per = lying(op)
         flat = (v.reshape(-1, per) for v in (indices, rows))
         return element_numbers(*flat, *operands, work=rows.size, per=per)
-    sizes, each, _ = named(op, indices, shape)
+    sizes, each, _ = named(op)
     return row_numbers(indices.reshape(-1), rows, sizes, Divisor(each), STATUS, work=rows.size)
 
 
@@ -202,8 +210,7 @@ class Gathers(SharedFamily):
 
     def accepts(self, op: Operator) -> bool:
         """All element types; on a processor many elements (NumPy takes short rows as fast along an axis)."""
-        x, indices = present(*op.inputs[:2])
-        form, enough = form_of(op, indices, x.shape), self.place.enough
+        form, enough = form_of(op), self.place.enough
         if self.place.device or not form.fits:
             return form.fits
         return (op.op.name != "Gather" or form.inner >= enough(16)) and need(op.outputs[0]).size >= enough()
@@ -214,12 +221,12 @@ class Gathers(SharedFamily):
         if not y.size:
             return []
         if op.op.name == "GatherElements":
-            operands, per = lying(op, indices, x.shape)
+            operands, per = lying(op)
             a, b = self.place.words(1, x, y)
             to = Own(b.reshape(-1, per))
             return [gather_elements(a.reshape(-1), indices.reshape(-1, per), to, *operands, work=y.size, per=per)]
-        sizes, each, form = named(op, indices, x.shape)
-        a, b = self.place.words(form_of(op, indices, x.shape).inner, x, y)
+        sizes, each, form = named(op)
+        a, b = self.place.words(form_of(op).inner, x, y)
         kind = Fixed(_PLAIN if sizes.size == 1 and b.shape[0] == each else form)
         operands = a, indices.reshape(-1), Own(b), sizes, kind, Divisor(each), STATUS
         return [gather(*operands, work=b.size, per=b.shape[1])]
