@@ -60,7 +60,8 @@ def gather(x, indices, y, sizes, form, each, status, row, begin, end):
     if form == _PLAIN:
         at = place(indices[row], sizes[0], status)
     else:
-        at = _named(indices, row % each if form == _ALIKE else row, row // each, sizes, status)
+        batch = row // each
+        at = _named(indices, row - batch * indices.size if form == _ALIKE else row, batch, sizes, status)
     if at >= 0:
         for c in range(begin, end):
             y[row, c] = x[at, c]
