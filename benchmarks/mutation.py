@@ -53,7 +53,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "recompute": ("passes/recomputation/recompute.py",),
     "random": ("recompute/ops/random/philox.py", "recompute/ops/random/draws.py", "runtime/shared/kernels/random.py"),
     "losses": ("recompute/ops/loss/cross_entropy.py", "runtime/shared/kernels/loss.py"),
-    "index": ("recompute/ops/indexing/gather.py", "runtime/cpu/kernels/index.py", "runtime/cpu/kernels/copy.py"),
+    "index": (
+        "recompute/ops/indexing/gather.py",
+        "runtime/shared/kernels/index.py",
+        "runtime/cpu/kernels/index.py",
+        "runtime/cpu/kernels/copy.py",
+    ),
     "rows": ("runtime/cpu/loops/rows.py", "runtime/cpu/loops/row_columns.py", "runtime/cpu/kernels/reduce.py"),
     "pooling": ("runtime/cpu/kernels/pooling.py",),
 }
@@ -108,6 +113,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "runtime/shared/kernels/loss.py": (CORNERS, GAPS, ROWS, "-k", f"losses or range or {SOFT}"),
     "recompute/ops/indexing/gather.py": (GAPS, "tests/ops/test_ops_index.py", OPERATORS, "-k", "Gather or index"),
+    "runtime/shared/kernels/index.py": (CORNERS, GAPS, ROWS, "-k", "Gather or range or index"),
     "runtime/cpu/kernels/index.py": (CORNERS, GAPS, ROWS, "-k", "Gather or range or index"),
     "runtime/cpu/kernels/copy.py": (
         CORNERS,

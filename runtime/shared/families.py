@@ -104,6 +104,11 @@ class Families:
         self.device, self.enough = enough is None, enough or (lambda elements=0: 0)
         #: computed(formula, dtype, ins, outs): the calls of a generated loop
         self.computed: Callable[..., Sequence[Any]]
+        #: filled(y, value), copied(y, x): calls that write all of y, where it is not there
+        self.filled: Callable[[Any, float], Sequence[Any]]
+        self.copied: Callable[[Any, Any], Sequence[Any]]
+        #: words(run, *operands): matrices with rows of `run` elements, as words that are moved in their place
+        self.words: Callable[..., Sequence[Any]]
         self._every: list[Any] = []
         self._own: dict[str, Any] = {}
         self._load = once(self._import)

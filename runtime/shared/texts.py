@@ -105,10 +105,11 @@ def inline(
 
 
 def _report(status: Any, code: Any, number: Any, size: Any) -> None:
-    """Writes a session's status (see trouble.py); the code comes last."""
-    status[1] = number
-    status[2] = size
-    status[0] = code
+    """Writes a session's status (see trouble.py), unless there is a report; the code comes last."""
+    if status[0] == 0:
+        status[1] = number
+        status[2] = size
+        status[0] = code
 
 
 #: report(status, code, number, size): what a kernel does with an operand that it cannot use, before it skips it
@@ -216,6 +217,21 @@ class Fixed:
 
 
 @dataclass(frozen=True)
+class Divisor:
+    """A positive integer operand that numbers are divided by: on a device, those below 2³¹ by a product."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Own:
+    """An operand [rows, items of a row] of which an item stores its own element, and is not read otherwise: a device's
+    thread has some items, and loads for all of them before it stores; where an item stores nothing, it stores zero."""
+
+    elements: Any
+
+
+@dataclass(frozen=True)
 class Absent:
     """An operand that is not there: no elements, along so many axes."""
 
@@ -231,8 +247,8 @@ class Columns:
 
 @dataclass(frozen=True)
 class Work:
-    """A kernel's work: operands (arrays or buffers; arrays of constants; Absent or None; integers, floats; STATUS) and
-    how many items.
+    """A kernel's work: operands (arrays, buffers or what a place's `words` gives; arrays of constants; Absent or None;
+    integers, floats; STATUS) and how many items.
 
     `per`: items of a row, if the text is one of rows.  `lanes`: steps of an item that threads divide.  `whole`: blocks
     of `eight` elements are full and begin at multiples of eight, so that a device reads and writes each at once.

@@ -73,7 +73,7 @@ def test_gather_gradient_along_other_axes() -> None:
 
 def test_tokens_that_are_all_alike() -> None:
     found = run(GatherGrad((5, 32)), np.full(2000, 3), floats("f32", 2000, 32), units=64)
-    names = ["Fill", "row_numbers_i64_1", "digit_counts", "placed_by_digit_first", "chunk_sums_f32_4"]
+    names = ["Fill", "row_numbers_longlong_int", "digit_counts", "placed_by_digit_first", "chunk_sums_f32_4"]
     assert launched(found) == [*names, "joined_sums_f32"]
     once = np.arange(0, 640, 2)
     run(GatherGrad((640, 8)), once[::-1].copy(), floats("f32", 320, 8), units=64)

@@ -28,7 +28,7 @@ import numpy as np
 
 from ....errors import JobError
 from ...shared import texts, trouble
-from ...shared.texts import Absent, Fixed, Inline, Intrinsic, Text, Work
+from ...shared.texts import Absent, Divisor, Fixed, Inline, Intrinsic, Own, Text, Work
 from . import halves, native
 from .native import Call
 
@@ -90,7 +90,7 @@ class Kernel:
     @functools.cached_property
     def source(self) -> str:
         """Names the kernel's code and that of what it uses."""
-        named = f"{self.function.__qualname__}{' rows' * self.rows}"
+        named = f"{self.function.__qualname__}{' whole rows' * self.rows}"
         return f"{texts.fingerprint(self.function)} {named} {texts.flags(self.fastmath)}"
 
     def call(self, *operands: Any, work: int, parallel: bool = True) -> Call:
@@ -202,7 +202,7 @@ def _operand(x: Any) -> Any:
     match x:
         case None | Absent():
             return np.empty((0,) * (1 if x is None else x.axes), np.uint8)
-        case Fixed(value):
+        case Fixed(value) | Divisor(value) | Own(value):
             return value
     return x
 
@@ -211,6 +211,20 @@ def call_of(work: Work) -> Call:
     """The call that does the work of a kernel for every place."""
     operands = [*map(_operand, work.operands), *[work.per] * work.text.rows]
     return _kernel_of(work.text).call(*operands, work=work.items, parallel=work.parallel)
+
+
+#: items of rows: a row's end, whole rows, another's beginning, so that what is the same for whole rows is computed once
+_ROWS = """
+    first, last = begin // PER, end // PER
+    for part in range(3):
+        row, stop, low, high = first, first + min(end - begin, 1), begin - first * PER, min(end - first * PER, PER)
+        if part == 1:
+            row, stop, low, high = first + 1, last, 0, PER
+        if part == 2:
+            row, stop, low, high = last, last + min(last - first, end - last * PER, 1), 0, end - last * PER
+        for r in range(row, stop):
+            body(GIVEN, r, low, high)
+"""
 
 
 def _unpacking(kinds: tuple, *, rows: bool) -> str:
@@ -233,10 +247,7 @@ def _unpacking(kinds: tuple, *, rows: bool) -> str:
                 at += 1 + ndim
         names.append(f"a{i}")
     if rows:
-        per = names.pop()
-        lines.append(f"    for row in range(begin // {per}, (end - 1) // {per} + 1):")
-        names += ["row", f"max(begin - row * {per}, 0)", f"min(end - row * {per}, {per})"]
-        lines.append(f"        body({', '.join(names)})")
+        lines.append(_ROWS.replace("PER", names.pop()).replace("GIVEN", ", ".join(names)))
     else:
         lines.append(f"    body({', '.join([*names, 'begin', 'end'])})")
     return "\n".join(lines)

@@ -17,7 +17,7 @@ from ....language.types import Operands
 from ...shared.boxes import Box, boxes, grid
 from ..device.jit import kernel
 from ..device.native import Call
-from ..families import Family, enough, family
+from ..families import FAMILIES, Family, enough, family
 
 #: axes of a grid apart from that of the runs
 AXES = 3
@@ -91,6 +91,16 @@ def filling(y: np.ndarray, value: float) -> Call:
     """The call that fills y with one value."""
     to = words(y)
     return fill.call(to, words(np.array([y.dtype.type(value)])), work=-(-to.size // _RUN))
+
+
+def copied(y: np.ndarray, x: np.ndarray) -> list[Call]:
+    """The call that copies all of x to y, where it is not there."""
+    there = not y.size or x.ctypes.data == y.ctypes.data
+    return [] if there else [copying(words(x), words(y), ((y.size,), (1,), (1,), 0, 0))]
+
+
+FAMILIES.copied, FAMILIES.filled = copied, lambda y, value: [filling(y, value)]
+FAMILIES.words = lambda run, *operands: [words(a).reshape(-1, run) for a in operands]
 
 
 @family("Concat", "Split", "Slice", "SliceGrad", "Pad", "Expand", "Tile", "Identity", "Reshape", "Fill")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,43 @@ import numpy as np
 
 from ....language.types import dtype_name
 from ...shared import trouble
-from ...shared.texts import Absent, Columns, Fixed, Text, Work
+from ...shared.texts import Absent, Columns, Divisor, Fixed, Own, Text, Work
 from ..device.kernel import C_TYPES, STATUS, Buffer, Kernel, Launch
-from .parts import WIDE
+from .parts import WIDE, division, divisor
 from .python_text import Writer
+from .strided import WORDS, word_bytes
 
 #: threads of a block; such blocks that a multiprocessor is to have at a time, where an item is a thread's
 _THREADS, _BESIDE = 256, 8
 #: threads of an item, at most
 _MOST = 1024
+#: items of a thread that stores their own elements
+_EACH = 4
+
+
+@dataclass(frozen=True)
+class Words:
+    """A buffer as words of `nbytes` bytes, in another shape."""
+
+    of: Buffer
+    nbytes: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many words."""
+        return math.prod(self.shape)
+
+    def reshape(self, *shape: int) -> Words:
+        """The same words in another shape, whose first dimension is -1."""
+        return replace(self, shape=(self.size // math.prod(shape[1:]), *shape[1:]))
+
+
+def words(run: int, *operands: Buffer) -> Sequence[Words]:
+    """Operands as matrices with rows of `run` elements, of the largest words that their addresses allow."""
+    nbytes = run * operands[0].type.numpy.itemsize
+    each = word_bytes(nbytes, *(x.address for x in operands))
+    return [Words(x, each, (x.nbytes // nbytes, nbytes // each)) for x in operands]
 
 
 @functools.cache
@@ -43,6 +73,10 @@ def _declared(a: str, kind: tuple, size: str) -> tuple[list[str], str, str]:
             line = f"const Array<const {c}, {len(shape)}> {a} = {{{a}_of.of, {{{sizes}}}}};"
             structure = f"struct Table{a} {{ {c} of[{max(math.prod(shape), 1)}]; }};\n"
             return [f"const __grid_constant__ Table{a} {a}_of"], line, structure
+        case ("own", c):
+            return [f"{c}* {a}_at"], f"Own<{c}> {a}_[{_EACH}];", ""
+        case ("divisor",):
+            return [f"Divisor {a}"], "", ""
         case ("fixed", value):
             return [], f"const Natural {a} = {value}_n;", ""
         case ("whole", c):
@@ -51,33 +85,59 @@ def _declared(a: str, kind: tuple, size: str) -> tuple[list[str], str, str]:
 
 
 @functools.cache
-def _kernel(text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, whole: bool) -> Kernel:
+def _kernel(text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, whole: bool, single: bool) -> Kernel:
     """The kernel for operands of these kinds; `lanes`: the threads of an item."""
     name, size = text.function.__name__, "unsigned long long" if wide else "unsigned"
     names = [f"a{i}" for i in range(len(kinds))]
     parts = [_declared(a, kind, size) for a, kind in zip(names, kinds, strict=True)]
     parameters, lines = [p for ps, _, _ in parts for p in ps], [line for _, line, _ in parts if line]
-    items = ["Size(item)", "Size(item + 1)"]
-    if text.rows:
-        parameters.append(f"{size} per")
-        lines.append(f"const {size} row = ({size})item / per, in_row = ({size})item - row * per;")
-        items = ["Size(row)", "Size(in_row)", "Size(in_row + 1)"]
+    parameters += ["Divisor per"] * text.rows
     writer = Writer()
     called = writer.function(text.function, f"{name}_items", "")
     written = "".join([*(structure for _, _, structure in parts), *writer.parts.values(), called])
-    constants = f"typedef Whole<{size}> Size;\nenum {{ LANES = {lanes}, WHOLE = {int(whole)} }};\n\n"
-    before = header().replace("// -- arrays", f"{constants}// -- arrays", 1)
+    before = f"typedef Whole<{size}> Size;\nenum {{ LANES = {lanes}, WHOLE = {int(whole)} }};\n\n"
+    if text.rows or ("divisor",) in kinds:
+        before = division(wide=wide) + before + _DIVIDED
+    before = header().replace("// -- arrays", f"{before}// -- arrays", 1)
     before = (before if "reduced_(" in written else before.partition("// -- sums")[0]) + written
-    body = f"""    const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x, item = thread / LANES;
-    if (item >= work) return;
-    {(chr(10) + "    ").join(lines)}
-    {name}_items({", ".join([*names, *items])});
-"""
+    own = [a for a, k in zip(names, kinds, strict=True) if k[0] == "own"]
+    body = "".join(f"    {line}\n" for line in [*lines, *_items(name, names, own, size, text.rows + single)])
     called_by = dict.fromkeys(k[1].replace(" ", "") for k in kinds if k[0] == "array")
     ends = [str(k[1]) for k in kinds if k[0] == "fixed"] + [f"by{lanes}"] * (lanes > 1)
     full = "_".join([name, *called_by, *ends, *["wide"] * wide, *["whole"] * whole])
     declared = ", ".join([*parameters, "long long work"])
-    return Kernel(full, declared, body, before, max(_THREADS, lanes), _BESIDE * (lanes == 1))
+    return Kernel(full, declared, body, before, max(_THREADS, lanes), _BESIDE * (lanes == 1 and not own))
+
+
+#: divisions by an operand that is a Divisor
+_DIVIDED = """
+template <class A> DEVICE Size floor_of(Whole<A> a, Divisor d) { return Size((decltype(Size::v))over((Index)a.v, d)); }
+template <class A> DEVICE Size rest_of(Whole<A> a, Divisor d)
+{
+    return Size((decltype(Size::v))((Index)a.v - over((Index)a.v, d) * (Index)d.by));
+}
+
+"""
+
+
+def _items(name: str, names: Sequence[str], own: Sequence[str], size: str, rows: int) -> list[str]:
+    """Statements that process a thread's item, or some of them; `rows`: there are none (0), or have one item (2)."""
+    given = [f"{a}_[k]" if a in own else a for a in names]
+    found = "const long long item = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / LANES;"
+    if own:
+        found = f"const {size} item = ({size})blockIdx.x * {_EACH * _THREADS} + k * {_THREADS} + threadIdx.x;"
+    lines = [found, f"if (item >= ({size})work) break;" if own else "if (item >= work) return;"]
+    items = ["Size(item)", "Size(item + 1)"]
+    if rows:
+        lines.append(f"const {size} row = {'item' if rows == 2 else 'over((Index)item, per)'};")
+        lines.append(f"const {size} in_row = ({size})item - row * {1 if rows == 2 else f'({size})per.by'};")
+        items = ["Size(row)", "Size(in_row)", "Size(in_row + 1)"]
+    lines.append(f"{name}_items({', '.join([*given, *items])});")
+    if not own:
+        return lines
+    loop = ["#pragma unroll", f"for (int k = 0; k < {_EACH}; k++) {{"]
+    stores = [f"if (item < ({size})work) {a}_at[item] = {a}_[k].value;" for a in own]
+    return [*loop, *(f"    {x}" for x in lines), "}", *loop, *(f"    {x}" for x in (found, *stores)), "}"]
 
 
 def _operand(x: Any) -> tuple[tuple, list[Any]]:
@@ -86,6 +146,11 @@ def _operand(x: Any) -> tuple[tuple, list[Any]]:
         return ("absent",), []
     if x is trouble.STATUS:
         return ("array", "long long", 1), [STATUS, trouble.WORDS]
+    if isinstance(x, Words):
+        return ("array", WORDS[x.nbytes], len(x.shape)), [x.of, *x.shape]
+    if isinstance(x, Own):
+        (_, kind, _), (at, *_) = _operand(x.elements)
+        return ("own", kind), [at]
     if isinstance(x, Buffer):
         return ("array", C_TYPES[x.dtype], x.ndim), [x, *x.shape]
     if isinstance(x, Columns):
@@ -96,6 +161,8 @@ def _operand(x: Any) -> tuple[tuple, list[Any]]:
         return ("table", C_TYPES[dtype_name(x.dtype)], x.shape), [held]
     if isinstance(x, Fixed):
         return ("fixed", x.value), []
+    if isinstance(x, Divisor):
+        return ("divisor",), [x]
     if isinstance(x, np.uint64):
         return ("unsigned long long",), [int(x)]
     if isinstance(x, (float, np.floating)):
@@ -107,10 +174,13 @@ def call_of(work: Work) -> Launch:
     """The launch that does the work of a kernel for every place."""
     kinds, args = zip(*map(_operand, work.operands), strict=True)
     buffers = [a for some in args for a in some if isinstance(a, Buffer)]
-    wide = max([work.items, *(x.size for x in buffers)]) >= WIDE
+    seen = (x.matrices if isinstance(x, Columns) else x for x in work.operands)
+    wide = max([work.items, *(x.size for x in seen if isinstance(x, (Buffer, Words)))]) >= WIDE
     whole = work.whole and not any(x.address % (8 * x.type.numpy.itemsize) for x in buffers if x.size >= 8)
     lanes = min(1 << (work.lanes - 1).bit_length(), _MOST)
-    k = _kernel(work.text, kinds, lanes, wide=wide, whole=whole)
+    k = _kernel(work.text, kinds, lanes, wide=wide, whole=whole, single=work.per == 1)
     block = max(lanes, _THREADS if lanes <= 32 else 0)
-    given = [a for some in args for a in some] + [work.per] * work.text.rows
-    return k(work.items * lanes, *given, work.items, block=block)
+    given = [a for some in args for a in some] + [Divisor(work.per)] * work.text.rows
+    given = [divisor(a.value, wide=wide) if isinstance(a, Divisor) else a for a in given]
+    each = _EACH if any(kind[0] == "own" for kind in kinds) else 1
+    return k(-(-work.items * lanes // each), *given, work.items, block=block)

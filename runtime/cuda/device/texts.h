@@ -132,6 +132,7 @@ DEVICE float load(f16 x) { return widen(x); }
 DEVICE float load(bf16 x) { return widen(x); }
 DEVICE bool load(bool x) { return x; }
 DEVICE unsigned long long load(unsigned long long x) { return x; }
+DEVICE uint4 load(uint4 x) { return x; }
 DEVICE Whole<int> load(signed char x) { return Whole<int>(x); }
 DEVICE Whole<int> load(short x) { return Whole<int>(x); }
 DEVICE Whole<int> load(int x) { return Whole<int>(x); }
@@ -222,6 +223,13 @@ template <class... I> DEVICE Nothing at_(const Absent&, I...) { return {}; }
 template <class... I> DEVICE Nothing at_(Nothing, I...) { return {}; }
 template <class X, class... I> DEVICE void put_(const Absent&, X, I...) {}
 template <class X, class... I> DEVICE void put_(Nothing, X, I...) {}
+
+// an item's own element, which its thread stores
+template <class T> struct Own {
+    T value = {};
+    typedef T element;
+};
+template <class T, class X, class... I> DEVICE void put_(Own<T>& x, X value, I...) { x.value = stored<T>(value); }
 
 // eight elements from `first` on, read at once, or written at once when their scope ends
 template <class T> struct Taken {

@@ -10,11 +10,13 @@ from ....language.ir import Operator
 from ....language.types import need, present
 from ....ops.communication.shard import Shard
 from ....ops.indexing.scatter import strides
-from ....ops.shape.pad import inner
-from ...shared.boxes import boxes, grid
+from ...shared.boxes import Box, boxes, grid
+from ..code.python_kernels import words
 from ..code.strided import Axis, Rows, copy, copy_rows, fill_with, gather_to
 from ..device.kernel import Buffer, Call, Fill
-from ..families import Buffers, Moving, family
+from ..families import FAMILIES, Buffers, Moving, family
+
+FAMILIES.copied, FAMILIES.filled, FAMILIES.words = copy, fill_with, words
 
 
 @family("Concat", "Split")
@@ -40,14 +42,33 @@ class Rejoining(Moving):
         return copy_rows(parts, next(v for v in op.reads()).type.numpy.itemsize)
 
 
-@family("Slice", "Expand", "Tile", "Identity", "Reshape")
+def _among(box: Box, shape: Sequence[int]) -> tuple[list[Axis], int]:
+    """The axes of an output of `shape` that a box is a part of, and the first element that it takes."""
+    axes, first = [], box[3]
+    for m, a, b, n, s in zip(*box[:3], shape, strides(shape), strict=True):
+        low, step = box[4] // s % n, b // s
+        if step < 0:
+            first, low, a, step = first + (m - 1) * a, low + (m - 1) * step, -a, -step
+        kind = "copied" if m == n else "spread" if step > 1 and m > 1 else "inside"
+        axes.append(Axis(kind, n, a, low, m, step))
+    return axes, first
+
+
+@family("Slice", "Expand", "Tile", "Identity", "Reshape", "SliceGrad", "Pad")
 class Boxes(Moving):
-    """Outputs that are a box of the input, with strides of any sign, or 0."""
+    """Outputs that are a box of the input, with strides of any sign, or 0, among fills or its own elements repeated."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        rule: Any = op.op
         x, y = present(ins[0], outs[0])
-        (_, _, (sizes, in_x, _, start, _)) = next(iter(boxes(op)))
-        return gather_to(y, x, [Axis("copied", n, s) for n, s in zip(sizes, in_x, strict=True)], start)
+        fill = rule.value if rule.name == "Pad" else 0
+        if not x.size or not y.size:
+            return fill_with(y, fill)
+        if rule.name == "Pad" and rule.mode != "constant":
+            each = zip(y.shape, x.shape, strides(x.shape), rule.pads, strict=False)
+            return gather_to(y, x, [Axis("copied" if n == m else rule.mode, n, s, low, m) for n, m, s, low in each])
+        ((_, _, box),) = boxes(op)
+        return gather_to(y, x, *_among(box, y.shape if rule.name in ("SliceGrad", "Pad") else box[0]), fill)
 
 
 @family("Border", "Detach", "Gate", "Shard")
@@ -60,41 +81,6 @@ class Copies(Moving):
         count = min(y.size, x.size - start)
         zeros = [] if count == y.size else [Fill(y.reshape(-1).at(count, [y.size - count]))]
         return [*copy(y.reshape(-1).at(0, [count]), x.reshape(-1).at(start, [count])), *zeros]
-
-
-@family("SliceGrad", "Pad")
-class Among(Moving):
-    """Inputs among fills, or among their own elements repeated."""
-
-    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        rule: Any = op.op
-        x, y = present(ins[0], outs[0])
-        steps = strides(x.shape)
-        if rule.name == "SliceGrad":
-            start, axes = 0, []
-            for n, s, r in zip(y.shape, steps, rule.taken(y.shape), strict=True):
-                backwards = r[::-1] if r.step < 0 else r
-                start += (len(r) - 1) * s if r.step < 0 and len(r) else 0
-                kind = "copied" if r == range(n) else "spread" if backwards.step > 1 and len(r) > 1 else "inside"
-                axes.append(
-                    Axis(kind, n, -s if r.step < 0 else s, backwards.start if len(r) else 0, len(r), backwards.step)
-                )
-            return gather_to(y, x, axes, start) if x.size else fill_with(y, 0)
-        if rule.mode == "constant":
-            if not x.size:
-                return fill_with(y, rule.value)
-            there, here = inner(rule.pads, x.shape)
-            start = sum(h.start * s for h, s in zip(here, steps, strict=True))
-            axes = [
-                Axis("copied" if (t.start, t.stop) == (0, n) else "inside", n, s, t.start, t.stop - t.start)
-                for n, s, t in zip(y.shape, steps, there, strict=True)
-            ]
-            return gather_to(y, x, axes, start, rule.value)
-        axes = [
-            Axis("copied" if n == m else rule.mode, n, s, before, m)
-            for n, m, s, before in zip(y.shape, x.shape, steps, rule.pads, strict=False)
-        ]
-        return gather_to(y, x, axes)
 
 
 @family("Fill")
