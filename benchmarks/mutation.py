@@ -55,7 +55,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "losses": ("recompute/ops/loss/cross_entropy.py", "runtime/shared/kernels/loss.py"),
     "index": ("recompute/ops/indexing/gather.py", "runtime/cpu/kernels/index.py", "runtime/cpu/kernels/copy.py"),
     "rows": ("runtime/cpu/loops/rows.py", "runtime/cpu/loops/row_columns.py", "runtime/cpu/kernels/reduce.py"),
-    "pooling": ("runtime/cpu/kernels/pooling.py",),
+    "pooling": ("runtime/shared/kernels/windows.py",),
 }
 CORNERS, GAPS = "tests/cpu/test_kernel_corners.py", "tests/project/test_mutation_gaps.py"
 SMALL = "tests/language/test_small_programs.py"
@@ -118,7 +118,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "runtime/cpu/loops/rows.py": (CORNERS, ROWS, "-k", f"Softmax and not ({SOFT}) or Norm or not_a_number"),
     "runtime/cpu/loops/row_columns.py": (CORNERS, ROWS, "-k", "NormGrad"),
     "runtime/cpu/kernels/reduce.py": (CORNERS, ROWS, "-k", "Reduce or not_a_number"),
-    "runtime/cpu/kernels/pooling.py": (
+    "runtime/shared/kernels/windows.py": (
         CORNERS,
         "tests/cpu/test_cpu_pooling.py",
         "-k",

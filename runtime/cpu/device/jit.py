@@ -28,7 +28,7 @@ import numpy as np
 
 from ....errors import JobError
 from ...shared import texts, trouble
-from ...shared.texts import Absent, Fixed, Inline, Intrinsic, Text, Work
+from ...shared.texts import Absent, Divisors, Fixed, Inline, Intrinsic, Room, Text, Work
 from . import halves, native
 from .native import Call
 
@@ -202,7 +202,9 @@ def _operand(x: Any) -> Any:
     match x:
         case None | Absent():
             return np.empty((0,) * (1 if x is None else x.axes), np.uint8)
-        case Fixed(value):
+        case Fixed(tuple() as rows) | Divisors(rows):
+            return np.array(rows, np.int64)
+        case Fixed(value) | Room(value):
             return value
     return x
 

@@ -56,9 +56,10 @@ def _stores(part: Any) -> frozenset[int]:
 
 
 class Writer:
-    """The C of a kernel's function and of those that it calls, in `parts`."""
+    """The C of a kernel's function and of those that it calls, in `parts`; `unrolled`: see `Work`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unrolled: bool = False) -> None:
+        self.unrolled = unrolled
         self.parts: dict[tuple[Any, bool], str] = {}
 
     def function(self, function: Callable[..., Any], name: str, divided: bool) -> str:
@@ -203,7 +204,8 @@ class _Function:
         end, begin = self.value(s.iter.args[len(s.iter.args) > 1]), self.value(first)
         back = isinstance(step, ast.UnaryOp) and isinstance(step.op, ast.USub)
         lanes = called.id == "lanes" and self.globals.get("lanes") is texts.lanes
-        if called.id != "range" and not lanes:
+        steps = called.id == "steps" and self.globals.get("steps") is texts.steps
+        if called.id != "range" and not lanes and not steps:
             raise self.refuse(s.iter, "is no range")
         if self.inside(name) and name != "_":
             raise self.refuse(s.target, "has a value before its loop")
@@ -225,7 +227,9 @@ class _Function:
             self.declared[name] = before
         if begin in self.begins and end == "end":  # a kernel's items: one
             return [f"const auto {name} = begin;", "do {", *lines[1:-1], "} while (false);"]
-        return [f"const auto {stop} = {end};", *["#pragma unroll 1"] * lanes, *lines]
+        unroll = "#pragma unroll" + " 1" * (not steps)
+        told = lanes or back or (steps and self.writer.unrolled)
+        return [f"const auto {stop} = {end};", *[unroll] * told, *lines]
 
     def assigned(self, target: ast.expr, value: ast.expr) -> list[str]:
         """An assignment."""
@@ -310,7 +314,7 @@ class _Function:
             case ast.Attribute(ast.Name(module), attribute) if isinstance(self.globals.get(module), ModuleType):
                 return self.constant(getattr(self.globals[module], attribute), x)
             case ast.Call(called, values, []):
-                if isinstance(called, ast.Name) and self.globals.get(called.id) is texts.eight:
+                if isinstance(called, ast.Name) and self.globals.get(called.id) in (texts.eight, texts.piece):
                     return f"{'given' if stored else 'taken'}_({', '.join(map(self.value, values))})"
                 stores = _stores(self.globals.get(called.id)) if isinstance(called, ast.Name) else ()
                 operands = [self.value(v, stored=i in stores) for i, v in enumerate(values)]
