@@ -124,8 +124,10 @@ def _share(to, count):
 
 @inline
 def _largest(x, to, which, lead, d, h, w, c, form):
-    block, wanted = form[_ITEM, 1], form[_ITEM, 2]
-    for i in range(block):
+    block, wanted, fresh = form[_ITEM, 1], form[_ITEM, 2], False
+    if on_processor():  # copies the first that it finds
+        fresh = wanted == 0
+    for i in range(0 if fresh else block):
         to[i] = _lowest(to)
     if wanted:
         for i in range(block):
@@ -148,9 +150,15 @@ def _largest(x, to, which, lead, d, h, w, c, form):
                         v, most = at[i], to[i]
                         which[i] = k if v > most else which[i]
                         to[i] = most if most >= v or most != most else v
+                elif fresh:
+                    for i in range(block):
+                        to[i] = at[i]
+                    fresh = False
                 else:
                     for i in range(block):
                         to[i] = to[i] if to[i] >= at[i] or to[i] != to[i] else at[i]
+    for i in range(block if fresh else 0):
+        to[i] = _lowest(to)
 
 
 @inline
@@ -309,7 +317,7 @@ def _added(number, count, dy, to, tap, form):
 
 @inline
 def _row_from_windows(number, dy, dx, lead, d, h, form):
-    """A processor's: tap by tap along a row, so that no position is divided."""
+    """A processor's: window by window along a row, so that no position is divided."""
     row = dx[lead, d, h]
     for w in range(dx.shape[3]):
         for i in range(dx.shape[4]):
@@ -323,12 +331,12 @@ def _row_from_windows(number, dy, dx, lead, d, h, form):
             which, at, count = number[lead, od, oh], dy[lead, od, oh], form[_SUMS, 1]
             if count == 0:
                 count = _counted_along(od, dx.shape[1], form, 0) * _counted_along(oh, dx.shape[2], form, 1)
-            for kw in range(form[_SIZE, 2] if some_d and some_h else 0):
-                tap = _tap(kd, kh, kw, form)
-                for ow in range(dy.shape[3]):
+            for ow in range(dy.shape[3] - 1 if some_d and some_h else -1, -1, -1):
+                each = 1 if form[_SUMS, 1] > 0 else _counted_along(ow, dx.shape[3], form, 2)
+                for kw in range(form[_SIZE, 2]):
                     w = _read(ow, kw, form, 2)
                     if _inside(w, dx.shape[3]):
-                        each = 1 if form[_SUMS, 1] > 0 else _counted_along(ow, dx.shape[3], form, 2)
+                        tap = _tap(kd, kh, kw, form)
                         _added(which[ow], count * each, at[ow], row[w], tap, form)
 
 
