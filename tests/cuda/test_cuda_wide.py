@@ -24,7 +24,6 @@ from recompute.ops.shape.slice import Slice
 from recompute.ops.vision.resize import Resize, ResizeGrad
 from recompute.runtime.cuda.code import python_kernels, sorting, strided
 from recompute.runtime.cuda.kernels import index as kernels_index
-from recompute.runtime.cuda.kernels import resize as kernels_resize
 from recompute.runtime.cuda.kernels import select as kernels_select
 from recompute.runtime.cuda.kernels import transpose as kernels_transpose
 
@@ -35,7 +34,7 @@ pytestmark = cuda_cases.needs_device
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor counts as huge."""
     for module in (
-        kernels_index, kernels_resize, kernels_select, kernels_transpose, python_kernels, sorting, strided,
+        kernels_index, kernels_select, kernels_transpose, python_kernels, sorting, strided,
     ):  # fmt: skip
         monkeypatch.setattr(module, "WIDE", 1)
 

@@ -28,10 +28,10 @@ _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.BitAnd: "&", ast.Bi
               ast.LShift: "<<", ast.RShift: ">>", ast.Div: "/", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
               ast.Eq: "==", ast.NotEq: "!=", ast.And: "&&", ast.Or: "||", ast.USub: "-", ast.Not: "!",
               ast.Invert: "~"}  # fmt: skip
-_CALLS = {abs: "abs_of", min: "min_of", max: "max_of", float: "as<double>", int: "as<Integer>", np.float32: "as<float>",
-          np.float64: "as<double>", np.uint64: "as<unsigned long long>", np.int64: "as<Integer>",
-          np.int32: "whole<int>", np.uint32: "whole<unsigned>", np.uint16: "whole<unsigned short>",
-          np.uint8: "whole<unsigned char>"}  # fmt: skip
+_CALLS = {abs: "abs_of", min: "min_of", max: "max_of", np.floor: "floored", np.ceil: "ceiled", float: "as<double>",
+          int: "as<Integer>", np.float32: "as<float>", np.float64: "as<double>", np.uint64: "as<unsigned long long>",
+          np.int64: "as<Integer>", np.int32: "whole<int>", np.uint32: "whole<unsigned>",
+          np.uint16: "whole<unsigned short>", np.uint8: "whole<unsigned char>"}  # fmt: skip
 _NUMPY = {np.uint64: "ull", np.uint32: "u", np.int64: "ll"}
 
 

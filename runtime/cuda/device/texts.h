@@ -365,6 +365,10 @@ template <int I, class X> DEVICE auto part_(const X& x) { return at_(x, Natural(
 template <class V> DEVICE Natural abs_of(Whole<V> x) { return Natural((unsigned long long)(x.v < 0 ? -(long long)x.v : x.v)); }
 DEVICE float abs_of(float x) { return fabsf(x); }
 DEVICE double abs_of(double x) { return fabs(x); }
+DEVICE float floored(float x) { return floorf(x); }
+DEVICE double floored(double x) { return floor(x); }
+DEVICE float ceiled(float x) { return ceilf(x); }
+DEVICE double ceiled(double x) { return ceil(x); }
 DEVICE float cos_of(float x) { return cosf(x); }
 DEVICE double cos_of(double x) { return cos(x); }
 DEVICE double sin_of(double x) { return sin(x); }
