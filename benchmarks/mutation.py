@@ -60,7 +60,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "runtime/cpu/kernels/copy.py",
     ),
     "rows": ("runtime/cpu/loops/rows.py", "runtime/cpu/loops/row_columns.py", "runtime/cpu/kernels/reduce.py"),
-    "pooling": ("runtime/cpu/kernels/pooling.py",),
+    "pooling": ("runtime/shared/kernels/windows.py",),
 }
 CORNERS, GAPS = "tests/cpu/test_kernel_corners.py", "tests/project/test_mutation_gaps.py"
 SMALL = "tests/language/test_small_programs.py"
@@ -124,7 +124,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "runtime/cpu/loops/rows.py": (CORNERS, ROWS, "-k", f"Softmax and not ({SOFT}) or Norm or not_a_number"),
     "runtime/cpu/loops/row_columns.py": (CORNERS, ROWS, "-k", "NormGrad"),
     "runtime/cpu/kernels/reduce.py": (CORNERS, ROWS, "-k", "Reduce or not_a_number"),
-    "runtime/cpu/kernels/pooling.py": (
+    "runtime/shared/kernels/windows.py": (
         CORNERS,
         "tests/cpu/test_cpu_pooling.py",
         "-k",

@@ -35,6 +35,8 @@ import numpy as np
 lanes = range
 #: those that warps of these threads divide, each of which computes a step, and stores it, with all of its threads
 warps = range
+#: steps that a device's compiler writes out one after another, if the work is `unrolled`
+steps = range
 
 
 class Inline:
@@ -120,6 +122,16 @@ report: Any = inline(_report)
 def eight(x: Any, first: Any) -> Any:
     """x, as an argument of a function that uses the eight elements from `first` on, and no others."""
     return x
+
+
+@inline
+def piece(place: Any, first: Any, block: Any) -> Any:
+    """`block` elements of x[lead, d, h, w], a place of an array of five axes, from `first` on.
+
+    A processor is given the whole place.  A device reads or writes eight at once, where blocks are full (see
+    `Work.whole`), else those of so many along the first axis, from `lead` on.
+    """
+    return place
 
 
 @inline(c="DEVICE constexpr bool whole_blocks() { return WHOLE; }\n")
@@ -211,9 +223,24 @@ def fingerprint(function: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True)
 class Fixed:
-    """An integer operand for which a device's kernel is compiled."""
+    """An integer operand, or a table of rows of them, for which a device's kernel is compiled."""
 
-    value: int
+    value: int | tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Divisors:
+    """An operand of up to four positive integers by which numbers of items are divided: on a device by products."""
+
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Room:
+    """An operand [items, elements] for what an item computes: an array, or eight numbers of a device's item."""
+
+    array: Any
+    dtype: str = "i32"
 
 
 @dataclass(frozen=True)
@@ -252,7 +279,7 @@ class Work:
 
     `per`: items of a row, if the text is one of rows.  `lanes`: steps of an item that threads divide.  `whole`: blocks
     of `eight` elements are full and begin at multiples of eight, so that a device reads and writes each at once.
-    `parallel`: items may be divided between threads.
+    `unrolled`: loops over `steps` are written out on a device.  `parallel`: items may be divided between threads.
     """
 
     text: Text
@@ -261,28 +288,33 @@ class Work:
     per: int = 0
     lanes: int = 1
     whole: bool = False
+    unrolled: bool = False
     parallel: bool = True
 
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A kernel for every place.  `fastmath`: LLVM's flags.  `rows`: see `kernel`."""
+    """A kernel for every place.  `fastmath`: LLVM's flags.  `rows`, `heavy`: see `kernel`."""
 
     function: Callable[..., None]
     fastmath: Any = False
     rows: bool = False
+    heavy: bool = False
 
     def __call__(self, *operands: Any, work: int, **more: Any) -> Work:
         """So many items of work with these operands; `more`: fields of `Work`."""
         return Work(self, operands, work, **more)
 
 
-def kernel(function: Callable[..., None] | None = None, *, fastmath: Any = False, rows: bool = False) -> Any:
+def kernel(
+    function: Callable[..., None] | None = None, *, fastmath: Any = False, rows: bool = False, heavy: bool = False
+) -> Any:
     """Makes a function of operands, `begin` and `end` a kernel.
 
     `rows`: it takes `row` before these two, and its items are some of a row's: [begin, end) of the `per` that the work
-    says.  So what is the same for all of a row is computed before them.
+    says.  So what is the same for all of a row is computed before them.  `heavy`: an item takes more registers than
+    there are for as many threads as a device can have at a time.
     """
     if function is None:
-        return lambda f: Text(f, fastmath, rows)
+        return lambda f: Text(f, fastmath, rows, heavy)
     return Text(function)

@@ -13,7 +13,7 @@ from recompute.language.op import op_class
 from recompute.ops.vision.resize import Resize, ResizeGrad
 from recompute.ops.vision.resize_maps import NEAREST, coordinates, nearest
 from recompute.runtime.cpu.device import jit
-from recompute.runtime.cpu.kernels import resize
+from recompute.runtime.shared.kernels import resize
 from recompute.testing import cases
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable() or "there")

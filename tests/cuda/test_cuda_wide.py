@@ -23,9 +23,6 @@ from recompute.ops.shape.reshape import Transpose
 from recompute.ops.shape.slice import Slice
 from recompute.ops.vision.resize import Resize, ResizeGrad
 from recompute.runtime.cuda.code import python_kernels, sorting, strided
-from recompute.runtime.cuda.kernels import pooling as kernels_pooling
-from recompute.runtime.cuda.kernels import resize as kernels_resize
-from recompute.runtime.cuda.kernels import select as kernels_select
 from recompute.runtime.cuda.kernels import transpose as kernels_transpose
 
 pytestmark = cuda_cases.needs_device
@@ -34,9 +31,7 @@ pytestmark = cuda_cases.needs_device
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor counts as huge."""
-    for module in (
-        kernels_pooling, kernels_resize, kernels_select, kernels_transpose, python_kernels, sorting, strided,
-    ):  # fmt: skip
+    for module in (kernels_transpose, python_kernels, sorting, strided):
         monkeypatch.setattr(module, "WIDE", 1)
 
 

@@ -13,14 +13,16 @@ import numpy as np
 
 from ....language.types import dtype_name
 from ...shared import trouble
-from ...shared.texts import Absent, Columns, Divisor, Fixed, Own, Text, Work
+from ...shared.texts import Absent, Columns, Divisor, Divisors, Fixed, Own, Room, Text, Work
 from ..device.kernel import C_TYPES, STATUS, Buffer, Kernel, Launch
-from .parts import WIDE, division, divisor
+from .parts import WIDE, divisor
 from .python_text import Writer
 from .strided import WORDS, word_bytes
 
 #: threads of a block; such blocks that a multiprocessor is to have at a time, where an item is a thread's
 _THREADS, _BESIDE = 256, 8
+#: axes of an array of which kernels take a `piece`
+_AXES = 5
 #: threads of an item, at most
 _MOST = 1024
 #: items of a thread that stores their own elements
@@ -63,11 +65,11 @@ def _declared(a: str, kind: tuple, size: str) -> tuple[list[str], str, str]:
     match kind:
         case ("absent",):
             return [], f"const Absent {a};", ""
-        case ("array" | "columns", c, ndim):
-            sizes = ", ".join(f"Size({a}_{d})" for d in range(ndim))
+        case ("array" | "columns", c, ndim, *ones):
+            sizes = ", ".join("Size(1)" if d in ones else f"Size({a}_{d})" for d in range(ndim))
             name = f"Array<{c}, {ndim}>" if kind[0] == "array" else f"Columns<{c}>"
             line = f"const {name} {a} = {{{a}_at, {{{sizes}}}}};"
-            return [f"{c}* {a}_at", *(f"{size} {a}_{d}" for d in range(ndim))], line, ""
+            return [f"{c}* {a}_at", *(f"{size} {a}_{d}" for d in range(ndim) if d not in ones)], line, ""
         case ("table", c, shape):
             sizes = ", ".join(f"Size({d})" for d in shape)
             line = f"const Array<const {c}, {len(shape)}> {a} = {{{a}_of.of, {{{sizes}}}}};"
@@ -77,6 +79,15 @@ def _declared(a: str, kind: tuple, size: str) -> tuple[list[str], str, str]:
             return [f"{c}* {a}_at"], f"Own<{c}> {a}_[{_EACH}];", ""
         case ("divisor",):
             return [f"Divisor {a}"], "", ""
+        case ("fixed", tuple() as rows):
+            flat = [v for row in rows for v in row]
+            c, each = "long long" if min(flat) < 0 else "unsigned", ", ".join(map(str, flat))
+            return [], f"const Constants<{c}, {len(rows[0])}, {each}> {a};", ""
+        case ("divisors", *ones):
+            each = ", ".join("1_n" if one else f"{a}_{i}" for i, one in enumerate(ones))
+            return [f"Divisor {a}_{i}" for i, one in enumerate(ones) if not one], f"const auto {a} = many({each});", ""
+        case ("room", c):
+            return [], f"Rooms<{c}> {a};", ""
         case ("fixed", value):
             return [], f"const Natural {a} = {value}_n;", ""
         case ("whole", c):
@@ -84,40 +95,35 @@ def _declared(a: str, kind: tuple, size: str) -> tuple[list[str], str, str]:
     return [f"{kind[0]} {a}"], "", ""
 
 
+def _named(value: int | tuple[tuple[int, ...], ...]) -> str:
+    """A fixed operand in a kernel's name."""
+    return str(value) if isinstance(value, int) else "_".join("x".join(map(str, row)) for row in value)
+
+
 @functools.cache
-def _kernel(text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, whole: bool, single: bool) -> Kernel:
+def _kernel(
+    text: Text, kinds: tuple[tuple, ...], lanes: int, *, wide: bool, whole: bool, unrolled: bool, single: bool
+) -> Kernel:
     """The kernel for operands of these kinds; `lanes`: the threads of an item."""
     name, size = text.function.__name__, "unsigned long long" if wide else "unsigned"
     names = [f"a{i}" for i in range(len(kinds))]
     parts = [_declared(a, kind, size) for a, kind in zip(names, kinds, strict=True)]
     parameters, lines = [p for ps, _, _ in parts for p in ps], [line for _, line, _ in parts if line]
     parameters += ["Divisor per"] * text.rows
-    writer = Writer()
+    writer = Writer(unrolled=unrolled)
     called = writer.function(text.function, f"{name}_items", "")
     written = "".join([*(structure for _, _, structure in parts), *writer.parts.values(), called])
     before = f"typedef Whole<{size}> Size;\nenum {{ LANES = {lanes}, WHOLE = {int(whole)} }};\n\n"
-    if text.rows or ("divisor",) in kinds:
-        before = division(wide=wide) + before + _DIVIDED
     before = header().replace("// -- arrays", f"{before}// -- arrays", 1)
     before = (before if "reduced_(" in written else before.partition("// -- sums")[0]) + written
     own = [a for a, k in zip(names, kinds, strict=True) if k[0] == "own"]
     body = "".join(f"    {line}\n" for line in [*lines, *_items(name, names, own, size, text.rows + single)])
     called_by = dict.fromkeys(k[1].replace(" ", "") for k in kinds if k[0] == "array")
-    ends = [str(k[1]) for k in kinds if k[0] == "fixed"] + [f"by{lanes}"] * (lanes > 1)
+    ends = [_named(k[1]) for k in kinds if k[0] == "fixed"] + [f"by{lanes}"] * (lanes > 1)
     full = "_".join([name, *called_by, *ends, *["wide"] * wide, *["whole"] * whole])
     declared = ", ".join([*parameters, "long long work"])
-    return Kernel(full, declared, body, before, max(_THREADS, lanes), _BESIDE * (lanes == 1 and not own))
-
-
-#: divisions by an operand that is a Divisor
-_DIVIDED = """
-template <class A> DEVICE Size floor_of(Whole<A> a, Divisor d) { return Size((decltype(Size::v))over((Index)a.v, d)); }
-template <class A> DEVICE Size rest_of(Whole<A> a, Divisor d)
-{
-    return Size((decltype(Size::v))((Index)a.v - over((Index)a.v, d) * (Index)d.by));
-}
-
-"""
+    light = lanes == 1 and not (own or text.heavy)
+    return Kernel(full, declared, body, before, max(_THREADS, lanes), _BESIDE * light)
 
 
 def _items(name: str, names: Sequence[str], own: Sequence[str], size: str, rows: int) -> list[str]:
@@ -128,10 +134,11 @@ def _items(name: str, names: Sequence[str], own: Sequence[str], size: str, rows:
         found = f"const {size} item = ({size})blockIdx.x * {_EACH * _THREADS} + k * {_THREADS} + threadIdx.x;"
     lines = [found, f"if (item >= ({size})work) break;" if own else "if (item >= work) return;"]
     items = ["Size(item)", "Size(item + 1)"]
-    if rows:
-        lines.append(f"const {size} row = {'item' if rows == 2 else 'over((Index)item, per)'};")
-        lines.append(f"const {size} in_row = ({size})item - row * {1 if rows == 2 else f'({size})per.by'};")
-        items = ["Size(row)", "Size(in_row)", "Size(in_row + 1)"]
+    if rows == 2:
+        items = ["Size(item)", "Size(0)", "Size(1)"]
+    elif rows:
+        lines.append("const Size row = floor_of(Size(item), per), in_row = rest_of(Size(item), per);")
+        items = ["row", "in_row", "Size(in_row.v + 1)"]
     lines.append(f"{name}_items({', '.join([*given, *items])});")
     if not own:
         return lines
@@ -140,8 +147,11 @@ def _items(name: str, names: Sequence[str], own: Sequence[str], size: str, rows:
     return [*loop, *(f"    {x}" for x in lines), "}", *loop, *(f"    {x}" for x in (found, *stores)), "}"]
 
 
-def _operand(x: Any) -> tuple[tuple, list[Any]]:
+def _operand(x: Any, wide: bool) -> tuple[tuple, list[Any]]:
     """An operand's kind, and its arguments."""
+    if isinstance(x, Divisors):
+        more = [n for n in x.values if n != 1]
+        return ("divisors", *(n == 1 for n in x.values)), [divisor(n, wide=wide) for n in more]
     if x is None or isinstance(x, Absent):
         return ("absent",), []
     if x is trouble.STATUS:
@@ -149,10 +159,11 @@ def _operand(x: Any) -> tuple[tuple, list[Any]]:
     if isinstance(x, Words):
         return ("array", WORDS[x.nbytes], len(x.shape)), [x.of, *x.shape]
     if isinstance(x, Own):
-        (_, kind, _), (at, *_) = _operand(x.elements)
+        (_, kind, *_), (at, *_) = _operand(x.elements, wide)
         return ("own", kind), [at]
     if isinstance(x, Buffer):
-        return ("array", C_TYPES[x.dtype], x.ndim), [x, *x.shape]
+        ones = [d for d, n in enumerate(x.shape) if n == 1 and x.ndim == _AXES]  # of a piece: constants
+        return ("array", C_TYPES[x.dtype], x.ndim, *ones), [x, *(n for d, n in enumerate(x.shape) if d not in ones)]
     if isinstance(x, Columns):
         return ("columns", C_TYPES[x.matrices.dtype], 3), [x.matrices, *x.matrices.shape]
     if isinstance(x, np.ndarray):
@@ -162,7 +173,9 @@ def _operand(x: Any) -> tuple[tuple, list[Any]]:
     if isinstance(x, Fixed):
         return ("fixed", x.value), []
     if isinstance(x, Divisor):
-        return ("divisor",), [x]
+        return ("divisor",), [divisor(x.value, wide=wide)]
+    if isinstance(x, Room):
+        return ("room", C_TYPES[x.dtype]), []
     if isinstance(x, np.uint64):
         return ("unsigned long long",), [int(x)]
     if isinstance(x, (float, np.floating)):
@@ -172,15 +185,14 @@ def _operand(x: Any) -> tuple[tuple, list[Any]]:
 
 def call_of(work: Work) -> Launch:
     """The launch that does the work of a kernel for every place."""
-    kinds, args = zip(*map(_operand, work.operands), strict=True)
-    buffers = [a for some in args for a in some if isinstance(a, Buffer)]
-    seen = (x.matrices if isinstance(x, Columns) else x for x in work.operands)
+    seen = [x.matrices if isinstance(x, Columns) else x for x in work.operands]
+    buffers = [x for x in seen if isinstance(x, Buffer)]
     wide = max([work.items, *(x.size for x in seen if isinstance(x, (Buffer, Words)))]) >= WIDE
+    kinds, args = zip(*(_operand(x, wide) for x in work.operands), strict=True)
     whole = work.whole and not any(x.address % (8 * x.type.numpy.itemsize) for x in buffers if x.size >= 8)
     lanes = min(1 << (work.lanes - 1).bit_length(), _MOST)
-    k = _kernel(work.text, kinds, lanes, wide=wide, whole=whole, single=work.per == 1)
+    k = _kernel(work.text, kinds, lanes, wide=wide, whole=whole, unrolled=work.unrolled, single=work.per == 1)
     block = max(lanes, _THREADS if lanes <= 32 else 0)
-    given = [a for some in args for a in some] + [Divisor(work.per)] * work.text.rows
-    given = [divisor(a.value, wide=wide) if isinstance(a, Divisor) else a for a in given]
+    given = [a for some in args for a in some] + [divisor(work.per, wide=wide)] * work.text.rows
     each = _EACH if any(kind[0] == "own" for kind in kinds) else 1
     return k(-(-work.items * lanes // each), *given, work.items, block=block)

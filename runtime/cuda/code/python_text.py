@@ -29,10 +29,11 @@ _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.BitAnd: "&", ast.Bi
               ast.LShift: "<<", ast.RShift: ">>", ast.Div: "/", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
               ast.Eq: "==", ast.NotEq: "!=", ast.And: "&&", ast.Or: "||", ast.USub: "-", ast.Not: "!",
               ast.Invert: "~"}  # fmt: skip
-_CALLS = {abs: "abs_of", min: "min_of", max: "max_of", float: "as<double>", int: "as<Integer>", np.float32: "as<float>",
-          np.float64: "as<double>", np.uint64: "as<unsigned long long>", np.int64: "as<Integer>",
-          np.int32: "whole<int>", np.uint32: "whole<unsigned>", np.uint16: "whole<unsigned short>",
-          np.uint8: "whole<unsigned char>", np.rint: "rint"}  # fmt: skip
+_CALLS = {abs: "abs_of", min: "min_of", max: "max_of", np.floor: "floored", np.ceil: "ceiled", np.rint: "rint",
+          float: "as<double>", int: "as<Integer>", np.float32: "as<float>", np.float64: "as<double>",
+          np.uint64: "as<unsigned long long>", np.int64: "as<Integer>", np.int32: "whole<int>",
+          np.uint32: "whole<unsigned>", np.uint16: "whole<unsigned short>", np.uint8: "whole<unsigned char>",
+          }  # fmt: skip
 #: what is for all threads of an item, where these loops divide them
 _TOGETHER = {"lanes": ("reduced_(", "__sync", "warp_reduce("), "warps": ("reduced_(", "__sync")}
 _NUMPY = {np.uint64: "ull", np.uint32: "u", np.int64: "ll"}
@@ -59,9 +60,10 @@ def _stores(part: Any) -> frozenset[int]:
 
 
 class Writer:
-    """The C of a kernel's function and of those that it calls, in `parts`."""
+    """The C of a kernel's function and of those that it calls, in `parts`; `unrolled`: see `Work`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unrolled: bool = False) -> None:
+        self.unrolled = unrolled
         self.parts: dict[tuple[Any, str], str] = {}
 
     def function(self, function: Callable[..., Any], name: str, divided: str) -> str:
@@ -229,7 +231,8 @@ class _Function:
         end, begin = self.value(s.iter.args[len(s.iter.args) > 1]), self.value(first)
         back = isinstance(step, ast.UnaryOp) and isinstance(step.op, ast.USub)
         lanes = called.id if called.id in _TOGETHER and self.globals.get(called.id) is range else ""
-        if called.id != "range" and not lanes:
+        steps = called.id == "steps" and self.globals.get("steps") is texts.steps
+        if called.id != "range" and not lanes and not steps:
             raise self.refuse(s.iter, "is no range")
         if self.inside(name) and name != "_":
             raise self.refuse(s.target, "has a value before its loop")
@@ -257,7 +260,9 @@ class _Function:
             self.declared[name] = before
         if begin in self.begins and end == "end":  # a kernel's items: one
             return [f"const auto {name} = begin;", "do {", *lines[1:-1], "} while (false);"]
-        return [f"const auto {stop} = {end};", *["#pragma unroll 1"] * bool(lanes), *lines]
+        unroll = "#pragma unroll" + " 1" * (not steps)
+        told = bool(lanes) or back or (steps and self.writer.unrolled)
+        return [f"const auto {stop} = {end};", *[unroll] * told, *lines]
 
     def assigned(self, target: ast.expr, value: ast.expr) -> list[str]:
         """An assignment."""
@@ -347,7 +352,7 @@ class _Function:
             case ast.Attribute(ast.Name(module), attribute) if isinstance(self.globals.get(module), ModuleType):
                 return self.constant(getattr(self.globals[module], attribute), x)
             case ast.Call(called, values, []):
-                if isinstance(called, ast.Name) and self.globals.get(called.id) is texts.eight:
+                if isinstance(called, ast.Name) and self.globals.get(called.id) in (texts.eight, texts.piece):
                     return f"{'given' if stored else 'taken'}_({', '.join(map(self.value, values))})"
                 stores = _stores(self.globals.get(called.id)) if isinstance(called, ast.Name) else ()
                 operands = [self.value(v, stored=i in stores) for i, v in enumerate(values)]

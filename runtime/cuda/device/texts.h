@@ -191,6 +191,19 @@ template <class T, class A, class B> DEVICE Array<T, 1> cut_(const Array<T, 1>& 
 {
     return Array<T, 1>{x.p + begin.v, {Size((decltype(Size::v))(end.v - begin.v))}};
 }
+// what sizes are divided by: those of 32 bits by a product (see parts.py)
+template <bool Small> struct Divided_ : Size {};
+template <> struct Divided_<true> : Size { unsigned times, shift; };
+typedef Divided_<sizeof(Size) == 4> Divisor;
+template <class A, bool S> DEVICE Size floor_of(Whole<A> n, Divided_<S> d)
+{
+    if constexpr (S) return Size((__umulhi((unsigned)n.v, d.times) + (unsigned)n.v) >> d.shift);
+    else return Size((decltype(Size::v))n.v / d.v);
+}
+template <class A, bool S> DEVICE Size rest_of(Whole<A> n, Divided_<S> d)
+{
+    return Size((decltype(Size::v))n.v - floor_of(n, d).v * d.v);
+}
 // columns of matrices, as rows
 template <class T> struct Strided {
     T* p;
@@ -212,6 +225,15 @@ template <class T, class I> DEVICE Strided<T> at_(const Columns<T>& x, I r)
 {
     const auto matrix = (Size)floor_of(r, x.shape[2]), column = (Size)rest_of(r, x.shape[2]);
     return {x.p + (long long)matrix.v * x.shape[1].v * x.shape[2].v + column.v, x.shape[2], x.shape[1]};
+}
+// a table of rows of numbers, without memory: loops are written out before the compiler looks into that
+template <class V, int C, V... each> struct Constants {};
+template <class V, int C, V... each, class I, class J> DEVICE auto at_(const Constants<V, C, each...>&, I i, J j)
+{
+    V found = 0;
+    int k = 0;
+    ((found = (int)(i.v * C + j.v) == k++ ? each : found), ...);
+    return load(found);
 }
 // an operand that is not there
 struct Absent {
@@ -259,6 +281,59 @@ template <class T, class I> DEVICE auto given_(const Array<T, 1>& x, I first)
     if constexpr (WHOLE) return Given<T>(x.p, (long long)first.v);
     else return x;
 }
+// a place in an array of five axes; `here`: how many there are along the first, which are `step` apart
+template <class T> struct Place {
+    T* p;
+    decltype(Size::v) at, step, here;
+};
+template <class T, class L, class D, class H, class W> DEVICE auto at_(const Array<T, 5>& x, L lead, D d, H h, W w)
+{
+    typedef decltype(Size::v) I;
+    const I plane = x.shape[2].v * x.shape[3].v * x.shape[4].v;
+    const I at = ((I)lead.v * x.shape[1].v + (I)d.v) * plane + ((I)h.v * x.shape[3].v + (I)w.v) * x.shape[4].v;
+    return Place<T>{x.p, at, x.shape[1].v * plane, x.shape[0].v - (I)lead.v};
+}
+template <class T> struct Piece {
+    T of[8];
+    typedef T element;
+};
+template <class T> struct Filled : Piece<decltype(widen(T()))> {
+    T* to;
+    decltype(Size::v) step, here, block;
+    template <class C, class B> __device__ __forceinline__ Filled(const Place<T>& x, C c, B n)
+        : to(x.p + (x.at + (decltype(x.at))c.v)), step(x.step), here(x.here), block(n.v) {}
+    Filled(const Filled&) = delete;
+    __device__ __forceinline__ ~Filled()
+    {
+        if constexpr (WHOLE) {
+            Pack<T, 8> all;
+            for (int l = 0; l < 8; l++) all.of[l] = narrow<T>(this->of[l]);
+            *(Pack<T, 8>*)to = all;
+        } else
+            for (int l = 0; l < 8; l++)
+                if (l < block && l < here) to[l * step] = narrow<T>(this->of[l]);
+    }
+};
+template <class T, class I> DEVICE auto at_(const Piece<T>& x, I i) { return load(x.of[i.v]); }
+template <class T, class X, class I> DEVICE void put_(Piece<T>& x, X value, I i) { x.of[i.v] = stored<T>(value); }
+template <class T, class C, class B> DEVICE auto taken_(const Place<T>& x, C c, B block)
+{
+    const T* p = x.p + (x.at + (decltype(x.at))c.v);
+    Piece<Plain<T>> found = {};
+    if constexpr (WHOLE) {
+        const auto all = *(const Pack<Plain<T>, 8>*)p;
+        for (int l = 0; l < 8; l++) found.of[l] = all.of[l];
+    } else
+        for (int l = 0; l < 8; l++)
+            if (l < block.v && l < x.here) found.of[l] = p[l * x.step];
+    return found;
+}
+template <class T, class C, class B> DEVICE auto given_(const Place<T>& x, C c, B block) { return Filled<T>(x, c, block); }
+template <class C, class B> DEVICE Piece<float> taken_(Nothing, C, B) { return {}; }
+template <class C, class B> DEVICE Nothing given_(Nothing x, C, B) { return x; }
+// an item's own eight numbers
+template <class T> struct Rooms { typedef T element; };
+template <class T, class I> DEVICE Piece<T> at_(const Rooms<T>&, I) { return {}; }
 // a lane's first number of a range
 template <class A, class B, class S> DEVICE auto from_(Whole<A> a, Whole<B> b, S step)
 {
@@ -267,6 +342,14 @@ template <class A, class B, class S> DEVICE auto from_(Whole<A> a, Whole<B> b, S
     return first;
 }
 #define ALONE (threadIdx.x % LANES == 0)
+// the least of a type
+template <class X> DEVICE auto lowest(const X&)
+{
+    typedef typename X::element T;
+    if constexpr (same<T, float> || same<T, double>) return -infinity<T>();
+    else return load(natural<T> ? T(0) : (T)(1ull << (8 * sizeof(T) - 1)));
+}
+template <class A, class B> DEVICE bool inside(A i, B n) { return (decltype(n.v))i.v < n.v; }
 template <class X> DEVICE auto length(const X& x) { return x.shape[0]; }
 template <class I> DEVICE Absent given_(const Absent& x, I) { return x; }
 
@@ -290,6 +373,10 @@ template <int I, class X> DEVICE auto part_(const X& x) { return at_(x, Natural(
 template <class V> DEVICE Natural abs_of(Whole<V> x) { return Natural((unsigned long long)(x.v < 0 ? -(long long)x.v : x.v)); }
 DEVICE float abs_of(float x) { return fabsf(x); }
 DEVICE double abs_of(double x) { return fabs(x); }
+DEVICE float floored(float x) { return floorf(x); }
+DEVICE double floored(double x) { return floor(x); }
+DEVICE float ceiled(float x) { return ceilf(x); }
+DEVICE double ceiled(double x) { return ceil(x); }
 DEVICE float cos_of(float x) { return cosf(x); }
 DEVICE double cos_of(double x) { return cos(x); }
 DEVICE double sin_of(double x) { return sin(x); }

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from ....language.ir import Operator
 from ....language.types import DTYPES, present
-from ....ops.window import full
-from ..code.parts import WIDE, divisor
-from ..code.pooling import Form, columns_of, image_of
+from ...shared.kernels.pooling import over_places, three
+from ...shared.kernels.windows import from_windows, window_columns
+from ...shared.texts import Absent
+from ..code.python_kernels import call_of
 from ..code.strided import copy
 from ..device.kernel import C_TYPES, Buffer, Call
 from ..families import Buffers, Family, family
-
-#: planes of a thread where windows are made columns
-_PLANES = 4
 
 
 @family("BitCast")
@@ -46,12 +43,10 @@ class Columns(Family):
             return []
         w, back = rule.window(), rule.name == "Col2Im"
         planes = (y if back else x).shape[0] * (y if back else x).shape[1]
-        near, far = (w.inp, w.out) if back else (w.out, w.inp)
-        wide = max(x.size, y.size) >= WIDE
-        end = full(rule.pads, 2 * len(near), 0)[len(near) :]
-        form = Form(w.kernel, w.strides, w.dilations, w.begin, end, False, _PLANES, wide)
-        k = (image_of if back else columns_of)(form, x.dtype)
-        area = math.prod(near)
-        work = -(-planes // _PLANES) * area
-        sizes = [divisor(d, wide=wide) for d in near[1:]]
-        return [k(work, x, y, work, planes, divisor(area, wide=wide), *sizes, *far, near[0])]
+        deep, *rest = three(w.out, 1)
+        image, columns = (planes, *three(w.inp, 1), 1), (planes, w.taps * deep, *rest, 1)
+        if back:
+            operands, text = [Absent(5), x.reshape(*columns), y.reshape(*image)], from_windows
+        else:
+            operands, text = [x.reshape(*image), y.reshape(*columns)], window_columns
+        return [call_of(work) for work in over_places(text, rule, w, operands, columns=w.taps)]
