@@ -102,12 +102,12 @@ def test_wide_gaps_are_searched_longer(seed: int) -> None:
     budget = frontier.lowest.peak
     before = frontier.lowest.cost
     assert before > 1.05 * planner.bound(p, budget)
-    planner._search_long(frontier, budget)
+    planner._search_long(frontier, budget, *auto._HOT)
     after = frontier.best(budget)
     assert after is not None and after.cost < 0.9 * before
     narrow = random_problem(2, 25, scale=64).in_two_passes
     frontier = auto.quick_frontier_of(narrow)
     assert frontier.lowest.cost < 1.05 * planner.bound(narrow, frontier.lowest.peak)
     offered = list(frontier)
-    planner._search_long(frontier, frontier.lowest.peak)
+    planner._search_long(frontier, frontier.lowest.peak, *auto._HOT)
     assert list(frontier) == offered
