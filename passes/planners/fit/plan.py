@@ -188,8 +188,12 @@ def _unsliced(
     if offload and budget is not None and not watch.interrupted:
         best_with_host = fastest(fitting, found, budget, strategy, options or {})
         if best_with_host is None:
-            refusal = refusal or str(refused(fitting, budget, strategy, min(found, key=lambda f: f.peak)))
-            raise BudgetError(f"{refusal} (nor does it fit with values in host memory)")
+            quick = lowest_quickly(fitting, budget)
+            least = min([quick, *found], key=lambda f: f.peak)
+            error = refused(fitting, budget, strategy, least, quick, refusal.removesuffix(REMEDY))
+            with_host = BudgetError(f"{error} (nor does it fit with values in host memory)")
+            with_host.lowest, with_host.sure = error.lowest, error.sure
+            raise with_host
         verify(best_with_host.compiled)
         return best_with_host
     best = fitting.best_of(found, budget)

@@ -68,6 +68,7 @@ class Trilu(Move):
         for k in (0, 1, -1, 5, -5):
             yield draw.case(cls(k), draw("f64[3,4]"))
             yield draw.case(cls(k, 0), draw("f64[2,4,3]"))
+        yield draw.case(cls((1 << 63) - 1, 0), draw("f32[33,7]"))
 
 
 def _moved(factor: Factor, start: int, y: TensorType) -> int:

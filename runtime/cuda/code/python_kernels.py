@@ -97,7 +97,8 @@ def _declared(a: str, kind: tuple, size: str) -> tuple[list[str], str, str]:
 
 def _named(value: int | tuple[tuple[int, ...], ...]) -> str:
     """A fixed operand in a kernel's name."""
-    return str(value) if isinstance(value, int) else "_".join("x".join(map(str, row)) for row in value)
+    text = str(value) if isinstance(value, int) else "_".join("x".join(map(str, row)) for row in value)
+    return text.replace("-", "m")
 
 
 @functools.cache

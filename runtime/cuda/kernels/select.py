@@ -7,7 +7,7 @@ from typing import Any
 
 from ....language.ir import Operator
 from ....language.types import DTYPES, present
-from ...shared.kernels.pooling import over_places, three
+from ...shared.kernels.pooling import AXES, over_places, three
 from ...shared.kernels.windows import from_windows, window_columns
 from ...shared.texts import Absent
 from ..code.python_kernels import call_of
@@ -30,11 +30,11 @@ class Bits(Family):
 
 @family("Im2Col", "Col2Im")
 class Columns(Family):
-    """Windows as columns, and back; the sums of these go in the order of the taps."""
+    """Windows of up to three axes as columns, and back; the sums of these go in the order of the taps."""
 
     def accepts(self, op: Operator) -> bool:
         kinds = {v.dtype for v in (*op.reads(), *op.writes())}
-        return kinds <= {t for t in C_TYPES if DTYPES[t].kind != "b"}
+        return kinds <= {t for t in C_TYPES if DTYPES[t].kind != "b"} and len(op.op.image) <= AXES  # type: ignore[attr-defined]
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         rule: Any = op.op

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ....language.ir import Operator
 from ....language.types import TensorType
 from ....ops.window import Window, full
@@ -18,12 +20,12 @@ _PLANES, _MUCH = 4, 1 << 20
 #: taps up to which the loops over a window are written out, and from which on a window is a warp's, channels first
 _UNROLLED, _LARGE = 32, 64
 #: spatial axes that the kernels count with
-_AXES = 3
+AXES = 3
 
 
 def three(sizes: Sequence[int], fill: int) -> tuple[int, ...]:
     """One entry an axis of three."""
-    return (*[fill] * (_AXES - len(sizes)), *sizes)
+    return (*[fill] * (AXES - len(sizes)), *sizes)
 
 
 def _form(rule: Any, w: Window, item: Sequence[int], columns: int) -> Fixed:
@@ -65,7 +67,7 @@ class Windows(SharedFamily):
     def accepts(self, op: Operator) -> bool:
         """At most three spatial axes; on a processor enough work, and nothing empty."""
         values = (*op.reads(), *op.writes())
-        if not super().accepts(op) or any(v.ndim > _AXES + 2 or v.dtype == "bool" for v in values):
+        if not super().accepts(op) or any(v.ndim > AXES + 2 or v.dtype == "bool" for v in values):
             return False
         return self.place.device or (op.op.name.startswith("ChannelsLast") and all(v.size for v in values))
 
@@ -122,11 +124,18 @@ class MaxPoolGrad(Windows):
 
 @family("MaxPoolGather", "ChannelsLastMaxPoolGather")
 class MaxPoolGather(Windows):
-    """(window numbers, x) → elements."""
+    """(window numbers, x) → elements, as they are; a processor leaves them to NumPy, whose zeros have no sign."""
+
+    def accepts(self, op: Operator) -> bool:
+        """On devices."""
+        return self.place.device and super().accepts(op)
 
     def works(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Work]:
         """All windows."""
-        return self.over(op, max_gather, outs[0], ins[1], ins[0], ins[1], outs[0])
+        x, y = ins[1], outs[0]
+        if x.dtype == "bf16":  # a float's NaN would be another one
+            x, y = x.view(np.dtype(np.uint16)), y.view(np.dtype(np.uint16))
+        return self.over(op, max_gather, y, x, ins[0], x, y)
 
 
 @family("AveragePool", "AveragePoolGrad", "ChannelsLastAveragePool", "ChannelsLastAveragePoolGrad")

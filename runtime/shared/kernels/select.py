@@ -89,7 +89,9 @@ class Selections(SharedFamily):
         *before, b = (v.reshape(-1, per) for v in words(1, *ins[: rule.name == "Trilu"], y))
         more = {"work": y.size, "per": per}
         if rule.name == "Trilu":
-            return [triangle(*before, Own(b), Divisor(y.shape[-2]), rule.k, Fixed(rule.upper), **more)]
+            beyond = max(y.shape[-2:])  # diagonals further away than that are alike
+            k = min(max(rule.k, -beyond), beyond)
+            return [triangle(*before, Own(b), Divisor(y.shape[-2]), k, Fixed(int(bool(rule.upper))), **more)]
         if rule.name == "Eye":
             return [diagonal(Own(b), _words(kind, 0, 1), rule.k, **more)]
         values = _words(kind, rule.off, rule.on)
