@@ -8,10 +8,14 @@ import pytest
 from test_cuda_index import floats
 from test_cuda_moves import KINDS, launched, numbers, run
 
+import recompute as rc
+from recompute.language.program import Program
+from recompute.language.samples import Case
 from recompute.language.types import TensorType
 from recompute.ops.convolution.fold import Col2Im, Im2Col
 from recompute.ops.elementwise.bitcast import BitCast
 from recompute.ops.indexing.select import Eye, OneHot, ReverseSequence, Trilu
+from recompute.testing import case_block
 
 pytestmark = cuda_cases.needs_device
 
@@ -59,3 +63,14 @@ def test_columns(op: Im2Col) -> None:
         run(op, x)
         columns = op.infer(TensorType(kind, image))[0].shape
         run(Col2Im(**vars(op)), x.reshape(-1).repeat(20)[: int(np.prod(columns))].reshape(columns), units=64)
+
+
+@pytest.mark.parametrize(
+    "op, shape", [(Im2Col((2,) * 4, (1,) * 4), (1, 3, 2, 2, 2, 2)), (Col2Im((2,) * 4, (1,) * 4), (1, 3, 16))]
+)
+def test_the_host_computes_windows_of_four_axes(op: Im2Col | Col2Im, shape: tuple[int, ...]) -> None:
+    case = Case(op, (floats("f32", *shape),), want=1)
+    assert not cuda_cases.operator(case).kernel
+    block, feed = case_block(case)
+    places = [rc.Executor(place).run(Program(block), feed, list(block.outputs))[0] for place in ("cpu", "emulated")]
+    assert np.array_equal(*places)
