@@ -65,12 +65,10 @@ def test_columns(op: Im2Col) -> None:
         run(Col2Im(**vars(op)), x.reshape(-1).repeat(20)[: int(np.prod(columns))].reshape(columns), units=64)
 
 
-@pytest.mark.parametrize(
-    "op, shape", [(Im2Col((2,) * 4, (1,) * 4), (1, 3, 2, 2, 2, 2)), (Col2Im((2,) * 4, (1,) * 4), (1, 3, 16))]
-)
-def test_the_host_computes_windows_of_four_axes(op: Im2Col | Col2Im, shape: tuple[int, ...]) -> None:
-    case = Case(op, (floats("f32", *shape),), want=1)
-    assert not cuda_cases.operator(case).kernel
-    block, feed = case_block(case)
+@pytest.mark.parametrize("op", [Im2Col((2,) * 4, (1,) * 4), Col2Im((2,) * 4, (1,) * 4)])
+def test_windows_of_four_axes(op: Im2Col | Col2Im) -> None:
+    """What no kernel takes is computed otherwise."""
+    x = floats("f32", *((1, 3, 2, 2, 2, 2) if isinstance(op, Im2Col) else (1, 3, 16)))
+    block, feed = case_block(Case(op, (x,), want=1))
     places = [rc.Executor(place).run(Program(block), feed, list(block.outputs))[0] for place in ("cpu", "emulated")]
     assert np.array_equal(*places)
