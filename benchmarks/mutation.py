@@ -127,8 +127,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "runtime/shared/kernels/windows.py": (
         CORNERS,
         "tests/cpu/test_cpu_pooling.py",
+        "tests/cuda/test_cuda_pooling.py",
         "-k",
-        "(cpu_pooling or Pool) and not transposes",
+        "(cpu_pooling or cuda_pooling or Pool) and not transposes",
     ),
 }
 #: seconds of the processor for one run of tests: several times what it takes without a mutant, and so much more

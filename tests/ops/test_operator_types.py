@@ -94,6 +94,8 @@ def test_a_width_of_nothing_is_refused() -> None:
     [
         ("%y: f32[1,1,0,3] = MaxRoiPool(%x, %r) {pooled_shape=[0,3], spatial_scale=1}", "at least 1 by 1"),
         ("%y: f32[1,1,0,3] = RoiAlign(%x, %s, %n) {output_height=0, output_width=3}", "must be at least 1"),
+        ("%y: f32[1,2,3] = Im2Col(%x) {image=[1,3], block=[1,1], strides=[0,1]}", "dilations must be positive"),
+        ("%y: f32[1,2,3] = Im2Col(%x) {image=[1,3], block=[1,1,1]}", "need the same axes"),
         ("%y: u8[2,2] = Gemm(%u, %u) {alpha=-inf}", "whole numbers of their type"),
         ("%y: u8[2,2] = Gemm(%u, %u, %u) {beta=0.5}", "whole numbers of their type"),
         ("%y: u8[2,2] = Gemm(%u, %u) {alpha=256}", "whole numbers of their type"),

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from recompute.runtime.cpu.device import native
 from recompute.runtime.cpu.device.native import Table
 from recompute.runtime.cuda.device import emulator
 from recompute.runtime.cuda.device.kernel import Buffer, Launch
+from recompute.runtime.shared.kernels import pooling
 from recompute.testing import all_ops, cases
 
 pytestmark = [
@@ -154,4 +156,16 @@ def test_kernels_of_cuda_with_other_operands(share: int) -> None:
     if cuda_cases.PLACE != "emulated":
         pytest.skip("guard pages are this machine's")
     runs = list(samples(("f32",), (*ALWAYS, guard_pages.same_memory), share))
+    check(runs, emulated(1, runs))
+
+
+@cuda_cases.needs_device
+@SHARES
+def test_windows_of_a_few_planes(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
+    """Also where the planes are no multiple of a thread's, and with other attributes."""
+    if cuda_cases.PLACE != "emulated":
+        pytest.skip("guard pages are this machine's")
+    monkeypatch.setattr(pooling, "_MUCH", 1)
+    kinds = (*ALWAYS, guard_pages.attributes)
+    runs = [r for r in samples(("f32",), kinds, share) if re.search("Pool|Im2Col|Col2Im|Trilu", r.op.op.name)]
     check(runs, emulated(1, runs))

@@ -29,6 +29,8 @@ class Windows(Move, abstract=True):
         n = len(self.block)
         strides, dilations = full(self.strides, n, 1), full(self.dilations, n, 1)
         pads = full(self.pads, 2 * n, 0)
+        if len(self.image) != n or min((*self.block, *strides, *dilations), default=1) < 1:
+            raise self.fail("image and block need the same axes; blocks, strides and dilations must be positive")
         out = tuple(
             max(output_size(self.image[a], self.block[a], strides[a], dilations[a], pads[a] + pads[n + a]), 0)
             for a in range(n)
@@ -51,7 +53,7 @@ class Col2Im(Windows):
 
     def infer(self, x):
         w = self.window()
-        if x.ndim != 3 or len(self.image) != len(self.block) or x.shape[2] != w.positions or x.shape[1] % w.taps:
+        if x.ndim != 3 or x.shape[2] != w.positions or x.shape[1] % w.taps:
             raise self.fail(f"needs [N, a multiple of {w.taps}, {w.positions}]", x)
         return (x.with_shape((x.shape[0], x.shape[1] // w.taps, *self.image)),)
 
@@ -99,7 +101,7 @@ class Im2Col(Windows):
 
     def infer(self, x):
         w = self.window()
-        if x.shape[2:] != self.image or len(self.image) != len(self.block):
+        if x.shape[2:] != self.image:
             raise self.fail(f"needs images {list(self.image)}", x)
         return (x.with_shape((x.shape[0], x.shape[1] * w.taps, w.positions)),)
 

@@ -81,7 +81,8 @@ def _declared(a: str, kind: tuple, size: str) -> tuple[list[str], str, str]:
             return [f"Divisor {a}"], "", ""
         case ("fixed", tuple() as rows):
             flat = [v for row in rows for v in row]
-            c, each = "long long" if min(flat) < 0 else "unsigned", ", ".join(map(str, flat))
+            small = min(flat) >= 0 and max(flat) < WIDE
+            c, each = "unsigned" if small else "long long", ", ".join(map(str, flat))
             return [], f"const Constants<{c}, {len(rows[0])}, {each}> {a};", ""
         case ("divisors", *ones):
             each = ", ".join("1_n" if one else f"{a}_{i}" for i, one in enumerate(ones))
