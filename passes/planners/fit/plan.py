@@ -18,7 +18,7 @@ from ..core.derive import Derived
 from ..core.watch import current
 from ..methods.auto import REMEDY, Auto, forget
 from .problem import Fitted, Fitting, Prices
-from .refusal import lower, lowest_quickly, refuse_below_state, refused
+from .refusal import extended, lower, lowest_quickly, refuse_below_state, refused
 from .search import CLOSE, searched
 from .with_approximations import approximated_first, with_approximations
 from .with_disk import with_disk
@@ -191,9 +191,7 @@ def _unsliced(
             quick = lowest_quickly(fitting, budget)
             least = min([quick, *found], key=lambda f: f.peak)
             error = refused(fitting, budget, strategy, least, quick, refusal.removesuffix(REMEDY))
-            with_host = BudgetError(f"{error} (nor does it fit with values in host memory)")
-            with_host.lowest, with_host.sure = error.lowest, error.sure
-            raise with_host
+            raise extended(error, " (nor does it fit with values in host memory)")
         verify(best_with_host.compiled)
         return best_with_host
     best = fitting.best_of(found, budget)

@@ -82,10 +82,14 @@ def refuse_below_state(fitting: Fitting, budget: int, strategy: str) -> None:
         text = f"{fitting.derived.problem.name}: no schedule fits into {budget:,} bytes: at least {least:,} are needed"
         found = lowest_quickly(fitting, budget)
         error = refused(fitting, budget, strategy, found, found, f"{text} for {what}")
-        text = f"{error}{_share_text(found.peak, fitting.plain.peak, held)}"
-        refusal = BudgetError(text)
-        refusal.lowest, refusal.sure = error.lowest, error.sure
-        raise refusal
+        raise extended(error, _share_text(found.peak, fitting.plain.peak, held))
+
+
+def extended(error: BudgetError, more: str) -> BudgetError:
+    """The error with more text behind its own."""
+    longer = BudgetError(f"{error}{more}")
+    longer.lowest, longer.sure = error.lowest, error.sure
+    return longer
 
 
 def _share_text(peak: int, plain: int, held: int) -> str:

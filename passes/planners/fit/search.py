@@ -99,10 +99,10 @@ class _Search:
                 if self.ends():
                     return
         for order in orders:
-            self.auto.go_on(order.frontier, order.goal)
-            yield from order.walk(self.tries)
-            if self.ends():
-                return
+            if self.auto.go_on(order.frontier, order.goal):
+                yield from order.walk(self.tries)
+                if self.ends():
+                    return
         if not self.ends(last=True):
             yield from self.further(orders)
 

@@ -114,13 +114,17 @@ class Auto(Planner):
         if not again or len(problem) <= _TINY:
             self._solve(frontier, budget, number)
 
-    def go_on(self, frontier: Frontier, budget: int) -> None:
-        """Many moves for a problem that is not short (what is, gets them from `refine`), from the best plan so far."""
+    def go_on(self, frontier: Frontier, budget: int) -> bool:
+        """Many moves for a problem that is not short (what is, gets them from `refine`), from the best plan so far.
+
+        Whether any were made.
+        """
         watch = current()
         before = watch.work
         if _SHORT < len(frontier.problem) <= _OTHERS_MOST:
             self._search_long(frontier, budget, *_MILD)
         watch.grant(watch.work - before)  # bounded by itself
+        return watch.work > before
 
     def _search_long(self, frontier: Frontier, budget: int, heat: float, gap: float) -> None:
         """Local search with many moves where the best plan may be far above the optimum."""
