@@ -229,14 +229,7 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Divisors:
-    """An operand of up to four positive integers by which numbers of items are divided: on a device by products."""
-
-    values: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Room:
+class Scratch:
     """An operand [items, elements] for what an item computes: an array, or eight numbers of a device's item."""
 
     array: Any
@@ -245,9 +238,9 @@ class Room:
 
 @dataclass(frozen=True)
 class Divisor:
-    """A positive integer operand that numbers are divided by: on a device, those below 2³¹ by a product."""
+    """An operand of one to four positive integers, which divide numbers: on a device those below 2³¹, by a product."""
 
-    value: int
+    value: int | tuple[int, ...]
 
 
 @dataclass(frozen=True)

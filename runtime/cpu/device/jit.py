@@ -28,7 +28,7 @@ import numpy as np
 
 from ....errors import JobError
 from ...shared import texts, trouble
-from ...shared.texts import Absent, Divisor, Divisors, Fixed, Inline, Intrinsic, Own, Room, Text, Work
+from ...shared.texts import Absent, Divisor, Fixed, Inline, Intrinsic, Own, Scratch, Text, Work
 from . import halves, native
 from .native import Call
 
@@ -202,9 +202,9 @@ def _operand(x: Any) -> Any:
     match x:
         case None | Absent():
             return np.empty((0,) * (1 if x is None else x.axes), np.uint8)
-        case Fixed(tuple() as rows) | Divisors(rows):
+        case Fixed(tuple() as rows) | Divisor(tuple() as rows):
             return np.array(rows, np.int64)
-        case Fixed(value) | Divisor(value) | Own(value) | Room(value):
+        case Fixed(value) | Divisor(value) | Own(value) | Scratch(value):
             return value
     return x
 

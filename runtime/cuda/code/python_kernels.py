@@ -13,7 +13,7 @@ import numpy as np
 
 from ....language.types import dtype_name
 from ...shared import trouble
-from ...shared.texts import Absent, Columns, Divisor, Divisors, Fixed, Own, Room, Text, Work
+from ...shared.texts import Absent, Columns, Divisor, Fixed, Own, Scratch, Text, Work
 from ..device.kernel import C_TYPES, STATUS, Buffer, Kernel, Launch
 from .parts import WIDE, divisor
 from .python_text import Writer
@@ -77,18 +77,18 @@ def _declared(a: str, kind: tuple, size: str) -> tuple[list[str], str, str]:
             return [f"const __grid_constant__ Table{a} {a}_of"], line, structure
         case ("own", c):
             return [f"{c}* {a}_at"], f"Own<{c}> {a}_[{_EACH}];", ""
-        case ("divisor",):
-            return [f"Divisor {a}"], "", ""
         case ("fixed", tuple() as rows):
             flat = [v for row in rows for v in row]
             small = min(flat) >= 0 and max(flat) < WIDE
             c, each = "unsigned" if small else "long long", ", ".join(map(str, flat))
             return [], f"const Constants<{c}, {len(rows[0])}, {each}> {a};", ""
-        case ("divisors", *ones):
+        case ("divisor",):
+            return [f"Divisor {a}"], "", ""
+        case ("divisor", *ones):
             each = ", ".join("1_n" if one else f"{a}_{i}" for i, one in enumerate(ones))
             return [f"Divisor {a}_{i}" for i, one in enumerate(ones) if not one], f"const auto {a} = many({each});", ""
-        case ("room", c):
-            return [], f"Rooms<{c}> {a};", ""
+        case ("scratch", c):
+            return [], f"Scratch<{c}> {a};", ""
         case ("fixed", value):
             return [], f"const Natural {a} = {value}_n;", ""
         case ("whole", c):
@@ -151,9 +151,6 @@ def _items(name: str, names: Sequence[str], own: Sequence[str], size: str, rows:
 
 def _operand(x: Any, wide: bool) -> tuple[tuple, list[Any]]:
     """An operand's kind, and its arguments."""
-    if isinstance(x, Divisors):
-        more = [n for n in x.values if n != 1]
-        return ("divisors", *(n == 1 for n in x.values)), [divisor(n, wide=wide) for n in more]
     if x is None or isinstance(x, Absent):
         return ("absent",), []
     if x is trouble.STATUS:
@@ -175,9 +172,12 @@ def _operand(x: Any, wide: bool) -> tuple[tuple, list[Any]]:
     if isinstance(x, Fixed):
         return ("fixed", x.value), []
     if isinstance(x, Divisor):
-        return ("divisor",), [divisor(x.value, wide=wide)]
-    if isinstance(x, Room):
-        return ("room", C_TYPES[x.dtype]), []
+        if isinstance(x.value, int):
+            return ("divisor",), [divisor(x.value, wide=wide)]
+        more = [n for n in x.value if n != 1]
+        return ("divisor", *(n == 1 for n in x.value)), [divisor(n, wide=wide) for n in more]
+    if isinstance(x, Scratch):
+        return ("scratch", C_TYPES[x.dtype]), []
     if isinstance(x, np.uint64):
         return ("unsigned long long",), [int(x)]
     if isinstance(x, (float, np.floating)):

@@ -332,8 +332,8 @@ template <class T, class C, class B> DEVICE auto given_(const Place<T>& x, C c, 
 template <class C, class B> DEVICE Piece<float> taken_(Nothing, C, B) { return {}; }
 template <class C, class B> DEVICE Nothing given_(Nothing x, C, B) { return x; }
 // an item's own eight numbers
-template <class T> struct Rooms { typedef T element; };
-template <class T, class I> DEVICE Piece<T> at_(const Rooms<T>&, I) { return {}; }
+template <class T> struct Scratch { typedef T element; };
+template <class T, class I> DEVICE Piece<T> at_(const Scratch<T>&, I) { return {}; }
 // a lane's first number of a range
 template <class A, class B, class S> DEVICE auto from_(Whole<A> a, Whole<B> b, S step)
 {

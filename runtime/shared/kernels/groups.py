@@ -13,7 +13,7 @@ import numpy as np
 
 from ....ops.approximation.groups import BLOCK, LEAST, LONGEST, POINT, CompressGroups, DecompressGroups
 from ..families import SharedFamily, family
-from ..room import WORDS, byte, put, room
+from ..stack import WORDS, byte, put, stack
 from ..texts import Fixed, Work, eight, inline, instructions, kernel, lanes, meet, on_processor, warps, whole_blocks
 from .random import one_of, words
 from .slopes import joined, spread, store_bytes
@@ -202,7 +202,7 @@ def decompress_groups(codes, packed, ranges, y, group, bits, row, begin, end):
     low, scale = ranges[row, 0], ranges[row, 1]
     done = begin
     if on_processor():
-        p, wide, t = room(), np.uint64(bits), y.dtype.type
+        p, wide, t = stack(), np.uint64(bits), y.dtype.type
         while done < end and row * group + 8 * done + 8 <= y.size:
             first = row * group + 8 * done
             count = min(min(end - done, WORDS), (y.size - first) // 8)

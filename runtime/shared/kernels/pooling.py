@@ -12,7 +12,7 @@ from ....language.ir import Operator
 from ....language.types import TensorType
 from ....ops.window import Window, full
 from ..families import SharedFamily, family
-from ..texts import Absent, Divisors, Fixed, Room, Text, Work, kernel
+from ..texts import Absent, Divisor, Fixed, Scratch, Text, Work, kernel
 from .windows import from_windows, max_gather, max_pool, mean_of_large, mean_pool
 
 #: planes of a device's item, channels first, where there is enough work, and how much that is
@@ -58,7 +58,7 @@ def over_places(
     items = lead * math.prod(sizes[:2]) if not device else -(-lead // planes) * math.prod(sizes) * groups
     form = _form(rule, w, (planes, block, wanted), columns)
     how: dict[str, Any] = {"whole": vectors, "unrolled": w.taps <= _UNROLLED, "lanes": 32 if large else 1}
-    return [text(*operands, form, Divisors((*sizes, groups)), work=items, **how)]
+    return [text(*operands, form, Divisor((*sizes, groups)), work=items, **how)]
 
 
 class Windows(SharedFamily):
@@ -82,7 +82,7 @@ class Windows(SharedFamily):
             return a.shape[1:-1] if last else a.shape[2:]
 
         def five(a: Any) -> Any:
-            if a is None or isinstance(a, (Absent, Room)):
+            if a is None or isinstance(a, (Absent, Scratch)):
                 return a or Absent(5)
             lead, channels = (a.shape[0], a.shape[-1]) if last else (a.shape[0] * a.shape[1], 1)
             return a.reshape(lead, *three(spatial(a), 1), channels)
@@ -108,9 +108,9 @@ class MaxPool(Windows):
     def works(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Work]:
         """All windows."""
         y, indices, number = outs[:3]
-        room = Room(scratch[0] if scratch else None) if self.place.device or scratch else Absent(2)
+        some = Scratch(scratch[0] if scratch else None) if self.place.device or scratch else Absent(2)
         wanted = (number is not None) + 2 * (indices is not None)
-        return self.over(op, max_pool, y, ins[0], ins[0], y, number, indices, room, wanted=wanted)
+        return self.over(op, max_pool, y, ins[0], ins[0], y, number, indices, some, wanted=wanted)
 
 
 @family("MaxPoolGrad", "ChannelsLastMaxPoolGrad")
@@ -172,4 +172,4 @@ class GlobalMaxPoolGrad(Windows):
         dx, last = outs[0], op.op.name.startswith("ChannelsLast")
         size, channels = math.prod(dx.shape[1:-1] if last else dx.shape[2:]), dx.shape[-1] if last else 1
         operands = [a.reshape(-1) for a in (*ins[:2], dx)]
-        return [at_largest(*operands, Divisors((size, channels)), work=dx.size)] if dx.size else []
+        return [at_largest(*operands, Divisor((size, channels)), work=dx.size)] if dx.size else []

@@ -19,7 +19,7 @@ from ....language.types import TensorType, Value, present
 from ....ops.vision.resize import Interpolation
 from ....ops.vision.resize_maps import COORDINATES, NEAREST, Span, indices
 from ..families import SharedFamily, family
-from ..texts import Divisors, Fixed, Room, Work, kernel
+from ..texts import Divisor, Fixed, Scratch, Work, kernel
 from .resize_maps import ROWS, along, back_along, nearest_along, outside, unchanged
 
 #: elements of the larger operand below which NumPy, which goes image by image, does as well
@@ -160,7 +160,7 @@ class Resizing(SharedFamily):
         if rule.name == "Resize" and rule.coordinate_transformation_mode == "tf_crop_and_resize":
             for axis, span, *_ in steps:
                 near, inner = y.shape[axis], math.prod(y.shape[axis + 1 :])
-                more = np.array([*span, 0, 0], np.float64), _rule(rule), Divisors((near, inner)), x.shape[axis]
+                more = np.array([*span, 0, 0], np.float64), _rule(rule), Divisor((near, inner)), x.shape[axis]
                 value = float(rule.extrapolation_value)
                 works.append(outside(y.reshape(-1, near, inner), value, *more, work=y.size))
         return works
@@ -183,11 +183,11 @@ class Resizing(SharedFamily):
         x, y = x.reshape(rows, before[axis], inner), y.reshape(rows, near, inner)
         table = np.array([*span, op.cubic_coeff_a, shrink], np.float64)
         like = np.zeros(1, np.float32 if op.mode == "nearest" else np.float64)
-        more = table, like, _rule(op, reach, scaled=shrink < 1.0), Divisors((near, inner))
+        more = table, like, _rule(op, reach, scaled=shrink < 1.0), Divisor((near, inner))
         work = -(-rows // ROWS) * near * inner
         if op.mode == "nearest" and not back:
             return nearest_along(_words(x), _words(y), *more, work=work)
-        sums = Room(None, "f64" if y.dtype == "f64" else "f32")
+        sums = Scratch(None, "f64" if y.dtype == "f64" else "f32")
         return (back_along if back else along)(x, y, sums, *more, work=work)
 
 

@@ -137,7 +137,7 @@ def _store(s, y, top, p, c):
 
 @kernel(heavy=True)
 def along(x, y, sums, span, like, rule, sizes, begin, end):
-    """The same by interpolation; `sums`: Room."""
+    """The same by interpolation; `sums`: Scratch."""
     for item in range(begin, end):
         c, p, top = item % sizes[1], item // sizes[1] % sizes[0], item // sizes[1] // sizes[0] * ROWS
         size, reach, s = x.shape[1], rule[1, 2], sums[item]

@@ -21,7 +21,7 @@ from ....ops.optimizer.base import Update
 from ....ops.optimizer.storage import BLOCK, ROW, borders, code_book
 from ..families import SharedFamily, family
 from ..mathematics import larger
-from ..room import put, room, word
+from ..stack import put, stack, word
 from ..texts import Inline, Text, bound, inline, instructions, kernel, lanes, on_processor, written
 from .random import one_of, words
 
@@ -176,7 +176,7 @@ def stored_update(w, g, s0, s1, s2, scalars, step, numbers, begin, end):
         block, fours = (start + low) // 4, (high - low + skipped + 3) // 4
         done = 0
         if on_processor() and not EIGHT:
-            p = room()
+            p = stack()
             for q in range(fours):
                 w0, w1, w2, w3 = words(block + q, seed, step[0])
                 put(p, 4 * q, w0)

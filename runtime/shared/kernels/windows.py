@@ -178,10 +178,10 @@ def _flat(which, to, x, lead, d, h, w, c, form):
 
 
 @kernel(heavy=True)
-def max_pool(x, y, number, indices, room, form, sizes, begin, end):
+def max_pool(x, y, number, indices, scratch, form, sizes, begin, end):
     """The largest of each window, the number of its first place there, and that one's index, as far as wanted.
 
-    `room`: numbers as wide as float32, a row for each of y's: only then LLVM compares and chooses in vectors.
+    `scratch`: numbers as wide as float32, a row for each of y's: only then LLVM compares and chooses in vectors.
     """
     block = form[_ITEM, 1]
     for item in range(begin, end):
@@ -189,7 +189,7 @@ def max_pool(x, y, number, indices, room, form, sizes, begin, end):
         lead, d, h = _row(row, form, sizes)
         for i in range(count):
             w = first + i
-            which = room[row]
+            which = scratch[row]
             _largest(x, piece(y[lead, d, h, w], c, block), which, lead, d, h, w, c, form)
             if form[_ITEM, 2] % 2:
                 _stored(which, piece(number[lead, d, h, w], c, block), block)

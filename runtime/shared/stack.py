@@ -1,4 +1,4 @@
-"""Room on a processor's stack, for kernels whose loops become vectors when their numbers lie in memory."""
+"""Memory on a processor's stack, for kernels whose loops become vectors when their numbers lie in memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ WORDS = 272
 
 
 @instructions(lambda types: types.voidptr)
-def room(builder: IRBuilder) -> Word:
-    """The room; a kernel has one."""
+def stack(builder: IRBuilder) -> Word:
+    """The memory; a kernel has it once."""
     from llvmlite import ir
     from numba.core import cgutils
 
