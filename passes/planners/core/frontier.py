@@ -26,8 +26,8 @@ class Frontier:
 
     def __init__(self, problem: RematerialisationProblem) -> None:
         self.problem = problem
-        self._peaks: list[int] = []
         self._points: list[Point] = []
+        self.starts: list[Point] = []  # the same of sequences that no search has made
         self.tried = 0
         self.refined: list[int] = []  # budgets around which more was looked for
         self.joined = False  # whether blocks were joined
@@ -42,29 +42,37 @@ class Frontier:
     def __len__(self) -> int:
         return len(self._points)
 
-    def offer(self, sequence: Sequence[int], method: str) -> Point:
-        """Judges a sequence; it stays if it is not beaten."""
+    def offer(self, sequence: Sequence[int], method: str, *, searched: bool = False) -> Point:
+        """Judges a sequence; it stays if it is not beaten.  `searched`: a search has made it of others."""
         sequence = pruned(self.problem, sequence)
         outcome = simulate(self.problem, sequence)
         self.tried += 1
         point = Point(outcome.peak, outcome.cost, method, array("i", sequence))
-        at = bisect_right(self._peaks, point.peak)
-        if at and self._points[at - 1].cost <= point.cost:
-            return point
-        first = bisect_left(self._peaks, point.peak)
-        end = first
-        while end < len(self._points) and self._points[end].cost >= point.cost:
-            end += 1
-        self._points[first:end] = [point]
-        self._peaks[first:end] = [point.peak]
+        for points in (self._points,) if searched else (self._points, self.starts):
+            _insert(points, point)
         return point
 
     def best(self, budget: int) -> Point | None:
         """The cheapest plan within the budget."""
-        at = bisect_right(self._peaks, budget)
+        at = bisect_right(self._points, budget, key=_peak)
         return self._points[at - 1] if at else None
 
     @property
     def lowest(self) -> Point:
         """The plan with the lowest peak."""
         return self._points[0]
+
+
+def _peak(point: Point) -> int:
+    return point.peak
+
+
+def _insert(points: list[Point], point: Point) -> None:
+    """Adds a point that no other beats, in place of those that it beats."""
+    at = bisect_right(points, point.peak, key=_peak)
+    if at and points[at - 1].cost <= point.cost:
+        return
+    first = end = bisect_left(points, point.peak, key=_peak)
+    while end < len(points) and points[end].cost >= point.cost:
+        end += 1
+    points[first:end] = [point]

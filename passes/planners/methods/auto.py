@@ -6,7 +6,8 @@ both have found, around the budget that is asked for; small problems go on to co
 (`moccasin.py`).  `bound.py` bounds how far the result can be above the optimum.
 
 Nothing here depends on the clock: efforts are counted in cuts, slots and moves, so that the same problem, budget and
-seed give the same plan.  Plans of one problem share a frontier: what was found for a smaller budget serves a larger.
+seed give the same plan.  Plans of one problem share a frontier: what was found for a smaller budget serves a larger,
+and is searched further.  What a search has found for a larger is no start: it leads a later one astray.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ _STAGES, _SLOTS = 160, 240
 _FOUND = "_frontier"
 #: shares of the budget that local search works at
 _RUNGS = (0.94, 0.97, 1.0)
-#: budgets that differ by less than this share: the second one is given a quarter of the moves
-_NEAR = 0.05
+#: budgets that differ by less than this share: the second one is given a quarter of the moves, unless its best plan's
+#: gap is so much wider
+_NEAR, _WIDER = 0.05, 0.01
 #: problems of no more nodes are solved at once, and every time; those of no more than the second in parts; those of
 #: more are long: they end as soon as some method is within `GOOD` of the bound
 _TINY, SOLVED_IN_PARTS = 100, 1000
@@ -98,7 +100,9 @@ class Auto(Planner):
         `number`: how often that was done for this budget before: more moves then, other random ones.
         """
         problem, watch = frontier.problem, current()
-        again = not number and any(abs(budget - g) < _NEAR * (budget - problem.fixed) for g in frontier.refined)
+        near = [g for g in frontier.refined if abs(budget - g) < _NEAR * (budget - problem.fixed)]
+        narrow = min((self._gap(frontier, g) for g in near), default=-math.inf) + _WIDER
+        again = not number and self._gap(frontier, budget) <= narrow
         # where the search asks again, the arena of what was good enough has missed the budget: then others are wanted
         ends_early = not (number or self.rounds or frontier.ended_early) and len(problem) > SOLVED_IN_PARTS
         frontier.refined.append(budget)
@@ -179,17 +183,23 @@ class Auto(Planner):
         if len(problem) <= self.solved and self._worth_solving(frontier, budget):
             start = frontier.best(budget) or frontier.lowest
             sequence, _, _ = moccasin.improve(problem, budget, start.sequence, effort=effort, seed=seed)
-            frontier.offer(sequence, "solver")
+            frontier.offer(sequence, "solver", searched=True)
         rounds = self.rounds or (_ROUNDS if number else 0)
         if rounds and _TINY < len(problem) <= SOLVED_IN_PARTS and self._worth_solving(frontier, budget):
             start = frontier.best(budget) or frontier.lowest
             sequence = search(problem, budget, start.sequence, rounds=rounds, effort=self.effort / 2, seed=seed)
-            frontier.offer(sequence, f"{start.method.split('+')[0]}+solver")
+            frontier.offer(sequence, f"{start.method.split('+')[0]}+solver", searched=True)
 
     def _worth_solving(self, frontier: Frontier, budget: int, gap: float = GOOD) -> bool:
         """Whether more than a share of the bound is left to gain, as far as it tells."""
+        return self._gap(frontier, budget) > gap
+
+    def _gap(self, frontier: Frontier, budget: int) -> float:
         best = frontier.best(budget)
-        return best is None or best.cost > (1 + gap) * self.bound(frontier.problem, budget)
+        if best is None:
+            return math.inf
+        bound = self.bound(frontier.problem, budget)
+        return best.cost / bound - 1 if bound else best.cost
 
 
 class Optimal(Auto):
@@ -231,7 +241,7 @@ def improve(frontier: Frontier, start: Point, budget: int, moves: int, hot: floa
     if search.best is not None:
         last = Search(Schedule(frontier.problem, search.best), budget, seed)
         last.descend()
-        frontier.offer(last.best or search.best, f"{start.method.split('+')[0]}+search")
+        frontier.offer(last.best or search.best, f"{start.method.split('+')[0]}+search", searched=True)
 
 
 def neighbours(frontier: Frontier, budget: int) -> list[tuple[Point, float]]:
@@ -239,10 +249,9 @@ def neighbours(frontier: Frontier, budget: int) -> list[tuple[Point, float]]:
 
     Beyond it a plan that takes more bytes can be so much cheaper that it is the better start: those on the convex hull.
     """
-    points = list(frontier)
-    below = [p for p in points if p.peak <= budget][-1:]
-    above = [p for p in convex(points) if p.peak > budget][:2]
-    nearest = [p for p in points if p.peak > budget][:1]
+    below = [p for p in frontier if p.peak <= budget][-1:]
+    above = [p for p in convex(frontier.starts) if p.peak > budget][:2]
+    nearest = [p for p in frontier.starts if p.peak > budget][:1]
     above = [*nearest, *(p for p in above if p not in nearest)][:2]
     found = [(p, 3e-3) for p in below + above]
     found += [(p, 3e-2) for p in (below or above[:1])]
