@@ -57,6 +57,8 @@ def version() -> str:
 
 #: for one version of NVRTC, and one text that precedes all: what has passed, a digest of text and target a line
 PASSED = Path(__file__).with_name("nvrtc_passed.txt")
+#: its lines, and those that tests ask for
+Golden = tuple[set[str], set[str]]
 
 
 @functools.cache
@@ -72,27 +74,27 @@ def record(target: str) -> Path | None:
     return None if folder is None else folder / f"nvrtc-{key(target)}.txt"
 
 
-@pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Iterator[set[str]]:
-    """The lines of PASSED; with `--update-golden` none of another version, and what a test adds is kept."""
+@pytest.fixture(scope="module")
+def golden(request: pytest.FixtureRequest) -> Iterator[Golden]:
+    """The lines of PASSED, none of another version; those that tests ask for, which `--update-golden` writes."""
     update = request.config.getoption("--update-golden")
     head = f"# {version()} {key('sm_90')}"
     first, *lines = PASSED.read_text().splitlines() if PASSED.exists() else [""]
-    found = set(lines if first == head else ())
-    yield found
+    asked: set[str] = set()
+    yield set(lines if first == head else ()), asked
     if update:
-        PASSED.write_text("\n".join([head, *sorted(found)]) + "\n")
+        PASSED.write_text("\n".join([head, *sorted(asked)]) + "\n")
 
 
-def check(wanted: Iterable[Kernel | Launch], target: str, golden: set[str]) -> None:
+def check(wanted: Iterable[Kernel | Launch], target: str, golden: Golden) -> None:
     """AssertionError with what NVRTC says, what machine code needs and may not, or takes and is not given.
 
-    `golden`: digests that have passed before, with their target; those that pass are added.
+    `golden`: digests that have passed before, with their target; to the second are added those that pass.
     """
     version()
     path = record(target)
     passed = set(path.read_text().split()) if path is not None and path.exists() else set()
-    passed |= {name for line in golden for name, _, of in [line.partition(" ")] if of == target}
+    passed |= {name for line in golden[0] for name, _, of in [line.partition(" ")] if of == target}
     launches = {c.kernel.digest: c for c in wanted if isinstance(c, Launch)}
     kernels = {k.digest: k for k in (c.kernel if isinstance(c, Launch) else c for c in wanted)}
     # a kernel whose launch was not looked at is noted under another name
@@ -117,7 +119,7 @@ def check(wanted: Iterable[Kernel | Launch], target: str, golden: set[str]) -> N
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a") as f:
                 f.write("".join(f"{names[k.digest]}\n" for k in part))
-    golden |= {f"{name} {target}" for name in names.values()}
+    golden[1].update(f"{name} {target}" for name in names.values())
 
 
 def taken(k: Kernel, target: str) -> bool:
@@ -137,7 +139,7 @@ def of_samples() -> tuple[Launch, ...]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_samples(target: str, golden: set[str]) -> None:
+def test_samples(target: str, golden: Golden) -> None:
     check(of_samples(), target, golden)
 
 
@@ -150,7 +152,7 @@ def of_network(name: str) -> tuple[Launch, ...]:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks(name: str, target: str, golden: set[str]) -> None:
+def test_networks(name: str, target: str, golden: Golden) -> None:
     check(of_network(name), target, golden)
 
 
@@ -163,7 +165,7 @@ ATTENTION_SLOW = tuple((w, n, c, p) for w, p in (("f32", 4), ("tf32", 4), ("f16"
     ("target", "variants"),
     [("sm_90", ATTENTION), ("sm_75", ATTENTION[:1])] + [(t, ATTENTION_SLOW) for t in ("sm_90", "sm_75")],
 )
-def test_attention(target: str, variants: tuple[tuple[str, str, int, int], ...], golden: set[str]) -> None:
+def test_attention(target: str, variants: tuple[tuple[str, str, int, int], ...], golden: Golden) -> None:
     """Tensor cores' instructions, and what takes their place before compute capability 8.0."""
     check([kernel(name, Tiles(way, chunks, pack)) for way, name, chunks, pack in variants], target, golden)
 
@@ -172,7 +174,7 @@ def test_a_wrong_text_is_found() -> None:
     version()
     wrong = Kernel("wrong", "float* x", "    x[0] = y;")
     with pytest.raises(AssertionError, match="wrong"):
-        check([wrong], "sm_90", set())
+        check([wrong], "sm_90", (set(), set()))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def test_what_machine_code_may_not_need_is_found(body: str, said: str) -> None:
     k = Kernel("greedy", "float* x, Number n", body, before="typedef int Number;")
     n = ctypes.c_longlong(1) if said == "parameters of" else ctypes.c_int(1)
     with pytest.raises(AssertionError, match=said):
-        check([Launch(k, (1, 1, 1), (1, 1, 1), (None, n))], "sm_90", set())
+        check([Launch(k, (1, 1, 1), (1, 1, 1), (None, n))], "sm_90", (set(), set()))
 
 
 def wheels() -> list[str]:

@@ -92,11 +92,11 @@ def test_a_stage_that_fails_or_hangs_leaves_the_others(checkout: Path, tmp_path:
     (gpu / "stages" / "nccl.py").write_text(hangs)
     (gpu / "stages" / "products.py").write_text("from results import case\nwith case('products', 'one'): 1 / 0")
     text = (gpu / "staged").read_text()
-    for stage, share, less in (("facts", 8, 3), ("products", 16, 3), ("nccl", 8, 1)):
+    for stage, share, less in (("facts", 8, 6), ("products", 16, 6), ("nccl", 8, 1)):
         assert f'Stage("{stage}", {share},' in text
         text = text.replace(f'Stage("{stage}", {share},', f'Stage("{stage}", {less},')
     (gpu / "staged").write_text(text)
-    words = ("--fake", "--only", "products,nccl,facts", "--out", str(out), "--seconds", "8")
+    words = ("--fake", "--only", "products,nccl,facts", "--out", str(out), "--seconds", "14")
     done = run(str(gpu / "staged"), "run", *words)
     assert done.returncode == 1
     report = (out / "report.txt").read_text()
@@ -118,7 +118,7 @@ def test_failing_tests_are_kept_one_by_one(checkout: Path, tmp_path: Path) -> No
     a, b = text.index('    Stage("memory"'), text.index('    Stage("samples"')
     stage = f'    Stage("memory", 8, PYTEST.replace("{{root}}/tests/cuda", "{tests}") + " -n 1 -m gpu"),\n'
     (gpu / "staged").write_text(text[:a] + stage + text[b:])
-    done = run(str(gpu / "staged"), "run", "--fake", "--only", "memory", "--out", str(out), "--seconds", "8")
+    done = run(str(gpu / "staged"), "run", "--fake", "--only", "memory", "--out", str(out), "--seconds", "14")
     assert done.returncode == 1
     (failed,) = lines(out)
     assert failed["name"].endswith("::test_wrong") and "assert 1 == 2" in failed["error"]

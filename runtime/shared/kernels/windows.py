@@ -124,7 +124,7 @@ def _share(to, count):
 
 @inline
 def _largest(x, to, which, lead, d, h, w, c, form):
-    block, wanted, fresh = form[_ITEM, 1], form[_ITEM, 2], False
+    block, wanted, fresh, step, start = form[_ITEM, 1], form[_ITEM, 2], False, form[_STEP, 2], _read(w, 0, form, 2)
     if on_processor():  # copies the first that it finds
         fresh = wanted == 0
     for i in range(0 if fresh else block):
@@ -137,14 +137,14 @@ def _largest(x, to, which, lead, d, h, w, c, form):
         if not _inside(from_d, x.shape[1]):
             continue
         for kh in steps(form[_SIZE, 1]):
-            from_h = _read(h, kh, form, 1)
+            from_h, tap = _read(h, kh, form, 1), _tap(kd, kh, 0, form)
             if not _inside(from_h, x.shape[2]):
                 continue
             for kw in steps(form[_SIZE, 2]):
-                from_w = _read(w, kw, form, 2)
+                from_w = start + kw * step
                 if not _inside(from_w, x.shape[3]):
                     continue
-                at, k = piece(x[lead, from_d, from_h, from_w], c, block), np.int32(_tap(kd, kh, kw, form))
+                at, k = piece(x[lead, from_d, from_h, from_w], c, block), np.int32(tap + kw)
                 if wanted:
                     for i in range(block):
                         v, most = at[i], to[i]
@@ -303,9 +303,8 @@ def mean_of_large(x, y, form, sizes, begin, end):
 
 
 @inline
-def _added(number, count, dy, to, tap, form):
-    block = form[_ITEM, 1]
-    if form[_ITEM, 2] > 0:
+def _added(number, count, dy, to, tap, wanted, block):
+    if wanted > 0:
         k = number.dtype.type(tap)
         for i in range(block):
             to[i] += dy[i] if number[i] == k else to.dtype.type(0)
@@ -317,8 +316,8 @@ def _added(number, count, dy, to, tap, form):
 
 @inline
 def _row_from_windows(number, dy, dx, lead, d, h, form):
-    """A processor's: window by window along a row, so that no position is divided."""
-    row = dx[lead, d, h]
+    """A processor's: tap by tap, for all windows along a row, so that no position is divided."""
+    row, wanted, total, stride = dx[lead, d, h], form[_ITEM, 2], form[_SUMS, 1], form[_STRIDE, 2]
     for w in range(dx.shape[3]):
         for i in range(dx.shape[4]):
             row[w, i] = 0
@@ -328,16 +327,16 @@ def _row_from_windows(number, dy, dx, lead, d, h, form):
         kd, some_d = _as_tap(d, od, form, 0)
         for oh in range(last_h, first_h - 1, -1):
             kh, some_h = _as_tap(h, oh, form, 1)
-            which, at, count = number[lead, od, oh], dy[lead, od, oh], form[_SUMS, 1]
+            which, at, count = number[lead, od, oh], dy[lead, od, oh], total
             if count == 0:
                 count = _counted_along(od, dx.shape[1], form, 0) * _counted_along(oh, dx.shape[2], form, 1)
-            for ow in range(dy.shape[3] - 1 if some_d and some_h else -1, -1, -1):
-                each = 1 if form[_SUMS, 1] > 0 else _counted_along(ow, dx.shape[3], form, 2)
-                for kw in range(form[_SIZE, 2]):
-                    w = _read(ow, kw, form, 2)
+            for kw in range(form[_SIZE, 2] if some_d and some_h else 0):
+                tap, w = _tap(kd, kh, kw, form), _read(0, kw, form, 2)
+                for ow in range(dy.shape[3]):
                     if _inside(w, dx.shape[3]):
-                        tap = _tap(kd, kh, kw, form)
-                        _added(which[ow], count * each, at[ow], row[w], tap, form)
+                        each = 1 if total > 0 else _counted_along(ow, dx.shape[3], form, 2)
+                        _added(which[ow], count * each, at[ow], row[w], tap, wanted, dx.shape[4])
+                    w += stride
 
 
 @inline
@@ -360,7 +359,7 @@ def _from_windows(number, dy, dx, to, lead, d, h, w, c, form):
                 tap = _tap(kd, kh, kw, form)
                 at = piece(dy[lead, od + min(columns, 1) * tap * deep, oh, ow], c, block)
                 which, count = piece(number[lead, od, oh, ow], c, block), _count(dx, form, od, oh, ow)
-                _added(which, count, at, to, tap, form)
+                _added(which, count, at, to, tap, form[_ITEM, 2], block)
 
 
 @kernel(heavy=True)
