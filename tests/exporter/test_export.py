@@ -18,7 +18,7 @@ from recompute.exporter.function_builder import FunctionBuilder, Names
 from recompute.exporter.step import DOMAIN
 from recompute.language.builder import Builder
 from recompute.language.ir import Block, Operator, Role, Value
-from recompute.language.op import Op
+from recompute.language.op import Op, op_class
 from recompute.language.types import TensorType
 from recompute.passes.gradient.autodiff import differentiate
 from recompute.passes.recomputation.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
@@ -369,6 +369,12 @@ def test_wrong_requests() -> None:
     del program.data["w1"]
     with pytest.raises(UsageError, match=r"'w1' \(f32\[4,8\]\) has no contents"):
         rc.export_step(program)
+
+
+def test_an_operator_that_onnx_has_not_in_this_type_is_named() -> None:
+    g = FunctionBuilder(Names(["x", "w"]), {n: TensorType("bf16", (1, 1, 3, 3)) for n in "xw"})
+    with pytest.raises(ModelError, match="operator Conv of bf16 has no form in ONNX's opset 21"):
+        g.apply(op_class("Conv")(), ["x", "w"], ["y"])
 
 
 def test_function_builder_knows_types() -> None:
