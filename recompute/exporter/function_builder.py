@@ -157,7 +157,8 @@ class FunctionBuilder:
         b = Builder(self.names, prefix=self.prefix)
         results = op.expand(b, *(Value(n, self.type(n)) if n else None for n in ins))
         if results is None:
-            raise ModelError(f"operator {op.name} has no ONNX form: it needs `export` or `expand`")
+            kinds = ", ".join(dict.fromkeys(self.type(n).dtype for n in ins if n))
+            raise ModelError(f"operator {op.name} of {kinds} has no form in ONNX's opset {OPSET}")
         pairs = [(v, o) for v, o in zip(results, outs, strict=False) if o and v is not None]
         if len(pairs) < sum(map(bool, outs)):
             raise ModelError(f"operator {op.name}: its `expand` does not return all used outputs")

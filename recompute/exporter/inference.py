@@ -89,7 +89,7 @@ def restricted(graph: onnx.GraphProto, wanted: Sequence[str]) -> None:
     Inner values may be wanted.  UsageError for a name that the graph does not have.
     """
     infos = {v.name: v for v in (*graph.value_info, *graph.output, *graph.input)}
-    written = {o for n in graph.node for o in n.output} | {i.name for i in graph.input}
+    written = {o for n in graph.node for o in n.output} | {v.name for v in (*graph.input, *graph.initializer)}
     for name in wanted:
         if name not in written:
             raise UsageError(f"the model has no value '{name}' for an output{nearest(name, written)}")

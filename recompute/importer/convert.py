@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 
 from ..errors import ModelError
-from .graphs import first_output, rename_reads
+from . import old_forms
+from .graphs import first_output
 from .inline import check_functions
 from .limits import Budget
 from .loops import hide_old_scans
@@ -39,7 +39,6 @@ def prepare(model: onnx.ModelProto, budget: Budget | None = None, *, oldest: int
         check_functions(light, budget or Budget())
         light = _inlined(light)
     if opset < oldest:
-        _drop_unread_statistics(light.graph)
         light = _converted(light, opset)
     _give_back(light, model, weights)
     return _with_constants(light, constants) if constants else light
@@ -63,17 +62,8 @@ def _give_back(light: onnx.ModelProto, model: onnx.ModelProto, weights: list[onn
 
 def raised(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """The model in a later opset; its functions are inlined.  ModelError where onnx's converter cannot do it."""
-    from onnx import version_converter
-
     light, weights, constants = _without_weights(model)
-    light = _inlined(light) if light.functions else light
-    try:
-        light = version_converter.convert_version(light, opset)
-    except Exception as e:
-        raise ModelError(
-            f"onnx's version converter cannot convert the model from opset {main_opset(model)} to {opset}: "
-            f"{_last_line(e)}"
-        ) from None
+    light = _converted(_inlined(light) if light.functions else light, main_opset(model), opset)
     light.metadata_props.extend(model.metadata_props)
     light.ir_version = max(light.ir_version, 10)
     _give_back(light, model, weights)
@@ -103,43 +93,29 @@ def _last_line(e: Exception) -> str:
     return str(e).strip().splitlines()[-1] if str(e).strip() else type(e).__name__
 
 
-def _drop_unread_statistics(graph: onnx.GraphProto) -> None:
-    """Drops unused outputs of BatchNormalization: before opset 14 it had five, the converter accepts three."""
-    read = {n for node in graph.node for n in node.input} | {o.name for o in graph.output}
-    for node in graph.node:
-        if node.op_type == "BatchNormalization":
-            while len(node.output) > 1 and node.output[-1] not in read:
-                del node.output[-1]
-
-
-def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+def _converted(model: onnx.ModelProto, opset: int, target: int = TARGET_OPSET) -> onnx.ModelProto:
     from onnx import version_converter
 
     _check_nodes(model.graph, opset)
-    resized = [n.output[0] for n in model.graph.node if n.op_type in ("Upsample", "Resize") and n.output]
-    if opset < 13:
-        _flatten_hardmax(model.graph)
-    if opset == 8:
-        hide_old_scans(model.graph)
-    parked = _park_unknown(model.graph, opset)
-    for node in unbounded(model.graph):
-        node.domain, parked = _PARKED, True
-    if parked:
-        model.opset_import.append(onnx.helper.make_opsetid(_PARKED, 1))
     try:
-        converted = version_converter.convert_version(model, TARGET_OPSET)
+        resized = old_forms.before(model, opset)
+        if opset == 8 and target == TARGET_OPSET:
+            hide_old_scans(model.graph)
+        parked = _park_unknown(model.graph, opset)
+        for node in unbounded(model.graph):
+            node.domain, parked = _PARKED, True
+        if parked:
+            model.opset_import.append(onnx.helper.make_opsetid(_PARKED, 1))
+        converted = version_converter.convert_version(model, target)
         if parked:
             _park_unknown(converted.graph, None)
             for entry in [o for o in converted.opset_import if o.domain == _PARKED]:
                 converted.opset_import.remove(entry)
-        if opset <= 10:
-            _resize_from_the_corner(converted.graph, resized)
-        if opset < 7:
-            _slopes_by_channel(converted.graph)
+        old_forms.after(converted, opset, resized)
         return converted
     except Exception as e:
         raise ModelError(
-            f"onnx's version converter cannot convert the model from opset {opset} to {TARGET_OPSET}: {_last_line(e)}"
+            f"onnx's version converter cannot convert the model from opset {opset} to {target}: {_last_line(e)}"
         ) from None
 
 
@@ -177,60 +153,6 @@ def _park_unknown(graph: onnx.GraphProto, opset: int | None) -> bool:
             if a.type == onnx.AttributeProto.GRAPH:
                 parked = _park_unknown(a.g, opset) or parked
     return parked
-
-
-def _flatten_hardmax(graph: onnx.GraphProto) -> None:
-    """Up to opset 12 Hardmax flattened to two dimensions before `axis`; the converter sees to Softmax only."""
-    nodes = list(graph.node)
-    del graph.node[:]
-    for node in nodes:
-        if node.op_type == "Hardmax" and node.domain in ("", "ai.onnx"):
-            axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
-            x, y = node.input[0], node.output[0]
-            graph.node.append(onnx.helper.make_node("Shape", [x], [f"{y}.shape"]))
-            graph.node.append(onnx.helper.make_node("Flatten", [x], [f"{y}.flat"], axis=axis))
-            graph.node.append(onnx.helper.make_node("Hardmax", [f"{y}.flat"], [f"{y}.hard"], name=node.name, axis=1))
-            graph.node.append(onnx.helper.make_node("Reshape", [f"{y}.hard", f"{y}.shape"], [y]))
-        else:
-            graph.node.append(node)
-
-
-def _slopes_by_channel(graph: onnx.GraphProto) -> None:
-    """Up to opset 6 a PRelu's slopes were one for each channel; the converter leaves them to broadcast to the right."""
-    make = onnx.helper.make_node
-    nodes = list(graph.node)
-    del graph.node[:]
-    for node in nodes:
-        if node.op_type == "PRelu":
-            x, slope = node.input
-            y = node.output[0]
-            graph.node.append(make("Shape", [x], [f"{y}.spatial"], start=2))
-            graph.node.append(make("Shape", [f"{y}.spatial"], [f"{y}.axes"]))
-            one = onnx.numpy_helper.from_array(np.ones(1, np.int64))
-            graph.node.append(make("ConstantOfShape", [f"{y}.axes"], [f"{y}.ones"], value=one))
-            graph.node.append(make("Shape", [slope], [f"{y}.slopes"]))
-            graph.node.append(make("Concat", [f"{y}.slopes", f"{y}.ones"], [f"{y}.shape"], axis=0))
-            graph.node.append(make("Reshape", [slope, f"{y}.shape"], [f"{y}.slope"]))
-            node.input[1] = f"{y}.slope"
-        graph.node.append(node)
-
-
-def _resize_from_the_corner(graph: onnx.GraphProto, outputs: list[str]) -> None:
-    """Nodes resized from the corner up to opset 10, which the converter forgets, as it does an Upsample's output.
-
-    `outputs`: their names in the file, in order; all such nodes of the converted graph are theirs.
-    """
-    renamed = {}
-    for node, name in zip((n for n in graph.node if n.op_type == "Resize" and n.output), outputs, strict=True):
-        kept = [a for a in node.attribute if a.name not in ("coordinate_transformation_mode", "nearest_mode")]
-        del node.attribute[:]
-        node.attribute.extend(kept)
-        node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
-        node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor"))
-        renamed[node.output[0]] = name
-    for node in graph.node:
-        node.output[:] = [renamed.get(o, o) for o in node.output]
-        rename_reads(node, renamed)
 
 
 def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto], list[onnx.NodeProto]]:

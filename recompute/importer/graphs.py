@@ -35,6 +35,15 @@ def graphs_of(a: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
     return a.graphs if a.type == onnx.AttributeProto.GRAPHS else ()
 
 
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph, and those inside its nodes."""
+    yield graph
+    for node in graph.node:
+        for a in node.attribute:
+            for inner in graphs_of(a):
+                yield from all_graphs(inner)
+
+
 def rename_reads(node: onnx.NodeProto, names: Mapping[str, str], hidden: frozenset[str] = frozenset()) -> None:
     """Replaces the names that a node reads; names defined inside its subgraphs (`hidden`) are not replaced."""
     for i, n in enumerate(node.input):

@@ -30,7 +30,7 @@ class Subgraph:
     """A graph attribute of a node, which can be inlined any number of times.
 
     `scope`: prefix of its weights (see the module).  `names`: outer names of its initializers and constants; `nodes`:
-    its other nodes.
+    its other nodes; `read`: the inner names that something reads.
     """
 
     def __init__(self, importer: ImportState, node: onnx.NodeProto, attribute: str) -> None:
@@ -44,6 +44,7 @@ class Subgraph:
         self.nodes: list[onnx.NodeProto] = []
         self.targets: dict[str, str] = {}  # outer names of results
         self._units: int | None = None
+        self.read = {*names_read(self.graph.node), *(o.name for o in self.graph.output)} - {""}
         for t in self.graph.initializer:
             self._hold(t.name, t)
         for n in self.graph.node:
@@ -92,7 +93,7 @@ class Subgraph:
                 names[n.output[0]] = names.get(n.input[0], n.input[0])  # weights are not copied
             else:
                 body.append(self.renamed(n, names, prefix))
-        self.importer.used.update(names_read(body))
+        self.importer.used.update(names_read(body), (names[o] for n in nodes for o in n.output if o in self.read))
         self.importer.run_nodes(body)
 
     def inline(self, prefix: str, wanted: dict[str, str]) -> dict[str, str]:

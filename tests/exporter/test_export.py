@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 import recompute as rc
 from recompute.data.batches import synthetic_batch
@@ -18,7 +19,7 @@ from recompute.exporter.function_builder import FunctionBuilder, Names
 from recompute.exporter.step import DOMAIN
 from recompute.language.builder import Builder
 from recompute.language.ir import Block, Operator, Role, Value
-from recompute.language.op import Op
+from recompute.language.op import Op, op_class
 from recompute.language.types import TensorType
 from recompute.passes.gradient.autodiff import differentiate
 from recompute.passes.recomputation.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
@@ -369,6 +370,30 @@ def test_wrong_requests() -> None:
     del program.data["w1"]
     with pytest.raises(UsageError, match=r"'w1' \(f32\[4,8\]\) has no contents"):
         rc.export_step(program)
+
+
+@pytest.mark.parametrize(("kernel", "pads"), [([1, 1], None), ([1, 2], [0, 1, 0, 1])])
+def test_a_pooling_that_rounds_up_to_windows_behind_the_end(kernel: list[int], pads: list[int] | None) -> None:
+    """ONNX's inference counts them up to opset 21, and ONNX Runtime then refuses what follows."""
+    ort = pytest.importorskip("onnxruntime")
+    pool = helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=kernel, strides=[2, 3], ceil_mode=1, pads=pads)
+    nodes = [pool, helper.make_node("Mul", ["p", "w"], ["y"])]
+    inputs, outputs = (helper.make_tensor_value_info(n, 1, s) for n, s in (("x", [1, 1, 3, 5]), ("y", None)))
+    weight = onnx.numpy_helper.from_array(np.ones(1, np.float32), "w")
+    graph = helper.make_graph(nodes, "g", [inputs], [outputs], [weight])
+    program = rc.load(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), trainable=["w"]
+    )
+    rc.SGD(0.1).minimize(rc.losses.mse(program["y"]))
+    feed = {v.name: np.ones(v.shape, np.float32) * (v.name == "x") for v in program.inputs}
+    session = ort.InferenceSession(rc.export_step(program, fetch=["loss"]).SerializeToString())
+    assert session.run(["loss"], feed) == rc.Executor().run(program, feed, ["loss"])
+
+
+def test_an_operator_that_onnx_has_not_in_this_type_is_named() -> None:
+    g = FunctionBuilder(Names(["x", "w"]), {n: TensorType("bf16", (1, 1, 3, 3)) for n in "xw"})
+    with pytest.raises(ModelError, match="operator Conv of bf16 has no form in ONNX's opset 21"):
+        g.apply(op_class("Conv")(), ["x", "w"], ["y"])
 
 
 def test_function_builder_knows_types() -> None:

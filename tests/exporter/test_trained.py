@@ -180,3 +180,17 @@ def test_old_opsets(opset: int) -> None:
     program = rc.load(model)
     x = RNG.standard_normal((4, 2)).astype(np.float32)
     same(scores(rc.export_trained(program), {"x": x}, "y"), program.evaluate({"x": x}, ["y"])[0])
+
+
+def test_an_output_may_be_a_weight() -> None:
+    inputs = [helper.make_tensor_value_info("x", 1, [2, 3])]
+    outputs = [helper.make_tensor_value_info(n, 1, [2, 3]) for n in ("scores", "w")]
+    weight = numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["scores"])], "g", inputs, outputs, [weight])
+    program = rc.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
+    rc.SGD(0.1).minimize(rc.losses.mse(program["scores"]))
+    feed = {"x": np.ones((2, 3), np.float32)}
+    rc.Executor().run(program, {**feed, "label": np.zeros((2, 3), np.float32)}, ["loss"])
+    model = rc.export_trained(program)
+    assert program.data["w"][0, 0] != 1
+    same(scores(model, feed, "w"), program.data["w"])

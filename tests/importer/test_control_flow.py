@@ -425,3 +425,18 @@ def test_steps_of_recurrent_operators_are_checkpoints() -> None:
         if kept is not None:
             assert any(o.role.value == "recompute" for o in program.operators)
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("source", ["x", "s"])
+def test_second_outputs_inside_bodies(source: str) -> None:
+    """States that go to the next iteration, and what an operator that runs once (it reads x only) gives the others."""
+    body = [
+        node("LSTM", ["x", "W", "R", "", "", "s", "c"], ["", "s2", "c2"], hidden_size=4),
+        node("MaxPool", [source], ["p", "i"], kernel_shape=[2]), node("Cast", ["i"], ["f"], to=FLOAT),
+        node("ReduceMean", ["f"], ["m"], keepdims=0), node("Mul", ["s2", "m"], ["s3"]), node("Identity", ["k"], ["k2"]),
+    ]  # fmt: skip
+    inputs = [info("t", [], INT), info("k", [], BOOL), info("s", [1, 2, 4]), info("c", [1, 2, 4])]
+    outputs = [info("k2", [], BOOL), info("s3", [1, 2, 4]), info("c2", [1, 2, 4])]
+    loop = node("Loop", ["count", "", "h", "h"], ["y", "z"], body=graph(body, inputs, outputs))
+    held = (weight("W", 1, 16, 3), weight("R", 1, 16, 4), weight("h", 1, 2, 4), from_array(np.array(2), "count"))
+    check(model([loop], [info("x", [5, 2, 3])], [info("y"), info("z")], held), {"x": np.ones((5, 2, 3), np.float32)})

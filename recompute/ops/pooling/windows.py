@@ -40,17 +40,22 @@ class Pooling(Op, abstract=True):
         strides, dilations = full(self.strides, n, 1), full(self.dilations, n, 1)
         if min(*strides, *dilations, *self.kernel_shape) < 1:
             raise self.fail("kernel_shape, strides and dilations must be at least 1", x)
-        pads = full(self.pads, 2 * n, 0)
-        sizes = [
+        sizes = self._counts(x)
+        if min(sizes) < 1:
+            raise self.fail("the window is larger than the padded input", x)
+        return (*x.shape[:2], *sizes)
+
+    def _counts(self, x: TensorType) -> tuple[int, ...]:
+        """How many windows there are along each spatial axis."""
+        n = len(self.kernel_shape)
+        strides, dilations, pads = full(self.strides, n, 1), full(self.dilations, n, 1), full(self.pads, 2 * n, 0)
+        return tuple(
             output_size(
                 x.shape[2 + i], self.kernel_shape[i], strides[i], dilations[i], pads[i] + pads[n + i],
                 begin=pads[i], ceil=self.ceil_mode,
             )
             for i in range(n)
-        ]  # fmt: skip
-        if min(sizes) < 1:
-            raise self.fail("the window is larger than the padded input", x)
-        return (*x.shape[:2], *sizes)
+        )  # fmt: skip
 
     def window(self, inp: Sequence[int], out: Sequence[int]) -> Window:
         """The windows over spatial sizes `inp`."""
@@ -66,10 +71,15 @@ class Pooling(Op, abstract=True):
 
     @classmethod
     def onnx_fields(cls, node: ImportedNode) -> dict[str, Any]:
-        """Attributes of an ONNX pooling node, `auto_pad` resolved."""
-        kernel = tuple(node.attributes["kernel_shape"])
-        fields: dict[str, Any] = window_attributes(node, node.need_type(0).shape[2:], kernel)
-        return {"kernel_shape": kernel, **fields, "ceil_mode": node.attributes.get("ceil_mode", 0)}
+        """Attributes of an ONNX pooling node, `auto_pad` resolved; `ceil_mode` only where it adds a window.
+
+        Up to opset 21 ONNX's inference counts windows with it that begin behind the end, and that nobody computes.
+        """
+        x, kernel = node.need_type(0), tuple(node.attributes["kernel_shape"])
+        fields: dict[str, Any] = {"kernel_shape": kernel, **window_attributes(node, x.shape[2:], kernel)}
+        if node.attributes.get("ceil_mode", 0) and cls(**fields, ceil_mode=1).pooled(x)[2:] != cls(**fields)._counts(x):
+            fields["ceil_mode"] = 1
+        return fields
 
 
 def block_planes(w: Window) -> int:
