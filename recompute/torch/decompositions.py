@@ -43,6 +43,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.native_layer_norm.default: _native_layer_norm,
         aten.grid_sampler_3d.default: aten.grid_sampler.default,
         aten._safe_softmax.default: _safe_softmax,
+        aten._grouped_mm.default: _grouped_product,
+        **{f.default: _grouped_product for f in [getattr(torch.ops.transformers, "grouped_mm_fallback", None)] if f},
         **{f: _of_numbers(f) for f in (aten.topk.default, aten.scatter_add.default)},
         **{f: _of_numbers(f) for f in (aten.scatter.src, aten.scatter.value)},
         aten.gather.default: _of_numbers(aten.gather.default, like_index=True),
@@ -228,6 +230,22 @@ def _safe_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     """0, without a gradient, where all elements are -inf."""
     none = (x == -math.inf).all(dim, True)
     return torch.where(none, 0, torch.softmax(torch.where(none, 0, x), dim, dtype=dtype))
+
+
+def _grouped_product(
+    x: Tensor, weight: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
+) -> Tensor:
+    """Rows by the matrix of their group, where the groups' ends are data: all matrices, of which each row takes one.
+
+    Rows after the last group are 0.
+    """
+    if offs is None or bias is not None or x.ndim != 2 or weight.ndim != 3:
+        return NotImplemented
+    group = (torch.arange(x.shape[0]).unsqueeze(1) >= offs).sum(1).reshape(1, -1, 1)
+    products = torch.matmul(x, weight)
+    index = group.clamp(max=weight.shape[0] - 1).expand(1, -1, weight.shape[2])
+    rows = torch.where(group < weight.shape[0], products.gather(0, index), 0.0).squeeze(0)
+    return rows.to(out_dtype or x.dtype)
 
 
 def _of_numbers(operator: Callable[..., Any], like_index: bool = False) -> Callable[..., Any]:

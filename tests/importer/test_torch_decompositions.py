@@ -109,8 +109,19 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_pytorch(name: str) -> None:
-    module = Weighted(CASES[name], X)
-    exact = Weighted(CASES[name], X).double()
+    trains_alike(CASES[name])
+
+
+def test_products_of_groups_whose_ends_are_data() -> None:
+    """Experts of transformers: rows by the matrix of their group, an empty one among them, and rows of no group."""
+    pytest.importorskip("transformers.integrations.moe", reason="transformers is not installed")
+    grouped, ends = torch.ops.transformers.grouped_mm_fallback, torch.tensor([3, 3, 7], dtype=torch.int32)
+    trains_alike(lambda w: grouped(w.T.repeat(2, 2), torch.stack([w, w * 2, w * w]).reshape(3, 4, 2), ends))
+
+
+def trains_alike(function: Callable[[Any], Any]) -> None:
+    """Loss and gradient of a program are PyTorch's in float64."""
+    module, exact = Weighted(function, X), Weighted(function, X).double()
     loss = exact(torch.ones(1, dtype=torch.float64))
     loss.backward()
     program = rc.from_torch(module, (torch.ones(1),), dynamic_batch=False)
