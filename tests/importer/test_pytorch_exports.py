@@ -425,6 +425,22 @@ def test_values_that_are_no_longer_detached_are_told(said: dict[str, tuple[str, 
     assert [("detach() in place of torch.no_grad()" in str(w.message)) for w in heard] == [True] * bool(told)
 
 
+def test_torchscript_s_computed_constants_train_with_a_warning() -> None:
+    """exp(-s) or a part of a table; a transposed weight, and a constant where what trains is named, are none."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4] y) {
+        a = MatMul (x, "onnx::MatMul_7") y = Mul (a, "onnx::Mul_9")
+    }""")
+    model.producer_name = "pytorch"
+    for i, (name, shape) in enumerate({"onnx::MatMul_7": (4, 4), "onnx::Mul_9": (4,)}.items()):
+        array = np.random.default_rng(i).standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    with pytest.warns(rc.ModelWarning, match=r"computed 'onnx::Mul_9', of parameters .*do_constant_folding=False"):
+        assert len(rc.load(model).parameters) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rc.load(model, trainable=["onnx::MatMul_7"])
+
+
 def test_convolutions_with_torchscript_s_made_up_names_have_taken_in_normalisations() -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[2,3,4,4] x) => (y) { y = Conv (x, "onnx::Conv_7") }'
     model = onnx.parser.parse_model(text)
