@@ -57,6 +57,7 @@ def functions() -> dict[Any, Callable[..., Any]]:
     table = {**table, torch.Tensor.cov: _covariance, torch.Tensor.corrcoef: _correlation}
     table = {**table, torch.masked_select: _masked_select, torch.Tensor.masked_select: _masked_select}
     table = {**table, torch.combinations: _combinations, functional.instance_norm: _instance_norm}
+    table = {**table, functional.gaussian_nll_loss: _gaussian_nll_loss, functional.embedding_bag: _embedding_bag}
     return {**table, torch.ctc_loss: _ctc_loss, functional.ctc_loss: _ctc_loss}
 
 
@@ -318,6 +319,39 @@ def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> 
     )
     index = torch.tensor(list(choose(range(int(input.shape[0])), r)), dtype=torch.int64).reshape(-1, r)
     return input[index.reshape(-1)].reshape(index.shape)
+
+
+def _gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """Without PyTorch's look for variances below 0, which only data could answer."""
+    var = var if isinstance(var, Tensor) else torch.full_like(input, var)
+    if var.shape != input.shape and var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    var = var + (var.clamp(min=eps) - var).detach()
+    loss = 0.5 * (var.log() + (input - target) ** 2 / var + (math.log(2 * math.pi) if full else 0))
+    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
+
+
+def _embedding_bag(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Bags of one length with a padding index are sums over masks; the exporter counts them by data."""
+    names = (
+        "offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights include_last_offset padding_idx"
+    )
+    given = {**dict(zip(names.split(), args, strict=False)), **kwargs}
+    padding, mode = given.get("padding_idx"), given.get("mode", "mean")
+    if padding is None or input.ndim != 2 or given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
+        return functional.embedding_bag(input, weight, *args, **kwargs)
+    there = (input != padding % weight.shape[0]).unsqueeze(-1)
+    rows = functional.embedding(input, weight)
+    if mode == "max":
+        most = torch.where(there, rows, -math.inf).max(1).values
+        return torch.where(there.any(1), most, 0.0)
+    factors = there.to(rows.dtype)
+    if given.get("per_sample_weights") is not None:
+        factors = factors * given["per_sample_weights"].unsqueeze(-1)
+    total = (rows * factors).sum(1)
+    return total if mode == "sum" else total / there.sum(1).clamp(min=1)
 
 
 def _ctc_loss(
