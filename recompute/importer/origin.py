@@ -11,7 +11,7 @@ import ast
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 import onnx
@@ -24,11 +24,16 @@ SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 #: attributes are decimal numbers
 FROM_TORCH = "recompute.from_torch"
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+_FX, _TRACE = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.stack_trace"
 _HIERARCHY = "pkg.torch.onnx.class_hierarchy"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 #: entries of nodes' metadata that are read here
 READ = (_HIERARCHY, _SCOPES)
 _LINE = re.compile(r"^\w+: (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^'\n]+)'", re.MULTILINE)
+_DETACHED = re.compile(r"%(detach(?:_\d+)?)\b")
+#: a line of a region that the exporter inlined: its number, and in autocast's an argument's name
+_INLINED = re.compile(r"<eval_with_key>\.(\d+)[^\n]*\n.*torch\.ops\.aten\.[^\n]*?(\barg\d+_1\b|$)", re.MULTILINE)
 #: names that exporters give to tensors that they have made themselves
 _MADE_UP = re.compile(r"^(val_\d+|onnx::\w+|(.*/)?Constant\w*_output_0)$")
 #: element types of what may be trained
@@ -44,19 +49,26 @@ class Origin:
     """Facts about a model's origin, from its file.
 
     `kinds`: "PARAMETER", "BUFFER" or "CONSTANT_TENSOR" by initializer's name.  `missing`: parameters of the module that
-    no initializer is called after.  `lost`: sentences about what optimisation did to parameters.  `from_torch`: see
-    FROM_TORCH.
+    no initializer is called after.  `lost`: sentences about what optimisation did to parameters.  `attached`: values
+    that PyTorch detaches and the file does not.  `from_torch`: see FROM_TORCH.
     """
 
     kinds: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    attached: tuple[str, ...] = ()
     from_torch: bool = False
 
     def warn(self, stacklevel: int) -> None:
         """Tells once what was lost (ModelWarning), with the remedy."""
         if self.lost:
             text = f"the exporter lost parameters: {'; '.join(self.lost)}. {REMEDY}"
+            warnings.warn(text, ModelWarning, stacklevel=stacklevel)
+        if self.attached:
+            text = (
+                f"the exporter lost that values are detached, and gradients pass there ({_some(self.attached)}): use "
+                "rc.from_torch, or export with optimize=False and with detach() in place of torch.no_grad()"
+            )
             warnings.warn(text, ModelWarning, stacklevel=stacklevel)
 
 
@@ -71,9 +83,8 @@ def origin_of(model: onnx.ModelProto) -> Origin:
     initializers = {t.name for t in model.graph.initializer}
     kinds = {n: k for n, k in targets.items() if n in initializers}
     missing = tuple(n for n, k in targets.items() if k == "PARAMETER" and n not in initializers)
-    return Origin(
-        kinds, missing, tuple(_lost(model, targets, missing)), _metadata(model.metadata_props).get(FROM_TORCH) == "1"
-    )
+    lost, attached = tuple(_lost(model, targets, missing)), tuple(dict.fromkeys(_attached(model, targets)))
+    return Origin(kinds, missing, lost, attached, _metadata(model.metadata_props).get(FROM_TORCH) == "1")
 
 
 def made_up(name: str) -> bool:
@@ -135,8 +146,11 @@ def _lost(model: onnx.ModelProto, targets: dict[str, str], missing: tuple[str, .
     if copies:
         tied = _some([f"'{n}' of '{other}'" for n, other in copies.items()])
         yield f"copies of tied ones train apart ({tied})"
+    computed = _computed(model, targets, missing, floats.keys() - copies)
+    if computed:
+        yield f"constants that were computed from parameters pass no gradient on to them ({_some(computed)})"
     fewer = len(missing) - len(lost)
-    if fewer > 0 and not (folded or shared or copies) and _optimized(model):
+    if fewer > 0 and not (folded or shared or copies or computed) and _optimized(model):
         nameless = f"{len(missing)} that have lost their names ({_some(missing)})"
         yield f"{fewer} of {nameless} are merged or folded into others"
 
@@ -151,6 +165,49 @@ def _merged(model: onnx.ModelProto, floats: dict[str, onnx.TensorProto]) -> dict
         if name in floats
     )
     return {n: c for n, c in count.items() if c > 1}
+
+
+def _computed(model: onnx.ModelProto, targets: dict[str, str], missing: tuple[str, ...], known: Set[str]) -> list[str]:
+    """Initializers that optimisation computed from parameters, with their names.
+
+    A made-up one that stands for a single parameter, in another form, trains in its place.
+    """
+    made = [v for v in model.graph.value_info if v.name in known and v.name not in targets]
+    sources = {v.name: _strings(_metadata(v.metadata_props).get(_FOLDED, "")) for v in made}
+    readers = Counter(n for names in sources.values() for n in names)
+    computed = []
+    for name, names in sources.items():
+        parameters = [n for n in names if targets.get(n) == "PARAMETER"]
+        alone = len(parameters) == 1 and all(map(made_up, {name, *names} - {*parameters}))
+        if parameters and not (alone and parameters[0] in missing and readers[parameters[0]] == 1):
+            computed.append(f"'{name}' of {_some(parameters)}")
+    return computed
+
+
+def _attached(model: onnx.ModelProto, targets: dict[str, str]) -> Iterator[str]:
+    """Values that depend on parameters, that PyTorch detaches, and that the file does not.
+
+    Optimisation takes `detach` out, and nodes still say that they read it; what is computed under `torch.no_grad()` has
+    lines of an exported region, not of the user's file.
+    """
+    made = {o for node in model.graph.node for o in node.output}
+    kinds = {v.name: v.type.tensor_type.elem_type for v in model.graph.value_info}
+    reached = {n for n, kind in targets.items() if kind == "PARAMETER"}
+    reached.update(t.name for t in model.graph.initializer if made_up(t.name) and len(t.dims) > 1)
+    regions = [_INLINED.findall(_metadata(node.metadata_props).get(_TRACE, "")) for node in model.graph.node]
+    autocast = {region for found in regions for region, argument in found if argument}
+    inside: set[str] = set()
+    for node, found in zip(model.graph.node, regions, strict=True):
+        read = reached.intersection(node.input)
+        if not read:
+            continue
+        reached.update(node.output)
+        if any(region not in autocast for region, _ in found):
+            inside.update(node.output)
+        elif set(_DETACHED.findall(_metadata(node.metadata_props).get(_FX, ""))) - made:
+            yield node.output[0]
+        else:
+            yield from sorted(n for n in read & inside if kinds.get(n, onnx.TensorProto.FLOAT) in FLOATS)
 
 
 def _optimized(model: onnx.ModelProto) -> bool:

@@ -163,12 +163,25 @@ class TrainRule:
     def warn(self, stacklevel: int) -> None:
         """Tells once what the exporter lost, and what it may have merged (ModelWarning), with the remedies."""
         self.origin.warn(stacklevel + 1)
+        if self.from_pytorch and self.wanted is None and not self.origin.kinds:
+            self._warn_of_guesses(stacklevel + 1)
         shared = [n for n in self.copies if n not in self.origin.kinds and n in self.decided and self.decided[n].trains]
         if shared and self.from_pytorch:
             names = "; ".join(f"'{n}' with {', '.join(self.copies[n][:3])}" for n in shared[:3])
             text = (
                 f"{len(shared)} parameters are shared through Identity and train as one ({names}): if they only began "
                 f"equal, rc.load(..., untie={shared[:3]}) trains them apart"
+            )
+            warnings.warn(text, ModelWarning, stacklevel=stacklevel)
+
+    def _warn_of_guesses(self, stacklevel: int) -> None:
+        """Tells which tensors train that the exporter computed, of what no file says (ModelWarning)."""
+        free = [n for n, t in self.decided.items() if t.trains and t.why == self._form(n)]
+        guesses = [f"'{n}'" for n in free if made_up(n) and n not in self.roles.held]
+        if guesses:
+            text = (
+                f"the exporter computed {', '.join(guesses[:3])}, of parameters or of constants, and they train as "
+                "parameters do: export with do_constant_folding=False, or name what trains: trainable=[...]"
             )
             warnings.warn(text, ModelWarning, stacklevel=stacklevel)
 

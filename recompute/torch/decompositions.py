@@ -43,6 +43,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.native_layer_norm.default: _native_layer_norm,
         aten.grid_sampler_3d.default: aten.grid_sampler.default,
         aten._safe_softmax.default: _safe_softmax,
+        aten._grouped_mm.default: _grouped_product,
+        **{f.default: _grouped_product for f in [getattr(torch.ops.transformers, "grouped_mm_fallback", None)] if f},
         **{f: _of_numbers(f) for f in (aten.topk.default, aten.scatter_add.default)},
         **{f: _of_numbers(f) for f in (aten.scatter.src, aten.scatter.value)},
         aten.gather.default: _of_numbers(aten.gather.default, like_index=True),
@@ -55,6 +57,7 @@ def functions() -> dict[Any, Callable[..., Any]]:
     table = {**table, torch.Tensor.cov: _covariance, torch.Tensor.corrcoef: _correlation}
     table = {**table, torch.masked_select: _masked_select, torch.Tensor.masked_select: _masked_select}
     table = {**table, torch.combinations: _combinations, functional.instance_norm: _instance_norm}
+    table = {**table, functional.gaussian_nll_loss: _gaussian_nll_loss, functional.embedding_bag: _embedding_bag}
     return {**table, torch.ctc_loss: _ctc_loss, functional.ctc_loss: _ctc_loss}
 
 
@@ -230,6 +233,22 @@ def _safe_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     return torch.where(none, 0, torch.softmax(torch.where(none, 0, x), dim, dtype=dtype))
 
 
+def _grouped_product(
+    x: Tensor, weight: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
+) -> Tensor:
+    """Rows by the matrix of their group, where the groups' ends are data: all matrices, of which each row takes one.
+
+    Rows after the last group are 0.
+    """
+    if offs is None or bias is not None or x.ndim != 2 or weight.ndim != 3:
+        return NotImplemented
+    group = (torch.arange(x.shape[0]).unsqueeze(1) >= offs).sum(1).reshape(1, -1, 1)
+    products = torch.matmul(x, weight)
+    index = group.clamp(max=weight.shape[0] - 1).expand(1, -1, weight.shape[2])
+    rows = torch.where(group < weight.shape[0], products.gather(0, index), 0.0).squeeze(0)
+    return rows.to(out_dtype or x.dtype)
+
+
 def _of_numbers(operator: Callable[..., Any], like_index: bool = False) -> Callable[..., Any]:
     """An operator of a tensor without axes, or with an empty index, which ONNX does not take, of one with an axis.
 
@@ -300,6 +319,39 @@ def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> 
     )
     index = torch.tensor(list(choose(range(int(input.shape[0])), r)), dtype=torch.int64).reshape(-1, r)
     return input[index.reshape(-1)].reshape(index.shape)
+
+
+def _gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """Without PyTorch's look for variances below 0, which only data could answer."""
+    var = var if isinstance(var, Tensor) else torch.full_like(input, var)
+    if var.shape != input.shape and var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    var = var + (var.clamp(min=eps) - var).detach()
+    loss = 0.5 * (var.log() + (input - target) ** 2 / var + (math.log(2 * math.pi) if full else 0))
+    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
+
+
+def _embedding_bag(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Bags of one length with a padding index are sums over masks; the exporter counts them by data."""
+    names = (
+        "offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights include_last_offset padding_idx"
+    )
+    given = {**dict(zip(names.split(), args, strict=False)), **kwargs}
+    padding, mode = given.get("padding_idx"), given.get("mode", "mean")
+    if padding is None or input.ndim != 2 or given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
+        return functional.embedding_bag(input, weight, *args, **kwargs)
+    there = (input != padding % weight.shape[0]).unsqueeze(-1)
+    rows = functional.embedding(input, weight)
+    if mode == "max":
+        most = torch.where(there, rows, -math.inf).max(1).values
+        return torch.where(there.any(1), most, 0.0)
+    factors = there.to(rows.dtype)
+    if given.get("per_sample_weights") is not None:
+        factors = factors * given["per_sample_weights"].unsqueeze(-1)
+    total = (rows * factors).sum(1)
+    return total if mode == "sum" else total / there.sum(1).clamp(min=1)
 
 
 def _ctc_loss(

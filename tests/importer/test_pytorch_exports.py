@@ -71,9 +71,25 @@ def test_the_file_says_what_trains(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "lost"),
     [
-        ("mixed", ["batch normalisation is folded", "bn.weight", "'first.weight' is read by 2 normalisations"]),
+        (
+            "mixed",
+            [
+                "batch normalisation is folded",
+                "bn.weight",
+                "'first.weight' is read by 2 normalisations",
+                "'exp' of scale",
+            ],
+        ),
         ("llama", ["of 19 that have lost their names", "are merged or folded into others"]),
-        ("bert", ["equal parameters are merged", "is read by 6 normalisations", "copies of tied ones train apart"]),
+        (
+            "bert",
+            [
+                "equal parameters are merged",
+                "is read by 6 normalisations",
+                "copies of tied ones train apart",
+                "'embedding_2' of bert.embeddings.position_embeddings.weight",
+            ],
+        ),
     ],
 )
 def test_what_optimisation_lost_is_told_once_with_a_remedy(name: str, lost: list[str]) -> None:
@@ -335,6 +351,94 @@ def test_made_up_names_alone_are_no_loss() -> None:
         model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in held.items())
         found = origin_of(model).lost
         assert found == (("copies of tied ones train apart ('val_1' of 'w')",) if "w" in held else ())
+
+
+@pytest.mark.parametrize(
+    ("folded", "told"),
+    [
+        ({"val_1": ["w"]}, ""),  # transposed, it trains in its place
+        ({"val_1": ["w", "val_0"]}, ""),  # in another shape
+        ({"val_1": ["w", "div"], "div": ["w"]}, "'val_1' of w"),  # normalised
+        ({"val_1": ["w"], "val_2": ["w"]}, "'val_1' of w, 'val_2' of w"),
+        ({"val_1": ["w", "s"]}, "'val_1' of w, s"),
+        ({"val_1": ["there"]}, "'val_1' of there"),  # it is read elsewhere
+        ({"val_1": ["frequencies", "val_0"]}, ""),
+    ],
+)
+def test_constants_that_were_computed_from_parameters_are_told(folded: dict[str, list[str]], told: str) -> None:
+    """Optimisation computes what depends on parameters alone: gradients through it are lost, whatever else is there."""
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (y) { y = MatMul (x, there) }'
+    model = onnx.parser.parse_model(text)
+    kinds = {"w": "PARAMETER", "s": "PARAMETER", "there": "PARAMETER", "frequencies": "BUFFER"}
+    said = "\n".join(f"{n}: {kind} target='{n}'" for n, kind in kinds.items())
+    model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=said)
+    for i, name in enumerate(["there", *(n for n in folded if n != "div")]):
+        array = np.random.default_rng(i).standard_normal((4, 4)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    for name, names in folded.items():
+        info = model.graph.value_info.add(name=name)
+        info.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=repr(names))
+    found = [t for t in origin_of(model).lost if t.startswith("constants")]
+    assert found == [f"constants that were computed from parameters pass no gradient on to them ({told})"] * bool(told)
+
+
+_DETACH = "%mean : [num_users=1] = call_function[target=torch.ops.aten.mean.dim](args = (%detach, [1]), kwargs = {})"
+_REGION = 'File "<eval_with_key>.3", line 5, in forward\n    mul = torch.ops.aten.mul.Tensor(tanh, 2);  tanh = None'
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"b": ("fx_node", _DETACH)}, ("b",)),
+        ({"detach": ("fx_node", "%detach : [num_users=1]"), "b": ("fx_node", _DETACH)}, ()),
+        ({"same": ("fx_node", _DETACH)}, ()),  # no parameter is behind it
+        ({"a": ("stack_trace", _REGION)}, ("a",)),
+        ({"a": ("stack_trace", _REGION), "detach": ("stack_trace", _REGION)}, ("detach", "a")),
+        ({"a": ("stack_trace", _REGION), "b": ("stack_trace", _REGION.replace("(tanh", "(arg0_1"))}, ()),  # autocast
+        ({"a": ("stack_trace", _REGION.replace("torch.ops.aten.", "torch."))}, ()),  # a module that was traced
+        ({"i": ("stack_trace", _REGION)}, ()),  # numbers of entries
+    ],
+)
+def test_values_that_are_no_longer_detached_are_told(said: dict[str, tuple[str, str]], told: tuple[str, ...]) -> None:
+    """Optimisation takes `detach` out; `torch.no_grad()` is never written, and its regions leave their lines."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4] y) <float[4,4] w, int64[2] i> {
+        same = Identity (x) a = MatMul (x, w) detach = Identity (a) b = Tanh (detach)
+        i = ArgMax <axis = 1, keepdims = 0> (b) c = Gather (same, i) d = Add (a, b) y = Add (c, d)
+    }"""
+    model = onnx.parser.parse_model(text)
+    line = "w: PARAMETER target='w'"
+    model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=line)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    for node in model.graph.node:
+        if node.output[0] in said:
+            key, value = said[node.output[0]]
+            node.metadata_props.add(key=f"pkg.torch.onnx.{key}", value=value)
+    if not any("detach" in name for name in said):
+        node = model.graph.node[2]
+        model.graph.node[3].input[0] = node.input[0]
+        model.graph.node.remove(node)
+    found = origin_of(model)
+    assert found.attached == told
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        found.warn(1)
+    assert [("detach() in place of torch.no_grad()" in str(w.message)) for w in heard] == [True] * bool(told)
+
+
+def test_torchscript_s_computed_constants_train_with_a_warning() -> None:
+    """exp(-s) or a part of a table; a transposed weight, and a constant where what trains is named, are none."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4] y) {
+        a = MatMul (x, "onnx::MatMul_7") y = Mul (a, "onnx::Mul_9")
+    }""")
+    model.producer_name = "pytorch"
+    for i, (name, shape) in enumerate({"onnx::MatMul_7": (4, 4), "onnx::Mul_9": (4,)}.items()):
+        array = np.random.default_rng(i).standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    with pytest.warns(rc.ModelWarning, match=r"computed 'onnx::Mul_9', of parameters .*do_constant_folding=False"):
+        assert len(rc.load(model).parameters) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rc.load(model, trainable=["onnx::MatMul_7"])
 
 
 def test_convolutions_with_torchscript_s_made_up_names_have_taken_in_normalisations() -> None:

@@ -25,6 +25,9 @@ X = [[0.3, -1.5, 0.3, 2.5], [-0.75, 4.0, -2.25, 0.125]]
 Y = [[0.5, -0.0, float("nan"), -3.0], [0.0, 4.0, -2.5, 0.25]]
 
 
+BAGS = torch.tensor([[0, 1, 3], [1, 1, 1], [2, 3, 1]])
+
+
 class Weighted(torch.nn.Module):
     """A weighted sum of a function of a parameter."""
 
@@ -103,14 +106,34 @@ CASES = {
     "average pools with a divisor": lambda w: torch.nn.functional.avg_pool2d(
         w[None], 2, 3, 1, ceil_mode=True, divisor_override=3
     ),
+    "Gaussian likelihood": lambda w: torch.nn.functional.gaussian_nll_loss(
+        w, w.flip(0), w.sum(1) ** 2 / 10, full=True, eps=0.2, reduction="sum"
+    ),
+    "bags with padding": lambda w: torch.cat(
+        [torch.nn.functional.embedding_bag(BAGS, w.T, mode=mode, padding_idx=-3) for mode in ("mean", "sum", "max")]
+    ),
+    "weighted bags with padding": lambda w: torch.nn.functional.embedding_bag(
+        BAGS, w.T, mode="sum", per_sample_weights=w[:, :3].repeat(2, 1)[:3], padding_idx=1
+    ),
     "median of large numbers": lambda w: torch.median(w.clamp(0.3, 0.3) * 1e38 * 10) * 1e-37 + w.sum(),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_pytorch(name: str) -> None:
-    module = Weighted(CASES[name], X)
-    exact = Weighted(CASES[name], X).double()
+    trains_alike(CASES[name])
+
+
+def test_products_of_groups_whose_ends_are_data() -> None:
+    """Experts of transformers: rows by the matrix of their group, an empty one among them, and rows of no group."""
+    pytest.importorskip("transformers.integrations.moe", reason="transformers is not installed")
+    grouped, ends = torch.ops.transformers.grouped_mm_fallback, torch.tensor([3, 3, 7], dtype=torch.int32)
+    trains_alike(lambda w: grouped(w.T.repeat(2, 2), torch.stack([w, w * 2, w * w]).reshape(3, 4, 2), ends))
+
+
+def trains_alike(function: Callable[[Any], Any]) -> None:
+    """Loss and gradient of a program are PyTorch's in float64."""
+    module, exact = Weighted(function, X), Weighted(function, X).double()
     loss = exact(torch.ones(1, dtype=torch.float64))
     loss.backward()
     program = rc.from_torch(module, (torch.ones(1),), dynamic_batch=False)
