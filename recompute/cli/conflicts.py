@@ -9,6 +9,13 @@ from typing import Any
 
 from ..errors import UsageError
 
+
+def option(name: str) -> str:
+    """How an option is written on the command line; a fact, as it is."""
+    dashed = {"budget": "memory-budget", "rank_count": "ranks"}.get(name, name.replace("_", "-"))
+    return name if " " in name else f"--{dashed}"
+
+
 #: options that run or write a step
 _DOINGS = ("run", "check", "prove", "output", "dump_ir", "library")
 #: options about one rank's step alone
@@ -17,6 +24,15 @@ _OF_ONE_RANK = (
     "seconds", "estimate", "max_batch", "offload", "allow", "slice", "plot", "snapshot", "list_checkpoints", "profile",
     "report",
 )  # fmt: skip
+#: what no list comes with; and options that print a list, each with what it excludes besides
+_NOT_OF_LISTS = ("check", "prove", "output", "library", "save_trained", "estimate", "max_batch", "compare", "pareto",
+                 "save_plan", "save_problem", "report", "plot", "trace", "snapshot", "profile")  # fmt: skip
+_LISTS = {
+    "list_models": ("list_parameters", "list_checkpoints", "print_passes", "look", "run", "dump_ir", "json"),
+    "list_parameters": ("list_checkpoints", "print_passes", "run", "dump_ir"),
+    "list_checkpoints": ("print_passes", "run"),
+    "print_passes": ("look", "dump_ir", "json"),
+}
 _BOTH = "both define what is recomputed"
 _ADAPTERS = "--lora says what trains (train=NAMES in it: what else)"
 
@@ -25,6 +41,7 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("look", (*_DOINGS, "estimate", "max_batch", "compare", "pareto", "mesh", "list_parameters", "list_checkpoints"),
      "--look reads the file, and compiles nothing"),
     ("look", ("input_shapes", "trainable", "freeze", "loss"), "--look says what holds without it"),
+    *((name, (*_NOT_OF_LISTS, *others), f"{option(name)} prints a list and stops") for name, others in _LISTS.items()),
     ("compare", _DOINGS, "--compare does not run or write a step"),
     ("compare", ("strategy", "plan", "save_plan"), "--compare runs every strategy"),
     ("pareto", _DOINGS, "--pareto does not run or write a step"),
@@ -123,12 +140,6 @@ def check(
     for name, others, what in needed:
         if holds(name) and not any(map(holds, others)):
             raise UsageError(f"{option(name)} needs {what}")
-
-
-def option(name: str) -> str:
-    """How an option is written on the command line; a fact, as it is."""
-    dashed = {"budget": "memory-budget", "rank_count": "ranks"}.get(name, name.replace("_", "-"))
-    return name if " " in name else f"--{dashed}"
 
 
 def _given(value: Any) -> bool:
