@@ -85,6 +85,14 @@ def test_lists_go_with_nothing_that_they_would_not_do(tmp_path: Path, capsys: py
             assert f"{option} prints a list and stops: leave out --" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("doing", ["--compare", "--pareto", "--look", "--save-problem=p.json"])
+def test_what_draws_no_step_goes_with_no_picture(doing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for picture in ("--report=r.html", "--plot=p.svg", "--trace=t.json", "--snapshot=s.pickle"):
+        assert main([MLP, doing, picture]) == 2
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_segmentation_network(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--option", "width=2", "--option", "image=16,32"]
     assert main(["unet", *options, "--batch", "1", "--checkpoints", "down?.out", "--run", "1"]) == 0
